@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from beamwright import Solver
-from beamwright.evaluate.problems import bundled_samples
+from beamwright.evaluate.problems import load_problems
 
 FILE = Path(__file__).parent / "data" / "bundled_trees.json"
 SEARCHES = {
@@ -62,14 +62,14 @@ GREEDY = {
 
 def grow_trees(options):
     """Hashes of the trees of one search over the first problems of bundled:dev."""
-    problems = [problem for problem, _ in bundled_samples(NUM_PROBLEMS)]
+    problems = [each.problem for each in load_problems("bundled:dev", NUM_PROBLEMS).problems]
     with Solver(model="bundled", dtype="float64", kv_memory="64MiB", **options) as solver:
         return [solver.solve(problem, problem_id=i).tree_hash for i, problem in enumerate(problems)]
 
 
 def grow_strategy(search, **options):
     """The solution of the first problem; of two in flight where they explore decoupled."""
-    problems = [problem for problem, _ in bundled_samples(NUM_PROBLEMS)]
+    problems = [each.problem for each in load_problems("bundled:dev", NUM_PROBLEMS).problems]
     given = {"kv_memory": "64MiB", "verifier": "bundled", **STRATEGIES[search], **options}
     with Solver(model="bundled", dtype="float64", search=search, **given) as solver:
         if "explore" in options:
@@ -89,7 +89,7 @@ def sparse(method):
 
 def greedy(name, model="bundled", **options):
     """The tree of likeliest tokens; model: of which the tokenizer is the bundled one."""
-    (problem, _), *_ = bundled_samples(1)
+    (problem,) = (each.problem for each in load_problems("bundled:dev", 1).problems)
     given = {"dtype": "float64", "temperature": 0.0, **GREEDY[name], **options}
     with Solver(model=model, **given) as solver:
         return [solver.solve(problem).tree_hash]

@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 
 from beamwright import Settings, Solver
-from beamwright.evaluate import AnswerChecker, Record, RunOptions, load_problems, run
+from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import estimate_mean, wilson_interval
+from beamwright.evaluate.problems import load_problems
+from beamwright.evaluate.run import Record, run
 from beamwright.models.config import resolve_folder
 from beamwright.search.choose import Choice, choose
 from beamwright.tree import COMPLETE_STOPS
@@ -133,7 +135,8 @@ def records_of(config: Evaluated, args: argparse.Namespace, checker: AnswerCheck
             solver.append(Solver(settings))
         return solver[0].solve_many(problems, in_flight=in_flight)
 
-    run(problems, solve_many, settings, RunOptions(out, args.in_flight, keep), checker)
+    shared = {"out": out, "in_flight": args.in_flight, "on_record": keep}
+    run(problems, solve_many, settings, checker, **shared)
     return [records[problem.unique_id] for problem in problems.problems]
 
 
@@ -158,10 +161,11 @@ class Sample:
 
 def samples_of(record: Record, checker: AnswerChecker) -> list[Sample]:
     """The candidates of a problem in lineage order."""
+    verdicts = checker.judge(record.gold, [each["answer"] for each in record.candidates])
     found = []
     for each in record.candidates:
         answer, ended = each["answer"], each["stop"] in COMPLETE_STOPS
-        right = ended and bool(checker.is_correct(record.gold, answer))
+        right = ended and bool(verdicts[answer])
         found.append(Sample(answer, each["score"], ended, right, each["tokens"]))
     return found or [Sample(None, None, False, False, 0)]  # a problem that failed
 

@@ -62,7 +62,7 @@ def test_trees_of_an_evaluation_are_pages_here(cluster, tmp_path, monkeypatch):
     from beamwright import Settings
     from beamwright.cli.eval_ray import solving_far
     from beamwright.cli.views import TreePages
-    from beamwright.evaluate import load_problems
+    from beamwright.evaluate.problems import load_problems
 
     problems = load_problems("bundled:test", 2).problems
     pages = TreePages(tmp_path / "trees", problems[:1])

@@ -8,7 +8,9 @@ from beamwright.engine import chains
 from beamwright.engine.engine import Engine
 from beamwright.engine.noise import lineage_key
 from beamwright.errors import Cancelled, InputError, ProblemTooLongError
-from beamwright.evaluate import AnswerChecker, RunOptions, load_problems, run
+from beamwright.evaluate.equivalence import AnswerChecker
+from beamwright.evaluate.problems import load_problems
+from beamwright.evaluate.run import run
 from beamwright.models.tokenizer import TextCodec
 from beamwright.protocols import StepAwaited
 from engines import PROBLEM, assert_nothing_allocated, exact_dtype
@@ -72,8 +74,9 @@ def test_an_eval_goes_on_past_problems_that_cannot_be_used(make_solver, tmp_path
     file.write_text("\ufeff" + "\n".join(rows), encoding="utf-8")
     records = []
     with make_solver(n=4, max_rounds=2) as solver, AnswerChecker() as checker:
-        options = RunOptions(on_record=lambda record, done, total: records.append(record))
-        report = run(load_problems(str(file)), solver.solve_many, solver.settings, options, checker)
+        keep = {"on_record": lambda record, done, total: records.append(record)}
+        problems = load_problems(str(file))
+        report = run(problems, solver.solve_many, solver.settings, checker, **keep)
     assert report["errors"] == 2
     errors = sorted(each.error for each in records if each.error)
     assert len(records) == 4

@@ -13,7 +13,7 @@ from beamwright.engine.speculation import SpeculativeChildren
 from beamwright.engine.tree_run import TreeRun
 from beamwright.engine.validation import foreseen
 from beamwright.errors import CapacityError, PolicyError
-from beamwright.evaluate import load_problems
+from beamwright.evaluate.problems import load_problems
 from beamwright.models.tree_model import PrefillRequest
 from beamwright.protocols import Prospect
 from beamwright.search import STRATEGIES

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from beamwright.evaluate import AnswerChecker
+from beamwright.evaluate.equivalence import AnswerChecker
 
 
 def solution_json(answers, scores=None, stops=None, **changes):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from beamwright.errors import InputError, UnavailableError
-from beamwright.evaluate import AnswerChecker
+from beamwright.errors import UnavailableError
+from beamwright.evaluate.equivalence import AnswerChecker
 
 # A worker that hangs on "hang", dies on "die" and calls everything else equal.
 MISBEHAVING = """
@@ -52,37 +52,37 @@ def no_worker():
 @pytest.mark.parametrize(
     ("gold", "answer", "verdict"),
     [
-        ("27", "27.0", "equal"),
-        ("60", "60 eggs", "equal"),
-        ("60 eggs", "60", "equal"),
-        ("60", "61 eggs", "different"),
-        ("1200", "1,200 red marbles.", "equal"),
-        ("1,000", "$1000$", "equal"),
-        ("1e3", "1000", "equal"),
-        ("27", "28", "different"),
-        ("123456789012345678901234567890", "123456789012345678901234567891", "different"),
-        ("east", "\\text{East}", "equal"),
-        ("east", "seat", "different"),
-        ("5", "", "different"),
-        ("x", "9" * 5000, "different"),
-        ("2\\frac{1}{2}", "5/2", "equal"),
-        ("0.\\overline{27}", "3/11", "equal"),
-        ("0.333333333", "\\frac{1}{3}", "different"),
-        ("6.02e23", "6.02\\times 10^{23}", "equal"),
-        ("3\\text{ km}", "3000 meters", "equal"),
-        ("5\\text{ cm}", "5\\text{ m}", "different"),
-        ("5\\text{ cm}", "5", "equal"),
-        ("x_\\text{min}", "x_\\text{min}", "equal"),
-        ("10\\text{ m}^2", "10\\text{ m}", "different"),
-        ("\\$5", "500\\text{ cents}", "equal"),
-        ("B", "(B) 12 cm", "equal"),
-        ("B", "C. 12 cm", "different"),
-        ("101_2", "101_{3}", "different"),
-        ("\\{1,2\\}", "(1,2)", "different"),
+        ("27", "27.0", True),
+        ("60", "60 eggs", True),
+        ("60 eggs", "60", True),
+        ("60", "61 eggs", False),
+        ("1200", "1,200 red marbles.", True),
+        ("1,000", "$1000$", True),
+        ("1e3", "1000", True),
+        ("27", "28", False),
+        ("123456789012345678901234567890", "123456789012345678901234567891", False),
+        ("east", "\\text{East}", True),
+        ("east", "seat", False),
+        ("5", "", False),
+        ("x", "9" * 5000, False),
+        ("2\\frac{1}{2}", "5/2", True),
+        ("0.\\overline{27}", "3/11", True),
+        ("0.333333333", "\\frac{1}{3}", False),
+        ("6.02e23", "6.02\\times 10^{23}", True),
+        ("3\\text{ km}", "3000 meters", True),
+        ("5\\text{ cm}", "5\\text{ m}", False),
+        ("5\\text{ cm}", "5", True),
+        ("x_\\text{min}", "x_\\text{min}", True),
+        ("10\\text{ m}^2", "10\\text{ m}", False),
+        ("\\$5", "500\\text{ cents}", True),
+        ("B", "(B) 12 cm", True),
+        ("B", "C. 12 cm", False),
+        ("101_2", "101_{3}", False),
+        ("\\{1,2\\}", "(1,2)", False),
     ],
 )
 def test_text_and_numbers_need_no_worker(no_worker, gold, answer, verdict):
-    assert no_worker.compare(gold, answer) == verdict
+    assert no_worker.compare(gold, answer) is verdict
 
 
 def test_a_worker_that_cannot_start_is_an_error(no_worker):
@@ -93,53 +93,50 @@ def test_a_worker_that_cannot_start_is_an_error(no_worker):
 @pytest.mark.parametrize(
     ("gold", "answer", "verdict"),
     [
-        ("\\frac{1}{2}", "0.5", "equal"),
-        ("x+1", "1+x", "equal"),
-        ("x+1", "x-1", "different"),
-        ("\\{1,2\\}", "\\{2,1\\}", "equal"),
-        ("(1, 2)", "(1,3)", "different"),
-        ("x+1", "\\frac{1}{", "different"),
-        ("\\sqrt{8}", "2sqrt(2)", "equal"),
-        ("3x\\text{ km}", "3000x\\text{ m}", "equal"),
-        ("i^2+x", "x-1", "equal"),
-        ("(1,3)", "1 < x < 3", "equal"),
-        ("x+1", "\u00e9}\n\\boxed{x+1}", "different"),
+        ("\\frac{1}{2}", "0.5", True),
+        ("x+1", "1+x", True),
+        ("x+1", "x-1", False),
+        ("\\{1,2\\}", "\\{2,1\\}", True),
+        ("(1, 2)", "(1,3)", False),
+        ("x+1", "\\frac{1}{", False),
+        ("\\sqrt{8}", "2sqrt(2)", True),
+        ("3x\\text{ km}", "3000x\\text{ m}", True),
+        ("i^2+x", "x-1", True),
+        ("(1,3)", "1 < x < 3", True),
+        ("x+1", "\u00e9}\n\\boxed{x+1}", False),
     ],
 )
 def test_mathematics(checker, gold, answer, verdict):
-    assert checker.compare(gold, answer) == verdict
+    assert checker.compare(gold, answer) is verdict
 
 
-def test_correctness_without_gold_or_answer(no_worker):
-    assert no_worker.is_correct(None, "5") is None
-    assert no_worker.is_correct("5", None) is False
-    assert no_worker.is_correct("5", "5") is True
+def test_verdicts_without_gold_or_answer_and_of_one_spelling(no_worker):
+    assert no_worker.judge(None, ["5"]) == {"5": None, None: None}
+    assert no_worker.judge("5", [None, "5", "5.0", "6"]) == {
+        **{None: False, "5": True, "5.0": True, "6": False}
+    }
 
 
-@pytest.mark.parametrize(
-    ("answer", "verdict"), [("x+hang", "timeout"), ("x+die", "crash"), ("x+babble", "crash")]
-)
-def test_a_lost_worker_marks_one_answer_and_is_replaced(answer, verdict):
+@pytest.mark.parametrize("answer", ["x+hang", "x+die", "x+babble"])
+def test_a_lost_worker_marks_one_answer_and_is_replaced(answer):
     with AnswerChecker(deadline_s=1, command=(sys.executable, "-c", MISBEHAVING)) as checker:
-        assert checker.compare("y", "x+1") == "equal"
-        assert checker.compare("y", answer) == verdict
-        assert checker.compare("y", "x+2") == "equal"
-        assert checker.compare("y", answer) == verdict  # remembered, not asked again
+        assert checker.compare("y", "x+1") is True
+        assert checker.compare("y", answer) is None
+        assert checker.compare("y", "x+2") is True
 
 
 def test_it_can_be_used_after_closing():
     checker = AnswerChecker(command=(sys.executable, "-c", MISBEHAVING))
-    assert checker.compare("y", "x+1") == "equal"
-    checker.close()
-    assert checker.compare("y", "x+2") == "equal"
-    checker.close()
+    for answer in ("x+1", "x+2"):
+        with checker:
+            assert checker.compare("y", answer) is True
 
 
 def test_workers_share_the_pairs_and_keep_their_order(tmp_path):
     command = (sys.executable, "-c", TOGETHER, str(tmp_path))
     pairs = [("y", f"x+{i}") for i in range(6)]
     with AnswerChecker(deadline_s=30, command=command, num_workers=2) as checker:
-        assert check_many(checker, pairs) == ["equal"] * 6
+        assert check_many(checker, pairs) == [True] * 6
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -148,42 +145,28 @@ def test_a_lost_worker_leaves_the_other_pairs_alone():
     command = (sys.executable, "-c", MISBEHAVING)
     with AnswerChecker(deadline_s=1, command=command, num_workers=3) as checker:
         verdicts = check_many(checker, [("y", answer) for answer in answers])
-    assert verdicts == ["equal", "timeout", "equal", "crash", "equal", "crash", "equal"]
+    assert verdicts == [True, None, True, None, True, None, True]
 
 
 def test_more_threads_than_workers(checker):
     with ThreadPoolExecutor(5) as threads:
         found = list(threads.map(lambda i: checker.compare(f"x+{i}", f"{i % 7}+x"), range(10)))
-    assert found == ["equal"] * 7 + ["different"] * 3
+    assert found == [True] * 7 + [False] * 3
 
 
 def test_one_thread_keeps_to_one_worker(tmp_path):
     echo = TOGETHER.replace("< 2", "< 1")
     command = (sys.executable, "-c", echo, str(tmp_path))
     with AnswerChecker(command=command, num_workers=3) as checker:
-        assert [checker.compare("y", f"x+{i}") for i in range(5)] == ["equal"] * 5
+        assert [checker.compare("y", f"x+{i}") for i in range(5)] == [True] * 5
     assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_a_pool_that_cannot_start_is_an_error():
-    with (
-        AnswerChecker(command=CANNOT_START) as checker,
-        pytest.raises(UnavailableError, match="does not start"),
-    ):
-        check_many(checker, [("y", "x+1"), ("y", "x+2"), ("y", "x+3")])
-
-
-def test_a_pool_without_workers_is_an_error():
-    with pytest.raises(InputError, match="num_workers"):
-        AnswerChecker(num_workers=0)
 
 
 def test_a_real_tower_of_powers_costs_one_answer():
     before = set(threading.enumerate())
     with AnswerChecker(deadline_s=3) as checker:
         verdicts = check_many(checker, [("x", "9^{9^{9^{9}}}+x"), ("x+1", "1+x")])
-    assert verdicts[0] in ("timeout", "crash")
-    assert verdicts[1] == "equal"
+    assert verdicts == [None, True]
     assert set(threading.enumerate()) <= before
 
 
@@ -217,11 +200,10 @@ def test_conformance(checker, name):
     false_equals = {
         (pair["gold"], pair["answer"])
         for pair, verdict in judged
-        if verdict == "equal" and not pair["equal"]
+        if verdict is True and not pair["equal"]
     }
     assert false_equals <= set(FALSE_EQUALS)
-    wanted = {True: "equal", False: "different"}
-    num_right = sum(verdict == wanted[pair["equal"]] for pair, verdict in judged)
+    num_right = sum(verdict is pair["equal"] for pair, verdict in judged)
     assert num_right >= NUM_RIGHT[name]
 
 
@@ -243,6 +225,7 @@ def test_hostile_answers_share_one_budget(tmp_path):
         checker._ask = lambda gold, answer, until_s: (
             asked.append(answer) or real(gold, answer, until_s)
         )
-        assert checker.judge("z", answers, budget_s=1.0) == [True] + [False] * 13
+        verdicts = checker.judge("z", answers, budget_s=1.0)
+        assert [verdicts[answer] for answer in answers] == [True] + [False] * 13
         assert len(asked) < 8  # those behind the budget were never asked
-        assert checker.judge("z", ["y+1", "y+2"], budget_s=5.0) == [True, True]
+        assert all(checker.judge("z", ["y+1", "y+2"], budget_s=5.0)[a] for a in ("y+1", "y+2"))

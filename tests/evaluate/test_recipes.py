@@ -98,7 +98,7 @@ def test_a_name_is_fit_for_a_folder(write):
     [
         ("grid: {n: 4}", "'n' must be a list"),
         ("grid: {n: []}", "'n' must be a list"),
-        ("grid: [n]", "'grid' must hold options"),
+        ("grid: [n]", "grid: expected options"),
         ("grid: {beams: [4]}", "grid: unknown option 'beams'"),
         ("base: {search: {beams: 4}}", "base: unknown option 'beams'"),
         ("base: {search: {temperature: 1}}", "base: unknown option 'temperature'"),

@@ -7,19 +7,15 @@ from html.parser import HTMLParser
 import pytest
 
 from beamwright.errors import InputError
-from beamwright.evaluate.charts import (
-    COLOURS,
-    Chart,
+from beamwright.evaluate.report import (
     EvaluatedRun,
-    Line,
-    Point,
-    TreeLink,
     draw,
     format_number,
     make_charts,
     method_names,
+    write_report,
 )
-from beamwright.evaluate.report import write_report
+from beamwright.evaluate.run import Record
 
 HOSTILE = '</title><script>alert(1)</script> & "{{style}}" \u2028 \ud800'
 
@@ -38,9 +34,7 @@ def summary_of(accuracy=0.5, tokens=1000.0, **changes):
         "accuracy_interval": share and share["interval"],
         "top1": dict.fromkeys(("best", "majority", "weighted"), share),
         "pass_at": {"1": share, "2": share},
-        "by_level": {"5": {"problems": 20, "accuracy": accuracy, "interval": share["interval"]}}
-        if known
-        else {},
+        "warnings": {"problems": 0, "example": None},
         "precise_goodput_tok_s": None,
         "latency_s": {"p50": estimate(2.0), "p95": None},
         "per_problem": {
@@ -51,12 +45,6 @@ def summary_of(accuracy=0.5, tokens=1000.0, **changes):
         },
         **changes,
     }
-
-
-def run_of(search="beam", n=4, name=None, summary=None, trees=(), dataset="set", **model):
-    settings = {"model": {"model": "bundled", **model}, "search": {"search": search, "n": n}}
-    name = f"{search}-n{n}" if name is None else name
-    return EvaluatedRun(name, dataset, settings, summary or summary_of(), tuple(trees))
 
 
 class Page(HTMLParser):
@@ -78,6 +66,24 @@ class Page(HTMLParser):
     def tags(self):
         return [tag for tag, _ in self.elements]
 
+    @property
+    def links(self):
+        return [attributes["href"] for tag, attributes in self.elements if tag == "a"]
+
+
+@pytest.fixture
+def run_of(tmp_path):
+    def make(search="beam", n=4, name=None, summary=None, dataset="set", records=(), **model):
+        settings = {"model": {"model": "bundled", **model}, "search": {"search": search, "n": n}}
+        name = f"{search}-n{n}" if name is None else name
+        folder = tmp_path / f"{search} n{n}"
+        for each in records:
+            (folder / "trees").mkdir(parents=True, exist_ok=True)
+            (folder / "trees" / f"{each.index:04d}.html").touch()
+        return EvaluatedRun(name, folder, dataset, settings, records, summary or summary_of())
+
+    return make
+
 
 @pytest.fixture
 def write_page(tmp_path):
@@ -89,11 +95,15 @@ def write_page(tmp_path):
     return write
 
 
+def solved(index, problem, answer, correct):
+    return Record(str(index), index, problem, None, None, answer, correct)
+
+
 # --- the page --------------------------------------------------------------------------------
 
 
-def test_nothing_is_loaded_from_anywhere_and_nothing_runs(write_page):
-    page = write_page(run_of(), run_of(n=16), trees_run())
+def test_nothing_is_loaded_from_anywhere_and_nothing_runs(write_page, run_of):
+    page = write_page(run_of(), run_of(n=16), run_of("dvts", records=[solved(3, "p", "1", True)]))
     assert not re.search(r"https?:|//cdn|@import|url\(", page.source)
     assert not {"link", "script", "iframe", "object", "embed", "base"} & set(page.tags)
     (policy,) = [a["content"] for _, a in page.elements if "http-equiv" in a]
@@ -102,68 +112,44 @@ def test_nothing_is_loaded_from_anywhere_and_nothing_runs(write_page):
     assert all(image.startswith("data:image/svg+xml;base64,") for image in images)
 
 
-def trees_run(*links):
-    links = links or (TreeLink("How many?", 3, "dvts n4/trees/0003.html", "42", True),)
-    return run_of("dvts", trees=links)
-
-
-def links_of(page):
-    return [attributes["href"] for tag, attributes in page.elements if tag == "a"]
-
-
-def test_links_to_trees_are_relative_addresses(write_page):
-    page = write_page(run_of(), trees_run())
-    assert links_of(page) == ["dvts%20n4/trees/0003.html"]
-    assert "4. How many?" in page.words
-    assert "Single trees" not in write_page(run_of()).source
-
-
-def test_a_tree_stands_in_the_row_of_its_problem_and_the_column_of_its_run(write_page):
-    wrong, none = (
-        TreeLink("p", 0, "a/0.html", "41", False),
-        TreeLink("q", 9, "b/9.html", None, None),
-    )
-    page = write_page(run_of(name="one", trees=[wrong]), run_of("dvts", name="two", trees=[none]))
-    words = page.words[page.words.index("Single trees") :]
-    assert [word for word in words if word.strip()] == [
+def test_a_tree_stands_in_the_row_of_its_problem_and_the_column_of_its_run(write_page, run_of):
+    one = run_of(name="one", records=[solved(0, "p", "41", False)])
+    two = run_of("dvts", name="two", records=[solved(9, "q", None, None)])
+    page = write_page(one, two)
+    words = [word.strip() for word in page.words[page.words.index("Single trees") :]]
+    assert [word for word in words if word] == [
         *("Single trees", "problem", "one", "two"),
-        *("1. p", "\u2717 ", "41", "-", "10. q", "-", "no answer"),
+        *("1. p", "\u2717", "41", "-", "10. q", "-", "no answer"),
     ]
+    assert page.links == ["beam%20n4/trees/0000.html", "dvts%20n4/trees/0009.html"]
+    assert "Single trees" not in write_page(run_of(n=2)).source
 
 
-def test_shared_settings_are_listed(write_page):
+def test_shared_settings_are_listed(write_page, run_of):
     page = write_page(run_of(), run_of(n=16, delimiter="\n\n", top_k=None))
-    listed = [tag for tag, _ in page.elements if tag in ("dt", "dd")]
-    assert len(listed) == 4
+    assert [tag for tag, _ in page.elements if tag in ("dt", "dd")] == ["dt", "dd"] * 2
     assert "Settings that all of them share" in page.words
     assert {"model", "bundled", "search", "beam"} <= set(page.words)
     assert repr("\n\n") in write_page(run_of(delimiter="\n\n")).words
 
 
-def test_every_method_has_a_style():
-    runs = [run_of(model=f"m{number}") for number in range(len(COLOURS) + 1)]
-    (axes,) = draw(make_charts(runs)[0]).axes
-    drawn = {(bars[0].get_color(), bars[0].get_linestyle()) for bars in axes.containers}
-    assert len(drawn) == len(runs)
-
-
-def test_hostile_names_are_text(write_page):
-    link = TreeLink(HOSTILE, 0, "javascript:alert(1)", HOSTILE, False)
-    run = run_of(name=HOSTILE, dataset=HOSTILE, chat_template=HOSTILE, trees=[link])
-    page = write_page(run, run_of(n=16, dataset="other"), title=HOSTILE)
+def test_hostile_names_are_text(write_page, run_of):
+    summary = summary_of(warnings={"problems": 3, "example": HOSTILE})
+    record = solved(0, HOSTILE, HOSTILE, False)
+    given = {"name": HOSTILE, "dataset": HOSTILE, "chat_template": HOSTILE, "summary": summary}
+    page = write_page(run_of(**given, records=[record]), run_of(n=16, dataset="x"), title=HOSTILE)
     assert "script" not in page.tags
     assert "<script>" in "".join(page.words)
-    assert links_of(page) == ["javascript%3Aalert%281%29"]
 
 
-def test_every_run_has_its_row_and_its_points(write_page):
+def test_every_run_has_its_row_and_its_points(write_page, run_of):
     page = write_page(run_of(n=4), run_of(n=16), run_of("dvts", 4))
     assert "".join(page.words).count("50.0%") >= 3
-    assert page.tags.count("figure") == page.tags.count("img") == 5  # n, tokens, s, KV, pass@k
-    assert {"50.0%", "40.0 - 60.0"} <= set(page.words)
+    assert page.tags.count("figure") == page.tags.count("img") == 4  # n, tokens, s, KV
+    assert {"50.0%", "40.0% - 60.0%"} <= set(page.words)
 
 
-def test_figures_that_do_not_apply_are_dashes(write_page):
+def test_figures_that_do_not_apply_are_dashes(write_page, run_of):
     bare = summary_of(
         None, pass_at={}, latency_s={"p50": None, "p95": None},
         per_problem=dict.fromkeys(("tokens", "seconds", "kv_device_peak_bytes", "h2d_bytes")),
@@ -174,52 +160,49 @@ def test_figures_that_do_not_apply_are_dashes(write_page):
     assert page.words.count("-") == 13
 
 
-def test_unequal_numbers_of_problems_are_pointed_out(write_page):
-    page = write_page(run_of(), run_of(n=16, summary=summary_of(problems=7)))
-    assert any("not finished" in words for words in page.words)
+def test_what_a_reader_has_to_know_is_said(write_page, run_of):
+    assert (
+        "20<br><small>17 judged</small>" in write_page(run_of(summary=summary_of(judged=17))).source
+    )
+    warned = summary_of(problems=1, warnings={"problems": 3, "example": "all <scores> are equal"})
+    page = write_page(run_of(n=16, summary=warned), run_of())
+    assert "problems with a warning: 3, such as: all &lt;scores&gt; are equal" in page.source
+    assert "set: 1 to 20 problems, 2 settings - some settings are not finished" in page.source
+    assert "of all problems in flight together, not divided" in page.source
 
 
-def test_a_page_that_cannot_be_written(tmp_path):
+def test_a_page_that_cannot_be_written(tmp_path, run_of):
     with pytest.raises(InputError, match="cannot be written"):
         write_report([run_of()], tmp_path / "nowhere" / "r.html", "x", png=True)
-    with pytest.raises(ValueError, match="no run"):
-        write_report([], tmp_path / "r.html", "x")
 
 
 # --- methods and charts ----------------------------------------------------------------------
 
 
-def test_runs_that_differ_in_n_alone_are_one_method():
+def test_runs_that_differ_in_n_alone_are_one_method_and_other_differences_are_named(run_of):
     assert method_names([run_of(n=4), run_of(n=16), run_of("dvts")]) == ["beam", "beam", "dvts"]
-
-
-def test_other_differences_are_named():
     runs = [run_of(model="a/small"), run_of(model="a/large"), run_of(model="a/large", top_k=5)]
-    assert method_names(runs) == [
-        "beam, model small",
-        "beam, model large",
-        "beam, model large, top-k 5",
-    ]
+    names = ["beam, model small", "beam, model large", "beam, model large, top-k 5"]
+    assert method_names(runs) == names
     datasets = [run_of(dataset="x"), run_of(dataset="y")]
     assert method_names(datasets) == ["beam, dataset x", "beam, dataset y"]
 
 
-def test_the_axes():
-    runs = [run_of(n=16, summary=summary_of(tokens=9e4)), run_of(n=4)]
-    charts = {chart.name: chart for chart in make_charts(runs)}
-    places = {name: [p.x for p in chart.lines[0].points] for name, chart in charts.items()}
-    assert places == {
-        "n": [4, 16], "tokens": [1000, 9e4], "seconds": [2.5, 2.5], "kv": [2.0, 2.0],
-        "pass": [1, 2],
-    }  # fmt: skip
-    assert "both models" in charts["kv"].x_label, "the figure is a sum"
+def test_every_method_has_a_style_and_its_place_on_every_axis(run_of):
+    methods = [(f"m{number}", run_of()) for number in range(11)]
+    charts = {name: figure.axes[0] for name, _, figure in make_charts(methods)}
+    assert list(charts) == ["n", "tokens", "seconds", "kv"]
+    drawn = {(bars[0].get_color(), bars[0].get_linestyle()) for bars in charts["n"].containers}
+    assert len(drawn) == len(methods)
+    places = {name: axes.containers[5][0].get_xdata().tolist() for name, axes in charts.items()}
+    assert places == {"n": [4], "tokens": [1000], "seconds": [2.5], "kv": [2.0]}
+    assert "both models" in charts["kv"].get_xlabel(), "the figure is a sum"
 
 
-def test_a_figure_of_nothing_has_no_place_on_a_logarithmic_axis():
-    empty = summary_of()
-    empty["per_problem"]["tokens"] = {"value": 0.0, "interval": [0.0, 0.0]}
-    names = [chart.name for chart in make_charts([run_of(summary=empty)])]
-    assert names == ["n", "seconds", "kv", "pass"]
+def test_a_figure_of_nothing_has_no_place_on_a_logarithmic_axis(run_of):
+    empty = summary_of(tokens=0.0)
+    charts = make_charts([("beam", run_of(summary=empty))])
+    assert [name for name, _, _ in charts] == ["n", "seconds", "kv"]
 
 
 def test_numbers_are_short():
@@ -228,57 +211,23 @@ def test_numbers_are_short():
     ]  # fmt: skip
 
 
-# --- PNG files -------------------------------------------------------------------------------
-
-
-def test_a_png_per_chart(tmp_path):
-    page = tmp_path / "report.html"
-    written = write_report([run_of(), run_of("dvts", 16)], page, "x", png=True)
-    names = ["n", "tokens", "seconds", "kv", "pass"]
-    assert [file.name for file in written.pngs] == [f"report-{name}.png" for name in names]
-    assert all(file.read_bytes().startswith(b"\x89PNG") for file in written.pngs)
-
-
-def test_without_matplotlib_there_are_tables_and_one_line_says_why(write_page, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    page = write_page(run_of(), run_of(n=16))
-    assert "no charts: they need matplotlib (pip install 'beamwright[plot]')" in page.words
-    assert "figure" not in page.tags
-    assert page.words.count("50.0%") == 14
-
-
-def test_a_run_says_how_many_of_its_problems_were_judged(tmp_path):
-    write_report([run_of(summary=summary_of(judged=17))], tmp_path / "r.html", "t")
-    assert "20<br><small>17 judged</small>" in (tmp_path / "r.html").read_text()
-
-
-def test_bytes_are_said_to_be_of_all_problems_in_flight(tmp_path):
-    write_report([run_of()], tmp_path / "r.html", "t")
-    (note,) = [each for each in (tmp_path / "r.html").read_text().split(". ") if "KV (" in each]
-    assert "loaded" in note
-    assert "of all problems in flight together, not divided" in note
-    assert "a smaller n may take more" in note
-
-
 @pytest.mark.parametrize("xs", [(480.0, 520.0), (0.021, 0.024), (3.0, 900.0), (1e-3, 1e5), (7.0,)])
 def test_an_axis_has_more_than_one_tick(xs):
-    points = tuple(Point(x, 0.5, None, None, "p") for x in xs)
-    (axes,) = draw(Chart("tokens", "t", "x", (Line("m", 0, points),), counted=False)).axes
+    (axes,) = draw({"m": [(x, 0.5, [0.4, 0.6]) for x in xs]}, "t", "x").axes
     low, high = axes.get_xlim()
     assert sum(low <= tick <= high for tick in axes.get_xticks()) > 1
 
 
-def test_a_run_with_warnings_says_so(tmp_path):
-    warned = {"problems": 3, "example": "all <scores> are equal"}
-    write_report([run_of(summary=summary_of(warnings=warned))], tmp_path / "r.html", "t")
-    text = (tmp_path / "r.html").read_text()
-    assert "beam, n = 4: 3 problems with a warning, such as: all &lt;scores&gt; are equal" in text
+def test_a_png_per_chart(tmp_path, run_of):
+    pngs, _ = write_report([run_of(), run_of("dvts", 16)], tmp_path / "report.html", "x", png=True)
+    names = [f"report-{name}.png" for name in ("n", "tokens", "seconds", "kv")]
+    assert [file.name for file in pngs] == names
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in pngs)
 
 
-def test_one_is_no_plural(tmp_path):
-    file = tmp_path / "r.html"
-    warned = {"problems": 1, "example": "it is odd"}
-    write_report([run_of(summary=summary_of(problems=1, warnings=warned))], file, "t")
-    text = file.read_text()
-    assert "set: 1 problem, 1 setting<" in text
-    assert "beam, n = 4: 1 problem with a warning" in text
+def test_without_matplotlib_there_are_tables_and_one_line_says_why(write_page, run_of, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    page = write_page(run_of(), run_of(n=16))
+    assert "no charts: they need matplotlib (pip install 'beamwright[plot]')" in page.words
+    assert "figure" not in page.tags
+    assert page.words.count("50.0%") == 12

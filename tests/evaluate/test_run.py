@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,24 +12,45 @@ import beamwright.errors
 from beamwright.config import Settings
 from beamwright.declare import verifier
 from beamwright.errors import CapacityError, InputError, ProblemTooLongError, UnavailableError
-from beamwright.evaluate import RunOptions, load_problems, run
-from beamwright.evaluate.results import find_runs
+from beamwright.evaluate.problems import load_problems
+from beamwright.evaluate.report import find_runs
+from beamwright.evaluate.run import run
 from beamwright.registry import restored
+
+IDS = [f"id{i}" for i in range(5)]
 
 
 @pytest.fixture
 def problem_set(write_jsonl):
-    lines = [{"problem": f"p{i}", "answer": "1", "unique_id": f"id{i}"} for i in range(5)]
-    return load_problems(write_jsonl(*lines))
+    return load_problems(write_jsonl(*({"problem": "p", "answer": "1", "id": i} for i in IDS)))
 
 
-def lines_of(folder):
-    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+@pytest.fixture
+def solve(problem_set, fake_solver, checker):
+    """Runs five problems with the scripted solver, unless told otherwise."""
+
+    def make(problems=problem_set, solver=fake_solver, settings=None, **options):
+        return run(problems, solver, settings or Settings(), checker, **options)
+
+    return make
 
 
-def test_reports_the_contract(problem_set, fake_solver, make_solution, checker):
+@pytest.fixture
+def kept(solve, tmp_path):
+    """The same with a folder."""
+    return partial(solve, out=tmp_path / "out")
+
+
+@pytest.fixture
+def lines(tmp_path):
+    """What is on disk."""
+    results = tmp_path / "out" / "results.jsonl"
+    return lambda: [json.loads(line) for line in results.read_text().splitlines()]
+
+
+def test_reports_the_contract(problem_set, fake_solver, make_solution, solve):
     fake_solver.outcomes["id1"] = make_solution(["2", "1", "1"], [0.9, 0.4, 0.4])
-    report = run(problem_set, fake_solver, Settings(), checker=checker)
+    report = solve()
     assert report["dataset"] == problem_set.name
     assert (report["problems"], report["correct"], report["accuracy"]) == (5, 4, 0.8)
     assert report["by_choice"] == {"best": 0.8, "majority": 1.0, "weighted": 0.8}
@@ -36,238 +58,162 @@ def test_reports_the_contract(problem_set, fake_solver, make_solution, checker):
     assert report["time"] == {"total_s": 7.5, "decode_s": 5.0, "stall_s": None}
     assert (report["mean_rounds"], report["goodput_tok_s"]) == (3, 10.0)
     assert report["settings"]["search"]["n"] == 16
-    assert (fake_solver.asked, fake_solver.in_flight) == ([f"id{i}" for i in range(5)], "auto")
+    assert (fake_solver.asked, fake_solver.in_flight) == (IDS, "auto")
     json.dumps(report)
 
 
-def test_a_truncated_answer_does_not_vote(problem_set, fake_solver, make_solution, checker):
+def test_a_truncated_answer_does_not_vote(fake_solver, make_solution, solve):
     stops = ["path_limit", "path_limit", "eos"]
     fake_solver.outcomes["id0"] = make_solution(["2", "2", "1"], [0.9, 0.9, 0.1], stops)
-    report = run(problem_set, fake_solver, Settings(), checker=checker)
-    assert report["by_choice"]["majority"] == 1.0
+    assert solve()["by_choice"]["majority"] == 1.0
 
 
-def test_candidates_may_be_missing(problem_set, fake_solver, make_solution, checker):
+def test_candidates_may_be_missing(fake_solver, make_solution, solve):
     fake_solver.outcomes["id0"] = make_solution([], reason_fewer="nothing finished")
-    report = run(problem_set, fake_solver, Settings(), checker=checker)
+    report = solve()
     assert (report["correct"], report["fewer_candidates"]) == (4, 1)
 
 
-def test_problems_with_bad_input_are_recorded_as_wrong(problem_set, fake_solver, tmp_path, checker):
-    fake_solver.outcomes["id2"] = ProblemTooLongError("too long")
-    out = tmp_path / "out"
-    report = run(problem_set, fake_solver, Settings(), RunOptions(out=out), checker)
-    assert (report["errors"], report["correct"], report["accuracy"]) == (1, 4, 0.8)
-    assert lines_of(out)[2]["error"] == "too long"
-
-
-def test_text_that_is_not_unicode_is_kept(write_jsonl, fake_solver, tmp_path, checker):
+def test_text_that_is_not_unicode_is_kept(write_jsonl, kept, lines):
     odd = load_problems(write_jsonl('{"problem": "\\ud800 \u00e9", "answer": "1"}'))
-    options = RunOptions(out=tmp_path / "out")
-    first = run(odd, fake_solver, Settings(), options, checker)
-    assert run(odd, fake_solver, Settings(), options, checker) == first
-    assert lines_of(tmp_path / "out")[0]["problem"] == "\ud800 \u00e9"
+    assert kept(odd) == kept(odd)
+    assert lines()[0]["problem"] == "\ud800 \u00e9"
 
 
-def test_in_flight(problem_set, fake_solver, checker):
-    run(problem_set, fake_solver, Settings(), RunOptions(in_flight=2), checker)
+def test_in_flight(fake_solver, solve):
+    solve(in_flight=2)
     assert fake_solver.in_flight == 2
     with pytest.raises(InputError, match="--in-flight"):
-        run(problem_set, fake_solver, Settings(), RunOptions(in_flight=0), checker)
+        solve(in_flight=0)
 
 
-def test_a_finished_run_solves_nothing_again(problem_set, fake_solver, tmp_path, checker):
-    options = RunOptions(out=tmp_path / "out")
-    first = run(problem_set, fake_solver, Settings(), options, checker)
-    again = run(problem_set, fake_solver, Settings(), options, checker)
-    assert again == first
+def test_a_finished_run_solves_nothing_again(fake_solver, kept, tmp_path):
+    assert kept() == kept()
     assert len(fake_solver.asked) == 5
+    modes = {file.name: file.stat().st_mode & 0o077 for file in (tmp_path / "out").iterdir()}
+    assert modes == {"results.jsonl": 0, "settings.json": 0}, "its user's alone"
 
 
-def test_what_is_kept_is_its_users_alone(problem_set, fake_solver, tmp_path, checker):
-    run(problem_set, fake_solver, Settings(), RunOptions(tmp_path / "out"), checker)
-    kept = {file.name: file.stat().st_mode & 0o077 for file in (tmp_path / "out").iterdir()}
-    assert kept == {"results.jsonl": 0, "settings.json": 0}
-
-
-def test_a_larger_limit_goes_on(problem_set, fake_solver, tmp_path, checker):
-    options = RunOptions(out=tmp_path / "out")
-    assert (
-        run(load_problems(problem_set.name, 2), fake_solver, Settings(), options, checker)[
-            "problems"
-        ]
-        == 2
-    )
-    assert run(problem_set, fake_solver, Settings(), options, checker)["problems"] == 5
-    assert fake_solver.asked == [f"id{i}" for i in range(5)]
-
-
-def test_progress_starts_with_what_was_finished(problem_set, fake_solver, tmp_path, checker):
-    out = tmp_path / "out"
-    run(load_problems(problem_set.name, 2), fake_solver, Settings(), RunOptions(out=out), checker)
+def test_a_larger_limit_goes_on_and_progress_starts_with_what_was_finished(
+    problem_set, fake_solver, kept
+):
+    assert kept(load_problems(problem_set.name, 2))["problems"] == 2
     seen = []
-    options = RunOptions(out=out, on_record=lambda r, done, total: seen.append((done, total)))
-    run(problem_set, fake_solver, Settings(), options, checker)
+    report = kept(on_record=lambda record, done, total: seen.append((done, total)))
+    assert report["problems"] == 5
+    assert fake_solver.asked == IDS
     assert seen == [(i, 5) for i in range(1, 6)]
 
 
 @pytest.mark.parametrize("keep", [1, 60, -1])
-def test_a_torn_last_line_is_dropped(problem_set, fake_solver, tmp_path, checker, keep):
-    options = RunOptions(out=tmp_path / "out")
-    first = run(problem_set, fake_solver, Settings(), options, checker)
+def test_a_torn_last_line_is_dropped(fake_solver, kept, lines, tmp_path, keep):
+    first = kept()
     results = tmp_path / "out" / "results.jsonl"
     *whole, last = results.read_bytes().splitlines(keepends=True)
     results.write_bytes(b"".join(whole) + last[:keep])
     fake_solver.asked.clear()
-    assert run(problem_set, fake_solver, Settings(), options, checker) == first
+    assert kept() == first
     assert fake_solver.asked == ["id4"]
-    assert [line["unique_id"] for line in lines_of(tmp_path / "out")] == [
-        f"id{i}" for i in range(5)
-    ]
+    assert [line["unique_id"] for line in lines()] == IDS
 
 
-def test_damage_elsewhere_is_an_error(problem_set, fake_solver, tmp_path, checker):
-    options = RunOptions(out=tmp_path / "out")
-    run(problem_set, fake_solver, Settings(), options, checker)
+def test_damage_elsewhere_is_an_error(kept, tmp_path):
+    kept()
     results = tmp_path / "out" / "results.jsonl"
-    lines = results.read_text().splitlines(keepends=True)
+    whole = results.read_text().splitlines(keepends=True)
     for damaged, message in [
-        (["{oops\n", *lines[1:]], "line 1: not JSON"),
-        (["{}\n", *lines[1:]], "line 1: not a result"),
-        ([lines[0], *lines], "line 2: 'id0' appears twice"),
+        (["{oops\n", *whole[1:]], "line 1: not JSON"),
+        (["{}\n", *whole[1:]], "line 1: not a result"),
+        ([whole[0], *whole], "line 2: 'id0' appears twice"),
     ]:
         results.write_text("".join(damaged))
         with pytest.raises(InputError, match=message):
-            run(problem_set, fake_solver, Settings(), options, checker)
+            kept()
         assert results.read_text() == "".join(damaged)
 
 
-def test_other_settings_or_data_in_the_same_folder(
-    problem_set, fake_solver, tmp_path, checker, write_jsonl
-):
-    options = RunOptions(out=tmp_path / "out")
-    run(problem_set, fake_solver, Settings(), options, checker)
+def test_other_settings_or_data_in_the_same_folder(problem_set, kept, tmp_path, write_jsonl):
+    kept()
     with pytest.raises(InputError, match=r"settings\.search\.n was 16, is 8"):
-        run(problem_set, fake_solver, Settings.build(n=8), options, checker)
+        kept(settings=Settings.build(n=8))
     write_jsonl({"problem": "changed"})
     with pytest.raises(InputError, match="dataset_sha256 was"):
-        run(load_problems(problem_set.name), fake_solver, Settings(), options, checker)
+        kept(load_problems(problem_set.name))
     (tmp_path / "out" / "settings.json").unlink()
     with pytest.raises(InputError, match=r"results\.jsonl without settings\.json"):
-        run(problem_set, fake_solver, Settings(), options, checker)
+        kept()
 
 
-def test_a_folder_without_any_finished_problem_takes_other_settings(
-    problem_set, fake_solver, tmp_path, checker
-):
-    options = RunOptions(out=tmp_path / "out")
-
-    def solve(problems, *, in_flight):
+def test_a_folder_without_any_finished_problem_takes_other_settings(kept):
+    def refuse(problems, *, in_flight):
         raise InputError("--model: no such folder")
 
     with pytest.raises(InputError, match="--model"):
-        run(problem_set, solve, Settings.build(model="nowhere"), options, checker)
-    assert run(problem_set, fake_solver, Settings(), options, checker)["problems"] == 5
+        kept(solver=refuse, settings=Settings.build(model="nowhere"))
+    assert kept()["problems"] == 5
 
 
-def test_a_folder_that_cannot_be_used(problem_set, fake_solver, tmp_path, checker):
+def test_a_folder_that_cannot_be_used(kept, tmp_path):
     (tmp_path / "out").write_text("a file")
     with pytest.raises(InputError, match="--out"):
-        run(problem_set, fake_solver, Settings(), RunOptions(out=tmp_path / "out"), checker)
+        kept()
 
 
-def test_two_runs_at_once_in_one_folder(problem_set, fake_solver, tmp_path, checker):
-    options = RunOptions(out=tmp_path / "out")
-
-    def solve(problems, *, in_flight):
+def test_two_runs_at_once_in_one_folder(fake_solver, kept):
+    def twice(problems, *, in_flight):
         with pytest.raises(InputError, match="another run is writing"):
-            run(problem_set, fake_solver, Settings(), options, checker)
+            kept()
         yield from fake_solver(problems, in_flight=in_flight)
 
-    assert run(problem_set, solve, Settings(), options, checker)["problems"] == 5
+    assert kept(solver=twice)["problems"] == 5
 
 
-def test_capacity_errors_keep_what_was_finished(problem_set, fake_solver, tmp_path, checker):
-    full = CapacityError("a step", 2, 1, 1)
-    fake_solver.outcomes["id3"] = full
-    options = RunOptions(out=tmp_path / "out", in_flight=2)
-    with pytest.raises(CapacityError):
-        run(problem_set, fake_solver, Settings(), options, checker)
-    assert [line["unique_id"] for line in lines_of(tmp_path / "out")] == ["id0", "id1", "id2"]
-    del fake_solver.outcomes["id3"]
-    assert run(problem_set, fake_solver, Settings(), options, checker)["correct"] == 5
-
-
-def test_who_fails_where_others_are_answered_has_failed(
-    problem_set, fake_solver, tmp_path, checker
+@pytest.mark.parametrize("error", [CapacityError("a step", 2, 1, 1), UnavailableError("gone")])
+def test_what_is_no_problems_fault_ends_the_run_which_goes_on_later(
+    fake_solver, kept, lines, error
 ):
-    fake_solver.outcomes["id1"] = UnavailableError("gone for this one")
-    options = RunOptions(out=tmp_path / "out")
-    report = run(problem_set, fake_solver, Settings(), options, checker)
-    assert (report["errors"], report["correct"]) == (1, 4)
-    by_id = {line["unique_id"]: line.get("error") for line in lines_of(tmp_path / "out")}
-    assert by_id["id1"] == "gone for this one"
-
-
-def test_where_nobody_is_answered_any_more_the_run_ends_and_goes_on_later(
-    problem_set, fake_solver, tmp_path, checker
-):
-    gone = UnavailableError("gone")
-    fake_solver.outcomes.update(dict.fromkeys(("id3", "id4"), gone))
-    options = RunOptions(out=tmp_path / "out")
-    with pytest.raises(UnavailableError):
-        run(problem_set, fake_solver, Settings(), options, checker)
-    assert [line["unique_id"] for line in lines_of(tmp_path / "out")] == ["id0", "id1", "id2"]
+    fake_solver.outcomes.update(dict.fromkeys(("id3", "id4"), error))
+    with pytest.raises(type(error)):
+        kept()
+    assert [line["unique_id"] for line in lines()] == IDS[:3]
     fake_solver.outcomes.clear()
-    assert run(problem_set, fake_solver, Settings(), options, checker)["correct"] == 5
+    assert kept()["correct"] == 5
+
+
+@pytest.mark.parametrize("error", [ProblemTooLongError("too long"), UnavailableError("too long")])
+def test_who_fails_where_others_are_answered_has_failed(fake_solver, kept, lines, error):
+    fake_solver.outcomes["id1"] = error
+    report = kept()
+    assert (report["errors"], report["correct"], report["accuracy"]) == (1, 4, 0.8)
+    assert {line["unique_id"]: line["error"] for line in lines()}["id1"] == "too long"
 
 
 def test_right_candidates_are_counted_if_they_ended_by_themselves(
-    problem_set, fake_solver, make_solution, tmp_path, checker
+    fake_solver, make_solution, kept, lines
 ):
     stops = ["eos", "eos", "path_limit", "eos"]
     fake_solver.outcomes["id0"] = make_solution(["1", "2", "1", "1.0"], stops=stops)
     fake_solver.outcomes["id1"] = ProblemTooLongError("too long")
-    options = RunOptions(out=tmp_path / "out")
-    report = run(problem_set, fake_solver, Settings.build(n=4), options, checker)
-    assert [line["num_correct"] for line in lines_of(tmp_path / "out")] == [2, 0, 1, 1, 1]
+    report = kept(settings=Settings.build(n=4))
+    assert [line["num_correct"] for line in lines()] == [2, 0, 1, 1, 1]
     # One candidate of the four that were asked for stands for three problems.
     assert report["pass_at"]["1"]["value"] == pytest.approx((2 / 4 + 0 + 3 * 1 / 4) / 5)
     assert report["per_problem"]["kv_device_peak_bytes"]["value"] == 1024
 
 
-def test_nothing_is_counted_where_nobody_knows_what_is_right(
-    write_jsonl, fake_solver, tmp_path, checker
-):
-    unknown = load_problems(write_jsonl({"problem": "p"}))
-    report = run(unknown, fake_solver, Settings(), RunOptions(out=tmp_path / "out"), checker)
-    assert lines_of(tmp_path / "out")[0]["num_correct"] is None
+def test_nothing_is_counted_where_nobody_knows_what_is_right(write_jsonl, kept, lines):
+    report = kept(load_problems(write_jsonl({"problem": "p"})))
+    assert lines()[0]["num_correct"] is None
     assert report["pass_at"]["16"] is report["top1"]["best"] is None
 
 
-def test_results_without_later_fields_are_taken_over(problem_set, fake_solver, tmp_path, checker):
-    options = RunOptions(out=tmp_path / "out")
-    first = run(problem_set, fake_solver, Settings(), options, checker)
-    lines = [
-        {key: value for key, value in line.items() if key not in ("kv", "num_correct")}
-        for line in lines_of(tmp_path / "out")
-    ]
-    results = tmp_path / "out" / "results.jsonl"
-    results.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    again = run(problem_set, fake_solver, Settings(), options, checker)
-    assert len(fake_solver.asked) == 5
-    assert again["accuracy"] == first["accuracy"]
-    assert again["pass_at"]["1"] is None
-
-
-def test_finished_runs_are_found_and_not_changed(problem_set, fake_solver, tmp_path, checker):
+def test_finished_runs_are_found_and_not_changed(problem_set, solve, tmp_path):
     for name in ("b", "a"):
-        options = RunOptions(out=tmp_path / "out" / name)
-        run(problem_set, fake_solver, Settings(), options, checker)
+        solve(out=tmp_path / "out" / name)
     results = tmp_path / "out" / "a" / "results.jsonl"
     results.write_bytes(results.read_bytes()[:-1])
     found = find_runs(tmp_path / "out")
-    assert [(each.folder.name, len(each.records)) for each in found] == [("a", 4), ("b", 5)]
+    assert [(each.name, len(each.records)) for each in found] == [("a", 4), ("b", 5)]
     assert found[0].dataset == problem_set.name
     assert found[0].settings == Settings().model_dump(mode="json")
     assert not results.read_bytes().endswith(b"\n")
@@ -279,8 +225,9 @@ KILLED_SCRIPT = """
 import json, sys, time
 from pathlib import Path
 from beamwright.config import Settings
-from beamwright.declare import verifier
-from beamwright.evaluate import RunOptions, load_problems, run
+from beamwright.evaluate.equivalence import AnswerChecker
+from beamwright.evaluate.problems import load_problems
+from beamwright.evaluate.run import run
 
 class Solution:
     def to_json(self):
@@ -294,13 +241,14 @@ def solve_many(problems, *, in_flight):
 def show(record, done, total):
     print(done, flush=True)
 
-options = RunOptions(out=Path("out"), in_flight=2, on_record=show)
-print(run(load_problems("set.jsonl"), solve_many, Settings(), options)["problems"])
+options = {"out": Path("out"), "in_flight": 2, "on_record": show}
+problems = load_problems("set.jsonl")
+print(run(problems, solve_many, Settings(), AnswerChecker(), **options)["problems"])
 """
 
 
 def test_killed_at_any_moment_every_problem_is_there_exactly_once(
-    tmp_path, write_jsonl, make_solution
+    tmp_path, write_jsonl, make_solution, lines
 ):
     write_jsonl(*({"problem": "the same", "answer": "1"} for _ in range(30)))
     (tmp_path / "solution.json").write_text(json.dumps(make_solution(["1"] * 50).to_json()))
@@ -325,14 +273,11 @@ def test_killed_at_any_moment_every_problem_is_there_exactly_once(
         results.write(b'{"unique_id": "29", "ind')
     done = subprocess.run(command, capture_output=True, check=True, **started)
     assert done.stdout.split()[-1] == "30"
-    ids = [line["unique_id"] for line in lines_of(tmp_path / "out")]
+    ids = [line["unique_id"] for line in lines()]
     assert sorted(ids, key=int) == [str(i) for i in range(30)]
 
 
-def test_a_run_goes_on_with_the_code_that_it_began_with(
-    problem_set, fake_solver, tmp_path, checker
-):
-    options = RunOptions(out=tmp_path / "out")
+def test_a_run_goes_on_with_the_code_that_it_began_with(kept, lines):
     settings = Settings.build(verifier="scored")
     for scored, words in (
         (lambda problem, steps: 1, None),
@@ -342,8 +287,8 @@ def test_a_run_goes_on_with_the_code_that_it_began_with(
         with restored():
             verifier("scored", meaning="x")(scored)
             if words is None:
-                run(problem_set, fake_solver, settings, options, checker)
+                kept(settings=settings)
                 continue
             with pytest.raises(InputError, match=words):
-                run(problem_set, fake_solver, settings, options, checker)
-    assert len(lines_of(tmp_path / "out")) == 5
+                kept(settings=settings)
+    assert len(lines()) == 5

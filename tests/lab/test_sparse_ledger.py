@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from beamwright.evaluate import AnswerChecker, load_problems
+from beamwright.evaluate.equivalence import AnswerChecker
+from beamwright.evaluate.problems import load_problems
 from beamwright.search.answers import extract_answer
 from beamwright_lab.sparse.ledger import load_maker, option
 
@@ -23,9 +24,9 @@ def test_a_file_of_ledgers_is_a_problem_set_whose_answers_are_judged(tmp_path, a
     checker = AnswerChecker()
     for each, row in zip(problems, rows, strict=True):
         assert (each.problem, each.answer) == (row["problem"], row["answer"])
-        assert checker.is_correct(each.answer, extract_answer(row["solution"]))
+        assert checker.compare(each.answer, extract_answer(row["solution"]))
         wrong = str(row["answer"])[:-1] + str((int(str(row["answer"])[-1]) + 1) % 10)
-        assert not checker.is_correct(each.answer, wrong)
+        assert not checker.compare(each.answer, wrong)
 
 
 def test_digits_said_again_and_again_are_no_look_ups():

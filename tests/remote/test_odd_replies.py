@@ -8,7 +8,9 @@ import pytest
 
 from beamwright import Solver
 from beamwright.errors import InputError, UnavailableError
-from beamwright.evaluate import load_problems, run
+from beamwright.evaluate.equivalence import AnswerChecker
+from beamwright.evaluate.problems import load_problems
+from beamwright.evaluate.run import run
 from beamwright.remote import openai as client
 from beamwright.solver import scheduler
 from scripted_server import Scripted, choice, piece, question, said, speaking
@@ -243,8 +245,12 @@ def test_an_odd_reply_fails_its_problem_and_no_run(codec, solver_of, tmp_path, o
 
     file = tmp_path / "problems.jsonl"
     file.write_text("".join(json.dumps({"problem": p}) + "\n" for p in ("a", "b", "an odd one")))
-    with speaking(codec, then=then) as server, solver_of(server) as solver:
-        report = run(load_problems(str(file)), solver.solve_many, solver.settings)
+    with (
+        speaking(codec, then=then) as server,
+        solver_of(server) as solver,
+        AnswerChecker() as checker,
+    ):
+        report = run(load_problems(str(file)), solver.solve_many, solver.settings, checker)
     assert (report["problems"], report["errors"]) == (3, 1)
 
 

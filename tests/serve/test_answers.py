@@ -8,7 +8,7 @@ import pytest
 import engines
 from beamwright import Solver
 from beamwright.errors import Cancelled
-from beamwright.evaluate import load_problems
+from beamwright.evaluate.problems import load_problems
 from beamwright.search import STRATEGIES
 from beamwright.serve.answers import final_text, held_back
 from beamwright.tree import NodeState, SearchTree

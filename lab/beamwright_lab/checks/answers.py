@@ -18,14 +18,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from beamwright.evaluate import AnswerChecker
+from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright_lab.common import finish, say, table
 
 PAIRS = Path(__file__).resolve().parents[3] / "tests" / "data" / "answer_pairs.jsonl"
 SIDES = ("ours", "math-verify")
 
 
-def ours(pairs: Sequence[dict[str, Any]], num_workers: int) -> list[str]:
+def ours(pairs: Sequence[dict[str, Any]], num_workers: int) -> list[bool | None]:
     with (
         AnswerChecker(num_workers=num_workers) as checker,
         ThreadPoolExecutor(num_workers) as threads,
@@ -33,27 +33,28 @@ def ours(pairs: Sequence[dict[str, Any]], num_workers: int) -> list[str]:
         return list(threads.map(lambda pair: checker.compare(pair["gold"], pair["answer"]), pairs))
 
 
-def math_verify_alone(pairs: Sequence[dict[str, Any]]) -> list[str]:
+def math_verify_alone(pairs: Sequence[dict[str, Any]]) -> list[bool | None]:
     from math_verify import parse, verify
 
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-    verdicts = []
+    verdicts: list[bool | None] = []
     for pair in pairs:
         try:
             gold, answer = (parse(f"\\boxed{{{pair[key]}}}") for key in ("gold", "answer"))
-            verdicts.append("equal" if verify(gold, answer) else "different")
+            verdicts.append(bool(verify(gold, answer)))
         except Exception as error:
             say(f"math-verify on {pair}: {type(error).__name__}")
-            verdicts.append("different")
+            verdicts.append(False)
     return verdicts
 
 
-def count(pairs: Sequence[dict[str, Any]], verdicts: dict[str, list[str]]) -> list[dict[str, Any]]:
+def count(
+    pairs: Sequence[dict[str, Any]], verdicts: dict[str, list[bool | None]]
+) -> list[dict[str, Any]]:
     """A row for every kind, in the order of the file, and one for all."""
     right = {
         side: [
-            verdict == ("equal" if pair["equal"] else "different")
-            for pair, verdict in zip(pairs, verdicts[side], strict=True)
+            verdict is pair["equal"] for pair, verdict in zip(pairs, verdicts[side], strict=True)
         ]
         for side in SIDES
     }
@@ -65,11 +66,11 @@ def count(pairs: Sequence[dict[str, Any]], verdicts: dict[str, list[str]]) -> li
     return rows
 
 
-def wrong(pairs: Sequence[dict[str, Any]], verdicts: Sequence[str]) -> list[dict[str, Any]]:
+def wrong(pairs: Sequence[dict[str, Any]], verdicts: Sequence[bool | None]) -> list[dict[str, Any]]:
     return [
         {**pair, "verdict": verdict}
         for pair, verdict in zip(pairs, verdicts, strict=True)
-        if verdict != ("equal" if pair["equal"] else "different")
+        if verdict is not pair["equal"]
     ]
 
 
@@ -89,12 +90,9 @@ def main() -> None:
     for side in SIDES:
         say(f"\n{side}, wrong:")
         for each in mistakes[side]:
-            wanted = "equal" if each["equal"] else "different"
             pair = f"{each['kind']}: {each['gold']}  |  {each['answer']}"
-            say(f"  {pair}  is {wanted}, judged {each['verdict']}")
-    false_equals = {
-        side: sum(each["verdict"] == "equal" for each in mistakes[side]) for side in SIDES
-    }
+            say(f"  {pair}  is {each['equal']}, judged {each['verdict']}")
+    false_equals = {side: sum(each["verdict"] is True for each in mistakes[side]) for side in SIDES}
     name = "answer_conformance" if args.pairs == PAIRS else f"answer_conformance-{args.pairs.stem}"
     result = {"rows": rows, "wrong": mistakes, "false_equals": false_equals}
     finish(name, {"math_verify": version("math-verify"), "ours_s": round(seconds, 2), **result})

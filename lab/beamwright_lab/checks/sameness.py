@@ -17,7 +17,7 @@ import torch
 
 from beamwright import Solution, Solver
 from beamwright.errors import BeamwrightError
-from beamwright.evaluate import Problem, load_problems
+from beamwright.evaluate.problems import Problem, load_problems
 from beamwright.protocols import Plan, RoundReport, ScheduleView
 from beamwright.tree import SearchTree
 from beamwright_lab.common import finish, say

@@ -35,7 +35,7 @@ import torch
 from beamwright import Solution, Solver
 from beamwright.cli.app import main as beamwright
 from beamwright.errors import BeamwrightError, CapacityError
-from beamwright.evaluate import Problem, load_problems
+from beamwright.evaluate.problems import Problem, load_problems
 from beamwright.solver.request import IGNORED
 from beamwright_lab.checks.covering import Row, covering_array
 from beamwright_lab.common import finish, say, table

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from beamwright import Solution, Solver
-from beamwright.evaluate import Problem, load_problems
+from beamwright.evaluate.problems import Problem, load_problems
 from beamwright.sections import Speculation
 from beamwright_lab.common import interleave
 from beamwright_lab.gpu.context import Context

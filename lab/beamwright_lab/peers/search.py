@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 from beamwright import Solver
-from beamwright.evaluate import AnswerChecker, Problem, load_problems
+from beamwright.evaluate.equivalence import AnswerChecker
+from beamwright.evaluate.problems import Problem, load_problems
 from beamwright.models.config import resolve_folder
 from beamwright_lab.common import Ceilings, Timing, interleave, say, table
 from beamwright_lab.peers.adapters.beam_search import beam_search
@@ -170,7 +171,8 @@ def _search_of(
 
         def once(side: str, problem: Problem = problem) -> None:
             outcome = by_side[side](problem, n)
-            outcome["right"] = checker.is_correct(problem.answer, outcome["answer"])
+            answer = outcome["answer"]
+            outcome["right"] = checker.judge(problem.answer, [answer])[answer]
             outcomes[side].append(outcome)
 
         rounds = interleave({s: (lambda s=s: once(s)) for s in by_side}, args.rounds)

@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 
-from beamwright.evaluate import load_problems
+from beamwright.evaluate.problems import load_problems
 from beamwright_lab.common import finish, say
 from beamwright_lab.serve.running import Running, server
 

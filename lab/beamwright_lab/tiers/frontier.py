@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from beamwright.errors import CapacityError
-from beamwright.evaluate.charts import COLOURS
 from beamwright.models.shape import shape_from_text
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import find_profile
@@ -305,7 +304,7 @@ def _panel(axes: Any, name: str, rows: Sequence[Row]) -> None:
             markersize=3,
             linewidth=2 if system == OURS else 1,
             linestyle={BELADY: "--", CONTINUOUS: ":"}.get(system, "-"),
-            color=COLOURS[number],
+            color=f"C{number}",
             label=HEADINGS.get(system, system),
         )
     axes.set_xscale("log")

@@ -39,20 +39,17 @@ from beamwright.cli.output import complain, first_import, print_json, quiet_stdo
 from beamwright.cli.views import TreePages
 from beamwright.config import Settings
 from beamwright.errors import BeamwrightError, InputError
-from beamwright.evaluate import (
-    AnswerChecker,
-    InFlight,
-    ProblemSet,
-    Record,
-    RunOptions,
-    Solved,
-    SolveMany,
-    load_problems,
-    run,
-)
+from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import wilson_interval
-from beamwright.evaluate.problems import ANSWER_FIELDS, QUESTION_FIELDS, SOLUTION_FIELDS
+from beamwright.evaluate.problems import (
+    ANSWER_FIELDS,
+    QUESTION_FIELDS,
+    SOLUTION_FIELDS,
+    ProblemSet,
+    load_problems,
+)
 from beamwright.evaluate.recipes import NamedSettings, Recipe, read_recipe
+from beamwright.evaluate.run import InFlight, Record, Solved, SolveMany, run
 from beamwright.verify.find import check_models
 
 if TYPE_CHECKING:
@@ -162,8 +159,8 @@ def evaluate(
     problem_set = load_problems(
         dataset,
         limit,
-        problem_field=problem_field or recipe.problem_field,
-        answer_field=answer_field or recipe.answer_field,
+        problem_field=problem_field,
+        answer_field=answer_field,
     )
     for said, model in {each.note: each.settings.model for each in recipe.runs}.items():
         with suppress(BeamwrightError):  # which says all where the model is needed
@@ -227,9 +224,13 @@ def _evaluate(named: NamedSettings, work: _Work) -> dict[str, Any]:
             solve_many = _solving(named.settings, pages, stack, status)
         else:
             solve_many = solving_far(named.settings, work.cluster, pages, stack)
-        options = RunOptions(out, work.in_flight, on_record)
         try:
-            report = run(work.problem_set, solve_many, named.settings, options, work.checker)
+            report = run(
+                *(work.problem_set, solve_many, named.settings, work.checker),
+                out=out,
+                in_flight=work.in_flight,
+                on_record=on_record,
+            )
         except KeyboardInterrupt:
             complain(_so_far(on_record, out))
             raise
@@ -243,7 +244,7 @@ def _so_far(progress: _Tally, out: Path | None) -> str:
     line = f"{progress.done} of {progress.total or '?'} problems finished"
     if progress.judged:
         right, judged = progress.right, progress.judged
-        low, high = wilson_interval(right / judged, judged) or (0.0, 1.0)
+        low, high = wilson_interval(right / judged, judged)
         line += f", accuracy so far {right / judged:.1%} (95 %: {low:.1%} to {high:.1%})"
     if out is None:
         return f"{line}; with --out DIR they would have been kept"

@@ -12,8 +12,7 @@ from beamwright.cli.options import option
 from beamwright.cli.output import first_import
 from beamwright.config import Settings
 from beamwright.errors import BeamwrightError, InputError
-from beamwright.evaluate import SolveMany
-from beamwright.evaluate.run import InFlight, Solved
+from beamwright.evaluate.run import InFlight, Solved, SolveMany
 
 if TYPE_CHECKING:
     from beamwright.cli.views import TreePages

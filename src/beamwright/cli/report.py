@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -11,12 +9,8 @@ import typer
 
 from beamwright.cli.options import DEBUG, JSON, option
 from beamwright.cli.output import complain, guard, one_line, print_json
-from beamwright.cli.views import tree_page
 from beamwright.errors import InputError
-from beamwright.evaluate import summarise
-from beamwright.evaluate.charts import EvaluatedRun, TreeLink
-from beamwright.evaluate.report import write_report
-from beamwright.evaluate.results import FinishedRun, find_runs
+from beamwright.evaluate.report import find_runs, write_report
 from beamwright.io import check_writable
 
 _DirsArgument = Annotated[
@@ -44,39 +38,18 @@ def report(
                 raise InputError(f"{folder}: no such folder")
         page = folders[0] / "report.html" if out is None else out
         check_writable(page)
-        runs = [run for folder in folders for run in _runs_in(folder, page)]
-        written = write_report(runs, page, title, png=png)
-        if written.missing is not None:  # the page has its tables without them
-            complain(written.missing)
+        runs = [run for folder in folders for run in find_runs(folder)]
+        pngs, missing = write_report(runs, page, title, png=png)
+        if missing is not None:  # the page has its tables without them
+            complain(missing)
         if as_json:
             print_json(
                 {
                     "page": str(page),
-                    "png": [str(file) for file in written.pngs],
+                    "png": [str(file) for file in pngs],
                     "runs": [{"name": run.name, **run.summary} for run in runs],
                 }
             )
         else:
-            for file in (page, *written.pngs):
+            for file in (page, *pngs):
                 typer.echo(one_line(str(file)))
-
-
-def _runs_in(folder: Path, page: Path) -> Iterator[EvaluatedRun]:
-    for found in find_runs(folder):
-        inner = found.folder.relative_to(folder)
-        name = folder.resolve().name if inner == Path() else str(inner)
-        yield EvaluatedRun(
-            name=name,
-            dataset=found.dataset,
-            settings=found.settings,
-            summary=summarise(found.records, found.settings["search"]["n"]),
-            trees=tuple(_trees(found, page)),
-        )
-
-
-def _trees(run: FinishedRun, page: Path) -> Iterator[TreeLink]:
-    for record in run.records:
-        file = tree_page(run.folder / "trees", record.index)
-        if file.is_file():
-            address = Path(os.path.relpath(file.resolve(), page.resolve().parent)).as_posix()
-            yield TreeLink(record.problem, record.index, address, record.answer, record.correct)

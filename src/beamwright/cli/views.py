@@ -12,7 +12,7 @@ from beamwright.io import check_writable
 
 if TYPE_CHECKING:
     from beamwright.engine.timeline import Timeline
-    from beamwright.evaluate import Problem
+    from beamwright.evaluate.problems import Problem
     from beamwright.solver.solution import Solution
     from beamwright.tree import SearchTree
 
@@ -87,11 +87,6 @@ def _write_page(
     write_tree_page(tree, chosen, timeline or NullTimeline(), file, _title(tree))
 
 
-def tree_page(folder: Path, index: int) -> Path:
-    """The page of a problem's tree, by the problem's place in its set."""
-    return folder / f"{index:04d}.html"
-
-
 class TreePages:
     """Pages of some problems' trees, one file per problem, named by its place in the set.
 
@@ -100,7 +95,7 @@ class TreePages:
 
     def __init__(self, folder: Path, problems: Sequence[Problem]) -> None:
         self._folder = folder
-        self._files = {each.unique_id: tree_page(folder, each.index) for each in problems}
+        self._files = {each.unique_id: folder / f"{each.index:04d}.html" for each in problems}
         self.failure: InputError | None = None
 
     def write(self, outcomes: Sequence[Solution | BeamwrightError]) -> None:

@@ -9,19 +9,20 @@ bootstrap.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from statistics import NormalDist
-from typing import Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from beamwright.evaluate.results import Record
 from beamwright.search.choose import CHOICES
 
+if TYPE_CHECKING:
+    from beamwright.evaluate.run import Record
+
 _Value = TypeVar("_Value")
-_DIGITS = re.compile(r"[-+.e\d]*\d")
 _BOOTSTRAP_SEED = 0
 _MEAN_RESAMPLES = 2_000
 _CHUNK = 1_000_000  # drawn values held at once
@@ -29,6 +30,13 @@ _BOUNDS = (2.5, 97.5)  # percent
 _NORMAL = NormalDist().inv_cdf(0.975)
 
 _Array = NDArray[np.float64]
+
+
+class Estimated(TypedDict):
+    """A number and its 95 % interval, [low, high]."""
+
+    value: float
+    interval: list[float]
 
 
 def summarise(records: Sequence[Record], num_candidates: int | None = None) -> dict[str, Any]:
@@ -40,77 +48,60 @@ def summarise(records: Sequence[Record], num_candidates: int | None = None) -> d
     a share, the bootstrap's for anything else.
     `latency_s` is a problem's own time, its share of the batch where several were in flight;
     `completion_s` is from a problem's start to the end of a candidate, the mean of its candidates.
-
-    `warnings` counts the problems that have one, and quotes the kind that most have.
+    `goodput_tok_s` is the mean tokens of all final candidates over their mean seconds, which is not
+    the mean of the problems' goodputs. `per_problem`: means; a peak is the engine's while the
+    problem was in flight. `warnings` counts the problems that have one, and quotes the first.
 
     num_candidates: the n that was asked for; None takes the most that a problem has.
     """
-    verdicts = _known(record.correct for record in records)
+    accuracy = estimate_share(verdicts := _known(record.correct for record in records))
+    # A problem with an error has no candidates: wrong, whoever chooses.
+    top1 = {
+        how: estimate_share(
+            _known(r.choices.get(how, {"correct": r.correct})["correct"] for r in records)
+        )
+        for how in CHOICES
+    }
     rounds = [record.rounds for record in records if record.rounds is not None]
+    paths = [  # tokens and seconds of a problem's mean candidate, and how many it has
+        (record.mean_path_tokens, record.mean_path_tokens / record.goodput_tok_s, record.candidates)
+        for record in records
+        if record.goodput_tok_s and record.mean_path_tokens
+    ]
+    sums = [(tokens * len(found), seconds * len(found)) for tokens, seconds, found in paths]
+    goodput = _estimate(sums, lambda drawn: drawn[..., 0].sum(axis=1) / drawn[..., 1].sum(axis=1))
+    per_problem: dict[str, Sequence[float | None]] = {
+        "tokens": [record.tokens.get("generated") for record in records],
+        "seconds": [record.time.get("total_s") for record in records],
+        "kv_device_peak_bytes": [record.kv.get("device_peak_bytes") for record in records],
+        "kv_host_peak_bytes": [record.kv.get("host_peak_bytes") for record in records],
+        "h2d_bytes": [record.kv.get("h2d_bytes") for record in records],
+        "d2h_bytes": [record.kv.get("d2h_bytes") for record in records],
+    }
+    warned = [record.warnings for record in records if record.warnings]
     return {
         "problems": len(records),
         "judged": len(verdicts),
         "correct": sum(verdicts),
-        "accuracy": _mean(verdicts),
-        "accuracy_interval": _interval(verdicts),
-        "by_choice": {how: _mean(_choice_verdicts(records, how)) for how in CHOICES},
-        "top1": {how: estimate_share(_choice_verdicts(records, how)) for how in CHOICES},
+        "accuracy": accuracy and accuracy["value"],
+        "accuracy_interval": accuracy and accuracy["interval"],
+        "by_choice": {how: share and share["value"] for how, share in top1.items()},
+        "top1": top1,
         "pass_at": _pass_at(records, num_candidates),
         "by_level": _by_level(records),
         "errors": sum(record.error is not None for record in records),
-        "warnings": _warnings(records),
+        "warnings": {"problems": len(warned), "example": warned[0][0] if warned else None},
         "system_prompt": next((r.system_prompt for r in records if r.system_prompt), None),
         "fewer_candidates": sum(record.reason_fewer is not None for record in records),
-        "mean_rounds": _mean(rounds),
+        "mean_rounds": sum(rounds) / len(rounds) if rounds else None,
         "tokens": _sums(record.tokens for record in records),
         "time": _sums(record.time for record in records),
-        "goodput_tok_s": goodput(records),
-        "precise_goodput_tok_s": estimate_ratio(_paths(records)),
-        "latency_s": _percentiles(_known(record.time.get("total_s") for record in records)),
-        "completion_s": _percentiles(
-            [s / len(r.candidates) for r in records for _, s in _paths([r])]
-        ),
-        "per_problem": _per_problem(records),
+        "goodput_tok_s": goodput and goodput["value"],
+        "precise_goodput_tok_s": goodput,
+        "latency_s": _percentiles(_known(per_problem["seconds"])),
+        "completion_s": _percentiles([seconds for _, seconds, _ in paths]),
+        "per_problem": {name: estimate_mean(_known(found)) for name, found in per_problem.items()},
     }
-
-
-def _warnings(records: Sequence[Record]) -> dict[str, Any]:
-    """Problems with a warning, and the first of the kind that most have.
-
-    Warnings that differ in numbers alone are of one kind.
-    """
-    kinds: dict[str, list[str]] = {}
-    for line in (line for record in records for line in record.warnings):
-        kinds.setdefault(_DIGITS.sub("", line), []).append(line)
-    most = max(kinds.values(), key=len, default=None)
-    example = None if most is None else most[0]
-    return {"problems": sum(bool(record.warnings) for record in records), "example": example}
-
-
-def goodput(records: Iterable[Record]) -> float | None:
-    """Goodput over the final candidates of all problems, tokens per second.
-
-    A problem's goodput is mean path tokens / mean seconds of its candidates; over all problems
-    it is the mean tokens over the mean seconds again, every candidate counted once, which is
-    not the mean of the problems' goodputs.
-    """
-    paths = _paths(records)
-    seconds = sum(each for _, each in paths)
-    return sum(each for each, _ in paths) / seconds if seconds else None
-
-
-def _paths(records: Iterable[Record]) -> list[tuple[float, float]]:
-    """Tokens and seconds of each problem, summed over its final candidates."""
-    found = []
-    for record in records:
-        if record.goodput_tok_s and record.mean_path_tokens:
-            tokens = record.mean_path_tokens * len(record.candidates)
-            found.append((tokens, tokens / record.goodput_tok_s))
-    return found
-
-
-def _percentiles(values: Sequence[float]) -> dict[str, Estimated | None]:
-    return {f"p{share}": estimate_percentile(values, share) for share in (50, 95)}
 
 
 def _pass_at(records: Sequence[Record], num_candidates: int | None) -> dict[str, Estimated | None]:
@@ -129,33 +120,12 @@ def _pass_at(records: Sequence[Record], num_candidates: int | None) -> dict[str,
     }
 
 
-def _per_problem(records: Sequence[Record]) -> dict[str, Estimated | None]:
-    """Means over problems; a peak is the engine's while the problem was in flight."""
-    figures: dict[str, Callable[[Record], float | None]] = {
-        "tokens": lambda record: record.tokens.get("generated"),
-        "seconds": lambda record: record.time.get("total_s"),
-    }
-    estimates = {name: estimate_mean(_known(map(get, records))) for name, get in figures.items()}
-    for name in ("device_peak_bytes", "host_peak_bytes", "h2d_bytes", "d2h_bytes"):
-        shown = f"kv_{name}" if "peak" in name else name
-        estimates[shown] = estimate_mean(_known(record.kv.get(name) for record in records))
-    return estimates
-
-
-def _known(values: Iterable[_Value | None]) -> list[_Value]:
-    return [value for value in values if value is not None]
-
-
-def _interval(verdicts: Sequence[bool]) -> list[float] | None:
-    return wilson_interval(sum(verdicts) / len(verdicts), len(verdicts)) if verdicts else None
-
-
-def _choice_verdicts(records: Sequence[Record], how: str) -> list[bool]:
-    # A problem with an error has no candidates: wrong, whoever chooses.
-    return _known(
-        record.choices[how]["correct"] if how in record.choices else record.correct
-        for record in records
-    )
+def pass_at_k(num_candidates: int, num_correct: int, k: int) -> float:
+    """1 - C(n - c, k) / C(n, k): the chance that k of n candidates hold one of the c right ones."""
+    # Whole numbers until the last division: exact at any n.
+    all_wrong = math.comb(num_candidates - num_correct, k)
+    total = math.comb(num_candidates, k)
+    return (total - all_wrong) / total
 
 
 def _by_level(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
@@ -166,18 +136,18 @@ def _by_level(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
     summary = {}
     # Numbers in numeric order ("10" after "9"), then words.
     for level in sorted(groups, key=lambda name: (not name.isdigit(), len(name), name)):
-        verdicts = _known(groups[level])
+        accuracy = estimate_share(verdicts := _known(groups[level]))
         summary[level] = {
             "problems": len(groups[level]),
             "correct": sum(verdicts),
-            "accuracy": _mean(verdicts),
-            "interval": _interval(verdicts),
+            "accuracy": accuracy and accuracy["value"],
+            "interval": accuracy and accuracy["interval"],
         }
     return summary
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+def _known(values: Iterable[_Value | None]) -> list[_Value]:
+    return [value for value in values if value is not None]
 
 
 def _sums(groups: Iterable[Mapping[str, float | None]]) -> dict[str, float | None]:
@@ -192,21 +162,12 @@ def _sums(groups: Iterable[Mapping[str, float | None]]) -> dict[str, float | Non
 # --- numbers with intervals --------------------------------------------------------------------
 
 
-class Estimated(TypedDict):
-    """A number and its 95 % interval, [low, high]."""
-
-    value: float
-    interval: list[float]
-
-
-def wilson_interval(share: float, num_problems: int) -> list[float] | None:
-    """95 % Wilson score interval of a share of the problems, [low, high]; None without any.
+def wilson_interval(share: float, num_problems: int) -> list[float]:
+    """95 % Wilson score interval of a share of the problems, [low, high].
 
     Sound where all or none are right, and for few problems (Brown, Cai and DasGupta 2001). For a
     mean of values between 0 and 1 it is on the safe side: none varies more than a yes or no.
     """
-    if num_problems == 0:
-        return None
     z2 = _NORMAL**2
     middle = (share + z2 / (2 * num_problems)) / (1 + z2 / num_problems)
     spread = share * (1 - share) / num_problems + z2 / (4 * num_problems**2)
@@ -220,53 +181,25 @@ def estimate_share(values: Sequence[float]) -> Estimated | None:
     if not values:
         return None
     share = sum(values) / len(values)
-    interval = wilson_interval(share, len(values))
-    assert interval is not None
-    return {"value": share, "interval": interval}
+    return {"value": share, "interval": wilson_interval(share, len(values))}
 
 
 def estimate_mean(values: Sequence[float]) -> Estimated | None:
     """The mean over problems; None without any."""
-    return _estimate([(value,) for value in values], lambda drawn: drawn[..., 0].mean(axis=-1))
+    return _estimate(values, lambda drawn: drawn.mean(axis=1))
 
 
-def estimate_percentile(values: Sequence[float], percent: int) -> Estimated | None:
-    """A percentile over problems; None without any."""
-
-    return _estimate(
-        [(value,) for value in values],
-        lambda drawn: np.asarray(np.percentile(drawn[..., 0], percent, axis=-1)),
-    )
-
-
-def estimate_ratio(pairs: Sequence[tuple[float, float]]) -> Estimated | None:
-    """Sum of the first over sum of the second, which must be positive; None without any."""
-
-    def ratio(drawn: _Array) -> _Array:
-        sums = drawn.sum(axis=-2)
-        return np.asarray(sums[..., 0] / sums[..., 1])
-
-    return _estimate(pairs, ratio)
-
-
-def pass_at_k(num_candidates: int, num_correct: int, k: int) -> float:
-    """1 - C(n - c, k) / C(n, k): the chance that k of n candidates hold one of the c right ones.
-
-    Raises:
-        ValueError: unless 0 <= c <= n and 1 <= k <= n.
-    """
-    if not (0 <= num_correct <= num_candidates and 1 <= k <= num_candidates):
-        raise ValueError(f"no pass@{k} of {num_correct} right among {num_candidates} candidates")
-    # Whole numbers until the last division: exact at any n.
-    all_wrong = math.comb(num_candidates - num_correct, k)
-    total = math.comb(num_candidates, k)
-    return (total - all_wrong) / total
+def _percentiles(values: Sequence[float]) -> dict[str, Estimated | None]:
+    return {
+        f"p{share}": _estimate(values, partial(np.percentile, q=share, axis=1))
+        for share in (50, 95)
+    }
 
 
 def _estimate(
-    rows: Sequence[tuple[float, ...]], statistic: Callable[[_Array], _Array]
+    rows: Sequence[float] | Sequence[tuple[float, ...]], statistic: Callable[[_Array], Any]
 ) -> Estimated | None:
-    """statistic: reduces [..., problems, columns] to [...]."""
+    """statistic: reduces problems, the second axis. None without any problem."""
     if not rows:
         return None
     values = np.asarray(rows, dtype=np.float64)
@@ -277,4 +210,4 @@ def _estimate(
         for count in (min(size, _MEAN_RESAMPLES - i) for i in range(0, _MEAN_RESAMPLES, size))
     ]
     low, high = np.percentile(np.concatenate(drawn), _BOUNDS)
-    return {"value": float(statistic(values)), "interval": [float(low), float(high)]}
+    return {"value": float(statistic(values[None])[0]), "interval": [float(low), float(high)]}

@@ -1,21 +1,27 @@
-"""Problem sets: the bundled ones, local files and folders, and those of the hub.
+"""Problem sets: the bundled ones, files and folders (JSONL, JSON, CSV, parquet), and the hub's.
 
-Knows which kind of source a name means, and the field names that public problem sets use. How files
-become rows is in `formats`. Never looks at two problems at once, except to give every problem an
-id of its own: equal texts stay different problems.
+Knows file formats, where a row came from, for messages, and the field names that public problem
+sets use. Equal texts stay different problems: every one gets an id of its own.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
+import json
 import math
+import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from importlib import resources
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module, resources
+from inspect import signature
+from pathlib import Path
+from typing import Any
 
-from beamwright.errors import InputError
-from beamwright.evaluate.formats import DataRow, DataRows, read_content, read_hub, read_path
+from beamwright.errors import InputError, UnavailableError
+from beamwright.io import read_regular
 from beamwright.search.answers import extract_answer
 
 BUNDLED = ("test", "dev")
@@ -29,20 +35,23 @@ ANSWER_FIELDS = (
 )  # fmt: skip
 SOLUTION_FIELDS = ("canonical_solution", "solution", "Solution")
 _ID_FIELDS = ("unique_id", "id", "ID", "Record ID")
-_SUBJECT_FIELDS = ("subject", "type", "Subdomain")
-_OTHER_FIELDS = frozenset({*QUESTION_FIELDS, *_ID_FIELDS, *_SUBJECT_FIELDS, "level"})
+_OTHER_FIELDS = frozenset(
+    {*QUESTION_FIELDS, *_ID_FIELDS, "subject", "type", "Subdomain", "level"}
+)  # hold no answer
 
 # Multiple choice (GPQA): options under names of their own, the right one first.
 _OPTION_FIELDS = (
     "Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3",
 )  # fmt: skip
-_LETTERS = "ABCD"
-_CHOOSE = "Answer with the letter of the correct option."
 
 _GSM8K_MARK = "####"  # a worked solution in an answer field ends with "#### ANSWER"
 _ANY_TEXT = ("utf-8", "surrogatepass")  # JSON may hold half a surrogate pair
-_LISTED = re.compile(r"""\[\s*(?:"([^"]*)"|'([^']*)')\s*\]""")  # a list of one, as a table holds it
-_WHOLE_FLOAT = re.compile(r"([+-]?\d+)\.0+")
+_SPLIT = re.compile(r"(?:^|[^a-z])(train|test|validation|valid|dev)(?=$|[^a-z])")
+_SUFFIXES = (".csv", ".json", ".jsonl", ".ndjson", ".parquet")
+_ABOUT = ("dataset_info.json", "dataset_infos.json")  # describe a data set, hold no rows
+_HUB_NAME = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:/([\w.-]+))?(?:@([\w.-]+))?")
+_MOST_BYTES = 1 << 28  # that a parquet file unpacks to; a small one may hold any number
+_MOST_CELLS = 5_000_000
 
 
 @dataclass(frozen=True)
@@ -57,21 +66,27 @@ class Problem:
     unique_id: str
     index: int
     level: str | int | None = None
-    subject: str | None = None
 
 
 @dataclass(frozen=True)
 class ProblemSet:
     """Problems in file order, under the name that they were asked for by.
 
-    fingerprint: SHA-256 of all that was read, whatever the limit. named: the fields that the user
-    named, by what they hold ("problem", "answer").
+    fingerprint: SHA-256 of all that was read, whatever the limit, and the fields that the user
+    named.
     """
 
     name: str
     problems: tuple[Problem, ...]
     fingerprint: str
-    named: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """The named fields of one row. where: its file and line or row (from 1), for messages."""
+
+    where: str
+    fields: Mapping[str, Any]
 
 
 def load_problems(
@@ -82,11 +97,12 @@ def load_problems(
     answer_field: str | None = None,
 ) -> ProblemSet:
     """The first `limit` problems of `source`; everything is read and checked all the same, but for
-    what lies behind them in a parquet file that holds more than fits (`formats.read_content`).
+    what lies behind them in a parquet file that holds more than fits.
 
-    `bundled:test` or `bundled:dev`; a JSONL, JSON, CSV or parquet file, or a folder of them
-    (`FOLDER@SPLIT` for one split of several); `hf:ORG/NAME`, `hf:ORG/NAME/CONFIG@SPLIT` of the
-    hub. Either every problem has an answer, or none has.
+    `bundled:test` or `bundled:dev`; a JSONL, JSON, CSV or parquet file, or a folder of them in the
+    order of their paths (`FOLDER@SPLIT` for one split of several); `hf:ORG/NAME`,
+    `hf:ORG/NAME/CONFIG@SPLIT` of the hub: without a split `test` if there is one, else the only
+    one. Either every problem has an answer, or none has.
     problem_field, answer_field: where the problem and its right answer are, in other fields than
     the known ones (QUESTION_FIELDS, ANSWER_FIELDS, SOLUTION_FIELDS); the answer field "none" says
     that the right answers are not known.
@@ -97,46 +113,30 @@ def load_problems(
     """
     if limit is not None and limit < 1:
         raise InputError(f"--limit must be at least 1, got {limit}")
-    data = _read(source, limit)
-    questions = QUESTION_FIELDS if problem_field is None else (problem_field,)
-    problems = [
-        _read_problem(row, index, questions, answer_field) for index, row in enumerate(data.rows)
-    ]
-    if not problems:
+    rows, fingerprint = _read(source, limit)
+    if not rows:
         raise InputError(f"{source}: holds no problems")
-    if answer_field != NO_ANSWERS:
-        _check_answers(data.rows, problems, problem_field, answer_field)
-    unique = _with_unique_ids(problems)
-    fields = {"problem": problem_field, "answer": answer_field}
-    named = {name: value for name, value in fields.items() if value is not None}
-    return ProblemSet(source, tuple(unique[:limit]), data.fingerprint, named)
+    questions = QUESTION_FIELDS if problem_field is None else (problem_field,)
+    problems: dict[str, Problem] = {}
+    for index, row in enumerate(rows):
+        level = row.fields.get("level")
+        level = level if isinstance(level, str | int) else None
+        problem, answer, given_id = _read_problem(row, questions, answer_field)
+        name = given_id or str(index)
+        while name in problems:
+            name += f"#{index}"
+        problems[name] = Problem(problem, answer, name, index, level)
+    answers = [problem.answer for problem in problems.values()]
+    if answer_field != NO_ANSWERS and None in answers:
+        _refuse_holes(rows, answers, problem_field, answer_field)
+    if problem_field or answer_field:
+        fingerprint += f", --problem-field {problem_field}, --answer-field {answer_field}"
+    return ProblemSet(source, tuple(problems.values())[:limit], fingerprint)
 
 
-def bundled_samples(count: int) -> list[tuple[str, str]]:
-    """The first problems of bundled:dev and their solutions, steps apart by blank lines."""
-    rows = _read("bundled:dev").rows
-    return [(row.fields["problem"], row.fields["solution"]) for row in rows[:count]]
-
-
-def _read(source: str, limit: int | None = None) -> DataRows:
-    if source.startswith("hf:"):
-        return read_hub(source)
-    if not source.startswith("bundled:"):
-        return read_path(source, limit)
-    name = source.removeprefix("bundled:")
-    if name not in BUNDLED:
-        known = ", ".join(f"bundled:{name}" for name in BUNDLED)
-        raise InputError(f"{source}: no such bundled problem set (there are {known})")
-    file = resources.files("beamwright").joinpath("bundled", f"{name}.jsonl")
-    try:
-        return read_content(file.read_bytes(), source)
-    except OSError as error:
-        raise InputError(f"{source}: missing from this installation") from error
-
-
-def _check_answers(
-    rows: Sequence[DataRow],
-    problems: Sequence[Problem],
+def _refuse_holes(
+    rows: Sequence[_Row],
+    answers: Sequence[str | None],
     problem_field: str | None,
     answer_field: str | None,
 ) -> None:
@@ -144,110 +144,72 @@ def _check_answers(
 
     Where no problem has one, a field that nothing reads is likely to be it.
     """
-    missing = [problem.index for problem in problems if problem.answer is None]
-    if not missing:
-        return
-    first = rows[missing[0]]
+    first = rows[answers.index(None)]
     known = (*ANSWER_FIELDS, *SOLUTION_FIELDS) if answer_field is None else (answer_field,)
-    looked = ", ".join(known)
-    if len(missing) < len(problems):
-        raise InputError(f"{first.where}: no answer, though others have one (looked for {looked})")
-    unread = {str(name) for name in first.fields} - _OTHER_FIELDS - {problem_field}
-    if unread or answer_field is not None:
-        there = ", ".join(map(str, first.fields))
+    others = ", though others have one" if set(answers) != {None} else ""
+    there = [str(name) for name in first.fields]
+    if others or answer_field is not None or not {*there} <= {*_OTHER_FIELDS, problem_field}:
         raise InputError(
-            f"{first.where}: no answer (looked for {looked}; there are {there}); name its field "
-            f"with --answer-field, or --answer-field {NO_ANSWERS} to go without accuracy"
+            f"{first.where}: no answer{others} (looked for {', '.join(known)}; there are "
+            f"{', '.join(there)}); name its field with --answer-field, or --answer-field "
+            f"{NO_ANSWERS} to go without accuracy"
         )
-
-
-def _with_unique_ids(problems: Sequence[Problem]) -> list[Problem]:
-    """Every problem under an id of its own; the ids in the file go before made-up ones.
-
-    The second problem under one id becomes `ID#INDEX`; without an id, the index is the id.
-    """
-    owners: dict[str, int] = {}
-    for problem in problems:
-        if problem.unique_id:
-            owners.setdefault(problem.unique_id, problem.index)
-    taken, unique = set(owners), []
-    for problem in problems:
-        name = problem.unique_id
-        if owners.get(name) != problem.index:
-            name = f"{name}#{problem.index}" if name else str(problem.index)
-            while name in taken:
-                name += "'"
-            taken.add(name)
-        unique.append(replace(problem, unique_id=name))
-    return unique
 
 
 # --- from a row to a problem -------------------------------------------------------------------
 
 
 def _read_problem(
-    row: DataRow, index: int, questions: Sequence[str], answer_field: str | None
-) -> Problem:
-    """The problem in a row; `unique_id` is "" where the row has none.
+    row: _Row, questions: Sequence[str], answer_field: str | None
+) -> tuple[str, str | None, str]:
+    """The problem in a row, its answer, and its id ("" without one).
 
     Of a multiple choice row (_OPTION_FIELDS) the options become part of the problem, in an
     order drawn from its id and text, and the answer is the letter.
     """
-    fields, level = row.fields, row.fields.get("level")
+    fields = row.fields
     unique_id = next((str(v) for k in _ID_FIELDS if (v := fields.get(k)) not in (None, "")), "")
-    problem, answer = _question(row, questions), None
-    if answer_field is None and fields.get(_OPTION_FIELDS[0]) not in (None, ""):
-        problem, answer = _multiple_choice(problem, unique_id, row)
-    elif answer_field != NO_ANSWERS:
-        answer = _answer(row, answer_field)
-    return Problem(
-        problem=problem,
-        answer=answer,
-        unique_id=unique_id,
-        index=index,
-        level=level if isinstance(level, str | int) else None,
-        subject=next((v for k in _SUBJECT_FIELDS if isinstance(v := fields.get(k), str)), None),
-    )
-
-
-def _question(row: DataRow, questions: Sequence[str]) -> str:
-    present = [name for name in questions if row.fields.get(name) is not None]
-    if not present:
-        there = ", ".join(map(str, row.fields)) or "no fields"
-        raise InputError(
-            f"{row.where}: no problem field (looked for {', '.join(questions)}; "
-            f"there are {there}); name one with --problem-field"
-        )
-    for name in present:
-        if not isinstance(row.fields[name], str):
-            raise InputError(f"{row.where}: field {name!r} is not text")
-        if row.fields[name].strip():
-            return str(row.fields[name])
-    raise InputError(f"{row.where}: the problem is empty")
-
-
-def _multiple_choice(question: str, unique_id: str, row: DataRow) -> tuple[str, str]:
-    """The question with its options A to D, and the right one's letter."""
+    problem = _question(row, questions)
+    if answer_field == NO_ANSWERS:
+        return problem, None, unique_id
+    if answer_field is not None or fields.get(_OPTION_FIELDS[0]) in (None, ""):
+        return problem, _answer(row, answer_field), unique_id
     options = [_text(row, name) for name in _OPTION_FIELDS]
     for name, option in zip(_OPTION_FIELDS, options, strict=True):
         if not option:
             raise InputError(f"{row.where}: field {name!r} is missing or empty")
 
     def rank(number: int) -> bytes:
-        return hashlib.sha256(f"{number}\0{unique_id}\0{question}".encode(*_ANY_TEXT)).digest()
+        return hashlib.sha256(f"{number}\0{unique_id}\0{problem}".encode(*_ANY_TEXT)).digest()
 
     order = sorted(range(len(options)), key=rank)
-    lines = [f"{letter}) {options[number]}" for letter, number in zip(_LETTERS, order, strict=True)]
-    text = "\n".join([question.strip(), "", *lines, "", _CHOOSE])
-    return text, _LETTERS[order.index(0)]
+    lines = [f"{letter}) {options[n]}" for letter, n in zip("ABCD", order, strict=True)]
+    choose = "Answer with the letter of the correct option."
+    text = "\n".join([problem.strip(), "", *lines, "", choose])
+    return text, "ABCD"[order.index(0)], unique_id
 
 
-def _answer(row: DataRow, answer_field: str | None) -> str | None:
+def _question(row: _Row, questions: Sequence[str]) -> str:
+    for name in questions:
+        text = row.fields.get(name)
+        if not isinstance(text, str | None):
+            raise InputError(f"{row.where}: field {name!r} is not text")
+        if text and text.strip():
+            return text
+    if any(row.fields.get(name) is not None for name in questions):
+        raise InputError(f"{row.where}: the problem is empty")
+    looked, there = ", ".join(questions), ", ".join(map(str, row.fields)) or "no fields"
+    raise InputError(
+        f"{row.where}: no problem field (looked for {looked}; there are {there}); name one with "
+        "--problem-field"
+    )
+
+
+def _answer(row: _Row, answer_field: str | None) -> str | None:
     for name in ANSWER_FIELDS if answer_field is None else (answer_field,):
         text = _text(row, name).rpartition(_GSM8K_MARK)[2].strip()
         if text:
-            whole = _WHOLE_FLOAT.fullmatch(text)
-            return whole[1] if whole else text
+            return text
     for name in SOLUTION_FIELDS if answer_field is None else ():
         text = str(row.fields.get(name) or "").strip()
         answer = extract_answer(text)
@@ -257,15 +219,214 @@ def _answer(row: DataRow, answer_field: str | None) -> str | None:
     return None
 
 
-def _text(row: DataRow, name: str) -> str:
+def _text(row: _Row, name: str) -> str:
     """A text or number field as text, "" where there is none."""
     value = row.fields.get(name)
     if isinstance(value, list | tuple) and len(value) == 1:
         value = value[0]
-    if isinstance(value, str) and (listed := _LISTED.fullmatch(value.strip())):
-        value = listed[1] or listed[2] or ""
     if isinstance(value, bool) or not isinstance(value, str | int | float | None):
         raise InputError(f"{row.where}: field {name!r} is neither text nor a number")
     if value is None or (isinstance(value, float) and math.isnan(value)):  # tables' empty cell
         return ""
     return str(value).strip()
+
+
+# --- from a source to rows ---------------------------------------------------------------------
+
+
+def _read(source: str, limit: int | None) -> tuple[list[_Row], str]:
+    """Rows in file order, and the SHA-256 of everything they were read from."""
+    if source.startswith("hf:"):
+        return _read_hub(source)
+    if source.startswith("bundled:"):
+        name = source.removeprefix("bundled:")
+        if name not in BUNDLED:
+            known = ", ".join(f"bundled:{name}" for name in BUNDLED)
+            raise InputError(f"{source}: no such bundled problem set (there are {known})")
+        file = resources.files("beamwright").joinpath("bundled", f"{name}.jsonl")
+        return _parse(file.read_bytes(), source, None)
+    folder, split = source, ""
+    if not os.path.exists(source) and "@" in source:
+        folder, _, split = source.rpartition("@")
+    if not os.path.isdir(folder):
+        return _parse(_read_bytes(Path(source)), source, limit)
+    rows: list[_Row] = []
+    digest = hashlib.sha256()
+    for path in _data_files(Path(folder), split, source):
+        more, fingerprint = _parse(_read_bytes(path), str(path), limit)
+        name = path.relative_to(folder).as_posix()
+        digest.update(f"{name}\0{fingerprint}\n".encode(errors="surrogateescape"))
+        rows += more
+    return rows, digest.hexdigest()
+
+
+def _data_files(folder: Path, split: str, source: str) -> list[Path]:
+    by_split: dict[str, list[Path]] = {}
+    for file in sorted(folder.rglob("*")):
+        inside = file.relative_to(folder)
+        hidden = any(part.startswith(".") for part in inside.parts) or file.name in _ABOUT
+        if file.suffix.lower() in _SUFFIXES and not hidden and file.is_file():
+            marked = _SPLIT.findall(inside.with_suffix("").as_posix().lower())
+            by_split.setdefault(marked[-1] if marked else "", []).append(file)
+    if not by_split:
+        raise InputError(f"{source}: holds no problem files ({', '.join(_SUFFIXES)})")
+    names = ", ".join(sorted(name or "no split" for name in by_split))
+    if len(by_split) > 1 and not split:
+        raise InputError(f"{source}: holds several splits ({names}); write {folder}@SPLIT")
+    if split and split not in by_split:
+        raise InputError(f"{source}: no such split (there are {names})")
+    return by_split[split] if split else next(iter(by_split.values()))
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return read_regular(path)
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such file") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path}: cannot be read ({reason})") from error
+
+
+def _read_hub(source: str) -> tuple[list[_Row], str]:
+    match = _HUB_NAME.fullmatch(source)
+    if match is None:
+        raise InputError(f"{source}: not of the form hf:ORG/NAME, hf:ORG/NAME/CONFIG@SPLIT")
+    datasets = _extra("datasets", source)
+    name, config, split = match.groups()
+    # Before release 4 it asks whether to run a data set's own code.
+    takes = signature(datasets.load_dataset).parameters
+    never = {"trust_remote_code": False} if "trust_remote_code" in takes else {}
+    try:
+        table = datasets.load_dataset(name, config, split=split, **never)
+    except (ValueError, datasets.exceptions.DatasetNotFoundError) as error:
+        raise InputError(f"{source}: {_first_line(error)}") from error
+    except Exception as error:  # whatever network and cache raise: the hub is out of reach
+        raise UnavailableError(
+            f"{source}: the hub cannot be reached ({_first_line(error)}); "
+            "a local file or folder works without it"
+        ) from error
+    if split is None:
+        splits = sorted(table)
+        chosen = splits[0] if len(splits) == 1 else "test"
+        if chosen not in splits:
+            raise InputError(f"{source}: choose a split with @: {', '.join(splits)}")
+        table = table[chosen]
+    found = [dict(row) for row in table]
+    content = json.dumps(found, sort_keys=True, default=str)
+    rows = [_Row(f"{source}, row {number}", row) for number, row in enumerate(found, start=1)]
+    return rows, hashlib.sha256(content.encode()).hexdigest()
+
+
+def _extra(package: str, source: str) -> Any:
+    try:
+        return import_module(package)
+    except ImportError as error:
+        needs = f"{source}: needs {package} (pip install 'beamwright[hub]')"
+        raise UnavailableError(needs) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def _parse(content: bytes, name: str, limit: int | None) -> tuple[list[_Row], str]:
+    """The rows of one file. name: for messages, and its ending tells the format."""
+    parsers = {".json": _parse_json, ".csv": _parse_csv}
+    suffix = Path(name).suffix.lower()
+    if suffix == ".parquet":
+        rows = list(_parse_parquet(content, name, limit))
+    else:
+        rows = list(parsers.get(suffix, _parse_jsonl)(content, name))
+    for row in rows:
+        if not isinstance(row.fields, dict):
+            raise InputError(f"{row.where}: not a JSON object")
+    return rows, hashlib.sha256(content).hexdigest()
+
+
+def _parse_jsonl(content: bytes, name: str) -> Iterator[_Row]:
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if line.strip():
+            where = f"{name}, line {number}"
+            try:
+                yield _Row(where, json.loads(_decode(line, where)))
+            except (ValueError, RecursionError) as error:
+                raise _not_json(where, error) from error
+
+
+def _parse_json(content: bytes, name: str) -> Iterator[_Row]:
+    """A list of rows, `{"data": [...]}`, a single row, or JSONL under the name of JSON."""
+    try:
+        document = json.loads(_decode(content, name))
+    except (ValueError, RecursionError) as error:
+        if getattr(error, "msg", "") == "Extra data":
+            yield from _parse_jsonl(content, name)
+            return
+        raise _not_json(f"{name}, line {getattr(error, 'lineno', 1)}", error) from error
+    if isinstance(document, dict):
+        document = document.get("data", [document])
+    if not isinstance(document, list):
+        raise InputError(f"{name}: neither a list of problems nor an object with a list 'data'")
+    for number, fields in enumerate(document, start=1):
+        yield _Row(f"{name}, row {number}", fields)
+
+
+def _not_json(where: str, error: Exception) -> InputError:
+    reason = type(error).__name__
+    if isinstance(error, json.JSONDecodeError):
+        reason = f"{error.msg.removesuffix(' starting at')}, column {error.colno}"
+    return InputError(f"{where}: not JSON ({reason})")
+
+
+def _decode(content: bytes, where: str) -> str:
+    try:
+        return content.decode("utf-8-sig")  # some editors put a mark at the front
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where}: not UTF-8 text") from error
+
+
+def _parse_csv(content: bytes, name: str) -> Iterator[_Row]:
+    reader = csv.reader(io.StringIO(_decode(content, name), newline=""), strict=True)
+    header: list[str] = []
+    where = f"{name}, line 1"  # where a row begins: a cell may hold several lines
+    try:
+        for cells in reader:
+            if header and cells and len(cells) != len(header):
+                raise InputError(f"{where}: {len(cells)} cells, the header names {len(header)}")
+            if header and cells:
+                yield _Row(where, dict(zip(header, cells, strict=True)))
+            header = header or cells
+            where = f"{name}, line {reader.line_num + 1}"
+    except csv.Error as error:
+        raise InputError(f"{where}: not CSV ({error})") from error
+
+
+def _parse_parquet(content: bytes, name: str, limit: int | None) -> Iterator[_Row]:
+    """So many rows at a time that what they unpack to is bounded. A list's items are cells each."""
+    pyarrow = _extra("pyarrow", name)
+    try:
+        file = import_module("pyarrow.parquet").ParquetFile(io.BytesIO(content))
+        about, wanted = file.metadata, file.metadata.num_rows
+        groups = [about.row_group(number) for number in range(about.num_row_groups)]
+        columns = range(about.num_columns)
+        cells = sum(group.column(column).num_values for group in groups for column in columns)
+        if cells > _MOST_CELLS:
+            if limit is None or limit * len(columns) > _MOST_CELLS:
+                raise InputError(
+                    f"{name}: {wanted:,} rows of {cells:,} cells; at most {_MOST_CELLS:,} are "
+                    "read (--limit N reads the first N rows)"
+                )
+            wanted = limit
+        largest = max([1, *(group.total_byte_size for group in groups)])  # no row is larger
+        number = size = 0
+        for batch in file.iter_batches(max(1, min(1024, _MOST_BYTES // largest))):
+            for fields in batch.slice(0, wanted - number).to_pylist():
+                number += 1
+                size += sum(len(str(value)) for value in fields.values())
+                if size > _MOST_BYTES:
+                    raise InputError(f"{name}, row {number}: beyond {_MOST_BYTES:,} characters")
+                yield _Row(f"{name}, row {number}", fields)
+            if number >= wanted:
+                return
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InputError(f"{name}: not parquet ({_first_line(error)})") from error

@@ -1,197 +1,322 @@
 """One self-contained page that compares evaluations: charts, a table of methods, links to trees.
 
-Knows `EvaluatedRun` only; text of a user reaches the page escaped. The page holds no script and
-loads nothing from anywhere; its links lead to tree pages beside it.
+Knows the folders of `eval --out` and the object of `eval --json`; text of a user reaches the page
+escaped. The page holds no script and loads nothing from anywhere; its links lead to tree pages
+beside it. Runs that differ in n alone are one method, and lie on one line of a chart. matplotlib is
+the extra `plot`.
 """
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
-from operator import attrgetter
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment
+from jinja2 import Environment, PackageLoader
 
-from beamwright.errors import UnavailableError
-from beamwright.evaluate.charts import (
-    EvaluatedRun,
-    TreeLink,
-    common_settings,
-    draw,
-    format_number,
-    make_charts,
-    method_names,
-)
-from beamwright.io import write_whole
+from beamwright.errors import InputError, UnavailableError
+from beamwright.evaluate.metrics import summarise
+from beamwright.evaluate.run import Record, parse_records
+from beamwright.io import read_regular, write_whole
+from beamwright.search.choose import CHOICES
+from beamwright.sections import MOST_CANDIDATES
 from beamwright.units import GIB
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _DPI = 140
+_DASHES = ("-", "--", ":")  # a second and third turn through matplotlib's ten colours
+_SPREAD = 1.025  # factor between the intervals of neighbours at the same n
 _COLUMNS = (
-    "method", "n", "problems", "accuracy", "best", "majority", "weighted", "pass@1", "pass@n",
+    "method", "n", "problems", "accuracy", *CHOICES, "pass@1", "pass@n",
     "tokens", "seconds", "p50, s", "p95, s", "goodput, tok/s", "KV, GiB", "loaded, GiB",
 )  # fmt: skip
 
-_Cell = tuple[str, str]
-"""A table's cell: its figure, and what stands small below it."""
+# name, title, axis, figure per problem (None: n itself), its unit
+_AXES: tuple[tuple[str, str, str, str | None, float], ...] = (
+    ("n", "Accuracy against n", "candidates, n", None, 1.0),
+    ("tokens", "Accuracy against tokens", "tokens generated per problem", "tokens", 1.0),
+    ("seconds", "Accuracy against time", "seconds per problem", "seconds", 1.0),
+    ("kv", "Accuracy against KV memory",
+     "GiB of KV on the device, both models, peak of all in flight: the smaller n, the more",
+     "kv_device_peak_bytes", GIB),
+)  # fmt: skip
+
+Point = tuple[float, float, Sequence[float]]
+"""x, y and the interval of y."""
 
 
 @dataclass(frozen=True)
-class Report:
-    """What was written. missing: in a line, why there are no charts, where there are none."""
+class EvaluatedRun:
+    """One evaluated setting. settings: as JSON. summary: of `evaluate.summarise`."""
 
-    pngs: tuple[Path, ...]
-    missing: str | None
+    name: str
+    folder: Path
+    dataset: str
+    settings: Mapping[str, Any]
+    records: Sequence[Record]
+    summary: Mapping[str, Any]
+
+    @property
+    def n(self) -> int:
+        """Candidates per round."""
+        return int(self.settings["search"]["n"])
+
+
+# --- folders -----------------------------------------------------------------------------------
+
+
+def find_runs(folder: Path) -> list[EvaluatedRun]:
+    """The runs in a folder: its own, or those of its subfolders, by name. Changes nothing.
+
+    Raises:
+        InputError: if there is none with a finished problem, or a file is damaged.
+    """
+    runs = [_read_run(folder, results) for results in sorted(folder.rglob("results.jsonl"))]
+    runs = [run for run in runs if run.records]
+    if not runs:
+        raise InputError(f"{folder}: holds no results of `eval --out`")
+    return runs
+
+
+def _read_run(above: Path, results: Path) -> EvaluatedRun:
+    folder, path = results.parent, results.with_name("settings.json")
+    try:
+        content = read_regular(results)
+        identity = json.loads(read_regular(path))
+        dataset, settings = str(identity["dataset"]), dict(identity["settings"])
+        n, search = settings["search"]["n"], settings["search"]["search"]
+        if (
+            type(n) is not int
+            or not 1 <= n <= MOST_CANDIDATES
+            or not isinstance(search, str | None)
+        ):
+            raise TypeError("no number of candidates, or no name of a search")
+    except OSError as error:
+        raise InputError(f"{error.filename}: cannot be read ({error.strerror})") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"{path}: not the settings of a run") from error
+    found = parse_records(results, content)[0].values()
+    records = sorted(found, key=lambda record: record.index)
+    name = above.resolve().name if folder == above else str(folder.relative_to(above))
+    return EvaluatedRun(name, folder, dataset, settings, records, summarise(records, n))
+
+
+# --- the page ----------------------------------------------------------------------------------
 
 
 def write_report(
     runs: Sequence[EvaluatedRun], path: Path, title: str, *, png: bool = False
-) -> Report:
-    """Write the page. png: a PNG file per chart beside it, too: `report-n.png` for `report.html`.
+) -> tuple[list[Path], str | None]:
+    """Write the page, and say which PNG files there are, and why there are no charts if so.
 
-    Without matplotlib the page is tables alone, and says what to install.
+    png: a file per chart beside the page, too: `report-n.png` for `report.html`. Without matplotlib
+    the page is tables alone, and says what to install.
 
     Raises:
         InputError: if a file cannot be written.
-        ValueError: if there is no run to show.
     """
-    if not runs:
-        raise ValueError("no run to show")
-    missing, charts, pngs = None, [], []
+    missing, charts, pngs = None, [], {}
+    methods = sorted(zip(method_names(runs), runs, strict=True), key=lambda m: (m[0], m[1].n))
     try:
-        for chart in make_charts(runs):
-            figure, svg, image = draw(chart), io.BytesIO(), io.BytesIO()
+        for name, caption, figure in make_charts(methods):
+            svg, image = io.BytesIO(), io.BytesIO()
             figure.savefig(svg, format="svg", metadata={"Date": None})
-            charts.append((chart.title, base64.b64encode(svg.getvalue()).decode()))
+            charts.append((caption, base64.b64encode(svg.getvalue()).decode()))
             if png:
                 figure.savefig(image, format="png", dpi=_DPI)
-                pngs.append((path.with_name(f"{path.stem}-{chart.name}.png"), image.getvalue()))
+                pngs[path.with_name(f"{path.stem}-{name}.png")] = image.getvalue()
     except UnavailableError as error:
         missing = str(error)
-    template = resources.files("beamwright.evaluate").joinpath("report.html").read_text("ascii")
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    page = environment.from_string(template).render(
+    loader = PackageLoader("beamwright.evaluate", "")
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    page = environment.get_template("report.html").render(
         title=title,
-        intro=_intro(runs),
-        several=len(runs) > 1,
-        common=common_settings(runs),
+        datasets=", ".join(dict.fromkeys(run.dataset for run in runs)),
+        counts=sorted({run.summary["problems"] for run in runs}),
+        common=_common_settings(runs),
         charts=charts,
         missing=missing,
-        methods=(_COLUMNS, [[(name, ""), *_cells(run)] for name, run in _by_method(runs)]),
-        warned=list(_warned(runs)),
-        levels=_levels(runs),
-        trees=_trees(runs),
+        columns=_COLUMNS,
+        methods=[(name, run, list(_cells(run))) for name, run in methods],
+        trees=_trees([run for _, run in methods], path),
         marks={True: "\u2713 ", False: "\u2717 ", None: ""},
     )
     # ASCII throughout: a model's text may hold what UTF-8 cannot.
     write_whole(path, page.encode("ascii", "xmlcharrefreplace"))
-    for file, content in pngs:
-        write_whole(file, content)
-    return Report(tuple(file for file, _ in pngs), missing)
+    for file, image_bytes in pngs.items():
+        write_whole(file, image_bytes)
+    return list(pngs), missing
 
 
-def _intro(runs: Sequence[EvaluatedRun]) -> str:
-    datasets = ", ".join(dict.fromkeys(run.dataset for run in runs))
-    counts = sorted({run.summary["problems"] for run in runs})
-    problems = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
-    note = "" if len(counts) == 1 else " - some settings are not finished, so compare with care"
-    problem = "problem" if counts[-1] == 1 else "problems"
-    setting = "setting" if len(runs) == 1 else "settings"
-    return f"{datasets}: {problems} {problem}, {len(runs)} {setting}{note}"
-
-
-def _by_method(runs: Sequence[EvaluatedRun]) -> list[tuple[str, EvaluatedRun]]:
-    """Runs with their methods' names, those of a method together and by n."""
-    pairs = zip(method_names(runs), runs, strict=True)
-    return sorted(pairs, key=lambda pair: (pair[0], pair[1].n))
-
-
-def _warned(runs: Sequence[EvaluatedRun]) -> Iterator[str]:
-    """Runs whose problems have warnings, with an example of each."""
-    for name, run in _by_method(runs):
-        warnings = run.summary.get("warnings") or {"problems": 0}
-        if warnings["problems"]:
-            count = "1 problem" if warnings["problems"] == 1 else f"{warnings['problems']} problems"
-            about = f"{name}, n = {run.n}: {count} with a warning, such as: "
-            yield about + warnings["example"]
-
-
-# --- cells of tables ---------------------------------------------------------------------------
-
-
-def _cells(run: EvaluatedRun) -> Iterator[_Cell]:
-    summary = run.summary
+def _cells(run: EvaluatedRun) -> Iterator[tuple[str, str]]:
+    """Figures of the columns behind the method's name, and what stands small below each."""
+    summary, latency, per_problem = (
+        run.summary,
+        run.summary["latency_s"],
+        run.summary["per_problem"],
+    )
     passed = list(summary["pass_at"].values()) or [None]
-    per_problem, latency = summary["per_problem"], summary["latency_s"]
     judged, problems = summary["judged"], summary["problems"]
     yield str(run.n), ""
     yield str(problems), "" if judged == problems else f"{judged} judged"
-    yield _share({"value": summary["accuracy"], "interval": summary["accuracy_interval"]})
-    for how in ("best", "majority", "weighted"):
-        yield _share(summary["top1"][how])
-    yield _share(passed[0])
-    yield _share(passed[-1])
-    for estimate in (per_problem["tokens"], per_problem["seconds"], latency["p50"], latency["p95"]):
-        yield _number(estimate)
-    yield _number(summary["precise_goodput_tok_s"])
-    yield _number(per_problem["kv_device_peak_bytes"], GIB)
-    yield _number(per_problem["h2d_bytes"], GIB)
+    yield _cell({"value": summary["accuracy"], "interval": summary["accuracy_interval"]}, _percent)
+    for share in (*(summary["top1"][how] for how in CHOICES), passed[0], passed[-1]):
+        yield _cell(share, _percent)
+    for estimate in (
+        *(per_problem["tokens"], per_problem["seconds"], latency["p50"], latency["p95"]),
+        summary["precise_goodput_tok_s"],
+    ):
+        yield _cell(estimate, format_number)
+    for name in ("kv_device_peak_bytes", "h2d_bytes"):
+        yield _cell(per_problem[name], lambda size: format_number(size / GIB))
 
 
-def _share(estimate: Mapping[str, Any] | None) -> _Cell:
+def _cell(estimate: Mapping[str, Any] | None, form: Callable[[float], str]) -> tuple[str, str]:
     if estimate is None or estimate["interval"] is None:
         return "-", ""
-    low, high = estimate["interval"]
-    return f"{estimate['value']:.1%}", f"{100 * low:.1f} - {100 * high:.1f}"
+    return form(estimate["value"]), " - ".join(map(form, estimate["interval"]))
 
 
-def _number(estimate: Mapping[str, Any] | None, unit: float = 1.0) -> _Cell:
-    if estimate is None:
-        return "-", ""
-    value, low, high = (
-        format_number(figure / unit) for figure in (estimate["value"], *estimate["interval"])
-    )
-    return value, f"{low} - {high}"
+def _percent(share: float) -> str:
+    return f"{share:.1%}"
 
 
-def _levels(runs: Sequence[EvaluatedRun]) -> tuple[list[str], list[list[_Cell]]] | None:
-    levels = list(dict.fromkeys(level for run in runs for level in run.summary["by_level"]))
-    if not levels:
-        return None
-    rows = []
-    for name, run in _by_method(runs):
-        groups = [run.summary["by_level"].get(level) for level in levels]
-        shares = [_share(group and {**group, "value": group["accuracy"]}) for group in groups]
-        rows.append([(name, ""), (str(run.n), ""), *shares])
-    return ["method", "n", *(f"level {level}" for level in levels)], rows
+def format_number(value: float) -> str:
+    """Three significant digits, with k and M."""
+    for size, unit in ((1e6, "M"), (1e3, "k")):
+        if value >= 10 * size or (value >= size and unit == "M"):
+            return f"{value / size:.3g}{unit}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def _trees(
-    runs: Sequence[EvaluatedRun],
-) -> tuple[list[str], list[tuple[str, list[TreeLink | None]]]] | None:
-    """A row per problem and a column per run; a cell is the answer, and leads to the tree."""
-    shown = [run for _, run in _by_method(runs) if run.trees]
-    if not shown:
-        return None
-    columns = [{(link.index, link.problem): _shown(link) for link in run.trees} for run in shown]
-    links = sorted((link for run in shown for link in run.trees), key=attrgetter("index"))
-    rows = [
-        (f"{index + 1}. {_shortened(text, 120)}", [cells.get((index, text)) for cells in columns])
-        for index, text in dict.fromkeys((link.index, link.problem) for link in links)
-    ]
-    return [run.name for run in shown], rows
+def _trees(runs: Sequence[EvaluatedRun], page: Path) -> dict[tuple[int, str], dict[str, Any]]:
+    """Records with a page of their tree, and where that is, by problem and the run's name."""
+    trees: dict[tuple[int, str], dict[str, Any]] = {}
+    for run in runs:
+        for record in run.records:
+            file = run.folder / "trees" / f"{record.index:04d}.html"
+            if file.is_file():
+                address = Path(os.path.relpath(file.resolve(), page.resolve().parent)).as_posix()
+                row = trees.setdefault((record.index, record.problem), {})
+                row[run.name] = (record, address)
+    return dict(sorted(trees.items()))
 
 
-def _shown(link: TreeLink) -> TreeLink:
-    answer = "no answer" if link.answer is None else _shortened(link.answer, 24)
-    return TreeLink(link.problem, link.index, quote(link.address), answer, link.correct)
+# --- methods and charts ------------------------------------------------------------------------
 
 
-def _shortened(text: str, length: int) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= length else line[: length - 1] + "\u2026"
+def method_names(runs: Sequence[EvaluatedRun]) -> list[str]:
+    """A name per run: its strategy, and every setting but n in which the runs differ."""
+    flat = [dict(_leaves({"dataset": run.dataset, **run.settings})) for run in runs]
+    keys = dict.fromkeys(key for settings in flat for key in settings)
+    differing = [key for key in keys if len({json.dumps(run.get(key)) for run in flat}) > 1]
+    names = []
+    for settings in flat:
+        parts = [str(settings["search.search"])]
+        for key in differing:
+            value = settings.get(key)
+            if key not in ("search.search", "search.n") and value is not None:
+                shown = str(value).rstrip("/").rpartition("/")[2]  # a model's folder: its last part
+                parts.append(f"{_option(key)} {shown}")
+        names.append(", ".join(parts))
+    return names
+
+
+def _common_settings(runs: Sequence[EvaluatedRun]) -> dict[str, str]:
+    """What all runs have in common, by name; settings that are not set are left out."""
+    first, *others = (dict(_leaves(run.settings)) for run in runs)
+    return {
+        _option(key): repr(value) if "\n" in str(value) else str(value)
+        for key, value in first.items()
+        if value is not None and all(settings.get(key) == value for settings in others)
+    }
+
+
+def _leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _option(key: str) -> str:
+    return key.rpartition(".")[2].replace("_", "-")
+
+
+def make_charts(
+    methods: Sequence[tuple[str, EvaluatedRun]],
+) -> Iterator[tuple[str, str, Figure]]:
+    """Name, title and figure of every chart that has a point; methods: by name, then n.
+
+    A run without a judged problem has no point, and on a logarithmic axis a figure of nothing has
+    no place.
+
+    Raises:
+        UnavailableError: without matplotlib.
+    """
+    for name, title, x_label, figure, unit in _AXES:
+        lines: dict[str, list[Point]] = {method: [] for method, _ in methods}
+        for method, run in methods:
+            summary, x = run.summary, float(run.n)
+            if figure is not None:
+                x = (summary["per_problem"].get(figure) or {"value": 0.0})["value"] / unit
+            if x > 0 and summary["accuracy"] is not None:
+                lines[method].append((x, summary["accuracy"], summary["accuracy_interval"]))
+        if any(lines.values()):
+            yield name, title, draw(lines, title, x_label, counted=figure is None)
+
+
+def draw(
+    lines: Mapping[str, Sequence[Point]], title: str, x_label: str, *, counted: bool = False
+) -> Figure:
+    """Lines, points and their intervals; x is logarithmic.
+
+    counted: x is a whole number that lines share, such as n.
+
+    Raises:
+        UnavailableError: without matplotlib.
+    """
+    try:
+        from matplotlib import rc_context  # noqa: PLC0415 (an extra)
+        from matplotlib.figure import Figure  # noqa: PLC0415
+        from matplotlib.ticker import LogLocator  # noqa: PLC0415
+    except ImportError as error:
+        needs = "no charts: they need matplotlib (pip install 'beamwright[plot]')"
+        raise UnavailableError(needs) from error
+    with rc_context({"text.parse_math": False}):
+        figure = Figure(figsize=(8, 4.5), layout="constrained")
+        axes = figure.add_subplot(title=title, xscale="log", xlabel=x_label, ylabel="accuracy")
+        for number, (name, points) in enumerate(lines.items()):
+            shift = _SPREAD ** (number - (len(lines) - 1) / 2) if counted else 1.0
+            axes.errorbar(
+                x=[x * shift for x, _, _ in points],
+                y=[y for _, y, _ in points],
+                yerr=[[max(0.0, y - low) for _, y, (low, _) in points],
+                      [max(0.0, high - y) for _, y, (_, high) in points]],
+                fmt=f"o{_DASHES[number // 10 % len(_DASHES)]}",
+                color=f"C{number % 10}",
+                capsize=3,
+                markersize=4,
+                label="".join(char if char.isprintable() else "?" for char in name),
+            )  # fmt: skip
+        places = sorted({x for points in lines.values() for x, _, _ in points})
+        margin = 1.15 if len(places) > 1 else 2.0
+        axes.set_xlim(places[0] / margin, places[-1] * margin)
+        if counted:
+            axes.set_xticks(places)
+        else:
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(lambda value, _: format_number(value))
+        axes.minorticks_off()
+        axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+        axes.grid(alpha=0.3)
+        figure.legend(loc="outside right upper", fontsize=8)  # beside the lines, never over them
+    return figure

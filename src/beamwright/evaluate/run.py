@@ -1,25 +1,50 @@
-"""Run a problem set to the end, resumable. Solving is injected; knows no solver and no models."""
+"""A run over a problem set, its records, and the folder that it goes on from. Knows no solver.
+
+Solving is injected. settings.json is written first; results.jsonl holds a problem a line. A problem
+is finished when its whole line is on disk. A process killed at any moment leaves at most one torn
+line, the last, which is dropped when the run goes on. One process at a time may hold a folder.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import IO, Annotated, Any, Literal, Protocol
+
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
 
 from beamwright.config import Settings
 from beamwright.errors import BeamwrightError, InputError, NotFiniteError, UnavailableError
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import summarise
 from beamwright.evaluate.problems import Problem, ProblemSet
-from beamwright.evaluate.results import Record, ResultsFolder, make_error_record, make_record
 from beamwright.identity import plugin_code
+from beamwright.io import private, read_regular, write_whole
+from beamwright.search.choose import CHOICES, choose
+from beamwright.tree import COMPLETE_STOPS
+
+if sys.platform != "win32":
+    import fcntl
 
 InFlight = int | Literal["auto"]
 
 _MOST_UNANSWERED = 16
 """Problems in a row that a generator elsewhere has failed, before it counts as gone."""
+
+_KEPT = ("answer", "score", "stop", "tokens", "notes")  # of a candidate
+_COPIED = (
+    "score", "stop", "rounds", "tokens", "kv", "time", "goodput_tok_s", "tree_hash", "exact",
+)  # fmt: skip
+_BOUNDS = Field(gt=-(2**63), lt=2**63)  # of tokens, bytes, seconds
+_Count = Annotated[int, _BOUNDS]
+_Figure = Annotated[float, _BOUNDS]
 
 
 class Solved(Protocol):
@@ -44,124 +69,306 @@ class SolveMany(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """How a run is carried out; none of it changes a result.
+# --- records -----------------------------------------------------------------------------------
 
-    out: folder to write and resume from. in_flight: problems solved at a time; None for as many
-    as keep the device busy. on_record: called with a finished record, the number of
-    finished problems and that of all; on resuming, first for what was finished before.
+
+@dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
+class Record:
+    """What is kept of one problem; enough to compute every metric again.
+
+    correct: None when the file names no answer; a problem with an `error` is wrong.
+    choices: for best, majority and weighted what it would have answered, from these candidates.
+    num_correct: candidates that ended by themselves with the right answer; None when the file
+    names no answer. candidates: without their texts, which are many times the rest. kv: the
+    solution's KV figures, in bytes. mean_path_tokens: over the final candidates, after the prompt.
     """
 
-    out: Path | None = None
-    in_flight: int | None = None
-    on_record: Callable[[Record, int, int], None] = lambda record, done, total: None
+    unique_id: str
+    index: Annotated[int, Field(ge=0)]
+    problem: str
+    gold: str | None
+    level: str | int | bool | None
+    answer: str | None = None
+    correct: bool | None = None
+    score: float | None = None
+    stop: str | None = None
+    rounds: int | None = None
+    reason_fewer: str | None = None
+    warnings: Sequence[str] = ()
+    system_prompt: str | None = None
+    error: str | None = None
+    candidates: Sequence[Mapping[str, Any]] = ()
+    choices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    num_correct: Annotated[int, Field(ge=0)] | None = None
+    tokens: Mapping[str, _Count | None] = field(default_factory=dict)
+    kv: Mapping[str, _Count | None] = field(default_factory=dict)
+    time: Mapping[str, _Figure | None] = field(default_factory=dict)
+    mean_path_tokens: _Figure | None = None
+    goodput_tok_s: _Figure | None = None
+    tree_hash: str | None = None
+    exact: bool | None = None
+
+    def __post_init__(self) -> None:
+        """What a file may say in the right types, and cannot be of a problem."""
+        if (self.num_correct or 0) > len(self.candidates):
+            raise ValueError(f"num_correct: there are {len(self.candidates)} candidates")
+        if not all(
+            isinstance(vote.get("correct", 0), bool | None) for vote in self.choices.values()
+        ):
+            raise ValueError("choices: neither a verdict nor null")
+
+
+def make_record(problem: Problem, solution: Mapping[str, Any], checker: AnswerChecker) -> Record:
+    """Judge a solution (the object that `solve --json` prints)."""
+    candidates = [
+        {name: candidate[name] for name in _KEPT if name in candidate}
+        for candidate in solution["candidates"]
+    ]
+    answers = [candidate["answer"] for candidate in candidates]
+    verdicts = checker.judge(problem.answer, [solution["answer"], *answers])
+    complete = [candidate["stop"] in COMPLETE_STOPS for candidate in candidates]
+    scores = [candidate["score"] for candidate in candidates]
+    choices: dict[str, Mapping[str, Any]] = {}
+    for how in CHOICES:
+        answer = answers[choose(answers, scores, complete, how)] if answers else None
+        choices[how] = {"answer": answer, "correct": verdicts[answer]}
+    ended = [answer for answer, whole in zip(answers, complete, strict=True) if whole]
+    lengths = [candidate["tokens"] for candidate in candidates]
+    return Record(
+        **_identity(problem),
+        answer=solution["answer"],
+        correct=verdicts[solution["answer"]],
+        reason_fewer=solution.get("reason_fewer"),
+        warnings=solution.get("warnings", ()),
+        system_prompt=solution.get("settings", {}).get("model", {}).get("system_prompt"),
+        candidates=candidates,
+        choices=choices,
+        num_correct=None if problem.answer is None else sum(bool(verdicts[a]) for a in ended),
+        mean_path_tokens=sum(lengths) / len(lengths) if lengths else None,
+        **{name: solution[name] for name in _COPIED},
+    )
+
+
+def make_error_record(problem: Problem, error: Exception) -> Record:
+    """A problem that could not be attempted counts as wrong, with the reason beside it."""
+    known = problem.answer is not None
+    return Record(
+        **_identity(problem),
+        correct=False if known else None,
+        num_correct=0 if known else None,
+        error=str(error),
+    )
+
+
+def _identity(problem: Problem) -> dict[str, Any]:
+    names = ("unique_id", "index", "problem", "level")
+    return {**{name: getattr(problem, name) for name in names}, "gold": problem.answer}
+
+
+def parse_records(path: Path, content: bytes) -> tuple[dict[str, Record], int]:
+    """Records of the whole lines by unique id, and where these end. path: for messages.
+
+    A torn last line, what a killed run leaves, is left out; a field that a line leaves out has its
+    default.
+
+    Raises:
+        InputError: for a line that is no record.
+    """
+    records: dict[str, Record] = {}
+    end = 0
+    for number, line in enumerate(content.splitlines(keepends=True), start=1):
+        if not line.endswith(b"\n"):
+            break
+        where = f"{path}, line {number}"
+        try:
+            fields = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{where}: not JSON") from error
+        try:
+            record = Record(**fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise InputError(f"{where}: not a result ({place:.80}: {first['msg']})") from error
+        except TypeError as error:
+            raise InputError(f"{where}: not a result of this version") from error
+        if record.unique_id in records:
+            raise InputError(f"{where}: {record.unique_id!r} appears twice")
+        records[record.unique_id] = record
+        end += len(line)
+    return records, end
+
+
+class ResultsFolder:
+    """An open `--out` folder, locked until closed.
+
+    records: the finished problems by unique id, those of earlier runs included.
+
+    Raises:
+        InputError: if the folder belongs to a run with other settings, is in use, or its
+            results are damaged anywhere but in the last line.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        self._folder = folder
+        self._results = folder / "results.jsonl"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file: IO[bytes] = open(  # noqa: SIM115 (it is closed with the folder)
+                self._results, "a+b", buffering=0, opener=private
+            )
+        except OSError as error:
+            raise InputError(f"--out {folder}: cannot be used ({error.strerror})") from error
+        try:
+            if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+                raise InputError(f"{self._results}: not a regular file")
+            if sys.platform != "win32":
+                # The kernel drops it with the process: a killed run never blocks the next one.
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._check_settings(settings)
+            content = self._results.read_bytes()
+            self.records, end = parse_records(self._results, content)
+            if end < len(content):
+                self._file.truncate(end)
+                os.fsync(self._file.fileno())
+        except BlockingIOError as error:
+            self._file.close()
+            raise InputError(f"--out {folder}: another run is writing there") from error
+        except BaseException:
+            self._file.close()
+            raise
+
+    def close(self) -> None:
+        """Let others have it."""
+        self._file.close()
+
+    def add(self, record: Record) -> None:
+        """Write one finished problem through to the disk.
+
+        Raises:
+            InputError: if it cannot be written; what was written before stays.
+        """
+        # In ASCII: a model's text may hold what UTF-8 cannot.
+        line = (json.dumps(asdict(record)) + "\n").encode("ascii")
+        try:
+            while line:
+                line = line[self._file.write(line) or 0 :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            # A torn last line is dropped when the run goes on.
+            raise InputError(
+                f"{self._results}: cannot be written ({error.strerror or error}); "
+                f"{len(self.records)} problems are kept: run again with --out {self._folder}"
+            ) from error
+        self.records[record.unique_id] = record
+
+    def _check_settings(self, settings: dict[str, Any]) -> None:
+        path = self._folder / "settings.json"
+        # What JSON makes of the settings is what is compared (tuples become lists).
+        wanted = json.loads(json.dumps(settings))
+        if not self._results.stat().st_size:  # nothing finished: the folder is anybody's
+            write_whole(path, json.dumps(wanted, indent=2) + "\n")
+            return
+        if not path.exists():
+            raise InputError(f"--out {self._folder}: results.jsonl without settings.json")
+        try:
+            found = json.loads(read_regular(path))
+        except (OSError, ValueError, RecursionError) as error:
+            raise InputError(f"{path}: cannot be read as JSON") from error
+        differences = list(_differences(found, wanted, ""))
+        if differences:
+            raise InputError(
+                f"--out {self._folder} holds a run with other settings: {'; '.join(differences)}"
+            )
+
+
+def _differences(found: Any, wanted: Any, name: str) -> Iterator[str]:
+    """`name: old -> new` for every leaf in which two JSON values differ."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        for key in dict.fromkeys([*found, *wanted]):
+            yield from _differences(found.get(key), wanted.get(key), f"{name}.{key}".lstrip("."))
+    elif found != wanted:
+        yield f"{name} was {found!r}, is {wanted!r}"
+
+
+# --- the run -----------------------------------------------------------------------------------
 
 
 def run(
     problem_set: ProblemSet,
     solve_many: SolveMany,
     settings: Settings,
-    options: RunOptions | None = None,
-    checker: AnswerChecker | None = None,
+    checker: AnswerChecker,
+    *,
+    out: Path | None = None,
+    in_flight: int | None = None,
+    on_record: Callable[[Record, int, int], None] = lambda record, done, total: None,
 ) -> dict[str, Any]:
     """Solve every problem that is not finished yet and return the object of `eval --json`.
 
-    With `options.out`, every problem is on disk as soon as it has finished.
+    out: folder to write and resume from; every problem is on disk as soon as it has finished. A
+    limit may grow, as problems do not interact. in_flight: problems solved at a time; None for as
+    many as keep the device busy. on_record: called with a finished record, the number of finished
+    problems and that of all; on resuming, first for what was finished before.
 
     Raises:
         InputError: if the folder belongs to another run.
         BeamwrightError: what solving raised; everything finished before is kept.
     """
-    options = options or RunOptions()
-    in_flight: InFlight = "auto" if options.in_flight is None else options.in_flight
-    if in_flight != "auto" and in_flight < 1:
+    if in_flight is not None and in_flight < 1:
         raise InputError(f"--in-flight must be at least 1, got {in_flight}")
+    problems = problem_set.problems
+    records: dict[str, Record] = {}
+
+    def take(record: Record) -> None:
+        records[record.unique_id] = record
+        on_record(record, len(records), len(problems))
+
     with ExitStack() as stack:
-        checker = checker or stack.enter_context(AnswerChecker())
-        log = _Log(problem_set, options)
-        if options.out is not None:
-            identity = _identity(problem_set, settings)
-            log.folder = stack.enter_context(ResultsFolder(options.out, identity))
-            log.resume()
-        _solve(log.unfinished(), in_flight, solve_many, checker, log)
-        records = log.in_order()
+        folder = None
+        if out is not None:
+            identity = {
+                "dataset": problem_set.name,
+                "dataset_sha256": problem_set.fingerprint,
+                "settings": settings.model_dump(mode="json"),
+                "code": plugin_code(settings) or None,
+            }
+            folder = ResultsFolder(out, identity)
+            stack.callback(folder.close)
+            for problem in problems:
+                if problem.unique_id in folder.records:
+                    take(folder.records[problem.unique_id])
+        unfinished = [problem for problem in problems if problem.unique_id not in records]
+        for record in _solved(unfinished, in_flight or "auto", solve_many, checker):
+            if folder is not None:
+                folder.add(record)
+            take(record)
     return {
         "dataset": problem_set.name,
-        **summarise(records, settings.search.n),
+        **summarise([records[problem.unique_id] for problem in problems], settings.search.n),
         "settings": settings.model_dump(mode="json"),
     }
 
 
-class _Log:
-    """Finished records by id, in memory and, where a folder is open, on disk."""
-
-    def __init__(self, problem_set: ProblemSet, options: RunOptions) -> None:
-        self.folder: ResultsFolder | None = None
-        self._problems = problem_set.problems
-        self._on_record = options.on_record
-        self._records: dict[str, Record] = {}
-
-    def resume(self) -> None:
-        """Take over what an earlier run finished, as far as it was asked for this time."""
-        assert self.folder is not None
-        for problem in self._problems:
-            record = self.folder.records.get(problem.unique_id)
-            if record is not None:
-                self._take(record)
-
-    def add(self, record: Record) -> None:
-        if self.folder is not None:
-            self.folder.add(record)
-        self._take(record)
-
-    def _take(self, record: Record) -> None:
-        self._records[record.unique_id] = record
-        self._on_record(record, len(self._records), len(self._problems))
-
-    def unfinished(self) -> list[Problem]:
-        return [each for each in self._problems if each.unique_id not in self._records]
-
-    def in_order(self) -> list[Record]:
-        return [self._records[each.unique_id] for each in self._problems]
-
-
-def _solve(
-    problems: Sequence[Problem],
-    in_flight: InFlight,
-    solve_many: SolveMany,
-    checker: AnswerChecker,
-    log: _Log,
-) -> None:
-    if not problems:
-        return
+def _solved(
+    problems: Sequence[Problem], in_flight: InFlight, solve_many: SolveMany, checker: AnswerChecker
+) -> Iterator[Record]:
+    """Records as they finish; raises what is no problem's own fault."""
     by_id: dict[str | int, Problem] = {problem.unique_id: problem for problem in problems}
     pairs = [(problem.unique_id, problem.problem) for problem in problems]
     unanswered: list[tuple[Problem, UnavailableError]] = []
-    for unique_id, outcome in solve_many(pairs, in_flight=in_flight):
+    for unique_id, outcome in solve_many(pairs, in_flight=in_flight) if pairs else ():
         problem = by_id[unique_id]
         if isinstance(outcome, UnavailableError) and len(unanswered) < _MOST_UNANSWERED:
             unanswered.append((problem, outcome))
         elif isinstance(outcome, InputError | NotFiniteError):
-            log.add(make_error_record(problem, outcome))
+            yield make_error_record(problem, outcome)
         elif isinstance(outcome, BeamwrightError):
             raise outcome  # not this problem's fault; what has finished is kept
         else:
-            log.add(make_record(problem, outcome.to_json(), checker))
+            yield make_record(problem, outcome.to_json(), checker)
             for failed, error in unanswered:  # what answers others is there: it is their own
-                log.add(make_error_record(failed, error))
+                yield make_error_record(failed, error)
             unanswered.clear()
     for _, error in unanswered:
         raise error
-
-
-def _identity(problem_set: ProblemSet, settings: Settings) -> dict[str, Any]:
-    """What must be equal for a run to go on. A limit may grow: problems do not interact."""
-    code = plugin_code(settings)
-    return {
-        "dataset": problem_set.name,
-        "dataset_sha256": problem_set.fingerprint,
-        **({"fields": dict(problem_set.named)} if problem_set.named else {}),
-        "settings": settings.model_dump(mode="json"),
-        **({"code": code} if code else {}),
-    }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,17 +25,19 @@ _TRACKS = {
     "schedule": "schedule",
     "verify": "verify",
 }
-_COUNTERS = {"device_bytes": "KV on the device", "queued_bytes": "bytes queued on the link"}
-_ROWS = frozenset({"open_rows", "rows_ahead"})
+_COUNTERS = {
+    "KV on the device": ("device_bytes",),
+    "bytes queued on the link": ("queued_bytes",),
+    "rows": ("open_rows", "rows_ahead"),
+}
 _PROCESS = 1
-_MAX_LANES = 100  # thread numbers per track
 
 
 def write_trace(timeline: Timeline, path: Path, title: str) -> None:
     """Write the trace; times are microseconds from the start of the timeline.
 
-    A span with `device_bytes` or `queued_bytes` among its args is also a sample of that counter,
-    taken at its start; one with `open_rows` and `rows_ahead` of the rows of the running batch.
+    A span with a counter's names (_COUNTERS) among its args is also a sample of it, taken at its
+    start.
 
     Raises:
         InputError: if the file cannot be written.
@@ -56,10 +59,11 @@ def _events(timeline: Timeline, title: str) -> Iterator[dict[str, Any]]:
         return {"name": name, "ph": kind, **place, **more}
 
     yield event("M", "process_name", 0, origin_s, args={"name": title})
-    for number, (track, shown) in enumerate(_TRACKS.items()):
+    threads = count(1)
+    for track, shown in _TRACKS.items():
         spans = [span for span in timeline.spans if span.track == track]
         for lane, lane_spans in enumerate(_lanes(spans)):
-            thread = 1 + number * _MAX_LANES + lane
+            thread = next(threads)
             name = f"{shown} {lane + 1}" if lane else shown
             yield event("M", "thread_name", thread, origin_s, args={"name": name})
             yield event("M", "thread_sort_index", thread, origin_s, args={"sort_index": thread})
@@ -68,28 +72,18 @@ def _events(timeline: Timeline, title: str) -> Iterator[dict[str, Any]]:
                 more = {"cat": span.track, "dur": duration, "args": dict(span.args)}
                 yield event("X", span.name, thread, span.start_s, **more)
     for span in sorted(timeline.spans, key=lambda span: span.start_s):
-        for key, name in _COUNTERS.items():
-            if key in span.args:
-                yield event("C", name, 0, span.start_s, args={"bytes": span.args[key]})
-        if span.args.keys() >= _ROWS:
-            rows = {name: span.args[name] for name in sorted(_ROWS)}
-            yield event("C", "rows", 0, span.start_s, args=rows)
+        for name, keys in _COUNTERS.items():
+            if span.args.keys() >= {*keys}:
+                yield event("C", name, 0, span.start_s, args={k: span.args[k] for k in keys})
 
 
 def _lanes(spans: Sequence[Span]) -> list[list[Span]]:
-    """Spans by lane, at least one. On one thread the viewers nest spans, so two that overlap
-    without nesting go to different lanes."""
+    """Spans by lane, at least one; those that overlap go to different lanes."""
     lanes: list[list[Span]] = [[]]
-    open_ends: list[list[float]] = [[]]
     for span in sorted(spans, key=lambda span: (span.start_s, -span.end_s)):
-        for ends in open_ends:
-            while ends and ends[-1] <= span.start_s:
-                ends.pop()
-        fitting = (i for i, ends in enumerate(open_ends) if not ends or span.end_s <= ends[-1])
-        lane = next(fitting, min(len(lanes), _MAX_LANES - 1))
-        if lane == len(lanes):
-            lanes.append([])
-            open_ends.append([])
-        lanes[lane].append(span)
-        open_ends[lane].append(span.end_s)
+        free = (lane for lane in lanes if not lane or lane[-1].end_s <= span.start_s)
+        lane = next(free, None)
+        if lane is None:
+            lanes.append(lane := [])
+        lane.append(span)
     return lanes
