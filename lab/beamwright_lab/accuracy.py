@@ -19,9 +19,9 @@ import numpy as np
 
 from beamwright import Settings, Solver
 from beamwright.evaluate.equivalence import AnswerChecker
-from beamwright.evaluate.metrics import estimate_mean, wilson_interval
+from beamwright.evaluate.metrics import Record, estimate_mean, wilson_interval
 from beamwright.evaluate.problems import load_problems
-from beamwright.evaluate.run import Record, run
+from beamwright.evaluate.run import run
 from beamwright.models.config import resolve_folder
 from beamwright.search.choose import Choice, choose
 from beamwright.tree import COMPLETE_STOPS

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 
 from beamwright.evaluate.metrics import (
+    Record,
     estimate_mean,
     estimate_share,
     pass_at_k,
     summarise,
     wilson_interval,
 )
-from beamwright.evaluate.run import Record
 
 
 def record(index, correct, **changes):

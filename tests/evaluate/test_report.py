@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 from beamwright.errors import InputError
+from beamwright.evaluate.metrics import Record
 from beamwright.evaluate.report import (
     EvaluatedRun,
     draw,
@@ -15,7 +16,6 @@ from beamwright.evaluate.report import (
     method_names,
     write_report,
 )
-from beamwright.evaluate.run import Record
 
 HOSTILE = '</title><script>alert(1)</script> & "{{style}}" \u2028 \ud800'
 

@@ -3,7 +3,7 @@
 import pytest
 
 from beamwright.evaluate.equivalence import AnswerChecker
-from beamwright.evaluate.run import Record
+from beamwright.evaluate.metrics import Record
 from beamwright_lab.accuracy import AccuracyRow, Evaluated, differences, rows_of
 
 # Problem 0: the first sample is right, the vote is not. Problem 1: only the last sample is right.

@@ -40,7 +40,7 @@ from beamwright.cli.views import TreePages
 from beamwright.config import Settings
 from beamwright.errors import BeamwrightError, InputError
 from beamwright.evaluate.equivalence import AnswerChecker
-from beamwright.evaluate.metrics import wilson_interval
+from beamwright.evaluate.metrics import Record, wilson_interval
 from beamwright.evaluate.problems import (
     ANSWER_FIELDS,
     QUESTION_FIELDS,
@@ -49,7 +49,7 @@ from beamwright.evaluate.problems import (
     load_problems,
 )
 from beamwright.evaluate.recipes import NamedSettings, Recipe, read_recipe
-from beamwright.evaluate.run import InFlight, Record, Solved, SolveMany, run
+from beamwright.evaluate.run import InFlight, Solved, SolveMany, run
 from beamwright.verify.find import check_models
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""From records to the numbers of `eval --json`, with 95 % intervals over problems. No solver.
+"""Records, and from them the numbers of `eval --json`, with 95 % intervals over problems.
 
 FlashTTS section 6.1 for goodput and completion time. Nothing here is fitted to the problems: every
 choice (how a vote is counted, which k) is fixed before an answer is seen. Shares have Wilson's
@@ -10,26 +10,75 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field
 from functools import partial
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import Annotated, Any, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 from beamwright.search.choose import CHOICES
-
-if TYPE_CHECKING:
-    from beamwright.evaluate.run import Record
 
 _Value = TypeVar("_Value")
 _BOOTSTRAP_SEED = 0
 _MEAN_RESAMPLES = 2_000
 _CHUNK = 1_000_000  # drawn values held at once
-_BOUNDS = (2.5, 97.5)  # percent
+_INTERVAL = (2.5, 97.5)  # percent
 _NORMAL = NormalDist().inv_cdf(0.975)
 
 _Array = NDArray[np.float64]
+_BOUNDS = Field(gt=-(2**63), lt=2**63)  # of tokens, bytes, seconds
+_Count = Annotated[int, _BOUNDS]
+_Figure = Annotated[float, _BOUNDS]
+
+
+@dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
+class Record:
+    """What is kept of one problem; enough to compute every metric again.
+
+    correct: None when the file names no answer; a problem with an `error` is wrong.
+    choices: for best, majority and weighted what it would have answered, from these candidates.
+    num_correct: candidates that ended by themselves with the right answer; None when the file
+    names no answer. candidates: without their texts, which are many times the rest. kv: the
+    solution's KV figures, in bytes. mean_path_tokens: over the final candidates, after the prompt.
+    """
+
+    unique_id: str
+    index: Annotated[int, Field(ge=0)]
+    problem: str
+    gold: str | None
+    level: str | int | bool | None
+    answer: str | None = None
+    correct: bool | None = None
+    score: float | None = None
+    stop: str | None = None
+    rounds: int | None = None
+    reason_fewer: str | None = None
+    warnings: Sequence[str] = ()
+    system_prompt: str | None = None
+    error: str | None = None
+    candidates: Sequence[Mapping[str, Any]] = ()
+    choices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    num_correct: Annotated[int, Field(ge=0)] | None = None
+    tokens: Mapping[str, _Count | None] = field(default_factory=dict)
+    kv: Mapping[str, _Count | None] = field(default_factory=dict)
+    time: Mapping[str, _Figure | None] = field(default_factory=dict)
+    mean_path_tokens: _Figure | None = None
+    goodput_tok_s: _Figure | None = None
+    tree_hash: str | None = None
+    exact: bool | None = None
+
+    def __post_init__(self) -> None:
+        """What a file may say in the right types, and cannot be of a problem."""
+        if (self.num_correct or 0) > len(self.candidates):
+            raise ValueError(f"num_correct: there are {len(self.candidates)} candidates")
+        if not all(
+            isinstance(vote.get("correct", 0), bool | None) for vote in self.choices.values()
+        ):
+            raise ValueError("choices: neither a verdict nor null")
 
 
 class Estimated(TypedDict):
@@ -209,5 +258,5 @@ def _estimate(
         statistic(values[random.integers(0, len(values), (count, len(values)))])
         for count in (min(size, _MEAN_RESAMPLES - i) for i in range(0, _MEAN_RESAMPLES, size))
     ]
-    low, high = np.percentile(np.concatenate(drawn), _BOUNDS)
+    low, high = np.percentile(np.concatenate(drawn), _INTERVAL)
     return {"value": float(statistic(values[None])[0]), "interval": [float(low), float(high)]}

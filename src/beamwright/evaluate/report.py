@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader
 
 from beamwright.errors import InputError, UnavailableError
-from beamwright.evaluate.metrics import summarise
-from beamwright.evaluate.run import Record, parse_records
+from beamwright.evaluate.metrics import Record, summarise
+from beamwright.evaluate.run import parse_records
 from beamwright.io import read_regular, write_whole
 from beamwright.search.choose import CHOICES
 from beamwright.sections import MOST_CANDIDATES

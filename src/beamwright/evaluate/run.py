@@ -13,17 +13,16 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal, Protocol
+from typing import IO, Any, Literal, Protocol
 
-from pydantic import ConfigDict, Field, ValidationError
-from pydantic.dataclasses import dataclass
+from pydantic import ValidationError
 
 from beamwright.config import Settings
 from beamwright.errors import BeamwrightError, InputError, NotFiniteError, UnavailableError
 from beamwright.evaluate.equivalence import AnswerChecker
-from beamwright.evaluate.metrics import summarise
+from beamwright.evaluate.metrics import Record, summarise
 from beamwright.evaluate.problems import Problem, ProblemSet
 from beamwright.identity import plugin_code
 from beamwright.io import private, read_regular, write_whole
@@ -42,9 +41,6 @@ _KEPT = ("answer", "score", "stop", "tokens", "notes")  # of a candidate
 _COPIED = (
     "score", "stop", "rounds", "tokens", "kv", "time", "goodput_tok_s", "tree_hash", "exact",
 )  # fmt: skip
-_BOUNDS = Field(gt=-(2**63), lt=2**63)  # of tokens, bytes, seconds
-_Count = Annotated[int, _BOUNDS]
-_Figure = Annotated[float, _BOUNDS]
 
 
 class Solved(Protocol):
@@ -70,52 +66,6 @@ class SolveMany(Protocol):
 
 
 # --- records -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
-class Record:
-    """What is kept of one problem; enough to compute every metric again.
-
-    correct: None when the file names no answer; a problem with an `error` is wrong.
-    choices: for best, majority and weighted what it would have answered, from these candidates.
-    num_correct: candidates that ended by themselves with the right answer; None when the file
-    names no answer. candidates: without their texts, which are many times the rest. kv: the
-    solution's KV figures, in bytes. mean_path_tokens: over the final candidates, after the prompt.
-    """
-
-    unique_id: str
-    index: Annotated[int, Field(ge=0)]
-    problem: str
-    gold: str | None
-    level: str | int | bool | None
-    answer: str | None = None
-    correct: bool | None = None
-    score: float | None = None
-    stop: str | None = None
-    rounds: int | None = None
-    reason_fewer: str | None = None
-    warnings: Sequence[str] = ()
-    system_prompt: str | None = None
-    error: str | None = None
-    candidates: Sequence[Mapping[str, Any]] = ()
-    choices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    num_correct: Annotated[int, Field(ge=0)] | None = None
-    tokens: Mapping[str, _Count | None] = field(default_factory=dict)
-    kv: Mapping[str, _Count | None] = field(default_factory=dict)
-    time: Mapping[str, _Figure | None] = field(default_factory=dict)
-    mean_path_tokens: _Figure | None = None
-    goodput_tok_s: _Figure | None = None
-    tree_hash: str | None = None
-    exact: bool | None = None
-
-    def __post_init__(self) -> None:
-        """What a file may say in the right types, and cannot be of a problem."""
-        if (self.num_correct or 0) > len(self.candidates):
-            raise ValueError(f"num_correct: there are {len(self.candidates)} candidates")
-        if not all(
-            isinstance(vote.get("correct", 0), bool | None) for vote in self.choices.values()
-        ):
-            raise ValueError("choices: neither a verdict nor null")
 
 
 def make_record(problem: Problem, solution: Mapping[str, Any], checker: AnswerChecker) -> Record:
