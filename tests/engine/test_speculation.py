@@ -406,3 +406,16 @@ def test_who_says_that_scores_are_each_their_own_is_asked_early(make_solver, say
     ) as solver:
         solution = solver.solve(PROBLEM)
     assert len(ranks.calls) > solution.rounds
+
+
+def test_what_a_row_that_has_left_read_may_leave_the_device_before_the_batch_is_smaller():
+    """Without a copy on the host nothing of it is left, and its place in the batch is still there
+    until the next rows join."""
+    options = {"search": "dynamic", "n": 4, "width": 4, "max_rounds": 3, "seed": 61}
+    problems = [(p.unique_id, p.problem) for p in load_problems("bundled:test", 3).problems]
+    hashes = []
+    for places in ({}, {"kv_memory": "4MiB", "evict": "recompute", "attention": "reference"}):
+        with Solver(speculation="exact", dtype="float64", **options, **places) as solver:
+            solved = dict(solver.solve_many(problems, in_flight=3))
+        hashes.append({name: solution.tree_hash for name, solution in solved.items()})
+    assert hashes[0] == hashes[1]

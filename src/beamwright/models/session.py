@@ -107,6 +107,7 @@ class DecodeSession:
         compacts = self._view is not None and not fresh and len(index) == num_rows
         self._rows = [*rows, *([None] * (num_rows - len(rows)))]
         if compacts:
+            self._view.drop_rows(spare)  # they have left: what they read may be gone
             self._view.keep_rows(torch.tensor(index, device=self._decoder.device))
             self._view.count_rows(len(rows))
         else:
