@@ -16,7 +16,7 @@ from random import Random
 from typing import TypeVar
 
 from beamwright.protocols import Action, Complete, Extend, Finish, Prune
-from beamwright.search.declare import SearchPolicy, strategy
+from beamwright.search import SearchPolicy, strategy
 from beamwright.search.rounds import duplicates, even_shares, give_children
 from beamwright.tree import Node, SearchTree
 

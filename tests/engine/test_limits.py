@@ -15,10 +15,9 @@ from beamwright.engine.limits import (
 )
 from beamwright.errors import InputError
 from beamwright.registry import restored
-from beamwright.search import make_strategy
+from beamwright.search import SearchPolicy, make_strategy, strategy
 from beamwright.search.answers import extract_answer, normalise_answer
 from beamwright.search.choose import choose
-from beamwright.search.declare import SearchPolicy, strategy
 from beamwright.sections import SearchSettings, StopSettings
 from beamwright.solver.describe import final_nodes
 from beamwright.tree import NodeState, StopReason, tree_hash

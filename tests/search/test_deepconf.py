@@ -3,7 +3,6 @@ import pytest
 from beamwright.errors import InputError
 from beamwright.protocols import Complete, Extend, Finish, Prune
 from beamwright.search import make_strategy
-from beamwright.search.deepconf import percentile
 from beamwright.sections import SearchSettings
 from beamwright.tree import NodeState, StopReason
 from fakes import add_step, new_tree
@@ -130,12 +129,3 @@ def test_the_warm_up_is_a_quarter_and_at_most_16(n, warmup):
 def test_a_warm_up_of_more_than_n_is_an_error():
     with pytest.raises(InputError, match="--warmup 5 is larger than --n 4"):
         deepconf(n=4, warmup=5)
-
-
-@pytest.mark.parametrize(
-    ("share", "value"), [(0.0, 1.0), (1.0, 16.0), (0.5, 4.0), (0.9, 13.0), (0.1, 1.3)]
-)
-def test_percentiles_are_interpolated(share, value):
-    """As `numpy.percentile` has it, which the published code takes."""
-    assert percentile([1.0, 2.0, 6.0, 16.0], share) == pytest.approx(value)
-    assert percentile([7.0], share) == 7.0

@@ -50,14 +50,6 @@ def test_equal_texts_have_equal_scores():
     assert about(scored([0.5] * 4, ["same"] * 4)) == []
 
 
-def test_critiques_that_nobody_can_read():
-    tree = scored([None, None, None, 0.5])
-    for node in tree.finished() or tree.candidates():
-        node.usage["judge_unparsed"] = int(node.step_score is None)
-    (line,) = about(tree, model="own", verifier="judge:chat")
-    assert line.startswith("3 of 4 critiques of --verifier judge:chat state no score")
-
-
 @pytest.mark.parametrize(
     "options",
     [

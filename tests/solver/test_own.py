@@ -164,8 +164,8 @@ class Coin(SearchPolicy):
 
     def select(self, tree, rng):
         this = open_round(tree, self.search)
-        if this.decided:
-            return list(this.actions)
+        if not this.going:
+            return this.actions
         order = sorted(this.going, key=lambda node: rng.random() < self.bias)
         return [*this.actions, *give_children(order, [this.slots] + [0] * (len(order) - 1))]
 """

@@ -1,4 +1,13 @@
-"""Strategies: pure policies over a scored tree. One file with one declaration each.
+"""Strategies: pure policies over a scored tree, one file and one declaration each.
+
+```python
+@strategy("epsilon-beam", meaning="beam search that now and then keeps another step",
+          reads_width=True, needs_scores=True)
+class EpsilonBeam(SearchPolicy):
+    epsilon: float = option(0.1, ge=0, le=1, help="Chance that a place goes to any candidate.")
+
+    def select(self, tree, rng): ...
+```
 
 Knows no models, no KV, no schedules. Every module of this folder is imported, and with it what it
 declares. LBS section 2.3; FlashTTS section 2.
@@ -7,17 +16,113 @@ declares. LBS section 2.3; FlashTTS section 2.
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import import_module
+from random import Random
+from typing import Any, ClassVar, TypeVar
 
-from beamwright.search.declare import (
-    DEFAULT_SEARCH,
-    STRATEGIES,
-    SearchPolicy,
-    StrategyRow,
-    round_rng,
-    strategy,
-)
-from beamwright.sections import SearchSettings
+from beamwright.declare import declaration, declared_values, made
+from beamwright.protocols import Action, Prospect
+from beamwright.registry import Table, TableRow
+from beamwright.search.choose import Choice
+from beamwright.search.prospects import by_scores
+from beamwright.sections import SearchSettings, Section
+from beamwright.tree import Node, SearchTree
+
+
+class SearchPolicy(Section):
+    """A strategy: fields are its options, `search` is what every strategy is given.
+
+    It keeps nothing between rounds: what it knows is in the tree, so that a search that is resumed
+    goes on alike. Options that do not fit together are found in `model_post_init`.
+    """
+
+    shared: ClassVar[frozenset[str]] = frozenset({"search"})
+    foresees_by_score: ClassVar[bool] = True
+    search: SearchSettings = SearchSettings()
+
+    def select(self, tree: SearchTree, rng: Random) -> list[Action]:
+        """What becomes of every candidate; see `protocols.Strategy`."""
+        raise NotImplementedError
+
+    def prospects(
+        self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
+    ) -> list[Prospect]:
+        """What may be extended when this round is over; see `protocols.Foresees`.
+
+        Unless a strategy knows better: by the scores so far (`search.prospects`).
+        """
+        return by_scores(beams, self.search.width, self.search.max_rounds)
+
+
+@dataclass(frozen=True)
+class StrategyRow(TableRow):
+    """A strategy by name.
+
+    choose: how its answer is chosen where the settings do not say. step_limits: its steps'
+    lengths, likewise. by_level: every step of a round is as deep as the round's number.
+    reads_width: --width matters. needs_scores: without them its tree is no search.
+    scorer: what scores steps, of the generator's own tokens, where no verifier is given.
+    competes: paths take places from one another; otherwise a path is pruned for its own sake alone.
+    fills: unless something stops it, it ends with exactly n finished paths.
+    commits: a step that has children gets no more, and no path that was left comes back: what all
+        leaves share is final while the search goes on.
+    votes_change: why the vote of a path that has ended may still be lost, if it may.
+    finals: which n of its finished paths are its candidates, where it finishes more or fewer.
+    """
+
+    make: type[SearchPolicy]
+    choose: Choice = "best"
+    step_limits: tuple[int, ...] | None = None
+    by_level: bool = True
+    reads_width: bool = False
+    needs_scores: bool = False
+    scorer: str | None = None
+    competes: bool = True
+    fills: bool = True
+    commits: bool = False
+    votes_change: str | None = None
+    finals: Callable[[Sequence[Node], int], list[Node]] | None = None
+
+    def policy(self, settings: SearchSettings) -> SearchPolicy:
+        """The strategy with the options that the settings give it.
+
+        Raises:
+            InputError: for an option of another strategy, or a value that this one cannot use.
+        """
+        (given,) = declared_values(STRATEGIES, [self], settings)
+        return made(STRATEGIES, self.make, given, search=settings)  # type: ignore[no-any-return]
+
+    def resolved_options(self, settings: SearchSettings) -> dict[str, Any]:
+        """All its options, the defaults filled in.
+
+        Raises:
+            InputError: as `policy`.
+        """
+        policy = self.policy(settings)
+        return {name: getattr(policy, name) for name in self.options if hasattr(policy, name)}
+
+
+DEFAULT_SEARCH = "beam"
+STRATEGIES: Table[StrategyRow] = Table("search", "--search", taken=("list",))
+
+S = TypeVar("S", bound=type[SearchPolicy])
+
+
+def strategy(name: str, *, meaning: str, **facts: Any) -> Callable[[S], S]:
+    """Declare a strategy. facts: of `StrategyRow`. One class may have several.
+
+    Raises:
+        InputError: if the name is taken.
+    """
+    return declaration(STRATEGIES, StrategyRow, name, meaning, **facts)
+
+
+def round_rng(settings: SearchSettings, tree: SearchTree) -> Random:
+    """The random stream of one round: of the strategy, the seed, the problem and the round."""
+    key = f"{settings.search} {settings.seed} {tree.root.lineage[0]!r} {tree.rounds}"
+    return Random(key)
 
 
 def make_strategy(settings: SearchSettings) -> SearchPolicy:
@@ -41,14 +146,3 @@ def strategy_row(settings: SearchSettings) -> StrategyRow:
 
 for _module in pkgutil.iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
-
-__all__ = [
-    "DEFAULT_SEARCH",
-    "STRATEGIES",
-    "SearchPolicy",
-    "StrategyRow",
-    "make_strategy",
-    "round_rng",
-    "strategy",
-    "strategy_row",
-]

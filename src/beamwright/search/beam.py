@@ -8,7 +8,7 @@ from typing import Any
 
 from beamwright.errors import InputError
 from beamwright.protocols import Action
-from beamwright.search.declare import SearchPolicy, strategy
+from beamwright.search import SearchPolicy, strategy
 from beamwright.search.rounds import even_shares, give_children, open_round, ranked
 from beamwright.sections import SearchSettings
 from beamwright.tree import Node, SearchTree
@@ -43,8 +43,8 @@ class BeamSearch(SearchPolicy):
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         this = open_round(tree, self.search)
-        if this.decided:
-            return list(this.actions)
+        if not this.going:
+            return this.actions
         return [*this.actions, *extend_best(ranked(this.going), this.slots, self.search.width)]
 
 

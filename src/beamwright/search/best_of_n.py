@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from random import Random
 
 from beamwright.protocols import Action, Complete, Extend, Finish, Prospect
-from beamwright.search.declare import SearchPolicy, strategy
+from beamwright.search import SearchPolicy, strategy
 from beamwright.search.prospects import certain
 from beamwright.tree import Node, SearchTree
 

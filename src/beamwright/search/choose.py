@@ -35,12 +35,10 @@ def choose(
     Negative scores are log-probabilities: in a vote they weigh exp(score).
 
     Raises:
-        ValueError: if there are no candidates, or the sequences differ in length.
+        ValueError: if there are no candidates.
     """
     if not answers:
         raise ValueError("there are no candidates to choose from")
-    if not len(answers) == len(scores) == len(complete):
-        raise ValueError("answers, scores and complete must have the same length")
     scores = [score if score is not None and math.isfinite(score) else None for score in scores]
     voters = [i for i, answer in enumerate(answers) if complete[i] and answer and answer.strip()]
     if not voters:
@@ -51,22 +49,18 @@ def choose(
     groups: dict[str, list[int]] = {}
     for i in voters:
         groups.setdefault(normalise_answer(answers[i] or ""), []).append(i)
-    weights = _vote_weights(voters, scores)
-    totals = [math.fsum(weights[i] for i in group) for group in groups.values()]
     ballots = list(groups.values())
     if how == "majority":
-        most = max(len(group) for group in ballots)
-        totals = [
-            total if len(group) == most else -math.inf
-            for total, group in zip(totals, ballots, strict=True)
-        ]
+        most = max(len(ballot) for ballot in ballots)
+        ballots = [ballot for ballot in ballots if len(ballot) == most]
+    weights = _vote_weights(voters, scores)
+    totals = [math.fsum(weights[i] for i in ballot) for ballot in ballots]
     return _best(ballots[_first_largest(totals)], scores)
 
 
 def _best(indices: Iterable[int], scores: Sequence[float | None]) -> int:
-    chosen = list(indices)
-    values = [scores[i] for i in chosen]
-    return chosen[_first_largest([-math.inf if v is None else v for v in values])]
+    known = {i: score for i in indices if (score := scores[i]) is not None}
+    return [*known][_first_largest([*known.values()])] if known else next(iter(indices))
 
 
 def _first_largest(values: Sequence[float]) -> int:

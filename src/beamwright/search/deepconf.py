@@ -15,7 +15,7 @@ from typing import Any
 from beamwright.errors import InputError
 from beamwright.protocols import Action, Complete, Extend, Finish, Prospect, Prune
 from beamwright.registry import option
-from beamwright.search.declare import SearchPolicy, strategy
+from beamwright.search import SearchPolicy, strategy
 from beamwright.search.prospects import certain
 from beamwright.search.rounds import TIE
 from beamwright.tree import Node, NodeState, SearchTree
@@ -72,12 +72,14 @@ class OnlineDeepConf(SearchPolicy):
         bar = -math.inf if warming else self._bar(tree)
         waiting = tree.candidates()  # paths that were cut off stay among them to the end
         dropped = _below(waiting, bar)
-        left = [node for node in waiting if node not in dropped]
-        ended = [node for node in left if node.ended]
-        going = [node for node in left if not node.ended and node.depth < self.search.max_rounds]
+        ended = [node for node in waiting if node.ended and node not in dropped]
+        going = [
+            Extend(node, 1)
+            for node in waiting
+            if not node.ended and node.depth < self.search.max_rounds and node not in dropped
+        ]
         if going:
-            steps: list[Action] = [Extend(node, 1) for node in going]
-            return [*map(Prune, dropped), *map(Complete, ended), *steps]
+            return [*map(Prune, dropped), *map(Complete, ended), *going]
         if warming:  # over: its own paths have to reach the bar, too, to have a vote
             bar = self._bar(tree)
             dropped = _below([*tree.finished(), *waiting], bar)
@@ -93,10 +95,17 @@ class OnlineDeepConf(SearchPolicy):
         return certain([*beams, *ahead], self.search.max_rounds)
 
     def _bar(self, tree: SearchTree) -> float:
-        """The confidence that the share `keep` of the warm-up reaches; -inf if nothing scored."""
+        """The confidence that the share `keep` of the warm-up reaches; -inf if nothing scored.
+
+        Interpolated between two neighbours.
+        """
         scores = [_end(node).score for node in tree.root.children[: self.num_first]]
         known = sorted(score for score in scores if score is not None and not math.isnan(score))
-        return percentile(known, 1 - self.keep) if known else -math.inf
+        if not known:
+            return -math.inf
+        place = (1 - self.keep) * (len(known) - 1)
+        low, high = known[math.floor(place)], known[min(math.floor(place) + 1, len(known) - 1)]
+        return low + (place - math.floor(place)) * (high - low)
 
     def _why_fewer(self, tree: SearchTree, dropped: Sequence[Node], bar: float) -> str | None:
         ends = [_end(node) for node in tree.root.children]
@@ -108,14 +117,6 @@ class OnlineDeepConf(SearchPolicy):
         if cut_off:
             reasons.append(f"{len(cut_off)} of {n} paths reached --max-rounds")
         return " and ".join(reasons) or None
-
-
-def percentile(ascending: Sequence[float], share: float) -> float:
-    """The value that this share of the values lies below, interpolated between two neighbours."""
-    place = share * (len(ascending) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ascending) - 1)
-    return ascending[low] + (place - low) * (ascending[high] - ascending[low])
 
 
 def _below(nodes: Iterable[Node], bar: float) -> list[Node]:

@@ -11,8 +11,8 @@ import math
 
 from beamwright.config import Settings
 from beamwright.errors import InputError
-from beamwright.search import DEFAULT_SEARCH, StrategyRow, strategy_row
-from beamwright.sections import ModelSettings, SearchSettings
+from beamwright.search import DEFAULT_SEARCH, strategy_row
+from beamwright.sections import ModelSettings
 
 _WAYS = (
     "--verifier PATH or hf:ORG/NAME (a process reward model), judge:PATH (a chat model), "
@@ -64,7 +64,16 @@ def resolved(settings: Settings, *, own_scores: bool = False) -> Settings:
         own = row.scorer if model.default_verifier == "none" else None
         model = model.model_copy(update={"verifier": own or model.default_verifier})
     if not own_scores and model.verifier == "none" and not model.is_random:
-        _check_needs_none(model, search, row)
+        choose, instead = search.choose or row.choose, "--search majority"
+        need = f"--search {search.search} needs scores" if row.needs_scores else None
+        if need is None and choose != "majority" and search.n > 1:
+            need = f"--search {search.search} needs scores to choose its answer (--choose {choose})"
+            instead = "--choose majority"
+        if need is not None:
+            raise InputError(
+                f"{need}, and --model {model.model} has no verifier: give {_WAYS}; "
+                f"without one, {instead} takes the most frequent answer; {_PAGE}"
+            )
     return settings.model_copy(update={"model": model, "search": search})
 
 
@@ -80,18 +89,3 @@ def vote_note(settings: Settings) -> str | None:
 
 def _votes_by_default(model: ModelSettings) -> bool:
     return model.scorer == "none" and not model.is_random
-
-
-def _check_needs_none(model: ModelSettings, search: SearchSettings, row: StrategyRow) -> None:
-    choose = search.choose or row.choose
-    if row.needs_scores:
-        need, instead = f"--search {search.search} needs scores", "--search majority"
-    elif choose != "majority" and search.n > 1:
-        need = f"--search {search.search} needs scores to choose its answer (--choose {choose})"
-        instead = "--choose majority"
-    else:
-        return
-    raise InputError(
-        f"{need}, and --model {model.model} has no verifier: give {_WAYS}; "
-        f"without one, {instead} takes the most frequent answer; {_PAGE}"
-    )

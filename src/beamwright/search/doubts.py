@@ -17,8 +17,6 @@ from beamwright.tree import COMPLETE_STOPS, Node, SearchTree
 
 _FEWEST = 4  # scored steps from which equal scores say something
 _TRUSTED = 1e-3  # a probability below this is no opinion that an answer is right
-_UNPARSED = "judge_unparsed"
-
 
 _MONTH = "(?:January|February|March|April|May|June|July|August|September|October|November|December)"
 _VERB = "[a-z]+(?: [a-z]+){0,2}"
@@ -56,22 +54,15 @@ def doubts_about_scores(tree: SearchTree, settings: Settings) -> list[str]:
     if not _reads_scores(settings):
         return []
     steps = [node for node in tree.nodes() if _is_scored(node)]
-    unscored = [node for node in steps if node.step_score is None]
+    scores = [node.step_score for node in steps if node.step_score is not None]
     name = settings.model.scorer
     who = "the verifier" if name == "none" else f"--verifier {name}"
-    if 2 * len(unscored) > len(steps):
-        unparsed = sum(node.usage[_UNPARSED] > 0 for node in unscored)
-        share = f"{len(unscored)} of {len(steps)}"
-        if 2 * unparsed > len(unscored):
-            return [
-                f"{share} critiques of {who} state no score that can be read: the search could "
-                "not tell steps apart (judge.yaml says what is asked and how it is read)"
-            ]
+    if 2 * len(scores) < len(steps):
         return [
-            f"{share} steps got no score from {who}: the search could not tell them apart "
-            "(are paths longer than its context?)"
+            f"{len(steps) - len(scores)} of {len(steps)} steps got no score from {who}: the search "
+            "could not tell them apart (are paths longer than its context? does a judge's critique "
+            "state a score as its judge.yaml says?)"
         ]
-    scores = [node.step_score for node in steps if node.step_score is not None]
     texts = {node.text or node.lineage for node in steps if node.step_score is not None}
     if len(texts) >= _FEWEST and max(scores) - min(scores) <= TIE:
         return [
@@ -88,14 +79,14 @@ def doubts_about_answers(
 
     answers, stops: of the final candidates.
     """
-    whose = "no finished candidate" if any(answers) else "no candidate"
-    line = f"{whose} states an answer: this is the last step of the best one"
     if not any(stop in COMPLETE_STOPS for stop in stops):
-        return [f"{line}; all were cut off (raise --max-rounds, --max-step-tokens or --max-tokens)"]
-    if settings.model.system_prompt:
-        return [f"{line}; --system-prompt may ask more clearly for \\boxed{{...}}"]
-    example = "--system-prompt 'Put your final answer within \\boxed{}.'"
-    return [f"{line}; ask for one, such as with {example}"]
+        help = "all were cut off (raise --max-rounds, --max-step-tokens or --max-tokens)"
+    elif settings.model.system_prompt:
+        help = "--system-prompt may ask more clearly for \\boxed{...}"
+    else:
+        help = "ask for one: --system-prompt 'Put your final answer within \\boxed{}.'"
+    whose = "no finished candidate" if any(answers) else "no candidate"
+    return [f"{whose} states an answer: this is the last step of the best one; {help}"]
 
 
 def doubts_about_trust(scores: Sequence[float | None], settings: Settings) -> list[str]:
@@ -104,12 +95,12 @@ def doubts_about_trust(scores: Sequence[float | None], settings: Settings) -> li
     scores: of the final candidates. Log-probabilities and confidences are never this close to 0
     from above, so only verifiers whose scores are probabilities are spoken of.
     """
-    known = [score for score in scores if score is not None]
-    if not known or not _reads_scores(settings) or not 0 <= max(known) < _TRUSTED:
+    best = max((score for score in scores if score is not None), default=-1.0)
+    if not 0 <= best < _TRUSTED or not _reads_scores(settings):
         return []
     return [
-        f"the verifier trusts no candidate (best score {max(known):.2g}): is this a problem of "
-        "the kind that the models were trained on?"
+        f"the verifier trusts no candidate (best score {best:.2g}): is this a problem of the kind "
+        "that the models were trained on?"
     ]
 
 

@@ -6,15 +6,15 @@ subtree has `width` places, and its finished paths keep theirs, so a search ends
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Any
 
 from beamwright.protocols import Action, Complete, Extend, Prospect, Prune
+from beamwright.search import SearchPolicy, strategy
 from beamwright.search.beam import check_width
-from beamwright.search.declare import SearchPolicy, strategy
-from beamwright.search.prospects import by_families
+from beamwright.search.prospects import best_first, by_scores
 from beamwright.search.rounds import open_round, ranked
 from beamwright.tree import Node, SearchTree
 
@@ -39,30 +39,29 @@ class DiverseTrees(SearchPolicy):
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         settings = self.search
         this = open_round(tree, settings)
-        if this.decided:
-            return list(this.actions)
-        places: defaultdict[int, int] = defaultdict(lambda: settings.width)
-        fresh = [action.node for action in this.actions if isinstance(action, Complete)]
-        for node in (*tree.finished(), *fresh):
-            places[self._subtree(node)] -= 1
-        subtrees: defaultdict[int, list[Node]] = defaultdict(list)
-        for node in this.going:
-            subtrees[self._subtree(node)].append(node)
-        actions = list(this.actions)
-        for number, nodes in sorted(subtrees.items()):
+        if not this.going:
+            return this.actions
+        ended = [action.node for action in this.actions if isinstance(action, Complete)]
+        taken = Counter(self._subtree(node) for node in (*tree.finished(), *ended))
+        actions = this.actions.copy()
+        for number, nodes in sorted(self._subtrees(this.going).items()):
             best, *rest = ranked(nodes)
-            actions += [Extend(best, places[number]), *map(Prune, rest)]
+            actions += [Extend(best, settings.width - taken[number]), *map(Prune, rest)]
         return actions
 
     def prospects(
         self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
     ) -> list[Prospect]:
         """By the scores within each subtree."""
-        del tree, ahead
-        families: defaultdict[int, list[Node]] = defaultdict(list)
-        for beam in beams:
-            families[self._subtree(beam)].append(beam)
-        return by_families(families.values(), self.search.width, self.search.max_rounds)
+        width, most = self.search.width, self.search.max_rounds
+        families = self._subtrees(beams).values()
+        return best_first(each for family in families for each in by_scores(family, width, most))
+
+    def _subtrees(self, nodes: Iterable[Node]) -> dict[int, list[Node]]:
+        subtrees: dict[int, list[Node]] = {}
+        for node in nodes:
+            subtrees.setdefault(self._subtree(node), []).append(node)
+        return subtrees
 
     def _subtree(self, node: Node) -> int:
         ordinal = node.lineage[1]

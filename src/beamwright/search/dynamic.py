@@ -12,7 +12,7 @@ from random import Random
 
 from beamwright.protocols import Action, Prospect
 from beamwright.registry import option
-from beamwright.search.declare import SearchPolicy, strategy
+from beamwright.search import SearchPolicy, strategy
 from beamwright.search.prospects import by_shares
 from beamwright.search.rounds import (
     Branching,
@@ -44,8 +44,8 @@ class DynamicBranching(SearchPolicy):
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         this = open_round(tree, self.search)
-        if this.decided:
-            return list(this.actions)
+        if not this.going:
+            return this.actions
         best_first = ranked(this.going)
         shares = self._shares([node.score for node in best_first], this.slots)
         return [*this.actions, *give_children(best_first, shares)]
@@ -54,9 +54,7 @@ class DynamicBranching(SearchPolicy):
         self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
     ) -> list[Prospect]:
         """The children that each would get by the scores so far; an ended path keeps its place."""
-        del tree, ahead
-        most = self.search.max_rounds
-        return by_shares(beams, lambda scores: self._shares(scores, len(scores)), most)
+        return by_shares(beams, lambda s: self._shares(s, len(s)), self.search.max_rounds)
 
     def _shares(self, scores: Sequence[float | None], slots: int) -> list[int]:
         if not scores:

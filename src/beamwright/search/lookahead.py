@@ -14,8 +14,8 @@ from typing import Any
 
 from beamwright.protocols import Action, Extend, Prospect, Prune
 from beamwright.registry import option
+from beamwright.search import SearchPolicy, strategy
 from beamwright.search.beam import check_width, extend_best
-from beamwright.search.declare import SearchPolicy, strategy
 from beamwright.search.prospects import by_scores, certain
 from beamwright.search.rounds import open_round, ranked
 from beamwright.tree import Node, SearchTree
@@ -46,8 +46,8 @@ class Lookahead(SearchPolicy):
         if rolled == 0:
             level = max((leaf.depth for leaf in leaves), default=0)
             this = open_round(tree, self.search, level)
-            if this.decided:
-                return list(this.actions)
+            if not this.going:
+                return this.actions
             return [*this.actions, *(Extend(node, 1, greedy=True) for node in this.going)]
         rolling = [leaf for leaf in leaves if not leaf.ended]
         if rolled < self.lookahead and rolling:

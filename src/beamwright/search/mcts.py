@@ -11,20 +11,19 @@ simulations run side by side; each leaf is counted at once as a visit whose valu
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Any
 
 from beamwright.errors import InputError
 from beamwright.protocols import Action, Complete, Extend, Finish, Prune
 from beamwright.registry import option
-from beamwright.search.declare import SearchPolicy, strategy
-from beamwright.search.rounds import duplicates, ranked
+from beamwright.search import SearchPolicy, strategy
+from beamwright.search.rounds import ranked
 from beamwright.tree import Node, NodeState, SearchTree
 
 _NODES_PER_CANDIDATE = 16
-_DECIMALS = 6  # values this close are equal
+_DECIMALS = 6  # values this close are equal: last bits must not decide which leaf is picked
 
 
 @strategy(
@@ -41,7 +40,7 @@ class MonteCarloTreeSearch(SearchPolicy):
     Leaves that are not picked wait as candidates. A path goes on until it ends, or is `max_rounds`
     steps long. The search is over when n paths have ended, when `nodes` steps are written, or when
     no leaf can be extended; if more paths end in the last round than there are places, the
-    best-scored take them. Duplicates are sought among siblings.
+    best-scored take them. Duplicates are not sought.
 
     Raises:
         InputError: if n < width, or the nodes are fewer than n.
@@ -68,55 +67,40 @@ class MonteCarloTreeSearch(SearchPolicy):
         settings = self.search
         if tree.rounds == 0:
             return [Extend(tree.root, settings.n)]
-        dropped = _repeated_siblings(tree) if settings.filter_duplicates else {}
-        leaves = [node for node in tree.candidates() if node not in dropped]
-        ended = ranked(node for node in leaves if node.ended)
+        ended = ranked(node for node in tree.candidates() if node.ended)
+        waiting = [node for node in tree.candidates() if not node.ended]
         places = settings.n - len(tree.finished())
-        actions: list[Action] = [*map(Prune, dropped), *map(Complete, ended[:places])]
-        actions += map(Prune, ended[places:])
-        waiting = [node for node in leaves if not node.ended]
+        actions: list[Action] = [*map(Complete, ended[:places]), *map(Prune, ended[places:])]
         places -= len(ended)
         if places <= 0:
             return [*actions, *map(Prune, waiting), Finish()]
-        extended = self._extended(tree, waiting, dropped)
-        if extended:
-            return [*actions, *extended]
-        surplus = ranked(waiting)[places:]
-        return [*actions, *map(Prune, surplus), Finish(self._reason(tree, waiting, places))]
-
-    def _extended(
-        self, tree: SearchTree, waiting: Sequence[Node], dropped: Collection[Node]
-    ) -> list[Extend]:
-        """The steps that get children this round: simulations that go on, then fresh ones."""
-        settings = self.search
-        left = self.most_nodes - _num_written(tree)
         open_to = [node for node in waiting if node.depth < settings.max_rounds]
-        counts = Visits(tree, open_to, dropped)
+        if extended := self._extended(tree, open_to):
+            return [*actions, *extended]
+        reason = f"{places} of {settings.n} paths reached --max-rounds"
+        if open_to:
+            written = f"--nodes {self.most_nodes} were written"
+            reason = f"{places} of {settings.n} paths were unfinished when {written}"
+        return [*actions, *map(Prune, ranked(waiting)[places:]), Finish(reason)]
+
+    def _extended(self, tree: SearchTree, open_to: Sequence[Node]) -> list[Extend]:
+        """The steps that get children this round: simulations that go on, then fresh ones."""
+        width = self.search.width
+        counts = Visits(tree, open_to, self.exploration)
+        fresh = [node for node in tree.nodes() if node.round == tree.rounds and node.parent]
         picked: list[Node] = []
-        for parent in _under_way(tree):
-            node = counts.best_child(parent, self.exploration)
+        for parent in dict.fromkeys(node.parent for node in fresh):
+            if parent is None or parent.parent is None:
+                continue  # the root's children belong to no simulation yet
+            node = max(counts.children[parent], key=counts.puct, default=None)
             if node is not None and counts.leaves[node]:  # else the simulation has come to its end
                 counts.visit(node)
                 picked.append(node)
-        while counts.leaves[tree.root] and len(picked) < self._simulations:
-            picked.append(counts.pick(self.exploration))
-        found: list[Extend] = []
-        for node in picked:
-            if left > 0:
-                found.append(Extend(node, min(settings.width, left)))
-                left -= settings.width
-        return found
-
-    @property
-    def _simulations(self) -> int:
-        return max(1, self.search.n // self.search.width)
-
-    def _reason(self, tree: SearchTree, waiting: Sequence[Node], missing: int) -> str:
-        """Why so many paths are missing."""
-        paths = f"{missing} of {self.search.n} paths"
-        if any(node.depth < self.search.max_rounds for node in waiting):
-            return f"{paths} were unfinished when --nodes {self.most_nodes} were written"
-        return f"{paths} reached --max-rounds" if waiting else f"{paths} were duplicates"
+        while counts.leaves[tree.root] and len(picked) < max(1, self.search.n // width):
+            picked.append(counts.pick())
+        left = self.most_nodes - sum(node.parent is not None for node in tree.nodes())
+        shares = ((node, min(width, left - place * width)) for place, node in enumerate(picked))
+        return [Extend(node, share) for node, share in shares if share > 0]
 
 
 class Visits:
@@ -130,50 +114,43 @@ class Visits:
     priors: softmax over siblings of the mean log-probability of a step's tokens.
     """
 
-    def __init__(
-        self, tree: SearchTree, open_to: Iterable[Node], dropped: Collection[Node]
-    ) -> None:
-        self.root = tree.root
+    def __init__(self, tree: SearchTree, open_to: Iterable[Node], exploration: float) -> None:
+        self.root, self._exploration = tree.root, exploration
         self.children: dict[Node, list[Node]] = {}
-        order: list[Node] = []
-        stack = [tree.root]
+        order, stack = [], [tree.root]
         while stack:  # parents first; deep trees are legal, so this does not recurse
             node = stack.pop()
             order.append(node)
-            self.children[node] = [
-                child
-                for child in node.children
-                if child.state is not NodeState.PRUNED and child not in dropped
-            ]
-            stack += self.children[node]
-        self._scores = _scores(order[1:])
+            children = [child for child in node.children if child.state is not NodeState.PRUNED]
+            self.children[node] = children
+            stack += children
+        scores = _scores(order[1:])
         self.visits, self.leaves = dict.fromkeys(order, 0), dict.fromkeys(order, 0)
         self.leaves.update(dict.fromkeys(open_to, 1))
         totals = dict.fromkeys(order, 0.0)
+        self.values: dict[Node, float] = {}
+        self.priors: dict[Node, float] = {}
         for node in reversed(order):
-            if self.children[node]:
+            children = self.children[node]
+            if children:
                 self.visits[node] += 1
-                totals[node] += _mean(self._scores[child] for child in self.children[node])
+                totals[node] += _mean(scores[child] for child in children)
+                self.priors.update(zip(children, _priors(children), strict=True))
+            visits = self.visits[node]
+            self.values[node] = totals[node] / visits if visits else scores.get(node, 0.0)
             if node.parent is not None:
                 totals[node.parent] += totals[node]
-                self.visits[node.parent] += self.visits[node]
+                self.visits[node.parent] += visits
                 self.leaves[node.parent] += self.leaves[node]
-        self.values = {
-            node: totals[node] / visits if visits else self._scores[node]
-            for node, visits in self.visits.items()
-        }
-        self.priors: dict[Node, float] = {}
-        for siblings in self.children.values():
-            self.priors.update(zip(siblings, _priors(siblings), strict=True))
 
-    def puct(self, node: Node, exploration: float) -> float:
+    def puct(self, node: Node) -> float:
         """Value plus exploration bonus of a node among its siblings."""
         assert node.parent is not None
         spread = math.sqrt(self.visits[node.parent]) / (1 + self.visits[node])
-        bonus = exploration * self.priors[node] * spread
+        bonus = self._exploration * self.priors[node] * spread
         return round(self.values[node] + bonus, _DECIMALS)
 
-    def pick(self, exploration: float) -> Node:
+    def pick(self) -> Node:
         """Walk down to a leaf, and count it as extended; ties to the lower lineage.
 
         There has to be a leaf; it can be picked once.
@@ -181,14 +158,9 @@ class Visits:
         node = self.root
         while self.children[node]:
             going = [child for child in self.children[node] if self.leaves[child]]
-            node = max(going, key=lambda child: self.puct(child, exploration))  # first of equals
+            node = max(going, key=self.puct)  # the first of equals
         self.visit(node)
         return node
-
-    def best_child(self, node: Node, exploration: float) -> Node | None:
-        """The child with the largest `puct`, the first of equals; None if all were dropped."""
-        key = partial(self.puct, exploration=exploration)
-        return max(self.children[node], key=key, default=None)
 
     def visit(self, leaf: Node) -> None:
         """Count a leaf as extended; it can be picked once."""
@@ -197,14 +169,7 @@ class Visits:
             self.leaves[above] -= 1
 
 
-def _under_way(tree: SearchTree) -> list[Node]:
-    """Steps that a simulation extended in the last round, the root left out, in lineage order."""
-    fresh = [node for node in tree.nodes() if node.round == tree.rounds and node.parent]
-    return [node for node in dict.fromkeys(node.parent for node in fresh) if node and node.parent]
-
-
 def _scores(steps: Sequence[Node]) -> dict[Node, float]:
-    """Rounded: last bits must not decide which leaf is picked."""
     known = {
         node: round(node.score, _DECIMALS)
         for node in steps
@@ -215,8 +180,8 @@ def _scores(steps: Sequence[Node]) -> dict[Node, float]:
 
 
 def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return math.fsum(found) / len(found)
+    terms = list(values)
+    return math.fsum(terms) / len(terms)
 
 
 def _priors(siblings: Sequence[Node]) -> list[float]:
@@ -224,19 +189,5 @@ def _priors(siblings: Sequence[Node]) -> list[float]:
     if not all(node.logprobs for node in siblings):
         return [1 / len(siblings)] * len(siblings)
     means = [round(_mean(node.logprobs), _DECIMALS) for node in siblings]
-    largest = max(means, default=0.0)
-    weights = [math.exp(mean - largest) for mean in means]
+    weights = [math.exp(mean - max(means)) for mean in means]
     return [weight / math.fsum(weights) for weight in weights]
-
-
-def _repeated_siblings(tree: SearchTree) -> dict[Node, None]:
-    """Candidates with the text of an earlier child of the same node, in lineage order."""
-    parents = dict.fromkeys(node.parent for node in tree.candidates() if node.parent is not None)
-    found: list[Node] = []
-    for parent in parents:
-        found += duplicates(n for n in parent.children if n.state is not NodeState.PRUNED)
-    return dict.fromkeys(found)
-
-
-def _num_written(tree: SearchTree) -> int:
-    return sum(node.parent is not None for node in tree.nodes())

@@ -11,7 +11,7 @@ from random import Random
 
 from beamwright.protocols import Action
 from beamwright.registry import option
-from beamwright.search.declare import SearchPolicy, strategy
+from beamwright.search import SearchPolicy, strategy
 from beamwright.search.rounds import (
     effective_size,
     give_children,
@@ -38,8 +38,8 @@ class ParticleFilter(SearchPolicy):
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         this = open_round(tree, self.search)
-        if this.decided:
-            return list(this.actions)
+        if not this.going:
+            return this.actions
         scores = [node.score for node in this.going]
         weights = weights_of(scores, "softmax", self.score_temperature)
         crowded = len(this.going) != this.slots  # places of duplicates are drawn again

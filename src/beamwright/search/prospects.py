@@ -4,8 +4,8 @@ Scores of consecutive steps are correlated, so a step is as likely to be kept as
 was good: the last scores of a round's beams are divided into `width` bins of equal size, and a step
 whose score lies in bin j, the best one being 1, may get width - j + 1 children ahead of selection.
 `by_bins` looks at the step before, as SelectSPEC does; `by_scores` at a step's own score where it
-is known, because steps are scored as they end; `by_families` and `by_shares` likewise, for DVTS and
-dynamic branching. Nothing is foreseen below `max_depth` (None: there is no such depth).
+is known, because steps are scored as they end; `by_shares` likewise, for dynamic branching. Nothing
+is foreseen below `max_depth` (None: there is no such depth).
 """
 
 from __future__ import annotations
@@ -24,26 +24,18 @@ def by_scores(beams: Sequence[Node], width: int, max_depth: int | None = None) -
     then those that are not scored, by their parents' scores; last those that are scored and would
     be kept if twice as many were. The others get nothing.
     """
-    known = [beam.score if beam.score is not None else last_score(beam) for beam in beams]
+    known = [_latest(beam) for beam in beams]
 
     def potential(beam: Node, rank: float) -> float:
         if beam.score is None:
             return rank
         return rank + 1 if rank > 1 - 1 / width else rank - 1
 
-    return _best_first(
+    return best_first(
         Prospect(beam, width, potential=potential(beam, rank))
         for beam, rank in zip(beams, ranks(known), strict=True)
         if can_go_on(beam, max_depth) and (beam.score is None or rank > 1 - 2 / width)
     )
-
-
-def by_families(
-    families: Iterable[Sequence[Node]], width: int, max_depth: int | None = None
-) -> list[Prospect]:
-    """The same where beams compete only within their family."""
-    found = (each for family in families for each in by_scores(family, width, max_depth))
-    return _best_first(found)
 
 
 def by_shares(
@@ -56,10 +48,9 @@ def by_shares(
     shares: children by score, of paths that go on. Those that are scored come first.
     """
     going = [beam for beam in beams if not beam.ended]
-    known = [beam.score if beam.score is not None else last_score(beam) for beam in going]
-    counts = shares(known)
+    counts = shares([_latest(beam) for beam in going])
     most = max(counts, default=0)
-    return _best_first(
+    return best_first(
         Prospect(beam, count, potential=count + (most if beam.score is not None else 0))
         for beam, count in zip(going, counts, strict=True)
         if count and can_go_on(beam, max_depth)
@@ -70,7 +61,7 @@ def by_bins(beams: Sequence[Node], width: int) -> list[Prospect]:
     """FlashTTS's SelectSPEC: the same by the scores before the steps that are under way."""
     shares = ranks([last_score(beam) for beam in beams])
     branches = [min(width, 1 + int(share * width)) for share in shares]
-    return _best_first(
+    return best_first(
         Prospect(beam, most, potential=most)
         for beam, most in zip(beams, branches, strict=True)
         if can_go_on(beam)
@@ -95,6 +86,10 @@ def last_score(beam: Node) -> float | None:
     return None if beam.parent is None else beam.parent.score
 
 
+def _latest(beam: Node) -> float | None:
+    return beam.score if beam.score is not None else last_score(beam)
+
+
 def ranks(scores: Sequence[float | None]) -> list[float]:
     """The share of all scores that lie below each, from 0 to 1; half of those that equal it.
 
@@ -112,5 +107,6 @@ def ranks(scores: Sequence[float | None]) -> list[float]:
     return [rank(score) for score in scores]
 
 
-def _best_first(prospects: Iterable[Prospect]) -> list[Prospect]:
+def best_first(prospects: Iterable[Prospect]) -> list[Prospect]:
+    """In the order of their potential."""
     return sorted(prospects, key=lambda prospect: -prospect.potential)

@@ -12,7 +12,7 @@ from random import Random
 
 from beamwright.protocols import Action, Ask, Complete, Extend, Finish, Prospect
 from beamwright.registry import option
-from beamwright.search.declare import SearchPolicy, strategy
+from beamwright.search import SearchPolicy, strategy
 from beamwright.search.prospects import certain
 from beamwright.search.rounds import rank_key
 from beamwright.tree import Node, SearchTree, Turn

@@ -21,14 +21,13 @@ from beamwright.tree import Node, SearchTree
 class Round:
     """A round's candidates.
 
-    going: those that can go on, in lineage order. slots: children to give out among them.
-    actions: what is decided already. decided: that is all; the search begins, or has ended.
+    actions: what is decided already. going: those that can go on, in lineage order; none where all
+    is decided: the search begins, or has ended. slots: children to give out among them.
     """
 
-    going: tuple[Node, ...]
-    slots: int
-    actions: tuple[Action, ...]
-    decided: bool
+    actions: list[Action]
+    going: Sequence[Node] = ()
+    slots: int = 0
 
 
 def open_round(tree: SearchTree, settings: SearchSettings, level: int | None = None) -> Round:
@@ -38,22 +37,20 @@ def open_round(tree: SearchTree, settings: SearchSettings, level: int | None = N
     level: steps of the candidates, where that is not the number of rounds.
     """
     if tree.rounds == 0:
-        return Round((), settings.n, (Extend(tree.root, settings.n),), decided=True)
+        return Round([Extend(tree.root, settings.n)])
     candidates = tree.candidates()
     dropped = duplicates(candidates) if settings.filter_duplicates else []
     ended = [node for node in candidates if node.ended and node not in dropped]
-    going = tuple(node for node in candidates if not node.ended and node not in dropped)
+    going = [node for node in candidates if not node.ended and node not in dropped]
     actions: list[Action] = [*map(Prune, dropped), *map(Complete, ended)]
     slots = settings.n - len(tree.finished()) - len(ended)
     if slots <= 0:
-        ending: list[Action] = [*map(Prune, going), Finish()]
-    elif not going:
-        ending = [Finish(f"{slots} of {settings.n} paths were duplicates")]
-    elif (tree.rounds if level is None else level) >= settings.max_rounds:
-        ending = [Finish(f"{slots} of {settings.n} paths reached --max-rounds")]
-    else:
-        return Round(going, slots, tuple(actions), decided=False)
-    return Round(going, slots, (*actions, *ending), decided=True)
+        return Round([*actions, *map(Prune, going), Finish()])
+    if not going:
+        return Round([*actions, Finish(f"{slots} of {settings.n} paths were duplicates")])
+    if (tree.rounds if level is None else level) >= settings.max_rounds:
+        return Round([*actions, Finish(f"{slots} of {settings.n} paths reached --max-rounds")])
+    return Round(actions, going, slots)
 
 
 def give_children(nodes: Sequence[Node], shares: Sequence[int]) -> list[Action]:
@@ -120,8 +117,8 @@ def weights_of(
             return math.exp((score - largest) / temperature)
         return score if min(known) >= 0 else math.exp(score - largest)
 
-    found = [weight(score) for score in scores]
-    return found if sum(found) > 0 else [1.0] * len(scores)
+    weights = [weight(score) for score in scores]
+    return weights if sum(weights) > 0 else [1.0] * len(scores)
 
 
 def even_shares(total: int, count: int) -> list[int]:
