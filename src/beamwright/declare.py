@@ -18,7 +18,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from importlib.metadata import entry_points
 from importlib.util import decode_source
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +26,7 @@ from pydantic import ValidationError
 
 from beamwright.config import Settings, describe_invalid
 from beamwright.errors import BeamwrightError, InputError
+from beamwright.lazy import installed
 from beamwright.registry import PLUGIN_MODULE, Table, TableRow, flag_of, unknown
 from beamwright.sections import OpenSection
 
@@ -174,7 +174,7 @@ def load_plugin(file: str | os.PathLike[str]) -> None:
 def load_installed() -> list[str]:
     """Import the plugins of installed packages; a line about each that fails."""
     failed = []
-    for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
+    for point in sorted(installed(GROUP), key=lambda point: (point.name, point.value)):
         try:
             point.load()
         except KeyboardInterrupt:

@@ -14,9 +14,3 @@ class Progress:
 
     def wrote(self, num_tokens: int) -> None:
         """So many tokens were decoded, of all beams together."""
-
-    def began(self, problem_id: str | int, num_beams: int) -> None:
-        """A problem is in flight from now on, with so many beams at first."""
-
-    def ended(self, problem_id: str | int) -> None:
-        """It is not any more."""

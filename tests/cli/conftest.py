@@ -104,15 +104,15 @@ class FakeSolver:
     def __exit__(self, *error):
         pass
 
-    def solve(self, problem, *, problem_id=0, on_round=None):
+    def solve(self, problem, *, on_round=None, checkpoint=None):
         return self._answer(problem, on_round)
 
-    def synthetic(self, num_prompt_tokens, *, on_round=None):
+    def synthetic(self, num_prompt_tokens, *, on_round=None, checkpoint=None):
         return self._answer(num_prompt_tokens, on_round)
 
-    def solve_many(self, problems, *, in_flight, on_round=None):
+    def solve_many(self, problems, *, in_flight):
         for each in problems:
-            yield each[0], self._answer(each, on_round)
+            yield each[0], self._answer(each, None)
 
 
 @pytest.fixture

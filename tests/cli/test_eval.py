@@ -3,8 +3,7 @@ import re
 
 import pytest
 
-from beamwright.cli.eval_ray import checker_processes
-from beamwright.cli.in_flight import ProblemsInFlight
+from beamwright.cli.eval import _checker_processes
 from beamwright.cluster.serving import Cluster
 from beamwright.errors import CapacityError
 
@@ -113,20 +112,6 @@ def test_levels_are_shown_and_a_float_is_its_whole_number(cli, fake, dataset):
 def test_progress_in_a_terminal(cli, fake, dataset, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     assert "accuracy 66.7%" in cli("eval", dataset).err
-
-
-def test_problems_in_flight_are_shown_in_a_terminal_alone(
-    cli, generator_folder, dataset, monkeypatch
-):
-    options = ("--model", generator_folder, "--verifier", "logprob", "--n", "4", "--width", "2")
-    command = ("eval", dataset, *options, "--max-rounds", "2", "--max-step-tokens", "6", "--json")
-    assert "problem" not in cli(*command).err
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "150")
-    monkeypatch.setattr(ProblemsInFlight, "ended", lambda status, problem_id: None)
-    err = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", cli(*command).err)
-    assert re.search(r"problem +round +beams +tokens +seconds", err)
-    assert "accuracy" in err
 
 
 # --- several settings ------------------------------------------------------------------------
@@ -301,7 +286,7 @@ def test_the_table_says_how_many_were_judged(cli, fake, dataset):
 def test_ctrl_c_says_what_was_found_and_how_to_go_on(cli, fake, dataset, tmp_path):
     real = fake.solve_many
 
-    def interrupted(problems, *, in_flight, on_round=None):
+    def interrupted(problems, *, in_flight):
         for number, found in enumerate(real(problems, in_flight=in_flight)):
             if number == 2:
                 raise KeyboardInterrupt
@@ -327,4 +312,4 @@ def test_warnings_reach_the_summary(cli, fake, dataset):
 def test_a_cluster_s_driver_judges_on_its_own_cores(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 12)
     far = Cluster("127.0.0.1:6399")
-    assert [checker_processes(each) for each in (None, Cluster(None), far)] == [2, 2, 11]
+    assert [_checker_processes(each) for each in (None, Cluster(None), far)] == [2, 2, 11]

@@ -12,7 +12,7 @@ pytest.importorskip("uvicorn")
 import httpx
 
 import beamwright
-from beamwright.cli.serve import _share
+from beamwright.cli.serve import share_of_a_key
 
 
 def run(*words):
@@ -33,12 +33,9 @@ def test_keys_have_to_be_there(tmp_path):
 def test_a_search_is_served_until_it_is_told_to_end(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("# mine\nsesame\n")
-    trace = tmp_path / "trace.json"
     words = [
         "--port",
         "0",
-        "--trace",
-        str(trace),
         "--api-keys",
         str(keys),
         "--n",
@@ -62,7 +59,6 @@ def test_a_search_is_served_until_it_is_told_to_end(tmp_path):
         server.send_signal(signal.SIGTERM)
         said, logged = server.communicate(timeout=60)
     assert server.returncode == 0
-    assert json.loads(trace.read_text())
     assert said == ""
     assert found["search"]["seed"] == 5
     assert found["choices"][0]["message"]["content"]
@@ -74,6 +70,8 @@ def test_a_search_is_served_until_it_is_told_to_end(tmp_path):
 
 
 def test_one_of_several_keys_gets_half_of_the_places():
-    assert _share(64, []) == _share(64, ["a"]) == _share(64, ["a", "a"]) == 64
-    assert _share(64, ["a", "b"]) == 32
-    assert _share(1, ["a", "b"]) == 1
+    assert (
+        share_of_a_key(64, []) == share_of_a_key(64, ["a"]) == share_of_a_key(64, ["a", "a"]) == 64
+    )
+    assert share_of_a_key(64, ["a", "b"]) == 32
+    assert share_of_a_key(1, ["a", "b"]) == 1

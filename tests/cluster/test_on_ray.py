@@ -60,19 +60,22 @@ def test_trees_of_an_evaluation_are_pages_here(cluster, tmp_path, monkeypatch):
     from contextlib import ExitStack
 
     from beamwright import Settings
-    from beamwright.cli.eval_ray import solving_far
-    from beamwright.cli.views import TreePages
+    from beamwright.cli.eval import Evaluation
+    from beamwright.cli.live import Status
+    from beamwright.evaluate.equivalence import AnswerChecker
     from beamwright.evaluate.problems import load_problems
 
-    problems = load_problems("bundled:test", 2).problems
-    pages = TreePages(tmp_path / "trees", problems[:1])
+    problem_set = load_problems("bundled:test", 2)
+    first, second = problem_set.problems
+    work = Evaluation(problem_set, tmp_path, None, 1, AnswerChecker(), OnRay(replicas=1))
     settings = Settings.build(model="bundled", **OPTIONS)
     with ExitStack() as stack:
-        solve_many = solving_far(settings, OnRay(replicas=1), pages, stack)
-        pairs = [(each.unique_id, each.problem) for each in problems]
+        pages = {first.unique_id: tmp_path / "trees" / "0000.html"}
+        solve_many = work.solving(settings, pages, stack, Status())
+        pairs = [(each.unique_id, each.problem) for each in (first, second)]
         found = dict(solve_many(pairs, in_flight="auto"))
     assert len(found) == 2
-    assert pages.failure is None
+    assert not work.failures
     (page,) = (tmp_path / "trees").iterdir()
-    assert found[problems[0].unique_id].tree_hash[:8]
+    assert found[first.unique_id].tree_hash[:8]
     assert "<html" in page.read_text()

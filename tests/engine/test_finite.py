@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from beamwright.cli.live import draw_tree
+from beamwright.cli.drawing import draw_tree
 from beamwright.cli.output import print_json
 from beamwright.engine.scoring import scored
 from beamwright.errors import InputError, NotFiniteError

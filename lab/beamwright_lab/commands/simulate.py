@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
 from beamwright.cli.machine import (
+    GPU,
     LIST,
-    GpuOption,
     Machine,
     Models,
     check_verifier_options,
@@ -34,7 +34,7 @@ from beamwright.registry import did_you_mean
 from beamwright.schedule import SCHEDULES, make_schedule, schedule_row
 from beamwright.sections import ScheduleSettings, SparseSettings, Speculation
 from beamwright_lab.commands.simulate_case import Case, find_case
-from beamwright_lab.commands.simulate_engines import EnginesOption, engines_beside, named_engines
+from beamwright_lab.commands.simulate_engines import ENGINES_OPTION, engines_beside, named_engines
 from beamwright_lab.commands.simulate_progress import SimulationBar, simulation_bar
 from beamwright_lab.commands.simulate_view import comparison_view
 
@@ -76,49 +76,33 @@ _MEANINGS = (
     "means both."
 )
 
-_PromptOption = Annotated[int | None, option("--prompt", "Length of the prompt.", "TOKENS", min=1)]
-_GenerateOption = Annotated[
-    int | None, option("--generate", "Tokens of each path after it.", "TOKENS", min=1)
-]
-_SpreadOption = Annotated[
-    float | None,
-    option(
-        "--step-spread",
-        "Lognormal step lengths with --step-tokens as their mean (0: all steps alike).",
-        "SIGMA",
-        min=0,
-    ),
-]
-_SurvivalOption = Annotated[
-    Literal["random", "score"] | None,
-    option("--survival", "Who survives: anyone, or families with good scores."),
-]
-_TreeOption = Annotated[
-    Path | None, option("--recorded-tree", "Replay what solve --record-tree wrote.", "FILE")
-]
-_SchedulesOption = Annotated[str, option("--schedules", _MEANINGS, "NAMES")]
-_AblationOption = Annotated[
-    bool,
-    option(
-        "--ablation",
-        "Locality with parts switched on one after another: inter-token alone; "
-        "prefetch and balance; inter-beam (everything).",
-    ),
-]
-
 
 @with_settings(only=_OPTIONS, recipe=False, under=("schedule",))
 def simulate(
     invocation: Invocation,
-    prompt: _PromptOption = None,
-    generate: _GenerateOption = None,
-    gpu: GpuOption = None,
-    step_spread: _SpreadOption = None,
-    survival: _SurvivalOption = None,
-    tree: _TreeOption = None,
-    schedules: _SchedulesOption = _ALL,
-    ablation: _AblationOption = False,
-    engines: EnginesOption = None,
+    prompt: int | None = option(None, "Length of the prompt.", "TOKENS", min=1),
+    generate: int | None = option(None, "Tokens of each path after it.", "TOKENS", min=1),
+    gpu: str | None = GPU,
+    step_spread: float | None = option(
+        None,
+        "Lognormal step lengths with --step-tokens as their mean (0: all steps alike).",
+        "SIGMA",
+        min=0,
+    ),
+    survival: Literal["random", "score"] | None = option(
+        None, "Who survives: anyone, or families with good scores."
+    ),
+    tree: Path | None = option(
+        None, "Replay what solve --record-tree wrote.", "FILE", "--recorded-tree"
+    ),
+    schedules: str = option(_ALL, _MEANINGS, "NAMES"),
+    ablation: bool = option(
+        False,
+        "Locality with parts switched on one after another: inter-token alone; "
+        "prefetch and balance; inter-beam (everything).",
+        flag="--ablation",
+    ),
+    engines: str | None = ENGINES_OPTION,
 ) -> None:
     """Simulate a search under several schedules, and on serving engines. Loads no model.
 

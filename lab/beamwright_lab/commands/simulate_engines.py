@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
 
 from beamwright.cli.options import option
 from beamwright.errors import InputError
@@ -13,18 +12,15 @@ from beamwright_lab.commands.simulate_case import Case
 _CHEAP_TOKENS = 2**18  # 128 beams of 2,048 tokens: seconds; 512 beams take minutes
 _NONE = "none"
 
-EnginesOption = Annotated[
-    str | None,
-    option(
-        "--engines",
-        "With commas between: vllm, vllm-offload, sglang, sglang-hicache (with a host tier, by "
-        "default write-through), sglang-write-back, clairvoyant (a bound), or none. By their rules "
-        "each step is a prompt of its own and shared KV is held once; they know no verifier. "
-        "Default: the first five, beside all schedules, without a verifier, up to "
-        f"{_CHEAP_TOKENS:,} tokens.",
-        "NAMES",
-    ),
-]
+ENGINES_OPTION = option(
+    None,
+    "With commas between: vllm, vllm-offload, sglang, sglang-hicache (with a host tier, by "
+    "default write-through), sglang-write-back, clairvoyant (a bound), or none. By their rules "
+    "each step is a prompt of its own and shared KV is held once; they know no verifier. "
+    "Default: the first five, beside all schedules, without a verifier, up to "
+    f"{_CHEAP_TOKENS:,} tokens.",
+    "NAMES",
+)
 
 
 def named_engines(names: str | None) -> tuple[str, ...] | None:

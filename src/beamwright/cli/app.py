@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -17,119 +15,75 @@ from typer.main import get_command
 import beamwright
 from beamwright.cli.output import INTERRUPTED, complain
 from beamwright.errors import BeamwrightError
+from beamwright.lazy import installed
 
 _USAGE_ERROR = 2
 _HELP_ALL = "--help-all"
 _GROUP = "beamwright.commands"
 """Entry points of installed packages: commands, such as the lab's `simulate`."""
 
+_Row = tuple[str, str, str]
+"""Module and function of a subcommand, imported if it is the one that runs, and its summary."""
 
-@dataclass(frozen=True)
-class _Command:
-    """A subcommand: a function of a module, imported if it is the one that runs.
-
-    summary: what the list of all commands says about it.
-    """
-
-    module: str
-    function: str
-    summary: str
-
-    def load(self, everything: bool) -> Callable[..., None]:
-        """The command with its options. everything: its help shows them all."""
-        command: Callable[..., None]
-        command = getattr(import_module(self.module), self.function)
-        if declare := getattr(command, "declare_options", None):  # `report` has no settings
-            declare(everything)
-        return command
-
-    def listed(self) -> Callable[..., None]:
-        """What stands for it in the list."""
-
-        def never_called() -> None: ...
-
-        never_called.__doc__ = self.summary
-        return never_called
-
-
-_COMMANDS: Mapping[str, _Command] = MappingProxyType(
+_COMMANDS = MappingProxyType[str, tuple[str, str, str]](
     {
-        "solve": _Command(
-            "beamwright.cli.solve", "solve", "Solve one problem by verifier-guided tree search."
-        ),
-        "eval": _Command(
-            "beamwright.cli.eval", "evaluate", "Solve a set of problems and report the accuracy."
-        ),
-        "report": _Command(
-            "beamwright.cli.report",
-            "report",
-            "Make one page of evaluations: accuracy against n, tokens, seconds and KV.",
-        ),
-        "view": _Command(
-            "beamwright.cli.view",
-            "view",
-            "Open saved searches in the browser: replay, compare, export.",
-        ),
-        "serve": _Command(
-            "beamwright.cli.serve",
-            "serve",
-            "Serve an OpenAI-compatible API, a page that shows trees growing, and metrics.",
-        ),
-        "plan": _Command(
-            "beamwright.cli.plan",
-            "plan",
-            "Estimate memory, traffic and time of a search under each schedule. Loads no model.",
-        ),
-        "doctor": _Command(
-            "beamwright.cli.doctor",
-            "doctor",
-            "Check this machine, a checkpoint given by --model, "
-            "or with --show one given by --verifier.",
-        ),
+        "solve": ("solve", "solve", "Solve one problem by verifier-guided tree search."),
+        "eval": ("eval", "evaluate", "Solve a set of problems and report the accuracy."),
+        "report": ("pages", "report", "Make one page of evaluations: accuracy, tokens, seconds."),
+        "view": ("pages", "view", "Open saved searches in the browser: replay, compare, export."),
+        "serve": ("serve", "serve", "Serve an OpenAI-compatible API, a live page, and metrics."),
+        "plan": ("plan", "plan", "Estimate memory and time of a search. Loads no model."),
+        "doctor": ("doctor", "doctor", "Check this machine, a checkpoint, or a verifier."),
     }
 )
+"""Module in this room, function and summary."""
 
 
-def _commands(only: str | None) -> Mapping[str, _Command]:
-    """All commands: those here, and, unless `only` is one of them, those of installed packages."""
-    if only in _COMMANDS:
-        return _COMMANDS
-    installed = {
-        point.name: _Command(
-            point.module, point.attr, (point.dist.metadata["Summary"] or "") if point.dist else ""
+def make_app() -> typer.Typer:
+    """All commands, those of installed packages too, by what the list says of them."""
+    rows: dict[str, _Row] = {
+        point.name: (
+            point.module,
+            point.attr,
+            (point.dist.metadata["Summary"] or "") if point.dist else "",
         )
-        for point in sorted(entry_points(group=_GROUP), key=lambda point: point.name)
+        for point in sorted(installed(_GROUP), key=lambda point: point.name)
     }
-    return {**installed, **_COMMANDS}
+    for name, (module, function, summary) in _COMMANDS.items():
+        rows[name] = (f"beamwright.cli.{module}", function, summary)
 
+    class Commands(TyperGroup):
+        """Commands that are imported when they run, or when a shell completes their options."""
 
-class _Commands(TyperGroup):
-    """Commands that are imported when they run, or when a shell completes their options."""
+        def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+            """A command of this name with its options; `--help-all`: a help that shows them all."""
+            if args[0] in rows:
+                everything = ctx.resilient_parsing or _HELP_ALL in _before_dashes(args)
+                self.add_command(_loaded(args[0], rows[args[0]], everything), args[0])
+                args = ["--help" if everything and word == _HELP_ALL else word for word in args]
+            return super().resolve_command(ctx, args)
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """A command of this name with its options; `--help-all` is a help that shows them all."""
-        row = _commands(args[0]).get(args[0])
-        if row is not None:
-            everything = ctx.resilient_parsing or _HELP_ALL in _before_dashes(args)
-            single = typer.Typer(rich_markup_mode="rich", add_completion=False)
-            single.command(args[0])(row.load(everything))
-            self.add_command(get_command(single), args[0])
-            args = ["--help" if everything and word == _HELP_ALL else word for word in args]
-        return super().resolve_command(ctx, args)
-
-
-def make_app(only: str | None = None) -> typer.Typer:
-    """All commands by what the list says of them. only: see `_commands`."""
     app = typer.Typer(
-        name="beamwright",
-        cls=_Commands,
-        rich_markup_mode="rich",
-        pretty_exceptions_enable=False,
+        name="beamwright", cls=Commands, rich_markup_mode="rich", pretty_exceptions_enable=False
     )
     app.callback()(_about)
-    for name, row in _commands(only).items():
-        app.command(name)(row.listed())
+    for name, (_, _, summary) in rows.items():
+        app.command(name, help=summary)(_never_called)
     return app
+
+
+def _loaded(name: str, row: _Row, everything: bool) -> Any:
+    """A command with its options. everything: its help shows them all."""
+    module, function, _ = row
+    command = getattr(import_module(module), function)
+    if declare := getattr(command, "declare_options", None):  # `report` has no settings
+        declare(everything)
+    single = typer.Typer(rich_markup_mode="rich", add_completion=False)
+    single.command(name)(command)
+    return get_command(single)
+
+
+def _never_called() -> None: ...
 
 
 def _show_version(wanted: bool) -> None:
@@ -152,15 +106,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         plugins = _named_plugins(words)
-        if plugins or entry_points(group="beamwright.plugins"):  # else --help waits for no pydantic
+        if plugins or installed("beamwright.plugins"):  # else --help waits for no pydantic
             from beamwright.declare import load_all
 
             for line in load_all(plugins):
                 complain(line)
-        if _named_command(words) == "":
+        if all(word.startswith("-") for word in words):  # none before a command takes a value
             words = ["--help" if word == _HELP_ALL else word for word in words]
-        app = make_app(_named_command(words))
-        result = app(words, prog_name="beamwright", standalone_mode=False)
+        result = make_app()(words, prog_name="beamwright", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         complain("interrupted")
         return INTERRUPTED
@@ -189,11 +142,6 @@ def _hint(error: Exception) -> str:
         return f"No such option: {flag}. {meant_by(flag, offered)}".rstrip()
     missing = "No such command 'simulate'." in str(error)
     return f"{error} It is the lab's: pip install -e lab" if missing else ""
-
-
-def _named_command(words: Sequence[str]) -> str:
-    """The first word that is no option: none of those before a command takes a value."""
-    return next((word for word in words if not word.startswith("-")), "")
 
 
 def _named_plugins(words: Sequence[str]) -> list[str]:

@@ -7,10 +7,9 @@ beams that write the same step say so at a glance.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
@@ -25,36 +24,21 @@ _LABEL_CHARACTERS = 400  # far wider than a terminal; the label is cut to the li
 _MAX_ANSWERS = 5
 
 
-@dataclass(frozen=True)
-class Marks:
-    """The few signs that need more than ASCII."""
+class Marks(NamedTuple):
+    """The few signs that need more than ASCII.
 
-    fancy: bool = True
+    finished: a path that has ended. pruned: one that was given up. kept: a step of a path that
+    goes on, or has ended further down. full, empty: cells of a bar.
+    """
 
-    @classmethod
-    def for_console(cls, console: Console) -> Marks:
-        """What this terminal's encoding can write."""
-        return cls(console.encoding.lower().startswith("utf"))
+    finished: str = "✓"
+    pruned: str = "✗"
+    kept: str = "•"
+    full: str = "━"
+    empty: str = "╌"
 
-    @property
-    def finished(self) -> str:
-        """A path that has ended."""
-        return "✓" if self.fancy else "*"
 
-    @property
-    def pruned(self) -> str:
-        """A path that was given up."""
-        return "✗" if self.fancy else "x"
-
-    @property
-    def kept(self) -> str:
-        """A step of a path that goes on, or has ended further down."""
-        return "•" if self.fancy else ">"
-
-    def bar(self, filled: int) -> tuple[str, str]:
-        """The full and the empty part of a bar."""
-        full, empty = ("━", "╌") if self.fancy else ("=", ".")
-        return full * filled, empty * (_BAR_CELLS - filled)
+ASCII = Marks("*", "x", ">", "=", ".")
 
 
 def draw_tree(
@@ -71,23 +55,12 @@ def draw_tree(
     """
     drawing = _Drawing(marks or Marks(), tree)
     newest = drawing.newest_depth
-    levels: list[Callable[[Node], bool]] = [
-        lambda node: True,
-        lambda node: node.depth >= newest,
-        lambda node: False,
-    ]
-    root = Tree("")
-    if max_lines is None:
-        return drawing.draw(levels[0], first_depth=1)[0]
-    for show_dead in levels:
-        root, num_lines = drawing.draw(show_dead, first_depth=1)
-        if num_lines <= max_lines:
-            return root
-    if keep_steps:
-        return root
-    for first_depth in range(2, newest + 1):
-        root, num_lines = drawing.draw(levels[-1], first_depth)
-        if num_lines <= max_lines:
+    details = [(1, 1), (newest, 1), (newest + 1, 1)]
+    if not keep_steps:
+        details += [(newest + 1, first_depth) for first_depth in range(2, newest + 1)]
+    for dead_from, first_depth in details:
+        root, num_lines = drawing.draw(dead_from, first_depth)
+        if max_lines is None or num_lines <= max_lines:
             break
     return root
 
@@ -112,8 +85,7 @@ def draw_answers(tree: SearchTree) -> Text | None:
         line.append("" if place == 0 else " | ", "bright_black")
         line.append(shown[key], "bold")
         line.append(f" x{len(votes[key])}")
-        scores = _scores(votes[key])
-        if scores:
+        if scores := _scores(votes[key]):
             line.append(f" (best {max(scores):.2f})", "bright_black")
     if len(order) > _MAX_ANSWERS:
         line.append(f" | {len(order) - _MAX_ANSWERS} more", "bright_black")
@@ -124,47 +96,42 @@ class _Drawing:
     """Draws one tree at one moment, at several levels of detail."""
 
     def __init__(self, marks: Marks, tree: SearchTree) -> None:
-        self._marks = marks
-        self._tree = tree
+        self._marks, self._tree = marks, tree
         decoded = [node for node in tree.nodes() if _decoded(node)]
         self.newest_depth = max((node.depth for node in decoded), default=1)
+        self._max_score = max([1.0, *_scores(decoded)])
         self._alive: set[Node] = set()
         for node in decoded:
             is_tip = node.state is NodeState.KEPT and not any(map(_decoded, node.children))
             if is_tip or node.state in (NodeState.FINISHED, NodeState.CANDIDATE):
                 self._alive.update(node.path())
-        self._num_lines = 0
-        self._max_score = max([1.0, *_scores(decoded)])
 
-    def draw(self, show_dead: Callable[[Node], bool], first_depth: int) -> tuple[Tree, int]:
-        """The tree and its number of lines; dead nodes are drawn where `show_dead`."""
+    def draw(self, dead_from: int, first_depth: int) -> tuple[Tree, int]:
+        """The tree from a depth on, and its number of lines.
+
+        dead_from: the depth from which on every dead node has a line; above, siblings share one.
+        """
         steps = "step" if first_depth == 2 else "steps"
         hidden = f"({first_depth - 1} earlier {steps})" if first_depth > 1 else ""
         root = Tree(Text(hidden, style="dim"), guide_style="bright_black", hide_root=not hidden)
-        self._num_lines = 1 if hidden else 0
-        tops = [
-            node
-            for node in self._tree.nodes()
-            if node.depth == first_depth - 1 and node in self._alive
-        ]
-        self._add_children(root, tops or [self._tree.root], show_dead)
-        return root, self._num_lines
-
-    def _add_children(
-        self, branch: Tree, nodes: Sequence[Node], show_dead: Callable[[Node], bool]
-    ) -> None:
+        num_lines = 1 if hidden else 0
+        above = [node for node in self._tree.nodes() if node.depth == first_depth - 1]
+        tops = [node for node in above if node in self._alive]
         # An explicit stack: deep trees are legal, and the recursion limit is not ours.
-        stack = [(branch, nodes)]
+        stack: list[tuple[Tree, Sequence[Node]]] = [(root, tops or [self._tree.root])]
         while stack:
             branch, nodes = stack.pop()
             children = [child for node in nodes for child in node.children if _decoded(child)]
-            drawn = [child for child in children if child in self._alive or show_dead(child)]
+            drawn = [each for each in children if each in self._alive or each.depth >= dead_from]
             shown = [(branch.add(self._label(equal)), equal) for equal in self._joined(drawn)]
-            dead = [child for child in children if child not in self._alive and child not in drawn]
+            dead = [each for each in children if each not in self._alive and each not in drawn]
             if dead:
-                branch.add(self._dead_line(dead))
-            self._num_lines += len(shown) + bool(dead)
+                best = "".join(f", best {score:.2f}" for score in sorted(_scores(dead))[-1:])
+                text = f"{self._marks.pruned} {len(dead)} pruned{best}"
+                branch.add(Text(text, "bright_black", no_wrap=True, overflow="ellipsis"))
+            num_lines += len(shown) + bool(dead)
             stack.extend(reversed(shown))
+        return root, num_lines
 
     def _joined(self, nodes: Iterable[Node]) -> list[list[Node]]:
         """Nodes with the same text in the same state, in the order of the first of each."""
@@ -177,30 +144,27 @@ class _Drawing:
 
     def _label(self, nodes: Sequence[Node]) -> Text:
         """The best-scored of these equal nodes, and how many they are."""
-        node = ranked(nodes)[0]
-        alive = node in self._alive
-        finished = node.state is NodeState.FINISHED
-        mark = self._marks.finished if finished else self._marks.kept if alive else ""
-        color = _score_color(node.score, self._max_score) if alive else "bright_black"
+        node, marks = ranked(nodes)[0], self._marks
+        alive, finished = node in self._alive, node.state is NodeState.FINISHED
+        share = None if node.score is None else _share(node.score, self._max_score)
+        color = "bright_black"
+        if alive and share is None:
+            color = "default"
+        elif alive and share is not None:
+            color = "green" if share > 0.66 else "yellow" if share > 0.33 else "red"
+        mark = marks.finished if finished else marks.kept if alive else marks.pruned
         label = Text(no_wrap=True, overflow="ellipsis")
-        label.append(f"{mark or self._marks.pruned} ", f"bold {'green' if finished else color}")
-        if node.score is not None:
-            full, empty = self._marks.bar(round(_share(node.score, self._max_score) * _BAR_CELLS))
-            label.append(full, color)
-            label.append(empty, "bright_black")
+        label.append(f"{mark} ", f"bold {'green' if finished else color}")
+        if share is not None:
+            filled = round(share * _BAR_CELLS)
+            label.append(marks.full * filled, color)
+            label.append(marks.empty * (_BAR_CELLS - filled), "bright_black")
             label.append(f" {node.score:.2f}  ", color)
         if len(nodes) > 1:
             label.append(f"x{len(nodes)}  ", "bold cyan" if alive else "dim")
         style = "bold green" if finished else "bold" if alive else "dim strike"
         label.append(one_line(_text(node))[:_LABEL_CHARACTERS] or "(empty step)", style)
         return label
-
-    def _dead_line(self, dead: list[Node]) -> Text:
-        scores = _scores(dead)
-        best = f", best {max(scores):.2f}" if scores else ""
-        line = Text(f"{self._marks.pruned} {len(dead)} pruned{best}", style="bright_black")
-        line.no_wrap, line.overflow = True, "ellipsis"
-        return line
 
 
 def _decoded(node: Node) -> bool:
@@ -225,10 +189,3 @@ def _share(score: float, max_score: float) -> float:
     if math.isnan(score):
         return 0.0
     return min(max(score / max_score if score >= 0 else math.exp(score), 0.0), 1.0)
-
-
-def _score_color(score: float | None, max_score: float) -> str:
-    if score is None:
-        return "default"
-    share = _share(score, max_score)
-    return "green" if share > 0.66 else "yellow" if share > 0.33 else "red"

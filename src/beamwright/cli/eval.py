@@ -1,43 +1,39 @@
-"""`beamwright eval`: a problem set, resumable, with the accuracy so far."""
+"""`beamwright eval`: a problem set, resumable, with the accuracy so far, here or over Ray."""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    ProgressColumn,
-    Task,
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.table import Column
-from rich.text import Text
+from rich.table import Column, Table
 
-from beamwright.cli.eval_ray import (
-    CoresOption,
-    RayOption,
-    ReplicasOption,
-    checker_processes,
+from beamwright.cli.live import Status
+from beamwright.cli.options import (
+    RAY,
+    REPLICA_CORES,
+    REPLICAS,
+    Invocation,
     find_cluster,
-    solving_far,
+    option,
+    with_settings,
 )
-from beamwright.cli.eval_view import print_report, print_reports
-from beamwright.cli.in_flight import ProblemsInFlight
-from beamwright.cli.options import Invocation, option, with_settings
-from beamwright.cli.output import complain, first_import, print_json, quiet_stdout
-from beamwright.cli.views import TreePages
-from beamwright.config import Settings
+from beamwright.cli.output import add_row, complain, first_import, plain, print_json, quiet_stdout
+from beamwright.cli.solve import write_page
 from beamwright.errors import BeamwrightError, InputError
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import Record, wilson_interval
@@ -48,109 +44,67 @@ from beamwright.evaluate.problems import (
     ProblemSet,
     load_problems,
 )
-from beamwright.evaluate.recipes import NamedSettings, Recipe, read_recipe
+from beamwright.evaluate.recipes import NamedSettings, read_recipe
 from beamwright.evaluate.run import InFlight, Solved, SolveMany, run
 from beamwright.verify.find import check_models
 
 if TYPE_CHECKING:
     from beamwright.cluster.serving import Cluster
-    from beamwright.solver.solver import Solver
+    from beamwright.config import Settings
+    from beamwright.solver.solution import Solution
 
-_DatasetArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="DATASET",
-        help="bundled:test, bundled:dev; a JSONL, JSON, CSV or parquet file, or a folder of them "
-        "(FOLDER@SPLIT for one split); hf:ORG/NAME, hf:ORG/NAME/CONFIG@SPLIT "
-        "(default: the recipe's).",
-    ),
-]
-_RecipeOption = Annotated[
-    Path | None,
-    option(
-        "--recipe",
-        "YAML file of settings, or of several (base, settings, grid).",
-        "FILE",
-    ),
-]
-_LimitOption = Annotated[int | None, option("--limit", "Only the first N problems.", "N")]
-_OutOption = Annotated[
-    Path | None,
-    option(
-        "--out",
-        "Write results here, and resume from here; several settings take a subfolder each.",
-        "DIR",
-    ),
-]
-_InFlightOption = Annotated[
-    str | None,
-    option(
-        "--in-flight",
-        "Problems solved at a time; the next begins as one ends (default: auto, as many as keep "
-        "the device busy).",
-        "N",
-    ),
-]
-_ProblemFieldOption = Annotated[
-    str | None,
-    option(
-        "--problem-field",
-        f"Field of DATASET with the problem (default: {', '.join(QUESTION_FIELDS)}).",
-        "NAME",
-    ),
-]
-_AnswerFieldOption = Annotated[
-    str | None,
-    option(
-        "--answer-field",
-        "Field of DATASET with the right answer; none to go without accuracy (default: "
-        f"{', '.join((*ANSWER_FIELDS, *SOLUTION_FIELDS))}).",
-        "NAME",
-    ),
-]
-_TreesOption = Annotated[
-    int | None,
-    option(
-        "--trees",
-        "Write the trees of the first K problems as pages, as they are solved (with --out).",
-        "K",
-    ),
-]
-
-
-@dataclass(frozen=True)
-class _Work:
-    """What every setting of a run shares. failures: pages that were not written."""
-
-    problem_set: ProblemSet
-    out: Path | None
-    in_flight: int | None
-    num_trees: int
-    checker: AnswerChecker
-    cluster: Cluster | None = None
-    failures: list[InputError] = field(default_factory=list)
+_MOST_CHECKERS = 16  # each takes 63 MB
+_COLUMNS = ("accuracy", "95 %", "majority", "pass@n", "tokens", "s")
 
 
 @with_settings(recipe=False)
 def evaluate(
     invocation: Invocation,
-    dataset: _DatasetArgument = None,
-    recipe_file: _RecipeOption = None,
-    limit: _LimitOption = None,
-    out: _OutOption = None,
-    in_flight: _InFlightOption = None,
-    ray: RayOption = None,
-    replicas: ReplicasOption = None,
-    replica_cores: CoresOption = None,
-    trees: _TreesOption = None,
-    problem_field: _ProblemFieldOption = None,
-    answer_field: _AnswerFieldOption = None,
+    dataset: str | None = typer.Argument(
+        None,
+        help="bundled:test, bundled:dev; a JSONL, JSON, CSV or parquet file, or a folder of them "
+        "(FOLDER@SPLIT for one split); hf:ORG/NAME, hf:ORG/NAME/CONFIG@SPLIT "
+        "(default: the recipe's).",
+    ),
+    recipe_file: Path | None = option(
+        None, "YAML file of settings, or of several (base, settings, grid).", "FILE", "--recipe"
+    ),
+    limit: int | None = option(None, "Only the first N problems.", "N"),
+    out: Path | None = option(
+        None,
+        "Write results here, and resume from here; several settings take a subfolder each.",
+        "DIR",
+    ),
+    in_flight: str = option(
+        "auto",
+        "Problems solved at a time; the next begins as one ends (auto: as many as keep the device "
+        "busy).",
+        "N",
+    ),
+    ray: str | None = RAY,
+    replicas: str | None = REPLICAS,
+    replica_cores: int | None = REPLICA_CORES,
+    trees: int | None = option(
+        None,
+        "Write the trees of the first K problems as pages, as they are solved (with --out).",
+        "K",
+        min=1,
+    ),
+    problem_field: str | None = option(
+        None, f"Field of DATASET with the problem (default: {', '.join(QUESTION_FIELDS)}).", "NAME"
+    ),
+    answer_field: str | None = option(
+        None,
+        "Field of DATASET with the right answer; none to go without accuracy (default: "
+        f"{', '.join((*ANSWER_FIELDS, *SOLUTION_FIELDS))}).",
+        "NAME",
+    ),
 ) -> None:
     """Solve a set of problems and report the accuracy."""
-    if trees is not None and trees < 1:
-        raise InputError(f"--trees must be at least 1, got {trees}")
     if trees is not None and out is None:
         raise InputError("--trees needs --out DIR to write to")
+    if in_flight != "auto" and not in_flight.isdecimal():
+        raise InputError(f"--in-flight {in_flight}: give a number, or auto")
     cluster = find_cluster(ray, replicas, replica_cores, invocation.plugins)
     recipe = read_recipe(recipe_file, invocation.given)
     dataset = dataset or recipe.dataset
@@ -162,189 +116,258 @@ def evaluate(
         problem_field=problem_field,
         answer_field=answer_field,
     )
-    for said, model in {each.note: each.settings.model for each in recipe.runs}.items():
+    for note, model in {each.note: each.settings.model for each in recipe.runs}.items():
         with suppress(BeamwrightError):  # which says all where the model is needed
-            if said is not None:
+            if note is not None:
                 check_models(model)
-                complain(said)
-    with AnswerChecker(num_workers=checker_processes(cluster)) as checker:
-        together = None if in_flight is None else _in_flight(in_flight)
-        work = _Work(problem_set, out, together, trees or 0, checker, cluster)
-        if recipe.runs[0].name is None:
-            report = _evaluate(recipe.runs[0], work)
-            _show(report, print_report, invocation)
-        else:
-            _evaluate_all(recipe, work, invocation)
+                complain(note)
+    together = None if in_flight == "auto" else int(in_flight)
+    with AnswerChecker(num_workers=_checker_processes(cluster)) as checker:
+        work = Evaluation(problem_set, out, together, trees or 0, checker, cluster)
+        reports = [work.report(named) for named in recipe.runs]
+    several = recipe.runs[0].name is not None
+    if invocation.as_json:
+        print_json({"dataset": problem_set.name, "runs": reports} if several else reports[0])
+    else:
+        Console().print(_comparison(problem_set.name, reports) if several else _table(reports[0]))
+    if any("error" in report for report in reports):
+        raise typer.Exit(1)
     for failure in work.failures:
         raise failure
 
 
-def _evaluate_all(recipe: Recipe, work: _Work, invocation: Invocation) -> None:
-    """Every setting in turn; one that fails (memory, say) does not stop the others."""
-    reports: list[dict[str, Any]] = []
-    for each in recipe.runs:
+def _checker_processes(cluster: Cluster | None) -> int:
+    """That judge answers: on a cluster the driver's cores have nothing else to do."""
+    if cluster is None or cluster.address is None:
+        return 2
+    return max(2, min(_MOST_CHECKERS, (os.cpu_count() or 1) - 1))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What every setting of a run shares. failures: pages that were not written."""
+
+    problem_set: ProblemSet
+    out: Path | None
+    in_flight: int | None
+    num_trees: int
+    checker: AnswerChecker
+    cluster: Cluster | None = None
+    failures: list[InputError] = field(default_factory=list)
+
+    def report(self, named: NamedSettings) -> dict[str, Any]:
+        """Of one setting, in its own folder where it has a name.
+
+        Of several, one that fails (memory, say) does not stop the others.
+        """
+        name, settings = named.name, named.settings
+        if name is None:
+            return self._run(settings, self.out, "")
         try:
-            report = _evaluate(each, work)
+            out = None if self.out is None else self.out / name
+            return {"name": name, **self._run(settings, out, f"{name}: ")}
         except InputError as error:
-            raise InputError(f"setting {each.name}: {error}") from error
+            raise InputError(f"setting {name}: {error}") from error
         except BeamwrightError as error:
-            complain(f"setting {each.name}: {error}")
-            report = {"error": str(error), "settings": each.settings.model_dump(mode="json")}
-        reports.append({"name": each.name, **report})
-    whole = {"dataset": work.problem_set.name, "runs": reports}
-    _show(whole, print_reports, invocation)
-    if any("error" in report for report in reports):
-        raise typer.Exit(1)
+            complain(f"setting {name}: {error}")
+            return {"name": name, "error": str(error), "settings": settings.model_dump(mode="json")}
 
+    def _run(self, settings: Settings, out: Path | None, prefix: str) -> dict[str, Any]:
+        pages = {}
+        if out is not None:
+            for each in self.problem_set.problems[: self.num_trees]:
+                pages[each.unique_id] = out / "trees" / f"{each.index:04d}.html"
+        with ExitStack() as stack:
+            stack.enter_context(quiet_stdout())
+            status = Status()
+            tally = stack.enter_context(_progress(prefix, status))
+            solve_many = self.solving(settings, pages, stack, status)
+            try:
+                return run(
+                    self.problem_set,
+                    solve_many,
+                    settings,
+                    self.checker,
+                    out=out,
+                    in_flight=self.in_flight,
+                    on_record=tally,
+                )
+            except KeyboardInterrupt:
+                complain(tally.so_far(out))
+                raise
 
-def _show(
-    report: dict[str, Any],
-    print_it: Callable[[dict[str, Any], Console], None],
-    invocation: Invocation,
-) -> None:
-    if invocation.as_json:
-        print_json(report)
-    else:
-        print_it(report, Console())
+    def solving(
+        self, settings: Settings, pages: dict[str, Path], stack: ExitStack, status: Status
+    ) -> SolveMany:
+        """Solves here or over Ray. pages: of problems by their ids, written as those are solved."""
 
+        def solve_many(
+            problems: Sequence[tuple[str | int, str]], /, *, in_flight: InFlight
+        ) -> Iterator[tuple[str | int, Solved | BeamwrightError]]:
+            # Loaded at the first unfinished problem: a complete folder is reported without any.
+            outcomes: Iterator[tuple[str | int, Solution | BeamwrightError]]
+            if self.cluster is None:
+                check_models(settings.model)
+                with first_import("beamwright.solver.solver"):
+                    from beamwright.solver.solver import Solver
 
-def _evaluate(named: NamedSettings, work: _Work) -> dict[str, Any]:
-    """The report of one setting, in its own folder where it has a name."""
-    out = work.out
-    if out is not None and named.name is not None:
-        out = out / named.name
-    pages = None
-    if work.num_trees and out is not None:
-        pages = TreePages(out / "trees", work.problem_set.problems[: work.num_trees])
-    with ExitStack() as stack:
-        stack.enter_context(quiet_stdout())
-        status = ProblemsInFlight()
-        on_record = stack.enter_context(_progress(named.name, status))
-        if work.cluster is None:
-            solve_many = _solving(named.settings, pages, stack, status)
-        else:
-            solve_many = solving_far(named.settings, work.cluster, pages, stack)
+                solver = stack.enter_context(Solver(settings, progress=status))
+                outcomes = solver.solve_many(problems, in_flight=in_flight)
+            else:
+                with first_import("torch"):
+                    from beamwright.cluster.solver import ClusterSolver
+
+                most = None if in_flight == "auto" else in_flight
+                far = stack.enter_context(ClusterSolver.on(self.cluster, settings, in_flight=most))
+                outcomes = far.solve_many(
+                    [(problem_id, text, {}) for problem_id, text in problems],
+                    tells="tree" if pages else "nothing",
+                )
+            for problem_id, outcome in outcomes:
+                if not isinstance(outcome, BeamwrightError):
+                    self._write_page(outcome, pages)
+                yield problem_id, outcome
+
+        return solve_many
+
+    def _write_page(self, solution: Solution, pages: dict[str, Path]) -> None:
+        """The page of a tree, if it is to have one. The results go on without any if that fails."""
+        file = pages.pop(str(solution.problem_id), None) if pages else None
+        if file is None:
+            return
         try:
-            report = run(
-                *(work.problem_set, solve_many, named.settings, work.checker),
-                out=out,
-                in_flight=work.in_flight,
-                on_record=on_record,
-            )
-        except KeyboardInterrupt:
-            complain(_so_far(on_record, out))
-            raise
-    if pages is not None and pages.failure is not None:
-        work.failures.append(pages.failure)
-    return report
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_page(file, solution)
+            return
+        except InputError as error:
+            self.failures.append(error)
+        except OSError as error:
+            self.failures.append(InputError(f"{file.parent}: cannot be made ({error.strerror})"))
+        pages.clear()
 
 
-def _so_far(progress: _Tally, out: Path | None) -> str:
-    """What an interrupted run has found, and how to go on with it."""
-    line = f"{progress.done} of {progress.total or '?'} problems finished"
-    if progress.judged:
-        right, judged = progress.right, progress.judged
-        low, high = wilson_interval(right / judged, judged)
-        line += f", accuracy so far {right / judged:.1%} (95 %: {low:.1%} to {high:.1%})"
-    if out is None:
-        return f"{line}; with --out DIR they would have been kept"
-    return f"{line}; run the same command again to resume"
-
-
-def _in_flight(text: str) -> int | None:
-    """`auto` is None: as many as the number of paths suggests."""
-    if text != "auto" and not text.isdecimal():
-        raise InputError(f"--in-flight {text}: give a number, or auto")
-    return None if text == "auto" else int(text)
-
-
-def _solving(
-    settings: Settings, pages: TreePages | None, stack: ExitStack, status: ProblemsInFlight
-) -> SolveMany:
-    # Loaded at the first unfinished problem: a complete folder is reported without any model.
-    @cache
-    def solver() -> Solver:
-        check_models(settings.model)
-        with first_import("beamwright.solver.solver"):
-            from beamwright.solver.solver import Solver
-
-        return stack.enter_context(Solver(settings, progress=status))
-
-    on_round = status.show if sys.stderr.isatty() else None  # trees are walked for it
-
-    def solve_many(
-        problems: Sequence[tuple[str | int, str]], /, *, in_flight: InFlight
-    ) -> Iterator[tuple[str | int, Solved | BeamwrightError]]:
-        found = solver().solve_many(problems, in_flight=in_flight, on_round=on_round)
-        for problem_id, outcome in found:
-            if pages is not None:
-                pages.write([outcome])  # what fails there is reported at the end
-            yield problem_id, outcome
-
-    return solve_many
+# --- progress --------------------------------------------------------------------------------
 
 
 class _Tally:
-    """Finished problems and their verdicts, shown on a bar. prefix: before what the bar says."""
+    """Finished problems and their verdicts, told to `show` with a line about them."""
 
-    def __init__(self, bar: Progress, prefix: str) -> None:
-        self.done, self.total = 0, 0
-        self.judged = self.right = 0
-        self._bar, self._prefix = bar, prefix
-        self._task = bar.add_task(f"{prefix}no problem finished", total=None)
+    def __init__(self, prefix: str, show: Callable[[str, int, int], None]) -> None:
+        self._prefix, self._show = prefix, show
+        self._done, self._total = 0, 0
+        self._judged = self._right = 0
 
     def __call__(self, record: Record, done: int, total: int) -> None:
-        self.done, self.total = done, total
+        self._done, self._total = done, total
         if record.correct is not None:
-            self.judged += 1
-            self.right += record.correct
-        share = f"{self.right / self.judged:.1%}" if self.judged else "not judged"
-        said = f"{self._prefix}accuracy {share}"
-        self._bar.update(self._task, completed=done, total=total, description=said)
+            self._judged += 1
+            self._right += record.correct
+        share = f"{self._right / self._judged:.1%}" if self._judged else "not judged"
+        self._show(f"{self._prefix}accuracy {share}", done, total)
 
-
-class _StatusColumn(ProgressColumn):
-    """What the engine is doing."""
-
-    def __init__(self, status: ProblemsInFlight) -> None:
-        super().__init__(Column(no_wrap=True))
-        self._status = status
-
-    def render(self, task: Task) -> Text:
-        return Text(self._status.line(), "cyan", overflow="ellipsis")
-
-
-class _Bar(Progress):
-    """A bar, and the problems in flight above it."""
-
-    def __init__(self, status: ProblemsInFlight, *columns: ProgressColumn, **options: Any) -> None:
-        self._status = status
-        super().__init__(*columns, **options)
-
-    def get_renderables(self) -> Iterator[RenderableType]:
-        table = self._status.table()
-        if table is not None:
-            yield table
-        yield from super().get_renderables()
+    def so_far(self, out: Path | None) -> str:
+        """What an interrupted run has found, and how to go on with it."""
+        line = f"{self._done} of {self._total or '?'} problems finished"
+        if self._judged:
+            share = self._right / self._judged
+            low, high = wilson_interval(share, self._judged)
+            line += f", accuracy so far {share:.1%} (95 %: {low:.1%} to {high:.1%})"
+        if out is None:
+            return f"{line}; with --out DIR they would have been kept"
+        return f"{line}; run the same command again to resume"
 
 
 @contextmanager
-def _progress(name: str | None, status: ProblemsInFlight) -> Iterator[_Tally]:
-    """A bar on standard error, if that is a terminal. name: of the setting, of several.
-
-    status: what goes on between two finished problems.
-    """
-    prefix = "" if name is None else f"{name}: "
-    console = Console(stderr=True)
-    bar = _Bar(
-        status,
+def _progress(prefix: str, status: Status) -> Iterator[_Tally]:
+    """A bar on standard error, if that is a terminal, and what goes on between two problems."""
+    bar = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        _StatusColumn(status),
-        console=console,
+        TextColumn(
+            "{task.fields[status]}", "cyan", markup=False, table_column=Column(no_wrap=True)
+        ),
+        console=Console(stderr=True),
         disable=not sys.stderr.isatty(),
     )
     with bar:
-        yield _Tally(bar, prefix)
+        task = bar.add_task(f"{prefix}no problem finished", total=None, status=status)
+        yield _Tally(
+            prefix,
+            lambda line, done, total: bar.update(
+                task, description=line, completed=done, total=total
+            ),
+        )
+
+
+# --- tables ----------------------------------------------------------------------------------
+
+
+def _comparison(dataset: str, reports: Sequence[Mapping[str, Any]]) -> Table:
+    """Several settings, a row each. tokens and s: per problem."""
+    table = Table(title=plain(dataset), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("setting", overflow="fold", min_width=16)
+    for column in _COLUMNS:
+        table.add_column(column, justify="right", no_wrap=True)
+    for report in reports:
+        if "error" in report:
+            add_row(table, report["name"], "failed")
+            continue
+        interval, per_problem = report["accuracy_interval"], report["per_problem"]
+        passed = [*report["pass_at"].values()][-1:] or [None]
+        add_row(
+            table,
+            report["name"],
+            _shown(report["accuracy"], "{:.1%}"),
+            "-" if interval is None else f"{interval[0]:.0%} - {interval[1]:.0%}",
+            _shown(report["by_choice"]["majority"], "{:.1%}"),
+            _shown(passed[0], "{:.1%}"),
+            _shown(per_problem["tokens"], "{:,.0f}"),
+            _shown(per_problem["seconds"], "{:,.2f}"),
+        )
+    return table
+
+
+def _shown(value: float | Mapping[str, Any] | None, form: str) -> str:
+    number = value["value"] if isinstance(value, Mapping) else value
+    return "-" if number is None else form.format(number)
+
+
+def _table(report: Mapping[str, Any]) -> Table:
+    """One setting, a row per figure."""
+    table = Table(title=plain(report["dataset"]), show_header=False, title_justify="left")
+    for name, value in _rows(report):
+        add_row(table, name, value)
+    return table
+
+
+def _rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    judged, errors = report["judged"], report["errors"]
+    none = "none judged: the problems name no right answers"
+    said = f"{report['problems']:,}, {f'{judged:,} judged' if judged else none}"
+    yield "problems", said + (f", {errors:,} could not be attempted (wrong)" if errors else "")
+    if report["accuracy_interval"] is not None:
+        low, high = report["accuracy_interval"]
+        yield "accuracy", f"{report['accuracy']:.1%}  (95 %: {low:.1%} to {high:.1%})"
+        for how, accuracy in report["by_choice"].items():
+            yield f"  chosen by {how}", f"{accuracy:.1%}"
+    for level, group in report["by_level"].items():
+        if group["accuracy"] is not None:
+            yield f"  level {level}", f"{group['accuracy']:.1%} of {group['problems']}"
+    warned = report["warnings"]
+    if warned["problems"]:
+        share = f"{warned['problems']:,} of {report['problems']:,}"
+        yield "warnings", f"{share}, such as: {warned['example']}"
+    figures: list[tuple[str, Any, str]] = [
+        *((f"pass@{k}", value, "{:.1%}") for k, value in [*report["pass_at"].items()][-1:]),
+        ("mean rounds", report["mean_rounds"], "{:.1f}"),
+        ("tokens generated", report["tokens"].get("generated"), "{:,}"),
+        ("seconds", report["time"].get("total_s"), "{:,.1f}"),
+        ("goodput", report["goodput_tok_s"], "{:.1f} tok/s (a path's tokens over its time)"),
+        ("latency, median", report["latency_s"]["p50"], "{:,.2f} s"),
+        ("latency, 95 %", report["latency_s"]["p95"], "{:,.2f} s"),
+    ]
+    for name, value, form in figures:
+        if value is not None:
+            yield name, _shown(value, form)

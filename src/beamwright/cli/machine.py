@@ -5,9 +5,8 @@ What `plan` and `simulate` agree on, and the table of all profiles.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 
@@ -40,16 +39,13 @@ LIST = "list"
 _SHEET = "data sheet, not measured"
 _CPU_SOURCE = "two cores of a server CPU, measured once"
 
-GpuOption = Annotated[
-    str | None,
-    option(
-        "--gpu",
-        "Hardware profile; list shows them; measured, or cpu, is this machine's (doctor --probe); "
-        "custom:12GB,360GB/s,25TFLOPS is any card, by its memory, memory bandwidth and dense "
-        f"16-bit rate. Default: the CUDA device of this machine, else {DEFAULT_PROFILE}.",
-        "NAME",
-    ),
-]
+GPU = option(
+    None,
+    "Hardware profile; list shows them; measured, or cpu, is this machine's (doctor --probe); "
+    "custom:12GB,360GB/s,25TFLOPS is any card, by its memory, memory bandwidth and dense "
+    f"16-bit rate. Default: the CUDA device of this machine, else {DEFAULT_PROFILE}.",
+    "NAME",
+)
 
 
 @dataclass(frozen=True)
@@ -70,21 +66,19 @@ def find_machine(name: str | None) -> Machine:
     if name is not None:
         profile = find_profile(name)
         return Machine(profile, _source_of(profile.name))
-    profile = find_profile(DEFAULT_PROFILE)
     instead = f"figures are for {DEFAULT_PROFILE}; --gpu list shows the others"
+    why = f"no --gpu, and no CUDA device here: {instead}"
     device = cuda_device()
-    if device is None:
-        return Machine(
-            profile, _source_of(profile.name), f"no --gpu, and no CUDA device here: {instead}"
-        )
-    device_name, memory_bytes = device
-    card = card_of_device(device_name, memory_bytes)
-    if card is None:
+    if device is not None:
+        device_name, memory_bytes = device
+        card = card_of_device(device_name, memory_bytes)
+        if card is not None:
+            here = replace(card_profile(card), device_memory_bytes=memory_bytes)
+            why = f"no --gpu: figures are for this machine's {device_name}, by its data sheet"
+            return Machine(here, _source_of(card.name), why)
         why = f"no --gpu, and no profile of this machine's {device_name}: {instead}"
-        return Machine(profile, _source_of(profile.name), why)
-    here = replace(card_profile(card), device_memory_bytes=memory_bytes)
-    why = f"no --gpu: figures are for this machine's {device_name}, by its data sheet"
-    return Machine(here, _source_of(card.name), why)
+    profile = find_profile(DEFAULT_PROFILE)
+    return Machine(profile, _source_of(profile.name), why)
 
 
 def cuda_device() -> tuple[str, int] | None:
@@ -105,61 +99,40 @@ def _source_of(name: str) -> str:
     return _CPU_SOURCE if name in NAMED_PROFILES else "measured on this machine by doctor --probe"
 
 
-def _cited(name: str) -> str:
-    return CARDS[name].source if name in CARDS else _source_of(name)
-
-
 def print_profiles(*, as_json: bool) -> None:
-    """Print what `--gpu list` asks for."""
+    """Print what `--gpu list` asks for: all profiles with their sources."""
     if as_json:
-        print_json(profiles_report())
-    else:
-        Console().print(profiles_table())
-
-
-def profiles_report() -> dict[str, Any]:
-    """All profiles with their sources, for JSON."""
-    return {
-        "profiles": [
+        profiles = [
             {**asdict(profile), "source": _source_of(name)}
             for name, profile in NAMED_PROFILES.items()
         ]
-    }
-
-
-def profiles_table() -> Group:
-    """All profiles, for reading."""
-    columns = ("memory", "GB/s", "16-bit", "float32", "PCIe", "usable", "source")
+        print_json({"profiles": profiles})
+        return
+    columns = ("memory", "GB/s", "16-bit", "float32", "PCIe", "usable")
     table = figures_table("--gpu", columns, f"Profiles ({_SHEET}, but for the CPU)")
-    sources = list(dict.fromkeys(map(_cited, NAMED_PROFILES)))
     for name, profile in NAMED_PROFILES.items():
-        add_row(table, *_cells(name, profile), str(sources.index(_cited(name)) + 1))
-    lines = [f"{number}: {source}" for number, source in enumerate(sources, start=1)]
+        card = CARDS.get(name)
+        add_row(
+            table,
+            name,
+            format_bytes(profile.device_memory_bytes).replace(".0", ""),
+            f"{profile.device_bandwidth / 1e9:,.0f}",
+            "" if card is None else f"{card.tflops:g}",
+            f"{(profile.flops / 1e12 if card is None else card.float32_tflops):g}",
+            "RAM" if card is None else f"{card.pcie[0]}.0 x{card.pcie[1]}",
+            f"{profile.h2d_bandwidth * profile.link_share / 1e9:.1f}",
+        )
     notes = [f"{card.name}: {card.note}" for card in CARDS.values() if card.note]
     rest = (
-        "16-bit, float32: TFLOP/s of dense matrix products",
+        "16-bit, float32: TFLOP/s of dense matrix products; --json names the sources",
         f"{MEASURED}, or cpu: this machine's CPU, by `beamwright doctor --probe`",
         "custom:12GB,360GB/s,25TFLOPS: any card, by memory, GB/s and 16-bit TFLOP/s",
         "usable: GB/s of the link that large pinned copies reach (82 %, measured by others)",
     )
-    return Group(table, *lines, *notes, *rest)
+    Console().print(Group(table, *notes, *rest))
 
 
-def _cells(name: str, profile: HardwareProfile) -> Iterator[str]:
-    yield name
-    yield format_bytes(profile.device_memory_bytes).replace(".0", "")
-    yield f"{profile.device_bandwidth / 1e9:,.0f}"
-    card = CARDS.get(name)
-    yield "" if card is None else f"{card.tflops:g}"
-    yield f"{(profile.flops / 1e12 if card is None else card.float32_tflops):g}"
-    yield "RAM" if card is None else f"{card.pcie[0]}.0 x{card.pcie[1]}"
-    yield f"{profile.h2d_bandwidth * profile.link_share / 1e9:.1f}"
-
-
-RESERVED_BYTES = GIB  # of a card: CUDA's context, captured steps and what a desktop shows
-# Of an interpreter, beside the memory number on a CPU. Resident on Linux with torch 2.13 (CPU):
-# 0.22 GiB with torch, this package and one product, 0.35 with tokenizers and the bundled pair.
-INTERPRETER_BYTES = 4 * GIB // 10
+_RESERVED_BYTES = GIB  # of a card: CUDA's context, captured steps and what a desktop shows
 _ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -248,11 +221,6 @@ class Memory:
     has_copies: bool
 
 
-def is_card(profile: HardwareProfile) -> bool:
-    """False of a CPU, whose memory no CUDA context shares."""
-    return profile.name in CARDS or profile.name == CUSTOM
-
-
 def split_memory(settings: Settings, models: Models) -> Memory:
     """As `solve --memory` does it; of a card at most what CUDA and the display leave.
 
@@ -268,7 +236,8 @@ def split_memory(settings: Settings, models: Models) -> Memory:
         raise InputError(
             f"--memory {format_bytes(memory)}: {profile.name} has {format_bytes(device_bytes)}"
         )
-    usable = device_bytes - (RESERVED_BYTES if is_card(profile) else 0)
+    is_card = profile.name in CARDS or profile.name == CUSTOM
+    usable = device_bytes - (_RESERVED_BYTES if is_card else 0)
     limit = usable if memory is None else min(memory, usable)
     where = f"{profile.name} has" if limit == device_bytes else "--memory is"
     if limit == usable < device_bytes:

@@ -12,7 +12,15 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import typer
 from pydantic import BeforeValidator
@@ -36,6 +44,9 @@ from beamwright.registry import (
 from beamwright.search import STRATEGIES
 from beamwright.sections import ALSO, COMMON
 
+if TYPE_CHECKING:
+    from beamwright.cluster.serving import Cluster
+
 _PANELS = {
     "model": "Models",
     "sampling": "Sampling",
@@ -51,26 +62,41 @@ _DECLARED_PANELS = {
     "search": "Search: options of one strategy",
     "schedule": "Schedule: options of one",
 }
-
-_CHOICE = "CHOICE"
 _ONE_BY_ONE = "TEXT"  # given once for each
 _ESCAPED = ("delimiter", "stop_strings")
 
 
-def option(flag: str, help_text: str, metavar: str | None = None, **more: Any) -> Any:
-    """An option that a command has beside the settings. more: as `typer.Option` takes it."""
-    return typer.Option(flag, help=help_text, metavar=metavar, **more)
+def option(
+    default: Any, help_text: str, metavar: str | None = None, flag: str | None = None, **more: Any
+) -> Any:
+    """An option that a command has beside the settings, as the default of its parameter.
+
+    flag: where it is not the parameter's name. more: as `typer.Option` takes it.
+    """
+    flags = [] if flag is None else [flag]
+    return typer.Option(default, *flags, help=help_text, metavar=metavar, **more)
 
 
-_RECIPE = option("--recipe", "YAML file of settings.", "FILE")
+JSON = option(False, "Print exactly one JSON object on standard output.", flag="--json")
+DEBUG = option(False, "Show the traceback of an error.", flag="--debug")
+_RECIPE = option(None, "YAML file of settings.", "FILE")
 _PLUGIN = option(
-    "--plugin",
-    "Python file that declares a strategy, schedule or verifier; it is run.",
-    "FILE.py",
+    None, "Python file that declares a strategy, schedule or verifier; it is run.", "FILE.py"
 )
-JSON = option("--json", "Print exactly one JSON object on standard output.")
-_HELP_ALL = option("--help-all", "Show every option and exit.")  # `app` makes --help of it
-DEBUG = option("--debug", "Show the traceback of an error.")
+# `app` makes --help of it.
+_HELP_ALL = option(False, "Show every option and exit.", flag="--help-all")
+
+# Of `eval` and `serve`.
+RAY = option(
+    None,
+    "Engines on Ray's workers: local (processes of this machine), auto, or the address of a "
+    "cluster.",
+    "ADDRESS",
+)
+REPLICAS = option(
+    None, "Engines with --ray (default: auto, one per GPU, or per --replica-cores).", "N"
+)
+REPLICA_CORES = option(None, "Cores of each with --ray (default: 1).", "N", min=1)
 
 
 @dataclass(frozen=True)
@@ -121,9 +147,22 @@ def with_settings(
             """
             rows.clear()
             rows.update(_settings_parameters(only, everything, under))
-            _, *own = _resolved_parameters(command)
-            parameters = [*own, *rows.values(), *_common_parameters(recipe)]
-            _check_apart([each.name for each in parameters])
+            hints = get_type_hints(command)
+            _, *own = inspect.signature(command).parameters.values()
+            parameters = [
+                *(_parameter(each.name, hints[each.name], each.default) for each in own),
+                *rows.values(),
+                *([_parameter("recipe", Path | None, _RECIPE)] if recipe else []),
+                _parameter("plugin", list[Path] | None, _PLUGIN),
+                _parameter("as_json", bool, JSON),
+                _parameter("help_all", bool, _HELP_ALL),
+                _parameter("debug", bool, DEBUG),
+            ]
+            names = [each.name for each in parameters]
+            for name in names:
+                if names.count(name) > 1:  # a plugin's has the name of one of the command's own
+                    places = ", ".join(row.place for row in declared_rows(name))
+                    raise InputError(f"{places}: {flag_of(name)} is an option of the command line")
             wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
             wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
 
@@ -134,20 +173,8 @@ def with_settings(
     return decorate
 
 
-def _check_apart(names: Sequence[str]) -> None:
-    """Raises InputError if a declared option has the name of one that the command has itself."""
-    for name in names:
-        if names.count(name) > 1:
-            places = ", ".join(row.place for row in declared_rows(name))
-            raise InputError(f"{places}: {flag_of(name)} is an option of the command line")
-
-
-def _resolved_parameters(command: Callable[..., None]) -> list[inspect.Parameter]:
-    hints = get_type_hints(command, include_extras=True)
-    return [
-        parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
-        for name, parameter in inspect.signature(command).parameters.items()
-    ]
+def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
 def _settings_parameters(
@@ -164,92 +191,64 @@ def _settings_parameters(
         for name, field in fields.items():
             taken = not extra_of(field, "recipe_only") if only is None else name in only
             if taken:
-                parameters[name] = _setting_parameter(name, field, section, everything)
+                words = escape((field.description or "") + _choices(field) + _declared(name))
+                parameters[name] = _of_field(
+                    name,
+                    field,
+                    words + _shown(field.default),
+                    _PANELS[section],
+                    hidden=not (everything or name in COMMON),
+                )
             for row in rows_under(flag_of(name)) if taken or name in under else ():
                 for own in row.options:
                     parameters[own] = _declared_parameter(own, section, everything)
     return parameters
 
 
-def _setting_parameter(
-    name: str, field: FieldInfo, section: str, everything: bool
-) -> inspect.Parameter:
-    """The option of one setting."""
-    metavar, words = extra_of(field, "metavar"), field.description or ""
-    option = typer.Option(
-        _flags(name, field),
-        help=escape(words + _choices(field) + _declared_choices(name)) + _shown(field.default),
-        metavar=metavar or (_CHOICE if _choices(field) else None),
-        rich_help_panel=_PANELS[section],
-        hidden=not (everything or name in COMMON),
-    )
-    kind = list[str] if metavar == _ONE_BY_ONE else _written_type(field)
-    return _parameter(name, kind | None, option)
-
-
 def _declared_parameter(name: str, section: str, everything: bool) -> inspect.Parameter:
     """The option that one or several strategies (or others) declare under this name."""
     rows = declared_rows(name)
     first = rows[0].options[name]
-    kind = _plain_type(first.annotation)
     for row in rows:
-        if _plain_type(row.options[name].annotation) != kind:
+        if _plain_type(row.options[name].annotation) != _plain_type(first.annotation):
             places = f"{rows[0].place} and {row.place}"
             raise InputError(f"{places} declare {flag_of(name)} with different types")
+    hidden = not (everything or any(row.is_plugin for row in rows))
+    words = _declared_help(name, rows)
+    return _of_field(name, first, words, _DECLARED_PANELS[section], hidden=hidden)
+
+
+def _of_field(
+    name: str, field: FieldInfo, help_text: str, panel: str, *, hidden: bool
+) -> inspect.Parameter:
+    """The option of a setting, or of what a strategy, say, declares."""
+    flag, metavar = flag_of(name), extra_of(field, "metavar")
+    # What is written is text where the setting has a parser of its own.
+    parsed = any(isinstance(each, BeforeValidator) for each in field.metadata)
+    kind = str if parsed else _plain_type(field.annotation)
     option = typer.Option(
-        _flags(name, first),
-        help=_declared_help(rows, name) + _choices(first),
-        metavar=extra_of(first, "metavar") or (_CHOICE if _choices(first) else None),
-        rich_help_panel=_DECLARED_PANELS[section],
-        hidden=not (everything or any(row.is_plugin for row in rows)),
+        None,
+        # Both forms, so that the command line can also switch off what a recipe switched on.
+        f"{flag}/--no-{flag[2:]}" if field.annotation is bool else flag,
+        help=help_text,
+        metavar=metavar or ("CHOICE" if _choices(field) else None),
+        rich_help_panel=panel,
+        hidden=hidden,
     )
-    return _parameter(name, kind | None, option)
+    return _parameter(name, (list[str] if metavar == _ONE_BY_ONE else kind) | None, option)
 
 
-def _declared_help(rows: Sequence[TableRow], name: str) -> str:
+def _declared_help(name: str, rows: Sequence[TableRow]) -> str:
     """Whose option it is, and what for: `dynamic, particles: Temperature ...`."""
     owners: dict[str, list[str]] = {}
     for row in rows:
-        info = row.options[name]
-        owners.setdefault(info.description or "", []).append(row.name)
+        owners.setdefault(row.options[name].description or "", []).append(row.name)
     defaults = {row.name: row.options[name].default for row in rows}
-    if len(set(map(repr, defaults.values()))) == 1:
-        shown = _shown(next(iter(defaults.values())))
-    else:
-        shown = _shown(", ".join(f"{owner} {value}" for owner, value in defaults.items()))
-    parts = [f"{', '.join(names)}: {text}" for text, names in owners.items()]
-    return " ".join(parts) + shown
-
-
-def _common_parameters(recipe: bool) -> list[inspect.Parameter]:
-    return [
-        *([_parameter("recipe", Path | None, _RECIPE)] if recipe else []),
-        _parameter("plugin", list[Path] | None, _PLUGIN),
-        _parameter("as_json", bool, JSON, default=False),
-        _parameter("help_all", bool, _HELP_ALL, default=False),
-        _parameter("debug", bool, DEBUG, default=False),
-    ]
-
-
-def _parameter(name: str, kind: Any, option: Any, default: Any = None) -> inspect.Parameter:
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=default,
-        annotation=Annotated[kind, option],
-    )
-
-
-def _flags(name: str, field: FieldInfo) -> str:
-    flag = name.replace("_", "-")
-    # Both forms, so that the command line can also switch off what a recipe switched on.
-    return f"--{flag}/--no-{flag}" if field.annotation is bool else f"--{flag}"
-
-
-def _written_type(field: FieldInfo) -> Any:
-    """What is written on the command line: text, where the setting has a parser of its own."""
-    parsed = any(isinstance(each, BeforeValidator) for each in field.metadata)
-    return str if parsed else _plain_type(field.annotation)
+    default = defaults[rows[0].name]
+    if len(set(map(repr, defaults.values()))) > 1:
+        default = ", ".join(f"{owner} {value}" for owner, value in defaults.items())
+    words = " ".join(f"{', '.join(names)}: {text}" for text, names in owners.items())
+    return words + _shown(default) + _choices(rows[0].options[name])
 
 
 def _plain_type(annotation: Any) -> Any:
@@ -268,7 +267,7 @@ def _choices(field: FieldInfo) -> str:
     return f" One of {', '.join(names)}." if names else ""
 
 
-def _declared_choices(name: str) -> str:
+def _declared(name: str) -> str:
     """The same for an option that names a declaration; strategies have a list of their own."""
     names = [] if name == "search" else [row.name for row in rows_under(flag_of(name))]
     # Built-in verifiers are no declarations.
@@ -324,6 +323,23 @@ def meant_by(flag: str, offered: Collection[str]) -> str:
     ]
     close = close or [key for key in known if set(name.split("-")) <= set(key.split("-"))]
     if not close:
-        hint = did_you_mean(name, known).rstrip()
-        return hint.replace("mean ", "mean --")
+        return did_you_mean(name, known).rstrip().replace("mean ", "mean --")
     return f"did you mean {' or '.join(f'--{key}' for key in close)}?"
+
+
+def find_cluster(
+    address: str | None, replicas: str | None, cores: int | None, plugins: Sequence[Path]
+) -> Cluster | None:
+    """Raises InputError for what means nothing."""
+    if address is None:
+        for name, value in (("replicas", replicas), ("replica-cores", cores)):
+            if value is not None:
+                raise InputError(f"--{name} {value}: does nothing without --ray")
+        return None
+    if replicas is not None and replicas != "auto" and not replicas.isdecimal():
+        raise InputError(f"--replicas {replicas}: give a number, or auto")
+    from beamwright.cluster.serving import Cluster
+
+    number = None if replicas in (None, "auto") else int(replicas)
+    files = tuple(str(file.resolve()) for file in plugins)
+    return Cluster(None if address == "local" else address, number, cores or 1, files)

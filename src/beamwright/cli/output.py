@@ -20,6 +20,9 @@ from rich.text import Text
 from beamwright.errors import BeamwrightError, InputError
 from beamwright.io import finite
 
+INTERRUPTED = 130
+_SERVE_PACKAGES = ("fastapi", "starlette", "uvicorn", "prometheus_client")
+
 
 @contextmanager
 def quiet_stdout() -> Iterator[None]:
@@ -33,14 +36,14 @@ def print_json(content: Mapping[str, Any]) -> None:
     typer.echo(json.dumps(finite(content), allow_nan=False))
 
 
-def one_line(text: str) -> str:
-    """`text` on one line without control characters (a model may well print an escape)."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
-
-
 def printable(text: str) -> str:
-    """`text` with its line breaks, without other control characters."""
+    """`text` with its line breaks, without other control characters (a model may print some)."""
     return "".join(c if c.isprintable() or c == "\n" else " " for c in text).strip()
+
+
+def one_line(text: str) -> str:
+    """`text` on one line without control characters."""
+    return " ".join(printable(text).split())
 
 
 def plain(text: str) -> Text:
@@ -72,14 +75,9 @@ def short_number(number: float) -> str:
     return f"{number:.2f}" if number else "0"
 
 
-def short_time(seconds: float) -> str:
-    """`38 min` rather than 2280; below ten minutes the seconds alone."""
-    if seconds < 600:
-        return short_number(seconds)
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{short_number(seconds / 3600)} h"
-
-
-INTERRUPTED = 130
+def complain(line: str) -> None:
+    """One line on standard error, whatever the text holds."""
+    typer.echo(f"beamwright: {one_line(line)}", err=True)
 
 
 @contextmanager
@@ -92,38 +90,28 @@ def guard(debug: bool) -> Iterator[None]:
         yield
     except typer.Exit:
         raise
-    except KeyboardInterrupt as error:
-        _stop("interrupted", INTERRUPTED, debug, error)
-    except BeamwrightError as error:
-        _stop(f"error: {error}", error.exit_code, debug, error)
     except BrokenPipeError as error:  # the reader of our output has gone; nobody to tell
         # Or the interpreter complains when it flushes on its way out.
         sys.stdout = None
         raise typer.Exit(1) from error
-    except OSError as error:  # of what nobody reads or writes on purpose: a full standard output
-        where = error.filename or "standard output"
-        _stop(f"error: {where}: {error.strerror or error}", 1, debug, error)
-    except MemoryError as error:
-        _stop("error: out of memory (lower --n, --kv-memory or --host-memory)", 1, debug, error)
-    except Exception as error:
-        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        _stop(f"internal error: {what} (--debug shows where)", 1, debug, error)
-
-
-def complain(line: str) -> None:
-    """One line on standard error, whatever the text holds."""
-    typer.echo(f"beamwright: {one_line(line)}", err=True)
-
-
-def _stop(line: str, exit_code: int, debug: bool, error: BaseException) -> None:
-    if debug:
-        traceback.print_exception(error, file=sys.stderr)
-    complain(line)
-    # Not from the error: a StopIteration behind it would be taken for this generator's own.
-    raise typer.Exit(exit_code) from None
-
-
-_SERVE_PACKAGES = ("fastapi", "starlette", "uvicorn", "prometheus_client")
+    except (KeyboardInterrupt, Exception) as error:
+        code = 1
+        if isinstance(error, KeyboardInterrupt):
+            line, code = "interrupted", INTERRUPTED
+        elif isinstance(error, BeamwrightError):
+            line, code = f"error: {error}", error.exit_code
+        elif isinstance(error, OSError):  # of what nobody reads or writes on purpose: a full disk
+            line = f"error: {error.filename or 'standard output'}: {error.strerror or error}"
+        elif isinstance(error, MemoryError):
+            line = "error: out of memory (lower --n, --kv-memory or --host-memory)"
+        else:
+            what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            line = f"internal error: {what} (--debug shows where)"
+        if debug:
+            traceback.print_exception(error, file=sys.stderr)
+        complain(line)
+        # Not from the error: a StopIteration behind it would be taken for this generator's own.
+        raise typer.Exit(code) from None
 
 
 @contextmanager

@@ -5,36 +5,41 @@ Generator and verifier are in every figure; the verifier scores in turn with dec
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
 
 from beamwright.cli.machine import (
-    INTERPRETER_BYTES,
+    GPU,
     LIST,
-    RESERVED_BYTES,
-    GpuOption,
     Machine,
     Memory,
     Models,
-    SizedModel,
     check_verifier_options,
     find_machine,
-    is_card,
     print_profiles,
     read_models,
     split_memory,
 )
 from beamwright.cli.options import Invocation, option, with_settings
-from beamwright.cli.output import print_json, quiet_stdout
-from beamwright.cli.plan_view import plan_view
+from beamwright.cli.output import (
+    add_row,
+    figures_table,
+    plain,
+    print_json,
+    quiet_stdout,
+    short_number,
+)
 from beamwright.config import Settings
-from beamwright.errors import InputError
+from beamwright.errors import InputError, format_bytes
 from beamwright.models.config import find_shape
 from beamwright.plan.compare import ResidentNeed, estimate, max_beams_in_gpu, resident_need
-from beamwright.plan.schedules import Estimate, Scorer
+from beamwright.plan.schedules import Scorer
 from beamwright.plan.workload import Workload
+from beamwright.units import GIB
 
 _DEFAULT_STEP_TOKENS = 32
 _DEFAULT_GENERATE_TOKENS = 1920  # as in the LBS paper, with its prompt of 128
@@ -47,25 +52,24 @@ _OPTIONS = (
     "model", "dtype", "context", "weights", "verifier", "verifier_weights", "n", "width",
     "step_tokens", "memory", "kv_memory", "split",
 )  # fmt: skip
-
-_PromptOption = Annotated[int, option("--prompt", "Length of the prompt.", "TOKENS", min=1)]
-_GenerateOption = Annotated[
-    int | None,
-    option(
-        "--generate",
-        f"Tokens of each path after it (default: {_DEFAULT_GENERATE_TOKENS}, or the context).",
-        "TOKENS",
-        min=1,
-    ),
-]
+_MEANINGS = (
+    "in-gpu: all KV on the device. layerwise: layers streamed for every token. locality: group "
+    "by group to the end of the step. dense: a copy of shared KV per beam; tree: shared KV once. "
+    "loaded: GiB of KV from host memory."
+)
 
 
 @with_settings(only=_OPTIONS, recipe=False)
 def plan(
     invocation: Invocation,
-    prompt: _PromptOption = 128,
-    generate: _GenerateOption = None,
-    gpu: GpuOption = None,
+    prompt: int = option(128, "Length of the prompt.", "TOKENS", min=1),
+    generate: int | None = option(
+        None,
+        f"Tokens of each path after it (default: {_DEFAULT_GENERATE_TOKENS}, or the context).",
+        "TOKENS",
+        min=1,
+    ),
+    gpu: str | None = GPU,
 ) -> None:
     """Estimate memory, traffic and time of a search under each schedule. Loads no model.
 
@@ -83,7 +87,7 @@ def plan(
     if invocation.as_json:
         print_json(report)
     else:
-        Console().print(plan_view(report, machine))
+        Console().print(_page(report, machine))
 
 
 def _report(
@@ -93,12 +97,10 @@ def _report(
     generator, verifier = models.generator, models.verifier
     workload = _workload(settings, generator.shape.context, prompt, generate)
     memory = split_memory(settings, models)
-    budget = memory.plan.generator_kv_bytes
-    split, scorer = settings.memory.split, None
-    if verifier is not None:
-        scorer = Scorer(verifier.costs, memory.plan.verifier_kv_bytes)
+    budget, scorer = memory.plan.generator_kv_bytes, _scorer(models, memory)
     estimates = estimate(workload, generator.costs, models.profile, budget, scorer)
-    resident, most = estimates[_RESIDENT], _max_beams(workload, models, memory)
+    resident = estimates[_RESIDENT]
+    most = max_beams_in_gpu(workload, generator.costs, budget, scorer)
     if resident.fits:
         most, advice = max(most, workload.num_beams), "nothing has to change"
     else:  # what was sampled for this number rules what is reckoned from moderate ones
@@ -106,6 +108,8 @@ def _report(
         has_tier = estimates["locality/tree"].time_s is not None
         advice = _advice(settings, machine, workload, most, has_tier=has_tier)
     need = resident_need(workload, generator.costs, scorer and scorer.model)  # type: ignore[arg-type]
+    verifier_mean = 0 if need.verifier is None else need.verifier.mean
+    mean_fits = need.generator.mean <= budget and verifier_mean <= memory.plan.verifier_kv_bytes
     return {
         "model": generator.name,
         "gpu": machine.profile.name,
@@ -120,113 +124,26 @@ def _report(
         "weight_traffic_bytes": generator.costs.weight_bytes + generator.costs.conversion_bytes,
         "kv_bytes_per_token": generator.costs.kv_bytes_per_token,
         "kv_budget_bytes": budget,
-        "verifier": None if verifier is None else _verifier_report(verifier, memory),
-        "memory": _memory_report(models, memory, need, workload.num_beams, split),
+        "verifier": None
+        if verifier is None
+        else {
+            "model": verifier.name,
+            "weights": str(verifier.storage),
+            "weight_bytes": verifier.costs.weight_bytes,
+            "kv_bytes_per_token": verifier.costs.kv_bytes_per_token,
+            "kv_budget_bytes": memory.plan.verifier_kv_bytes,
+        },
+        "memory": _memory_report(models, memory, need, workload.num_beams, settings.memory.split),
         "fits": resident.fits,
-        "borderline": resident.borderline and _mean_fits(need, memory),
+        "borderline": resident.borderline and mean_fits,
         "max_beams_in_gpu": most,
         "advice": advice,
-        "unscored_tokens": _unscored_tokens(verifier, workload),
-        "schedules": {name: _schedule_report(name, each) for name, each in estimates.items()},
+        "schedules": {
+            name: {"schedule": schedule, "attention": layout, **asdict(each)}
+            for name, each in estimates.items()
+            for schedule, layout in [name.split("/")]
+        },
     }
-
-
-def _mean_fits(need: ResidentNeed, memory: Memory) -> bool:
-    """About half of the searches fit, or more."""
-    verifier = 0 if need.verifier is None else need.verifier.mean
-    plan = memory.plan
-    return need.generator.mean <= plan.generator_kv_bytes and verifier <= plan.verifier_kv_bytes
-
-
-def _max_beams(workload: Workload, models: Models, memory: Memory) -> int:
-    plan, verifier = memory.plan, models.verifier
-    scorer = None if verifier is None else Scorer(verifier.costs, plan.verifier_kv_bytes)
-    return max_beams_in_gpu(workload, models.generator.costs, plan.generator_kv_bytes, scorer)
-
-
-def _advice(
-    settings: Settings, machine: Machine, workload: Workload, most: int, *, has_tier: bool
-) -> str:
-    """The cheapest change with which all beams fit: smaller weights, fewer beams, host memory."""
-    for name, value in _SMALLER:
-        changed = settings.model.model_copy(update={name: value})
-        smaller = settings.model_copy(update={"model": changed})
-        models = read_models(smaller, machine)
-        try:
-            beams = _max_beams(workload, models, split_memory(smaller, models))
-        except InputError:  # still too large
-            continue
-        if beams >= workload.num_beams:
-            return f"--{name.replace('_', '-')} {value} makes it {beams:,}"
-    ways = [f"about --n {most}"] if most > 0 else []
-    ways += ["--schedule locality keeps the rest in host memory"] if has_tier else []
-    return ", or ".join(ways) or "shorter steps, a smaller --width or smaller models may"
-
-
-def _schedule_report(name: str, each: Estimate) -> dict[str, Any]:
-    schedule, _, layout = name.partition("/")
-    return {"schedule": schedule, "attention": layout, **asdict(each)}
-
-
-def _verifier_report(verifier: SizedModel, memory: Memory) -> dict[str, Any]:
-    return {
-        "model": verifier.name,
-        "weights": str(verifier.storage),
-        "weight_bytes": verifier.costs.weight_bytes,
-        "kv_bytes_per_token": verifier.costs.kv_bytes_per_token,
-        "kv_budget_bytes": memory.plan.verifier_kv_bytes,
-    }
-
-
-def _memory_report(
-    models: Models, memory: Memory, need: ResidentNeed, num_beams: int, split: str | float
-) -> dict[str, Any]:
-    """What everything resident takes, least and most over single searches, beside the limit."""
-    from beamwright.solver.memory import memory_needed
-
-    verifier = need.verifier
-
-    def needed(generator_kv: int, verifier_kv: int) -> int:
-        sizes = None if models.verifier is None else models.verifier.sizes
-        return memory_needed(
-            (models.generator.sizes, sizes),
-            (generator_kv, verifier_kv),
-            num_beams,
-            has_copies=memory.has_copies,
-            split=split,
-        )
-
-    least = needed(need.generator.least, 0 if verifier is None else verifier.least)
-    most = needed(need.generator.worst, 0 if verifier is None else verifier.worst)
-    fixed = models.weight_bytes + models.activation_bytes(num_beams)
-    limit = memory.limit_bytes if memory.has_copies else fixed + memory.plan.kv_bytes
-    on_card = is_card(models.profile)
-    kv_bytes = need.generator.worst + (0 if verifier is None else verifier.worst)
-    return {
-        "limit_bytes": limit,
-        "device_bytes": models.profile.device_memory_bytes,
-        "least_bytes": least,
-        "needed_bytes": most,
-        "generator_weight_bytes": models.generator.sizes.weights,
-        "verifier_weight_bytes": models.weight_bytes - models.generator.sizes.weights,
-        "activation_bytes": models.activation_bytes(num_beams),
-        "generator_kv_bytes": need.generator.worst,
-        "verifier_kv_bytes": None if verifier is None else verifier.worst,
-        "copies_bytes": most - fixed - kv_bytes,
-        "left_bytes": max(0, limit - most),
-        "outside_bytes": models.profile.device_memory_bytes - limit,
-        "kv_memory_given": not memory.has_copies,
-        "reserved_bytes": RESERVED_BYTES if on_card else 0,
-        "interpreter_bytes": 0 if on_card else INTERPRETER_BYTES,
-    }
-
-
-def _unscored_tokens(verifier: SizedModel | None, workload: Workload) -> int | None:
-    """How far the longest path goes beyond the verifier's context; None without one."""
-    if verifier is None:
-        return None
-    longest = workload.prompt_tokens + workload.generate_tokens + workload.num_steps
-    return max(0, longest - verifier.shape.context)
 
 
 def _workload(settings: Settings, context: int, prompt: int, generate: int | None) -> Workload:
@@ -240,5 +157,158 @@ def _workload(settings: Settings, context: int, prompt: int, generate: int | Non
     step_tokens = settings.step.step_tokens or min(_DEFAULT_STEP_TOKENS, generate)
     if step_tokens > generate:
         raise InputError(f"--step-tokens {step_tokens} is longer than --generate {generate}")
-    search = settings.search
-    return Workload(search.n, search.width, prompt, generate, step_tokens)
+    return Workload(settings.search.n, settings.search.width, prompt, generate, step_tokens)
+
+
+def _scorer(models: Models, memory: Memory) -> Scorer | None:
+    if models.verifier is None:
+        return None
+    return Scorer(models.verifier.costs, memory.plan.verifier_kv_bytes)
+
+
+def _advice(
+    settings: Settings, machine: Machine, workload: Workload, most: int, *, has_tier: bool
+) -> str:
+    """The cheapest change with which all beams fit: smaller weights, fewer beams, host memory."""
+    for name, value in _SMALLER:
+        changed = settings.model.model_copy(update={name: value})
+        smaller = settings.model_copy(update={"model": changed})
+        models = read_models(smaller, machine)
+        try:
+            memory = split_memory(smaller, models)
+        except InputError:  # still too large
+            continue
+        budget, scorer = memory.plan.generator_kv_bytes, _scorer(models, memory)
+        beams = max_beams_in_gpu(workload, models.generator.costs, budget, scorer)
+        if beams >= workload.num_beams:
+            return f"--{name.replace('_', '-')} {value} makes it {beams:,}"
+    ways = [f"about --n {most}"] if most > 0 else []
+    ways += ["--schedule locality keeps the rest in host memory"] if has_tier else []
+    return ", or ".join(ways) or "shorter steps, a smaller --width or smaller models may"
+
+
+def _memory_report(
+    models: Models, memory: Memory, need: ResidentNeed, num_beams: int, split: str | float
+) -> dict[str, Any]:
+    """What everything resident takes, least and most over single searches, beside the limit."""
+    from beamwright.solver.memory import memory_needed
+
+    verifier = models.verifier
+    sizes = (models.generator.sizes, None if verifier is None else verifier.sizes)
+    least, most = (
+        memory_needed(
+            sizes,
+            (generator_kv, verifier_kv),
+            num_beams,
+            has_copies=memory.has_copies,
+            split=split,
+        )
+        for generator_kv, verifier_kv in (
+            (need.generator.least, 0 if need.verifier is None else need.verifier.least),
+            (need.generator.worst, 0 if need.verifier is None else need.verifier.worst),
+        )
+    )
+    activations = models.activation_bytes(num_beams)
+    fixed = models.weight_bytes + activations
+    verifier_kv = None if need.verifier is None else need.verifier.worst
+    return {
+        "limit_bytes": memory.limit_bytes if memory.has_copies else fixed + memory.plan.kv_bytes,
+        "device_bytes": models.profile.device_memory_bytes,
+        "least_bytes": least,
+        "needed_bytes": most,
+        "generator_weight_bytes": models.generator.sizes.weights,
+        "verifier_weight_bytes": models.weight_bytes - models.generator.sizes.weights,
+        "activation_bytes": activations,
+        "generator_kv_bytes": need.generator.worst,
+        "verifier_kv_bytes": verifier_kv,
+        "copies_bytes": most - fixed - need.generator.worst - (verifier_kv or 0),
+    }
+
+
+# --- the page: the answer, the total and its parts, then the times ---------------------------
+
+
+def _page(report: Mapping[str, Any], machine: Machine) -> Group:
+    """`report` is what `--json` prints."""
+    how = "up to" if report["fits"] else "about"
+    answer = f"{how} {report['max_beams_in_gpu']:,} beams fit; {report['advice']}"
+    budgets = f"{format_bytes(report['kv_budget_bytes'])} of KV for the generator"
+    if report["verifier"] is not None:
+        budgets += f", {format_bytes(report['verifier']['kv_budget_bytes'])} for the verifier"
+    parts: list[RenderableType] = [answer, _total(report), _memory_table(report), ""]
+    parts += [_schedule_table(report), _MEANINGS]
+    parts += ["", budgets, *([] if machine.why is None else [machine.why])]
+    parts += [f"{machine.profile.name}: {machine.source}"]
+    return Group(*(plain(part) if isinstance(part, str) else part for part in parts))
+
+
+def _total(report: Mapping[str, Any]) -> str:
+    """What everything resident takes of what there is, and what follows."""
+    memory, schedules = report["memory"], report["schedules"]
+    least, most, limit = (_gib(memory[f"{name}_bytes"]) for name in ("least", "needed", "limit"))
+    if report["fits"]:
+        return f"needs {most} of {limit} GiB: fits"
+    if report["borderline"]:
+        return (
+            f"needs {least} to {most} of {limit} GiB: borderline "
+            "(searches differ; the largest go to host memory)"
+        )
+    ways = [way for way in ("locality", "layerwise") if schedules[f"{way}/tree"]["time_s"]]
+    rest = f"{ways[0]} keeps the rest in host memory (below)" if ways else "nothing else fits"
+    return f"needs {least} of {limit} GiB: does not fit; {rest}"
+
+
+def _gib(number: int) -> str:
+    gib = number / GIB
+    return f"{gib:.1f}" if gib >= 0.95 else f"{gib:.2g}"
+
+
+def _memory_table(report: Mapping[str, Any]) -> Table:
+    memory = report["memory"]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("GiB")
+    for column in ("weights", "KV", "KiB/token"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for role, model in (("generator", report), ("verifier", report["verifier"])):
+        if model is not None:
+            kept = "" if model["weights"] == "plain" else f" ({model['weights']})"
+            add_row(
+                table,
+                f"{role} {model['model']}{kept}",
+                _gib(model["weight_bytes"]),
+                _gib(memory[f"{role}_kv_bytes"]),
+                f"{model['kv_bytes_per_token'] / 1024:g}",
+            )
+    add_row(table, "activations, of either", _gib(memory["activation_bytes"]))
+    if memory["copies_bytes"] > GIB / 100:
+        add_row(table, "attention's working copies of KV", "", _gib(memory["copies_bytes"]))
+    return table
+
+
+def _schedule_table(report: Mapping[str, Any]) -> Table:
+    title = (
+        f"{report['n']} beams, width {report['width']}, {report['prompt']} + {report['generate']} "
+        f"tokens in steps of {report['step_tokens']} on {report['gpu']}"
+    )
+    table = figures_table("seconds", ("total", "decode", "verify", "stall", "loaded"), title)
+    table.add_column("limited by", no_wrap=True)
+    for each in report["schedules"].values():
+        add_row(table, f"{each['schedule']}, {each['attention']}", *_cells(each))
+    return table
+
+
+def _cells(each: Mapping[str, Any]) -> Iterator[str]:
+    if each["time_s"] is None:
+        yield "no fit"  # the other cells stay empty
+        return
+    for name in ("time_s", "decode_s", "verify_s", "stall_s"):
+        yield short_time(each[name])
+    yield short_number(each["h2d_bytes"] / GIB)
+    yield "memory: borderline" if each["borderline"] else each["limited_by"]
+
+
+def short_time(seconds: float) -> str:
+    """`38 min` rather than 2280; below ten minutes the seconds alone."""
+    if seconds < 600:
+        return short_number(seconds)
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{short_number(seconds / 3600)} h"

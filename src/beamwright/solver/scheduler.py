@@ -255,7 +255,6 @@ class RequestScheduler:
         if len(self._live) > 1:
             for other in self._live.values():
                 other.request.had_company = True
-        machinery.progress.began(tree.root.problem_id, search.n)
         self._settle(self._engine.admit(run))
 
     # --- how they end ------------------------------------------------------------------------
@@ -270,7 +269,6 @@ class RequestScheduler:
         """These trees have ended: say how, or try again alone."""
         for run in ended:
             measured, request = self._measured(run), self._live.pop(run).request
-            self._machinery.progress.ended(run.tree.root.problem_id)
             too_large = isinstance(run.error, CapacityError | DeviceMemoryError)
             if too_large and (request.had_company or self._may_take_turns):
                 request.had_company = False

@@ -1,0 +1,120 @@
+"""`beamwright report` and `beamwright view`: pages of what other commands have left in files.
+
+A report is one page of evaluations, with its charts as PNG files. Saved searches are shown with
+the page that `serve` shows live ones on.
+"""
+
+from __future__ import annotations
+
+import webbrowser
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from beamwright.cli.options import DEBUG, JSON, option
+from beamwright.cli.output import complain, guard, needs_serve, one_line, print_json
+from beamwright.errors import InputError
+from beamwright.io import check_writable
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from beamwright.serve.events import Event
+
+_HOST = "127.0.0.1"
+
+
+def report(
+    folders: list[Path] = typer.Argument(
+        ..., metavar="DIR...", help="Folders of `eval --out`, or above them."
+    ),
+    out: Path | None = option(None, "The page (default: report.html in the first DIR).", "FILE"),
+    title: str = option("Evaluation", "Title of the page.", "TEXT"),
+    png: bool = option(True, "Also write a PNG per chart."),
+    as_json: bool = JSON,
+    debug: bool = DEBUG,
+) -> None:
+    """Make one page of evaluations: accuracy against n, tokens, seconds and KV."""
+    with guard(debug):
+        from beamwright.evaluate.report import find_runs, write_report
+
+        for folder in folders:
+            if not folder.is_dir():
+                raise InputError(f"{folder}: no such folder")
+        page = folders[0] / "report.html" if out is None else out
+        check_writable(page)
+        runs = [run for folder in folders for run in find_runs(folder)]
+        pngs, missing = write_report(runs, page, title, png=png)
+        if missing is not None:  # the page has its tables without them
+            complain(missing)
+        if as_json:
+            named = [{"name": run.name, **run.summary} for run in runs]
+            print_json({"page": str(page), "png": [*map(str, pngs)], "runs": named})
+        else:
+            for file in (page, *pngs):
+                typer.echo(one_line(str(file)))
+
+
+def view(
+    paths: list[Path] = typer.Argument(
+        ...,
+        metavar="RUN...",
+        help="What the page exported, a checkpoint, a page (--tree), or a folder of `eval --out` "
+        "with --trees.",
+    ),
+    port: int = option(0, "Port on this machine; 0 for any free one.", "N", min=0, max=65535),
+    browser: bool = option(True, "Open the browser."),
+    as_json: bool = JSON,
+    debug: bool = DEBUG,
+) -> None:
+    """Open saved searches in the browser: replay, compare, export."""
+    with guard(debug):
+        with needs_serve("view"):
+            import uvicorn
+
+            from beamwright.serve.runs import read_runs, with_unique_ids
+            from beamwright.serve.server import bind
+
+            runs = with_unique_ids([run for path in paths for run in read_runs(path)])
+            app = make_page_app(runs)
+        with bind(_HOST, port) as listener:
+            address = f"http://{_HOST}:{listener.getsockname()[1]}/"
+            if as_json:
+                print_json({"address": address, "runs": [_shown(run) for run in runs]})
+            else:
+                typer.echo(address)
+                complain(f"{len(runs)} saved searches; Ctrl-C ends")
+            if browser and not as_json:
+                webbrowser.open(address)
+            config = uvicorn.Config(app, log_level="error", lifespan="off", access_log=False)
+            config.timeout_graceful_shutdown = 1
+            with suppress(KeyboardInterrupt):  # that is how it ends
+                uvicorn.Server(config).run(sockets=[listener])
+
+
+def make_page_app(runs: Sequence[list[Event]]) -> FastAPI:
+    """The page over these runs, for browsers of this machine; nothing can be asked for."""
+    from fastapi import FastAPI
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+    from beamwright.serve.feed import Feed, feed_routes, page_routes
+
+    feed = Feed(most=float("inf"), most_bytes=float("inf"))
+    for run in reversed(runs):  # the newest is shown first
+        feed.add(run)
+    app = FastAPI(openapi_url=None)
+    app.include_router(feed_routes(feed, None))
+    app.include_router(page_routes())
+    # A name that somebody else's DNS points here is not this machine's.
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=[_HOST, "localhost"])
+    return app
+
+
+def _shown(run: Sequence[Event]) -> dict[str, Any]:
+    first, last = run[0], run[-1]
+    assert first["event"] == "begin"
+    assert last["event"] == "end"
+    return {"id": first["id"], "problem": first["problem"], "answer": last["answer"]}
