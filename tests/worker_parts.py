@@ -3,10 +3,9 @@
 import random
 import threading
 
-from beamwright.engine.executor import OverlappedExecutor, PlainExecutor
+from beamwright.engine.executor import OverlappedExecutor, PlainExecutor, VerifierWorker
 from beamwright.engine.scoring import Scoring
 from beamwright.engine.timeline import Accounting
-from beamwright.engine.verifier_worker import VerifierWorker
 from beamwright.protocols import ScheduleView, StepDecoded
 from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings

@@ -5,7 +5,7 @@ from contextlib import suppress
 import pytest
 
 from beamwright.config import Settings
-from beamwright.engine.limits import StopRule, check_stops
+from beamwright.engine.decisions import StopRule, check_stops
 from beamwright.errors import InputError
 from beamwright.protocols import StepDecoded
 from beamwright.search import make_strategy

@@ -2,7 +2,6 @@
 
 import random
 import threading
-from contextlib import contextmanager
 
 import pytest
 
@@ -230,53 +229,6 @@ def test_close_forgets_what_waits_and_the_executor_can_be_used_again(make):
     assert len(executor.wait()) == 2
 
 
-def test_a_worker_computes_in_its_own_place_from_first_to_last(make):
-    tree, scorer, log = new_tree(), Scorer(), []
-    nodes = tree.expand(tree.root, 1)
-
-    def note(what):
-        log.append((what, threading.current_thread().name))
-
-    def context():
-        @contextmanager
-        def entered():
-            note("begins")
-            yield
-            note("is empty")
-
-        note("made")
-        return entered()
-
-    here = threading.current_thread().name
-    scorer.script = lambda node: (None, note("scores"))
-    scorer.release = lambda nodes: note("frees")
-    executor = make(overlapped, Writer(), scorer, context=context)
-    executor.verify(nodes)
-    assert log == [("made", here), ("begins", "verifier")]
-    scorer.gate.release()
-    executor.wait()
-    executor.release(nodes)
-    executor.close()
-    assert log[2:] == [(what, "verifier") for what in ("scores", "frees", "is empty")]
-
-
-def test_a_worker_that_cannot_start_says_so_and_loses_nothing(make):
-    @contextmanager
-    def broken():
-        raise RuntimeError("no stream")
-        yield
-
-    tree, scorer = new_tree(), Scorer()
-    nodes = tree.expand(tree.root, 1)
-    executor = make(overlapped, Writer(), scorer, context=broken)
-    executor.verify(nodes)
-    executor.release(nodes)
-    with pytest.raises(RuntimeError, match="no stream"):
-        executor.wait()
-    executor.close()
-    assert scorer.released == nodes
-
-
 # --- whole searches by a script --------------------------------------------------------------
 
 
@@ -303,7 +255,7 @@ def breaks(node):
     return by_lineage(node)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(25))
 def test_a_worker_that_ends_at_any_time_changes_no_tree(seed):
     """Trees that fail or are cancelled in the middle of a score do not change the others."""
     rng = random.Random(seed)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from beamwright.config import Settings
-from beamwright.engine.limits import (
+from beamwright.engine.decisions import (
     StopRule,
     check_stops,
     num_generated,

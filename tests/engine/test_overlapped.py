@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from beamwright.engine import concurrency, executor
-from beamwright.engine.concurrency import overlaps
+from beamwright.engine import executor
+from beamwright.engine.executor import overlaps
 from beamwright.errors import Cancelled, InputError, Interrupted, LinkError
 from beamwright.kv.link import StreamLink
 from beamwright.solver import tiers
@@ -229,7 +229,7 @@ def test_a_solver_closes_while_its_verifier_hangs(stuck):
 
 @pytest.fixture
 def two_cores(monkeypatch):
-    monkeypatch.setattr(concurrency, "num_cores", lambda: 2)
+    monkeypatch.setattr(executor, "num_cores", lambda: 2)
 
 
 def chosen(solver, **changes):

@@ -7,11 +7,11 @@ import pytest
 
 from beamwright import Solver
 from beamwright.engine.batch import RunningBatch
+from beamwright.engine.decisions import foreseen
 from beamwright.engine.engine import Engine
 from beamwright.engine.scoring import Scoring
 from beamwright.engine.speculation import SpeculativeChildren
 from beamwright.engine.tree_run import TreeRun
-from beamwright.engine.validation import foreseen
 from beamwright.errors import CapacityError, PolicyError
 from beamwright.evaluate.problems import load_problems
 from beamwright.models.tree_model import PrefillRequest

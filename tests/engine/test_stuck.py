@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from beamwright.engine.limits import StopRule
+from beamwright.engine.decisions import StopRule
 from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings, StopSettings
 from beamwright.tree import tree_hash

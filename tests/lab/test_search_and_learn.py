@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from beamwright.declare import load_plugin
-from beamwright.engine.limits import StopRule
+from beamwright.engine.decisions import StopRule
 from beamwright.registry import restored
 from beamwright.sections import SearchSettings, StopSettings
 from beamwright.tree import StopReason

@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from beamwright.engine.limits import StopRule
+from beamwright.engine.decisions import StopRule
 from beamwright.engine.timeline import Accounting
 from beamwright.errors import InputError
 from beamwright.saved.recorded import read_recorded, record_tree, write_recorded

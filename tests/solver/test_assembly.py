@@ -5,7 +5,7 @@ import random
 import pytest
 
 from beamwright.config import Settings
-from beamwright.engine import concurrency
+from beamwright.engine import executor
 from beamwright.errors import CapacityError
 from beamwright.layerwise.store import LayeredStore
 from beamwright.models.shape import shape_from_text
@@ -131,7 +131,7 @@ def test_an_error_names_the_memory_that_was_tried(scored, split):
 
 
 def test_a_problem_that_two_lanes_have_no_room_for_is_solved_in_turns(scored, monkeypatch):
-    monkeypatch.setattr(concurrency, "num_cores", lambda: 1024)
+    monkeypatch.setattr(executor, "num_cores", lambda: 1024)
     expected = scored(**ROOM, **LONG).solve(PROBLEM).tree_hash
     tight = {**LONG, "kv_memory": 8 * 4096, "schedule": "locality"}
     with scored(**tight, executor="overlapped") as solver:

@@ -10,7 +10,7 @@ import torch
 
 from beamwright.attention import BACKENDS, KERNEL_BACKENDS, make_attention
 from beamwright.attention.kernels import triton_version, why_no_kernels
-from beamwright.engine.concurrency import SMALL_PARAMETERS, threads_for
+from beamwright.engine.executor import SMALL_PARAMETERS, threads_for
 from beamwright.engine.selftest import batches_are_exact
 from beamwright.models.decoder import TILE_ROWS, Decoder
 from beamwright.models.linear import prepack

@@ -17,7 +17,7 @@ from beamwright.cluster.mirror import Changes, RoundNews, TreeNews
 from beamwright.config import Settings
 from beamwright.counters import Usage
 from beamwright.declare import load_all
-from beamwright.engine.limits import num_generated
+from beamwright.engine.decisions import num_generated
 from beamwright.errors import BeamwrightError, Cancelled, InputError, NotFiniteError
 from beamwright.protocols import RoundReport
 from beamwright.solver.handle import Handle

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from beamwright.engine.admission import Fairness
+from beamwright.engine.decisions import planned
 from beamwright.engine.executor import PlainExecutor
 from beamwright.engine.scoring import check_path_score
 from beamwright.engine.speculation import Payoff
 from beamwright.engine.timeline import Accounting
 from beamwright.engine.tree_run import TreeRun
-from beamwright.engine.validation import planned
 from beamwright.errors import BeamwrightError, InputError, LinkError, UnavailableError
 from beamwright.protocols import (
     DecodesAhead,

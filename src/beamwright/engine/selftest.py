@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import add
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,42 +15,32 @@ import torch
 from beamwright.attention import KERNEL_BACKENDS
 from beamwright.engine.sampling import RowSampling, Sampler, draws_in_kernel
 from beamwright.errors import InputError
-from beamwright.kv.segments import Path, PathPart, Segment
-from beamwright.models.decoder import Decoder, Linear
+from beamwright.kv.segments import Path, PathPart
+from beamwright.models.decoder import Decoder
 from beamwright.models.session import DecodeSession
 from beamwright.models.tree_model import PrefillRequest, TreeModel
 from beamwright.protocols import AttentionBackend
 from beamwright.sections import SamplingSettings
 
-_ROWS, _GPU_ROWS, _INTERPRETED_ROWS = 45, 70, 9
-_STEPS, _PROMPT = 3, 13
+_STEPS, _PROMPT = 2, 13
 _DECODED = (0, 14, 31, 62)  # tokens that rows have decoded before: their tails get longer
 LEAST_CONTEXT = _PROMPT + 4 + _STEPS  # a prompt, a step of up to four tokens, and those behind it
 _KV_TOKENS = 8192
-_THREADED_ROWS = (8, 64)
 _BATCH_SIZES = (8, 24, 64, 160)  # some libraries change kernels at a hundred rows and more
+# Where batches are parted. Whole ones are larger than the 8 rows that all are padded to; on a card
+# libraries choose kernels by size, up to that of a tile and beyond.
+_ON_CPU, _ON_CARD, _INTERPRETED = (0, 1, 9, 45), (0, 1, 9, 30, 70), (0, 3, 9)
 
 
-def unlike(
-    decoders: Sequence[Decoder], backends: Sequence[AttentionBackend]
-) -> list[tuple[Decoder, AttentionBackend]]:
-    """The first of each kind of models, all of which one self-test answers for.
+def kind(decoder: Decoder, backend: AttentionBackend) -> tuple[object, ...]:
+    """What models have in common for which one self-test answers: they run the same code.
 
-    Libraries choose a product's kernel by its sizes, dtype and device, never by what is multiplied:
-    models that agree in these, in the kinds of their products and in attention run the same code.
+    Libraries choose a product's kernel by its sizes, dtype and device, never by what is multiplied.
     """
-    kinds: dict[object, tuple[Decoder, AttentionBackend]] = {}
-    for decoder, backend in zip(decoders, backends, strict=True):
-        kinds.setdefault((*_kind(decoder), type(backend), backend.name), (decoder, backend))
-    return list(kinds.values())
-
-
-def _kind(decoder: Decoder) -> tuple[object, ...]:
-    weights = decoder.weights
-    parts = [*vars(weights.layers[0]).items(), *vars(weights).items()]
-    products = [(name, type(p), type(p.weight)) for name, p in parts if isinstance(p, Linear)]
-    fixed = (decoder.dtype, decoder.device, decoder.tile_rows)
-    return (replace(decoder.shape, layers=1), *fixed, tuple(products))
+    products = decoder.weights.layers[0].down, decoder.weights.lm_head
+    kinds = [(type(product), type(getattr(product, "weight", None))) for product in products]
+    fixed = decoder.dtype, decoder.device, decoder.tile_rows, type(backend), backend.name
+    return (replace(decoder.shape, layers=1), *kinds, *fixed)
 
 
 @torch.inference_mode()
@@ -58,10 +48,9 @@ def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
     """True if rows computed in one batch equal, bit for bit, the same rows in smaller batches.
 
     Runs the decoder's first layer in batches of up to 256 rows, and the layer, attention and LM
-    head as a search does, in batches of some dozen rows; fewer where an interpreter runs kernels.
-    Rows have decoded differently many tokens, and once they join and leave a running batch.
-    On the device and with the attention that it has. False where the device has no memory left to
-    try.
+    head as a search does, in batches of some dozen rows that have decoded differently many tokens;
+    fewer where an interpreter runs kernels. On the device and with the attention that it has. False
+    where the device has no memory left to try.
 
     Raises:
         InputError: if the context is shorter than the few tokens that this takes.
@@ -71,56 +60,28 @@ def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
             f"a context of {decoder.shape.context} tokens is too short to search in: "
             f"--context must be at least {LEAST_CONTEXT}"
         )
-    first, num_states = _first_layer(decoder), sum(_BATCH_SIZES)
-    *apart, joining = _splits(decoder.device, backend)
-    try:
-        # Everything but attention and the LM head, in batches of every size.
-        states = [_on_their_own(first, num_states, s) for s in ([num_states], _BATCH_SIZES)]
-        rows = _Rows(first, backend, joining[-1].stop)
-        whole = rows.decode([range(rows.num_rows)])
-        batches = [batch for split in apart for batch in split]
-        return (
-            torch.equal(*states)
-            and torch.equal(whole, rows.decode(joining))
-            and all(torch.equal(rows.decode([b]), whole[b.start : b.stop]) for b in batches)
-        )
-    except torch.OutOfMemoryError:
-        return False
-
-
-def _first_layer(decoder: Decoder) -> Decoder:
-    """The model cut off behind its first layer, LM head included."""
-    shape = replace(decoder.shape, layers=1)
     weights = replace(decoder.weights, layers=decoder.weights.layers[:1])
-    return Decoder(shape, weights, decoder.tile_rows)
-
-
-def _on_their_own(decoder: Decoder, num_rows: int, batches: Sequence[int]) -> torch.Tensor:
-    """Hidden states of rows [rows, hidden] that see nothing but themselves, in batches."""
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.randint(decoder.shape.vocab, (num_rows,), generator=generator)
-    tokens = drawn.to(decoder.device).split(list(batches))
-    places = (torch.arange(num_rows) % decoder.shape.context).to(decoder.device)
-    inputs = zip(tokens, places.split(list(batches)), strict=True)
-    return torch.cat([decoder.hidden(*batch, _OwnTokenOnly()) for batch in inputs])
-
-
-@torch.inference_mode()
-def threads_agree(decoder: Decoder, backend: AttentionBackend, most: int) -> bool:
-    """True if one thread of a CPU and `most` compute the same bits, as far as the LM head."""
-    before, first = torch.get_num_threads(), _first_layer(decoder)
-    results = []
+    first = Decoder(replace(decoder.shape, layers=1), weights, decoder.tile_rows)
+    bounds: Sequence[int] = _ON_CARD
+    if decoder.device.type == "cpu":
+        bounds = _INTERPRETED if backend.name in KERNEL_BACKENDS else _ON_CPU
     try:
-        for count in (1, most):
-            torch.set_num_threads(count)
-            hidden = _on_their_own(first, sum(_THREADED_ROWS), _THREADED_ROWS)
-            rows = _Rows(first, backend, _THREADED_ROWS[0])
-            results.append((hidden, rows.decode([range(rows.num_rows)])))
+        alone = [_on_their_own(first, sizes) for sizes in ([sum(_BATCH_SIZES)], _BATCH_SIZES)]
+        rows = _Rows(first, backend, bounds[-1])
+        parts = [rows.decode(range(*batch)) for batch in pairwise(bounds)]
+        return torch.equal(*alone) and torch.equal(torch.cat(parts), rows.decode(range(bounds[-1])))
     except torch.OutOfMemoryError:
         return False
-    finally:
-        torch.set_num_threads(before)
-    return all(map(torch.equal, *results))
+
+
+def _on_their_own(decoder: Decoder, batches: Sequence[int]) -> torch.Tensor:
+    """Hidden states of rows [rows, hidden] that see nothing but themselves, in batches."""
+    generator, num_rows = torch.Generator().manual_seed(0), sum(batches)
+    tokens = torch.randint(decoder.shape.vocab, (num_rows,), generator=generator)
+    places = torch.arange(num_rows) % decoder.shape.context
+    parts = [values.to(decoder.device).split(list(batches)) for values in (tokens, places)]
+    inputs = zip(*parts, strict=True)
+    return torch.cat([decoder.hidden(ids, at, _OwnTokenOnly()) for ids, at in inputs])
 
 
 class _OwnTokenOnly:
@@ -134,29 +95,11 @@ class _OwnTokenOnly:
         """Nothing is held."""
 
 
-def _splits(device: torch.device, backend: AttentionBackend) -> list[list[range]]:
-    """Ways to part a batch; the last one's parts join one another.
-
-    Batches are padded to 8 rows, so the whole is larger than that.
-    """
-    if device.type != "cpu":  # libraries choose kernels by size, up to that of a tile and beyond
-        return [
-            [range(1), range(1, 9), range(9, 30), range(30, _GPU_ROWS)],
-            [range(35), range(35, _GPU_ROWS)],
-        ]
-    if backend.name in KERNEL_BACKENDS:
-        return [[range(3), range(3, _INTERPRETED_ROWS)]]
-    return [
-        [range(1), range(1, 9), range(9, _ROWS)],
-        [range(3), range(3, 11), range(11, 29), range(29, _ROWS)],
-    ]
-
-
 class _Rows:
     """Rows that decode the same few tokens whoever is beside them, behind paths of their own."""
 
     def __init__(self, decoder: Decoder, backend: AttentionBackend, num_rows: int) -> None:
-        self._decoder, self._backend, self.num_rows = decoder, backend, num_rows
+        self._decoder, self._backend, device = decoder, backend, decoder.device
         generator, vocab = torch.Generator().manual_seed(0), decoder.shape.vocab
 
         def draw(count: int) -> Any:
@@ -166,70 +109,44 @@ class _Rows:
         self._prompt = draw(_PROMPT)
         self._steps = [draw(1 + row % 4) for row in range(num_rows)]
         self._decoded = [draw(min(most, _DECODED[row % len(_DECODED)])) for row in range(num_rows)]
-        starts = map(len, map(add, self._steps, self._decoded))
-        self._starts = _PROMPT + torch.tensor([*starts], device=decoder.device)
-        self._tokens = torch.tensor([draw(_STEPS) for _ in range(num_rows)], device=decoder.device)
+        lengths = zip(self._steps, self._decoded, strict=True)
+        self._starts = torch.tensor([_PROMPT + len(a) + len(b) for a, b in lengths], device=device)
+        self._tokens = torch.tensor([draw(_STEPS) for _ in range(num_rows)], device=device)
         keys = torch.randint(2**31 - 1, (num_rows, 2), generator=generator)
-        self._keys = keys.to(decoder.device, torch.int32)
-        fused = draws_in_kernel(decoder.device, backend.name)
-        self._sampler = Sampler(vocab, decoder.device, tile_rows=decoder.tile_rows, fused=fused)
+        self._keys = keys.to(device, torch.int32)
+        fused = draws_in_kernel(device, backend.name)
+        self._sampler = Sampler(vocab, device, tile_rows=decoder.tile_rows, fused=fused)
 
-    def decode(self, batches: Sequence[range]) -> torch.Tensor:
-        """Noisy logits [rows, steps] of these rows in their order, in one running batch.
-
-        Each of the batches joins a token after the one before it, and leaves when it is through.
-        """
+    def decode(self, rows: range) -> torch.Tensor:
+        """Noisy logits [rows, steps] of these rows, decoded together."""
         token_bytes = self._decoder.shape.kv_bytes_per_token(self._decoder.dtype.itemsize)
         model = TreeModel(self._decoder, self._backend, _KV_TOKENS * token_bytes)
-        root = model.store.create()
-        model.prefill([PrefillRequest((), root, self._prompt, 0)])
-        prompt = (PathPart(root, _PROMPT),)
-        drawn = torch.zeros(self.num_rows, _STEPS, device=self._decoder.device)
-        session, present = DecodeSession(model.decoder, model.store, model.backend), list[int]()
-        num_drawn = dict.fromkeys(range(self.num_rows), 0)
-        waiting = list(batches)
-        while True:
-            staying = [place for place, row in enumerate(present) if num_drawn[row] < _STEPS]
-            joining = list(waiting.pop(0)) if waiting else []
-            if not staying and not joining:
-                break
-            if joining or len(staying) < len(present):
-                session.arrange(staying, *self._begin(model, prompt, joining))
-                present = [*(present[place] for place in staying), *joining]
-            steps = [num_drawn[row] for row in present]
-            drawn[present, steps] = self._draw(session, present, steps)
-            num_drawn.update({row: num_drawn[row] + 1 for row in present})
-        session.close()
-        return drawn[[row for batch in batches for row in batch]]
-
-    def _begin(
-        self, model: TreeModel, prompt: Path, rows: Sequence[int]
-    ) -> tuple[list[Path], list[Segment]]:
-        """Paths of these rows, and segments with the tokens that they have decoded before."""
-        parents = [model.store.create() for _ in rows]
-        steps = [self._steps[row] for row in rows]
-        model.prefill(
-            [PrefillRequest(prompt, p, s, _PROMPT) for p, s in zip(parents, steps, strict=True)]
-        )
-        paths: list[Path] = [(*prompt, PathPart(p, p.length)) for p in parents]
-        segments = [model.store.create() for _ in rows]
+        prompt, parents, segments = model.store.create(), list[Any](), list[Any]()
+        model.prefill([PrefillRequest((), prompt, self._prompt, 0)])
+        path, steps = (PathPart(prompt, _PROMPT),), list[PrefillRequest]()
+        for row in rows:
+            parents.append(model.store.create())
+            segments.append(model.store.create())
+            steps.append(PrefillRequest(path, parents[-1], self._steps[row], _PROMPT))
+        model.prefill(steps)
+        paths: list[Path] = [(*path, PathPart(parent, parent.length)) for parent in parents]
         decoded = [
-            PrefillRequest(path, segment, self._decoded[row], _PROMPT + len(self._steps[row]))
-            for path, segment, row in zip(paths, segments, rows, strict=True)
+            PrefillRequest(*behind, self._decoded[row], _PROMPT + behind[0][-1].visible)
+            for behind, row in zip(zip(paths, segments, strict=True), rows, strict=True)
             if self._decoded[row]
         ]
         model.prefill(decoded)
-        return paths, segments
+        session = model.open_session(paths, segments)
+        drawn = [self._draw(session, rows, step) for step in range(_STEPS)]
+        session.close()
+        return torch.stack(drawn, dim=1)
 
-    def _draw(self, session: DecodeSession, rows: list[int], steps: list[int]) -> torch.Tensor:
+    def _draw(self, session: DecodeSession, rows: range, step: int) -> torch.Tensor:
         """What the next token of each row leads to [rows]."""
-        spare = session.num_rows - len(rows)
-        index, at = (
-            torch.tensor([*values, *values[:1] * spare], device=self._decoder.device)
-            for values in (rows, steps)
-        )
-        positions = self._starts[index] + at
-        states = session.forward(self._tokens[index, at], positions)
+        padding = [rows[0]] * (session.num_rows - len(rows))
+        index = torch.tensor([*rows, *padding], device=self._decoder.device)
+        positions = self._starts[index] + step
+        states = session.forward(self._tokens[index, step], positions)
         if not self._decoder.shape.has_lm_head:  # whole numbers add up alike in any order
             return states.float().view(torch.int32).sum(-1).float()[: len(rows)]
         logits = self._decoder.logits(states)

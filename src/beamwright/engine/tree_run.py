@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from beamwright.counters import Counters
-from beamwright.engine.limits import StopRule, cut_short
+from beamwright.engine.decisions import StopRule, cut_short, decided, foreseen
 from beamwright.engine.speculation import Payoff, SpeculativeChildren
-from beamwright.engine.validation import decided, foreseen
 from beamwright.errors import BeamwrightError, CapacityError
 from beamwright.protocols import (
     Action,

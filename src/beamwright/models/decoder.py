@@ -126,8 +126,6 @@ class Decoder:
         self.tile_rows = tile_rows
         self._activate = _ACTIVATE[shape.activation]
         self._cos, self._sin = self._rotary_tables()
-        self.before_layer: Callable[[], None] | None = None
-        """Called as often as a layer begins: the host can look after the machine there."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -161,8 +159,6 @@ class Decoder:
             rotary = (self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1))
         ahead = view if isinstance(view, LooksAhead) and view.looks_ahead else None
         for number, layer in enumerate(weights.layers):
-            if self.before_layer is not None:
-                self.before_layer()
             if ahead is not None and number + 1 < len(weights.layers):
                 nearly = self._by_tile(
                     partial(self._before, weights.layers[number + 1]), x, *rotary

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from beamwright.config import option_owners
-from beamwright.engine.limits import num_generated
+from beamwright.engine.decisions import num_generated
 from beamwright.errors import Cancelled, InputError
 from beamwright.protocols import RoundReport
 from beamwright.search import DEFAULT_SEARCH, STRATEGIES

@@ -13,10 +13,10 @@ import torch
 
 from beamwright.attention import KERNEL_BACKENDS, check_deterministic, make_attention
 from beamwright.config import Settings
-from beamwright.engine.concurrency import threads_for
+from beamwright.engine.executor import threads_for
 from beamwright.engine.prompts import with_system_prompt
 from beamwright.engine.sampling import stats_read_by
-from beamwright.engine.selftest import batches_are_exact, unlike
+from beamwright.engine.selftest import batches_are_exact, kind
 from beamwright.engine.timeline import Timeline
 from beamwright.errors import DeviceMemoryError, InputError
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
@@ -39,7 +39,7 @@ from beamwright.remote.generator import RemoteGenerator
 from beamwright.remote.writer import ServedSchedule
 from beamwright.schedule import schedule_row
 from beamwright.sections import ModelSettings
-from beamwright.solver.machinery import Machinery, give_way, make_writer
+from beamwright.solver.machinery import Machinery, make_writer
 from beamwright.solver.memory import MemoryPlan, ModelBytes, path_needs, plan_memory
 from beamwright.solver.sparse import sparse_attention, with_most_rows
 from beamwright.solver.tiers import (
@@ -82,9 +82,8 @@ def assemble(
     made.threads = threads_for(max((d.shape.num_parameters for d in decoders), default=0))
     progress.doing("checking that results do not depend on the batch")
     with made.threads.in_use():
-        kinds = unlike(decoders, attention)
-        made.exact = all(batches_are_exact(*kind) for kind in kinds)
-        give_way(made.threads, kinds, decoders)
+        kinds = {kind(*pair): pair for pair in zip(decoders, attention, strict=True)}
+        made.exact = all(batches_are_exact(*pair) for pair in kinds.values())
     return made
 
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 from beamwright.config import Settings
 from beamwright.counters import Counters
-from beamwright.engine.limits import cut_short, num_generated
+from beamwright.engine.decisions import cut_short, num_generated, policy_name
 from beamwright.engine.moving import MovingSplit
 from beamwright.engine.timeline import Accounting
 from beamwright.engine.tree_run import TreeRun
-from beamwright.engine.validation import policy_name
 from beamwright.errors import BeamwrightError, Cancelled, Interrupted
 from beamwright.plan.workload import dm_lower_bound_bytes
 from beamwright.protocols import SchedulePolicy

@@ -5,26 +5,23 @@ Knows what is loaded (`assembly`) and no problem.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from beamwright.config import Settings
 from beamwright.counters import Counters, Level, Usage
-from beamwright.engine.concurrency import GiveWay, Threads, Trial
+from beamwright.engine.executor import Threads
 from beamwright.engine.moving import MovingSplit
 from beamwright.engine.row import Decoding
-from beamwright.engine.selftest import threads_agree
 from beamwright.engine.speculation import Payoff
 from beamwright.engine.tensor_rows import make_running_batch
 from beamwright.engine.timeline import Timeline
 from beamwright.errors import InputError
 from beamwright.kv.pool import ByteBudget
-from beamwright.models.decoder import Decoder
 from beamwright.models.load import LoadedModel
 from beamwright.models.tree_model import TreeModel
 from beamwright.progress import Progress
-from beamwright.protocols import AttentionBackend, Direction, SchedulePolicy, StepWriter, Verifier
+from beamwright.protocols import Direction, SchedulePolicy, StepWriter, Verifier
 from beamwright.remote.generator import RemoteGenerator
 from beamwright.remote.writer import RemoteSteps
 from beamwright.solver.memory import MemoryPlan
@@ -57,7 +54,7 @@ class Machinery:
     remote: the generator where it is not here.
 
     exact: results of what runs here do not depend on the batch. token_stats: that are kept of every
-    token. payoff, trial: what problems have taught of speculation, and of scoring beside decoding.
+    token. payoff: what problems have taught of speculation.
     """
 
     settings: Settings
@@ -79,7 +76,6 @@ class Machinery:
     exact: bool = field(init=False)
     token_stats: frozenset[str] = field(init=False)
     payoff: Payoff = field(default_factory=Payoff)
-    trial: Trial = field(default_factory=Trial)
 
     @property
     def models(self) -> dict[str, TreeModel]:
@@ -180,19 +176,3 @@ def make_writer(made: Machinery) -> Writer:
     decoding = Decoding(settings.sampling, settings.step, settings.search.seed)
     most = settings.schedule.max_batch
     return RemoteSteps(remote.source, remote.codec, remote.context, decoding, most, made.progress)
-
-
-def give_way(
-    threads: Threads,
-    kinds: Sequence[tuple[Decoder, AttentionBackend]],
-    decoders: Sequence[Decoder],
-) -> None:
-    """Let large models leave cores to other processes, where that changes no bits.
-
-    kinds: the first of each kind of models, and what it attends with.
-    """
-    if not threads.gives_way or any(decoder.device.type != "cpu" for decoder in decoders):
-        return
-    if all(threads_agree(*kind, threads.count) for kind in kinds):
-        for decoder in decoders:
-            decoder.before_layer = GiveWay(threads.count)

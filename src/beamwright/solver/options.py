@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 import beamwright.schedule  # noqa: F401 (what it declares are options)
 from beamwright.config import Settings
-from beamwright.engine.limits import StopFunction
+from beamwright.engine.decisions import StopFunction
 from beamwright.protocols import SchedulePolicy, Verifier
 from beamwright.registry import declared_options, declared_rows
 from beamwright.verify.scorers import ScoreFunction

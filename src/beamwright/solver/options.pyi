@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, Literal, TypedDict
 
-from beamwright.engine.limits import StopFunction
+from beamwright.engine.decisions import StopFunction
 from beamwright.protocols import SchedulePolicy, Verifier
 from beamwright.verify.scorers import ScoreFunction
 

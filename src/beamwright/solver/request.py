@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from beamwright.config import Settings, option_owners
 from beamwright.declare import VERIFIERS, load_all
-from beamwright.engine.limits import StopFunction, StopRule, check_stops
+from beamwright.engine.decisions import StopFunction, StopRule, check_stops
 from beamwright.engine.prompts import Prompts
 from beamwright.engine.row import Decoding
 from beamwright.engine.sampling import stats_read_by

@@ -13,9 +13,8 @@ from functools import partial
 
 from beamwright.counters import Counters
 from beamwright.engine.admission import REMOTE_ROWS, USUAL_ROWS, Admission
-from beamwright.engine.concurrency import overlaps
 from beamwright.engine.engine import Engine
-from beamwright.engine.executor import PATIENCE_S, make_executor
+from beamwright.engine.executor import PATIENCE_S, make_executor, overlaps
 from beamwright.engine.timeline import Accounting
 from beamwright.engine.tree_run import RenderTurn, TreeRun
 from beamwright.errors import (
@@ -146,7 +145,6 @@ class RequestScheduler:
             models,
             machinery.timeline,
             machinery.progress,
-            machinery.trial,
             beside=beside,
         )
         # Beside a worker nothing moves: its thread alone may touch the verifier's store.

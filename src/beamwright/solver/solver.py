@@ -15,7 +15,7 @@ from typing import Any, Literal, Unpack, overload
 
 from beamwright.config import Settings
 from beamwright.counters import Counters, Usage
-from beamwright.engine.limits import check_stops
+from beamwright.engine.decisions import check_stops
 from beamwright.engine.prompts import Prompts
 from beamwright.engine.resume import restore_kv
 from beamwright.engine.timeline import NullTimeline, Timeline

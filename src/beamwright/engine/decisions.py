@@ -1,24 +1,177 @@
-"""When a search ends before its strategy would end it: time, tokens, votes.
+"""What is decided about a tree: policies' actions, checked, and what ends a search before its time.
 
-Pure: sees a tree whose round is scored, and seconds; no clock, no models. Part of every anytime
-search: whatever stops it, the best so far is its result.
+What a strategy, a schedule or a user's stop asks for is checked before the loop does it, whoever
+wrote it: one that would hang the loop, or be half obeyed, ends the search with an error that names
+it. A search ends early by time, tokens or votes, with the best so far as its result. Pure:
+sees a tree whose round is scored, and seconds; no clock, no models.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from beamwright.engine.validation import call_policy
-from beamwright.errors import InputError, PolicyError
-from beamwright.protocols import Action, Complete, Finish, Prune
+from beamwright.errors import BeamwrightError, InputError, PolicyError
+from beamwright.protocols import (
+    Action,
+    Ask,
+    Complete,
+    Extend,
+    Finish,
+    Foresees,
+    Plan,
+    Prospect,
+    Prune,
+    SchedulePolicy,
+    ScheduleView,
+    Strategy,
+)
 from beamwright.search import strategy_row
 from beamwright.search.answers import extract_answer, normalise_answer
 from beamwright.search.lookahead import rolled_from, rollout
 from beamwright.search.rounds import TIE, duplicates, ranked
 from beamwright.sections import SearchSettings, StopSettings
 from beamwright.tree import Node, NodeState, SearchTree
+
+_ACTIONS = (Extend, Ask, Prune, Complete, Finish)
+
+StopFunction = Callable[[SearchTree], str | None]
+"""A stop of the user's own: why a tree, whose round is scored, ends here; None to go on."""
+
+# --- what policies ask for --------------------------------------------------------------------
+
+
+def decided(strategy: Strategy, tree: SearchTree, rng: Any) -> list[Action]:
+    """The actions of a strategy.
+
+    Raises:
+        PolicyError: if it raises, if something is no action or cannot be done, or if nothing would
+            be left to do while the search goes on.
+    """
+    name = f"strategy {policy_name(strategy)}, round {tree.rounds}"
+    answer = call_policy(name, strategy.select, tree, rng)
+    if not isinstance(answer, Iterable) or isinstance(answer, str):
+        raise PolicyError(f"{name}: select returned {_shown(answer)}, not a list of actions")
+    actions = list(answer)
+    judged: set[Node] = set()
+    for action in actions:
+        if not isinstance(action, _ACTIONS):
+            kinds = ", ".join(kind.__name__ for kind in _ACTIONS)
+            raise PolicyError(f"{name}: {_shown(action)} is no action ({kinds})")
+        if not isinstance(action, Finish):
+            problem = "decides twice about" if action.node in judged else _wrong(action, tree)
+            if problem:
+                raise PolicyError(f"{name}: {problem} {_shown(action.node)}")
+            judged.add(action.node)
+    if not any(isinstance(action, Extend | Ask | Finish) for action in actions):
+        num_waiting = len(tree.candidates())
+        raise PolicyError(
+            f"{name}: neither extends a path nor finishes the search; {num_waiting} "
+            "candidates wait, and nothing would ever happen again"
+        )
+    return actions
+
+
+def foreseen(
+    strategy: Strategy, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
+) -> list[Prospect]:
+    """What a strategy may extend when the round of these beams is over; nothing if it does not say.
+
+    Raises:
+        PolicyError: if it raises, or something is no prospect of an unended step of this tree.
+    """
+    if not isinstance(strategy, Foresees):
+        return []
+    name = f"strategy {policy_name(strategy)}, round {tree.rounds + 1}"
+    prospects = list(call_policy(name, strategy.prospects, tree, beams, ahead))
+    for prospect in prospects:
+        if not isinstance(prospect, Prospect):
+            raise PolicyError(f"{name}: {_shown(prospect)} is no Prospect")
+        if problem := _wrong(Extend(prospect.node, prospect.children), tree):
+            raise PolicyError(f"{name}: foresees {problem} {_shown(prospect.node)}")
+    return prospects
+
+
+def planned(schedule: SchedulePolicy, view: ScheduleView) -> Plan:
+    """The plan of a schedule, without empty groups.
+
+    Raises:
+        PolicyError: if it raises, or its groups are not distinct beams of the view, at least one.
+    """
+    name = f"schedule {policy_name(schedule)}"
+    plan = call_policy(name, schedule.plan, view)
+    if not isinstance(plan, Plan):
+        raise PolicyError(f"{name}: plan returned {_shown(plan)}, not a Plan")
+    groups = tuple(tuple(group) for group in plan.groups if group)
+    known, seen = set(view.beams), set()
+    for beam in (beam for group in groups for beam in group):
+        if beam not in known:
+            raise PolicyError(f"{name}: {_shown(beam)} in a group is no beam that waits")
+        if beam in seen:
+            raise PolicyError(f"{name}: {_shown(beam)} is in two groups, or twice in one")
+        seen.add(beam)
+    if not groups and view.beams:
+        raise PolicyError(f"{name}: an empty plan, while {len(view.beams)} beams wait")
+    return replace(plan, groups=groups)
+
+
+def policy_name(policy: Any) -> str:
+    """What a person calls it: its declared name, or its class."""
+    chosen = getattr(getattr(policy, "search", None), "search", None)
+    name = chosen or getattr(policy, "name", None)
+    return name if isinstance(name, str) else type(policy).__name__
+
+
+def call_policy(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
+    """What a user's policy answers.
+
+    Raises:
+        PolicyError: for whatever it raises.
+    """
+    try:
+        return method(*arguments)
+    except BeamwrightError:
+        raise
+    except Exception as error:
+        line = " ".join(f"{type(error).__name__}: {error}".split())
+        raise PolicyError(f"{name}: it raised {line}") from error
+
+
+def _wrong(action: Extend | Ask | Prune | Complete, tree: SearchTree) -> str | None:
+    """Why an action cannot be obeyed; None if it can."""
+    node = action.node
+    if not isinstance(node, Node) or node.root is not tree.root:
+        return "acts on what is no node of this tree:"
+    waits, checks = node.state is NodeState.CANDIDATE, list[tuple[bool, str]]()
+    match action:
+        case Extend(children=children):
+            few = type(children) is not int or children < 1
+            extendable = waits or node.state is NodeState.KEPT
+            checks = [
+                (few, f"gives {_shown(children)} children to"),
+                (node.ended, "extends a path that has ended:"),
+                (not extendable, f"extends a node that is {node.state}:"),
+            ]
+        case Ask():
+            checks = [(not (waits and node.ended), "asks about what is no ended candidate:")]
+        case Complete():
+            checks = [(not waits, f"completes a node that is {node.state}:")]
+        case Prune():
+            undecoded = node.parent is None or node.state is NodeState.OPEN
+            checks = [(undecoded, "prunes what is not decoded:")]
+    return next((problem for is_wrong, problem in checks if is_wrong), None)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Node):
+        return f"path {'.'.join(map(str, value.lineage))}"
+    text = repr(value)
+    return text if len(text) < 80 else f"{text[:80]}..."
+
+
+# --- what ends a search -----------------------------------------------------------------------
 
 
 def check_stops(
@@ -49,10 +202,6 @@ def check_stops(
         )
 
 
-StopFunction = Callable[[SearchTree], str | None]
-"""A stop of the user's own: why a tree, whose round is scored, ends here; None to go on."""
-
-
 class StopRule:
     """The stops of one search.
 
@@ -67,9 +216,8 @@ class StopRule:
         search: SearchSettings,
         functions: Sequence[StopFunction] = (),
     ) -> None:
-        self._functions = functions
         self._settings, self._search, self._n = settings, search, search.n
-        self._row = strategy_row(search)
+        self._row, self._functions = strategy_row(search), functions
 
     @property
     def paths_stand_alone(self) -> bool:
@@ -115,8 +263,18 @@ class StopRule:
             return f"--token-budget {settings.token_budget} was spent"
         if self.out_of_time(elapsed_s):
             return self.deadline
-        reasons = (_asked(stop, tree) for stop in self._functions)
-        return next((reason for reason in reasons if reason is not None), None)
+        return self._asked(tree)
+
+    def _asked(self, tree: SearchTree) -> str | None:
+        """What the first of the user's own stops says that has a reason."""
+        for stop in self._functions:
+            name = f"stop {getattr(stop, '__name__', type(stop).__name__)}"
+            why: Any = call_policy(name, stop, tree)
+            if isinstance(why, str):
+                return why
+            if why is not None:
+                raise PolicyError(f"{name}: it returned {type(why).__name__}, not a reason or None")
+        return None
 
     def ending(self, tree: SearchTree, why: str, actions: Sequence[Action] = ()) -> list[Action]:
         """End the search: ended paths are complete; of the rest the best-scored stay as
@@ -157,14 +315,6 @@ class StopRule:
         if self._search.filter_duplicates and self._row.competes:
             dropped = duplicates(candidates)
         return [node for node in candidates if node not in dropped]
-
-
-def _asked(stop: StopFunction, tree: SearchTree) -> str | None:
-    name = f"stop {getattr(stop, '__name__', type(stop).__name__)}"
-    why: Any = call_policy(name, stop, tree)
-    if why is not None and not isinstance(why, str):
-        raise PolicyError(f"{name}: it returned {type(why).__name__}, not a reason or None")
-    return why
 
 
 def cut_short(tree: SearchTree) -> list[Node]:

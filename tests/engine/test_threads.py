@@ -1,0 +1,51 @@
+"""How many of torch's threads compute."""
+
+import pytest
+import torch
+
+from beamwright.engine.executor import SMALL_PARAMETERS, Threads, threads_for
+from engines import PROBLEM
+
+
+@pytest.fixture
+def host_threads(monkeypatch):
+    """A host program that has given torch two threads."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("host_threads")
+def test_small_models_have_one_thread_and_large_ones_all_or_as_many_as_is_said(monkeypatch):
+    assert threads_for(SMALL_PARAMETERS).count == 1
+    assert threads_for(SMALL_PARAMETERS + 1).count == 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    found = threads_for(SMALL_PARAMETERS)
+    assert (found.count, found.why) == (2, "OMP_NUM_THREADS is set")
+
+
+@pytest.mark.usefixtures("host_threads")
+def test_search_and_self_test_use_one_thread_and_put_the_number_back(make_solver, monkeypatch):
+    seen = []
+
+    def look(*_):
+        seen.append(torch.get_num_threads())
+
+    def fail(_):
+        raise KeyError("a callback's own error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("beamwright.solver.assembly.batches_are_exact", look)
+        solver = make_solver(n=4, width=2, max_rounds=2)
+    assert seen == [1]
+    solver.solve(PROBLEM, on_round=look)
+    assert set(seen) == {1}
+    assert torch.get_num_threads() == 2
+    with pytest.raises(KeyError):
+        solver.solve(PROBLEM, on_round=fail)
+    assert torch.get_num_threads() == 2
+    with Threads(2, "").in_use():
+        torch.set_num_threads(1)
+    assert torch.get_num_threads() == 2
