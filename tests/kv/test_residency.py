@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from beamwright.errors import CapacityError
-from beamwright.kv.host_tier import HostTier
 from beamwright.kv.link import StreamLink
 from beamwright.kv.pool import BlockPool, ByteBudget
+from beamwright.kv.segments import HostTier
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.streams import HostStreams
 from beamwright.protocols import Direction

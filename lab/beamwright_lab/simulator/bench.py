@@ -24,8 +24,8 @@ from beamwright.engine.speculation import Payoff
 from beamwright.engine.timeline import Accounting, Timeline
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import CapacityError
-from beamwright.kv.host_tier import HostTier
 from beamwright.kv.pool import BlockLedger, ByteBudget
+from beamwright.kv.segments import HostTier
 from beamwright.models.tree_model import PrefillRequest, remember
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import HardwareProfile

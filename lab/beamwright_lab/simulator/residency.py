@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from beamwright.counters import Counters
 from beamwright.engine.timeline import Timeline
 from beamwright.kv.cache import CacheManager
-from beamwright.kv.host_tier import HostTier
 from beamwright.kv.pool import BlockLedger
-from beamwright.kv.segments import Segment
+from beamwright.kv.segments import HostTier, Segment
 from beamwright.models.tree_model import (
     PREFILL_CHUNK_TOKENS,
     PrefillRequest,

@@ -14,10 +14,9 @@ from itertools import count
 
 from beamwright.counters import Counters
 from beamwright.errors import CapacityError
-from beamwright.kv.host_tier import HostTier
 from beamwright.kv.link import KVLog, Transfer
 from beamwright.kv.pool import BlockLedger
-from beamwright.kv.segments import Lease, Path, Return, Segment, Tally
+from beamwright.kv.segments import HostTier, Lease, Path, Return, Segment, Tally
 from beamwright.protocols import Direction
 
 
@@ -87,16 +86,13 @@ class CacheManager:
         Raises:
             CapacityError: if there is no room; nothing has changed then.
         """
-        missing = {
-            segment: [
-                max(0, self.device.blocks_for(num_tokens) - len(blocks))
-                for blocks in segment.copies or [[]]
-            ]
-            for segment, num_tokens in wanted.items()
-        }
-        for segment in wanted:
+        missing: dict[Segment, list[int]] = {}
+        for segment, num_tokens in wanted.items():
             if segment.length and not segment.copies:
                 raise AssertionError("only a resident segment can grow")
+            size, copies = self.device.blocks_for(num_tokens), segment.copies or [[]]
+            missing[segment] = [max(0, size - len(blocks)) for blocks in copies]
+        for segment in wanted:
             segment.pins += len(segment.copies)  # it must not be its own victim
         try:
             fresh = self._take(sum(map(sum, missing.values())))

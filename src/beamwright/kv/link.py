@@ -16,15 +16,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from beamwright.errors import LinkError
 from beamwright.kv.streams import Copied, HeldBack, Piece, Streams, merged
 from beamwright.protocols import Direction
+
+_Answer = TypeVar("_Answer")
 
 
 class TransferState(StrEnum):
@@ -77,7 +79,6 @@ class Link(Protocol):
 
     def submit(self, direction: Direction, kind: str, pieces: Sequence[Piece]) -> Transfer:
         """Queue a transfer."""
-        ...
 
     def wait(self, transfers: Iterable[Transfer]) -> float:
         """Return when all have finished; gives the seconds that it took.
@@ -85,7 +86,6 @@ class Link(Protocol):
         Raises:
             LinkError: if the link has failed.
         """
-        ...
 
     def order(self, transfers: Iterable[Transfer]) -> float:
         """Compute that starts from here on finds these finished; gives the seconds of waiting.
@@ -93,19 +93,15 @@ class Link(Protocol):
         Raises:
             LinkError: if the link has failed.
         """
-        ...
 
     def together(self) -> AbstractContextManager[None]:
         """What is submitted inside may be moved as one batch per direction."""
-        ...
 
     def cancel(self, transfers: Iterable[Transfer]) -> None:
         """Forget what has not started, and wait for the piece that is on its way."""
-        ...
 
     def close(self) -> None:
         """Stop; queued transfers are forgotten."""
-        ...
 
 
 class Wire:
@@ -160,51 +156,45 @@ class StreamTransfer(Transfer):
     @property
     def finished(self) -> bool:
         if not self.settled and self.copied is not None:
-            try:
-                self.settled = self.copied.query() and time.perf_counter() >= self.ends_s
-            except RuntimeError as error:
-                self.fail(error)
+            over = self._asked(self.copied.query) and time.perf_counter() >= self.ends_s
+            self.settled = self.settled or bool(over)
         return self.settled
 
-    def fail(self, error: RuntimeError) -> None:
-        """It will never arrive."""
-        self.settled, self.error = True, error
+    def _asked(self, question: Callable[[], _Answer]) -> _Answer | None:
+        """None if the copies have failed: then it will never arrive."""
+        try:
+            return question()
+        except RuntimeError as error:
+            self.settled, self.error = True, error
+            return None
 
     def wait(self) -> None:
         """Block the host until the bytes are there."""
         if self.settled:
             return
         assert self.copied is not None, "a transfer is waited for before it is queued"
-        try:
-            self.copied.synchronize()
-        except RuntimeError as error:
-            self.fail(error)
-            return
+        self._asked(self.copied.synchronize)
         left = self.ends_s - time.perf_counter()
-        if left > 0:
+        if left > 0 and self.error is None:
             time.sleep(left)
         self.settled = True
 
-    def recall(self) -> None:
+    def hold_back(self, streams: Streams) -> HeldBack | None:
+        """Let compute start after it."""
+        copied = self.copied
+        assert copied is not None
+        return self._asked(lambda: streams.hold_back(copied))
+
+    def recall(self, wire: Wire) -> None:
         """Take back what has not moved; an emulated link has moved nothing before it begins."""
         assert self.copied is not None
-        try:
-            self.unmoved = self.copied.recall()
-        except RuntimeError as error:
-            self.fail(error)
-        if time.perf_counter() < self.begins_s:
+        self.unmoved = self._asked(self.copied.recall) or 0
+        now_s = time.perf_counter()
+        if now_s < self.begins_s:
             self.unmoved = self.num_bytes
         self.settled = True
-
-    def span_s(self) -> tuple[float, float]:
-        """As the device timed it; else, from submission to this look is an upper bound."""
-        ran_s = None
-        if self.copied is not None and self.error is None:
-            try:
-                ran_s = self.copied.ran_s()
-            except RuntimeError:
-                ran_s = None
-        return ran_s or (self.submitted_s, time.perf_counter())
+        left_s = self.ends_s - max(now_s, self.begins_s)
+        wire.give_back(self.direction, self.unmoved, max(0.0, left_s))
 
 
 class StreamLink:
@@ -282,11 +272,8 @@ class StreamLink:
         self._queue()
         latest = {transfer.direction: transfer for transfer in pending if not transfer.finished}
         for transfer in latest.values():  # a direction keeps its order
-            assert transfer.copied is not None
-            try:
-                self._held.append(self._streams.hold_back(transfer.copied))
-            except RuntimeError as error:
-                transfer.fail(error)
+            if (held := transfer.hold_back(self._streams)) is not None:
+                self._held.append(held)
         self._look(pending)
         newly_known_s, self._reported_s = self.held_back_s - self._reported_s, self.held_back_s
         return newly_known_s
@@ -296,7 +283,7 @@ class StreamLink:
         self._queue()
         for transfer in _ours(transfers):
             if not transfer.finished:
-                self._recall(transfer)
+                transfer.recall(self.wire)
                 transfer.state = TransferState.CANCELLED
         self._look([])
 
@@ -305,7 +292,7 @@ class StreamLink:
         self._streams.close()
         for transfer in self._underway:
             if transfer.state is not TransferState.CANCELLED:
-                self._recall(transfer)  # which says what the streams have forgotten
+                transfer.recall(self.wire)  # which says what the streams have forgotten
                 if transfer.unmoved:
                     transfer.state = TransferState.CANCELLED
         self._look([])
@@ -334,11 +321,6 @@ class StreamLink:
                 transfer.copied, transfer.submitted_s = copied, now
                 transfer.state = TransferState.RUNNING
             self._underway += batch
-
-    def _recall(self, transfer: StreamTransfer) -> None:
-        transfer.recall()
-        left = transfer.ends_s - max(time.perf_counter(), transfer.begins_s)
-        self.wire.give_back(transfer.direction, transfer.unmoved, max(0.0, left))
 
     def _look(self, waited_for: Iterable[StreamTransfer]) -> None:
         """Take down what has ended since the last look; of these, an error is raised."""
@@ -369,7 +351,12 @@ class StreamLink:
         num_bytes = sum(transfer.num_bytes - transfer.unmoved for transfer in batch)
         if not num_bytes:
             return
-        start, end = first.span_s()
+        ran_s = None
+        if first.copied is not None and first.error is None:
+            with suppress(RuntimeError):
+                ran_s = first.copied.ran_s()
+        # As the device timed it; else, from submission to this look is an upper bound.
+        start, end = ran_s or (first.submitted_s, time.perf_counter())
         if self.emulated_bandwidth is not None:
             start, end = first.begins_s, max(end, batch[-1].ends_s)
         self.busy_s[first.direction] += end - start

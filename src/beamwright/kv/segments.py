@@ -1,6 +1,7 @@
 """Segments: the KV of one node, node-aligned, where it resides and who holds it. No tensors.
 
-A path is a tuple of (segment, visible tokens); a lease pins what a group reads.
+A path is a tuple of (segment, visible tokens); a lease pins what a group reads. `HostTier` is the
+host's side of a cache: its blocks, the link there, and who leaves the device.
 """
 
 from __future__ import annotations
@@ -11,7 +12,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from beamwright.kv.link import Transfer
+from beamwright.kv.link import Link, Transfer
+from beamwright.kv.pool import BlockLedger
+from beamwright.kv.streams import Piece
+from beamwright.protocols import Direction
+from beamwright.schedule.forest import cheapest_order, eviction_order, least_recent_order
+from beamwright.sections import Victims
 
 
 class Return(Enum):
@@ -176,3 +182,76 @@ def visible_path(path: Path, last: Segment | None, num_tokens: int) -> Path:
     """A path and what the segment behind it holds already; empty parts are left out."""
     parts = path if last is None else (*path, PathPart(last, num_tokens))
     return tuple(part for part in parts if part.visible > 0)
+
+
+# --- the host's side ---------------------------------------------------------------------------
+
+
+@dataclass
+class HostTier:
+    """Where evicted KV goes, and how it comes back.
+
+    recompute: evicted segments are not kept on the host; they are computed again.
+    share_loads: several copies of a segment cross the link once; otherwise each on its own
+        (no inter-beam locality, LBS Fig. 10b).
+    victims: who leaves the device first (`schedule.forest`).
+    """
+
+    ledger: BlockLedger
+    link: Link
+    recompute: bool = False
+    share_loads: bool = True
+    victims: Victims = "tree"
+
+    def store(self, segment: Segment, until: int, device: BlockLedger) -> None:
+        """Start storing blocks up to token `until`, from the first incomplete one on.
+
+        Raises:
+            CapacityError: if the host tier is full.
+        """
+        first, end = segment.host_length // device.block_tokens, device.blocks_for(until)
+        segment.host_blocks += self.ledger.allocate(end - len(segment.host_blocks))
+        to, source = segment.host_blocks[first:end], segment.blocks[first:end]
+        pieces = self._pieces(self.ledger, to, device, source)
+        segment.transfers = segment.unfinished()
+        segment.transfers.append(self.link.submit(Direction.D2H, "store", pieces))
+        segment.host_length = until
+
+    def load(self, segment: Segment, blocks: Sequence[int], kind: str, device: BlockLedger) -> None:
+        """Start loading a segment into these device blocks; no store of it is under way."""
+        pieces = self._pieces(device, blocks, self.ledger, segment.host_blocks)
+        segment.transfers.append(self.link.submit(Direction.H2D, kind, pieces))
+
+    def _pieces(
+        self, there: BlockLedger, to: Sequence[int], here: BlockLedger, source: Sequence[int]
+    ) -> list[Piece]:
+        """One contiguous piece per block; without tensors there is nothing behind them."""
+        size = self.ledger.bytes_per_block
+        pairs = zip(to, source, strict=True)
+        return [Piece(there.block_bytes(a), here.block_bytes(b), size) for a, b in pairs]
+
+    def in_order(
+        self, segments: Iterable[Segment], next_use: Mapping[Segment, int]
+    ) -> list[Segment]:
+        """These segments, the one to leave the device first in front.
+
+        next_use: groups until the next use; absent if the rest of the round has none.
+        """
+        leaving = list(segments)
+        if self.victims == "lru":
+            last_touch = {segment: segment.last_touch for segment in leaving}
+            return least_recent_order(leaving, last_touch, {s: s.start for s in leaving})
+        last_use = {segment: segment.last_use for segment in leaving}
+        stored = frozenset(segment for segment in leaving if segment.stored)
+        order = eviction_order(leaving, next_use, last_use, stored)
+        if self.victims == "tree":
+            return order
+        # What it costs to have a segment again, per block that its leaving frees: in tokens to
+        # compute, or in blocks to copy, back, and to the host if they are not there.
+        cost: dict[Segment, float] = {}
+        for segment in order:
+            blocks = self.ledger.blocks_for(segment.length)
+            missing = blocks - segment.host_length // self.ledger.block_tokens
+            copied = 1 + (0 if segment.stored else missing / blocks)
+            cost[segment] = segment.length / blocks if self.recompute else copied
+        return cheapest_order(order, next_use, cost)

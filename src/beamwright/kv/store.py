@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from beamwright.kv.cache import CacheManager
-from beamwright.kv.host_tier import HostTier
 from beamwright.kv.link import KVLog, Link
 from beamwright.kv.pool import BlockPool, ByteBudget, ScratchMeter
-from beamwright.kv.segments import Segment
+from beamwright.kv.segments import HostTier, Segment
 from beamwright.kv.tails import RowTails, Tail
 
 

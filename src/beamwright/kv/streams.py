@@ -37,11 +37,9 @@ class Copied(Protocol):
 
     def ran_s(self) -> tuple[float, float] | None:
         """When they began and ended by `time.perf_counter`, once they have; None if not known."""
-        ...
 
     def recall(self) -> int:
         """Take back what can be, and return when nothing moves; gives the bytes taken back."""
-        ...
 
 
 HeldBack = Callable[[], float | None]
@@ -60,18 +58,15 @@ class Streams(Protocol):
 
     def copy(self, direction: Direction, pieces: Sequence[Piece]) -> Copied:
         """Queue copies on a direction's stream, behind all that compute has queued so far."""
-        ...
 
     def hold_back(self, copied: Copied) -> HeldBack:
         """What compute queues from here on starts after those copies.
 
         A host that is not compute itself does not wait.
         """
-        ...
 
     def close(self) -> None:
         """Forget what can be taken back; the streams can be used again."""
-        ...
 
 
 def merged(pieces: Sequence[Piece]) -> list[Piece]:
@@ -82,34 +77,30 @@ def merged(pieces: Sequence[Piece]) -> list[Piece]:
     joined: list[Piece] = []
     for piece in pieces:
         last = joined[-1] if joined else None
-        if last is not None and all(map(_follows, _ends(last), _ends(piece))):
-            to, source = map(_joined, _ends(last), _ends(piece))
-            joined[-1] = Piece(to, source, last.num_bytes + piece.num_bytes)
-        else:
+        if last is None or not (
+            _follows(last.destination, piece.destination) and _follows(last.source, piece.source)
+        ):
             joined.append(piece)
+            continue
+        size = last.destination.numel() + piece.destination.numel()
+        to, source = (
+            side.as_strided((size,), (1,), side.storage_offset())
+            for side in (last.destination, last.source)
+        )
+        joined[-1] = Piece(to, source, last.num_bytes + piece.num_bytes)
     return joined
 
 
-def _ends(piece: Piece) -> tuple[Any, Any]:
-    return piece.destination, piece.source
-
-
 def _follows(left: object, right: object) -> bool:
-    if not (isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)):
-        return False
-    plain = all(
-        side.dtype == torch.uint8 and side.dim() == 1 and side.is_contiguous()
-        for side in (left, right)
-    )
-    return (
-        plain
-        and left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr()
-        and left.storage_offset() + left.numel() == right.storage_offset()
-    )
-
-
-def _joined(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    return left.as_strided((left.numel() + right.numel(),), (1,), left.storage_offset())
+    for side in (left, right):
+        if not isinstance(side, torch.Tensor) or side.dtype != torch.uint8:
+            return False
+        if side.dim() != 1 or not side.is_contiguous():
+            return False
+    assert isinstance(left, torch.Tensor)
+    assert isinstance(right, torch.Tensor)
+    same = left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr()
+    return same and left.storage_offset() + left.numel() == right.storage_offset()
 
 
 _ORIGIN_S = 60.0
@@ -148,8 +139,9 @@ class CudaStreams:
 
     def hold_back(self, copied: Copied) -> HeldBack:
         assert isinstance(copied, _CudaCopied)
-        ready, arrived = _event(torch.cuda.current_stream(self._device)), copied.end
-        torch.cuda.current_stream(self._device).wait_event(arrived)
+        compute, arrived = torch.cuda.current_stream(self._device), copied.end
+        ready = _event(compute)
+        compute.wait_event(arrived)
 
         def seconds() -> float | None:
             """From the moment at which compute could have gone on to the copies' end."""
@@ -263,13 +255,13 @@ class _HostCopies:
         self._ran_s = start, time.perf_counter()
 
     def query(self) -> bool:
-        over = self.done.done()
-        if over:
-            self.synchronize()
-        return over
+        if not self.done.done():
+            return False
+        self.synchronize()
+        return True
 
     def synchronize(self) -> None:
-        error = self._error()
+        error = None if self.done.cancelled() else self.done.exception()
         if error is not None:
             raise RuntimeError(repr(error)) from error
 
@@ -278,13 +270,9 @@ class _HostCopies:
 
     def recall(self) -> int:
         self._recalled = True
-        self.done.cancel()
-        self._error()
+        if not self.done.cancel():
+            self.done.exception()  # waits
         return self._unmoved
-
-    def _error(self) -> BaseException | None:
-        """When it is over."""
-        return None if self.done.cancelled() else self.done.exception()
 
 
 def _as_array(memory: Any) -> np.ndarray[Any, Any]:

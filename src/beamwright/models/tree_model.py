@@ -20,10 +20,9 @@ import torch
 
 from beamwright.errors import DeviceMemoryError
 from beamwright.kv.cache import CacheManager
-from beamwright.kv.host_tier import HostTier
 from beamwright.kv.link import KVLog, Link
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
-from beamwright.kv.segments import Path, Segment, Source, copies_needed, visible_path
+from beamwright.kv.segments import HostTier, Path, Segment, Source, copies_needed, visible_path
 from beamwright.kv.store import SegmentStore
 from beamwright.models.decoder import Decoder, padded_rows
 from beamwright.models.load import is_out_of_memory
