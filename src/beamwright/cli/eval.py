@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
 from beamwright.cli.live import Status
@@ -111,10 +105,7 @@ def evaluate(
     if dataset is None:
         raise InputError("give DATASET, such as bundled:test: neither a recipe nor you name one")
     problem_set = load_problems(
-        dataset,
-        limit,
-        problem_field=problem_field,
-        answer_field=answer_field,
+        dataset, limit, problem_field=problem_field, answer_field=answer_field
     )
     for note, model in {each.note: each.settings.model for each in recipe.runs}.items():
         with suppress(BeamwrightError):  # which says all where the model is needed

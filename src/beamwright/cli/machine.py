@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console, Group
 
 from beamwright.cli.options import option
-from beamwright.cli.output import add_row, figures_table, print_json
+from beamwright.cli.output import add_row, figures_table, print_json, short_number
 from beamwright.config import Settings
 from beamwright.errors import InputError, format_bytes
 from beamwright.plan.costs import ModelCosts, Storage, storage_of
@@ -108,28 +108,18 @@ def print_profiles(*, as_json: bool) -> None:
         ]
         print_json({"profiles": profiles})
         return
-    columns = ("memory", "GB/s", "16-bit", "float32", "PCIe", "usable")
+    columns = ("memory", "GB/s", "16-bit TFLOP/s", "link GB/s")
     table = figures_table("--gpu", columns, f"Profiles ({_SHEET}, but for the CPU)")
     for name, profile in NAMED_PROFILES.items():
-        card = CARDS.get(name)
-        add_row(
-            table,
-            name,
-            format_bytes(profile.device_memory_bytes).replace(".0", ""),
-            f"{profile.device_bandwidth / 1e9:,.0f}",
-            "" if card is None else f"{card.tflops:g}",
-            f"{(profile.flops / 1e12 if card is None else card.float32_tflops):g}",
-            "RAM" if card is None else f"{card.pcie[0]}.0 x{card.pcie[1]}",
-            f"{profile.h2d_bandwidth * profile.link_share / 1e9:.1f}",
-        )
-    notes = [f"{card.name}: {card.note}" for card in CARDS.values() if card.note]
+        rates = (profile.device_bandwidth / 1e9, profile.flops / 1e12, profile.h2d_bandwidth / 1e9)
+        memory = format_bytes(profile.device_memory_bytes).replace(".0", "")
+        add_row(table, name, memory, *map(short_number, rates))
     rest = (
-        "16-bit, float32: TFLOP/s of dense matrix products; --json names the sources",
         f"{MEASURED}, or cpu: this machine's CPU, by `beamwright doctor --probe`",
         "custom:12GB,360GB/s,25TFLOPS: any card, by memory, GB/s and 16-bit TFLOP/s",
-        "usable: GB/s of the link that large pinned copies reach (82 %, measured by others)",
+        "of a card's link 82 % are reached; --json has the sources",
     )
-    Console().print(Group(table, *notes, *rest))
+    Console().print(Group(table, *rest))
 
 
 _RESERVED_BYTES = GIB  # of a card: CUDA's context, captured steps and what a desktop shows
@@ -230,31 +220,19 @@ def split_memory(settings: Settings, models: Models) -> Memory:
     from beamwright.solver.memory import plan_memory
 
     memory, kv_memory = settings.memory.memory, settings.memory.kv_memory
-    profile, num_rows = models.profile, settings.search.n
-    device_bytes = profile.device_memory_bytes
+    profile, device_bytes = models.profile, models.profile.device_memory_bytes
     if memory is not None and memory > device_bytes:
         raise InputError(
             f"--memory {format_bytes(memory)}: {profile.name} has {format_bytes(device_bytes)}"
         )
     is_card = profile.name in CARDS or profile.name == CUSTOM
-    usable = device_bytes - (_RESERVED_BYTES if is_card else 0)
-    limit = usable if memory is None else min(memory, usable)
-    where = f"{profile.name} has" if limit == device_bytes else "--memory is"
-    if limit == usable < device_bytes:
-        where = f"{profile.name} has {format_bytes(device_bytes)}, less what CUDA takes"
-    weights, activations = models.weight_bytes, models.activation_bytes(num_rows)
-    if kv_memory is not None and weights + kv_memory > limit:
-        raise InputError(
-            f"weights take {format_bytes(weights)} and --kv-memory "
-            f"{format_bytes(kv_memory)}; {where} {format_bytes(limit)}"
-        )
-    if kv_memory is None and weights + activations >= limit - 1:
-        raise InputError(
-            f"weights take {format_bytes(weights)} and activations about "
-            f"{format_bytes(activations)}; {where} {format_bytes(limit)}: nothing is left for KV"
-            + ("; --verifier-device is for a second device" if models.verifier else "")
-        )
+    limit = device_bytes - (_RESERVED_BYTES if is_card else 0)
+    limit = limit if memory is None else min(memory, limit)
     asked = MemorySettings(memory=limit, kv_memory=kv_memory, split=settings.memory.split)
     verifier = None if models.verifier is None else models.verifier.sizes
-    plan = plan_memory(asked, models.generator.sizes, verifier, num_rows)
+    try:
+        plan = plan_memory(asked, models.generator.sizes, verifier, settings.search.n)
+    except InputError as error:
+        hint = "" if verifier is None else "; --verifier-device is for a second device"
+        raise InputError(f"{profile.name}, {format_bytes(device_bytes)}: {error}{hint}") from error
     return Memory(limit, plan, has_copies=kv_memory is None)

@@ -12,15 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 from pydantic import BeforeValidator
@@ -33,14 +25,7 @@ import beamwright.schedule  # noqa: F401 (what it declares are options)
 from beamwright.cli.output import guard
 from beamwright.config import GONE, Settings
 from beamwright.errors import InputError
-from beamwright.registry import (
-    TableRow,
-    declared_rows,
-    did_you_mean,
-    extra_of,
-    flag_of,
-    rows_under,
-)
+from beamwright.registry import TableRow, declared_rows, did_you_mean, extra_of, flag_of, rows_under
 from beamwright.search import STRATEGIES
 from beamwright.sections import ALSO, COMMON
 
@@ -56,11 +41,6 @@ _PANELS = {
     "memory": "Memory",
     "schedule": "Schedule (the tree stays the same, but for --speculation truncate)",
     "sparse": "Sparse decoding (changes the tree)",
-}
-_DECLARED_PANELS = {
-    "model": "Models: options of one verifier",
-    "search": "Search: options of one strategy",
-    "schedule": "Schedule: options of one",
 }
 _ONE_BY_ONE = "TEXT"  # given once for each
 _ESCAPED = ("delimiter", "stop_strings")
@@ -201,11 +181,12 @@ def _settings_parameters(
                 )
             for row in rows_under(flag_of(name)) if taken or name in under else ():
                 for own in row.options:
-                    parameters[own] = _declared_parameter(own, section, everything)
+                    panel = f"Options of one {flag_of(name)}"
+                    parameters[own] = _declared_parameter(own, panel, everything)
     return parameters
 
 
-def _declared_parameter(name: str, section: str, everything: bool) -> inspect.Parameter:
+def _declared_parameter(name: str, panel: str, everything: bool) -> inspect.Parameter:
     """The option that one or several strategies (or others) declare under this name."""
     rows = declared_rows(name)
     first = rows[0].options[name]
@@ -214,8 +195,7 @@ def _declared_parameter(name: str, section: str, everything: bool) -> inspect.Pa
             places = f"{rows[0].place} and {row.place}"
             raise InputError(f"{places} declare {flag_of(name)} with different types")
     hidden = not (everything or any(row.is_plugin for row in rows))
-    words = _declared_help(name, rows)
-    return _of_field(name, first, words, _DECLARED_PANELS[section], hidden=hidden)
+    return _of_field(name, first, _declared_help(name, rows), panel, hidden=hidden)
 
 
 def _of_field(

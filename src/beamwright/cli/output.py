@@ -21,7 +21,6 @@ from beamwright.errors import BeamwrightError, InputError
 from beamwright.io import finite
 
 INTERRUPTED = 130
-_SERVE_PACKAGES = ("fastapi", "starlette", "uvicorn", "prometheus_client")
 
 
 @contextmanager
@@ -143,7 +142,7 @@ def needs_serve(command: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] not in _SERVE_PACKAGES:
+        if error.name is None or error.name.startswith("beamwright"):
             raise
-        what = f"beamwright {command} needs {error.name}"
-        raise InputError(f"{what} (pip install 'beamwright[serve]')") from error
+        hint = "(pip install 'beamwright[serve]')"
+        raise InputError(f"beamwright {command} needs {error.name} {hint}") from error

@@ -195,22 +195,17 @@ def _memory_report(
 
     verifier = models.verifier
     sizes = (models.generator.sizes, None if verifier is None else verifier.sizes)
-    least, most = (
-        memory_needed(
-            sizes,
-            (generator_kv, verifier_kv),
-            num_beams,
-            has_copies=memory.has_copies,
-            split=split,
-        )
-        for generator_kv, verifier_kv in (
-            (need.generator.least, 0 if need.verifier is None else need.verifier.least),
-            (need.generator.worst, 0 if need.verifier is None else need.verifier.worst),
-        )
+    verifier_least, verifier_worst = (
+        (0, 0) if need.verifier is None else (need.verifier.least, need.verifier.worst)
     )
+    least, most = (
+        memory_needed(sizes, kv_bytes, num_beams, has_copies=memory.has_copies, split=split)
+        for kv_bytes in (
+            (need.generator.least, verifier_least), (need.generator.worst, verifier_worst),
+        )
+    )  # fmt: skip
     activations = models.activation_bytes(num_beams)
     fixed = models.weight_bytes + activations
-    verifier_kv = None if need.verifier is None else need.verifier.worst
     return {
         "limit_bytes": memory.limit_bytes if memory.has_copies else fixed + memory.plan.kv_bytes,
         "device_bytes": models.profile.device_memory_bytes,
@@ -220,8 +215,8 @@ def _memory_report(
         "verifier_weight_bytes": models.weight_bytes - models.generator.sizes.weights,
         "activation_bytes": activations,
         "generator_kv_bytes": need.generator.worst,
-        "verifier_kv_bytes": verifier_kv,
-        "copies_bytes": most - fixed - need.generator.worst - (verifier_kv or 0),
+        "verifier_kv_bytes": None if need.verifier is None else verifier_worst,
+        "copies_bytes": most - fixed - need.generator.worst - verifier_worst,
     }
 
 

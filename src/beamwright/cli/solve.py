@@ -42,7 +42,9 @@ def solve(
     invocation: Invocation,
     problem: str | None = typer.Argument(None, help="The problem; - reads standard input."),
     problem_file: str | None = option(None, "Read the problem from a file.", "FILE"),
-    prompt_tokens: int | None = option(None, "A synthetic prompt, to measure with.", "TOKENS"),
+    prompt_tokens: int | None = option(
+        None, "A synthetic prompt, to measure with.", "TOKENS", min=1
+    ),
     progress: bool | None = option(None, "Show rounds (default: live in a terminal)."),
     trace: Path | None = option(None, "Write a timeline for Perfetto.", "FILE"),
     tree: Path | None = option(None, "Write the search tree as an HTML page.", "FILE"),
@@ -140,8 +142,6 @@ def _problem_text(
     if (problem, problem_file, prompt_tokens).count(None) != 2:
         raise InputError("give one of PROBLEM, --problem-file FILE and --prompt-tokens N")
     if prompt_tokens is not None:
-        if prompt_tokens < 1:
-            raise InputError(f"--prompt-tokens must be at least 1, got {prompt_tokens}")
         return None
     text = problem
     if problem == "-" or problem_file == "-":
