@@ -98,7 +98,7 @@ def parse_duration(text: str | float) -> float:
         InputError: if the text is not a duration, or is not positive.
     """
     if isinstance(text, int | float) and not isinstance(text, bool):
-        seconds = float(min(text, 2**1023))
+        seconds: float = text
     else:
         match = _QUANTITY.match(str(text))
         if match is None or match[2].lower() not in _SECONDS:
@@ -106,7 +106,7 @@ def parse_duration(text: str | float) -> float:
         seconds = float(match[1]) * _SECONDS[match[2].lower()]
     if not 0 < seconds < 2**1023:
         raise InputError(f"a duration must be positive, not {text!r}")
-    return seconds
+    return float(seconds)
 
 
 def _path_as_text(value: Any) -> Any:

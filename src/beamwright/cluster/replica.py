@@ -23,6 +23,7 @@ from beamwright.protocols import RoundReport
 from beamwright.solver.handle import Handle
 from beamwright.solver.solution import Solution
 from beamwright.solver.solver import Solver
+from beamwright.tree import SearchTree
 
 MOST_BUGS = 3
 """Searches in a row that end with no error of ours, before the engine counts as broken."""
@@ -231,7 +232,9 @@ class Replica:
         tree, error, bug = None, None, None
         if isinstance(best, Solution):
             tree = None if given.tells == "nothing" else changes.of_end(best.tree)
-            best = replace(best, tree=best.tree.bare())
+            root = best.tree.root
+            bare = SearchTree(root.problem_id, root.token_ids, root.problem_text)
+            best = replace(best, tree=bare)
         if isinstance(outcome, BeamwrightError):
             error = SentError.of(outcome)
         elif isinstance(outcome, BaseException):

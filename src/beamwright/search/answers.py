@@ -7,10 +7,11 @@ written differently (`1/2`, `0.5`) stay different here; `evaluate` decides about
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections import Counter
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
+from typing import NamedTuple
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 _PHRASE = re.compile(
@@ -64,47 +65,34 @@ _NOT_COUNTED = re.compile(
 )
 _LONGEST_NUMBER = 400  # characters, and the largest exponent: no number takes long to compare
 
-# name of the dimension, its power, size of the unit, spellings of the unit
-_UNIT_ROWS: tuple[tuple[str, int, str, str], ...] = (
-    ("length", 1, "1/1000", "mm millimeter millimeters millimetre millimetres"),
-    ("length", 1, "1/100", "cm centimeter centimeters centimetre centimetres"),
-    ("length", 1, "1", "m meter meters metre metres"),
-    ("length", 1, "1000", "km kilometer kilometers kilometre kilometres"),
-    ("length", 1, "0.0254", "in inch inches"),
-    ("length", 1, "0.3048", "ft foot feet"),
-    ("length", 1, "0.9144", "yd yard yards"),
-    ("length", 1, "1609.344", "mi mile miles"),
-    ("length", 3, "1/1000", "L l liter liters litre litres"),
-    ("length", 3, "1/1000000", "mL ml milliliter milliliters millilitre millilitres"),
-    ("mass", 1, "1/1000000", "mg milligram milligrams"),
-    ("mass", 1, "1/1000", "g gram grams"),
-    ("mass", 1, "1", "kg kilogram kilograms"),
-    ("mass", 1, "0.45359237", "lb lbs pound pounds"),
-    ("mass", 1, "0.028349523125", "oz ounce ounces"),
-    ("time", 1, "1/1000", "ms millisecond milliseconds"),
-    ("time", 1, "1", "s sec second seconds"),
-    ("time", 1, "60", "min mins minute minutes"),
-    ("time", 1, "3600", "h hr hrs hour hours"),
-    ("time", 1, "86400", "day days"),
-    ("time", 1, "604800", "week weeks"),
-    ("calendar", 1, "1", "month months"),
-    ("calendar", 1, "12", "year years yr yrs"),
-    ("money", 1, "1", "dollar dollars USD"),
-    ("money", 1, "1/100", "cent cents"),
-    ("angle", 1, "1", "degree degrees deg"),
-    ("radians", 1, "1", "radian radians rad"),
-)
+# What a unit measures, its power, its size, and its spellings.
+_UNIT_ROWS = (
+    "length 1 1/1000 mm millimeter millimeters millimetre millimetres",
+    "length 1 1/100 cm centimeter centimeters centimetre centimetres",
+    "length 1 1 m meter meters metre metres", "length 1 1609.344 mi mile miles",
+    "length 1 1000 km kilometer kilometers kilometre kilometres",
+    "length 1 0.0254 in inch inches", "length 1 0.3048 ft foot feet",
+    "length 1 0.9144 yd yard yards", "money 1 1 dollar dollars USD", "money 1 1/100 cent cents",
+    "length 3 1/1000 L l liter liters litre litres",
+    "length 3 1/1000000 mL ml milliliter milliliters millilitre millilitres",
+    "mass 1 1/1000000 mg milligram milligrams", "mass 1 1/1000 g gram grams",
+    "mass 1 1 kg kilogram kilograms", "mass 1 0.45359237 lb lbs pound pounds",
+    "mass 1 0.028349523125 oz ounce ounces", "time 1 1/1000 ms millisecond milliseconds",
+    "time 1 1 s sec second seconds", "time 1 60 min mins minute minutes",
+    "time 1 3600 h hr hrs hour hours", "time 1 86400 day days", "time 1 604800 week weeks",
+    "calendar 1 1 month months", "calendar 1 12 year years yr yrs",
+    "angle 1 1 degree degrees deg", "radians 1 1 radian radians rad",
+)  # fmt: skip
 _UNITS = {
-    spelling: (dimension, power, Fraction(size))
-    for dimension, power, size, spellings in _UNIT_ROWS
-    for spelling in spellings.split()
+    spelling: (dimension, int(power), Fraction(size))
+    for dimension, power, size, *spellings in map(str.split, _UNIT_ROWS)
+    for spelling in spellings
 }
 _RATES = {"mph": "miles/hour", "kph": "km/h"}
-_POWERS = {"square": 2, "sq": 2, "cubic": 3}
+_POWERS = ((r"\b(?:square|sq)\b\.?\s*([A-Za-z]+)", r"\1^2"), (r"\bcubic\s+([A-Za-z]+)", r"\1^3"))
 
 
-@dataclass(frozen=True)
-class Unit:
+class Unit(NamedTuple):
     """What a unit measures, as sorted (dimension, power) pairs, and its size in base units."""
 
     dimension: tuple[tuple[str, int], ...]
@@ -195,14 +183,28 @@ def read_number(normalised: str) -> Fraction | None:
         return Fraction(match[1]) * Fraction(10) ** exponent
     if match := _REPEATING.fullmatch(normalised):
         sign, whole, fixed, cycle = match.groups()
-        digits, before = int((whole + fixed or "0") + cycle), int(whole + fixed or "0")
-        value = Fraction(digits - before, 10 ** len(fixed) * (10 ** len(cycle) - 1))
+        before = int(whole + fixed or "0")
+        value = Fraction(int(f"{before}{cycle}") - before)
+        value /= 10 ** len(fixed) * (10 ** len(cycle) - 1)
         return -value if sign == "-" else value
     return _read_fraction(normalised)
 
 
+def _read_fraction(text: str) -> Fraction | None:
+    match = _FRACTION.fullmatch(text)
+    if match is None:
+        return None
+    sign, whole, above, below, left, right = match.groups()
+    if int(below or right) == 0:
+        return None
+    if left:
+        return Fraction(int(left), int(right))
+    value = int(whole or 0) + Fraction(int(above), int(below))
+    return -value if sign == "-" else value
+
+
 def split_unit(answer: str) -> tuple[str, Unit | None]:
-    r"""An answer's value and its unit; the whole answer and None where no known unit is named.
+    r"""An answer's value and its unit; all of it and None where no known unit is named.
 
     Reads `5\text{ cm}^2`, `18 inches`, `10 km per hour`, `\$18`, `90^\circ`. A bare letter counts
     as a unit only inside `\text{}` or `\mathrm{}`: otherwise it is a variable.
@@ -235,42 +237,25 @@ def counted_number(answer: str) -> str | None:
 
 
 def _parse_unit(text: str) -> Unit | None:
-    """The unit that `text` spells: factors such as `square feet`, `m^2`, at most one `/`."""
-    text = _RATES.get(text.strip(" ."), text)
-    factor = Fraction(1)
-    powers: dict[str, int] = {}
-    for sign, side in zip((1, -1), re.split(r"/|\bper\b", text, maxsplit=1), strict=False):
-        times = 1
-        words = side.replace("^", " ^").split()
-        for position, word in enumerate(words):
-            if word.startswith("^"):
-                continue
-            if word in _POWERS:
-                times = _POWERS[word]
-                continue
-            known = _UNITS.get(word.strip("."))
-            if known is None:
-                return None
-            raised = words[position + 1].strip("^{}") if position + 1 < len(words) else ""
-            exponent = sign * (int(raised) if raised.isdigit() else times)
-            dimension, power, size = known
-            powers[dimension] = powers.get(dimension, 0) + power * exponent
+    """The unit that `text` spells: factors such as `square feet`, `m^2`, below and above a `/`."""
+    text = re.sub(r"\bper\b", "/", _RATES.get(text.strip(" ."), text))
+    for pattern, power_of in _POWERS:
+        text = re.sub(pattern, power_of, text)
+    parts = re.findall(r"[A-Za-z]+|[/^\d]", text)
+    powers: Counter[str] = Counter()
+    factor, sign = Fraction(1), 1
+    for place, part in enumerate(parts):
+        sign = -1 if part == "/" else sign
+        if part.isalpha() and part not in _UNITS:
+            return None
+        if part.isalpha():
+            dimension, power, size = _UNITS[part]
+            exponent = sign * (
+                int(parts[place + 2]) if parts[place + 1 : place + 2] == ["^"] else 1
+            )
+            powers[dimension] += power * exponent
             factor *= size**exponent
-            times = 1
     return Unit(tuple(sorted(powers.items())), factor) if powers else None
-
-
-def _read_fraction(text: str) -> Fraction | None:
-    match = _FRACTION.fullmatch(text)
-    if match is None:
-        return None
-    sign, whole, above, below, left, right = match.groups()
-    if int(below or right) == 0:
-        return None
-    if left:
-        return Fraction(int(left), int(right))
-    value = int(whole or 0) + Fraction(int(above), int(below))
-    return -value if sign == "-" else value
 
 
 def _without_spaces(text: str) -> str:

@@ -19,6 +19,7 @@ class SearchTree:
 
     prompt_ids: token ids of the rendered prompt, owned by the root.
     problem_text: the problem as the verifier sees it.
+    held: nodes whose KV may be needed (what a conservation check compares with the pools).
     """
 
     def __init__(self, problem_id: str | int, prompt_ids: tuple[int, ...], problem_text: str):
@@ -27,13 +28,8 @@ class SearchTree:
         self.rounds = 0
         self.done = False
         self.reason_fewer: str | None = None
-        self._held: set[Node] = {self.root}
+        self.held: set[Node] = {self.root}
         self._leaves: list[Node] = []
-
-    def bare(self) -> SearchTree:
-        """A tree with the same prompt and nothing else."""
-        root = self.root
-        return SearchTree(root.problem_id, root.token_ids, root.problem_text)
 
     # --- growing -----------------------------------------------------------------------------
 
@@ -57,7 +53,7 @@ class SearchTree:
         for child in children:
             child.speculative, child.round = False, self.rounds + 1
         node.children.extend(children)
-        self._held.update(children)
+        self.held.update(children)
         self._leaves.extend(children)
         return children
 
@@ -71,7 +67,7 @@ class SearchTree:
         """Leave nothing but the prompt."""
         self.root.children.clear()
         self.rounds, self.done, self.reason_fewer = 0, False, None
-        self._held, self._leaves = {self.root}, []
+        self.held, self._leaves = {self.root}, []
 
     def ask(self, node: Node, turn: Turn, token_ids: tuple[int, ...]) -> Node:
         """Let a turn follow `node`, a kept one whose reply has ended; it can be extended at once.
@@ -101,25 +97,17 @@ class SearchTree:
 
     def keep(self, node: Node) -> None:
         """Mark a candidate as a survivor."""
-        self._expect_candidate(node)
-        node.state = NodeState.KEPT
+        _judge(node, NodeState.KEPT)
 
     def finish(self, node: Node) -> None:
         """Mark a candidate whose path has ended as a final candidate."""
-        self._expect_candidate(node)
-        node.state = NodeState.FINISHED
+        _judge(node, NodeState.FINISHED)
 
     def prune(self, node: Node) -> None:
         """Drop a candidate, a final one that loses its place, or a kept node with nothing left."""
         states = {child.state for child in node.children}
         empty = node.state is NodeState.KEPT and states == {NodeState.PRUNED}
-        if not empty and node.state is not NodeState.FINISHED:
-            self._expect_candidate(node)
-        node.state = NodeState.PRUNED
-
-    def _expect_candidate(self, node: Node) -> None:
-        if node.state is not NodeState.CANDIDATE:
-            raise ValueError(f"{node!r} is not a candidate")
+        _judge(node, NodeState.PRUNED, empty or node.state is NodeState.FINISHED)
 
     # --- looking -----------------------------------------------------------------------------
 
@@ -138,13 +126,10 @@ class SearchTree:
             KeyError: if there is none.
         """
         node = self.root
-        try:
-            if lineage[0] != node.problem_id:
+        for place in map(int, lineage[1:]):
+            if lineage[0] != self.root.problem_id or place >= len(node.children):
                 raise KeyError(lineage)
-            for ordinal in lineage[1:]:
-                node = node.children[int(ordinal)]
-        except IndexError as error:
-            raise KeyError(lineage) from error
+            node = node.children[place]
         return node
 
     def open_nodes(self) -> list[Node]:
@@ -165,19 +150,17 @@ class SearchTree:
         return sorted([*self.finished(), *fresh], key=lambda node: node.lineage[1:])
 
     def _in_state(self, state: NodeState) -> list[Node]:
-        found = [node for node in self._leaves if node.state is state]
-        return sorted(found, key=lambda node: node.lineage[1:])
+        nodes = [node for node in self._leaves if node.state is state]
+        return sorted(nodes, key=lambda node: node.lineage[1:])
 
     # --- ownership ---------------------------------------------------------------------------
 
     def release_dead(self) -> list[Node]:
         """Nodes whose KV nobody can need any more; each is returned once, leaves first."""
-        if self.done:
-            needed: set[Node] = set()
-        else:
-            needed = {ancestor for leaf in self._extendable() for ancestor in leaf.path()}
-        dead = self._held - needed
-        self._held -= dead
+        live = [node for node in self._leaves if node.state in _LIVE and not node.children]
+        live = [] if self.done else live if self.root.children else [self.root]
+        dead = self.held - {ancestor for leaf in live for ancestor in leaf.path()}
+        self.held -= dead
         self._leaves = [
             node
             for node in self._leaves
@@ -185,15 +168,11 @@ class SearchTree:
         ]
         return sorted(dead, key=lambda node: node.lineage[1:], reverse=True)
 
-    def _extendable(self) -> list[Node]:
-        if not self.root.children:
-            return [self.root]
-        return [node for node in self._leaves if node.state in _LIVE and not node.children]
 
-    @property
-    def held(self) -> frozenset[Node]:
-        """Nodes whose KV may be needed (what a conservation check compares with the pools)."""
-        return frozenset(self._held)
+def _judge(node: Node, state: NodeState, anyway: bool = False) -> None:
+    if node.state is not NodeState.CANDIDATE and not anyway:
+        raise ValueError(f"{node!r} is not a candidate")
+    node.state = state
 
 
 def unborn(parent: Node, ordinal: int, *, greedy: bool = False) -> Node:
