@@ -346,16 +346,6 @@ def test_sparse_decoding_of_the_same_tree(cli):
 # --- options of schedules --------------------------------------------------------------------
 
 
-def test_a_schedule_takes_its_own_options(cli):
-    words = [*SMALL, "--n", "16", "--width", "4", "--kv-memory", "300MiB", "--json"]
-    words += ["--schedules", "prefix/tree,locality/tree"]
-    usual, worst = cli(*words).json, cli(*words, "--order", "worst").json
-    assert (usual["schedule_options"], worst["schedule_options"]) == ({}, {"order": "worst"})
-    before, after = usual["schedules"], worst["schedules"]
-    assert after["locality/tree"] == before["locality/tree"]
-    assert after["prefix/tree"]["h2d_bytes"] != before["prefix/tree"]["h2d_bytes"]
-
-
 def test_a_plugin_s_schedule_takes_its_own_options(cli, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
@@ -371,19 +361,14 @@ def test_a_plugin_s_schedule_takes_its_own_options(cli, tmp_path):
     )
     words = [*TIGHT, "--plugin", file, "--schedules", "so-many/tree", "--batching", "grouped"]
     with restored():
-        groups = {
-            count: cli(*words, "--so-many", count, "--json").json["schedules"]["so-many/tree"]
-            for count in (2, 4)
-        }
+        two, four = (cli(*words, "--so-many", count, "--json").json for count in (2, 4))
         too_few = cli(*words, "--so-many", 0)
-    assert groups[2]["groups"] == 2 * groups[4]["groups"]
+        unused = cli(*TIGHT, "--plugin", file, "--so-many", 2)
+    assert two["schedule_options"] == {"so_many": 2}
+    groups = [report["schedules"]["so-many/tree"]["groups"] for report in (two, four)]
+    assert groups[0] == 2 * groups[1]
+    assert (unused.code, "it goes with so-many" in unused.complaint) == (2, True)
     assert (too_few.code, "so_many" in too_few.complaint) == (2, True)
-
-
-def test_an_option_of_a_schedule_that_is_not_simulated_is_refused(cli):
-    outcome = cli(*TIGHT, "--order", "worst")
-    assert outcome.code == 2
-    assert "it goes with prefix" in outcome.complaint
 
 
 # --- what it shows meanwhile -----------------------------------------------------------------

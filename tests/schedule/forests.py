@@ -4,7 +4,7 @@ import random
 from itertools import combinations, pairwise, permutations
 
 from beamwright.protocols import KVDemand
-from beamwright.schedule.forest import Forest, loaded_bytes
+from beamwright.schedule.forest import Forest
 
 # num_beams, capacity, balance, wanted: of the paper and the slides
 GROUP_SIZES = [
@@ -161,3 +161,41 @@ def least_loaded(demand, partitions):
     return min(
         loaded_bytes(demand, order) for groups in partitions for order in permutations(groups)
     )
+
+
+def loaded_bytes(demand, groups):
+    """Loads of groups in this order: keep what is used again, the nearest use first, while it fits.
+
+    Of equal next use, what was used last is kept; of equal age, what was listed last.
+    """
+    size = demand.segment_bytes
+    reads = [reading_order(demand, group) for group in groups]
+    held = [s for s, copies in enumerate(demand.resident) if copies]
+    loaded = 0
+    for number, group in enumerate(groups):
+        loaded += sum(size[s] for s in reads[number] if s not in held)
+        waiting = {}
+        for segment in held:
+            later = [n for n in range(number + 1, len(groups)) if segment in reads[n]]
+            if later and segment not in reads[number]:
+                waiting[segment] = later[0]
+        room = max(0, demand.capacity_bytes - slow_need(demand, group))
+        order = sorted(waiting, key=lambda s: (waiting[s], -held.index(s)))
+        kept = []
+        for segment in order:
+            if size[segment] > room:
+                break
+            room -= size[segment]
+            kept.append(segment)
+        held = [s for s in held if s in kept] + reads[number]
+    return loaded
+
+
+def reading_order(demand, group):
+    found = []
+    for beam in group:
+        segment = demand.leaf[beam]
+        while segment is not None and segment not in found:
+            found.append(segment)
+            segment = demand.parent[segment]
+    return found

@@ -5,12 +5,6 @@ import pytest
 from beamwright.schedule.forest import Forest, Overlap
 from schedule.forests import demand_of, paths_of, random_demand, slow_need
 
-CASES = [(seed, copies) for seed in range(40) for copies in (False, True)]
-
-
-def common(demand, paths, left, right):
-    return sum(demand.segment_bytes[s] for s in paths[left] & paths[right])
-
 
 @pytest.mark.parametrize("copies", [False, True])
 def test_need_of_ranges(copies):
@@ -36,9 +30,6 @@ def test_what_beams_share_and_what_of_it_is_resident():
             assert forest.shared_bytes[beam] == sum(map(size, path & before))
             assert forest.resident_path_bytes[beam] == sum(map(size, path & held))
             assert forest.resident_shared_bytes[beam] == sum(map(size, path & before & held))
-        for left in range(9):
-            for right in range(left, 9):
-                assert forest.common_bytes(left, right) == common(demand, paths, left, right)
 
 
 def test_overlap_with_a_growing_set():

@@ -119,3 +119,12 @@ def test_layerwise_decodes_all_beams_together(beams):
     assert schedule.plan(ScheduleView(beams, demand(capacity=20))) == Plan((beams,))
     capped = make_schedule(ScheduleSettings(schedule="layerwise", max_batch=4))
     assert [len(group) for group in capped.plan(ScheduleView(beams)).groups] == [4, 2]
+
+
+def test_in_gpu_is_one_group_or_ranges_of_at_most_max_batch(beams):
+    schedule = make_schedule(ScheduleSettings(schedule="in-gpu"))
+    assert schedule.name == "in-gpu"
+    assert schedule.plan(ScheduleView(beams)) == Plan((beams,))
+    assert schedule.plan(ScheduleView(())) == Plan(())
+    capped = make_schedule(ScheduleSettings(schedule="in-gpu", max_batch=4))
+    assert capped.plan(ScheduleView(beams)) == Plan((beams[:4], beams[4:]))

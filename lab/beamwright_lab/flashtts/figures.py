@@ -12,6 +12,7 @@ is off by default). "Strong" is this engine without the three.
 from __future__ import annotations
 
 import argparse
+import random
 import re
 import statistics
 import time
@@ -26,7 +27,9 @@ from beamwright.errors import CapacityError
 from beamwright.plan.costs import Layout, Roofline
 from beamwright.plan.machines import find_profile
 from beamwright.plan.split import best_split, fixed_split
-from beamwright.protocols import Foresees
+from beamwright.protocols import Foresees, KVDemand
+from beamwright.schedule import schedule
+from beamwright.schedule.prefix_order import PrefixSchedule
 from beamwright.search.beam import VARYING_LIMITS
 from beamwright.sections import ScheduleSettings, Speculation, StepSettings
 from beamwright.tree import RecordedTree
@@ -52,6 +55,14 @@ GIB = 2**30
 Row = dict[str, Any]
 
 
+@schedule("random-order", meaning="groups cut from a random order")
+class RandomOrder(PrefixSchedule):
+    """What the prefix-aware order is compared with."""
+
+    def order(self, demand: KVDemand, arrival: Sequence[int]) -> list[int]:
+        return random.Random(0).sample(arrival, len(arrival))
+
+
 @dataclass(frozen=True)
 class EngineParts:
     """This engine with some of FlashTTS's parts. look_ahead: LookAhead Verification (4.1.3)."""
@@ -66,7 +77,7 @@ class EngineParts:
         """P: locality, this engine's prefix-aware order; without it a random one."""
         options: dict[str, Any] = {"schedule": "locality"}
         if not self.order:
-            options = {"schedule": "prefix", "order": "random"}
+            options = {"schedule": "random-order"}
         return ScheduleSettings.model_validate(
             {
                 **options,

@@ -27,11 +27,12 @@ def beam_sets(
     arrival: take the beams in this order, whatever they share (no inter-beam locality).
     """
     limit = capacity_beams(forest, max_batch)
-    sizes = balanced_sizes if balance else packed_sizes
     unused = dict.fromkeys(range(len(forest)) if arrival is None else arrival)
     groups: list[list[int]] = []
     while unused:
-        size = sizes(len(unused), limit)[0]
+        # Balanced: the fewest groups, as even as possible, smaller ones first, since they leave the
+        # headroom into which the next group is fetched. Else full ones.
+        size = len(unused) // -(-len(unused) // limit) if balance else limit
         groups.append(_fill(forest, unused, size, arrival is None))
     return groups
 
@@ -72,21 +73,3 @@ def _best(ranked: list[tuple[int, int]], overlap: Overlap, unused: dict[int, Non
             return beam
         heappop(ranked)
     return next(iter(unused))
-
-
-def balanced_sizes(num_beams: int, capacity_beams: int) -> list[int]:
-    """Fewest groups, sizes as even as possible, smaller ones first.
-
-    The first groups leave the headroom into which the next group is fetched.
-    """
-    if num_beams == 0:
-        return []
-    num_groups = -(-num_beams // capacity_beams)
-    size, num_larger = divmod(num_beams, num_groups)
-    return [size] * (num_groups - num_larger) + [size + 1] * num_larger
-
-
-def packed_sizes(num_beams: int, capacity_beams: int) -> list[int]:
-    """Fewest groups, every one but the last full."""
-    full, rest = divmod(num_beams, capacity_beams)
-    return [capacity_beams] * full + ([rest] if rest else [])

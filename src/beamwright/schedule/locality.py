@@ -56,7 +56,7 @@ class LocalitySchedule(Schedule):
         if fits and num_beams <= (max_batch or num_beams):
             return [range(num_beams)] if num_beams else []
         if settings.planner == "ranges" and settings.inter_beam:
-            return plan_ranges(demand, forest, balance=settings.balance, max_batch=max_batch)
+            return plan_ranges(forest, balance=settings.balance, max_batch=max_batch)
         sets = beam_sets(
             forest,
             balance=settings.balance,

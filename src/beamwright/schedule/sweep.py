@@ -1,4 +1,4 @@
-"""Cutting a run of beams into groups that follow each other along the depth-first order.
+"""Cutting the beams into groups that follow each other along the depth-first order.
 
 Knows the forest. Run in that order, or in its reverse, every segment is used by groups that follow
 each other, so it crosses the link at most once; all that a cut decides is how much of what is
@@ -15,7 +15,7 @@ limits themselves are found by bisection: the exact optimum without a table over
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from beamwright.schedule.forest import Forest
@@ -24,43 +24,29 @@ _STEPS = 1 << 10  # limits are found to this part of what a group may need
 
 
 class Sweep:
-    """The beams `start` to `end - 1`, run forwards or backwards.
+    """All beams, run forwards or backwards.
 
     Positions count in the running direction. Ends are positions after a group's last beam.
     """
 
     def __init__(
-        self,
-        forest: Forest,
-        start: int,
-        end: int,
-        *,
-        backwards: bool = False,
-        max_batch: int | None = None,
+        self, forest: Forest, *, backwards: bool = False, max_batch: int | None = None
     ) -> None:
-        self._start, self._end, self._backwards = start, end, backwards
-        self._capacity = forest.capacity_bytes
-        self._size = end - start
-        self._max_batch = max_batch or self._size
-        shared = self._running(forest.shared_bytes)
-        fresh = _less(self._paths(forest.path_bytes), [] if forest.copy_per_beam else shared)
-        growth = list(forest.growth_bytes[start:end])
-        if backwards:
-            growth.reverse()
-        self._until = [0, *accumulate(map(int.__add__, fresh, growth))]
+        self._backwards, self._size = backwards, len(forest)
+        self._capacity, self._max_batch = forest.capacity_bytes, max_batch or len(forest)
+        way = slice(None, None, -1 if backwards else 1)
+
+        def running(shared: Sequence[int]) -> list[int]:
+            """What each beam shares with the one that runs before it; nothing for the first."""
+            return [0, *shared[1:][way]]
+
+        shared = running(forest.shared_bytes)
+        fresh = _less(forest.path_bytes[way], [] if forest.copy_per_beam else shared)
+        self._until = [0, *accumulate(map(int.__add__, fresh, forest.growth_bytes[way]))]
         self._offset = self._until if forest.copy_per_beam else _less(self._until, shared)
-        paths, common = forest.resident_path_bytes, forest.resident_shared_bytes
-        self._resident = [0, *accumulate(_less(self._paths(paths), self._running(common)))]
+        resident = _less(forest.resident_path_bytes[way], running(forest.resident_shared_bytes))
+        self._resident = [0, *accumulate(resident)]
         self._waiting = _less(self._until, self._resident)
-
-    def _paths(self, values: list[int]) -> list[int]:
-        chosen = values[self._start : self._end]
-        return chosen[::-1] if self._backwards else chosen
-
-    def _running(self, shared: list[int]) -> list[int]:
-        """What each beam shares with the one that runs before it; nothing for the first."""
-        inner = shared[self._start + 1 : self._end]
-        return [0, *(inner[::-1] if self._backwards else inner)]
 
     # --- limits ------------------------------------------------------------------------------
 
@@ -91,8 +77,8 @@ class Sweep:
         """The groups as ranges of beam numbers, in running order."""
         pairs = list(zip([0, *ends[:-1]], ends, strict=True))
         if self._backwards:
-            return [range(self._end - end, self._end - start) for start, end in pairs]
-        return [range(self._start + start, self._start + end) for start, end in pairs]
+            return [range(self._size - end, self._size - start) for start, end in pairs]
+        return [range(start, end) for start, end in pairs]
 
     # --- jumps -------------------------------------------------------------------------------
 

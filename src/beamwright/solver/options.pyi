@@ -218,7 +218,3 @@ class SolverOptions(RequestOptions, total=False):
     """Where all KV is with --sparse: on the device, or on the host, the device having what is
     selected (--kv-memory). The same tree.
     """
-    order: Literal["greedy", "siblings", "depth-first", "random", "worst"] | None
-    """prefix: Order of beams."""
-    order_seed: int | None
-    """prefix: Of --order random."""
