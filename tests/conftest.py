@@ -39,7 +39,7 @@ def self_test_is_asked_once():
     """See `AskedOnce`. Tests of the self-test call it themselves."""
     with pytest.MonkeyPatch.context() as patch:
         asked = AskedOnce(batches_are_exact)
-        patch.setattr("beamwright.solver.assembly.batches_are_exact", asked)
+        patch.setattr("beamwright.solver.machinery.batches_are_exact", asked)
         yield
 
 

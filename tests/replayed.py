@@ -1,6 +1,6 @@
 """What tests compare of trees that were replayed."""
 
-from beamwright.saved.recorded import record_tree
+from beamwright.tree.recorded import record_tree
 
 
 def steps_of(tree):

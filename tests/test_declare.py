@@ -10,8 +10,7 @@ from beamwright.config import Settings
 from beamwright.declare import VERIFIERS, load_installed, load_plugin, verifier
 from beamwright.errors import InputError
 from beamwright.registry import option, restored
-from beamwright.saved.checkpoint import read_checkpoint
-from beamwright.saved.resumed import resumed_settings
+from beamwright.saved.checkpoint import read_checkpoint, resumed_settings
 from beamwright.search import STRATEGIES, strategy
 from beamwright.search.best_of_n import BestOfN
 from beamwright.sections import ModelSettings, Section
@@ -93,7 +92,10 @@ def test_a_class_has_options(make_solver):
         ({"verifier": "lengths", "half": 0}, r"model\.half \(--half\): .*greater than 0"),
         ({"verifier": "longer", "half": 1}, "--half is no option of --verifier longer; it goes w"),
         ({"verifier": "logprob", "half": 1}, "--half is no option of --verifier logprob; it goes"),
-        ({"verifier": "longer", "verifier_weights": "int8"}, "--verifier longer has no model"),
+        (
+            {"verifier": "longer", "verifier_weights": "int8"},
+            "--verifier longer, which has no mo",
+        ),
         ({"verifier": "longr"}, "no such folder; known: longer, lengths, none, "),
         ({"verifier": "needy"}, "--verifier: Needy raised TypeError: .*'what'"),
     ],

@@ -40,7 +40,6 @@ LEVELS = (
     ("engine",),
     ("remote",),
     ("verify",),
-    ("identity",),
     ("saved",),
     ("solver",),
     ("evaluate",),

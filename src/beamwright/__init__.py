@@ -13,9 +13,8 @@ print(solution.answer)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from beamwright.lazy import lazy_names
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from beamwright.config import Settings
@@ -25,15 +24,19 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Candidate", "Settings", "Solution", "Solver", "__version__"]
 
-__getattr__ = lazy_names(  # `import beamwright` alone stays quick
-    __name__,
-    {
-        "Candidate": "solver.solution",
-        "Settings": "config",
-        "Solution": "solver.solution",
-        "Solver": "solver.solver",
-    },
-)
+_WHERE = {
+    "Candidate": "solver.solution",
+    "Settings": "config",
+    "Solution": "solver.solution",
+    "Solver": "solver.solver",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """`import beamwright` alone stays quick, and what needs no torch waits for none."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -192,6 +192,11 @@ class StepSettings(Section):
         metavar="TEXT",
     )
 
+    @property
+    def longest(self) -> int:
+        """Most tokens of a step."""
+        return self.step_tokens or max(self.step_limits or (self.max_step_tokens,))
+
 
 class SearchSettings(OpenSection):
     """Which strategy, how wide, and how the final answer is chosen; options of the strategy."""

@@ -1,19 +1,19 @@
-"""`Solver.solve_many(ray=...)`: whole solutions from engines elsewhere, as they are here."""
+"""`ClusterSolver.solve_many`: whole solutions from engines elsewhere, as they are here."""
 
 import pytest
 
 from beamwright import Solver
-from beamwright.errors import InputError
 from clusters import local_ray
 
 pytest.importorskip("ray.serve")
 
-from beamwright.cluster import OnRay
-from beamwright.search.beam import BeamSearch
+from beamwright import Settings
+from beamwright.cluster.serving import Cluster
+from beamwright.cluster.solver import ClusterSolver
 
 pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore")]  # Ray has its own
 OPTIONS = {"n": 8, "width": 4, "max_rounds": 6}
-PROBLEMS = [(f"p{i}", f"Ann has {i + 3} apples. Ann eats {i}. How many?") for i in range(3)]
+PROBLEMS = [(f"p{i}", f"Ann has {i + 3} apples. Ann eats {i}. How many?", {}) for i in range(3)]
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +29,13 @@ def solver():
 
 
 def test_solve_many_on_ray_gives_what_it_gives_here(cluster, solver):
-    """Whole solutions in the order of the problems, options of single ones included."""
+    """Whole solutions, options of single ones included."""
     problems = [*PROBLEMS, ("mine", PROBLEMS[0][1], {"n": 4, "seed": 3})]
     here = solver.solve_many(problems)
-    far = solver.solve_many(problems, ray=OnRay(replicas=2))
+    settings = Settings.build(model="bundled", **OPTIONS)
+    with ClusterSolver.on(Cluster(replicas=2), settings) as cluster_solver:
+        ended = dict(cluster_solver.solve_many(problems, tells="tree"))
+    far = [ended[problem[0]] for problem in problems]
     assert [each.tree_hash for each in far] == [each.tree_hash for each in here]
     for found, expected in zip(far, here, strict=True):
         assert found.candidates == expected.candidates
@@ -41,25 +44,9 @@ def test_solve_many_on_ray_gives_what_it_gives_here(cluster, solver):
         assert steps == [(n.lineage, n.text, n.score, n.state) for n in expected.tree.nodes()]
 
 
-@pytest.mark.parametrize(
-    ("problems", "options", "said"),
-    [
-        ([("a", "x"), ("a", "y")], {}, "an id of its own"),
-        (["x"], {"on_round": print}, "rounds"),
-        (["x"], {"stop": lambda tree: None}, "from a plugin"),
-        (["x"], {"strategy": BeamSearch()}, "from a plugin"),
-        (["x"], {"n": -1}, "n"),
-    ],
-)
-def test_what_cannot_be_sent_is_refused(solver, problems, options, said):
-    with pytest.raises(InputError, match=said):
-        solver.solve_many(problems, ray=OnRay(replicas=1), **options)
-
-
 def test_trees_of_an_evaluation_are_pages_here(cluster, tmp_path, monkeypatch):
     from contextlib import ExitStack
 
-    from beamwright import Settings
     from beamwright.cli.eval import Evaluation
     from beamwright.cli.live import Status
     from beamwright.evaluate.equivalence import AnswerChecker
@@ -67,7 +54,7 @@ def test_trees_of_an_evaluation_are_pages_here(cluster, tmp_path, monkeypatch):
 
     problem_set = load_problems("bundled:test", 2)
     first, second = problem_set.problems
-    work = Evaluation(problem_set, tmp_path, None, 1, AnswerChecker(), OnRay(replicas=1))
+    work = Evaluation(problem_set, tmp_path, None, 1, AnswerChecker(), Cluster(replicas=1))
     settings = Settings.build(model="bundled", **OPTIONS)
     with ExitStack() as stack:
         pages = {first.unique_id: tmp_path / "trees" / "0000.html"}

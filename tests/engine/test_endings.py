@@ -12,7 +12,7 @@ from beamwright.search import make_strategy
 from beamwright.search.choose import choose
 from beamwright.search.defaults import with_defaults
 from beamwright.sections import SearchSettings, StopSettings
-from beamwright.solver.describe import _candidate, complete_nodes, final_nodes
+from beamwright.solver.describe import candidate_of, complete_nodes, final_nodes
 from beamwright.tree import StopReason
 from fakes import Grouping, ScriptedExecutor, new_tree
 from played import Loop, new_run
@@ -48,7 +48,7 @@ def grown(script, on_round=None, stop=None, **search):
 
 def listed(tree, search):
     """Candidates as (answer, score, stop), and the chosen answer."""
-    found = [_candidate(node) for node in final_nodes(tree, search.n)]
+    found = [candidate_of(node) for node in final_nodes(tree, search.n)]
     complete = [each.stop == "eos" for each in found]
     answers, scores = [each.answer for each in found], [each.score for each in found]
     best = choose(answers, scores, complete, search.choose)

@@ -8,7 +8,7 @@ from beamwright.engine import executor
 from beamwright.engine.executor import overlaps
 from beamwright.errors import Cancelled, InputError, Interrupted, LinkError
 from beamwright.kv.link import StreamLink
-from beamwright.solver import tiers
+from beamwright.solver import machinery
 from beamwright.verify.prm import PrmVerifier
 from engines import assert_nothing_allocated, exact_dtype, tiny_solver
 from streams import LateStreams
@@ -78,13 +78,15 @@ def test_over_streams_that_copy_as_late_as_they_may(
     """Each thread waits for its own transfers: a copy that nobody waits for is never made."""
     expected, peak = in_gpu
     where = quarter | {"schedule": schedule, "kv_memory": int(share * peak)}
-    monkeypatch.setattr(tiers, "_link", lambda *_: StreamLink(LateStreams()))
+    monkeypatch.setattr(machinery, "StreamLink", lambda *_, **__: StreamLink(LateStreams()))
     assert trees(make_pair(**where, executor="overlapped")) == expected
 
 
 def test_careless_streams_are_found_out(make_pair, expected, quarter, monkeypatch):
     monkeypatch.setattr(StreamLink, "wait", lambda self, transfers: 0.0)
-    monkeypatch.setattr(tiers, "_link", lambda *_: StreamLink(LateStreams(careless=True)))
+    monkeypatch.setattr(
+        machinery, "StreamLink", lambda *_, **__: StreamLink(LateStreams(careless=True))
+    )
     assert trees(make_pair(**quarter, executor="overlapped")) != expected
 
 

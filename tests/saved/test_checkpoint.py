@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from beamwright.config import Settings
-from beamwright.counters import Counters
 from beamwright.errors import InputError
 from beamwright.saved.checkpoint import (
     VERSION,
@@ -50,8 +49,6 @@ def checkpoint(tree, **changes):
         "settings": {"seed": 0, "delimiter": "\n\n", "step_limits": [1, 2]},
         "tree": tree,
         "elapsed_s": 1.5,
-        "phases_s": {"decode": 1.25},
-        "num_groups": 4,
         "round_tokens": (3, 9),
         "finished_s": {tree.finished()[0]: 1.1} if tree.finished() else {},
         **changes,
@@ -80,13 +77,11 @@ def test_everything_comes_back(file):
     assert tree_hash(found.tree) == tree_hash(tree)
     assert found.tree.root.problem_text == tree.root.problem_text
     assert (found.tree.rounds, found.tree.done, found.tree.reason_fewer) == (3, False, None)
-    assert (found.elapsed_s, found.phases_s, found.num_groups) == (1.5, {"decode": 1.25}, 4)
     assert found.settings == {"seed": 0, "delimiter": "\n\n", "step_limits": [1, 2]}
     assert {n.lineage: s for n, s in found.finished_s.items()} == {("p-1", 0, 0, 0): 1.1}
     run = new_run(found.tree)
-    before = found.progress(run)
-    assert (run.round_tokens, run.elapsed_s, before.groups) == ([3, 9], 1.5, 4)
-    assert before.decode_s == 1.25
+    found.go_on(run)
+    assert (run.round_tokens, run.elapsed_s) == ([3, 9], 1.5)
 
 
 def test_whose_kv_is_needed_comes_back(file):
@@ -100,12 +95,8 @@ def test_whose_kv_is_needed_comes_back(file):
 
 
 def test_the_file_is_json_in_ascii_and_is_replaced_as_a_whole(file):
-    content = json.loads(file.read_text(encoding="ascii"), parse_constant=lambda name: 1 / 0)
+    content = json.loads(file.read_text(encoding="ascii"))
     assert (content["format"], content["version"]) == ("beamwright checkpoint", VERSION)
-    before = file.read_bytes()
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        write_checkpoint(file, checkpoint(small_tree(), elapsed_s=math.nan))
-    assert file.read_bytes() == before
     write_checkpoint(file, checkpoint(new_tree()))
     assert [n.lineage for n in read_checkpoint(file).tree.nodes()] == [(0,)]
     assert [path.name for path in file.parent.iterdir()] == ["search.json"]
@@ -120,10 +111,9 @@ def test_what_a_killed_writer_leaves_is_no_hindrance(file):
 
 def test_a_writer_saves_what_its_run_has_reached(tmp_path):
     run = new_run(small_tree(), round_tokens=[8])
-    CheckpointWriter(tmp_path / "a.json", {"seed": 3}, lambda: Counters(groups=2))(run, 9.0)
+    CheckpointWriter(tmp_path / "a.json", {"seed": 3})(run, 9.0)
     found = read_checkpoint(tmp_path / "a.json")
-    assert (found.settings, found.elapsed_s, found.num_groups) == ({"seed": 3}, 9.0, 2)
-    assert found.round_tokens == (8,)
+    assert (found.settings, found.elapsed_s, found.round_tokens) == ({"seed": 3}, 9.0, (8,))
 
 
 # --- damage ----------------------------------------------------------------------------------
@@ -160,7 +150,7 @@ def test_a_torn_file_is_found_wherever_it_ends(file):
         (b"[1, 2]", "not a checkpoint"),
         (b'{"version": 1, "nodes": []}', "not a checkpoint"),
         (b'{"format": "beamwright checkpoint", "version": 1}', "version 1; this program reads"),
-        (b'{"format": "beamwright checkpoint", "version": 3}', "damaged (KeyError: 'search')"),
+        (b'{"format": "beamwright checkpoint", "version": 4}', "damaged (KeyError: 'search')"),
     ],
 )
 def test_foreign_files(tmp_path, content, complaint):
@@ -180,9 +170,6 @@ FORGED = [
     ("settings", ["x"]),
     ("elapsed_s", "nan"),
     ("elapsed_s", 10**400),
-    ("phases_s", [-1]),
-    ("phases_s", {"decode": "x"}),
-    ("num_groups", None),
     ("round_tokens", ["x"]),
     ("rounds", -1),
     ("rounds", 4),
@@ -200,7 +187,7 @@ FORGED = [
     ("shared_text", -1),
     ("lineage", [-1]),
     ("finished_s", "soon"),
-    ("turn", {"text": 3, "answers": 1}),
+    ("turn", [3, 1]),
 ]
 
 

@@ -147,24 +147,16 @@ def test_closing_cancels_what_is_submitted_and_ends_the_thread(make_solver):
 # --- event loops -----------------------------------------------------------------------------
 
 
-def test_asolve_many_yields_solutions_as_they_finish(solver):
+def test_an_event_loop_awaits_handles(solver):
     async def ask():
-        problems = [("bad", " "), *((i, PROBLEM) for i in range(5))]
-        return {key: found async for key, found in solver.asolve_many(problems, in_flight=2)}
+        handles = [solver.submit(PROBLEM, problem_id=i) for i in range(3)]
+        bad = solver.submit(" ")
+        with pytest.raises(InputError):
+            await bad
+        return [(await handle).tree_hash for handle in handles]
 
-    found = asyncio.run(ask())
-    assert isinstance(found.pop("bad"), InputError)
-    alone = {i: solver.solve(PROBLEM, problem_id=i).tree_hash for i in range(5)}
-    assert {i: each.tree_hash for i, each in found.items()} == alone
-
-
-def test_an_iterator_that_is_closed_cancels_what_is_left(solver):
-    async def ask():
-        async for _ in solver.asolve_many([PROBLEM] * 30, in_flight=8):
-            break
-
-    asyncio.run(ask())
-    assert solver.solve(PROBLEM).rounds == 3
+    alone = [solver.solve(PROBLEM, problem_id=i).tree_hash for i in range(3)]
+    assert asyncio.run(ask()) == alone
 
 
 def test_who_waits_begins_by_priority(solver, gate):

@@ -11,7 +11,7 @@ from beamwright.models.shape import NAMED_SHAPES, shape_from_text
 from beamwright.plan.costs import Storage
 from beamwright.plan.machines import DEFAULT_PROFILE, find_profile
 from beamwright.sections import MemorySettings
-from beamwright.solver import assembly, tiers
+from beamwright.solver import machinery, memory, tiers
 from beamwright.solver.memory import DEFAULT_KV_BYTES, ModelBytes, memory_needed, plan_memory
 
 GIB = 2**30
@@ -89,18 +89,18 @@ def test_weights_that_are_turned_back_need_room(generator):
 
 def test_the_host_tier_is_half_of_the_memory_that_there_is(tmp_path, monkeypatch):
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(tiers, "_CONTAINER_LIMIT", limit)
-    whole = tiers.host_kv_bytes(Settings.build())
+    monkeypatch.setattr(memory, "_CONTAINER_LIMIT", limit)
+    whole = memory.host_kv_bytes(Settings.build())
     for written in ("max", ""):
         limit.write_text(written)
-        assert tiers.host_kv_bytes(Settings.build()) == whole
+        assert memory.host_kv_bytes(Settings.build()) == whole
     limit.write_text("1000000\n")
-    assert tiers.host_kv_bytes(Settings.build()) == 500_000
-    assert tiers.host_kv_bytes(Settings.build(host_memory="3GiB")) == 3 * GIB
+    assert memory.host_kv_bytes(Settings.build()) == 500_000
+    assert memory.host_kv_bytes(Settings.build(host_memory="3GiB")) == 3 * GIB
     limit.write_text(str(2**45))
-    monkeypatch.setattr(tiers.os, "sysconf", lambda name: 2**22)
-    assert tiers.host_kv_bytes(Settings.build()) == 2**43
-    assert tiers.host_kv_bytes(Settings.build(device="cuda")) == 16 * GIB, "pinned"
+    monkeypatch.setattr(memory.os, "sysconf", lambda name: 2**22)
+    assert memory.host_kv_bytes(Settings.build()) == 2**43
+    assert memory.host_kv_bytes(Settings.build(device="cuda")) == 16 * GIB, "pinned"
 
 
 def test_kernels_need_no_copies_but_the_tails_of_their_rows(generator, verifier):
@@ -141,7 +141,7 @@ def test_a_card_s_free_memory_is_the_default(generator):
 
 
 def test_a_solver_asks_the_card_what_is_free(monkeypatch):
-    monkeypatch.setattr(assembly, "free_bytes", lambda device: lambda: 2**26)
+    monkeypatch.setattr(machinery, "free_bytes", lambda device: lambda: 2**26)
     sizes = ModelBytes(shape_from_text(BIG), 4)
     with Solver(model=f"random:{BIG}", verifier="none", n=4, width=2) as solver:
         found = solver.synthetic(9).kv.device_budget_bytes
@@ -150,19 +150,19 @@ def test_a_solver_asks_the_card_what_is_free(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "memory", "bandwidth"),
+    ("name", "total", "bandwidth"),
     [
         ("NVIDIA H100 80GB HBM3", 85_000_000_000, 3350e9),
         ("NVIDIA GeForce RTX 3060", 12_600_000_000, 360e9),
         ("Some Card", 5 * GIB, find_profile(DEFAULT_PROFILE).device_bandwidth),
     ],
 )
-def test_a_card_is_chosen_for_by_its_own_data_sheet(monkeypatch, name, memory, bandwidth):
-    card = SimpleNamespace(name=name, total_memory=memory)
+def test_a_card_is_chosen_for_by_its_own_data_sheet(monkeypatch, name, total, bandwidth):
+    card = SimpleNamespace(name=name, total_memory=total)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     monkeypatch.setattr(tiers, "find_profile", lambda which: named[which])
     measured = replace(find_profile("epyc-2core"), name="measured")
     named = {"measured": measured, DEFAULT_PROFILE: find_profile(DEFAULT_PROFILE)}
     found = tiers.machine_profile("cuda:0")
-    assert (found.device_bandwidth, found.device_memory_bytes) == (bandwidth, memory)
+    assert (found.device_bandwidth, found.device_memory_bytes) == (bandwidth, total)
     assert tiers.machine_profile("cpu") == measured

@@ -1,9 +1,7 @@
-import inspect
 import runpy
 from pathlib import Path
 from typing import get_type_hints
 
-from beamwright import Solver
 from beamwright.config import Settings
 from beamwright.registry import declared_options
 from beamwright.solver import options
@@ -40,13 +38,3 @@ def test_parsed_options_have_the_types_that_their_parsers_take():
     assert types["kv_memory"] == int | str | None
     assert types["deadline"] == float | str | None
     assert options.ScoreFunction in get_type_hints(SolverOptions)["verifier"].__args__
-
-
-def test_the_signature_shows_every_option_with_its_default():
-    parameters = inspect.signature(Solver).parameters
-    for section in SECTIONS.values():
-        for name, field in section.model_fields.items():
-            assert parameters[name].default == field.default
-    assert [*parameters][:3] == ["settings", "timeline", "progress"]
-    assert [*parameters][-1] == "options"
-    assert names_of(*SECTIONS) < set(parameters)

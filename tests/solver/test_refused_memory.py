@@ -9,8 +9,13 @@ from beamwright.models import decoder
 from beamwright.models.load import is_out_of_memory
 from beamwright.models.shape import NAMED_SHAPES
 from beamwright.sections import MemorySettings
-from beamwright.solver import memory, tiers
-from beamwright.solver.memory import DEFAULT_KV_BYTES, ModelBytes, plan_memory
+from beamwright.solver.memory import (
+    DEFAULT_KV_BYTES,
+    ModelBytes,
+    address_space_left,
+    host_kv_bytes,
+    plan_memory,
+)
 from engines import PROBLEM, assert_nothing_allocated
 
 REFUSED = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
@@ -57,10 +62,9 @@ def test_other_errors_are_not_taken_for_it():
 
 def test_under_a_limit_the_defaults_are_smaller(monkeypatch):
     shape = ModelBytes(NAMED_SHAPES["qwen2.5-1.5b"], 2)
-    for module in ("beamwright.solver.memory", "beamwright.solver.tiers"):
-        monkeypatch.setattr(f"{module}.address_space_left", lambda: 1 << 30)
+    monkeypatch.setattr("beamwright.solver.memory.address_space_left", lambda: 1 << 30)
     assert plan_memory(MemorySettings(), shape, None, 4).kv_bytes == 1 << 28
-    assert tiers.host_kv_bytes(Settings()) <= 1 << 28
+    assert host_kv_bytes(Settings()) <= 1 << 28
     monkeypatch.setattr("beamwright.solver.memory.address_space_left", lambda: None)
     assert plan_memory(MemorySettings(), shape, None, 4).kv_bytes == DEFAULT_KV_BYTES
 
@@ -68,10 +72,10 @@ def test_under_a_limit_the_defaults_are_smaller(monkeypatch):
 def test_a_limit_of_the_process_is_seen():
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_AS)
-    assert memory.address_space_left() is None or before[0] != resource.RLIM_INFINITY
+    assert address_space_left() is None or before[0] != resource.RLIM_INFINITY
     try:
         resource.setrlimit(resource.RLIMIT_AS, (1 << 45, before[1]))
-        left = memory.address_space_left()
+        left = address_space_left()
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
     assert left is not None

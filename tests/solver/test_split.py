@@ -106,7 +106,10 @@ def test_beside_a_lane_nothing_moves(scored, expected, conserved):
         ({"split": "half"}, "'half' is no split: write auto, roofline, offload or a share such as"),
         ({"split": 1.0}, "1.0 is no split"),
         ({"split": True}, "True is no split"),
-        ({"split": 0.5, "verifier": "logprob"}, "--split 0.5: --verifier logprob has no model"),
+        (
+            {"split": 0.5, "verifier": "logprob"},
+            "--split 0.5: does nothing with --ver",
+        ),
         (
             {"split": "offload", "schedule": "in-gpu"},
             "--split offload: does nothing with --schedule",
@@ -115,7 +118,10 @@ def test_beside_a_lane_nothing_moves(scored, expected, conserved):
             {"split": "roofline", "schedule": "layerwise"},
             "--split roofline: does nothing with --sch",
         ),
-        ({"verifier": "logprob", "verifier_device": "cpu"}, "--verifier logprob has no model"),
+        (
+            {"verifier": "logprob", "verifier_device": "cpu"},
+            "--verifier logprob, which has no ",
+        ),
         ({"verifier_device": "cpu", "split": 0.5}, "--split 0.5: does nothing"),
         ({"verifier_device": "tpu"}, "'tpu' is not a device"),
     ],

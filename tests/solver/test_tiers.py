@@ -17,7 +17,7 @@ from beamwright.models.shape import shape_from_text
 from beamwright.plan.costs import Storage
 from beamwright.plan.machines import find_profile
 from beamwright.schedule import SCHEDULES
-from beamwright.solver import tiers
+from beamwright.solver import machinery, tiers
 from beamwright.solver.memory import ModelBytes
 from beamwright_lab.checks.covering import covering_array, pairs
 from engines import assert_nothing_allocated, exact_dtype, grow
@@ -327,7 +327,7 @@ def test_layerwise_over_streams_grows_the_same_tree(
     options = {"attention": attention, "schedule": "layerwise", "kv_memory": budget}
     with solver_of(**options) as solver:
         copied, _ = grow(solver)
-    monkeypatch.setattr(tiers, "_link", lambda *_: StreamLink(LateStreams()))
+    monkeypatch.setattr(machinery, "StreamLink", lambda *_, **__: StreamLink(LateStreams()))
     with solver_of(**options) as solver:
         assert isinstance(solver.generator.store, LayeredStore)
         streamed, _ = grow(solver)
@@ -341,7 +341,7 @@ def test_layerwise_over_streams_grows_the_same_tree(
 
 def test_locality_over_streams_grows_the_same_tree(solver_of, in_gpu, monkeypatch):
     expected, peak, least = in_gpu("tree", "float32")
-    monkeypatch.setattr(tiers, "_link", lambda *_: StreamLink(LateStreams()))
+    monkeypatch.setattr(machinery, "StreamLink", lambda *_, **__: StreamLink(LateStreams()))
     with solver_of(schedule="locality", kv_memory=max(least, peak // 2)) as solver:
         solution, _ = grow(solver)
     assert solution.tree_hash == expected
@@ -351,7 +351,7 @@ def test_locality_over_streams_grows_the_same_tree(solver_of, in_gpu, monkeypatc
 def test_layerwise_has_a_verifier_beside_it(make_solver, verifier_folder, monkeypatch):
     build = partial(make_solver, verifier=str(verifier_folder), **SCORED)
     expected, _ = grow(build(schedule="in-gpu"))
-    monkeypatch.setattr(tiers, "_link", lambda *_: StreamLink(LateStreams()))
+    monkeypatch.setattr(machinery, "StreamLink", lambda *_, **__: StreamLink(LateStreams()))
     with build(schedule="layerwise", kv_memory=expected.kv.device_peak_bytes) as solver:
         assert grow(solver)[0].tree_hash == expected.tree_hash
 

@@ -20,7 +20,7 @@ from beamwright import Solver
 from beamwright.engine.timeline import Timeline
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import find_profile
-from beamwright.saved.recorded import read_recorded, write_recorded
+from beamwright.tree.recorded import read_recorded, write_recorded
 from beamwright.units import parse_size
 from beamwright_lab.checks.calibration import (
     FittedCosts,

@@ -10,10 +10,10 @@ from typing import Any
 from beamwright.cli.options import Invocation
 from beamwright.errors import InputError
 from beamwright.protocols import Foresees
-from beamwright.saved.recorded import read_recorded
 from beamwright.search import strategy_row
 from beamwright.sections import StepSettings
 from beamwright.tree import RecordedTree
+from beamwright.tree.recorded import read_recorded
 
 _DEFAULT_STEP_TOKENS = 32
 _MADE_UP = ("n", "width", "search", "seed")

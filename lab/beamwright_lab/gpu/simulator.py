@@ -19,10 +19,10 @@ from beamwright.errors import InputError
 from beamwright.models.shape import shape_from_text
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import HardwareProfile, find_profile
-from beamwright.saved.recorded import read_recorded, record_tree
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.solver.memory import ModelBytes
 from beamwright.tree import RecordedTree, SearchTree
+from beamwright.tree.recorded import read_recorded, record_tree
 from beamwright_lab.common import say
 from beamwright_lab.gpu.context import Context, one_line
 from beamwright_lab.gpu.points import (

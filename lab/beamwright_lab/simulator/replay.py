@@ -1,6 +1,6 @@
 """Trees that are replayed: what every step of a search will be, known in advance.
 
-Knows lineage, counts, stops, states and scores; `saved.recorded` reads such trees, `synthetic`
+Knows lineage, counts, stops, states and scores; `tree.recorded` reads such trees, `synthetic`
 makes others.
 """
 

@@ -23,9 +23,9 @@ from beamwright.errors import CapacityError
 from beamwright.models.shape import shape_from_text
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import find_profile
-from beamwright.saved.recorded import read_recorded
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.tree import RecordedTree
+from beamwright.tree.recorded import read_recorded
 from beamwright_lab.common import RESULTS, finish, say, table, write_json
 from beamwright_lab.simulator.bench import Simulation
 from beamwright_lab.simulator.costs import RooflineCosts

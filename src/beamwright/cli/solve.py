@@ -166,7 +166,7 @@ def _settled(settings: Settings, resume: Path | None, *, measures: bool) -> Sett
     """
     with quiet_stdout():
         if resume is not None:
-            from beamwright.saved.resumed import resumed_settings
+            from beamwright.saved.checkpoint import resumed_settings
 
             settings = resumed_settings(resume, settings)
         if measures and settings.model.verifier is None and settings.model.scorer == "none":
@@ -255,7 +255,7 @@ def _write_files(files: Mapping[str, Path], solution: Solution, timeline: Timeli
         elif name == "tree":
             write_page(file, solution, timeline)
         elif name == "record-tree":
-            from beamwright.saved.recorded import write_recorded
+            from beamwright.tree.recorded import write_recorded
 
             write_recorded(solution.tree, file)
         elif name == "picture":

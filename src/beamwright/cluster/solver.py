@@ -33,9 +33,13 @@ from beamwright.errors import BeamwrightError, Cancelled, InputError, Unavailabl
 from beamwright.progress import Progress
 from beamwright.protocols import RoundCallback
 from beamwright.solver.handle import Handle
-from beamwright.solver.request import check_callback, check_problem, take_priority
+from beamwright.solver.request import (
+    BatchProblem,
+    check_callback,
+    check_problem,
+    take_priority,
+)
 from beamwright.solver.solution import Solution
-from beamwright.solver.spread import SentProblem
 from beamwright.tree import Problem
 
 PULSE_S = 2.0
@@ -152,7 +156,7 @@ class ClusterSolver:
         tokens = self.ledger.expected(length(problem), n, settings.step.max_tokens)
         given = Given(uuid.uuid4().hex, problem, problem_id, options, tokens, self.ledger, tells)
         search = RemoteSearch(given, n, settings.stop.deadline, on_round, self._around)
-        handle = Handle(problem_id, search, self)
+        handle = Handle(problem_id, search, partial(self._withdraw, search), self._check_outside)
         self._loop.call_soon_threadsafe(self._begin, search, handle)
         return handle
 
@@ -161,7 +165,7 @@ class ClusterSolver:
         return self.submit(problem, **options).result()
 
     def solve_many(
-        self, problems: Sequence[SentProblem], *, tells: Tells = "nothing"
+        self, problems: Sequence[BatchProblem], *, tells: Tells = "nothing"
     ) -> Iterator[tuple[str | int, Solution | BeamwrightError]]:
         """(id, outcome) as they end; a problem's own error is its outcome. tells: of solutions.
 
@@ -194,11 +198,11 @@ class ClusterSolver:
             for handle in going:
                 handle.cancel()
 
-    def withdraw(self, search: RemoteSearch) -> None:
+    def _withdraw(self, search: RemoteSearch) -> None:
         """Its handle says that it is cancelled."""
         self._loop.call_soon_threadsafe(search.give_up)
 
-    def check_outside(self) -> None:
+    def _check_outside(self) -> None:
         """Raises InputError in the thread that hears of rounds."""
         if threading.get_ident() == self._teller_is:
             raise InputError("a callback of a search cannot wait for one of the same ClusterSolver")
@@ -278,20 +282,6 @@ class ClusterSolver:
 
     def _call(self, what: Any) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(what, self._loop)
-
-
-class OnRay(Cluster):
-    """Where `Solver.solve_many(ray=OnRay(...))` has its problems solved.
-
-    Solutions are whole, with their trees, and those of one process.
-    """
-
-    def __call__(
-        self, settings: Settings, problems: Sequence[SentProblem], in_flight: int | None, /
-    ) -> Iterator[tuple[str | int, Solution | BeamwrightError]]:
-        """As they end; see `solver.spread.Spreads`."""
-        with ClusterSolver.on(self, settings, in_flight=in_flight) as solver:
-            yield from solver.solve_many(problems, tells="tree")
 
 
 async def _wait(handle: Handle, ended: SimpleQueue[Handle]) -> None:

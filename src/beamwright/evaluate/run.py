@@ -24,8 +24,8 @@ from beamwright.errors import BeamwrightError, InputError, NotFiniteError, Unava
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import Record, summarise
 from beamwright.evaluate.problems import Problem, ProblemSet
-from beamwright.identity import plugin_code
 from beamwright.io import private, read_regular, write_whole
+from beamwright.saved.identity import plugin_code
 from beamwright.search.choose import CHOICES, choose
 from beamwright.tree import COMPLETE_STOPS
 

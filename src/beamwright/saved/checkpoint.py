@@ -3,40 +3,44 @@
 Knows tokens, texts, scores, states, what was spent, and the settings that decide the tree; no KV
 and no models. The file is JSON with a checksum: `solve --checkpoint` replaces it after every
 round, at the moment when the round is scored and nothing is decided about it yet, so no node is
-open in it. A process killed at any moment leaves one whole checkpoint, the last.
+open in it. A process killed at any moment leaves one whole checkpoint, the last. What a search is
+resumed with is known from it before any model is loaded.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
+import os.path
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, InstanceOf, Strict, TypeAdapter, ValidationError
 
 from beamwright.config import Settings
-from beamwright.counters import PHASES, Counters
 from beamwright.declare import VERIFIERS
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import InputError
-from beamwright.identity import CODE, plugin_code
 from beamwright.io import read_regular, write_whole
+from beamwright.models.config import find_shape
+from beamwright.models.load import resolve_dtype
 from beamwright.registry import PLUGIN_MODULE, Table
-from beamwright.saved.recorded import describe_fault
+from beamwright.saved.identity import CODE, plugin_code
 from beamwright.search import STRATEGIES
+from beamwright.search.defaults import with_defaults
 from beamwright.tree import Node, NodeState, SearchTree, StopReason, Turn
+from beamwright.tree.recorded import describe_fault
 
 FORMAT = "beamwright checkpoint"
-VERSION = 3
+VERSION = 4
 ENDED = "ended"  # of a search that is over: what `CheckpointWriter.end` was told
 OWN = "python:"  # begins the name of what a user gave as an object
 DECISIVE_SECTIONS = ("model", "sampling", "step", "search", "sparse")  # decide the tree
+_TABLES: dict[str, Table[Any]] = {"search": STRATEGIES, "verifier": VERIFIERS}
 # Of these sections:
 _NOT_THE_TREE = {"device", "attention", "top_logprobs", "choose", "sparse_home"}
 
@@ -46,15 +50,12 @@ class Checkpoint:
     """A search between two rounds.
 
     settings: what decides the tree (`tree_settings`). elapsed_s: spent so far, all processes
-    together; phases_s: of which, by phase. num_groups, round_tokens, finished_s: as in
-    `TreeRun`.
+    together. round_tokens, finished_s: as in `TreeRun`.
     """
 
     settings: Mapping[str, Any]
     tree: SearchTree
     elapsed_s: float
-    phases_s: Mapping[str, float]
-    num_groups: int
     round_tokens: Sequence[int]
     finished_s: Mapping[Node, float]
 
@@ -69,21 +70,19 @@ class Checkpoint:
 
     def check_plugins(self, file: Path) -> None:
         """Raises InputError that names the plugin of `file` that is not loaded here."""
-        tables: tuple[Table[Any], ...] = (STRATEGIES, VERIFIERS)
-        for (code, option), table in zip(CODE.items(), tables, strict=True):
-            if code in self.settings and str(self.settings.get(option)) not in table:
+        for code, option in CODE.items():
+            name = str(self.settings.get(option))
+            if code in self.settings and name not in _TABLES[option]:
                 owner = str(self.settings[code]).partition("@")[0].removeprefix(PLUGIN_MODULE)
                 raise InputError(
-                    f"{file}: was saved with --{option} {self.settings.get(option)} of the plugin "
-                    f"{owner}, which is not loaded here (--plugin)"
+                    f"{file}: was saved with --{option} {name} of the plugin {owner}, "
+                    "which is not loaded here (--plugin)"
                 )
 
-    def progress(self, run: TreeRun) -> Counters:
-        """Tell a run how far it is; what it has taken."""
+    def go_on(self, run: TreeRun) -> None:
+        """Tell a run how far it is."""
         run.elapsed_s, run.finished_s = self.elapsed_s, dict(self.finished_s)
         run.round_tokens.extend(self.round_tokens)
-        known: dict[str, Any] = {f"{phase}_s": self.phases_s.get(phase, 0.0) for phase in PHASES}
-        return Counters(groups=self.num_groups, **known)
 
 
 def tree_settings(
@@ -116,19 +115,17 @@ def _shown(value: Any) -> str:
 class CheckpointWriter:
     """Saves one search to one file: the `save` of a `TreeRun`.
 
-    spent: what has been measured of the search so far. saved: the file is of this search.
+    saved: the file is of this search.
     """
 
     file: Path
     settings: Mapping[str, Any]
-    spent: Callable[[], Counters]
     saved: bool = False
 
     def __call__(self, run: TreeRun, elapsed_s: float) -> None:
         """Raises InputError if the file cannot be written."""
-        spent, tree, settings = self.spent(), run.tree, self.settings
-        known = elapsed_s, spent.seconds, spent.groups, run.round_tokens, run.finished_s
-        write_checkpoint(self.file, Checkpoint(settings, tree, *known))
+        known = elapsed_s, run.round_tokens, run.finished_s
+        write_checkpoint(self.file, Checkpoint(self.settings, run.tree, *known))
         self.saved = True
 
     def end(self, **known: Any) -> None:
@@ -149,16 +146,9 @@ def write_checkpoint(file: Path, checkpoint: Checkpoint) -> None:
     Raises:
         InputError: if the file cannot be written.
     """
-    content, digest = _digested(_body(checkpoint))
-    head = json.dumps({"format": FORMAT, "version": VERSION, "sha256": digest})
-    if file.exists() and not file.is_file():
-        raise InputError(f"--checkpoint {file}: not a regular file; it could not be resumed from")
-    write_whole(file, f'{head[:-1]}, "search": {content}}}\n', option="--checkpoint ")
-
-
-def _body(checkpoint: Checkpoint) -> dict[str, Any]:
-    tree = checkpoint.tree
-    return {
+    tree, finished_s = checkpoint.tree, checkpoint.finished_s
+    nodes = [_node(n, finished_s.get(n)) for n in tree.nodes() if n.parent is not None]
+    body = {
         "settings": checkpoint.settings,
         "problem_id": tree.root.problem_id,
         "problem": tree.root.problem_text,
@@ -167,58 +157,44 @@ def _body(checkpoint: Checkpoint) -> dict[str, Any]:
         "rounds": tree.rounds,
         "round_tokens": checkpoint.round_tokens,
         "elapsed_s": checkpoint.elapsed_s,
-        "phases_s": checkpoint.phases_s,
-        "num_groups": checkpoint.num_groups,
-        "nodes": [
-            _node(node, checkpoint.finished_s.get(node))
-            for node in tree.nodes()
-            if node.parent is not None
-        ],
+        "nodes": nodes,
     }
+    content, digest = _digested(body)
+    head = json.dumps({"format": FORMAT, "version": VERSION, "sha256": digest})
+    if file.exists() and not file.is_file():
+        raise InputError(f"--checkpoint {file}: not a regular file; it could not be resumed from")
+    write_whole(file, f'{head[:-1]}, "search": {content}}}\n', option="--checkpoint ")
 
 
 def _node(node: Node, finished_s: float | None) -> dict[str, Any]:
     assert node.parent is not None
-    top = [[(token, _number(value)) for token, value in each] for each in node.top]
-    # A letter of several bytes may end in the next step: a path's text need not go on its parent's.
-    shared = _shared(node.parent.text, node.text)
+    shared = len(before := node.parent.text)
+    if not node.text.startswith(before):  # a letter of several bytes may end in the next step
+        shared = len(os.path.commonprefix([before, node.text]))  # noqa: RUF071 (of letters)
     return {
         "lineage": node.lineage[1:],
         "state": str(node.state),
         "stop": str(node.stop),
         "token_ids": node.token_ids,
-        "logprobs": [_number(value) for value in node.logprobs],
-        "stats": {name: [_number(v) for v in values] for name, values in node.stats.items()},
-        **({"top": top} if top else {}),
+        "logprobs": node.logprobs,
+        "stats": node.stats,
+        "top": node.top,
         "shared_text": shared,
         "text": node.text[shared:],
-        "step_score": _number(node.step_score),
-        "score": _number(node.score),
+        "step_score": node.step_score,
+        "score": node.score,
         "usage": node.usage,
         "notes": node.notes,
         "round": node.round,
         "greedy": node.greedy,
-        "turn": None if node.turn is None else asdict(node.turn),
+        "turn": None if node.turn is None else (node.turn.text, node.turn.answers),
         "finished_s": finished_s,
     }
 
 
-def _shared(left: str, right: str) -> int:
-    """Characters that two texts begin with alike."""
-    if right.startswith(left):
-        return len(left)
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))
-
-
-def _number(value: float | None) -> float | str | None:
-    """JSON has no name for what is not finite."""
-    return value if value is None or math.isfinite(value) else str(value)
-
-
 def _digested(body: Any) -> tuple[str, str]:
-    """It as JSON, and the checksum of that."""
-    content = json.dumps(body, separators=(",", ":"), allow_nan=False)
+    """It as JSON with Python's names for what is not finite, and the checksum of that."""
+    content = json.dumps(body, separators=(",", ":"))
     return content, hashlib.sha256(content.encode("ascii")).hexdigest()
 
 
@@ -258,17 +234,10 @@ def read_checkpoint(file: Path) -> Checkpoint:
 
 _Count = Annotated[int, Strict(), Field(ge=0, lt=1 << 53)]
 _Spent = Annotated[int, Strict(), Field(gt=-(1 << 53), lt=1 << 53)]  # what is taken back is below 0
-_Finite = Annotated[float, Strict(), Field(allow_inf_nan=False)]
-_Seconds = Annotated[_Finite, Field(ge=0)]
-_Number = _Finite | Literal["nan", "inf", "-inf"]
+_Seconds = Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)]
+_Number = Annotated[float, Strict()]
 _Tokens = tuple[_Count, ...]
 _Text = InstanceOf[str]  # with halves of surrogate pairs, too
-
-
-@dataclass(frozen=True)
-class _SavedTurn:
-    text: _Text
-    answers: Annotated[bool, Strict()]
 
 
 @dataclass(frozen=True)
@@ -288,15 +257,15 @@ class _SavedNode:
     usage: dict[str, _Spent]
     round: _Count
     greedy: Annotated[bool, Strict()]
-    turn: _SavedTurn | None
+    turn: tuple[_Text, Annotated[bool, Strict()]] | None
     finished_s: _Seconds | None
-    top: tuple[tuple[tuple[_Count, _Number], ...], ...] = ()
-    notes: dict[str, _Text] = field(default_factory=dict)  # files need not have them
+    top: tuple[tuple[tuple[_Count, _Number], ...], ...]
+    notes: dict[str, _Text]
 
 
 @dataclass(frozen=True)
 class _SavedSearch:
-    """What `_body` writes."""
+    """What `write_checkpoint` writes."""
 
     settings: dict[str, Any]
     problem_id: Annotated[int, Strict()] | _Text
@@ -306,8 +275,6 @@ class _SavedSearch:
     rounds: _Count
     round_tokens: tuple[_Count, ...]
     elapsed_s: _Seconds
-    phases_s: dict[str, _Finite]
-    num_groups: _Count
     nodes: tuple[_SavedNode, ...]
 
 
@@ -317,40 +284,36 @@ _SEARCH = TypeAdapter(_SavedSearch)
 def _tree_of(saved: _SavedSearch) -> Checkpoint:
     tree = SearchTree(saved.problem_id, saved.prompt_ids, saved.problem)
     tree.rounds, tree.root.usage = saved.rounds, Counter(saved.root_usage)
-    if saved.rounds != max((each.round for each in saved.nodes), default=0):
+    if saved.rounds != max((step.round for step in saved.nodes), default=0):
         raise ValueError(f"rounds is {saved.rounds}, which is not the last node's round")
     finished_s: dict[Node, float] = {}
     by_lineage: dict[tuple[int, ...], Node] = {(): tree.root}
-    parents = {each.lineage[:-1] for each in saved.nodes}
-    for each in saved.nodes:
-        parent = by_lineage[each.lineage[:-1]]
-        node = _add(tree, parent, each, has_children=each.lineage in parents)
-        if node.lineage[1:] != each.lineage:
-            raise ValueError(f"node {each.lineage} is out of order")
-        by_lineage[each.lineage] = node
-        if each.finished_s is not None:
-            finished_s[node] = each.finished_s
-    pruned = [by_lineage[each.lineage] for each in saved.nodes if each.state is NodeState.PRUNED]
+    parents = {step.lineage[:-1] for step in saved.nodes}
+    for step in saved.nodes:
+        parent = by_lineage[step.lineage[:-1]]
+        node = _add(tree, parent, step, has_children=step.lineage in parents)
+        if node.lineage[1:] != step.lineage:
+            raise ValueError(f"node {step.lineage} is out of order")
+        by_lineage[step.lineage] = node
+        if step.finished_s is not None:
+            finished_s[node] = step.finished_s
+    pruned = [by_lineage[step.lineage] for step in saved.nodes if step.state is NodeState.PRUNED]
     for node in reversed(pruned):  # children first
         tree.prune(node)
-    known = saved.elapsed_s, saved.phases_s, saved.num_groups, saved.round_tokens, finished_s
-    return Checkpoint(saved.settings, tree, *known)
+    return Checkpoint(saved.settings, tree, saved.elapsed_s, saved.round_tokens, finished_s)
 
 
 def _add(tree: SearchTree, parent: Node, saved: _SavedNode, *, has_children: bool) -> Node:
     """A decoded step, in the state in which it was saved; pruned ones are not pruned yet."""
     if saved.turn is not None:
-        asked = tree.ask(parent, Turn(saved.turn.text, saved.turn.answers), saved.token_ids)
-        asked.round, asked.usage = saved.round, Counter(saved.usage)
-        return asked
+        node = tree.ask(parent, Turn(*saved.turn), saved.token_ids)
+        node.round, node.usage = saved.round, Counter(saved.usage)
+        return node
     (node,) = tree.expand(parent, 1, greedy=saved.greedy)
-    node.round = saved.round
+    node.round, stop = saved.round, StopReason(saved.stop)
     text = parent.text[: saved.shared_text] + saved.text
-    logprobs = tuple(map(float, saved.logprobs))
-    stats = {name: tuple(map(float, values)) for name, values in saved.stats.items()}
-    top = tuple(tuple((i, float(p)) for i, p in each) for each in saved.top)
-    tree.commit(node, saved.token_ids, logprobs, StopReason(saved.stop), text, stats, top)
-    node.step_score, node.score = _float(saved.step_score), _float(saved.score)
+    tree.commit(node, saved.token_ids, saved.logprobs, stop, text, saved.stats, saved.top)
+    node.step_score, node.score = saved.step_score, saved.score
     node.usage, node.notes = Counter(saved.usage), dict(saved.notes)
     match saved.state:
         case NodeState.KEPT:
@@ -364,5 +327,56 @@ def _add(tree: SearchTree, parent: Node, saved: _SavedNode, *, has_children: boo
     return node
 
 
-def _float(value: float | str | None) -> float | None:
-    return None if value is None else float(value)
+# --- what a search is resumed with -----------------------------------------------------------
+
+
+def resumed_settings(file: Path, given: Settings) -> Settings:
+    """Settings to resume a checkpoint with; reads no models.
+
+    given: what it sets (`model_fields_set`) stands; of what it does not, all that decides the tree
+    comes from the file.
+
+    Raises:
+        InputError: if the file is no whole checkpoint, or `given` sets an option that was another
+            when the file was saved.
+    """
+    saved = read_checkpoint(file)
+    for option in _TABLES:
+        named = str(saved.settings.get(option))
+        if named.startswith(OWN) and "@" in named:
+            raise InputError(
+                f"--resume {file}: was saved with the {option} {named}, "
+                "which only Python has: give it to Solver, and call resume there"
+            )
+    saved.check_plugins(file)
+    sections: dict[str, Any] = {}
+    written: dict[str, Any] = {}
+    for name in DECISIVE_SECTIONS:
+        section = getattr(given, name)
+        here = section.model_dump(exclude_unset=True)
+        known = [*type(section).model_fields]
+        for option in _TABLES.keys() & known:
+            known += _options_of(option, here.get(option, saved.settings.get(option)))
+        kept = {option: saved.settings[option] for option in known if option in saved.settings}
+        written |= here
+        try:
+            sections[name] = type(section).model_validate({**kept, **here})
+        except ValidationError as error:
+            raise InputError(f"--resume {file}: holds settings that are unknown here") from error
+    settings = given.model_copy(update=sections)
+    model = settings.model
+    try:
+        dtype = resolve_dtype(model.dtype, model.device, find_shape(model))
+        wanted = tree_settings(with_defaults(settings), str(dtype).removeprefix("torch."))
+    except InputError as error:
+        raise InputError(f"--resume {file}: {error}") from error
+    # The options given go first: an error names one of them, not what a strategy makes of it.
+    first = {option: wanted[option] for option in written if option in wanted}
+    saved.check_settings(file, {**first, **wanted})
+    return settings
+
+
+def _options_of(option: str, name: Any) -> list[str]:
+    """The options of a declaration; none of one that is unknown here, which is said elsewhere."""
+    table = _TABLES[option]
+    return [*table[name].options] if isinstance(name, str) and name in table else []

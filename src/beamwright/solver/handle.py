@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol
 
@@ -35,27 +36,24 @@ class Submitted(Protocol):
     cancelled: bool
 
 
-class Submits(Protocol):
-    """Whoever has it solved."""
-
-    def withdraw(self, request: Any, /) -> None:
-        """It is cancelled."""
-        ...
-
-    def check_outside(self) -> None:
-        """Raises InputError where it would wait for itself."""
-        ...
-
-
 class Handle:
     """A problem that was submitted. It is solved whether or not anybody waits for it.
 
     `await handle` waits for its result in an event loop.
+
+    withdraw: tells whoever has it solved that it is cancelled. check_outside: raises InputError
+    where it would wait for itself.
     """
 
-    def __init__(self, problem_id: str | int, request: Submitted, service: Submits) -> None:
-        self.problem_id = problem_id
-        self._request, self._service = request, service
+    def __init__(
+        self,
+        problem_id: str | int,
+        request: Submitted,
+        withdraw: Callable[[], None],
+        check_outside: Callable[[], None],
+    ) -> None:
+        self.problem_id, self._request = problem_id, request
+        self._withdraw, self._check_outside = withdraw, check_outside
         self._future: Future[Solution] = Future()
         self._future.set_running_or_notify_cancel()  # who stops waiting does not cancel it
         self._rounds: SimpleQueue[RoundReport | None] = SimpleQueue()
@@ -80,20 +78,20 @@ class Handle:
             TimeoutError: if it takes longer; the search goes on.
             InputError: in a callback of the same solver: it would wait for ever.
         """
-        self._service.check_outside()
+        self._check_outside()
         return self._future.result(timeout)
 
     def cancel(self) -> None:
         """Give it up: its KV is freed before the next iteration."""
         self._request.cancelled = True
-        self._service.withdraw(self._request)
+        self._withdraw()
 
     def rounds(self) -> Iterator[RoundReport]:
         """Every round as it is decided, from the first; ends with the search.
 
         A report's tree is alive and grows on. One reader per handle.
         """
-        self._service.check_outside()
+        self._check_outside()
         while (report := self._rounds.get()) is not None:
             yield report
 
@@ -166,7 +164,7 @@ class SubmitQueue:
 
     def submit(self, problem_id: str | int, request: Request) -> Handle:
         """Have it solved beside the others."""
-        handle = Handle(problem_id, request, self)
+        handle = Handle(problem_id, request, partial(self._drop, request), self._check_outside)
         with self._lock:  # the thread waits for it before it takes anybody in
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="solver", daemon=True)
@@ -177,7 +175,7 @@ class SubmitQueue:
             self._waiting.put(request, request.priority)
         return handle
 
-    def withdraw(self, request: Request) -> None:
+    def _drop(self, request: Request) -> None:
         """Whoever still waits for a place does not get one."""
         with self._lock:
             if request not in self._waiting:
@@ -199,7 +197,7 @@ class SubmitQueue:
         self._thread = None
         atexit.unregister(self.close)
 
-    def check_outside(self) -> None:
+    def _check_outside(self) -> None:
         """Raises InputError in the thread that solves."""
         if threading.current_thread() is self._thread:
             raise InputError("a callback of a search cannot wait for one of the same Solver")

@@ -1,81 +1,347 @@
-"""The machinery of a solver: what all its problems share, what it counts, and who writes steps.
+"""The machinery of a solver: what all its problems share, loaded or allocated once, and its counts.
 
-Knows what is loaded (`assembly`) and no problem.
+From settings to models, memory, tiers, schedule, verifier and batch, in the order in which the one
+memory number is spent. Knows every room below and no problem (LBS, section 4; FlashTTS, 4.3).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
+import torch
+
+from beamwright.attention import KERNEL_BACKENDS, check_deterministic, make_attention
 from beamwright.config import Settings
 from beamwright.counters import Counters, Level, Usage
-from beamwright.engine.executor import Threads
+from beamwright.engine.batch import RunningBatch
+from beamwright.engine.executor import threads_for
 from beamwright.engine.moving import MovingSplit
+from beamwright.engine.prompts import with_system_prompt
 from beamwright.engine.row import Decoding
+from beamwright.engine.sampling import stats_read_by
+from beamwright.engine.selftest import batches_are_exact, kind
 from beamwright.engine.speculation import Payoff
 from beamwright.engine.tensor_rows import make_running_batch
 from beamwright.engine.timeline import Timeline
-from beamwright.errors import InputError
-from beamwright.kv.pool import ByteBudget
-from beamwright.models.load import LoadedModel
-from beamwright.models.tree_model import TreeModel
+from beamwright.errors import DeviceMemoryError, InputError
+from beamwright.kv.link import Link, StreamLink, Wire
+from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
+from beamwright.kv.store import HostedStore
+from beamwright.kv.streams import CudaStreams, HostStreams
+from beamwright.layerwise.backend import LayerwiseAttention
+from beamwright.layerwise.store import LayeredStore
+from beamwright.models.decoder import Decoder
+from beamwright.models.load import (
+    LoadedModel,
+    cap_memory,
+    check_device,
+    free_bytes,
+    is_out_of_memory,
+    load_model,
+)
+from beamwright.models.tree_model import HostOptions, TreeModel
+from beamwright.plan.costs import ModelCosts
 from beamwright.progress import Progress
-from beamwright.protocols import Direction, SchedulePolicy, StepWriter, Verifier
+from beamwright.protocols import AttentionBackend, Direction, SchedulePolicy, Strategy, Verifier
 from beamwright.remote.generator import RemoteGenerator
-from beamwright.remote.writer import RemoteSteps
-from beamwright.solver.memory import MemoryPlan
-from beamwright.solver.tiers import HostShares
+from beamwright.remote.writer import RemoteSteps, ServedSchedule
+from beamwright.schedule import schedule_row
+from beamwright.sections import ModelSettings
+from beamwright.solver.memory import (
+    MemoryPlan,
+    ModelBytes,
+    address_space_left,
+    advice,
+    host_kv_bytes,
+    path_needs,
+    plan_memory,
+)
+from beamwright.solver.sparse import sparse_attention, with_most_rows
+from beamwright.solver.tiers import TYPICAL_PROMPT_TOKENS, chosen_schedule, machine_profile
+from beamwright.sparse.host import HostStore
 from beamwright.sparse.rule import SparseRule
-from beamwright.tree import Node
+from beamwright.verify.find import VerifierSource, resolve_verifier
 
 
-class Writer(StepWriter, Protocol):
-    """Writes the steps of all trees: the running batch, or a remote generator's.
+@dataclass(frozen=True)
+class HostShares:
+    """The host tier of generator and verifier: a link for each, over one wire, and its share.
 
-    graphs_failed: why steps are not captured after all.
+    Counters of either link are of both.
     """
 
-    counts: Counters
-    graphs_failed: str | None
+    generator: HostOptions
+    verifier: HostOptions
 
-    def decode_as(self, root: Node, decoding: Decoding) -> None: ...
-    def abort(self) -> None: ...
+    @classmethod
+    def of(cls, settings: Settings, plan: MemoryPlan, timeline: Timeline) -> HostShares:
+        """The tier that the settings ask for, shared so that both models hold equally much."""
+        schedule, model = settings.schedule, settings.model
+        total, wire = host_kv_bytes(settings), Wire(schedule.link_bandwidth)
+
+        def link(name: str) -> Link:
+            device = torch.device(name)
+            streams = CudaStreams(device) if device.type == "cuda" else HostStreams()
+            return StreamLink(streams, timeline=timeline, wire=wire)
+
+        generator = HostOptions(
+            int(total * plan.tokens_part),
+            link(model.device),
+            recompute=schedule.evict == "recompute",
+            share_loads=schedule.inter_beam,
+            victims=schedule.victims,
+        )
+        rest, other = total - generator.budget_bytes, link(model.verifier_device or model.device)
+        return cls(generator, replace(generator, budget_bytes=rest, link=other))
 
 
-@dataclass
 class Machinery:
-    """What all problems of a solver share, loaded or allocated once.
+    """Loads the models, spends the memory number on them and their KV, and sees if they are exact.
 
     settings: with nothing left open; from here on nobody reads what was given. reader: what reads
     prompts. generator: the model with its KV, None where it is remote. verifier, and scorer: its
     model, None where it has none. tier: None where all KV is on the device. shared: the memory of
     both models, where it can move between them; moving: what moves it. rule: of sparse decoding.
-    remote: the generator where it is not here.
+    remote: the generator where it is not here. batch: writes the steps of all trees.
 
     exact: results of what runs here do not depend on the batch. token_stats: that are kept of every
     token. payoff: what problems have taught of speculation.
+
+    Raises:
+        InputError: for a bad model or verifier, or a memory number that does not hold them.
     """
 
-    settings: Settings
     reader: LoadedModel | RemoteGenerator
     plan: MemoryPlan
-    tier: HostShares | None
     schedule: SchedulePolicy
     verifier: Verifier
-    timeline: Timeline
-    progress: Progress
     generator: TreeModel | None = None
     scorer: TreeModel | None = None
+    tier: HostShares | None = None
     shared: ByteBudget | None = None
     moving: MovingSplit | None = None
     rule: SparseRule | None = None
     remote: RemoteGenerator | None = None
-    batch: Writer = field(init=False)
-    threads: Threads = field(init=False)
-    exact: bool = field(init=False)
-    token_stats: frozenset[str] = field(init=False)
-    payoff: Payoff = field(default_factory=Payoff)
+
+    def __init__(
+        self,
+        settings: Settings,
+        verifier: Verifier | None,
+        strategy: Strategy,
+        timeline: Timeline,
+        progress: Progress,
+    ) -> None:
+        """verifier: one that is the user's own, or declared. strategy: of the solver."""
+        self.settings, self.timeline, self.progress = settings, timeline, progress
+        self.payoff, model = Payoff(), settings.model
+        for device in (model.verifier_device, model.device):  # the last is the current one
+            if device is not None:
+                cap_memory(check_device(device), settings.memory.memory)
+        backends = self._find(verifier) if model.runs_elsewhere else self._load(verifier)
+        self.token_stats = stats_read_by(self.verifier, strategy)
+        self.batch = self._make_batch()
+        decoders = [model.decoder for model in self.tree_models]
+        self.threads = threads_for(max((d.shape.num_parameters for d in decoders), default=0))
+        progress.doing("checking that results do not depend on the batch")
+        with self.threads.in_use():
+            kinds = {kind(*pair): pair for pair in zip(decoders, backends, strict=True)}
+            self.exact = all(batches_are_exact(*pair) for pair in kinds.values())
+
+    # --- loading -----------------------------------------------------------------------------
+
+    def _load(self, verifier: Verifier | None) -> list[AttentionBackend]:
+        """Both models here; returns what each of them attends with."""
+        model = self.settings.model
+        self.progress.doing(f"loading the generator {model.model}")
+        with _refusals_named(f"--model {model.model}"):
+            loaded = load_model(model.model, model, chat_template=model.chat_template)
+        self.reader, decoder = loaded, loaded.decoder
+        # One precision for both models: attention is made for it.
+        source = self._source(model.model_copy(update={"dtype": _dtype(decoder)}), verifier)
+        if source.model is not None and loaded.codec is None:
+            raise InputError(
+                f"--verifier {model.scorer}: --model {model.model} has no tokenizer, so its "
+                "steps have no text to score; use --verifier logprob or none"
+            )
+        self.settings = with_system_prompt(self.settings, loaded.codec)
+        backend = self._attention(decoder)
+        in_place = backend.name in KERNEL_BACKENDS and self.settings.sparse.sparse == "off"
+        self._settle(loaded, source.model, in_place=in_place)
+        settings, row = self.settings, schedule_row(self.settings.schedule)
+        self.schedule = row.policy(settings.schedule)
+        home = settings.sparse.sparse_home == "host"
+        if home or not row.resident:
+            self.tier = HostShares.of(settings, self.plan, self.timeline)
+        attention, self.rule = sparse_attention(settings, loaded, backend)
+        if row.streams_layers:
+            backend = self._attention(decoder, wrapped=True)
+            attention = LayerwiseAttention(backend)
+        if row.streams_layers or home:
+            store = LayeredStore if row.streams_layers else HostStore
+            self.generator = self._hosted(store, decoder, attention)
+        else:
+            self.generator = TreeModel(
+                decoder,
+                attention,
+                self.plan.generator_kv_bytes,
+                host=None if self.tier is None else self.tier.generator,
+                log=self.timeline,
+                shared=self.shared,
+            )
+        host = None if self.tier is None or home else self.tier.verifier
+        backends = [backend, *self._add_scorer(source, host)]
+        if self.shared is not None and self.scorer is not None:
+            self.moving = MovingSplit(
+                self.generator.store,
+                self.scorer.store,
+                (_costs(self.generator), _costs(self.scorer)),
+                machine_profile(model.device),
+                str(settings.memory.split),
+                settings.step.longest,
+                scores_early=settings.schedule.speculation != "off",
+            )
+        return backends
+
+    def _find(self, verifier: Verifier | None) -> list[AttentionBackend]:
+        """A remote generator; the verifier alone is here, and has all the memory."""
+        model = self.settings.model
+        self.progress.doing(f"looking for {model.model}")
+        self.reader = self.remote = RemoteGenerator.find(model)
+        self.settings = with_system_prompt(self.settings, self.remote.codec)
+        self.schedule = ServedSchedule(settings=self.settings.schedule)
+        self.plan, source = MemoryPlan(0, 0), self._source(model, verifier)
+        if source.model is None:
+            return self._add_scorer(source, None)
+        alone = self._planned(source.model, None, in_place=False)
+        self.plan = MemoryPlan(0, alone.kv_bytes, tokens_part=0.0)
+        self.tier = HostShares.of(self.settings, self.plan, self.timeline)
+        return self._add_scorer(source, self.tier.verifier)
+
+    def _source(self, model: ModelSettings, verifier: Verifier | None) -> VerifierSource:
+        if verifier is not None:
+            return VerifierSource(None, None, verifier)
+        self.progress.doing(f"loading the verifier {model.verifier}")
+        device = model.device
+        if model.verifier_device is not None:
+            model = model.model_copy(update={"device": model.verifier_device})
+        with _refusals_named(f"--verifier {model.scorer}"):
+            source = resolve_verifier(model)
+        check_device(device)  # the current one again
+        return source
+
+    def _attention(self, decoder: Decoder, *, wrapped: bool = False) -> AttentionBackend:
+        """What `--attention` names for this model; wrapped: no kernels, which read the pool
+        themselves."""
+        model = self.settings.model
+        backend = make_attention(model.attention)
+        if not wrapped:
+            backend = make_attention(model.attention, decoder.device, decoder.dtype)
+        if model.deterministic:
+            check_deterministic(backend, decoder.device, decoder.dtype)
+        return backend
+
+    def _hosted(
+        self, kind: type[HostedStore], decoder: Decoder, attention: AttentionBackend
+    ) -> TreeModel:
+        """A generator with all KV on the host, whose store has its budget on the device."""
+        assert self.tier is not None
+        host, device_budget = self.tier.generator, ByteBudget(self.plan.generator_kv_bytes)
+
+        def make_store(layout: KVLayout, budget: ByteBudget, device: torch.device) -> HostedStore:
+            pool = BlockPool(layout, budget, pinned=device.type == "cuda")
+            return kind(pool, device, host.link, device_budget)
+
+        return TreeModel(decoder, attention, host.budget_bytes, make_store=make_store)
+
+    def _add_scorer(
+        self, source: VerifierSource, host: HostOptions | None
+    ) -> list[AttentionBackend]:
+        """The verifier, with its model and KV if it has any; returns what that attends with."""
+        if source.model is None:
+            assert source.without_model is not None
+            self.verifier = source.without_model
+            return []
+        decoder, kv_bytes = source.model.decoder, self.plan.verifier_kv_bytes
+        backend = self._attention(decoder)
+        self.scorer = TreeModel(decoder, backend, kv_bytes, host=host, shared=self.shared)
+        self.verifier = source.on(self.scorer)
+        return [backend]
+
+    def _make_batch(self) -> RunningBatch | RemoteSteps:
+        settings, stats, remote = self.settings, self.token_stats, self.remote
+        if remote is None:
+            assert self.generator is not None
+            codec, progress = self.reader.codec, self.progress
+            return make_running_batch(
+                self.generator, codec, settings, token_stats=stats, progress=progress
+            )
+        if stats:
+            raise InputError(
+                f"--model {settings.model.model}: does not say {', '.join(sorted(stats))} of its "
+                "tokens, which this search or verifier reads"
+            )
+        decoding = Decoding(settings.sampling, settings.step, settings.search.seed)
+        most, progress = settings.schedule.max_batch, self.progress
+        return RemoteSteps(remote.source, remote.codec, remote.context, decoding, most, progress)
+
+    # --- the memory number -------------------------------------------------------------------
+
+    def _settle(self, loaded: LoadedModel, verifier: LoadedModel | None, *, in_place: bool) -> None:
+        """Leave nothing open: what `auto` stands for, with these models and this memory.
+
+        in_place: attention's kernels read KV where it is.
+        """
+        settings = self.settings
+        plan = self.plan = self._planned(loaded, verifier, in_place=in_place)
+        sizes, kv_bytes = _sizes(loaded), plan.generator_kv_bytes
+        settings = with_most_rows(settings, sizes, kv_bytes)
+        needs_turns = False
+        if verifier is not None and settings.model.verifier_device is None:
+            # Memory can move where a pool takes pages as it is used, a CPU's. Both models have
+            # address space for all of it, so there must be no limit on that.
+            on_cpu = torch.device(settings.model.device).type == "cpu"
+            if isinstance(settings.memory.split, str) and on_cpu and address_space_left() is None:
+                self.shared = ByteBudget(plan.kv_bytes)
+                needed = path_needs(settings, [sizes, _sizes(verifier)], TYPICAL_PROMPT_TOKENS)
+                needs_turns = needed[1] > plan.verifier_kv_bytes
+        name = chosen_schedule(settings, sizes, kv_bytes, needs_turns=needs_turns)
+        named = settings.schedule.model_copy(update={"schedule": name})
+        row = schedule_row(named)
+        self.settings = settings.model_copy(update={"schedule": row.settled(named)})
+        if row.streams_layers and in_place:
+            self.plan = self._planned(loaded, verifier, in_place=False)
+        if row.streams_layers or settings.sparse.sparse_home == "host":
+            self.shared = None
+
+    def _planned(
+        self, loaded: LoadedModel, verifier: LoadedModel | None, *, in_place: bool
+    ) -> MemoryPlan:
+        """The memory number, spent; where the models are apart, on each device."""
+        settings = self.settings
+        if verifier is not None and settings.model.verifier_device is not None:
+            one, other = (
+                self._planned(model, None, in_place=in_place) for model in (loaded, verifier)
+            )
+            part, rest = _sizes(loaded).kv_per_token, _sizes(verifier).kv_per_token
+            return MemoryPlan(one.kv_bytes, other.kv_bytes, part / (part + rest))
+        free = free_bytes(loaded.decoder.device)
+        return plan_memory(
+            settings.memory,
+            _sizes(loaded),
+            None if verifier is None else _sizes(verifier),
+            settings.search.n,
+            in_place=in_place,
+            free_bytes=None if free is None else free(),
+        )
+
+    def advice(self, schedule: str, settings: Settings, prompt_tokens: int) -> str:
+        """What helps where device KV ran out in a search with these settings."""
+        sizes = [ModelBytes(m.decoder.shape, m.decoder.dtype.itemsize) for m in self.tree_models]
+        return advice(schedule, settings, self.plan.kv_bytes, sizes, prompt_tokens)
+
+    # --- what there is -----------------------------------------------------------------------
 
     @property
     def models(self) -> dict[str, TreeModel]:
@@ -91,9 +357,7 @@ class Machinery:
     @property
     def dtype(self) -> str:
         """The generator's; where it is remote, nobody here knows."""
-        if self.generator is None:
-            return "elsewhere"
-        return str(self.generator.decoder.dtype).removeprefix("torch.")
+        return "elsewhere" if self.generator is None else _dtype(self.generator.decoder)
 
     @property
     def device_peak_bytes(self) -> int:
@@ -122,57 +386,33 @@ class Machinery:
         return Usage(levels, counters)
 
     def stop_threads(self) -> None:
-        """Stop the link's threads, and a remote generator's; they start again when needed."""
+        """Stop the links' threads, and a remote generator's; they start again when needed."""
         if self.tier is not None:
-            self.tier.close()
+            self.tier.generator.link.close()
+            self.tier.verifier.link.close()
         if self.remote is not None:
             self.remote.source.close()
 
 
-_NOT_REMOTE = {
-    "model": ("weights",),
-    "sampling": ("top_logprobs",),
-    "memory": ("split",),
-    "schedule": (
-        "schedule", "planner", "inter_beam", "balance", "prefetch", "reuse", "evict", "victims",
-        "link_bandwidth", "batching", "speculation", "verify_ahead", "write_back", "graphs",
-    ),
-    "sparse": ("sparse",),
-}  # fmt: skip
-"""Options that are of the generator's KV, or of what it computes."""
+def _dtype(decoder: Decoder) -> str:
+    return str(decoder.dtype).removeprefix("torch.")
 
 
-def make_writer(made: Machinery) -> Writer:
-    """The running batch, or what has a remote generator write.
+def _sizes(model: LoadedModel) -> ModelBytes:
+    return ModelBytes(model.decoder.shape, model.decoder.dtype.itemsize, model.storage)
 
-    Raises:
-        InputError: for what a remote generator does not say, or has no say in.
-    """
-    settings, stats, remote = made.settings, made.token_stats, made.remote
-    if remote is None:
-        assert made.generator is not None
-        return make_running_batch(
-            made.generator,
-            made.reader.codec,
-            settings,
-            token_stats=stats,
-            progress=made.progress,
-        )
-    named = f"--model {settings.model.model}"
-    if stats:
-        raise InputError(
-            f"{named}: does not say {', '.join(sorted(stats))} of its tokens, which this search "
-            "or verifier reads"
-        )
-    for section, names in _NOT_REMOTE.items():
-        given, default = getattr(settings, section), type(getattr(settings, section))()
-        for name in names:
-            value = getattr(given, name)
-            if name in given.model_fields_set and value != getattr(default, name):
-                raise InputError(
-                    f"--{name.replace('_', '-')} {value}: does nothing with {named}, whose KV is "
-                    "not here"
-                )
-    decoding = Decoding(settings.sampling, settings.step, settings.search.seed)
-    most = settings.schedule.max_batch
-    return RemoteSteps(remote.source, remote.codec, remote.context, decoding, most, made.progress)
+
+def _costs(model: TreeModel) -> ModelCosts:
+    return ModelCosts.of(model.decoder.shape, model.decoder.dtype.itemsize)
+
+
+@contextmanager
+def _refusals_named(option: str) -> Iterator[None]:
+    """Memory that is refused while a model is read."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        hint = "take a smaller model, int8 or int4 weights, or a narrower --dtype"
+        raise DeviceMemoryError(f"{option} cannot be loaded", hint) from error

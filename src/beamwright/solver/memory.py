@@ -1,26 +1,31 @@
-"""The memory plan: from one number to the KV budgets of generator and verifier."""
+"""The memory plan: from one number to the KV budgets of generator and verifier, and the host's.
+
+Knows sizes, no models and no torch; and what helps where a budget was too small.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from beamwright.config import Settings
-from beamwright.errors import DEVICE_TIER, CapacityError, InputError, format_bytes
+from beamwright.errors import InputError, format_bytes
 from beamwright.models.shape import ModelShape
 from beamwright.plan.costs import Storage, product_scratch_bytes, weight_bytes
 from beamwright.sections import MemorySettings
 
 if sys.platform != "win32":
     import resource
-if TYPE_CHECKING:
-    from beamwright.engine.tree_run import TreeRun
-    from beamwright.models.tree_model import TreeModel
 
 DEFAULT_KV_BYTES = 2 * 1024**3
+_MOST_PINNED_BYTES = 16 * 1024**3
+_CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_BLOCK_TOKENS = 8
+_SHARE_PARTS = 10**9
 _PREFILL_TOKENS = 4096
 _COPIES = 2  # KV, and attention's working copies of the present group, which take as much at most
 _TAIL_TOKENS = 2 * 256  # of a row that attention's kernels decode; twice while rows are arranged
@@ -110,9 +115,8 @@ def plan_memory(
             )
     elif settings.memory is not None:
         weights = sum(model.weights for model in models)
-        kv_bytes = _beside_others(
-            settings.memory - weights - activations, models, num_rows, in_place
-        )
+        left = settings.memory - weights - activations
+        kv_bytes = _beside_others(left, models, num_rows, in_place)
         if kv_bytes <= 0:
             raise InputError(
                 f"--memory {format_bytes(settings.memory)}: weights take {format_bytes(weights)} "
@@ -131,26 +135,18 @@ def plan_memory(
         kv_bytes = DEFAULT_KV_BYTES if most is None else min(DEFAULT_KV_BYTES, max(1, most // 4))
     if verifier is None:
         return MemoryPlan(kv_bytes, 0)
-    own, others = _parts(settings.split, generator, verifier)
-    generator_bytes = kv_bytes * own // (own + others)
+    part, rest = _parts(settings.split, generator, verifier)
+    generator_bytes = kv_bytes * part // (part + rest)
     tokens_part = generator.kv_per_token / (generator.kv_per_token + verifier.kv_per_token)
     return MemoryPlan(generator_bytes, kv_bytes - generator_bytes, tokens_part)
 
 
-def _beside_others(
-    left: int,
-    models: Sequence[ModelBytes],
-    num_rows: int,
-    in_place: bool,
-) -> int:
+def _beside_others(left: int, models: Sequence[ModelBytes], num_rows: int, in_place: bool) -> int:
     """KV bytes of what weights and activations leave."""
     copies = left - left // _COPIES
     if in_place:
         copies = min(copies, max(model.tails(num_rows) for model in models))
     return left - copies
-
-
-_SHARE_PARTS = 10**9
 
 
 def _parts(split: str | float, generator: ModelBytes, verifier: ModelBytes) -> tuple[int, int]:
@@ -175,127 +171,91 @@ def memory_needed(
     models, kv_bytes: generator and verifier. has_copies: False where KV has a number of its own.
     in_place: as `plan_memory`. split: `--split`; what moves later is left out.
     """
-    generator, verifier = models
     present = [model for model in models if model is not None]
-    parts = (1,) if verifier is None else _parts(split, generator, verifier)
-    # The two budgets share one number: the larger need for its share rules.
-    pool = max(-(-need * sum(parts) // part) for part, need in zip(parts, kv_bytes, strict=False))
-    pool += len(present) - 1  # the generator's share is rounded down
+    pool = copies = _pool_bytes(split, present, kv_bytes)
     weights = sum(model.weights for model in present)
     activations = max(model.activations(num_rows) for model in present)
-    copies = min(pool, max(model.tails(num_rows) for model in present)) if in_place else pool
+    if in_place:
+        copies = min(pool, max(model.tails(num_rows) for model in present))
     return weights + activations + pool + (copies if has_copies else 0)
 
 
-def enough_kv_bytes(
-    settings: Settings,
-    generator: ModelBytes,
-    verifier: ModelBytes | None,
-    prompt_tokens: int,
-    block_tokens: int = 8,
-) -> int:
-    """A `--kv-memory` with which no group of one beam can fail, however long its path becomes."""
-    needs = path_needs(settings, generator, verifier, prompt_tokens, block_tokens)
-    if verifier is None:
+def _pool_bytes(split: str | float, models: Sequence[ModelBytes], needs: Sequence[int]) -> int:
+    """The least KV memory of which the share of each model is as much as it needs."""
+    if len(models) == 1:
         return needs[0]
-    parts = _parts(settings.memory.split, generator, verifier)
-    return max(-(-need * sum(parts) // part) for need, part in zip(needs, parts, strict=True)) + 1
+    parts = _parts(split, *models)
+    # The two budgets share one number: the larger need rules; the generator's is rounded down.
+    return 1 + max(-(-need * sum(parts) // part) for part, need in zip(parts, needs, strict=True))
 
 
 def path_needs(
-    settings: Settings,
-    generator: ModelBytes,
-    verifier: ModelBytes | None,
-    prompt_tokens: int,
-    block_tokens: int = 8,
-) -> tuple[int, int]:
-    """KV bytes of the longest path, of generator and verifier.
+    settings: Settings, models: Sequence[ModelBytes], prompt_tokens: int
+) -> tuple[int, ...]:
+    """KV bytes of the longest path, of the generator and, where there is one, the verifier.
 
     The longest path that the limits allow, in as many steps, each of which may leave a block
     almost empty; and a block more. The verifier reads it in tokens of its own, up to its context.
     """
-    step, search = settings.step, settings.search
-    own = search.model_extra or {}  # of the strategy
-    turns = 2 * (own.get("revisions") or 0)
-    num_steps = search.max_rounds + (own.get("lookahead") or 0) + turns
-    most_step = step.step_tokens or max(step.step_limits or (step.max_step_tokens,))
-    left = max(1, generator.shape.context - prompt_tokens)
-    tokens = min(left, num_steps * most_step)
+    generator, step, search = models[0], settings.step, settings.search
+    options = search.model_extra or {}  # of the strategy
+    turns = 2 * (options.get("revisions") or 0)
+    num_steps = search.max_rounds + (options.get("lookahead") or 0) + turns
+    tokens = min(max(1, generator.shape.context - prompt_tokens), num_steps * step.longest)
     if step.max_tokens is not None and not turns:
         tokens = min(tokens, step.max_tokens)
 
     def blocks(num_tokens: int, num_parts: int) -> int:
         parts = min(num_tokens, num_parts)
-        return (num_tokens - parts) // block_tokens + parts
+        return (num_tokens - parts) // _BLOCK_TOKENS + parts
 
-    path = min(blocks(tokens, num_steps), num_steps * -(-most_step // block_tokens) + turns)
-    num_blocks = -(-prompt_tokens // block_tokens) + path + 1
-    needed = num_blocks * block_tokens * generator.kv_per_token
-    if verifier is None:
-        return needed, 0
-    # What a step changes in its parent's last tokens is stored again with it.
-    read = (blocks(verifier.shape.context, num_steps + 2) + num_steps + 2) * block_tokens
-    return needed, read * verifier.kv_per_token
+    path = min(blocks(tokens, num_steps), num_steps * -(-step.longest // _BLOCK_TOKENS) + turns)
+    num_blocks = -(-prompt_tokens // _BLOCK_TOKENS) + path + 1
+    needs = [num_blocks * _BLOCK_TOKENS * generator.kv_per_token]
+    for verifier in models[1:]:
+        # What a step changes in its parent's last tokens is stored again with it.
+        read = (blocks(verifier.shape.context, num_steps + 2) + num_steps + 2) * _BLOCK_TOKENS
+        needs.append(read * verifier.kv_per_token)
+    return tuple(needs)
 
 
-def advise(
-    error: BaseException,
+def advice(
     schedule: str,
     settings: Settings,
-    plan: MemoryPlan,
-    models: Sequence[TreeModel],
-    runs: Sequence[TreeRun],
-    *,
-    in_turn: bool = False,
-) -> None:
-    """Say in a device CapacityError what helps; a number only where it surely does.
-
-    models: the generator and, where it has KV, the verifier. runs: of the trees that were searched.
-    in_turn: what one of both did not need, the other had.
-    """
-    if isinstance(error, CapacityError) and error.tier == DEVICE_TIER:
-        prompt_tokens = max((len(run.tree.root.token_ids) for run in runs), default=0)
-        error.hint = _advice(schedule, settings, plan, models, prompt_tokens, in_turn=in_turn)
-
-
-def _advice(
-    schedule: str,
-    settings: Settings,
-    plan: MemoryPlan,
-    models: Sequence[TreeModel],
+    kv_bytes: int,
+    models: Sequence[ModelBytes],
     prompt_tokens: int,
-    *,
-    in_turn: bool,
 ) -> str:
+    """What helps where device KV of `kv_bytes` ran out; a number only where it surely does.
+
+    models: the generator and, where it has KV, the verifier. prompt_tokens: of the longest prompt.
+    """
     if schedule != "locality":
         return "use --schedule locality, raise --memory or --kv-memory, or lower --n"
-    sizes = [ModelBytes(m.decoder.shape, m.decoder.dtype.itemsize) for m in models]
-    generator, verifier = sizes[0], sizes[1] if len(sizes) > 1 else None
-    needed = enough_kv_bytes(settings, generator, verifier, prompt_tokens)
-    shares = ""
-    if in_turn:
-        shares = f"generator and verifier have {format_bytes(plan.kv_bytes)} in turn; "
-    elif verifier is not None:
-        generator_bytes, verifier_bytes = plan.generator_kv_bytes, plan.verifier_kv_bytes
-        shares = (
-            f"of {format_bytes(plan.kv_bytes)} the generator has {format_bytes(generator_bytes)}, "
-            f"the verifier {format_bytes(verifier_bytes)}; "
-        )
-    if needed <= plan.kv_bytes:
-        return f"{shares}raise --memory or --kv-memory"
-    if settings.memory.memory is not None and settings.memory.kv_memory is None:
-        extra = settings.memory.memory - _COPIES * plan.kv_bytes  # weights and activations
-        whole = _size_option(extra + _COPIES * needed)
-        return f"{shares}--memory {whole} holds any path of this search"
-    return f"{shares}--kv-memory {_size_option(needed)} holds any path of this search"
+    needs = path_needs(settings, models, prompt_tokens)
+    needed = _pool_bytes(settings.memory.split, models, needs)
+    if needed <= kv_bytes:
+        return "raise --memory or --kv-memory"
+    unit, name = (1024**2, "MiB") if needed >= 8 * 1024**2 else (1024, "KiB")
+    return f"--kv-memory {-(-needed // unit)}{name} holds any path of this search"
 
 
-def _size_option(num_bytes: int) -> str:
-    """A size as an option takes it, rounded up."""
-    units = {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
-    name = max((unit for unit in units if num_bytes >= units[unit]), key=units.get, default="KiB")  # type: ignore[arg-type]
-    tenths = -(-num_bytes * 10 // units[name])
-    return f"{tenths / 10:g}{name}" if tenths % 10 else f"{tenths // 10}{name}"
+def host_kv_bytes(settings: Settings) -> int:
+    """`--host-memory`, or half of the memory of the machine, or of its container; a quarter of
+    what this process may still map, if that is less.
+
+    Pages are committed as they are touched, and pinned for a GPU as they come into use. What is
+    pinned is kept from everybody else, so the default is at most 16 GiB there.
+    """
+    if settings.memory.host_memory is not None:
+        return settings.memory.host_memory
+    half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    with suppress(OSError, ValueError):  # the file may be missing, or say "max"
+        half = min(half, int(_CONTAINER_LIMIT.read_text(encoding="ascii")) // 2)
+    left = address_space_left()
+    if left is not None:
+        half = min(half, max(1, left // 4))
+    return half if settings.model.device == "cpu" else min(half, _MOST_PINNED_BYTES)
 
 
 def address_space_left() -> int | None:

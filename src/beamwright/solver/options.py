@@ -6,8 +6,7 @@ Options that a plugin declares go by name, too, but no type checker knows them.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypedDict
 
 from pydantic import BeforeValidator
@@ -58,22 +57,3 @@ PER_REQUEST = tuple(name for name in Settings.model_fields if name not in SHARED
 RequestOptions = TypedDict("RequestOptions", _types(PER_REQUEST), total=False)
 ProblemOptions = TypedDict("ProblemOptions", {**_types(PER_REQUEST), "priority": int}, total=False)
 SolverOptions = TypedDict("SolverOptions", _types((*PER_REQUEST, *SHARED)), total=False)
-
-
-def with_options(call: Callable[..., Any]) -> inspect.Signature:
-    """The signature of `call`, whose `**options` are a solver's, with every option by name.
-
-    Help and notebooks show it, with types and the defaults of the settings.
-    """
-    _, *own, rest = inspect.signature(call, eval_str=False).parameters.values()
-    declared = declared_options()
-    options = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None if name in declared else field.default,
-            annotation=kind,
-        )
-        for name, (kind, field) in fields_of((*PER_REQUEST, *SHARED)).items()
-    ]
-    return inspect.Signature([*own, *options, rest.replace(annotation=inspect.Parameter.empty)])

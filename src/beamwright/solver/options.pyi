@@ -1,9 +1,8 @@
 """The options of a `Solver`. Written by `make stubs` from the settings; not by hand."""
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from os import PathLike
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 from beamwright.engine.decisions import StopFunction
 from beamwright.protocols import SchedulePolicy, Verifier
@@ -11,8 +10,6 @@ from beamwright.verify.scorers import ScoreFunction
 
 SHARED: tuple[str, ...]
 PER_REQUEST: tuple[str, ...]
-
-def with_options(call: Callable[..., Any]) -> inspect.Signature: ...
 
 class RequestOptions(TypedDict, total=False):
     temperature: float

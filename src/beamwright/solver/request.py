@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from beamwright.config import Settings, option_owners
 from beamwright.declare import VERIFIERS, load_all
@@ -20,11 +20,11 @@ from beamwright.engine.prompts import Prompts
 from beamwright.engine.row import Decoding
 from beamwright.engine.sampling import stats_read_by
 from beamwright.errors import InputError
-from beamwright.identity import identity_of
 from beamwright.protocols import SchedulePolicy, Strategy, Verifier
 from beamwright.registry import Table, TableRow
 from beamwright.saved.checkpoint import OWN
-from beamwright.schedule import schedule_row
+from beamwright.saved.identity import identity_of
+from beamwright.schedule import ScheduleRow, schedule_row
 from beamwright.search import DEFAULT_SEARCH, STRATEGIES, SearchPolicy, make_strategy
 from beamwright.search.defaults import with_defaults
 from beamwright.sections import SearchSettings, Section
@@ -34,6 +34,9 @@ from beamwright.verify.scorers import WITHOUT_MODEL, CallableVerifier, ObjectVer
 
 GivenProblem = str | tuple[str | int, str] | tuple[str | int, str, ProblemOptions]
 """A problem's text, or its id and its text, or these and options of its own."""
+
+BatchProblem = tuple[str | int, str, dict[str, Any]]
+"""One of several problems: its id, its text, and its own options."""
 
 _GROUPING = ("planner", "balance")  # read by the locality schedule alone
 IGNORED = {
@@ -45,6 +48,15 @@ IGNORED = {
     "prefix": (*_GROUPING, "inter_beam"),
 }  # fmt: skip
 """Options that do nothing under a schedule: what is all on the device never leaves it."""
+
+_OF_VERIFIERS = ("verifier_weights", "verifier_device", "split")
+_REMOTE = ("tokenizer", "model_key")
+_NOT_REMOTE = (
+    "weights", "top_logprobs", "split", "schedule", *_GROUPING, "inter_beam", "prefetch", "reuse",
+    "evict", "victims", "link_bandwidth", "batching", "speculation", "verify_ahead", "write_back",
+    "graphs", "sparse",
+)  # fmt: skip
+"""Options that are of the generator's KV, or of what it computes."""
 
 IN_ROUNDS = ("roofline", "offload")  # of --split: KV leaves the device between rounds
 _BESIDE = ("stop", "plugins")  # go with whole settings, too
@@ -96,7 +108,7 @@ class ProblemSettings:
             own_scores=parts.verifier is not None or parts.strategy is not None,
             own_strategy=parts.strategy is not None,
         )
-        _check_meant(settings, parts)
+        check_meant(settings, parts)
         check_stops(settings.stop, settings.search)
         return cls(given, settings, parts.strategy_for(settings.search), parts.stops, parts)
 
@@ -180,84 +192,69 @@ class ProblemSettings:
         return StopRule(self.settings.stop, self.settings.search, self.stops)
 
 
-# --- options that do not go together -----------------------------------------------------------
+def check_meant(settings: Settings, parts: UserParts) -> None:
+    """Raises InputError for an option that would do nothing, or an unknown schedule.
+
+    One that has its default counts as not given.
+    """
+    model, row = settings.model, schedule_row(settings.schedule)
+    row.policy(settings.schedule)
+    given = {}
+    for part in (model, settings.sampling, settings.memory, settings.schedule, settings.sparse):
+        for name, field in type(part).model_fields.items():
+            if getattr(part, name) != field.default:
+                given[name] = getattr(part, name)
+    for why, names in _idle(settings, parts, row).items():
+        for name in names:
+            if name in given:
+                flag, value = name.replace("_", "-"), given[name]
+                written = f"--{flag} {value}"
+                if isinstance(value, bool):
+                    written = f"--{flag}" if value else f"--no-{flag}"
+                raise InputError(f"{written}: does nothing with {why}")
 
 
-def _check_meant(settings: Settings, parts: UserParts) -> None:
-    """Raises InputError for an option that would do nothing, or an unknown schedule."""
-    schedule = settings.schedule
-    _check_models(settings, parts)
-    row = schedule_row(schedule)
-    row.policy(schedule)
-    given = {**_given(schedule), **_given(settings.memory)}
-    ignored, named = IGNORED.get(schedule.schedule, ()), f"--schedule {schedule.schedule}"
+def _idle(settings: Settings, parts: UserParts, row: ScheduleRow) -> dict[str, tuple[str, ...]]:
+    """Options that do nothing, by what they do nothing with."""
+    model, scheduled = settings.model, f"--schedule {settings.schedule.schedule}"
+    ignored = IGNORED.get(settings.schedule.schedule, ())
     if parts.schedule is not None:
-        ignored, named = _GROUPING, "a schedule of your own"
+        scheduled, ignored = "a schedule of your own", _GROUPING
     if settings.sparse.sparse_home == "host":  # then no schedule keeps KV on the device
         ignored = ()
-    if given.get("split") in IN_ROUNDS and (row.resident or row.streams_layers):
-        raise InputError(f"--split {given['split']}: does nothing with {named}")
-    for name in ignored:
-        if name in given:
-            raise InputError(f"{_written(name, given[name])}: does nothing with {named}")
-
-
-def _check_models(settings: Settings, parts: UserParts) -> None:
-    """The same for options of a generator or a verifier that is not of their kind."""
-    model = settings.model
+    if settings.memory.split in IN_ROUNDS and (row.resident or row.streams_layers):
+        ignored = (*ignored, "split")
     kind = (model.verifier or "none").partition(":")[0]
-    split = settings.memory.split if "split" in settings.memory.model_fields_set else None
-    of_verifiers = {
-        "verifier_weights": None if model.verifier_weights == "auto" else model.verifier_weights,
-        "verifier_device": model.verifier_device,
-        "split": split,
+    modelless = parts.verifier is not None or kind in WITHOUT_MODEL or model.verifier in VERIFIERS
+    elsewhere = model.runs_elsewhere
+    return {
+        scheduled: ignored,
+        f"--verifier {model.verifier}, which has no model": _OF_VERIFIERS if modelless else (),
+        "--verifier-device": () if model.verifier_device is None else ("split",),
+        f"--model {model.model}, whose KV is not here": _NOT_REMOTE if elsewhere else (),
+        "a --model that is not openai:...": () if elsewhere else _REMOTE,
     }
-    if parts.verifier is not None or kind in WITHOUT_MODEL or model.verifier in VERIFIERS:
-        for name, value in of_verifiers.items():
-            if value is not None:
-                raise InputError(
-                    f"{_written(name, value)}: --verifier {model.verifier} has no model"
-                )
-    if split is not None and model.verifier_device is not None:
-        raise InputError(f"{_written('split', split)}: does nothing with --verifier-device")
-    for name in ("tokenizer", "model_key"):
-        value = getattr(model, name)
-        if value is not None and not model.model.startswith("openai:"):
-            raise InputError(f"{_written(name, value)}: does nothing without --model openai:...")
-
-
-def _given(section: Section) -> dict[str, Any]:
-    """The options that somebody has set, be it to their default."""
-    values = {name: getattr(section, name) for name in section.model_fields_set}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _written(name: str, value: Any) -> str:
-    """An option as it stands on a command line."""
-    flag = name.replace("_", "-")
-    if isinstance(value, bool):
-        return f"--{flag}" if value else f"--no-{flag}"
-    return f"--{flag} {value}"
 
 
 # --- objects in the place of names -------------------------------------------------------------
 
 
 def take_parts(options: dict[str, Any]) -> UserParts:
-    """Take the objects out of a solver's options. What is declared becomes settings by its name.
+    """Takes the user's own parts out of a solver's options. What is declared becomes settings by
+    its name.
 
     Raises:
         InputError: if one lacks what it has to have, or is given twice.
     """
     strategy = _strategy(options)
     schedule = options.get("schedule")
-    if schedule is not None and not isinstance(schedule, str):
-        _need(schedule, "schedule", "plan")
-        options["schedule"] = "locality"
-    else:
+    if schedule is None or isinstance(schedule, str):
         schedule = None
-    verifier = _verifier(options)
-    return UserParts(strategy, schedule, verifier, stops=_stops(options))
+    elif not callable(getattr(schedule, "plan", None)):
+        raise InputError(f"schedule: {type(schedule).__name__} has no method plan")
+    else:
+        options["schedule"] = "locality"
+    return UserParts(strategy, schedule, _verifier(options), _stops(options))
 
 
 def _strategy(options: dict[str, Any]) -> Strategy | None:
@@ -269,11 +266,12 @@ def _strategy(options: dict[str, Any]) -> Strategy | None:
     options["search"] = DEFAULT_SEARCH
     if isinstance(strategy, type):
         strategy = strategy()
-    _need(strategy, "strategy", "select")
+    if not callable(getattr(strategy, "select", None)):
+        raise InputError(f"strategy: {type(strategy).__name__} has no method select")
     declared = _declared(STRATEGIES, strategy)
     if declared is None:
         return strategy  # type: ignore[no-any-return]
-    options.update({"search": declared.name, **_options_of(declared, strategy)})
+    options.update(search=declared.name, **_options_of(declared, strategy))
     return None
 
 
@@ -281,15 +279,13 @@ def _verifier(options: dict[str, Any]) -> Verifier | None:
     verifier: Any = options.get("verifier")
     declared = _declared(VERIFIERS, verifier)
     if declared is not None:
-        options.update({"verifier": declared.name, **_options_of(declared, verifier)})
+        options.update(verifier=declared.name, **_options_of(declared, verifier))
         return None
-    if callable(getattr(verifier, "score", None)):
-        options["verifier"] = "none"
-        return ObjectVerifier(verifier)
-    if callable(verifier):
-        options["verifier"] = "none"
-        return CallableVerifier(verifier)
-    return None
+    scores = callable(getattr(verifier, "score", None))
+    if not scores and not callable(verifier):
+        return None
+    options["verifier"] = "none"
+    return ObjectVerifier(verifier) if scores else CallableVerifier(verifier)
 
 
 def _stops(options: dict[str, Any]) -> tuple[StopFunction, ...]:
@@ -314,29 +310,11 @@ def _options_of(row: TableRow, part: Any) -> dict[str, Any]:
     return {} if row.make is part else {name: getattr(part, name) for name in row.options}
 
 
-def _need(owner: Any, what: str, method: str) -> None:
-    if not callable(getattr(owner, method, None)):
-        raise InputError(f"{what}: {type(owner).__name__} has no method {method}")
-
-
 # --- problems ----------------------------------------------------------------------------------
 
 
-class BatchProblem(NamedTuple):
-    """One of several problems: who it is, and what it is asked with but for its priority."""
-
-    problem_id: str | int
-    text: str
-    options: dict[str, Any]
-    priority: int
-
-
-def batch_problems(
-    problems: Iterable[GivenProblem], common: Mapping[str, Any]
-) -> list[BatchProblem]:
-    """What several problems are asked with; the id of a plain text is its place, from 0.
-
-    common: options of all of them, before which those of one go.
+def read_problems(problems: Iterable[GivenProblem]) -> list[BatchProblem]:
+    """Several problems; the id of a plain text is its place, from 0.
 
     Raises:
         InputError: if it is one text, or holds something else than texts and such tuples.
@@ -344,28 +322,21 @@ def batch_problems(
     if isinstance(problems, str) or not isinstance(problems, Iterable):
         kind = type(problems).__name__
         raise InputError(f"solve_many takes a list of problems, not {kind}; one goes to solve")
-    batch = []
+    batch: list[BatchProblem] = []
     for place, problem in enumerate(problems):
-        problem_id, text, own_options = _with_id(place, problem)
-        options = {**common, **own_options}
-        batch.append(BatchProblem(problem_id, text, options, take_priority(options)))
+        match problem:
+            case str():
+                batch.append((place, problem, {}))
+            case (str() | int() as problem_id, str() as text):
+                batch.append((problem_id, text, {}))
+            case (str() | int() as problem_id, str() as text, dict() as options):
+                batch.append((problem_id, text, options))
+            case _:
+                raise InputError(
+                    f"problem {place}: give a text or an (id, text) pair, with options or without, "
+                    f"not {type(problem).__name__}"
+                )
     return batch
-
-
-def _with_id(place: int, problem: Any) -> tuple[str | int, str, Mapping[str, Any]]:
-    match problem:
-        case str():
-            return place, problem, {}
-        case (str() | int() as problem_id, str() as text):
-            return problem_id, text, {}
-        case (str() | int() as problem_id, str() as text, dict() as options):
-            return problem_id, text, options
-        case _:
-            kind = type(problem).__name__
-            raise InputError(
-                f"problem {place}: give a text or an (id, text) pair, with options or without, "
-                f"not {kind}"
-            )
 
 
 def take_priority(options: dict[str, Any]) -> int:

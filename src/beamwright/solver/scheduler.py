@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from beamwright.counters import Counters
 from beamwright.engine.admission import REMOTE_ROWS, USUAL_ROWS, Admission
 from beamwright.engine.engine import Engine
 from beamwright.engine.executor import PATIENCE_S, make_executor, overlaps
-from beamwright.engine.timeline import Accounting
 from beamwright.engine.tree_run import RenderTurn, TreeRun
 from beamwright.errors import (
+    DEVICE_TIER,
     BeamwrightError,
     Cancelled,
     CapacityError,
@@ -29,9 +28,8 @@ from beamwright.errors import (
 from beamwright.protocols import RoundCallback, SchedulePolicy
 from beamwright.saved.checkpoint import CheckpointWriter
 from beamwright.search import round_rng
-from beamwright.solver.describe import Mark, Measured, Meter, describe, with_partial
+from beamwright.solver.describe import Mark, Meter, complete_nodes, final_nodes
 from beamwright.solver.machinery import Machinery
-from beamwright.solver.memory import advise
 from beamwright.solver.request import ProblemSettings
 from beamwright.solver.solution import Solution
 from beamwright.tree import SearchTree
@@ -45,8 +43,7 @@ class Request:
     """One problem on its way.
 
     make_tree: called once more where the tree did not fit beside others.
-    save: of a tree's `TreeRun`, from what is measured of it. resume: makes a run go on where an
-    earlier process was, and says what that has measured.
+    save: writes its checkpoints. resume: makes a run go on where an earlier process was.
     priority: a larger one goes first. submitted_s: on `time.perf_counter`: what its deadline counts
     from; None: from where its search starts.
     begun: it is, or was, in flight. cancelled: is to be given up; set by any thread.
@@ -56,8 +53,8 @@ class Request:
     make_tree: Callable[[], SearchTree]
     problem: ProblemSettings
     on_round: RoundCallback | None = None
-    save: Callable[[Callable[[], Counters]], CheckpointWriter] | None = None
-    resume: Callable[[TreeRun], Counters] | None = None
+    save: CheckpointWriter | None = None
+    resume: Callable[[TreeRun], None] | None = None
     priority: int = 0
     submitted_s: float | None = None
     begun: bool = False
@@ -85,15 +82,6 @@ def listed(requests: Iterable[Request]) -> Arrivals:
     return lambda idle: next(ordered, None)
 
 
-@dataclass(eq=False)
-class _Live:
-    """A request whose tree is in the engine. before: measured of it by earlier processes."""
-
-    request: Request
-    mark: Mark
-    before: Counters | None
-
-
 class RequestScheduler:
     """Runs problems to their outcomes. A problem's own error is its outcome; the others go on.
 
@@ -114,14 +102,14 @@ class RequestScheduler:
         stores = [model.store for model in machinery.tree_models]
         for store in stores:
             store.reset_peaks()
-        self._meter = Meter(machinery, schedule, Accounting(counts=machinery.batch.counts))
+        self._meter = Meter(machinery, schedule)
         self._engine = self._make_engine(in_flight)
         rows = USUAL_ROWS if machinery.remote is None else REMOTE_ROWS
         schedule_settings = machinery.settings.schedule
         self._admission = Admission(schedule_settings, in_flight, stores, machinery.payoff, rows)
         if machinery.moving is not None:
             machinery.moving.restart()
-        self._live: dict[TreeRun, _Live] = {}
+        self._live: dict[TreeRun, tuple[Request, Mark]] = {}
         self._alone: deque[Request] = deque()
         self._ended: deque[tuple[Request, Outcome]] = deque()
 
@@ -189,9 +177,8 @@ class RequestScheduler:
                 while self._ended:
                     yield self._ended.popleft()
         except (BeamwrightError, KeyboardInterrupt) as error:
-            measured = [(run, self._measured(run)) for run in self._live]
             self._engine.abort()
-            stopped = self._stopped(error, measured)
+            stopped = self._stopped(error, self._live)
             if stopped is error:
                 raise
             raise stopped from error
@@ -219,7 +206,7 @@ class RequestScheduler:
             self._begin(request)
 
     def _is_full(self) -> bool:
-        sizes = {run: live.request.problem.settings.search.n for run, live in self._live.items()}
+        sizes = {run: request.problem.settings.search.n for run, (request, _) in self._live.items()}
         return not self._admission.has_place(sizes, self._engine.num_open)
 
     def _begin(self, request: Request) -> None:
@@ -245,20 +232,20 @@ class RequestScheduler:
             rule=problem.rule(),
             priority=request.priority,
             waited_s=request.waited_s,
+            save=request.save,
         )
-        before = None if request.resume is None else request.resume(run)
-        live = self._live[run] = _Live(request, self._meter.mark(), before)
-        if request.save is not None:
-            run.save = request.save(partial(self._meter.spent, live.mark, before))
+        if request.resume is not None:
+            request.resume(run)
+        self._live[run] = request, self._meter.mark()
         if len(self._live) > 1:
-            for other in self._live.values():
-                other.request.had_company = True
+            for other, _ in self._live.values():
+                other.had_company = True
         self._settle(self._engine.admit(run))
 
     # --- how they end ------------------------------------------------------------------------
 
     def _cancel(self) -> None:
-        for run in [run for run, live in self._live.items() if live.request.cancelled]:
+        for run in [run for run, (request, _) in self._live.items() if request.cancelled]:
             self._engine.cancel(run)
             run.error = Cancelled()
             self._settle([run])
@@ -266,40 +253,47 @@ class RequestScheduler:
     def _settle(self, ended: Sequence[TreeRun]) -> None:
         """These trees have ended: say how, or try again alone."""
         for run in ended:
-            measured, request = self._measured(run), self._live.pop(run).request
+            request, since = self._live.pop(run)
             too_large = isinstance(run.error, CapacityError | DeviceMemoryError)
             if too_large and (request.had_company or self._may_take_turns):
                 request.had_company = False
                 self._alone.append(request)
-                continue
-            outcome: Outcome = run.error or describe(run, measured)
-            if run.error is not None:
-                self._stopped(run.error, [(run, measured)])
-            elif isinstance(outcome, Solution) and isinstance(run.save, CheckpointWriter):
-                chosen = ".".join(map(str, outcome.lineage[1:]))
-                why = outcome.reason_fewer
-                run.save.end(answer=outcome.answer, chosen=chosen, reason_fewer=why)
-            self._ended.append((request, outcome))
-
-    def _measured(self, run: TreeRun) -> Measured:
-        live = self._live[run]
-        return self._meter.measured(run, live.request.problem.settings, live.mark, live.before)
+            elif run.error is not None:
+                self._stopped(run.error, {run: (request, since)})
+                self._ended.append((request, run.error))
+            else:
+                solution = self._meter.solution(run, request.problem.settings, since)
+                if request.save is not None:
+                    request.save.end(
+                        answer=solution.answer,
+                        chosen=".".join(map(str, solution.lineage[1:])),
+                        reason_fewer=solution.reason_fewer,
+                    )
+                self._ended.append((request, solution))
 
     def _stopped(
-        self, error: BeamwrightError | KeyboardInterrupt, ended: Sequence[tuple[TreeRun, Measured]]
+        self,
+        error: BeamwrightError | KeyboardInterrupt,
+        ended: Mapping[TreeRun, tuple[Request, Mark]],
     ) -> BeamwrightError | Interrupted:
-        """What is raised for an error that ended these trees."""
-        machinery = self._machinery
-        if ended and machinery.generator is not None:
-            advise(
-                error,
-                self._schedule.name,
-                ended[0][1].settings,
-                machinery.plan,
-                machinery.tree_models,
-                [run for run, _ in ended],
-                in_turn=self._meter.moving is not None,
-            )
+        """What is raised for an error that ended these trees, with what was finished of one alone.
+
+        Where its user has stopped it, unfinished paths stand where none is finished.
+        """
+        stopped = error if isinstance(error, BeamwrightError) else Interrupted()
         if isinstance(error, LinkError):
-            machinery.stop_threads()  # one that died starts afresh with the next problem
-        return with_partial(error, ended)
+            self._machinery.stop_threads()  # one that died starts afresh with the next problem
+        if isinstance(error, CapacityError) and error.tier == DEVICE_TIER and ended:
+            settings = next(iter(ended.values()))[0].problem.settings
+            prompt_tokens = max(len(run.tree.root.token_ids) for run in ended)
+            error.hint = self._machinery.advice(self._schedule.name, settings, prompt_tokens)
+        if len(ended) == 1:
+            ((run, (request, since)),) = ended.items()
+            settings = request.problem.settings
+            run.tree.reason_fewer = str(error) or "interrupted"
+            nodes = complete_nodes(run.tree)
+            if not nodes and isinstance(stopped, Interrupted | Cancelled):
+                nodes = final_nodes(run.tree, settings.search.n)
+            if nodes:
+                stopped.partial = self._meter.solution(run, settings, since, nodes)
+        return stopped

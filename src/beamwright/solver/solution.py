@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from html import escape
 from typing import Any
 
 from beamwright.config import Settings
@@ -351,34 +350,13 @@ class Solution:
     def __repr__(self) -> str:
         parts = [
             f"{self.answer!r:.80}",
-            f"score {_shown(self.score)}",
+            "score -" if self.score is None else f"score {self.score:.3g}",
             f"{len(self.candidates)} candidates",
             f"{self.tokens.generated:,} tokens",
             f"{self.time.total_s:.2f} s",
             *([f"warnings: {len(self.warnings)}"] if self.warnings else []),
         ]
         return f"<Solution {', '.join(parts)}>"
-
-    def _repr_html_(self) -> str:
-        """For notebooks: the answer, what makes it doubtful, and all candidates."""
-        answer = self.last_step or self.text if self.answer is None else self.answer
-        rows = [
-            (each.answer or "-", _shown(each.score), each.stop, f"{each.tokens:,}")
-            for each in self.candidates
-        ]
-        cells = [("answer", "score", "ended", "tokens"), *rows]
-        return "".join(
-            [
-                f"<p><b>{escape(answer)}</b> score {_shown(self.score)}</p>",
-                *(f"<p>Warning: {escape(line)}</p>" for line in self.warnings),
-                f"<details><summary>{len(rows)} candidates</summary><table>",
-                *(
-                    f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>"
-                    for row in cells
-                ),
-                "</table></details>",
-            ]
-        )
 
     def to_json(self) -> dict[str, Any]:
         """The object that `solve --json` prints: everything but the tree's nodes.
@@ -394,7 +372,3 @@ class Solution:
         found["tree"] = asdict(self.tree_stats)
         found["settings"] = self.settings.model_dump(mode="json")
         return found
-
-
-def _shown(score: float | None) -> str:
-    return "-" if score is None else f"{score:.3g}"

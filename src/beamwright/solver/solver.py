@@ -5,16 +5,14 @@ Five lines solve a problem; a callback sees every round (`protocols.RoundReport`
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, Unpack, overload
 
 from beamwright.config import Settings
-from beamwright.counters import Counters, Usage
+from beamwright.counters import Usage
 from beamwright.engine.decisions import check_stops
 from beamwright.engine.prompts import Prompts
 from beamwright.engine.resume import restore_kv
@@ -26,22 +24,20 @@ from beamwright.progress import Progress
 from beamwright.protocols import RoundCallback, Strategy
 from beamwright.saved.checkpoint import CheckpointWriter, read_checkpoint, tree_settings
 from beamwright.search import SearchPolicy
-from beamwright.solver.assembly import assemble
 from beamwright.solver.handle import Handle, OneAtATime, SubmitQueue
-from beamwright.solver.options import ProblemOptions, RequestOptions, SolverOptions, with_options
+from beamwright.solver.machinery import Machinery
+from beamwright.solver.options import ProblemOptions, RequestOptions, SolverOptions
 from beamwright.solver.request import (
-    BatchProblem,
     GivenProblem,
     ProblemSettings,
     as_path,
-    batch_problems,
     check_callback,
     check_problem,
+    read_problems,
     take_priority,
 )
 from beamwright.solver.scheduler import Arrivals, Outcome, Request, RequestScheduler, listed
 from beamwright.solver.solution import Solution
-from beamwright.solver.spread import Spreads, check_spread, in_order
 from beamwright.tree import Problem
 from beamwright.verify.find import declared_verifier
 
@@ -83,7 +79,7 @@ class Solver:
         self.most_submitted: int | None = None
         self.timeline, self.progress = timeline or NullTimeline(), progress or Progress()
         scorer = problem.parts.verifier or declared_verifier(problem.settings.model)
-        made = assemble(problem.settings, scorer, self.strategy, self.timeline, self.progress)
+        made = Machinery(problem.settings, scorer, self.strategy, self.timeline, self.progress)
         self._machinery, self._default = made, problem.settled(made.settings)
         self.settings, self.generator, self.verifier = made.settings, made.generator, made.verifier
         self.schedule = problem.parts.schedule or made.schedule
@@ -95,8 +91,6 @@ class Solver:
         self._prompts.check_turns(self.strategy)
         self._calls = OneAtATime()
         self._queue = SubmitQueue(lambda arrivals: self._run(arrivals, self.most_submitted))
-
-    __signature__ = with_options(__init__)
 
     def close(self) -> None:
         """Cancel what is submitted, and stop all threads; the solver can still be used."""
@@ -139,8 +133,8 @@ class Solver:
             CapacityError: if KV runs out; DeviceMemoryError: if other memory does; LinkError: if
             the link fails; Interrupted: on Ctrl-C. What was finished is in the error's `partial`.
         """
-        asked = self._problem_settings({"strategy": strategy, **options})
-        return self._solve_alone(self._request(problem, problem_id, asked, on_round, checkpoint))
+        named: dict[str, Any] = {"strategy": strategy, **options}
+        return self._solve_alone(self._request(problem, problem_id, named, on_round, checkpoint))
 
     def submit(
         self,
@@ -164,8 +158,7 @@ class Solver:
             InputError: for a bad option; what is wrong with the problem is the handle's result.
         """
         named: dict[str, Any] = {"strategy": strategy, **options}
-        priority, asked = take_priority(named), self._problem_settings(named)
-        request = self._request(problem, problem_id, asked, on_round, checkpoint, priority)
+        request = self._request(problem, problem_id, named, on_round, checkpoint)
         request.submitted_s = time.perf_counter()
         return self._queue.submit(problem_id, request)
 
@@ -182,7 +175,8 @@ class Solver:
         """Go on with a search from its checkpoint, to the tree that it would have grown anyway.
 
         Required with `dtype="float64"`; elsewhere KV that is computed again may flip a token in a
-        million (docs/architecture.md, "Sameness"). Bytes and peaks are those of this process.
+        million (docs/architecture.md, "Sameness"). Bytes, groups and phases are those of this
+        process; `time.total_s` is of all.
         problem: what the checkpoint has to be of. checkpoint: where to save further rounds.
         strategy, options: those that it was begun with.
 
@@ -195,14 +189,14 @@ class Solver:
         saved = read_checkpoint(file)
         saved.check_settings(file, self._decisive(asked))
 
-        def begin(run: TreeRun) -> Counters:
+        def begin(run: TreeRun) -> None:
             run.restore = partial(restore_kv, self.generator, self.verifier)
             self.progress.doing("computing the KV of the saved tree again")
-            return saved.progress(run)
+            saved.go_on(run)
 
         check_callback(on_round)
-        request = Request(lambda: saved.tree, asked, on_round, resume=begin)
-        request.save = self._saving(checkpoint, asked)
+        saving = self._saving(checkpoint, asked)
+        request = Request(lambda: saved.tree, asked, on_round, saving, resume=begin)
         with self._calls.turn():
             self._prompts.check(saved.tree, file, problem)
         return self._solve_alone(request)
@@ -221,9 +215,8 @@ class Solver:
         """
         check_callback(on_round)
         make_tree, asked = partial(self._prompts.synthetic, num_prompt_tokens), self._default
-        return self._solve_alone(
-            Request(make_tree, asked, on_round, self._saving(checkpoint, asked))
-        )
+        saving = self._saving(checkpoint, asked)
+        return self._solve_alone(Request(make_tree, asked, on_round, saving))
 
     # --- many problems -----------------------------------------------------------------------
 
@@ -234,7 +227,6 @@ class Solver:
         *,
         in_flight: None = None,
         on_round: RoundCallback | None = None,
-        ray: Spreads | None = None,
         **options: Unpack[ProblemOptions],
     ) -> list[Solution | BeamwrightError]: ...
 
@@ -245,7 +237,6 @@ class Solver:
         *,
         in_flight: int | Literal["auto"],
         on_round: RoundCallback | None = None,
-        ray: Spreads | None = None,
         **options: Unpack[ProblemOptions],
     ) -> Iterator[tuple[str | int, Solution | BeamwrightError]]: ...
 
@@ -255,7 +246,6 @@ class Solver:
         *,
         in_flight: int | Literal["auto"] | None = None,
         on_round: RoundCallback | None = None,
-        ray: Spreads | None = None,
         **options: Unpack[ProblemOptions],
     ) -> list[Solution | BeamwrightError] | Iterator[tuple[str | int, Solution | BeamwrightError]]:
         """Solve several problems with their trees in flight together.
@@ -268,7 +258,6 @@ class Solver:
         (id, solution) as they finish; the next problem begins as soon as one has ended. Until it is
         exhausted or closed the solver is in use.
         options: of these problems, in the place of the solver's own.
-        ray: engines elsewhere that solve them instead (`cluster.OnRay`), so many at a time in each.
 
         A problem's own error takes its place, and the others are solved: bad input as
         InputError, KV that does not hold even this one search as CapacityError, logits or scores
@@ -277,56 +266,18 @@ class Solver:
         Raises:
             InputError: if these are no problems, or an option is bad.
         """
-        given = batch_problems(problems, options)
         most = None if in_flight == "auto" else in_flight
         if most is not None and most < 1:
             raise InputError(f"in_flight must be at least 1, got {in_flight}")
-        requests = {self._batch_request(each, on_round): i for i, each in enumerate(given)}
-        if ray is not None:
-            sent = check_spread(self._default.parts, given, on_round)
-            elsewhere = ray(self._default.given, sent, most)
-            return elsewhere if in_flight is not None else in_order(given, elsewhere)
+        requests = {
+            self._request(text, problem_id, {**options, **its_own}, on_round): problem_id
+            for problem_id, text, its_own in read_problems(problems)
+        }
         if in_flight is None:
-            together = self._run(listed(requests), max(1, len(given)))
-            outcomes = {requests[request]: outcome for request, outcome in together}
-            return [outcomes[place] for place in range(len(given))]
+            outcomes = dict(self._run(listed(requests), max(1, len(requests))))
+            return [outcomes[request] for request in requests]
         ended = self._run(listed(requests), most)
-        return ((given[requests[request]].problem_id, outcome) for request, outcome in ended)
-
-    async def asolve_many(
-        self,
-        problems: Iterable[GivenProblem],
-        *,
-        in_flight: int = 16,
-        on_round: RoundCallback | None = None,
-        **options: Unpack[ProblemOptions],
-    ) -> AsyncIterator[tuple[str | int, Solution | BeamwrightError]]:
-        """`solve_many` for an event loop, beside whatever else is submitted.
-
-        on_round is called by the solver's thread. What is not finished when the iterator is closed
-        is cancelled.
-        """
-        given = batch_problems(problems, options)
-        waiting = deque(sorted(given, key=lambda problem: -problem.priority))
-        if in_flight < 1:
-            raise InputError(f"in_flight must be at least 1, got {in_flight}")
-        going: dict[asyncio.Future[Solution], Handle] = {}
-        try:
-            while waiting or going:
-                while waiting and len(going) < in_flight:
-                    request = self._batch_request(each := waiting.popleft(), on_round)
-                    handle = self._queue.submit(each.problem_id, request)
-                    going[asyncio.ensure_future(handle)] = handle
-                ended, _ = await asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED)
-                for future in ended:
-                    handle, error = going.pop(future), future.exception()
-                    if error is not None and not isinstance(error, BeamwrightError):
-                        raise error
-                    yield handle.problem_id, error or future.result()
-        finally:
-            for future, handle in going.items():
-                future.cancel()
-                handle.cancel()
+        return ((requests[request], outcome) for request, outcome in ended)
 
     @property
     def codec(self) -> TextCodec | None:
@@ -360,22 +311,18 @@ class Solver:
         self,
         problem: Problem,
         problem_id: str | int,
-        asked: ProblemSettings,
+        options: dict[str, Any],
         on_round: RoundCallback | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
-        priority: int = 0,
     ) -> Request:
         check_problem(problem, problem_id)
         check_callback(on_round)
+        priority, asked = take_priority(options), self._problem_settings(options)
         if checkpoint is not None and not isinstance(problem, str):
             raise InputError("checkpoint: only a search whose problem is a text is saved")
         make_tree = partial(self._prompts.tree, problem_id, problem)
         saving = self._saving(checkpoint, asked)
         return Request(make_tree, asked, on_round, saving, priority=priority)
-
-    def _batch_request(self, problem: BatchProblem, on_round: RoundCallback | None) -> Request:
-        asked, priority = self._problem_settings(problem.options), problem.priority
-        return self._request(problem.text, problem.problem_id, asked, on_round, priority=priority)
 
     def _decisive(self, asked: ProblemSettings) -> dict[str, Any]:
         """What the tree depends on, for checkpoints."""
@@ -384,10 +331,10 @@ class Solver:
 
     def _saving(
         self, checkpoint: str | os.PathLike[str] | None, asked: ProblemSettings
-    ) -> Callable[[Callable[[], Counters]], CheckpointWriter] | None:
+    ) -> CheckpointWriter | None:
         if checkpoint is None:
             return None
-        return partial(CheckpointWriter, as_path(checkpoint, "checkpoint"), self._decisive(asked))
+        return CheckpointWriter(as_path(checkpoint, "checkpoint"), self._decisive(asked))
 
     def _solve_alone(self, request: Request) -> Solution:
         """Solve one problem; raises its error."""

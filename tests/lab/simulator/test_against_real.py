@@ -12,7 +12,7 @@ from beamwright import Solver
 from beamwright.engine.batch import RunningBatch
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import find_profile
-from beamwright.saved.recorded import read_recorded, write_recorded
+from beamwright.tree.recorded import read_recorded, write_recorded
 from beamwright_lab.simulator.bench import Simulation
 from beamwright_lab.simulator.costs import RooflineCosts
 from beamwright_lab.simulator.run import simulate
