@@ -9,7 +9,7 @@ from beamwright.cli import main
 from beamwright.config import Settings
 from beamwright.declare import VERIFIERS, load_installed, load_plugin, verifier
 from beamwright.errors import InputError
-from beamwright.registry import option, restored
+from beamwright.registry import option
 from beamwright.saved.checkpoint import read_checkpoint, resumed_settings
 from beamwright.search import STRATEGIES, strategy
 from beamwright.search.best_of_n import BestOfN
@@ -17,6 +17,7 @@ from beamwright.sections import ModelSettings, Section
 from beamwright.verify.find import known_verifiers, resolve_verifier
 from beamwright.verify.scorers import WITHOUT_MODEL
 from engines import PROBLEM
+from restored import restored
 
 SMALL = {"n": 4, "width": 2, "max_rounds": 3, "dtype": "float64", "search": "beam"}
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from beamwright.registry import restored
 from beamwright.search import STRATEGIES
 from beamwright.sections import ModelSettings
 from beamwright.verify.find import show_verifier
 from prm_checkpoints import write_qwen
+from restored import restored
 
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

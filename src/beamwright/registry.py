@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -174,14 +173,3 @@ def rows_under(flag: str) -> list[TableRow]:
 def declared_rows(name: str) -> list[TableRow]:
     """All rows, of whatever table, that have an option of this name."""
     return [row for table in _TABLES for row in table.owners(name)]
-
-
-@contextmanager
-def restored() -> Iterator[None]:
-    """Forget on leaving what was declared inside."""
-    before = [dict(table.items()) for table in _TABLES]
-    try:
-        yield
-    finally:
-        for table, rows in zip(_TABLES, before, strict=False):
-            table._rows = rows

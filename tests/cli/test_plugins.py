@@ -2,7 +2,7 @@
 
 import pytest
 
-from beamwright.registry import restored
+from restored import restored
 
 PLUGIN = """
 from beamwright.registry import option

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from beamwright.registry import restored
 from beamwright.tree import NodeState, StopReason
 from beamwright_lab.commands.simulate_progress import SimulationBar
+from restored import restored
 
 SMALL = ["simulate", "--model", "opt-6.7b", "--n", "8", "--width", "2", "--generate", "128"]
 TIGHT = [*SMALL, "--kv-memory", "600MiB"]

@@ -14,7 +14,6 @@ from beamwright.engine.decisions import (
     vote_is_settled,
 )
 from beamwright.errors import InputError
-from beamwright.registry import restored
 from beamwright.search import SearchPolicy, make_strategy, strategy
 from beamwright.search.answers import extract_answer, normalise_answer
 from beamwright.search.choose import choose
@@ -24,6 +23,7 @@ from beamwright.tree import NodeState, StopReason, tree_hash
 from beamwright.units import parse_duration
 from fakes import Grouping, ScriptedExecutor, add_step, new_tree
 from played import Loop, new_run
+from restored import restored
 
 EOS, GOES_ON = StopReason.EOS, StopReason.DELIMITER
 

@@ -15,7 +15,7 @@ from beamwright.errors import CapacityError, InputError, ProblemTooLongError, Un
 from beamwright.evaluate.problems import load_problems
 from beamwright.evaluate.report import find_runs
 from beamwright.evaluate.run import run
-from beamwright.registry import restored
+from restored import restored
 
 IDS = [f"id{i}" for i in range(5)]
 

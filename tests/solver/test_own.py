@@ -8,7 +8,6 @@ from beamwright import Solver
 from beamwright.config import Settings
 from beamwright.errors import InputError, PolicyError
 from beamwright.protocols import Complete, Extend, Finish
-from beamwright.registry import restored
 from beamwright.saved.checkpoint import read_checkpoint, resumed_settings
 from beamwright.saved.identity import identity_of
 from beamwright.schedule.declare import InGpuSchedule
@@ -16,6 +15,7 @@ from beamwright.search.particles import ParticleFilter
 from beamwright.sections import ScheduleSettings
 from beamwright.solver.request import ProblemSettings
 from engines import PROBLEM
+from restored import restored
 
 SMALL = {"n": 4, "width": 2, "max_rounds": 3, "dtype": "float64"}
 

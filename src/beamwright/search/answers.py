@@ -184,8 +184,8 @@ def read_number(normalised: str) -> Fraction | None:
     if match := _REPEATING.fullmatch(normalised):
         sign, whole, fixed, cycle = match.groups()
         before = int(whole + fixed or "0")
-        value = Fraction(int(f"{before}{cycle}") - before)
-        value /= 10 ** len(fixed) * (10 ** len(cycle) - 1)
+        nines = 10 ** len(fixed) * (10 ** len(cycle) - 1)
+        value = Fraction(int(f"{before}{cycle}") - before, nines)
         return -value if sign == "-" else value
     return _read_fraction(normalised)
 
