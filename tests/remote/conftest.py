@@ -7,7 +7,6 @@ import engines
 from beamwright import Solver
 from beamwright.models.tokenizer import TextCodec
 from beamwright.remote import openai as client
-from beamwright.remote.source import RemoteModel
 from scripted_server import answered, question, speaking
 from served import Served
 
@@ -23,8 +22,8 @@ def source_of(codec, monkeypatch):
     monkeypatch.setattr(client, "_FIRST_WAIT_S", 0.001)
     made = []
 
-    def make(server, name=None, **options):
-        made.append(client.OpenAISource(RemoteModel("openai", server.url, name), codec, **options))
+    def make(server, name="", **options):
+        made.append(client.OpenAISource(server.url, name, codec, **options))
         return made[-1]
 
     yield make

@@ -173,7 +173,7 @@ def test_a_start_that_drips_ends(source_of, monkeypatch):
 @pytest.mark.parametrize("said_", [True, "512", 0, -3, 1.5, None])
 def test_a_context_that_is_no_count_is_not_said(codec, source_of, said_):
     with speaking(codec, models=[{"id": "m", "max_model_len": said_}]) as server:
-        assert source_of(server).facts.context is None
+        assert source_of(server).context is None
 
 
 # --- the key ---------------------------------------------------------------------------------

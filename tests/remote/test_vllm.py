@@ -110,7 +110,7 @@ def output(name, *texts, reason="stop", stop="\n\n", cached=2):
 
 
 def test_a_question_and_its_texts(engine, source):
-    assert (source.facts.context, source.facts.token_ids) == (77, True)
+    assert (source.context, source.token_ids) == (77, True)
     source.ask("key", question())
     ((name, (prompt, params)),) = engine.added.items()
     assert prompt == {"prompt_token_ids": [5, 6]}

@@ -5,7 +5,7 @@ import pytest
 from beamwright.engine.row import Decoding
 from beamwright.errors import InputError, UnavailableError
 from beamwright.protocols import Plan, StepDecoded, StepFailed
-from beamwright.remote.source import Continuation, GeneratorFacts, Reply
+from beamwright.remote.source import Continuation, Reply
 from beamwright.remote.writer import RemoteSteps
 from beamwright.sections import SamplingSettings, StepSettings
 from beamwright.tree import NodeState, SearchTree, StopReason
@@ -16,7 +16,7 @@ DELIMITED = StepSettings(delimiter="\n\n", max_step_tokens=20, max_tokens=60)
 class Script:
     """A source that answers when a test says so."""
 
-    facts = GeneratorFacts(1024, token_ids=True)
+    context, token_ids, searches = 1024, True, False
 
     def __init__(self, most=None):
         self.most, self.asked, self.cancelled, self._replies = most, {}, [], []

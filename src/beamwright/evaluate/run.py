@@ -48,7 +48,6 @@ class Solved(Protocol):
 
     def to_json(self) -> dict[str, Any]:
         """The object that `solve --json` prints."""
-        ...
 
 
 class SolveMany(Protocol):
@@ -62,7 +61,6 @@ class SolveMany(Protocol):
         self, problems: Sequence[tuple[str | int, str]], /, *, in_flight: InFlight
     ) -> Iterable[tuple[str | int, Solved | BeamwrightError]]:
         """Solutions in the order in which they finish."""
-        ...
 
 
 # --- records -----------------------------------------------------------------------------------

@@ -1,5 +1,9 @@
 """OpenAISource: texts from an OpenAI-compatible server, by `/v1/completions`.
 
+The protocol does not say whether a prompt may be token ids, whether those that were drawn come
+back, and above all which of two ways a text has ended: at a stop string or at the end of the reply.
+vLLM, SGLang and Beamwright say so, each in a field of its own; so the server is asked at the start.
+
 Requests run in an event loop on a thread of its own, each on a connection that is closed where
 nobody wants its text any more: servers take that for giving up. Replies are bounded in bytes and
 seconds; one that is odd is an error of its question, and what may pass is tried again.
@@ -9,41 +13,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
-import weakref
 from collections.abc import AsyncIterator, Coroutine, Hashable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from itertools import count
 from queue import Empty, SimpleQueue
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import httpx
 
 from beamwright.errors import BeamwrightError, InputError, UnavailableError
 from beamwright.models.tokenizer import TextCodec
-from beamwright.remote.dialect import (
-    BrokenOff,
-    Dialect,
-    Stops,
-    count_of,
-    end_of,
-    logprobs_of,
-    reply_of,
-    text_of,
-)
-from beamwright.remote.source import (
-    PLAIN,
-    Continuation,
-    GeneratorFacts,
-    PromptRequest,
-    RemoteModel,
-    Reply,
-)
+from beamwright.remote.source import PLAIN, Continuation, PromptRequest, Reply
 from beamwright.sections import SamplingSettings
-
-T = TypeVar("T")
 
 MOST_TRIES = 8  # a minute in all: servers start anew
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
@@ -54,51 +39,59 @@ _MOST_HANGS = 2
 _REPLY_BYTES, _TOKEN_BYTES, _PROMPT_BYTES = 64 << 10, 512, 16  # of JSON: in all, per token
 _EVENT_BYTES = 2048  # around a token that comes alone
 _ERROR_CHARS = 200
-_PROMPTS = ("1 + 1 =", "The answer is")
+_PROMPT = "The answer is"
 _BROKEN = 500  # by the question, if it stays so
 _OURS = (401, 402, 403, 404)  # of the key, or of the model: no question will be answered
 _PASSING = (408, 409, 425, 429, 502, 503, 504)  # may go well the next time
 _MISUNDERSTOOD = (400, 404, 422, _BROKEN)  # llama-cpp-python says 500
+_MOST_STOPS = 4  # OpenAI's and vLLM's bound; others are found when the text is there
+_MOST_COUNTED = 2**53  # what is no float any more is no count of tokens either
+_STOP_FIELDS = ("stop_reason", "matched_stop")  # vLLM's and Beamwright's; SGLang's
 
 
 class _Refused(Exception):
     """The server has said no. text: in its words."""
 
-    def __init__(self, status: int, text: str, retry_after_s: float = 0.0) -> None:
+    def __init__(self, status: int, text: str) -> None:
         super().__init__(f"HTTP {status}: {text}")
-        self.status, self.retry_after_s = status, retry_after_s
+        self.status = status
 
 
 class OpenAISource:
     """A `TextSource` over HTTP. The server has been asked what it understands.
 
-    codec: of the model's tokenizer. key: that the server wants. tries: of a request that fails in
-    passing.
+    name: of the model there; "" for the only one. codec: of the model's tokenizer. key: that the
+    server wants. tries: of a request that fails in passing.
+
+    What it understands. ids: prompts are token ids, not texts. extras: fields that are not
+    OpenAI's. token_ids: they come back. streams: nothing shows that a stop string has ended a text,
+    which is therefore read as it is written, and left where the string is.
 
     Raises:
         InputError: if nobody answers there, or has no such model.
     """
 
     def __init__(
-        self, model: RemoteModel, codec: TextCodec, key: str | None = None, tries: int = MOST_TRIES
+        self, url: str, name: str, codec: TextCodec, key: str | None = None, tries: int = MOST_TRIES
     ) -> None:
-        self._model, self._codec, self._key, self._tries = model, codec, key, tries
-        self._thread: _LoopThread | None = None
+        self._url, self._codec, self._key, self._tries = url, codec, key, tries
+        self._option = f"--model openai:{url}#{name}".removesuffix("#")
+        self._work: threading.Thread | None = None
         self._replies: SimpleQueue[Reply] = SimpleQueue()
         self._running: dict[Hashable, Future[None]] = {}
-        self.name, context, searches = self._at_start(self._find_model())
-        self.dialect = self._at_start(self._find_dialect())
-        self.facts = GeneratorFacts(context, self.dialect.returns_ids, searches)
-
-    @property
-    def most(self) -> int | None:
-        """A text that is read as it is written is left at its stop, the others with it."""
-        return 1 if self.dialect.streams else None
+        try:
+            self._start(self._find(name)).result()
+        except Exception as error:  # whatever what it says does to who reads it
+            self.close()
+            if isinstance(error, BeamwrightError):
+                raise
+            raise InputError(f"{self._option}: {self._why_no_start(error)}") from error
+        # A text that is read as it is written is left at its stop, the others with it.
+        self.most = 1 if self.streams else None
 
     def ask(self, key: Hashable, prompt: PromptRequest) -> None:
         """See `TextSource`."""
-        running = self._loop_thread().start(self._answer(key, prompt))
-        self._running[key] = running
+        self._running[key] = running = self._start(self._answer(key, prompt))
         running.add_done_callback(lambda _: self._running.pop(key, None))
 
     def wait(self, timeout_s: float) -> list[Reply]:
@@ -119,17 +112,30 @@ class OpenAISource:
 
     def close(self) -> None:
         """Close all connections, and end the thread."""
-        if self._thread is not None:
-            self._stop()
-            self._thread.join()
-            self._thread = None
+        if self._work is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._work.join()
+            self._work = None
 
-    def _loop_thread(self) -> _LoopThread:
-        if self._thread is None:
-            self._thread = _LoopThread(self._model.place, self._key)
-            # Nobody need close what was never begun, or has failed at its start.
-            self._stop = weakref.finalize(self, self._thread.stop)
-        return self._thread
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> Future[None]:
+        """Have it run in the loop; who cancels the future cancels it."""
+        if self._work is None:
+            # A packed reply has no size to be bounded.
+            headers = {"Accept-Encoding": "identity"}
+            if self._key:
+                headers["Authorization"] = f"Bearer {self._key}"
+            self._client = httpx.AsyncClient(
+                base_url=f"{self._url}/",
+                headers=headers,
+                timeout=httpx.Timeout(None, connect=_CONNECT_S),  # see `_reply_s`
+                limits=httpx.Limits(keepalive_expiry=_KEPT_S),
+            )
+            runner = asyncio.Runner()
+            self._loop = runner.get_loop()
+            given = (runner, self._client)
+            self._work = threading.Thread(target=_serve, args=given, name="remote", daemon=True)
+            self._work.start()
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     # --- a question, in the event loop -------------------------------------------------------
 
@@ -138,15 +144,17 @@ class OpenAISource:
         wait_s = _FIRST_WAIT_S
         for tries in count(1):
             try:
-                reply = await self._tried(prompt)
-                self._replies.put(replace(reply, key=key, tries=tries))
+                if self.streams:
+                    reply = Reply(key, [await self._read(prompt)])
+                else:
+                    reply = _reply_of(key, await self._completed(prompt), prompt.stops)
+                self._replies.put(replace(reply, tries=tries))
                 return
             except Exception as error:  # whatever what it says does to who reads it
                 why, most, kind = self._judged(error, prompt)
-                wait_s = max(wait_s, getattr(error, "retry_after_s", 0.0))
             if tries >= most:
                 times = f" ({tries} tries)" if tries > 1 else ""
-                failure = kind(f"the generator at {self._model.place}: {self._line(why)}{times}")
+                failure = kind(f"the generator at {self._url}: {self._line(why)}{times}")
                 self._replies.put(Reply(key, tries=tries, error=failure))
                 return
             await asyncio.sleep(min(wait_s, _LONGEST_WAIT_S))
@@ -156,16 +164,15 @@ class OpenAISource:
         self, error: Exception, prompt: PromptRequest
     ) -> tuple[str, int, type[BeamwrightError]]:
         """What to say of it, how often to try, and whose fault it is."""
-        match error:
-            case _Refused(status=status):
-                most = self._tries if status in (*_PASSING, _BROKEN) else 1
-                # What it answers to others, but never to this, is of the question.
-                ours = status not in (*_PASSING, *_OURS)
-                return str(error), most, InputError if ours else UnavailableError
-            case TimeoutError():
-                return f"no whole reply in {_reply_s(prompt):g} s", _MOST_HANGS, UnavailableError
         said = f"{type(error).__name__}: {error}".rstrip(": ")
-        if isinstance(error, httpx.HTTPError | json.JSONDecodeError | BrokenOff):
+        if isinstance(error, _Refused):
+            most = self._tries if error.status in (*_PASSING, _BROKEN) else 1
+            # What it answers to others, but never to this, is of the question.
+            ours = error.status not in (*_PASSING, *_OURS)
+            return str(error), most, InputError if ours else UnavailableError
+        if isinstance(error, TimeoutError):
+            return f"no whole reply in {_reply_s(prompt):g} s", _MOST_HANGS, UnavailableError
+        if isinstance(error, httpx.HTTPError | json.JSONDecodeError | ConnectionError):
             return said, self._tries, UnavailableError
         return f"no completion ({said})", 1, InputError
 
@@ -175,118 +182,135 @@ class OpenAISource:
         printable = "".join(char if char.isprintable() else " " for char in said)
         return " ".join(printable.split())[:_ERROR_CHARS]
 
-    async def _tried(self, prompt: PromptRequest) -> Reply:
-        body = self.dialect.body(self.name, prompt)
-        if self.dialect.streams:
-            return Reply(None, [await self._read(body, prompt)])
-        return reply_of(await self._completed(body, prompt), prompt.stops)
+    def _body(self, prompt: PromptRequest) -> dict[str, Any]:
+        """The request, without what its sampling does not ask for: some refuse what they do not
+        know."""
+        sampling = prompt.sampling
+        stops = None if self.streams else list(prompt.stops[:_MOST_STOPS])
+        optional = {
+            "n": prompt.count if prompt.count > 1 else None,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "ignore_eos": prompt.ignore_eos or None,
+            "stop": stops or None,
+            "stream": self.streams or None,
+            "return_token_ids": self.extras or None,
+            "include_stop_str_in_output": self.extras or None,
+            "add_special_tokens": False if self.extras and not self.ids else None,
+        }
+        return {
+            "model": self.name,
+            "prompt": list(prompt.token_ids) if self.ids else prompt.text(),
+            "max_tokens": prompt.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": prompt.seed,
+            "logprobs": 1,
+            **{name: value for name, value in optional.items() if value is not None},
+        }
 
-    async def _completed(self, body: Mapping[str, Any], prompt: PromptRequest) -> Any:
+    async def _completed(self, prompt: PromptRequest) -> Any:
         """A reply that comes as a whole."""
-        most = _most_bytes(prompt, _TOKEN_BYTES)
-        async with self._reply("POST", "completions", _reply_s(prompt), most, body) as chunks:
+        async with self._reply(prompt, _TOKEN_BYTES) as chunks:
             return json.loads(b"".join([chunk async for chunk in chunks]))
 
-    async def _read(self, body: Mapping[str, Any], prompt: PromptRequest) -> Continuation:
+    async def _read(self, prompt: PromptRequest) -> Continuation:
         """A text as it is written, up to its first stop."""
         text, logprobs = "", list[float]()
         ended: Literal["stop", "eos", "length"] | None = None
-        most = _most_bytes(prompt, _EVENT_BYTES)
-        async with self._reply("POST", "completions", _reply_s(prompt), most, body) as chunks:
+        async with self._reply(prompt, _EVENT_BYTES) as chunks:
             async for event in _events(chunks):
                 for choice in event.get("choices") or ():
-                    text += text_of(choice.get("text") or "")
-                    logprobs += logprobs_of(choice)
+                    text += _text_of(choice.get("text") or "")
+                    logprobs += _logprobs_of(choice)
                     reason = choice.get("finish_reason")
-                    ended = ended if reason is None else end_of(reason)
+                    ended = ended if reason is None else _end_of(reason)
                 stops = [text.find(s) + len(s) for s in prompt.stops if s in text]
                 if stops:
                     text, ended = text[: min(stops)], "stop"
                     break
         if ended is None:  # the server has dropped it; what is there is no step
-            raise BrokenOff("the text broke off")
+            raise ConnectionAbortedError("the text broke off")
         return Continuation(text, None, tuple(logprobs), ended)
 
+    def _reply(
+        self, prompt: PromptRequest, per_token: int
+    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """The bytes of a completion; some servers repeat the prompt's tokens with every text."""
+        per_text = prompt.max_tokens * per_token + len(prompt.token_ids) * _PROMPT_BYTES
+        most, body = _REPLY_BYTES + prompt.count * per_text, self._body(prompt)
+        return self._bytes("POST", "completions", _reply_s(prompt), most, body)
+
     @asynccontextmanager
-    async def _reply(
+    async def _bytes(
         self, method: str, path: str, most_s: float, most: int, body: Any = None
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The bytes of a reply, of which there may be so many, in so many seconds.
+        """Of a reply, of which there may be so many, in so many seconds.
 
         Raises:
             _Refused: if it says no; TimeoutError; ValueError: if there are more.
         """
-        client = self._loop_thread().client
-        async with asyncio.timeout(most_s), client.stream(method, path, json=body) as response:
+        stream = self._client.stream(method, path, json=body)
+        async with asyncio.timeout(most_s), stream as response:
             if response.status_code != httpx.codes.OK:
-                raise await _refused(response)
+                said = b""
+                async for chunk in response.aiter_raw():
+                    said += chunk
+                    if len(said) > _REPLY_BYTES:
+                        break
+                raise _Refused(response.status_code, said.decode(errors="replace"))
             yield _bounded(response, most)
 
     # --- what the server is ------------------------------------------------------------------
 
-    def _at_start(self, question: Coroutine[Any, Any, T]) -> T:
-        """Ask the server something at the start; what fails is the user's to mend."""
-        try:
-            return self._loop_thread().start(question).result()
-        except BeamwrightError:
-            raise
-        except TimeoutError as error:
-            raise InputError(f"{self._option}: what answers there does not end") from error
-        except (_Refused, httpx.HTTPError) as error:
-            why = self._line(str(error)) or type(error).__name__
-            raise InputError(f"{self._option}: {why}") from error
-        except Exception as error:  # whatever what it says does to who reads it
-            raise InputError(
-                f"{self._option}: what answers there does not speak OpenAI's protocol "
-                f"({type(error).__name__})"
-            ) from error
+    def _why_no_start(self, error: Exception) -> str:
+        if isinstance(error, _Refused | httpx.HTTPError):
+            return self._line(str(error)) or type(error).__name__
+        if isinstance(error, TimeoutError):
+            return "what answers there does not end"
+        return f"what answers there does not speak OpenAI's protocol ({type(error).__name__})"
 
-    @property
-    def _option(self) -> str:
-        name = f"#{self._model.name}" if self._model.name else ""
-        return f"--model openai:{self._model.place}{name}"
-
-    async def _find_model(self) -> tuple[str, int | None, bool]:
-        """Its name there, its context, and whether it is a search by another Beamwright."""
-        async with self._reply("GET", "models", _MODELS_S, _MODELS_BYTES) as chunks:
+    async def _find(self, wanted: str) -> None:
+        """The model's name there, its context, whether it is a search by another Beamwright, and
+        the richest dialect that the server understands."""
+        async with self._bytes("GET", "models", _MODELS_S, _MODELS_BYTES) as chunks:
             answer = json.loads(b"".join([chunk async for chunk in chunks]))
-        models = {text_of(model["id"]): model for model in answer["data"]}
-        name = self._model.name or (next(iter(models)) if len(models) == 1 else None)
+        models = {_text_of(model["id"]): model for model in answer["data"]}
+        name = wanted or (next(iter(models)) if len(models) == 1 else None)
         if name not in models:
             problem = "say which, as #NAME" if name is None else "no such model"
             names = self._line(", ".join(sorted(models)[:12]))
             raise InputError(f"{self._option}: {problem}; it has {names}")
-        searches = models[name].get("owned_by") == "beamwright" and not name.endswith(PLAIN)
-        return name, count_of(models[name].get("max_model_len")) or None, searches
-
-    async def _find_dialect(self) -> Dialect:
-        """The richest that it understands."""
+        self.name: str = name
+        self.context = _count(models[name], "max_model_len") or None
+        self.searches = models[name].get("owned_by") == "beamwright" and not name.endswith(PLAIN)
         refusals = []
-        for extras, ids in ((True, True), (True, False), (False, True), (False, False)):
+        for self.extras, self.ids in ((True, True), (True, False), (False, True), (False, False)):
             try:
-                # Not read as it is written, for now; what ends a text is seen below.
-                return await self._learned(Dialect(ids, extras, stops=Stops.NAMED))
+                await self._learn()
+                return
             except _Refused as error:
                 if error.status not in _MISUNDERSTOOD:
                     raise
                 refusals.append(error)
         raise refusals[0]
 
-    async def _learned(self, way: Dialect) -> Dialect:
+    async def _learn(self) -> None:
         """What else is known of a way that it understands; raises _Refused if it does not."""
-        for prompt in _PROMPTS:
-            choice = await self._sample(way, prompt, ())
-            text = text_of(choice["text"])
-            returns_ids = way.extras and isinstance(choice.get("token_ids"), list)
-            if returns_ids:
-                self._check_tokenizer(text, choice["token_ids"])
-            if text.strip():
-                stop = text.strip()[0]
-                shown = Stops.shown(await self._sample(way, prompt, (stop,)), stop)
-                # Texts that are read as they are written are tokenised here.
-                ids = returns_ids and shown is not Stops.UNKNOWN
-                return replace(way, returns_ids=ids, stops=shown)
-        return replace(way, stops=Stops.UNKNOWN)
+        self.streams = False
+        choice = await self._sample(())
+        text, token_ids = _text_of(choice["text"]), choice.get("token_ids")
+        returns_ids = self.extras and token_ids is not None
+        if returns_ids:
+            self._check_tokenizer(text, token_ids or ())
+        shown = False
+        if text.strip():
+            stop = text.strip()[0]
+            choice = await self._sample((stop,))
+            named = stop in [choice.get(name) for name in _STOP_FIELDS]
+            shown = named or str(choice.get("text", "")).endswith(stop)
+        # Texts that are read as they are written are tokenised here.
+        self.token_ids, self.streams = returns_ids and shown, not shown
 
     def _check_tokenizer(self, text: str, token_ids: Sequence[int]) -> None:
         """Raises InputError if what the server wrote is not what its tokens are here."""
@@ -298,64 +322,28 @@ class OpenAISource:
                 f"{self._line(repr(text))}, and they are {here!r} here"
             )
 
-    async def _sample(self, way: Dialect, text: str, stops: Sequence[str]) -> Mapping[str, Any]:
+    async def _sample(self, stops: tuple[str, ...]) -> Mapping[str, Any]:
         """A few tokens, the likeliest ones."""
-        ids, greedy = tuple(self._codec.encode(text)), SamplingSettings(temperature=0.0)
-        prompt = PromptRequest(ids, lambda: text, 1, 0, 4, greedy, tuple(stops))
-        answer = await self._completed(way.body(self.name, prompt), prompt)
-        choice: Mapping[str, Any] = answer["choices"][0]
+        ids, greedy = tuple(self._codec.encode(_PROMPT)), SamplingSettings(temperature=0.0)
+        prompt = PromptRequest(ids, lambda: _PROMPT, 1, 0, 4, greedy, stops)
+        choice: Mapping[str, Any] = (await self._completed(prompt))["choices"][0]
         return choice
 
 
-class _LoopThread:
-    """An event loop on a thread, and a client whose connections live in it."""
+# --- replies -----------------------------------------------------------------------------------
 
-    def __init__(self, url: str, key: str | None) -> None:
-        headers = {"Accept-Encoding": "identity"}  # a packed reply has no size to be bounded
-        if key:
-            headers["Authorization"] = f"Bearer {key}"
-        self.client = httpx.AsyncClient(
-            base_url=f"{url}/",
-            headers=headers,
-            timeout=httpx.Timeout(None, connect=_CONNECT_S),  # see `_reply_s`
-            limits=httpx.Limits(keepalive_expiry=_KEPT_S),
-        )
-        self._loop = asyncio.new_event_loop()
-        self._work = threading.Thread(target=self._run, name="remote", daemon=True)
-        self._work.start()
-        self.join = self._work.join
 
-    def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Have it run there; who cancels the future cancels it."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-
-    def stop(self) -> None:
-        """Soon nothing runs any more. Waits for nothing: garbage collection may call it anywhere,
-        in the middle of an import too."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-
-    def _run(self) -> None:
-        self._loop.run_forever()
-        self._loop.run_until_complete(self._end())
-        self._loop.close()
-
-    async def _end(self) -> None:
-        rest = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in rest:
-            task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
-        await self.client.aclose()
+def _serve(runner: asyncio.Runner, client: httpx.AsyncClient) -> None:
+    """The loop of a thread, until it is stopped; its connections live in it."""
+    loop = runner.get_loop()
+    loop.run_forever()
+    loop.run_until_complete(client.aclose())
+    runner.close()
 
 
 def _reply_s(prompt: PromptRequest) -> float:
     """Seconds in which a whole reply has to be there."""
     return _REPLY_S + prompt.max_tokens * _TOKEN_S
-
-
-def _most_bytes(prompt: PromptRequest, per_token: int) -> int:
-    """Of a reply; some repeat the prompt's tokens with every text."""
-    per_text = prompt.max_tokens * per_token + len(prompt.token_ids) * _PROMPT_BYTES
-    return _REPLY_BYTES + prompt.count * per_text
 
 
 async def _bounded(response: httpx.Response, most: int) -> AsyncIterator[bytes]:
@@ -383,24 +371,62 @@ async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[Mapping[str, An
                 continue
             event = json.loads(data)
             if "error" in event:
-                raise _Refused(_BROKEN, _message(event))
+                raise _Refused(_BROKEN, str(event["error"]))
             yield event
         begun.append(rest)
 
 
-async def _refused(response: httpx.Response) -> _Refused:
-    said = bytearray()
-    async for chunk in response.aiter_raw():
-        said += chunk
-        if len(said) > _REPLY_BYTES:
-            break
-    text = said.decode(errors="replace")
-    with suppress(ValueError, AttributeError, RecursionError):
-        text = _message(json.loads(text))
-    seconds = response.headers.get("retry-after", "")
-    return _Refused(response.status_code, text, float(seconds) if seconds.isdecimal() else 0.0)
+def _reply_of(key: Hashable, answer: Mapping[str, Any], stops: Sequence[str]) -> Reply:
+    """The texts of a whole reply; raises KeyError, TypeError or ValueError for what is none."""
+    choices = sorted(answer["choices"], key=lambda choice: int(choice.get("index", 0)))
+    if not choices:
+        raise ValueError("it has no choices")
+    read = _count(answer, "usage", "prompt_tokens")
+    cached = _count(answer, "usage", "prompt_tokens_details", "cached_tokens")
+    return Reply(key, [_written(choice, stops) for choice in choices], read, cached)
 
 
-def _message(answer: Mapping[str, Any]) -> str:
-    error = answer.get("error", answer)
-    return str(error.get("message", error) if isinstance(error, dict) else error)
+def _written(choice: Mapping[str, Any], stops: Sequence[str]) -> Continuation:
+    text, ended = _text_of(choice["text"]), _end_of(choice.get("finish_reason"))
+    named = [value for name in _STOP_FIELDS if isinstance(value := choice.get(name), str)]
+    if ended != "length" and (named or text.endswith(tuple(stops))):
+        ended = "stop"
+        if named and not text.endswith(named[0]):
+            text += _text_of(named[0])
+    ids = choice.get("token_ids")
+    if ids is not None and not all(type(token) is int for token in ids):
+        raise TypeError("token ids that are no integers")
+    return Continuation(text, None if ids is None else tuple(ids), _logprobs_of(choice), ended)
+
+
+def _logprobs_of(choice: Mapping[str, Any]) -> tuple[float, ...]:
+    """Of the tokens of a choice, or of a piece of one; raises ValueError for what is no number."""
+    values = (choice.get("logprobs") or {}).get("token_logprobs") or ()
+    values = [value for value in values if value is not None]
+    if not all(type(value) in (int, float) and math.isfinite(value) for value in values):
+        raise ValueError("log-probabilities that are no numbers")
+    return tuple(map(float, values))
+
+
+def _text_of(value: object) -> str:
+    """A text as a server says it; raises TypeError or ValueError for what is none."""
+    if not isinstance(value, str):
+        raise TypeError(f"a text that is {type(value).__name__}")
+    value.encode()  # halves of characters, which no tokenizer takes
+    return value
+
+
+def _count(value: Any, *names: str) -> int | None:
+    """A count as a server says it, under these names; None for what is none."""
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value if type(value) is int and 0 <= value <= _MOST_COUNTED else None
+
+
+def _end_of(reason: object) -> Literal["stop", "eos", "length"]:
+    """What a `finish_reason` means where no stop string is to be seen; raises ConnectionError."""
+    if reason == "length":
+        return "length"
+    if reason in ("stop", "eos", "eos_token", "stop_sequence"):
+        return "eos"
+    raise ConnectionAbortedError(f"a text ended for the reason {reason!r}")

@@ -1,70 +1,25 @@
-"""Which remote generator is meant, what it is asked, and what it says: texts that go on.
+"""A generator that runs elsewhere: which one, what it is asked, what it says; and its tokenizer.
 
-`openai:URL#NAME` is a model behind a server, `vllm:PATH?OPTION=VALUE` one in vLLM's engine.
+`openai:URL#NAME` is a model behind a server, `vllm:PATH?OPTION=VALUE&...` one in vLLM's engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
-from urllib.parse import urlsplit
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+from urllib.parse import parse_qsl
 
 import yaml
 
 from beamwright.errors import BeamwrightError, InputError
-from beamwright.sections import SamplingSettings
+from beamwright.io import read_regular
+from beamwright.models.config import read_object, tokenizer_folder
+from beamwright.models.tokenizer import TextCodec
+from beamwright.sections import ModelSettings, SamplingSettings
 
 PLAIN = ":plain"  # one sample, of a model that a Beamwright server searches with
-
-
-@dataclass(frozen=True)
-class RemoteModel:
-    """What `--model` says of a generator that runs elsewhere.
-
-    place: a server's base URL, or what vLLM loads. name: of the model, as its server knows it; None
-    for the only one there. options: of vLLM's engine.
-    """
-
-    kind: Literal["openai", "vllm"]
-    place: str
-    name: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, spec: str) -> RemoteModel:
-        """Raises InputError for what is no such name."""
-        kind, _, rest = spec.partition(":")
-        if kind == "vllm":
-            place, _, options = rest.partition("?")
-            if not place:
-                raise InputError(f"--model {spec}: write vllm:PATH or vllm:hf:ORG/NAME")
-            return cls("vllm", place, None, _options(spec, options))
-        url, _, name = rest.partition("#")
-        if not _is_url(url):
-            raise InputError(f"--model {spec}: write openai:http://HOST:PORT/v1#NAME")
-        return cls("openai", url.rstrip("/"), name or None)
-
-
-def _is_url(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:  # of a port
-        return False
-
-
-def _options(spec: str, text: str) -> dict[str, Any]:
-    options = {}
-    for assignment in text.split("&") if text else ():
-        name, equals, value = assignment.partition("=")
-        if not (name.isidentifier() and equals and value):
-            raise InputError(f"--model {spec}: {assignment!r} is no OPTION=VALUE")
-        try:
-            options[name] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise InputError(f"--model {spec}: {name}: {value!r} is no value") from None
-    return options
 
 
 @dataclass(frozen=True)
@@ -116,42 +71,106 @@ class Reply:
     error: BeamwrightError | None = None
 
 
-@dataclass(frozen=True)
-class GeneratorFacts:
-    """What is known of a generator elsewhere before it writes anything.
-
-    context: most tokens of a path; None: it does not say. token_ids: it says those that it drew.
-    searches: each of its texts is the answer of a search there.
-    """
-
-    context: int | None
-    token_ids: bool
-    searches: bool = False
-
-
 class TextSource(Protocol):
     """Writes texts, any number at a time. One thread calls it.
 
-    most: of texts that are asked for in one question.
+    most: of texts that are asked for in one question. context: most tokens of a path; None: it does
+    not say. token_ids: it says those that it drew. searches: each of its texts is the answer of a
+    search there.
     """
 
-    facts: GeneratorFacts
-
-    @property
-    def most(self) -> int | None: ...
+    most: int | None
+    context: int | None
+    token_ids: bool
+    searches: bool
 
     def ask(self, key: Hashable, prompt: PromptRequest) -> None:
         """Have it written; its reply is one of `wait`'s."""
-        ...
 
     def wait(self, timeout_s: float) -> list[Reply]:
         """What has been answered, at least one reply unless none comes in this time."""
-        ...
 
     def cancel(self, key: Hashable) -> None:
         """Nobody wants this reply any more; it may come all the same."""
-        ...
 
     def close(self) -> None:
         """Nothing is written any more. It can be used again."""
-        ...
+
+
+@dataclass(frozen=True)
+class RemoteGenerator:
+    """codec: of the same tokenizer. context: most tokens of a path."""
+
+    source: TextSource
+    codec: TextCodec
+    context: int
+
+    @property
+    def vocab(self) -> int:
+        """Token ids that the tokenizer has."""
+        return self.codec.vocab_size
+
+    @classmethod
+    def find(cls, settings: ModelSettings) -> RemoteGenerator:
+        """What `--model` names, asked whether it is there, and a tokenizer for it.
+
+        Raises:
+            InputError: if there is no such model, or nothing says how its prompts are tokenised.
+        """
+        spec = settings.model
+        kind, _, rest = spec.partition(":")
+        source: TextSource
+        if kind == "vllm":
+            from beamwright.remote.vllm import VllmSource  # noqa: PLC0415 (an extra)
+
+            place, _, given = rest.partition("?")
+            if not place:
+                raise InputError(f"--model {spec}: write vllm:PATH or vllm:hf:ORG/NAME")
+            try:
+                pairs = parse_qsl(given, strict_parsing=True)
+                options = {name: yaml.safe_load(value) for name, value in pairs}
+            except (ValueError, yaml.YAMLError):
+                raise InputError(f"--model {spec}: {given!r} is no OPTION=VALUE") from None
+            folder = tokenizer_folder(place, spec, weights=True)
+            codec = TextCodec.load(folder, settings.chat_template)
+            source = VllmSource(folder, options, settings)
+        else:
+            from beamwright.remote.openai import OpenAISource  # noqa: PLC0415 (an HTTP client)
+
+            url, _, name = rest.partition("#")
+            if not url.partition("://")[2] or not url.startswith("http"):
+                raise InputError(f"--model {spec}: write openai:http://HOST:PORT/v1#NAME")
+            folder = _tokenizer_of(settings, name)
+            codec = TextCodec.load(folder, settings.chat_template)
+            source = OpenAISource(url.rstrip("/"), name, codec, _read_key(settings.model_key))
+        known = source.context or read_object(folder / "config.json").get("max_position_embeddings")
+        limits = [limit for limit in (known, settings.context) if isinstance(limit, int) and limit]
+        if not limits:
+            source.close()
+            raise InputError(f"--model {spec}: it does not say its context; give --context N")
+        return cls(source, codec, min(limits))
+
+
+def _tokenizer_of(settings: ModelSettings, name: str) -> Path:
+    if settings.tokenizer is not None:
+        return tokenizer_folder(settings.tokenizer, f"tokenizer {settings.tokenizer}")
+    try:
+        return tokenizer_folder(name.removesuffix(PLAIN), f"tokenizer {name}")
+    except InputError as error:
+        raise InputError(
+            f"--model {settings.model}: needs the model's tokenizer here: --tokenizer PATH, "
+            "hf:ORG/NAME or bundled"
+        ) from error
+
+
+def _read_key(file: str | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        words = read_regular(Path(file)).decode().split()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", "is no text")
+        raise InputError(f"--model-key {file}: {why}") from None
+    if len(words) != 1 or not words[0].isascii():
+        raise InputError(f"--model-key {file}: one key is expected in it")
+    return words[0]

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from beamwright.errors import InputError, UnavailableError
-from beamwright.remote.source import Continuation, GeneratorFacts, PromptRequest, Reply
+from beamwright.models.config import line_of
+from beamwright.remote.source import Continuation, PromptRequest, Reply
 from beamwright.sections import ModelSettings
 
 
@@ -27,6 +28,8 @@ class VllmSource:
     """
 
     most: int | None = None
+    token_ids = True
+    searches = False
 
     def __init__(self, folder: Path, options: Mapping[str, Any], settings: ModelSettings) -> None:
         try:
@@ -46,8 +49,8 @@ class VllmSource:
             self._engine: Any = self._vllm.LLM(str(folder), **given).llm_engine
             context = int(self._engine.vllm_config.model_config.max_model_len)
         except Exception as error:  # whatever it finds wrong with a model, or an option
-            raise InputError(f"--model {settings.model}: {_line(error)}") from error
-        self.facts = GeneratorFacts(context, token_ids=True)
+            raise InputError(f"--model {settings.model}: {line_of(error)}") from error
+        self.context: int | None = context
         self._numbers = count()
         self._keys: dict[str, Hashable] = {}
         self._refused: list[Reply] = []
@@ -72,10 +75,9 @@ class VllmSource:
         try:
             tokens = self._vllm.TokensPrompt(prompt_token_ids=list(prompt.token_ids))
             self._engine.add_request(name, tokens, params)
+            self._keys[name] = key
         except Exception as error:  # of several kinds: too long a prompt, an unknown token
-            self._refused.append(_failed(key, _line(error)))
-            return
-        self._keys[name] = key
+            self._refused.append(_failed(key, line_of(error)))
 
     def wait(self, timeout_s: float) -> list[Reply]:
         """See `TextSource`. It computes as long as that."""
@@ -84,27 +86,22 @@ class VllmSource:
         try:
             while not replies and self._keys and time.monotonic() < until:
                 done = [output for output in self._engine.step() if output.finished]
-                replies = [
-                    self._reply(output) for output in done if output.request_id in self._keys
-                ]
+                replies = [self._reply(each) for each in done if each.request_id in self._keys]
         except Exception as error:  # the engine is dead: nothing is answered any more
             keys, self._keys = list(self._keys.values()), {}
-            replies = [_failed(key, _line(error)) for key in keys]
+            replies = [_failed(key, line_of(error)) for key in keys]
         return replies
 
     def cancel(self, key: Hashable) -> None:
         """See `TextSource`."""
-        self._abort([name for name, known in self._keys.items() if known is key])
+        for name in [name for name, known in self._keys.items() if known is key]:
+            del self._keys[name]
+            self._engine.abort_request([name])
 
     def close(self) -> None:
         """Its memory is given back when the process ends."""
-        self._abort(list(self._keys))
-
-    def _abort(self, names: list[str]) -> None:
-        for name in names:
-            del self._keys[name]
-        if names:
-            self._engine.abort_request(names)
+        for key in list(self._keys.values()):
+            self.cancel(key)
 
     def _reply(self, output: Any) -> Reply:
         key = self._keys.pop(output.request_id)
@@ -127,7 +124,3 @@ def _written(output: Any) -> Continuation:
 
 def _failed(key: Hashable, why: str) -> Reply:
     return Reply(key, error=UnavailableError(f"vLLM: {why}"))
-
-
-def _line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -3,26 +3,24 @@
 Every step is a prompt of its own, the path above it, so that what the server keeps of earlier
 prompts is hit by its next ones: the order is the schedule's, siblings are one question, and nothing
 of a path is ever rendered again. Limits, reasons to stop and counts are those of steps written here
-(`decode.stops`).
+(`engine.stops`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from beamwright.counters import Counters
 from beamwright.engine.noise import lineage_key
 from beamwright.engine.row import Decoding, Decodings, RowLimit, row_limit
 from beamwright.engine.stops import text_before
-from beamwright.errors import BeamwrightError, InputError, UnavailableError
+from beamwright.errors import InputError, UnavailableError
 from beamwright.models.tokenizer import TextCodec
 from beamwright.progress import Progress
 from beamwright.protocols import Event, Plan, ScheduleView, StepDecoded, StepFailed
 from beamwright.remote.source import Continuation, PromptRequest, Reply, TextSource
 from beamwright.schedule.declare import InGpuSchedule
-from beamwright.sections import StepSettings
 from beamwright.tree import Node, StopReason
 
 _WAIT_S = 0.05
@@ -33,17 +31,6 @@ class ServedSchedule(InGpuSchedule):
     """All beams in depth-first order, so that a prompt follows the one it shares most with."""
 
     name = "served"
-
-
-def _note_reply(counts: Counters, reply: Reply) -> None:
-    """A reply has come."""
-    counts.requests += reply.tries
-    counts.retries += reply.tries - 1
-    if reply.error is None:
-        counts.prompt_tokens += reply.prompt_tokens or 0
-        counts.cached_tokens += reply.cached_tokens or 0
-        counts.untold_prompts += reply.prompt_tokens is None
-        counts.untold_cached += reply.cached_tokens is None
 
 
 @dataclass(eq=False)
@@ -149,10 +136,17 @@ class RemoteSteps:
         self.progress.doing(f"round {number}: {len(self._running)} steps are written elsewhere")
         events: list[Event] = []
         for reply in self.source.wait(_WAIT_S):
-            _note_reply(self.counts, reply)
-            self.counts.iterations += 1
-            assert isinstance(reply.key, _Question)
-            events += self._settled(reply.key, reply)
+            counts, question = self.counts, reply.key
+            assert isinstance(question, _Question)
+            counts.iterations += 1
+            counts.requests += reply.tries
+            counts.retries += reply.tries - 1
+            if reply.error is None:
+                counts.prompt_tokens += reply.prompt_tokens or 0
+                counts.cached_tokens += reply.cached_tokens or 0
+                counts.untold_prompts += reply.prompt_tokens is None
+                counts.untold_cached += reply.cached_tokens is None
+            events += self._settled(question, reply)
         return events
 
     def _ask(self) -> None:
@@ -185,27 +179,22 @@ class RemoteSteps:
 
     def _prompt(self, nodes: Sequence[Node], limit: RowLimit) -> PromptRequest:
         node, decoding = nodes[0], self._decodings.of(nodes[0])
-        assert node.parent is not None
-        step, sampling = decoding.step, decoding.sampling
+        parent, step, sampling = node.parent, decoding.step, decoding.sampling
+        assert parent is not None
         if node.greedy:
             sampling = sampling.model_copy(update={"temperature": 0.0})
         high, low = lineage_key(decoding.seed, node.lineage)
+        path = parent.path_token_ids()
         return PromptRequest(
-            token_ids=tuple(node.parent.path_token_ids()),
-            text=partial(self._path_text, node),
+            token_ids=tuple(path),
+            text=lambda: self.codec.decode_raw(path[: node.replies_to.end]) + parent.text,
             count=len(nodes),
             seed=(high ^ low) & 0x7FFFFFFF,
             max_tokens=limit.tokens,
             sampling=sampling,
-            stops=tuple(filter(None, (_delimiter(step), *step.stop_strings))),
+            stops=(*((step.delimiter,) if step.step_tokens is None else ()), *step.stop_strings),
             ignore_eos=step.ignore_eos,
         )
-
-    def _path_text(self, node: Node) -> str:
-        """The path above a node as text, special tokens included up to where its reply begins."""
-        assert node.parent is not None
-        before = node.parent.path_token_ids()[: node.replies_to.end]
-        return self.codec.decode_raw(before) + node.parent.text
 
     def _settled(self, question: _Question, reply: Reply) -> list[Event]:
         """Steps that were written, or have failed. What is missing of several is asked for again,
@@ -232,56 +221,35 @@ class RemoteSteps:
         return events
 
     def _step(self, node: Node, written: Continuation, limit: RowLimit) -> StepDecoded | StepFailed:
-        assert node.parent is not None
-        refusal = self._refusal(written, limit)
-        if refusal is not None:
-            return StepFailed(node, refusal)
-        token_ids = written.token_ids
+        """Why it has ended is said as of steps written here (`engine.stops`); servers say "length"
+        where the last token that they may draw completes a stop string."""
+        parent, step, token_ids = node.parent, self._decodings.of(node).step, written.token_ids
+        assert parent is not None
         if token_ids is None:
-            token_ids = tuple(self.codec.encode(written.text))
-        if written.ended == "eos" and self.codec.eos_ids.isdisjoint(token_ids[-1:]):
-            token_ids = (*token_ids, *sorted(self.codec.eos_ids)[:1])
-        if written.token_ids is None:
-            text = node.parent.text + written.text
+            most = 2 * limit.tokens  # a text may be other tokens here than it was drawn as
+            longer, text = self.codec.is_longer(written.text, most), parent.text + written.text
         else:
-            before = node.parent.path_token_ids()[node.replies_to.end :]
-            text = self.codec.decode([*before, *token_ids])
-        settings = self._decodings.of(node).step
-        shown = text_before(text, settings.stop_strings)
-        stop = _stop(written, len(token_ids), limit, _delimiter(settings))
+            most, longer = limit.tokens, len(token_ids) > limit.tokens
+        if longer or len(written.logprobs) > most:
+            said = f"the generator writes more than the {limit.tokens} tokens asked"
+            return StepFailed(node, InputError(said))
+        if not all(0 <= token < self.codec.vocab_size for token in token_ids or ()):
+            said = "the generator draws tokens that are unknown here"
+            return StepFailed(node, UnavailableError(said))
+        ids = tuple(self.codec.encode(written.text)) if token_ids is None else token_ids
+        if written.ended == "eos" and self.codec.eos_ids.isdisjoint(ids[-1:]):
+            ids = (*ids, *sorted(self.codec.eos_ids)[:1])
+        if token_ids is not None:
+            text = self.codec.decode([*parent.path_token_ids()[node.replies_to.end :], *ids])
+        shown = text_before(text, step.stop_strings)
+        delimited = step.step_tokens is None and step.delimiter in written.text
+        stop = limit.reason
         if shown != text:
             stop = StopReason.STOP_STRING
-        return StepDecoded(node, token_ids, written.logprobs, stop, shown)
-
-    def _refusal(self, written: Continuation, limit: RowLimit) -> BeamwrightError | None:
-        """Why a text is no step; one may be other tokens here than it was drawn as."""
-        token_ids = written.token_ids
-        if token_ids is not None:
-            too_long = max(len(token_ids), len(written.logprobs)) > limit.tokens
-        else:
-            most = 2 * limit.tokens
-            too_long = len(written.logprobs) > most or self.codec.is_longer(written.text, most)
-        if too_long:
-            return InputError(f"the generator writes more than the {limit.tokens} tokens asked")
-        if not all(0 <= token < self.codec.vocab_size for token in token_ids or ()):
-            return UnavailableError("the generator draws tokens that are unknown here")
-        return None
-
-
-def _delimiter(step: StepSettings) -> str | None:
-    return step.delimiter if step.step_tokens is None else None
-
-
-def _stop(
-    written: Continuation, num_tokens: int, limit: RowLimit, delimiter: str | None
-) -> StopReason:
-    """As `decode.stops.stop_reason`: EOS, a limit that ends the path, the delimiter, others.
-
-    Servers say "length" where the last token that they may draw completes a stop string.
-    """
-    if written.ended == "eos":
-        return StopReason.EOS
-    if limit.reason.ends_path and (written.ended == "length" or num_tokens >= limit.tokens):
-        return limit.reason
-    delimited = delimiter is not None and delimiter in written.text
-    return StopReason.DELIMITER if written.ended == "stop" or delimited else limit.reason
+        elif written.ended == "eos":
+            stop = StopReason.EOS
+        elif limit.reason.ends_path and (written.ended == "length" or len(ids) >= limit.tokens):
+            stop = limit.reason
+        elif written.ended == "stop" or delimited:
+            stop = StopReason.DELIMITER
+        return StepDecoded(node, ids, written.logprobs, stop, shown)

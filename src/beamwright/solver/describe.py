@@ -140,8 +140,8 @@ class Meter:
         }
         engine, rule, remote = new["engine"], machinery.rule, None
         if machinery.remote is not None:
-            searches = machinery.remote.source.facts.searches
-            remote = result.RemoteStats.of(machinery.remote.token_ids, searches, engine)
+            searches = machinery.remote.source.searches
+            remote = result.RemoteStats.of(machinery.remote.source.token_ids, searches, engine)
         tokens = _tokens(tree, decoded, remote)
         # A tree's share of the run, by the tokens it generated: shares add up to the wall time.
         most = max(tokens.generated, engine.row_tokens)
@@ -252,9 +252,9 @@ class Meter:
             lines += doubts.doubts_about_answers(answers, stops, settings)
         if settings.schedule.speculation == "truncate":
             lines.append(_TRUNCATED)
-        if remote is not None and not remote.token_ids:
+        if remote is not None and not remote.source.token_ids:
             lines.append(_TOKENISED_HERE)
-        if remote is not None and remote.source.facts.searches:
+        if remote is not None and remote.source.searches:
             lines.append(_SEARCHES)
         if graphs_failed is not None:
             lines.append(f"graphs: failed: {graphs_failed}; steps run as plain calls")
