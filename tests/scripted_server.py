@@ -6,7 +6,7 @@ import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from beamwright.remote.source import PromptRequest
+from beamwright.remote.writer import PromptRequest
 from beamwright.sections import SamplingSettings
 
 

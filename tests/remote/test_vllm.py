@@ -11,8 +11,8 @@ import pytest
 
 from beamwright import Solver
 from beamwright.errors import InputError, UnavailableError
-from beamwright.remote.source import PromptRequest
 from beamwright.remote.vllm import VllmSource
+from beamwright.remote.writer import PromptRequest
 from beamwright.sections import ModelSettings, SamplingSettings
 
 PROBLEM = "Ann has 3 apples and eats one. How many apples has she?"

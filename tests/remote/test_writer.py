@@ -5,8 +5,7 @@ import pytest
 from beamwright.engine.row import Decoding
 from beamwright.errors import InputError, UnavailableError
 from beamwright.protocols import Plan, StepDecoded, StepFailed
-from beamwright.remote.source import Continuation, Reply
-from beamwright.remote.writer import RemoteSteps
+from beamwright.remote.writer import Continuation, RemoteSteps, Reply
 from beamwright.sections import SamplingSettings, StepSettings
 from beamwright.tree import NodeState, SearchTree, StopReason
 

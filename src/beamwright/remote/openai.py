@@ -27,9 +27,10 @@ import httpx
 
 from beamwright.errors import BeamwrightError, InputError, UnavailableError
 from beamwright.models.tokenizer import TextCodec
-from beamwright.remote.source import PLAIN, Continuation, PromptRequest, Reply
+from beamwright.remote.writer import Continuation, PromptRequest, Reply
 from beamwright.sections import SamplingSettings
 
+PLAIN = ":plain"  # one sample, of a model that a Beamwright server searches with
 MOST_TRIES = 8  # a minute in all: servers start anew
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _CONNECT_S, _KEPT_S = 10.0, 2.0  # servers hang up after five idle seconds

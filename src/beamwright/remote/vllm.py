@@ -14,7 +14,7 @@ from typing import Any
 
 from beamwright.errors import InputError, UnavailableError
 from beamwright.models.config import line_of
-from beamwright.remote.source import Continuation, PromptRequest, Reply
+from beamwright.remote.writer import Continuation, PromptRequest, Reply
 from beamwright.sections import ModelSettings
 
 

@@ -8,19 +8,20 @@ of a path is ever rendered again. Limits, reasons to stop and counts are those o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 from beamwright.counters import Counters
 from beamwright.engine.noise import lineage_key
 from beamwright.engine.row import Decoding, Decodings, RowLimit, row_limit
 from beamwright.engine.stops import text_before
-from beamwright.errors import InputError, UnavailableError
+from beamwright.errors import BeamwrightError, InputError, UnavailableError
 from beamwright.models.tokenizer import TextCodec
 from beamwright.progress import Progress
 from beamwright.protocols import Event, Plan, ScheduleView, StepDecoded, StepFailed
-from beamwright.remote.source import Continuation, PromptRequest, Reply, TextSource
 from beamwright.schedule.declare import InGpuSchedule
+from beamwright.sections import SamplingSettings
 from beamwright.tree import Node, StopReason
 
 _WAIT_S = 0.05
@@ -31,6 +32,81 @@ class ServedSchedule(InGpuSchedule):
     """All beams in depth-first order, so that a prompt follows the one it shares most with."""
 
     name = "served"
+
+
+@dataclass(frozen=True)
+class PromptRequest:
+    """A prompt that is to be continued `count` times.
+
+    text: the same prompt, special tokens included, for who takes no token ids. seed: the same one
+    gives the same texts, as far as anything elsewhere does. stops: what ends a text, in it.
+    """
+
+    token_ids: tuple[int, ...]
+    text: Callable[[], str]
+    count: int
+    seed: int
+    max_tokens: int
+    sampling: SamplingSettings
+    stops: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """A continuation.
+
+    text: special tokens left out; the stop that ended it included. token_ids: None where they are
+    not said; with the one that ended it, where it is said. ended: at a stop, at the end of a text,
+    or at `max_tokens`.
+    """
+
+    text: str
+    token_ids: tuple[int, ...] | None
+    logprobs: tuple[float, ...]
+    ended: Literal["stop", "eos", "length"]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What became of what was asked under `key`; fewer texts than asked for, or an error.
+
+    prompt_tokens: that were read; cached_tokens: of these, KV that was there; None: not said.
+    tries: requests that it took.
+    """
+
+    key: Hashable
+    written: Sequence[Continuation] = ()
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    tries: int = 1
+    error: BeamwrightError | None = None
+
+
+class TextSource(Protocol):
+    """Writes texts, any number at a time. One thread calls it.
+
+    most: of texts that are asked for in one question. context: most tokens of a path; None: it does
+    not say. token_ids: it says those that it drew. searches: each of its texts is the answer of a
+    search there.
+    """
+
+    most: int | None
+    context: int | None
+    token_ids: bool
+    searches: bool
+
+    def ask(self, key: Hashable, prompt: PromptRequest) -> None:
+        """Have it written; its reply is one of `wait`'s."""
+
+    def wait(self, timeout_s: float) -> list[Reply]:
+        """What has been answered, at least one reply unless none comes in this time."""
+
+    def cancel(self, key: Hashable) -> None:
+        """Nobody wants this reply any more; it may come all the same."""
+
+    def close(self) -> None:
+        """Nothing is written any more. It can be used again."""
 
 
 @dataclass(eq=False)
