@@ -31,7 +31,7 @@ def kept_replicas(number):
         def keep(settings):
             key = settings.model_dump_json(exclude_unset=True)
             if key not in made:
-                made[key] = stack.enter_context(ClusterSolver.on(Cluster(None, number), settings))
+                made[key] = stack.enter_context(ClusterSolver(Cluster(None, number), settings))
             return nullcontext(made[key])
 
         yield keep

@@ -21,10 +21,10 @@ class Stream:
     async def __anext__(self):
         serving, given = self._serving, self._given
         while self._news is None:
-            ranked = given.ledger.ranked(serving.engines)
+            ranked = given.roster.ranked(serving.engines)
             if ranked:
                 self._replica = ranked[0]
-                given.ledger.give(given, self._replica)
+                given.roster.give(given, self._replica)
                 serving.sent.append((self._replica, given))
                 self._news = serving.engines[self._replica].search(given)
                 if given.problem in serving.deadly:
@@ -57,7 +57,6 @@ class FakeServing:
     def __init__(self, settings, number=2, hears_of_cancels=True):
         self._settings, self._number = settings.model_dump(mode="json", exclude_unset=True), number
         self.engines, self.dead, self.sent = {}, {}, []
-        self.no_node = False
         self.hears_of_cancels, self.deadly, self.closing = hears_of_cancels, [], []
 
     def start(self):
@@ -76,12 +75,6 @@ class FakeServing:
     def stop(self):
         for engine in self.engines.values():
             engine._solver.close()
-
-    def all_dead(self):
-        return self.no_node
-
-    def facts(self):
-        return next(iter(self.engines.values())).facts()
 
     def search(self, given):
         return Stream(self, given)

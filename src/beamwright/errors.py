@@ -37,6 +37,20 @@ class BeamwrightError(Exception):
     partial: Any = None
     """The `Solution` of what was finished before the error, where a search had begun."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Crosses processes whatever its class is made of, without what was finished."""
+        facts = {name: value for name, value in vars(self).items() if name != "partial"}
+        return _again, (type(self), self.args, facts)
+
+
+def _again(
+    kind: type[BeamwrightError], args: tuple[Any, ...], facts: dict[str, Any]
+) -> BeamwrightError:
+    error = kind.__new__(kind)
+    error.args = args
+    vars(error).update(facts)
+    return error
+
 
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C in the middle of a search; `partial` as in BeamwrightError."""

@@ -7,7 +7,6 @@ import pytest
 from beamwright import Solver
 from beamwright.cluster.mirror import Changes, Mirror
 from beamwright.serve.answers import final_text
-from beamwright.serve.app import kv_place
 from beamwright.serve.events import PageTree
 from beamwright.tree import tree_hash
 
@@ -40,18 +39,18 @@ def same(report, other):
 
 @pytest.mark.parametrize("search", ["beam", "dvts", "mcts", "lookahead", "revise", "best-of-n"])
 def test_every_round_is_the_tree_s_and_the_page_shows_the_same(solver, search):
-    changes, mirror, there, here = Changes(), Mirror(), PageTree(kv_place), PageTree(kv_place)
+    changes, mirror, there, here = Changes(), Mirror(), PageTree(), PageTree()
 
     def hear(report):
-        sent = pickle.loads(pickle.dumps(changes.of_round(report)))
-        mirror.hear(sent.tree)
+        sent = pickle.loads(pickle.dumps(changes.of(report.tree, report)))
+        mirror.hear(sent)
         same(report, mirror.report(sent))
         assert facts(report.tree) == facts(mirror.tree)
         assert final_text(report.tree) == final_text(mirror.tree)
         assert there.changes(report.tree) == here.changes(mirror.tree)
 
     solution = solver.solve(PROBLEM, on_round=hear, search=search, seed=2)
-    mirror.hear(pickle.loads(pickle.dumps(changes.of_end(solution.tree))))
+    mirror.hear(pickle.loads(pickle.dumps(changes.of(solution.tree))))
     assert facts(solution.tree) == facts(mirror.tree)
     assert tree_hash(mirror.tree) == solution.tree_hash
     assert there.over(solution.tree) == here.over(mirror.tree)
@@ -66,7 +65,7 @@ def test_what_begins_again_tells_nothing_twice(solver):
     mirror, shown, steps = Mirror(), PageTree(), []
 
     def heard(changes, report):
-        mirror.hear(changes.of_round(report).tree)
+        mirror.hear(changes.of(report.tree, report))
 
     def first(report):
         heard(begun, report)
@@ -84,6 +83,6 @@ def test_what_begins_again_tells_nothing_twice(solver):
         solver.solve(PROBLEM, on_round=first, seed=2)
     assert steps
     solution = solver.solve(PROBLEM, on_round=second, seed=2)
-    mirror.hear(again.of_end(solution.tree))
+    mirror.hear(again.of(solution.tree))
     assert tree_hash(mirror.tree) == solution.tree_hash
     assert shown.over(solution.tree) != []

@@ -33,7 +33,7 @@ def test_solve_many_on_ray_gives_what_it_gives_here(cluster, solver):
     problems = [*PROBLEMS, ("mine", PROBLEMS[0][1], {"n": 4, "seed": 3})]
     here = solver.solve_many(problems)
     settings = Settings.build(model="bundled", **OPTIONS)
-    with ClusterSolver.on(Cluster(replicas=2), settings) as cluster_solver:
+    with ClusterSolver(Cluster(replicas=2), settings) as cluster_solver:
         ended = dict(cluster_solver.solve_many(problems, tells="tree"))
     far = [ended[problem[0]] for problem in problems]
     assert [each.tree_hash for each in far] == [each.tree_hash for each in here]

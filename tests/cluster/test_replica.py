@@ -6,7 +6,7 @@ import pytest
 
 import engines
 from beamwright import Settings
-from beamwright.cluster.replica import Replica, SentError
+from beamwright.cluster.replica import Replica, sent
 from beamwright.errors import CapacityError, InputError, NotFiniteError
 
 
@@ -24,9 +24,11 @@ class Ours(InputError):
     ],
 )
 def test_errors_keep_whose_fault_they_are(error, kind):
-    found = pickle.loads(pickle.dumps(SentError.of(error))).error()
+    error.partial = object()
+    found = pickle.loads(pickle.dumps(sent(error)))
     assert type(found) is kind
-    assert str(found) == str(error)
+    assert (str(found), found.partial) == (str(error), None)
+    assert vars(found).keys() == vars(error).keys() - {"partial"}
 
 
 @pytest.mark.parametrize(("n", "in_flight", "most"), [(8, 2, 2), (64, None, 1), (64, 3, 3)])

@@ -65,48 +65,47 @@ def beside(asks):
 
 
 def test_who_is_killed_loses_nothing_and_is_replaced(server, far, alone):
-    until(lambda: len(far.replicas()) == 2, PATIENCE)
-    deaths = far.deaths
+    until(lambda: len(far.roster.replicas()) == 2, PATIENCE)
+    deaths = far.roster.deaths
     with held() as gate:
         server.queue.listeners.append(gate)
         asks = [lambda seed=seed: server.chat(seed=seed) for seed in range(6)]
         asks += [lambda seed=seed: text_of(server.stream(seed=seed)) for seed in range(6)]
         threads, found = beside(asks)
         until(lambda: gate.reached and len(server.queue.jobs) == 12)
-        until(lambda: sum(each.searches for each in far.replicas()) == 12)
-        victim = far.replicas()[0]
-        assert victim.searches > 0
+        until(lambda: sum(each.candidates for each in far.roster.replicas()) == 12 * 8)
+        victim = far.roster.replicas()[0]
+        assert victim.candidates > 0
         os.kill(victim.process, signal.SIGKILL)
     for thread in threads:
         thread.join(PATIENCE)
     expected = [content(alone.chat(seed=seed)) for seed in range(6)]
     assert [content(response) for response in found[:6]] == expected
     assert found[6:] == expected
-    until(lambda: far.deaths == deaths + 1, PATIENCE)
-    until(lambda: len(far.replicas()) == 2, PATIENCE)
+    until(lambda: far.roster.deaths == deaths + 1, PATIENCE)
+    until(lambda: len(far.roster.replicas()) == 2, PATIENCE)
     health = server.http.get("/health").json()
     assert (health["status"], health["replicas_wanted"], len(health["replicas"])) == ("ok", 2, 2)
-    assert victim.name not in {each["name"] for each in health["replicas"]}
+    assert victim.name not in health["replicas"]
     metrics = server.http.get("/metrics").text
-    assert f"beamwright_replica_deaths_total {far.deaths}.0" in metrics
-    assert 'beamwright_replica_queued_tokens{replica="' in metrics
+    assert f"beamwright_replica_deaths_total {far.roster.deaths}.0" in metrics
+    assert 'beamwright_replica_candidates{replica="' in metrics
 
 
 def test_with_nobody_there_searches_wait_until_somebody_is(server, far, alone):
-    until(lambda: len(far.replicas()) == 2, PATIENCE)
-    deaths = far.deaths
-    for replica in far.replicas():
+    until(lambda: len(far.roster.replicas()) == 2, PATIENCE)
+    deaths = far.roster.deaths
+    for replica in far.roster.replicas():
         os.kill(replica.process, signal.SIGKILL)
     threads, found = beside([lambda: server.chat(seed=1), lambda: server.chat(seed=2)])
     for thread in threads:
         thread.join(PATIENCE)
     assert [content(each) for each in found] == [content(alone.chat(seed=s)) for s in (1, 2)]
-    until(lambda: far.deaths == deaths + 2 and len(far.replicas()) == 2, PATIENCE)
-    assert server.http.get("/ready").status_code == 200
+    until(lambda: far.roster.deaths == deaths + 2 and len(far.roster.replicas()) == 2, PATIENCE)
 
 
 def test_a_run_of_many_problems_survives_a_death(far, alone, generator_folder):
-    until(lambda: len(far.replicas()) == 2, PATIENCE)
+    until(lambda: len(far.roster.replicas()) == 2, PATIENCE)
     problems = [(f"p{i}", f"Ann has {i + 3} apples. How many?", {}) for i in range(12)]
     with engines.tiny_solver(generator_folder, **OPTIONS) as solver:
         expected = {name: solver.solve(text, problem_id=name) for name, text, _ in problems}
@@ -114,11 +113,11 @@ def test_a_run_of_many_problems_survives_a_death(far, alone, generator_folder):
     for name, solution in far.solve_many(problems, tells="tree"):
         found[name] = solution
         if len(found) == 1:
-            os.kill(far.replicas()[0].process, signal.SIGKILL)
+            os.kill(far.roster.replicas()[0].process, signal.SIGKILL)
     assert {name: each.tree_hash for name, each in found.items()} == {
         name: each.tree_hash for name, each in expected.items()
     }
-    until(lambda: len(far.replicas()) == 2, PATIENCE)
+    until(lambda: len(far.roster.replicas()) == 2, PATIENCE)
 
 
 def test_who_hangs_up_leaves_no_kv_in_any_replica(server, far):
@@ -134,7 +133,7 @@ def test_who_hangs_up_leaves_no_kv_in_any_replica(server, far):
         thread.join(PATIENCE)
     assert {job.state for job in jobs} == {"cancelled"}
     until(lambda: not any(each.used_bytes for each in far.usage().levels.values()))
-    assert far.ledger.loads() == {}
+    assert not any(each.candidates for each in far.roster.replicas())
 
 
 def test_what_cannot_be_placed_or_loaded_is_said(far, generator_folder):
@@ -142,8 +141,8 @@ def test_what_cannot_be_placed_or_loaded_is_said(far, generator_folder):
 
     settings = Settings.build(**engines.tiny_options(generator_folder, **OPTIONS))
     with pytest.raises(InputError, match="--replicas 900: the cluster has"):
-        ClusterSolver.on(Cluster(None, 900), settings)
+        ClusterSolver(Cluster(None, 900), settings)
     bad = settings.changed(verifier="prm:none-such")
     with pytest.raises(InputError, match="none-such"):
-        ClusterSolver.on(Cluster(None, 1), bad)
-    assert far.solve(ASKED, seed=1).tree_hash
+        ClusterSolver(Cluster(None, 1), bad)
+    assert far.submit(ASKED, seed=1).result().tree_hash

@@ -209,7 +209,7 @@ class Evaluation:
                     from beamwright.cluster.solver import ClusterSolver
 
                 most = None if in_flight == "auto" else in_flight
-                far = stack.enter_context(ClusterSolver.on(self.cluster, settings, in_flight=most))
+                far = stack.enter_context(ClusterSolver(self.cluster, settings, in_flight=most))
                 outcomes = far.solve_many(
                     [(problem_id, text, {}) for problem_id, text in problems],
                     tells="tree" if pages else "nothing",

@@ -122,7 +122,7 @@ def _engine(settings: Settings, cluster: Cluster | None) -> Solver | ClusterSolv
         raise InputError(f"--model {spec} runs elsewhere: it does not go with --replicas")
     from beamwright.cluster.solver import ClusterSolver
 
-    return ClusterSolver.on(cluster, settings)
+    return ClusterSolver(cluster, settings)
 
 
 def _read_keys(file: Path | None) -> list[str]:

@@ -10,7 +10,6 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
-from beamwright.engine.row import OWNER, GeneratorState
 from beamwright.protocols import RoundReport
 from beamwright.tree import Node, NodeState, SearchTree
 
@@ -26,13 +25,6 @@ _REPORTED = ("candidates", "survivors", "pruned", "finished")
 
 
 @dataclass(frozen=True)
-class Place:
-    """What a mirrored step says of its KV: where it is."""
-
-    place: str
-
-
-@dataclass(frozen=True)
 class StepDelta:
     """A step that has changed.
 
@@ -41,29 +33,22 @@ class StepDelta:
     """
 
     ordinals: Ordinals
-    place: str | None
     attributes: Mapping[str, Any]
     text: tuple[int, str] | None
 
 
 @dataclass(frozen=True)
 class TreeNews:
-    """Steps of a tree that have changed, parents first. fresh: nothing of it was told before."""
+    """Steps of a tree that have changed, parents first. fresh: nothing of it was told before.
+
+    report: facts of its `RoundReport`, with ordinals in the place of nodes; none at its end.
+    """
 
     fresh: bool
     problem_id: str | int
     attributes: Mapping[str, Any]
     steps: tuple[StepDelta, ...]
-
-
-@dataclass(frozen=True)
-class RoundNews:
-    """A `RoundReport` that crosses processes. nodes: its groups of them, by name."""
-
-    tree: TreeNews
-    round: int
-    nodes: Mapping[str, tuple[Ordinals, ...]]
-    elapsed_s: float
+    report: Mapping[str, Any]
 
 
 class Changes:
@@ -76,19 +61,8 @@ class Changes:
         self._tree: SearchTree | None = None
         self._known: dict[Node, tuple[Any, ...]] = {}
 
-    def of_round(self, report: RoundReport) -> RoundNews:
-        """Its round, too. Looks past pruned branches that are known."""
-        nodes = {
-            name: tuple(node.lineage[1:] for node in getattr(report, name)) for name in _REPORTED
-        }
-        tree = self._of(report.tree, whole=False)
-        return RoundNews(tree, report.round, nodes, report.elapsed_s)
-
-    def of_end(self, tree: SearchTree) -> TreeNews:
-        """All that is not known of a tree that grows no more."""
-        return self._of(tree, whole=True)
-
-    def _of(self, tree: SearchTree, *, whole: bool) -> TreeNews:
+    def of(self, tree: SearchTree, report: RoundReport | None = None) -> TreeNews:
+        """All that is not known of it; in a round known pruned branches are looked past."""
         fresh, self._tree = tree is not self._tree, tree
         steps: list[StepDelta] = []
         stack = [tree.root]
@@ -97,16 +71,19 @@ class Changes:
             changed = self._change(node)
             if changed is not None:
                 steps.append(changed)
-            if whole or node.state is not NodeState.PRUNED or changed is not None:
+            if report is None or node.state is not NodeState.PRUNED or changed is not None:
                 stack.extend(reversed(node.children))
+        told: dict[str, Any] = {}
+        if report is not None:
+            told = {"round": report.round, "elapsed_s": report.elapsed_s}
+            for name in _REPORTED:
+                told[name] = tuple(node.lineage[1:] for node in getattr(report, name))
         attributes = {name: getattr(tree, name) for name in _OF_TREE}
-        return TreeNews(fresh, tree.root.problem_id, attributes, tuple(steps))
+        return TreeNews(fresh, tree.root.problem_id, attributes, tuple(steps), told)
 
     def _change(self, node: Node) -> StepDelta | None:
-        kv: GeneratorState | None = node.handles.get(OWNER)
-        place = None if kv is None else kv.place
         now = (
-            len(node.token_ids), node.stop, node.state, node.score, node.step_score, place,
+            len(node.token_ids), node.stop, node.state, node.score, node.step_score,
             frozenset(node.usage.items()), len(node.notes),
         )  # fmt: skip
         before = self._known.get(node)
@@ -120,7 +97,7 @@ class Changes:
             kept = len(above) if node.text.startswith(above) else 0
             text = kept, node.text[kept:]
         attributes = {name: copy(getattr(node, name)) for name in names}
-        return StepDelta(node.lineage[1:], place, attributes, text)
+        return StepDelta(node.lineage[1:], attributes, text)
 
 
 class Mirror:
@@ -154,17 +131,15 @@ class Mirror:
             if step.text is not None:
                 kept, more = step.text
                 node.text = ("" if node.parent is None else node.parent.text)[:kept] + more
-            node.handles = {} if step.place is None else {OWNER: Place(step.place)}
         for name, value in news.attributes.items():
             setattr(self.tree, name, value)
 
-    def report(self, news: RoundNews) -> RoundReport:
+    def report(self, news: TreeNews) -> RoundReport:
         """The round, of this tree; its steps have been heard."""
-        nodes = {
-            name: tuple(self._nodes[ordinals] for ordinals in group)
-            for name, group in news.nodes.items()
-        }
-        return RoundReport(tree=self.tree, round=news.round, elapsed_s=news.elapsed_s, **nodes)
+        told = dict(news.report)
+        for name in _REPORTED:
+            told[name] = tuple(self._nodes[ordinals] for ordinals in told[name])
+        return RoundReport(tree=self.tree, **told)
 
     def _born(self, problem_id: str | int, step: StepDelta) -> Node:
         ordinals, written = step.ordinals, step.attributes

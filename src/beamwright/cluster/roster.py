@@ -1,44 +1,70 @@
-"""Roster: which replicas are there, and what they use; counts of those that are gone stay."""
+"""Roster: which replicas are there, what they use, and who has how many candidates to write.
+
+Searches are given by these loads. No Ray, no torch.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
+from typing import Any, Literal
 
-from beamwright.cluster.replica import Pulse
 from beamwright.counters import Usage
+
+Tells = Literal["rounds", "tree", "nothing"]
+"""rounds: each as it is decided, and so the tree; tree: with the end; nothing: no tree."""
 
 
 @dataclass(frozen=True)
-class ReplicaState:
-    """A replica that is there. process: its id, where it runs.
-
-    searches, tokens: that it was given and has not ended; tokens are those still expected of it.
-    """
+class Pulse:
+    """That a replica is there, and what it uses. process: its id, where it runs. exact: as of its
+    solver. candidates: of the searches that it has, by the roster."""
 
     name: str
     process: int
-    searches: int
-    tokens: int
+    exact: bool
     usage: Usage
+    candidates: int = 0
+
+
+@dataclass(eq=False)
+class Given:
+    """A search of n candidates as it goes to a replica.
+
+    tells: what comes back beside its solution. roster: of whoever gives it; stays there. replica:
+    who has it, None while it waits for one.
+    """
+
+    id: str
+    problem: Any
+    problem_id: str | int
+    options: dict[str, Any]
+    n: int
+    roster: Roster | None = field(default=None, repr=False)
+    tells: Tells = "rounds"
+    replica: str | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "roster": None}
 
 
 class Roster:
-    """From any thread. deaths: of replicas; restarts: of searches that began again elsewhere."""
+    """From any thread. deaths: of replicas. Counts of those that are gone stay."""
 
     def __init__(self) -> None:
-        self.deaths = self.restarts = 0
+        self.deaths = 0
         self._lock = threading.Lock()
         self._alive: dict[str, Pulse] = {}
-        self._gone: Usage | None = None
+        self._gone: list[Usage] = []
         self._heard_s = time.monotonic()
+        self._given: dict[str, Given] = {}
 
-    def __len__(self) -> int:
-        return len(self._alive)
+    # --- who is there ------------------------------------------------------------------------
 
     @property
     def absent_s(self) -> float:
@@ -47,7 +73,7 @@ class Roster:
 
     def update(self, pulses: Iterable[Pulse]) -> None:
         """These are there, and nobody else is."""
-        there = {pulse.replica: pulse for pulse in pulses}
+        there = {pulse.name: pulse for pulse in pulses}
         for name in self._alive.keys() - there.keys():
             self.forget(name)
         with self._lock:
@@ -55,13 +81,12 @@ class Roster:
             if there:
                 self._heard_s = time.monotonic()
 
-    def note(self, name: str | None, usage: Usage | None = None) -> None:
-        """It has been heard of, perhaps with what it uses."""
+    def note(self, name: str | None, usage: Usage) -> None:
+        """It has been heard of."""
         with self._lock:
             self._heard_s = time.monotonic()
-            pulse = self._alive.get(name or "")
-            if pulse is not None and usage is not None:
-                self._alive[pulse.replica] = replace(pulse, usage=usage)
+            if name in self._alive:
+                self._alive[name] = replace(self._alive[name], usage=usage)
 
     def forget(self, name: str) -> None:
         """It is gone."""
@@ -69,21 +94,46 @@ class Roster:
             pulse = self._alive.pop(name, None)
             if pulse is not None:
                 self.deaths += 1
-                counts = pulse.usage.over()
-                self._gone = counts if self._gone is None else self._gone + counts
+                self._gone = [reduce(add, [*self._gone, pulse.usage.over()])]
 
     def usage(self) -> Usage:
         """Of all together; counts of those that are gone included."""
         with self._lock:
-            usages = [pulse.usage for pulse in self._alive.values()]
-            return reduce(add, usages if self._gone is None else [*usages, self._gone])
+            return reduce(add, [*(pulse.usage for pulse in self._alive.values()), *self._gone])
 
-    def states(self, loads: Mapping[str, tuple[float, int]]) -> list[ReplicaState]:
-        """Those that are there, by their names. loads: tokens and searches of each."""
+    def replicas(self) -> list[Pulse]:
+        """Those that are there, by their names, with what they have to do."""
         with self._lock:
-            alive = sorted(self._alive.items())
-        states = []
-        for name, pulse in alive:
-            tokens, searches = loads.get(name, (0.0, 0))
-            states.append(ReplicaState(name, pulse.process, searches, round(tokens), pulse.usage))
-        return states
+            alive, loads = sorted(self._alive.items()), self._loads()
+        return [replace(pulse, candidates=loads[name]) for name, pulse in alive]
+
+    # --- what they have to do ----------------------------------------------------------------
+
+    def ranked(self, names: Iterable[str]) -> list[str]:
+        """The one with the fewest candidates first."""
+        with self._lock:
+            loads = self._loads()
+        return sorted(names, key=lambda name: (loads[name], name))
+
+    def enter(self, given: Given) -> None:
+        """It waits for a replica, for the first time or again."""
+        with self._lock:
+            self._given[given.id] = given
+            given.replica = None
+
+    def give(self, given: Given, name: str) -> None:
+        """It goes, or went, there; nothing, if it is over by now."""
+        with self._lock:
+            if given.id in self._given:
+                given.replica = name
+
+    def take_back(self, given: Given) -> None:
+        """It is nobody's any more."""
+        with self._lock:
+            self._given.pop(given.id, None)
+
+    def _loads(self) -> Counter[str | None]:
+        loads: Counter[str | None] = Counter()
+        for given in self._given.values():
+            loads[given.replica] += given.n
+        return loads

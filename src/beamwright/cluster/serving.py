@@ -18,8 +18,7 @@ from beamwright import errors
 from beamwright.errors import BeamwrightError, InputError, UnavailableError
 
 if TYPE_CHECKING:
-    from beamwright.cluster.ledger import Given
-    from beamwright.cluster.replica import EngineFacts, Pulse
+    from beamwright.cluster.roster import Given, Pulse
     from beamwright.config import Settings
 
 _MOST_SEARCHES = 100_000  # at a time in a replica: its engine has the queue
@@ -27,7 +26,7 @@ _HEALTH_S = 2.0
 _STARTS = 2
 _ANSWER_S = 5.0
 _END_S = 10.0
-_ROUTER = "beamwright.cluster.token_router:ByTokens"
+_ROUTER = "beamwright.cluster.router:ByLoad"
 _LOGGING = {"log_level": "ERROR", "enable_access_log": False}
 
 
@@ -87,7 +86,7 @@ class RayServing:
             logging_config=_LOGGING,
         )
         content = self._settings.model_dump(mode="json", exclude_unset=True)
-        app = make.bind(content, self._wanted.plugins, replica_name, abandon, self._in_flight)
+        app = make.bind(content, self._wanted.plugins, replica_name, self._in_flight)
         try:
             serve.start(proxy_location="Disabled", logging_config=_LOGGING)
             self._engines = serve.run(app, name=self._name, route_prefix=None)
@@ -100,7 +99,12 @@ class RayServing:
     def stop(self) -> None:
         """End the replicas, and what else was begun here."""
         if self._ray.is_initialized():
-            deleting = threading.Thread(target=self._delete, daemon=True)
+
+            def delete() -> None:
+                with suppress(Exception):  # the cluster is gone, and they with it
+                    self._serve.delete(self._name)
+
+            deleting = threading.Thread(target=delete, daemon=True)
             deleting.start()
             deleting.join(_END_S)  # of a cluster that is gone there is no answer
         if self._begun:
@@ -116,15 +120,6 @@ class RayServing:
             "NodeDiedError",
         )  # fmt: skip
         return tuple(getattr(self._ray.exceptions, name) for name in names)
-
-    def all_dead(self) -> bool:
-        """Whether no node of the cluster is there any more."""
-        return not any(node["Alive"] for node in self._ray.nodes())
-
-    def facts(self) -> EngineFacts:
-        """Of any of them; waits."""
-        facts: EngineFacts = self._engines.facts.remote().result()
-        return facts
 
     def search(self, given: Given) -> Any:
         """News of it, as they come; an asynchronous iterator with `cancel`."""
@@ -162,19 +157,18 @@ class RayServing:
                 configure_logging=False,
                 log_to_driver=False,
             )
-        except (ConnectionError, ValueError) as error:
-            raise InputError(f"--ray {address}: {last_line(error)}") from error
         except Exception as error:  # Ray's own: a machine too busy to start it in time, say
-            raise UnavailableError(f"--ray {address or 'local'}: {last_line(error)}") from error
+            wrong = isinstance(error, ConnectionError | ValueError)
+            kind = InputError if wrong else UnavailableError
+            raise kind(f"--ray {address or 'local'}: {last_line(error)}") from error
 
     def _num_replicas(self) -> int:
         kind, size = ("GPU", self._gpus) if self._gpus else ("CPU", self._wanted.cores)
         units = int(self._ray.cluster_resources().get(kind, 0) // size)
         number = self._wanted.replicas or units
         if number < 1 or number > units:
-            what = {"GPU": "GPUs", "CPU": "cores"}[kind]
-            what = "GPUs" if (kind, size) == ("GPU", 1) else f"groups of {size} {what}"
-            raise InputError(f"--replicas {number}: the cluster has {units} {what}")
+            said = f"the cluster has {units} times {size} {kind}"
+            raise InputError(f"--replicas {number}: {said}")
         return number
 
     def _why(self, error: RuntimeError) -> BeamwrightError:
@@ -188,21 +182,11 @@ class RayServing:
             return named(message)
         return BeamwrightError(f"replicas cannot be started: {line}")
 
-    def _delete(self) -> None:
-        with suppress(Exception):  # the cluster is gone, and they with it
-            self._serve.delete(self._name)
-
 
 def replica_name() -> str:
     """Of the replica that asks, as Ray's routers know it."""
     name: str = _import_ray()[1].get_replica_context().replica_id.unique_id
     return name
-
-
-def abandon() -> None:
-    """End the application of the replica that asks."""
-    serve = _import_ray()[1]
-    serve.delete(serve.get_replica_context().app_name, _blocking=False)
 
 
 def last_line(error: object) -> str:

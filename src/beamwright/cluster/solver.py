@@ -1,6 +1,6 @@
 """ClusterSolver: what a server or an evaluation needs of a Solver, over engines that Ray keeps.
 
-A search goes to the replica with the fewest tokens to generate, and whoever listens hears what one
+A search goes to the replica with the fewest candidates, and whoever listens hears what one
 process would say. Of many problems a replica is given as many as it has in flight, and one more:
 work is taken, not dealt.
 """
@@ -15,32 +15,47 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from beamwright.cluster.front import Front, length
-from beamwright.cluster.ledger import Given, Ledger, Tells
-from beamwright.cluster.replica import EngineFacts
-from beamwright.cluster.roster import ReplicaState, Roster
-from beamwright.cluster.search import CANCEL_S, Outcome, RemoteSearch, Surroundings
-from beamwright.cluster.serving import Cluster, RayServing
+from beamwright.cluster.mirror import Mirror
+from beamwright.cluster.replica import Decided, Ended, News
+from beamwright.cluster.roster import Given, Roster, Tells
+from beamwright.cluster.serving import Cluster, RayServing, last_line
 from beamwright.config import Settings
 from beamwright.counters import Usage
 from beamwright.declare import load_all
 from beamwright.engine.admission import USUAL_ROWS
+from beamwright.engine.prompts import Prompts, with_system_prompt
 from beamwright.errors import BeamwrightError, Cancelled, InputError, UnavailableError
-from beamwright.progress import Progress
+from beamwright.models.config import read_shape, resolve_folder
+from beamwright.models.shape import capped, shape_from_text
+from beamwright.models.tokenizer import TextCodec
 from beamwright.protocols import RoundCallback
 from beamwright.solver.handle import Handle
 from beamwright.solver.request import (
     BatchProblem,
+    ProblemSettings,
+    UserParts,
     check_callback,
     check_problem,
     take_priority,
 )
 from beamwright.solver.solution import Solution
 from beamwright.tree import Problem
+
+MOST_DEATHS = 3
+"""Of a search's replica, before it fails: it is presumably the search that kills them."""
+
+CANCEL_S = 20.0
+"""Until a cancelled search is over even if its replica says nothing of it."""
+
+_PLACE_S = 30.0
+"""Beyond its deadline, for a replica to take it: so long none has been there."""
+
+Outcome = Solution | BaseException
 
 PULSE_S = 2.0
 _ABSENT_S = 60.0
@@ -52,74 +67,176 @@ _DECOUPLED_ROWS = 1024
 _WAIT_S = 1.0
 
 
+class RemoteSearch:
+    """One search on its way at a replica, until its outcome, whoever dies; as its `Handle` sees it,
+    `begun` once a replica has it.
+
+    Its rounds come back as what has changed, and grow a mirror of its tree. One whose replica dies
+    begins again in another one: seed and problem make the tree, and rounds that were heard before
+    are not told twice. All of it happens in its owner's loop, but for what listens to rounds.
+    """
+
+    def __init__(
+        self,
+        owner: ClusterSolver,
+        given: Given,
+        deadline_s: float | None,
+        on_round: RoundCallback | None,
+    ) -> None:
+        self.given, self.on_round, self._owner = given, on_round, owner
+        self.begun = self.cancelled = False
+        self._ends_s = None if deadline_s is None else time.monotonic() + deadline_s
+        self._mirror = Mirror()
+        self._deaths = self._told = 0  # of its replicas; the last round
+        self._task: asyncio.Task[Outcome] | None = None
+        self._cancelling: asyncio.Task[None] | None = None
+
+    def start(self) -> asyncio.Task[Outcome]:
+        """Have it searched; in the loop."""
+        self._owner.roster.enter(self.given)
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        return self._task
+
+    def give_up(self) -> None:
+        """Its replica ends it, and says what there was; where none has it, it is over."""
+        if self._task is None or self._task.done():
+            return
+        if not self.begun:
+            self._task.cancel()
+            return
+        loop = asyncio.get_running_loop()
+        self._cancelling = loop.create_task(self._owner.serving.cancel(self.given.id))
+        loop.call_later(CANCEL_S, self._task.cancel)
+
+    async def _run(self) -> Outcome:
+        while True:
+            try:
+                return await self._search()
+            except self._owner.serving.died as error:
+                if self.begun and self.given.replica is not None:
+                    self._owner.roster.forget(self.given.replica)
+                self.begun = False
+                self._deaths += 1
+                if self.cancelled:
+                    return Cancelled()
+                if self._deaths >= MOST_DEATHS:
+                    return BeamwrightError(
+                        f"problem {self.given.problem_id}: {self._deaths} replicas died while they "
+                        f"had this search: {last_line(error)}"
+                    )
+            if self._ends_s is not None:
+                left_s = max(0.001, self._ends_s - time.monotonic())
+                self.given.options["deadline"] = left_s
+            self._owner.roster.enter(self.given)
+
+    async def _search(self) -> Outcome:
+        stream, ends_s = self._owner.serving.search(self.given), self._ends_s
+        try:  # the loop's time is that of `monotonic`
+            async with asyncio.timeout_at(None if ends_s is None else ends_s + _PLACE_S):
+                news: News = await anext(stream)
+            while not isinstance(news, Ended):
+                if isinstance(news, str):
+                    self.begun = True
+                    self._owner.roster.give(self.given, news)
+                else:
+                    await self._hear(news)
+                if self.cancelled:
+                    self.give_up()
+                news = await anext(stream)
+            async for _ in stream:
+                pass
+        except TimeoutError:
+            stream.cancel()
+            return UnavailableError("no replica could take the search in its time")
+        except asyncio.CancelledError:
+            stream.cancel()
+            raise
+        return self._outcome(news)
+
+    async def _hear(self, news: Decided) -> None:
+        """A round. The mirror stays as it is until whoever listens has looked."""
+        self._owner.roster.note(self.given.replica, news.usage)
+        self._mirror.hear(news.tree)
+        if news.tree.report["round"] > self._told:
+            self._told = news.tree.report["round"]
+            if self.on_round is not None and not self.cancelled:
+                report = self._mirror.report(news.tree)
+                await asyncio.wrap_future(self._owner.teller.submit(self.on_round, report))
+
+    def _outcome(self, ended: Ended) -> Outcome:
+        self._owner.roster.note(self.given.replica, ended.usage)
+        if ended.bug is not None:
+            return RuntimeError(f"in a replica: {ended.bug}")
+        solution = ended.solution
+        if solution is not None and ended.tree is not None:
+            self._mirror.hear(ended.tree)
+            solution = replace(solution, tree=self._mirror.tree)
+        error = ended.error
+        if error is None and self.cancelled:  # it ended before its replica heard of it
+            error = Cancelled()
+        if error is not None:
+            error.partial = solution
+            return error
+        assert solution is not None
+        return solution
+
+
 class ClusterSolver:
     """Engines elsewhere as one. Use as a context: it ends what it has begun.
+
+    in_flight: problems in each replica, None for what keeps it busy. serving: whoever keeps them,
+    None for Ray. roster: who is there.
+    teller: a thread in which whoever listens hears of rounds.
 
     Raises:
         InputError, BeamwrightError: what a Solver with these settings would, or what Ray says.
     """
 
-    @classmethod
-    def on(
-        cls,
+    def __init__(
+        self,
         cluster: Cluster,
         settings: Settings,
         *,
         in_flight: int | None = None,
-        progress: Progress | None = None,
-    ) -> ClusterSolver:
-        """Over replicas of a cluster. in_flight: in each, None for what keeps it busy."""
-        load_all(cluster.plugins)
-        serving = RayServing(cluster, settings, in_flight)
-        return cls(settings, serving, in_flight=in_flight, progress=progress)
-
-    def __init__(
-        self,
-        settings: Settings,
-        serving: RayServing,
-        *,
-        in_flight: int | None = None,
-        progress: Progress | None = None,
+        serving: RayServing | None = None,
     ) -> None:
-        progress = progress or Progress()
-        progress.doing("reading the tokenizer")
-        self._front = front = Front(settings)
-        self.settings, self.codec, self.context = front.settings, front.codec, front.context
-        self.ledger, self._roster = Ledger(), Roster()
-        self._in_flight = in_flight
+        load_all(cluster.plugins)
+        self.serving = serving = serving or RayServing(cluster, settings, in_flight)
+        default = ProblemSettings.of(settings, UserParts())
+        self.codec, self.context, vocab = _known(settings)
+        self.settings = with_system_prompt(default.settings, self.codec)
+        self._default = default.settled(self.settings)
+        self._prompts = Prompts(self.codec, self.context, vocab, self.settings.model)
+        self.roster, self._in_flight = Roster(), in_flight
         self._searches: dict[RemoteSearch, Handle] = {}
         self._closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="cluster", daemon=True)
-        self._teller = ThreadPoolExecutor(1, "cluster rounds", self._note_teller)
-        self._teller_is: int | None = None
+        self._teller_name = f"rounds {id(self)}"
+        self.teller = ThreadPoolExecutor(1, self._teller_name)
         self._thread.start()
-        progress.doing("starting replicas")
-        self._serving, begun_s = serving, time.monotonic()
-        self._around = Surroundings(serving, self.ledger, self._roster, self._teller)
+        begun_s = time.monotonic()
         try:
             self.wanted = serving.start()
-            self._facts: EngineFacts = serving.facts()
-            self._loading_s = time.monotonic() - begun_s
             self._call(self._look()).result()
+            self._loading_s = time.monotonic() - begun_s
             self._call(self._look_on())
         except BaseException:
             self.close()
             raise
-        self.exact = self._facts.exact
+        self.exact = all(replica.exact for replica in self.roster.replicas())
 
     def close(self) -> None:
         """Cancel what is submitted, and end the replicas."""
         if self._closed:
             return
         self._closed = True
-        if self._thread.is_alive():
-            with suppress(TimeoutError):
-                self._call(self._end()).result(CANCEL_S)
-        self._serving.stop()
+        with suppress(TimeoutError):
+            self._call(self._end()).result(CANCEL_S)
+        self.serving.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._teller.shutdown(wait=False, cancel_futures=True)
+        self.teller.shutdown(wait=False, cancel_futures=True)
         self._loop.close()
 
     def __enter__(self) -> ClusterSolver:
@@ -132,7 +249,7 @@ class ClusterSolver:
 
     def prompt_tokens(self, problem: Problem) -> int:
         """Tokens of a problem's prompt, by any thread; raises what is wrong with it."""
-        return self._front.prompt_tokens(problem)
+        return len(self._prompts.tree(0, problem).root.token_ids)
 
     def submit(
         self,
@@ -143,26 +260,25 @@ class ClusterSolver:
         tells: Tells = "rounds",
         **options: Any,
     ) -> Handle:
-        """Have a problem searched by a replica; as `Solver.submit`. tells: see `ledger`.
+        """Have a problem searched by a replica; as `Solver.submit`. tells: see `roster`.
 
-        on_round is called in a thread of this solver's, with a mirror of the tree.
+        What is wrong with a request is said at once; but of a generator that runs elsewhere, which
+        replicas ask, nothing is known here. on_round is called in a thread of this solver's, with a
+        mirror of the tree.
         """
         check_problem(problem, problem_id)
         check_callback(on_round)
         options = {name: value for name, value in options.items() if value is not None}
         take_priority(wanted := dict(options))
-        settings = self._front.requested(wanted, self._facts).settings
-        n = settings.search.n
-        tokens = self.ledger.expected(length(problem), n, settings.step.max_tokens)
-        given = Given(uuid.uuid4().hex, problem, problem_id, options, tokens, self.ledger, tells)
-        search = RemoteSearch(given, n, settings.stop.deadline, on_round, self._around)
+        asked = self._default.changed(wanted)  # what `auto` stands for is every replica's affair
+        if self.context:
+            self._prompts.check_turns(asked.strategy)
+        name, n = uuid.uuid4().hex, asked.settings.search.n
+        given = Given(name, problem, problem_id, options, n, self.roster, tells)
+        search = RemoteSearch(self, given, asked.settings.stop.deadline, on_round)
         handle = Handle(problem_id, search, partial(self._withdraw, search), self._check_outside)
         self._loop.call_soon_threadsafe(self._begin, search, handle)
         return handle
-
-    def solve(self, problem: Problem, **options: Any) -> Solution:
-        """Submit it, and wait."""
-        return self.submit(problem, **options).result()
 
     def solve_many(
         self, problems: Sequence[BatchProblem], *, tells: Tells = "nothing"
@@ -185,7 +301,10 @@ class ClusterSolver:
                 try:
                     handle = ended.get(timeout=_WAIT_S)
                 except Empty:
-                    self._check_there()
+                    absent_s = self.roster.absent_s
+                    if absent_s > max(_ABSENT_S, 2 * self._loading_s):
+                        said = f"--ray: no replica has been there for {absent_s:.0f} s"
+                        raise UnavailableError(said) from None
                     continue
                 going.remove(handle)
                 try:
@@ -204,28 +323,14 @@ class ClusterSolver:
 
     def _check_outside(self) -> None:
         """Raises InputError in the thread that hears of rounds."""
-        if threading.get_ident() == self._teller_is:
+        if threading.current_thread().name.startswith(self._teller_name):
             raise InputError("a callback of a search cannot wait for one of the same ClusterSolver")
-
-    # --- what there is -----------------------------------------------------------------------
 
     def usage(self) -> Usage:
         """Of all replicas together; counts of those that are gone included."""
-        return self._roster.usage()
+        return self.roster.usage()
 
-    @property
-    def deaths(self) -> int:
-        """Of replicas, so far."""
-        return self._roster.deaths
-
-    @property
-    def restarts(self) -> int:
-        """Of searches that had to begin again elsewhere."""
-        return self._roster.restarts
-
-    def replicas(self) -> list[ReplicaState]:
-        """Those that are there, by their names."""
-        return self._roster.states(self.ledger.loads())
+    # --- in the loop -------------------------------------------------------------------------
 
     def _most_given(self) -> int:
         """Problems of many that are under way at a time, over all replicas that are there."""
@@ -233,24 +338,14 @@ class ClusterSolver:
         if most is None:
             decoupled = self.settings.schedule.explore == "decoupled"
             most = -(-(_DECOUPLED_ROWS if decoupled else USUAL_ROWS) // n)
-        return (most + 1) * max(1, len(self._roster))
-
-    def _check_there(self) -> None:
-        """Raises UnavailableError if nobody is there, and nobody will come."""
-        absent_s = self._roster.absent_s
-        if absent_s > max(_ABSENT_S, 2 * self._loading_s):
-            raise UnavailableError(f"--ray: no replica has been there for {absent_s:.0f} s")
-        if self._serving.all_dead():
-            raise UnavailableError("--ray: all nodes of the cluster are dead")
-
-    # --- in the loop -------------------------------------------------------------------------
+        return (most + 1) * max(1, len(self.roster.replicas()))
 
     def _begin(self, search: RemoteSearch, handle: Handle) -> None:
         self._searches[search] = handle
         search.start().add_done_callback(partial(self._over, search, handle))
 
     def _over(self, search: RemoteSearch, handle: Handle, task: asyncio.Task[Outcome]) -> None:
-        self.ledger.take_back(search.given)
+        self.roster.take_back(search.given)
         del self._searches[search]
         if task.cancelled():  # maybe before it began
             handle.settle(Cancelled())
@@ -259,7 +354,7 @@ class ClusterSolver:
 
     async def _look(self) -> None:
         """Who is there."""
-        self._roster.update(await self._serving.pulses())
+        self.roster.update(await self.serving.pulses())
 
     async def _look_on(self) -> None:
         while True:
@@ -275,13 +370,22 @@ class ClusterSolver:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # --- inside ------------------------------------------------------------------------------
-
-    def _note_teller(self) -> None:
-        self._teller_is = threading.get_ident()
-
     def _call(self, what: Any) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(what, self._loop)
+
+
+def _known(settings: Settings) -> tuple[TextCodec | None, int, int]:
+    """The tokenizer, context and vocabulary of the generator that replicas load, without its
+    weights; a context of 0, where nothing is known of it."""
+    model, spec = settings.model, settings.model.model
+    if model.runs_elsewhere:
+        return None, 0, 0
+    if spec.startswith("random:"):
+        shape = capped(shape_from_text(spec.removeprefix("random:")), model.context)
+        return None, shape.context, shape.vocab
+    folder = resolve_folder(spec, "generator")
+    shape = read_shape(folder, model.context)
+    return TextCodec.load(folder, model.chat_template), shape.context, shape.vocab
 
 
 async def _wait(handle: Handle, ended: SimpleQueue[Handle]) -> None:

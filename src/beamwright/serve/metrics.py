@@ -119,13 +119,13 @@ class Metrics(Collector):
         families = _of_usage(engine.usage())
         families.append((GAUGE, "requests_now", "Searches that run or wait.", "state", requests))
         if not isinstance(engine, Solver):
-            replicas = engine.replicas()
-            queued = {(replica.name,): replica.tokens for replica in replicas}
-            expected = "That its searches are expected to take yet: what routing goes by."
+            replicas = engine.roster.replicas()
+            loads = {(replica.name,): replica.candidates for replica in replicas}
+            said = "Of the searches that it has: what routing goes by."
             families += [
-                (COUNTER, "replica_deaths", "Since it began.", "", {(): engine.deaths}),
+                (COUNTER, "replica_deaths", "Since it began.", "", {(): engine.roster.deaths}),
                 (GAUGE, "replicas", "That are there.", "", {(): len(replicas)}),
-                (GAUGE, "replica_queued_tokens", expected, "replica", queued),
+                (GAUGE, "replica_candidates", said, "replica", loads),
             ]
         for kind, name, said, labels, samples in families:
             family = kind(f"beamwright_{name}", said, labels=labels.split())
@@ -172,7 +172,7 @@ def health(queue: RequestQueue) -> dict[str, Any]:
     """That the server is alive, and whether it takes searches; of replicas, who is there."""
     engine, status, more = queue.solver, "ok", {}
     if not isinstance(engine, Solver):
-        names = [replica.name for replica in engine.replicas()]
+        names = [replica.name for replica in engine.roster.replicas()]
         status = "ok" if len(names) >= engine.wanted else "degraded"
         more = {"replicas_wanted": engine.wanted, "replicas": names}
     status = "draining" if queue.draining else status

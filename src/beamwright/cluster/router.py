@@ -1,7 +1,7 @@
-"""Ray Serve's router of searches: to the replica with the fewest tokens to generate.
+"""Ray Serve's router of searches: to the replica with the fewest candidates.
 
 Ray makes one in the process of whoever has the handle, and gives it the very arguments of a call,
-before they are pickled: with a search comes the ledger of all that were given.
+before they are pickled: with a search comes the roster of all that were given.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from beamwright.cluster.ledger import Given
+from beamwright.cluster.roster import Given
 
 
-class ByTokens(RequestRouter):  # type: ignore[misc]
+class ByLoad(RequestRouter):  # type: ignore[misc]
     """Ranks replicas; who is full, or gone, is passed over by what Ray makes of the ranks."""
 
     async def choose_replicas(
@@ -23,12 +23,12 @@ class ByTokens(RequestRouter):  # type: ignore[misc]
     ) -> list[list[RunningReplica]]:
         """One rank each. What is given counts at once: others may be routed before it arrives."""
         match None if pending_request is None else pending_request.args:
-            case [Given(ledger=ledger) as given] if ledger is not None:
+            case [Given(roster=roster) as given] if roster is not None:
                 by_name: dict[str, Any] = {
                     replica.replica_id.unique_id: replica for replica in candidate_replicas
                 }
-                ranked = ledger.ranked(by_name)
+                ranked = roster.ranked(by_name)
                 if ranked:
-                    ledger.give(given, ranked[0])
+                    roster.give(given, ranked[0])
                 return [[by_name[name]] for name in ranked]
         return [list(candidate_replicas)]

@@ -1,0 +1,49 @@
+"""Who has how many candidates to write."""
+
+import pickle
+
+from beamwright.cluster.roster import Given, Pulse, Roster
+from beamwright.counters import Counters, Usage
+
+
+def given(roster, name, n):
+    search = Given(name, "1+1", 0, {}, n, roster)
+    roster.enter(search)
+    return search
+
+
+def loads(roster):
+    return {pulse.name: pulse.candidates for pulse in roster.replicas()}
+
+
+def test_the_one_with_the_fewest_candidates_is_first_and_what_moves_counts_once():
+    roster = Roster()
+    used = Usage({}, {"engine": Counters()})
+    roster.update(Pulse(name, 1, True, used) for name in "ab")
+    large = given(roster, "large", 32)
+    roster.give(large, "a")
+    for name in ("x", "y"):
+        roster.give(given(roster, name, 8), "b")
+    assert loads(roster) == {"a": 32, "b": 16}
+    assert roster.ranked(["a", "b", "c"]) == ["c", "b", "a"]
+    roster.give(large, "b")
+    assert loads(roster) == {"a": 0, "b": 48}
+    roster.enter(large)
+    assert loads(roster) == {"a": 0, "b": 16}, "its replica is gone"
+    roster.take_back(large)
+    roster.take_back(large)
+    roster.give(large, "a")
+    assert loads(roster) == {"a": 0, "b": 16}, "it was cancelled while it was routed"
+
+
+def test_counts_of_those_that_are_gone_stay():
+    roster = Roster()
+    used = Usage({}, {"engine": Counters(row_tokens=3)})
+    roster.update(Pulse(name, 1, True, used) for name in "ab")
+    roster.update([Pulse("b", 1, True, used)])
+    assert (roster.deaths, roster.usage().engine.row_tokens) == (1, 6)
+
+
+def test_a_search_leaves_the_roster_behind():
+    sent = pickle.loads(pickle.dumps(given(Roster(), "a", 1)))
+    assert (sent.id, sent.roster) == ("a", None)
