@@ -103,7 +103,7 @@ def grown(make_solver):
 def test_every_stop_is_where_its_reason_says(grown):
     solver, trees = grown
     codec, step = solver._machinery.reader.codec, solver.settings.step
-    pieces = codec.token_bytes()
+    pieces = codec.token_bytes
     reasons = Counter()
     for node in (node for tree in trees for node in tree.nodes() if node.parent):
         text = b"".join(pieces[token] for token in node.token_ids)

@@ -93,7 +93,6 @@ def test_exact_bytes_move_and_are_counted(make_link, direction):
     assert link.bytes_moved[direction] == total == sum(t.num_bytes for t in transfers)
     assert sum(link.bytes_moved.values()) == total
     assert [t.state for t in transfers] == [TransferState.DONE] * 2
-    assert link.busy_s[direction] > 0.0
 
 
 def test_strided_pieces_move_too(make_link):
@@ -126,7 +125,6 @@ def test_a_throttled_link_takes_at_least_bytes_over_bandwidth(make_link):
     waited_s = soon(link.wait, transfers)
     assert time.perf_counter() - start >= 0.06
     assert link.emulated_bandwidth == 1_000_000
-    assert link.busy_s[Direction.H2D] >= 0.059
     assert waited_s > 0.0
 
 

@@ -70,24 +70,14 @@ def test_a_file_is_no_folder(tmp_path):
 
 
 def test_what_would_not_load_is_not_supported(llama_folder):
-    """The doctor reads names and shapes of all weights, and the tokenizer."""
     settings = ModelSettings(model=str(llama_folder))
     assert inspect_model(settings)["supported"] is True
-    weights, config = llama_folder / "model.safetensors", llama_folder / "config.json"
-    whole, written = weights.read_bytes(), config.read_text()
-    weights.write_bytes(whole[:-10])
+    weights = llama_folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
     with pytest.raises(UnsupportedModelError, match=r"model\.safetensors: cannot be read"):
         inspect_model(settings)
     weights.unlink()
     with pytest.raises(UnsupportedModelError, match=r"no \*\.safetensors"):
-        inspect_model(settings)
-    weights.write_bytes(whole)
-    fields = json.loads(written)
-    config.write_text(json.dumps({**fields, "num_hidden_layers": 9}))
-    with pytest.raises(UnsupportedModelError, match=r"weight .* is missing"):
-        inspect_model(settings)
-    config.write_text(json.dumps({**fields, "intermediate_size": 12}))
-    with pytest.raises(UnsupportedModelError, match=r"has shape .* config says"):
         inspect_model(settings)
 
 

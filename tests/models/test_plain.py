@@ -34,7 +34,7 @@ def outcome(codec):
     """All that is asked of a tokenizer."""
     ids = [codec.encode(text) for text in TEXTS]
     found = [ids, codec.encode_with_offsets(TEXTS), codec.vocab_size, codec.eos_ids]
-    found += [codec.token_bytes(), codec.takes_instructions, codec.has_system_role]
+    found += [codec.token_bytes, codec.takes_instructions, codec.has_system_role]
     found += [[codec.decode(path), codec.decode_raw(path)] for path in ids]
     found += [codec.bos_id, codec.special_ids, codec.render(TEXTS[1]), codec.render("a", "Be.")]
     found += [codec.chat(CHAT), codec.chat(CHAT, add_generation_prompt=True)]

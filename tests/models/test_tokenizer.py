@@ -4,7 +4,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 import fakes
 from beamwright.errors import InputError
-from beamwright.models.tokenizer import TextCodec, token_pieces, wrapped
+from beamwright.models.tokenizer import TextCodec, wrapped
 
 TEXT = "the cake: 12 eggs,\n\n  naïve 🎂 日本\tend.\n\n"
 
@@ -33,35 +33,17 @@ def sentencepiece_like_codec():
 def test_token_bytes_concatenate_to_the_text(make):
     codec = make()
     ids = codec.encode(TEXT)
-    pieces = codec.token_bytes()
+    pieces = codec.token_bytes
     assert len(pieces) == codec.vocab_size
     assert b"".join(pieces[i] for i in ids) == TEXT.encode()
     assert codec.decode(ids) == TEXT
     assert any(len(pieces[i]) > 1 for i in ids), "the merges are in use"
 
 
-@pytest.mark.parametrize("make", [byte_level_codec, sentencepiece_like_codec])
-def test_pieces_of_a_path_are_the_bytes_of_its_text(make):
-    codec = make()
-    ids = [1, *codec.encode(TEXT), 2]
-    pieces = token_pieces(codec, ids)
-    assert (len(pieces), pieces[0], pieces[-1]) == (len(ids), b"", b"")
-    assert b"".join(pieces).decode() == codec.decode(ids) == TEXT
-    cut = next(n for n, piece in enumerate(pieces) if not _is_whole(piece)) + 1
-    assert b"".join(pieces[:cut]).decode(errors="replace").rstrip("\ufffd") == codec.decode(
-        ids[:cut]
-    ).rstrip("\ufffd")
-    assert token_pieces(codec, []) == []
-
-
-def _is_whole(piece):
-    return not piece.decode(errors="replace").endswith("\ufffd")
-
-
 def test_special_tokens_add_nothing_and_added_text_adds_itself():
     tokenizer = fakes.wrap(fakes.byte_level_bpe())
     tokenizer.add_tokens(["[step]"])
-    pieces = wrapped(tokenizer).token_bytes()
+    pieces = wrapped(tokenizer).token_bytes
     assert [pieces[i] for i in range(3)] == [b"", b"", b""]
     assert pieces[-1] == b"[step]"
 
@@ -76,7 +58,7 @@ def test_special_tokens_are_left_out_of_text_and_kept_in_raw_text():
 def test_offsets_point_into_the_text():
     codec = byte_level_codec()
     ids, spans = codec.encode_with_offsets(["the 12", "<bos>a"])
-    pieces = codec.token_bytes()
+    pieces = codec.token_bytes
     assert [ids[0], ids[1]] == [codec.encode("the 12"), codec.encode("<bos>a")]
     assert [pieces[i].decode() for i in ids[0]] == ["the 12"[a:b] for a, b in spans[0]]
     assert (ids[1][0], spans[1]) == (1, [(0, 5), (5, 6)])

@@ -21,7 +21,7 @@ class StopFinder:
     def __init__(self, codec: TextCodec | None) -> None:
         self._codec = codec
         self._eos = codec.eos_ids if codec is not None else frozenset[int]()
-        self._pieces = codec.token_bytes() if codec is not None else []
+        self._pieces = codec.token_bytes if codec is not None else []
 
     def reason(self, row: Row, drawn: Sequence[int]) -> StopReason | None:
         """Why a row ends with the last of these tokens, drawn behind its own; None: it goes on.

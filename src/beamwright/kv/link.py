@@ -66,7 +66,7 @@ class KVLog(Protocol):
 class Link(Protocol):
     """Moves pieces between the tiers, in order per direction, both directions at once.
 
-    bytes_moved: by direction; busy_s: seconds in which a direction was moving.
+    bytes_moved: by direction.
     emulated_bandwidth: bytes per second of a throttled link, always labelled emulated; None for
         the real one.
     strided: pieces need not be contiguous.
@@ -74,7 +74,6 @@ class Link(Protocol):
 
     strided: bool
     bytes_moved: Counter[Direction]
-    busy_s: dict[Direction, float]
     emulated_bandwidth: int | None
 
     def submit(self, direction: Direction, kind: str, pieces: Sequence[Piece]) -> Transfer:
@@ -219,7 +218,6 @@ class StreamLink:
         self.wire = wire or Wire(emulated_bandwidth)
         self.emulated_bandwidth = self.wire.emulated_bandwidth
         self.bytes_moved = self.wire.bytes_moved
-        self.busy_s: dict[Direction, float] = dict.fromkeys(Direction, 0.0)
         self.held_back_s = 0.0
         self.timeline = timeline
         self._streams = streams
@@ -349,7 +347,7 @@ class StreamLink:
                 transfer.state = TransferState.CANCELLED if failed else TransferState.DONE
         first = batch[0]
         num_bytes = sum(transfer.num_bytes - transfer.unmoved for transfer in batch)
-        if not num_bytes:
+        if self.timeline is None or not num_bytes:
             return
         ran_s = None
         if first.copied is not None and first.error is None:
@@ -359,10 +357,8 @@ class StreamLink:
         start, end = ran_s or (first.submitted_s, time.perf_counter())
         if self.emulated_bandwidth is not None:
             start, end = first.begins_s, max(end, batch[-1].ends_s)
-        self.busy_s[first.direction] += end - start
-        if self.timeline is not None:
-            kind, track = first.kind, str(first.direction)
-            self.timeline.add(kind, track, start, end, bytes=num_bytes, kind=kind)
+        kind, track = first.kind, str(first.direction)
+        self.timeline.add(kind, track, start, end, bytes=num_bytes, kind=kind)
 
 
 def _ours(transfers: Iterable[Transfer]) -> list[StreamTransfer]:

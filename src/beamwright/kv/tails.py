@@ -58,18 +58,12 @@ class Tail(Protocol):
     """
 
     capacity: int
-
-    @property
-    def num_rows(self) -> int: ...
-
-    @property
-    def num_tokens(self) -> int: ...
+    num_rows: int
+    num_tokens: int
+    num_moves: int
 
     @property
     def num_bytes(self) -> int: ...
-
-    @property
-    def num_moves(self) -> int: ...
 
     @property
     def places(self) -> torch.Tensor: ...
@@ -125,7 +119,6 @@ class RowTails:
     ) -> None:
         self.layout, self.capacity, self.num_moves = layout, capacity, 0
         self._scratch, self._device, self._stays = scratch, device, stays
-        self._counted = 0
         self._flat = torch.empty(0, dtype=layout.dtype, device=device)
         self._places = torch.zeros(0, dtype=torch.long, device=device)
         self._first_slots = self._places  # of every row, K or V and head, at the row's token 0
@@ -147,16 +140,6 @@ class RowTails:
         return self._layers[layer]
 
     @property
-    def num_rows(self) -> int:
-        """Rows of the present batch, padding included."""
-        return self.storage.shape[2]
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that there are places for in every row."""
-        return self.storage.shape[4]
-
-    @property
     def num_bytes(self) -> int:
         """Bytes of its memory, whatever the present rows use of it."""
         return self._flat.nbytes
@@ -167,9 +150,7 @@ class RowTails:
 
     @property
     def counts(self) -> torch.Tensor:
-        if self._stays:
-            return self._counts[: self.num_rows]
-        return (self.places + 1).to(torch.int32)
+        return self._counts[: self.num_rows]
 
     @property
     def mask(self) -> torch.Tensor:
@@ -187,8 +168,7 @@ class RowTails:
     def arrange(self, kept: Sequence[int], num_rows: int) -> None:
         """Go on with these rows in this order, and with free ones behind them."""
         held = self.storage[:, :, list(kept)]
-        tokens = self.storage.shape[4]
-        self._resize(num_rows, tokens)
+        self._resize(num_rows, self.num_tokens)
         self.storage[:, :, : len(kept)] = held
         # Of a row that has left, NaN may be here, and a weight of zero does not mask it.
         self.storage[:, :, len(kept) :] = 0
@@ -229,15 +209,13 @@ class RowTails:
             self.places.view(-1, 1, 1),
             out=self._slots.view_as(self._first_slots),
         )
-        if self._stays:
-            self.counts.copy_(self.places + 1)
+        self.counts.copy_(self.places + 1)
         self._mask = None
 
     def advance(self) -> None:
         """The current token is complete, on the device."""
-        self._places[: self._num_places(self.num_rows)].add_(1)
-        if self._stays:
-            self.counts.add_(1)
+        self._places[: self.num_rows + len(self._slots)].add_(1)
+        self.counts.add_(1)
         self._mask = None
 
     def write(self, layer: int, key_value: torch.Tensor) -> None:
@@ -254,7 +232,7 @@ class RowTails:
 
     def _grow(self, count: int) -> None:
         tokens = padded_tail(min(count, self.capacity), self.layout.head_dim)
-        held = self.storage.shape[4]
+        held = self.num_tokens
         if tokens > held:
             old = self.storage.clone() if self.num_rows and held else None
             self._resize(self.num_rows, tokens)
@@ -266,31 +244,30 @@ class RowTails:
         needed = prod(self._shape(num_rows, num_tokens))
         if needed > self._flat.numel():
             self._new_flat(needed)
-        if self._num_places(num_rows) > len(self._places):
-            self._places = self._places.new_zeros(self._num_places(num_rows))
+        num_slots = 2 * num_rows * self.layout.num_kv_heads
+        if num_rows + num_slots > len(self._places):
+            self._places = self._places.new_zeros(num_rows + num_slots)
             self._counts = torch.ones(num_rows, dtype=torch.int32, device=self._device)
             self.num_moves += 1
         self._show(num_rows, num_tokens)
-        self._slots = self._places[num_rows : self._num_places(num_rows)]
-        heads = torch.arange(2 * num_rows * self.layout.num_kv_heads, device=self._device)
+        self._slots = self._places[num_rows : num_rows + num_slots]
+        heads = torch.arange(num_slots, device=self._device)
         by_half = (heads * num_tokens).view(2, num_rows, -1)
         self._first_slots = by_half.transpose(0, 1).contiguous()
         self._mask = None
 
-    def _num_places(self, num_rows: int) -> int:
-        return num_rows * (1 + 2 * self.layout.num_kv_heads)
-
     def _new_flat(self, num_elements: int) -> None:
         # The old memory goes first: at 64 rows of a 7B shape it can be gigabytes. Zeros: what is
         # masked must be a number.
+        self._scratch.add(-self._flat.nbytes)
         self._flat = self.storage = self._flat.new_empty(0)
         self._layers = []
         self._flat = self._flat.new_zeros(num_elements)
         self.num_moves += 1
-        self._scratch.add(self._flat.nbytes - self._counted)
-        self._counted = self._flat.nbytes
+        self._scratch.add(self._flat.nbytes)
 
     def _show(self, num_rows: int, num_tokens: int) -> None:
+        self.num_rows, self.num_tokens = num_rows, num_tokens
         shape = self._shape(num_rows, num_tokens)
         self.storage = self._flat[: prod(shape)].view(shape)
         self._layers = []

@@ -45,7 +45,6 @@ _MIDDLE = 8
 _BYTE_RANGE = 255
 _KERNEL_CAPABILITY = (8, 0)
 _BLOCK_VALUES = 1 << 20  # quantised at a time: in float32, with copies
-_LOGGERS = ("torchao", "torch.utils._pytree")
 
 
 class PackedLinear(Linear):
@@ -286,15 +285,12 @@ def _torchao(wanted_by: str) -> Any:
 
 @contextmanager
 def quiet_import() -> Iterator[None]:
-    """No warnings, and none in torchao's log: libraries for other machines, deprecated calls."""
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    levels = [logger.level for logger in loggers]
+    """No warnings: torchao remarks on libraries for other machines, and on deprecated calls."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(disabled)

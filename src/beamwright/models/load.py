@@ -24,7 +24,7 @@ from beamwright.models.decoder import TILE_ROWS, Decoder, Linear
 from beamwright.models.linear import packer, prepack, quiet_import, storage_for
 from beamwright.models.shape import ModelShape, capped, shape_from_text
 from beamwright.models.tokenizer import TextCodec
-from beamwright.models.weights import load_weights, random_weights
+from beamwright.models.weights import load_weights, random_weights, tensor_names
 from beamwright.plan.costs import Storage, weight_bytes
 from beamwright.sections import ModelSettings
 
@@ -108,7 +108,7 @@ def _precision(
 
 
 def inspect_model(settings: ModelSettings) -> dict[str, Any]:
-    """What `doctor --model` reports; reads no weights, but their names and shapes.
+    """What `doctor --model` reports; reads no weights, but their names.
 
     Raises:
         UnsupportedModelError: if the decoder cannot run it, or it would not load.
@@ -117,7 +117,7 @@ def inspect_model(settings: ModelSettings) -> dict[str, Any]:
     shape = _shape(settings.model, folder, settings, "generator")
     if folder is not None:
         try:
-            load_weights(folder, shape, torch.float32, "meta")
+            tensor_names(folder)
             TextCodec.load(folder)
         except InputError as error:
             raise UnsupportedModelError(str(error)) from error

@@ -129,16 +129,12 @@ class ModelFamily:
 
 def _llama_flags(config: Any) -> dict[str, Any]:
     bias = bool(getattr(config, "attention_bias", False))
-    return {
-        "qkv_bias": bias,
-        "out_bias": bias,
-        "mlp_bias": bool(getattr(config, "mlp_bias", False)),
-    }
+    mlp_bias = bool(getattr(config, "mlp_bias", False))
+    return {"qkv_bias": bias, "out_bias": bias, "mlp_bias": mlp_bias}
 
 
 def _qwen3_flags(config: Any) -> dict[str, Any]:
-    bias = bool(getattr(config, "attention_bias", False))
-    return {"qkv_bias": bias, "out_bias": bias, "qk_norm": True}
+    return {**_llama_flags(config), "mlp_bias": False, "qk_norm": True}
 
 
 def _qwen_window(config: Any) -> int | None:
@@ -147,16 +143,16 @@ def _qwen_window(config: Any) -> int | None:
 
 
 def _opt_flags(config: Any) -> dict[str, Any]:
-    bias = bool(getattr(config, "enable_bias", True))
+    biases = dict.fromkeys(
+        ("qkv_bias", "out_bias", "mlp_bias"), bool(getattr(config, "enable_bias", True))
+    )
     return {
+        **biases,
         "intermediate": getattr(config, "ffn_dim", None),
         "norm_eps": 1e-5,
         "norm": "layer",
         "activation": getattr(config, "activation_function", "relu"),
         "gated": False,
-        "qkv_bias": bias,
-        "out_bias": bias,
-        "mlp_bias": bias,
         "tied": bool(getattr(config, "tie_word_embeddings", True)),
         "learned_positions": 2,
     }

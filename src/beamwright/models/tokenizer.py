@@ -98,13 +98,12 @@ class TextCodec:
         """
         if self.chat_template is None:
             return False
-        problem, texts = {"role": "user", "content": "?"}, []
-        for role in ("system", "user"):
-            try:
-                texts.append(self.chat([{"role": role, "content": PLACE}, problem]))
-            except InputError:  # there is no such role, or it minds who speaks after whom
-                return True
-        return texts[0] != texts[1]
+        problem = {"role": "user", "content": "?"}
+        said = ({"role": role, "content": PLACE} for role in ("system", "user"))
+        try:
+            return len({self.chat([turn, problem]) for turn in said}) > 1
+        except InputError:  # there is no such role, or it minds who speaks after whom
+            return True
 
     @cached_property
     def has_system_role(self) -> bool:
@@ -123,13 +122,6 @@ class TextCodec:
         """
         said = [{"role": "user", "content": problem}]
         return self.encode_prompt(self.conversation(said, system_prompt))
-
-    @cached_property
-    def takes_tools(self) -> bool:
-        """True if the chat template shows functions that may be called."""
-        template = self.chat_template
-        texts = template.values() if isinstance(template, dict) else [template]
-        return any(isinstance(text, str) and "tools" in text for text in texts)
 
     def conversation(
         self,
@@ -150,7 +142,9 @@ class TextCodec:
                 turn["role"] = "system"
         if system_prompt and not any(turn["role"] == "system" for turn in turns):
             turns.insert(0, {"role": "system", "content": system_prompt})
-        if tools and not self.takes_tools:
+        template = self.chat_template
+        texts = template.values() if isinstance(template, dict) else [template]
+        if tools and not any(isinstance(text, str) and "tools" in text for text in texts):
             raise InputError("tools: the model's chat template shows none")
         if self.chat_template is None:
             return "".join(f"{turn['content']}\n\n" for turn in turns)
@@ -243,37 +237,31 @@ class TextCodec:
         """Text of token ids, special tokens included as their text."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
-    def token_bytes(self) -> list[bytes]:
-        """What each token id adds to the text, as bytes; special tokens add nothing."""
-        return self._token_bytes
-
     @cached_property
-    def _token_bytes(self) -> list[bytes]:
+    def token_bytes(self) -> list[bytes]:
+        """What each token id adds to the text, as bytes; special tokens add nothing.
+
+        Those of a path are the bytes of `decode`, except that where a character is not whole (or
+        bytes are none) the text has U+FFFD, and that SentencePiece's tokenizers leave out the blank
+        before a text.
+        """
         added = self.tokenizer.get_added_tokens_decoder()
-        table = _byte_level_table() if _is_byte_level(self.tokenizer) else None
+        # The decoder's JSON; that of the whole tokenizer has the vocabulary in it.
+        decoder = self.tokenizer.decoder
+        is_byte_level = decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
+        table = _byte_level_table() if is_byte_level else None
         pieces: list[bytes] = []
         for index in range(self.vocab_size):
-            piece = self.tokenizer.id_to_token(index)
+            piece = self.tokenizer.id_to_token(index) or ""
             if index in added:
                 pieces.append(b"" if added[index].special else added[index].content.encode())
-            elif piece is None:
-                pieces.append(b"")
             elif table is not None:
                 pieces.append(bytes(table[char] for char in piece if char in table))
+            elif match := _BYTE_TOKEN.match(piece):
+                pieces.append(bytes([int(match[1], 16)]))
             else:
-                pieces.append(_piece_bytes(piece))
+                pieces.append(piece.replace("\u2581", " ").encode())
         return pieces
-
-
-def token_pieces(codec: TextCodec, token_ids: Sequence[int]) -> list[bytes]:
-    """What each of these tokens adds to their text, as bytes; special tokens add nothing.
-
-    Put together they are the bytes of `codec.decode(token_ids)`, except that where a character is
-    not whole (or bytes are none) the text has U+FFFD, and that SentencePiece's tokenizers leave out
-    the blank before a text.
-    """
-    pieces = codec.token_bytes()
-    return [pieces[token] for token in token_ids]
 
 
 def _without_system(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -318,11 +306,6 @@ def _growth(tokenizer: Tokenizer) -> int:
     return growth
 
 
-def _is_byte_level(tokenizer: Tokenizer) -> bool:
-    # The decoder's JSON; that of the whole tokenizer has the vocabulary in it.
-    return tokenizer.decoder is not None and b'"ByteLevel"' in tokenizer.decoder.__getstate__()
-
-
 def _byte_level_table() -> dict[str, int]:
     """GPT-2's alphabet: which character stands for which byte.
 
@@ -332,13 +315,6 @@ def _byte_level_table() -> dict[str, int]:
     others = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in sorted(printable)}
     return table | {chr(256 + number): byte for number, byte in enumerate(others)}
-
-
-def _piece_bytes(piece: str) -> bytes:
-    match = _BYTE_TOKEN.match(piece)
-    if match:
-        return bytes([int(match[1], 16)])
-    return piece.replace("\u2581", " ").encode()
 
 
 def _bundled(folder: Path) -> TextCodec:

@@ -75,24 +75,12 @@ class _WeightFiles:
 
     def get(self, name: str) -> torch.Tensor | None:
         """A copy of the tensor of that name, or None; its file is not mapped any more."""
-        path = self._where.get(name)
-        if path is None:
+        if name not in self._where:
             return None
-        handle = self._open(path)
+        handle = self._open(self._where[name])
         mapped: torch.Tensor
         mapped = handle[name] if isinstance(handle, dict) else handle.get_tensor(name)
         return mapped.clone()
-
-    def outline(self, name: str) -> torch.Tensor | None:
-        """A tensor of the same shape that holds nothing, or None."""
-        path = self._where.get(name)
-        if path is None:
-            return None
-        handle = self._open(path)
-        shape = (
-            handle[name].shape if isinstance(handle, dict) else handle.get_slice(name).get_shape()
-        )
-        return torch.empty(shape, device="meta")
 
     def names(self) -> list[str]:
         return list(self._where)
@@ -152,8 +140,6 @@ def check_finite(placed: torch.Tensor, stored: torch.Tensor, what: str) -> None:
     Raises:
         NotFiniteError: that names `what`, and says if it is the precision's fault.
     """
-    if placed.is_meta:  # it holds no values
-        return
     if _all_finite(placed):
         return
     if _all_finite(stored):
@@ -205,7 +191,6 @@ def load_weights(
 ) -> DecoderWeights:
     """Read a checkpoint folder.
 
-    device: "meta" reads no values: names and shapes alone, all of which must be there.
     storage: how the projections of layers are kept. pack: what each projection, and the LM head,
     becomes then; each is converted before the next is read.
 
@@ -214,11 +199,10 @@ def load_weights(
     """
     checkpoint = _WeightFiles(folder)
     names = checkpoint.names()
-    source = checkpoint.outline if device == "meta" else checkpoint.get
     stem = FAMILIES[shape.architecture].tensors.prefix
     prefix = stem if any(name.startswith(stem) for name in names) else stem.partition(".")[2]
-    reader = _Reader(source, prefix, dtype, device, str(folder))
-    head = _Reader(source, "", dtype, device, str(folder))
+    reader = _Reader(checkpoint.get, prefix, dtype, device, str(folder))
+    head = _Reader(checkpoint.get, "", dtype, device, str(folder))
     return _assemble(shape, reader, head, storage, pack)
 
 
