@@ -41,10 +41,21 @@ def test_a_folder_without_tokenizer_says_so(llama_folder):
         inspect_model(ModelSettings(model=str(llama_folder)))
 
 
-@pytest.mark.parametrize("spec", ["Qwen/Qwen2.5-1.5B-Instruct", "org/name", "org/name@v1"])
-def test_a_name_of_the_hub_is_recognised(spec):
-    with pytest.raises(InputError, match=f"--model {spec}: no such folder; did you mean hf:{spec}"):
+@pytest.mark.parametrize(
+    ("spec", "meant"),
+    [
+        ("Qwen/Qwen2.5-1.5B-Instruct", "hf:Qwen/Qwen2.5-1.5B-Instruct"),
+        ("org/name@v1", "hf:org/name@v1"),
+        ("http://127.0.0.1:8000/v1", "openai:http://127.0.0.1:8000/v1#NAME"),
+        ("ollama:qwen2:7b", "openai:http://127.0.0.1:11434/v1#qwen2:7b"),
+    ],
+)
+def test_what_was_meant_is_said(spec, meant):
+    with pytest.raises(InputError, match=f"--model {spec}: no such folder; did you mean {meant}"):
         resolve_folder(spec, "generator")
+    if not meant.startswith("hf:"):  # verifiers run here
+        with pytest.raises(InputError, match="no such folder$"):
+            resolve_folder(spec, "verifier")
 
 
 def test_a_path_is_no_name_of_the_hub(tmp_path, monkeypatch):

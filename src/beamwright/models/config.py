@@ -92,7 +92,7 @@ def resolve_folder(
         return _download(spec.removeprefix("hf:"), weights=weights)
     folder = Path(spec)
     if not folder.is_dir():
-        raise InputError(f"{option}: {_instead(spec, known)}")
+        raise InputError(f"{option}: {_instead(spec, role, known)}")
     if not (folder / "config.json").is_file():
         hint = f"; {_GGUF}" if any(folder.glob("*.gguf")) else ""
         raise InputError(f"{spec}: no config.json in this folder{hint}")
@@ -105,16 +105,22 @@ def resolve_folder(
     return folder
 
 
-def _instead(spec: str, known: str) -> str:
+def _instead(spec: str, role: str, known: str) -> str:
     """What is wrong with a place that is no folder."""
     folder = Path(spec)
     if folder.suffix.lower() == ".gguf":
         return _GGUF
     if folder.is_file():
         return "a file; the checkpoint's folder is expected"
+    meant = None
     if _HUB_NAME.fullmatch(spec) and not folder.parent.is_dir():
-        return f"no such folder; did you mean hf:{spec}?"
-    return f"no such folder; {known}" if known else "no such folder"
+        meant = f"hf:{spec}"
+    elif role == "generator" and spec.startswith(("http://", "https://")):
+        meant = f"openai:{spec}#NAME"
+    elif role == "generator" and spec.startswith("ollama:"):
+        meant = f"openai:http://127.0.0.1:11434/v1#{spec.removeprefix('ollama:')}"
+    hint = known if meant is None else f"did you mean {meant}?"
+    return f"no such folder; {hint}" if hint else "no such folder"
 
 
 def tokenizer_folder(spec: str, written: str, *, weights: bool = False) -> Path:
