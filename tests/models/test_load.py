@@ -54,7 +54,7 @@ def test_what_was_meant_is_said(spec, meant):
     with pytest.raises(InputError, match=f"--model {spec}: no such folder; did you mean {meant}"):
         resolve_folder(spec, "generator")
     if not meant.startswith("hf:"):  # verifiers run here
-        with pytest.raises(InputError, match="no such folder$"):
+        with pytest.raises(InputError, match=r"no such folder$"):
             resolve_folder(spec, "verifier")
 
 
