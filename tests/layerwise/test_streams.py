@@ -111,7 +111,7 @@ def buffers_read(make_forest, streams):
     for layer in range(LAYERS):
         layers.ready(layer)
         streams.queue(lambda layer=layer: read(layer))
-        layers.done(layer, another_token=False)
+        layers.done(layer)
     streams.run_compute()
     parts = [store.gather(part.segment, part.visible) for part in path]
     whole = torch.cat(parts, dim=2)

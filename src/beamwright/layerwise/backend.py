@@ -18,7 +18,7 @@ from beamwright.kv.segments import Path
 from beamwright.kv.streams import Piece
 from beamwright.layerwise.store import LayeredStore
 from beamwright.layerwise.streams import LayerStreams
-from beamwright.layerwise.tail import NUM_BUFFERS, LayeredTail
+from beamwright.layerwise.tail import LayeredTail
 from beamwright.protocols import AttentionBackend
 
 
@@ -49,12 +49,7 @@ class LayerwiseDecode:
             streams.begin(placement.num_real, streams.num_layers)
         streams.ready(layer)
         context = self._inner.attend(layer, query, key_value)
-        streams.done(
-            layer,
-            another_token=layer + NUM_BUFFERS == streams.num_layers
-            and self._tail.length + 1 < self._tail.capacity
-            and streams.next_is_alike(),
-        )
+        streams.done(layer)
         return context
 
     def keep_rows(self, rows: torch.Tensor) -> None:
@@ -100,7 +95,7 @@ class LayerwisePrefill:
         streams = self._streams
         if layer == 0:
             # A batch of a few rows that would fit says nothing about all the others.
-            streams.begin(self._num_tokens, streams.resident_before)
+            streams.begin(self._num_tokens, self._store.resident)
         if layer >= streams.placement.resident:
             fresh = key_value[: self._num_tokens].contiguous()
             host = self._store.host_memory(fresh.shape)
@@ -108,7 +103,7 @@ class LayerwisePrefill:
             self._store.landing[layer] = host, transfer
         streams.ready(layer)
         context = self._inner.attend(layer, query, key_value)
-        streams.done(layer, another_token=False)
+        streams.done(layer)
         return context
 
     def close(self) -> None:

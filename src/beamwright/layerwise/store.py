@@ -8,7 +8,7 @@ layers; who moves a layer says so here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,8 +29,8 @@ class LayeredStore(HostedStore):
     """A `HostedStore` of which the device has whole layers.
 
     device_budget: bytes of the device's resident layers and stream buffers while a view is open.
-    resident: layers [0, resident) are on the device between views; None before the first forward,
-        when whatever exists counts as resident in all layers.
+    resident: layers [0, resident) are on the device between views; whatever exists before the
+        first forward counts as resident in all layers.
     landing: layers of a prefill's new tokens, which are appended next.
     token_bytes: of one layer.
     discarded_bytes: fetched ahead for a token that did not come, or not with the same rows.
@@ -43,7 +43,7 @@ class LayeredStore(HostedStore):
     ) -> None:
         super().__init__(pool, device, link, device_budget)
         self.token_bytes = pool.layout.bytes_per_token // pool.layout.num_layers
-        self.resident: int | None = None
+        self.resident = pool.layout.num_layers
         self.discarded_bytes, self._waited_s = 0, 0.0
         # Per segment, its layers [0, n) on the device: [n, block, 2, token, kv_head, head_dim].
         self._on_device: WeakKeyDictionary[Segment, torch.Tensor] = WeakKeyDictionary()
@@ -77,7 +77,8 @@ class LayeredStore(HostedStore):
     def reset_peaks(self) -> None:
         """Forgets what is resident, too; no view may be open."""
         super().reset_peaks()
-        self.resident, self.discarded_bytes, self._waited_s = None, 0, 0.0
+        self.resident = self.pool.layout.num_layers
+        self.discarded_bytes, self._waited_s = 0, 0.0
 
     # --- writing -----------------------------------------------------------------------------
 
@@ -92,40 +93,42 @@ class LayeredStore(HostedStore):
             if isinstance(values, LayeredTokens):
                 written.append(values)
                 continue
-            tokens = slice(first, first + len(values))
-            first += len(values)
-            written.append(_landed(values, landing, tokens))
-        self.reserve(
-            {s: s.length + each.num_tokens for s, each in zip(segments, written, strict=True)}
-        )
-        for segment, each in zip(segments, written, strict=True):
-            self._note_host(segment, each)
-            self._write_on_host(segment, each)
-            self._write_on_device(segment, each)
-            self.extend(segment, each.num_tokens)
+            # Whole tokens, split by where layers reside.
+            end, resident = first + len(values), min(landing, default=values.shape[1])
+            on_host = [landing[layer][0][first:end] for layer in sorted(landing)]
+            none = (len(values), 0, *values.shape[2:])
+            stacked = stack_layers(on_host, none, values.dtype)
+            written.append(LayeredTokens(values[:, :resident], stacked, 0))
+            first = end
+        lengths = {s: s.length + f.num_tokens for s, f in zip(segments, written, strict=True)}
+        self.reserve(lengths)
+        for segment, fresh in zip(segments, written, strict=True):
+            self._write_on_host(segment, fresh)
+            self._write_on_device(segment, fresh)
+            self.extend(segment, fresh.num_tokens)
 
     def clear(self, segment: Segment) -> None:
         self._on_device.pop(segment, None)
         self._host_from.pop(segment, None)
         super().clear(segment)
 
-    def _note_host(self, segment: Segment, fresh: LayeredTokens) -> None:
-        """The host stores new tokens where the device does not, see `_write_on_host`."""
+    def _write_on_host(self, segment: Segment, fresh: LayeredTokens) -> None:
+        """New tokens where the device does not store them, see `host_from`; older ones too, in
+        layers that have left since."""
         resident, held = fresh.on_device.shape[1], self.device_layers(segment)
         host_from = min(resident, held)
         if segment.length and held <= resident:
             host_from = max(host_from, self.host_from(segment))
         self._host_from[segment] = host_from
-
-    def _write_on_host(self, segment: Segment, fresh: LayeredTokens) -> None:
-        """Host layers of the new tokens; of older ones too, in layers that have left since."""
-        resident, held = fresh.on_device.shape[1], self.device_layers(segment)
         before = fresh.num_before if resident < held else 0
         values = fresh.on_host[fresh.num_before - before :]
         self._put_on_host(segment, segment.length - before, resident, values)
         if segment.length and held < resident:  # older tokens are not on the device in these
-            older = self._write_back(fresh.on_device[:, held:])
-            self._put_on_host(segment, segment.length, held, older)
+            values = fresh.on_device[:, held:].contiguous()
+            host = self.host_memory(values.shape)
+            pieces = [Piece(host, values, values.nbytes)]
+            self.link.wait([self.link.submit(Direction.D2H, "store", pieces)])
+            self._put_on_host(segment, segment.length, held, host)
 
     def _put_on_host(self, segment: Segment, start: int, layer: int, values: torch.Tensor) -> None:
         """Tokens from `start` on [tokens, layers, ...] in the layers from `layer` on."""
@@ -136,14 +139,6 @@ class LayeredStore(HostedStore):
         blocks = torch.tensor(segment.blocks)[positions // size]
         for number in range(values.shape[1]):
             self.pool.storage[blocks, layer + number, :, positions % size] = values[:, number]
-
-    def _write_back(self, values: torch.Tensor) -> torch.Tensor:
-        """Device tokens [tokens, layers, ...] on the host."""
-        values = values.contiguous()
-        host = self.host_memory(values.shape)
-        pieces = [Piece(host, values, values.nbytes)]
-        self.link.wait([self.link.submit(Direction.D2H, "store", pieces)])
-        return host
 
     def _write_on_device(self, segment: Segment, fresh: LayeredTokens) -> None:
         layout, resident = self.pool.layout, fresh.on_device.shape[1]
@@ -206,22 +201,27 @@ class LayeredStore(HostedStore):
 
     # --- layers that change sides ------------------------------------------------------------
 
-    def leave(self, segment: Segment, visible: int, layer: int) -> Iterator[Piece]:
+    def leave(self, segment: Segment, visible: int, layer: int) -> list[Piece]:
         """What stores a device layer of a segment, block by block.
 
         All of it goes; the bytes are those of the first `visible` tokens, because what paths do
         not see as sealed yet is a tail's, and is counted there.
         """
         if layer >= self.device_layers(segment):
-            return
-        for number, block in enumerate(segment.blocks[: self.pool.blocks_for(segment.length)]):
-            host = self.pool.storage[block, layer]
-            num_bytes = self.token_bytes * self._in_block(visible, number)
-            yield Piece(host, self._on_device[segment][layer, number], num_bytes)
+            return []
+        return self._pieces(segment, self._on_device[segment], layer, visible, Direction.D2H)
 
-    def _in_block(self, num_tokens: int, number: int) -> int:
-        size = self.pool.block_tokens
-        return min(size, max(0, num_tokens - number * size))
+    def _pieces(
+        self, segment: Segment, held: torch.Tensor, layer: int, visible: int, way: Direction
+    ) -> list[Piece]:
+        """A layer's blocks from the device's memory to the host's, or the other way."""
+        pieces, size = [], self.pool.block_tokens
+        for number, block in enumerate(segment.blocks[: self.pool.blocks_for(segment.length)]):
+            ends = self.pool.storage[block, layer], held[layer, number]
+            num_tokens = min(size, max(0, visible - number * size))
+            to, source = ends if way is Direction.D2H else ends[::-1]
+            pieces.append(Piece(to, source, self.token_bytes * num_tokens))
+        return pieces
 
     def drop_layers(self, segment: Segment, resident: int) -> None:
         """Free the device memory of layers from `resident` on, which the host has."""
@@ -252,18 +252,5 @@ class LayeredStore(HostedStore):
             grown[: len(held)] = held
             self._on_device[segment] = grown
             for layer in range(len(held), resident):
-                for number, block in enumerate(segment.blocks[: held.shape[1]]):
-                    num_bytes = self.token_bytes * self._in_block(segment.length, number)
-                    host = self.pool.storage[block, layer]
-                    pieces.append(Piece(grown[layer, number], host, num_bytes))
+                pieces += self._pieces(segment, grown, layer, segment.length, Direction.H2D)
         return [self.link.submit(Direction.H2D, "stream", pieces)] if pieces else []
-
-
-def _landed(
-    values: torch.Tensor, landing: Mapping[int, tuple[torch.Tensor, Transfer]], tokens: slice
-) -> LayeredTokens:
-    """Whole new tokens [tokens, layers, 2, kv_heads, head_dim], split by where layers reside."""
-    resident = min(landing, default=values.shape[1])
-    on_host = [landing[layer][0][tokens] for layer in sorted(landing)]
-    stacked = stack_layers(on_host, (len(values), 0, *values.shape[2:]), values.dtype)
-    return LayeredTokens(values[:, :resident], stacked, 0)

@@ -27,7 +27,7 @@ from beamwright.kv.store import SegmentStore
 from beamwright.kv.streams import Piece
 from beamwright.kv.tails import Tail
 from beamwright.layerwise.store import LayeredStore
-from beamwright.layerwise.tail import NUM_BUFFERS, LayeredTail, Placement, resident_layers
+from beamwright.layerwise.tail import NUM_BUFFERS, LayeredTail, Placement
 from beamwright.protocols import Direction
 
 
@@ -53,9 +53,8 @@ class PackedLayers:
         self._grows = any(entry.room for entry in entries)
         self.parts: Path = tuple(part for entry in entries for part in entry.parts)
         layout, device = store.pool.layout, store.compute_device
-        token = (2, layout.num_kv_heads, layout.head_dim)
         self._starts = [0, *accumulate(self._lengths)]
-        self._flat = (self._starts[-1], *token)
+        self._flat = (self._starts[-1], 2, layout.num_kv_heads, layout.head_dim)
         self._padded = (2, len(entries), layout.num_kv_heads, num_tokens, layout.head_dim)
         self._moved = self._padded if self._strided else self._flat  # what a buffer holds
         self._entry = torch.repeat_interleave(torch.tensor(self._lengths)).to(device)
@@ -74,12 +73,11 @@ class PackedLayers:
 
     def layer(self, number: int) -> torch.Tensor:
         """A flat buffer is free again after it."""
-        buffer = self._placement.buffer_of(number)
-        if buffer is None:
+        if number < self._placement.resident:
             if number not in self._on_device:
                 self._on_device[number] = self._resident(number)
             return self._on_device[number]
-        held = self._buffers[buffer]
+        held = self._buffers[self._placement.buffers[number]]
         if not self._strided:
             if self._working is None:
                 self._working = self._zeros(self._padded)
@@ -151,19 +149,20 @@ class PackedLayers:
             number for number, entry in enumerate(self._entries) if not rows.isdisjoint(entry.rows)
         ]
         self._fetched.clear()
-        self._slices, runs, whole = [], list[range](), slice(None)
+        self._slices, runs = [], list[range]()
         for number in self._used:  # neighbours, which in the padded layout are equally long, too
-            last = runs[-1] if runs else None
             alike = not self._strided or self._lengths[number - 1] == self._lengths[number]
-            if last is not None and last.stop == number and alike:
-                runs[-1] = range(last.start, number + 1)
+            if runs and runs[-1].stop == number and alike:
+                runs[-1] = range(runs[-1].start, number + 1)
             else:
                 runs.append(range(number, number + 1))
         for run in runs:
             first, end = self._starts[run.start], self._starts[run.stop]
-            length = self._lengths[run.start]
-            padded = whole, slice(run.start, run.stop), whole, slice(length)
-            self._slices.append((padded if self._strided else (slice(first, end),), end - first))
+            at: tuple[slice, ...] = (slice(first, end),)
+            if self._strided:
+                whole, tokens = slice(None), slice(self._lengths[run.start])
+                at = (whole, slice(run.start, run.stop), whole, tokens)
+            self._slices.append((at, end - first))
         return sum(num_tokens for _, num_tokens in self._slices)
 
     @property
@@ -214,6 +213,13 @@ class PackedLayers:
         return torch.zeros(size, dtype=dtype, device=device)
 
 
+def resident_layers(num_layers: int, budget_bytes: int, layer_bytes: int) -> int:
+    """Eq. 1 with the two stream buffers inside the budget."""
+    if num_layers * layer_bytes <= budget_bytes:
+        return num_layers
+    return max(0, budget_bytes // layer_bytes - NUM_BUFFERS)
+
+
 class LayerStreams:
     """The layers of one view, token by token: `begin`, then per layer `ready` and `done`."""
 
@@ -224,12 +230,11 @@ class LayerStreams:
         self._copies: list[PackedLayers] = []
         self._sealed_tokens: int | None = None
         self._fetching: dict[int, list[Transfer]] = {}
-        self._storing: list[Transfer] = []
         self._leaving: dict[int, Transfer] = {}
         self._ahead: Transfer | None = None
         self._charged = 0
         self._begun = False
-        self._tail.open(self.placement, self.store)
+        self._tail.open(self.placement)
 
     def hold(self, store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> LayerSource:
         assert store is self._store
@@ -237,24 +242,12 @@ class LayerStreams:
         self._copies.append(copy)
         return copy
 
-    @property
-    def resident_before(self) -> int:
-        """Layers that stayed on the device when the view before ended."""
-        before = self._store.resident
-        return self.num_layers if before is None else before
-
     def use_rows(self, rows: list[int], num_real: int) -> None:
         """Go on with these rows; only the first `num_real` are streamed and counted."""
         self._discard_ahead()
         self.placement.rows, self.placement.num_real = rows, num_real
         self._sealed_tokens = None
         self._tail.count_rows(num_real)
-
-    def next_is_alike(self) -> bool:
-        """True if one more token per row leaves the same layers resident."""
-        layer_bytes = self.held_bytes() + 2 * self.placement.num_real * self._store.token_bytes
-        free = self._store.device_budget.free_bytes + self._charged
-        return resident_layers(self.num_layers, free, layer_bytes) == self.placement.resident
 
     def held_bytes(self) -> int:
         """One layer's KV of the real rows, without the tokens being computed."""
@@ -288,7 +281,7 @@ class LayerStreams:
             f"({NUM_BUFFERS} of them stream buffers)",
         )
         self._charged = num_held * layer_bytes
-        before = self.resident_before
+        before = store.resident
         self.placement.resident = store.resident = resident
         if not self._begun or resident < before:
             self._write_back(resident)
@@ -299,7 +292,7 @@ class LayerStreams:
         self._begun = True
         for layer in range(before, resident):
             pieces = [piece for copy in self._copies for piece in copy.landing_pieces(layer)]
-            pieces += self._tail.landing_pieces(layer)
+            pieces += self._tail.fetched_pieces(layer)
             self._fetching[layer] = [self._submit(Direction.H2D, pieces)]
         if resident < self.num_layers:
             for copy in self._copies:
@@ -312,38 +305,43 @@ class LayerStreams:
         self._store.order(self._fetching.get(layer, []))
         self._fetching.pop(layer, None)
 
-    def done(self, layer: int, *, another_token: bool) -> None:
+    def done(self, layer: int) -> None:
         """A layer was read: its buffer takes the one after the next.
 
-        another_token: the next token needs the same resident layers; the parts of its first
-            streamed layer are fetched ahead.
+        The sealed parts of the next token's first streamed layer are fetched ahead, where there may
+        be such a token, and the same layers are resident then.
         """
-        if layer < self.placement.resident:
+        placement = self.placement
+        if layer < placement.resident:
             return
-        following, buffer = layer + NUM_BUFFERS, self.placement.buffers[layer]
+        following, buffer = layer + NUM_BUFFERS, placement.buffers[layer]
         if following < self.num_layers:
             self._fetch(following, buffer)
-        elif following == self.num_layers and another_token:
-            first = self.placement.resident
-            self._ahead = self._submit(Direction.H2D, self._sealed(first, buffer))
-            self.placement.buffers[first] = buffer
+        elif following == self.num_layers and self._tail.length + 1 < self._tail.capacity:
+            layer_bytes = self.held_bytes() + 2 * placement.num_real * self._store.token_bytes
+            free = self._store.device_budget.free_bytes + self._charged
+            if resident_layers(self.num_layers, free, layer_bytes) == placement.resident:
+                self._ahead = self._submit(Direction.H2D, self._sealed(placement.resident, buffer))
+                placement.buffers[placement.resident] = buffer
         if layer == self.num_layers - 1:
             # The next token's fetches read what this one has stored.
-            self._store.order(self._storing)
-            self._storing = []
+            self._store.order(placement.storing)
+            placement.storing.clear()
 
     def store(self, pieces: Sequence[Piece]) -> Transfer:
         """Write KV back while the layer computes; it is there when the token is done."""
-        self._storing.append(self._submit(Direction.D2H, pieces))
-        return self._storing[-1]
+        stored = self._submit(Direction.D2H, pieces)
+        self.placement.storing.append(stored)
+        return stored
 
     def close(self) -> None:
         """Give back the budget; what is on its way arrives first, so that equal runs move
         equal bytes."""
         self._release()
         fetching = [transfer for transfers in self._fetching.values() for transfer in transfers]
-        pending, leaving = [*self._storing, *fetching], [*self._leaving.values()]
-        self._storing, self._leaving, self._fetching = [], {}, {}
+        pending, leaving = [*self.placement.storing, *fetching], [*self._leaving.values()]
+        self._leaving, self._fetching = {}, {}
+        self.placement.storing.clear()
         with suppress(LinkError):  # whoever needed the bytes has had the error
             self._store.wait(leaving)  # the next view reads them on the host
             self._store.order(pending)

@@ -1,5 +1,4 @@
-"""Where layers reside for a token, and LayeredTail: rows' tokens whose streamed layers are on the
-host.
+"""LayeredTail: rows' own tokens, whose streamed layers are on the host; and where layers reside.
 
 A layer's tokens are contiguous on either side [token, row, 2, kv_head, head_dim], so that one copy
 stores a token and one copy loads all of them. Only real rows are kept: what pads a batch
@@ -8,7 +7,7 @@ has no KV of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,15 +15,10 @@ import torch
 from beamwright.kv.link import Link, Transfer
 from beamwright.kv.pool import KVLayout, ScratchMeter
 from beamwright.kv.streams import Piece
+from beamwright.protocols import Direction
 
 NUM_BUFFERS = 2
-
-
-def resident_layers(num_layers: int, budget_bytes: int, layer_bytes: int) -> int:
-    """Eq. 1 with the two stream buffers inside the budget."""
-    if num_layers * layer_bytes <= budget_bytes:
-        return num_layers
-    return max(0, budget_bytes // layer_bytes - NUM_BUFFERS)
+_FIRST_TOKENS = 16
 
 
 @dataclass
@@ -33,24 +27,15 @@ class Placement:
 
     resident: layers [0, resident) stay on the device. buffers: the stream buffer of each other
     layer that was fetched. rows: original numbers of the rows of the present batch; the first
-    `num_real` have KV of their own, the others pad the batch.
+    `num_real` have KV of their own, the others pad the batch. storing: what is on its way to the
+    host, for compute of the next token to wait for.
     """
 
     resident: int
     rows: list[int]
     num_real: int
     buffers: dict[int, int] = field(default_factory=dict)
-
-    def buffer_of(self, layer: int) -> int | None:
-        """The stream buffer that holds a layer; None if the layer is resident."""
-        return None if layer < self.resident else self.buffers[layer]
-
-
-FIRST_TOKENS = 16
-_CPU = torch.device("cpu")
-
-Send = Callable[[Sequence[Piece]], Transfer]
-"""Stores pieces on the host while the layer computes."""
+    storing: list[Transfer] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -85,22 +70,18 @@ class LayeredTail:
     up to a constant of the attention backend, so that the order of partial sums does not depend on
     the memory budget.
 
-    length: tokens that every row holds. resident: layers [0, resident) reside on the device.
-    left: layers have been written back since the tail was empty. num_real: rows that have KV of
-    their own.
+    placement: where layers reside, set by the view that begins. length: tokens that every row
+    holds. resident: layers [0, resident) reside on the device. left: layers have been written back
+    since the tail was empty. num_real: rows that have KV of their own.
     """
 
     mask = None
     num_moves = 0  # no step is captured
 
     def __init__(
-        self,
-        layout: KVLayout,
-        capacity: int,
-        scratch: ScratchMeter,
-        device: torch.device,
+        self, layout: KVLayout, capacity: int, scratch: ScratchMeter, device: torch.device,
         link: Link,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.layout, self.capacity = layout, capacity
         self._scratch, self._device, self._link = scratch, device, link
         self._token = (2, layout.num_kv_heads, layout.head_dim)
@@ -112,14 +93,12 @@ class LayeredTail:
         """No rows are left, and no memory."""
         self.num_rows = self.num_real = self.length = 0
         self.resident, self.left = self.layout.num_layers, False
-        self.num_tokens = min(FIRST_TOKENS, self.capacity)
-        self._placement = Placement(self.resident, [], 0)
-        self._send: Send | None = None
+        self.num_tokens = min(_FIRST_TOKENS, self.capacity)
         self._writing_back: list[Transfer] = []
         self._on_device: dict[int, torch.Tensor] = {}
         self._on_host: dict[int, torch.Tensor] = {}
-        self._buffers: list[torch.Tensor] = []
         self._host_from: list[int] = []  # per token, the first layer from which the host has it
+        self.open(Placement(self.resident, [], 0))
         self._measure()
 
     release = close
@@ -135,34 +114,33 @@ class LayeredTail:
 
     # --- a view reads and writes -------------------------------------------------------------
 
-    def open(self, placement: Placement, send: Send) -> None:
+    def open(self, placement: Placement) -> None:
         """A view begins, which says where layers reside."""
-        self._placement, self._send, self._buffers = placement, send, []
+        self._placement = placement
+        self._buffers: list[torch.Tensor] = []
 
     def open_buffers(self) -> None:
         """Two stream buffers of the tail's present size."""
         if not self._buffers or self._buffers[0].shape[:2] != (self.num_tokens, self.num_real):
-            self._buffers = [self._fresh(self._device) for _ in range(NUM_BUFFERS)]
+            self._buffers = [self._fresh(on_host=False) for _ in range(NUM_BUFFERS)]
 
     def write(self, layer: int, key_value: torch.Tensor) -> None:
-        """In a streamed layer the token is written back over the link."""
+        """In a streamed layer the token is written back over the link, while the layer computes."""
         placement, step = self._placement, self.length
         if layer == 0:
             self._host_from[step:] = [placement.resident]
             self.resident = placement.resident
         own = key_value[: self.num_real].contiguous()
-        buffer = placement.buffer_of(layer)
-        if buffer is None:
-            self.device_layer(layer)[step] = own
-            return
-        assert self._send is not None
-        self._buffers[buffer][step] = own
-        num_bytes = self.num_real * self._token_bytes
-        self._writing_back.append(self._send([Piece(self.host_layer(layer)[step], own, num_bytes)]))
+        self._held(layer)[step] = own
+        if layer >= placement.resident:
+            piece = Piece(self._layer(layer, on_host=True)[step], own, len(own) * self._token_bytes)
+            stored = self._link.submit(Direction.D2H, "store", [piece])
+            placement.storing.append(stored)
+            self._writing_back.append(stored)
 
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows that pad the batch read the first one's tokens."""
-        held = self._held_tokens(layer)[: self.length + 1]
+        held = self._held(layer)[: self.length + 1]
         padding = self.num_rows - self.num_real
         if padding:
             held = torch.cat([held, held[:, :1].expand(-1, padding, -1, -1, -1)], dim=1)
@@ -171,34 +149,28 @@ class LayeredTail:
 
     def own_tokens(self, layer: int) -> torch.Tensor:
         """Device tokens [tokens, real rows, 2, kv_heads, head_dim] before the present one."""
-        return self._held_tokens(layer)[: self.length]
+        return self._held(layer)[: self.length]
 
-    def device_layer(self, layer: int) -> torch.Tensor:
-        """Device tokens [place, row, 2, kv_head, head_dim] of a resident layer."""
-        if layer not in self._on_device:
-            self._on_device[layer] = self._fresh(self._device)
+    def _held(self, layer: int) -> torch.Tensor:
+        """What the device has of a layer [place, row, 2, kv_head, head_dim]."""
+        if layer < self._placement.resident:
+            return self._layer(layer)
+        return self._buffers[self._placement.buffers[layer]]
+
+    def _layer(self, layer: int, *, on_host: bool = False) -> torch.Tensor:
+        """A layer's memory where it stays; the host's is pinned where there is a GPU."""
+        held = self._on_host if on_host else self._on_device
+        if layer not in held:
+            held[layer] = self._fresh(on_host=on_host)
             self._measure()
-        return self._on_device[layer]
-
-    def host_layer(self, layer: int) -> torch.Tensor:
-        """The same on the host, pinned where there is a GPU."""
-        if layer not in self._on_host:
-            self._on_host[layer] = self._fresh(_CPU)
-        return self._on_host[layer]
-
-    def _held_tokens(self, layer: int) -> torch.Tensor:
-        buffer = self._placement.buffer_of(layer)
-        return self.device_layer(layer) if buffer is None else self._buffers[buffer]
+        return held[layer]
 
     # --- what crosses the link ---------------------------------------------------------------
 
-    def fetched_pieces(self, layer: int, buffer: int) -> list[Piece]:
-        """The tokens so far of the real rows, into a stream buffer."""
-        return self._pieces(self._buffers[buffer], self.host_layer(layer), 0)
-
-    def landing_pieces(self, layer: int) -> list[Piece]:
-        """The same for a layer that becomes resident."""
-        return self._pieces(self.device_layer(layer), self.host_layer(layer), 0)
+    def fetched_pieces(self, layer: int, buffer: int | None = None) -> list[Piece]:
+        """The tokens so far of the real rows, into a stream buffer, or to where they stay."""
+        destination = self._layer(layer) if buffer is None else self._buffers[buffer]
+        return self._pieces(destination, self._layer(layer, on_host=True), 0)
 
     def leaving_pieces(self, resident: int) -> Iterator[tuple[int, list[Piece]]]:
         """(layer, pieces) of tokens that the host lacks in layers from `resident` on.
@@ -207,11 +179,16 @@ class LayeredTail:
         """
         for layer in range(resident, max(self._host_from, default=0)):
             first = next(i for i, since in enumerate(self._host_from) if since > layer)
-            pieces = self._pieces(self.host_layer(layer), self.device_layer(layer), first)
+            pieces = self._pieces(self._layer(layer, on_host=True), self._layer(layer), first)
             if pieces:
                 self.left = True
                 yield layer, pieces
         self._host_from = [min(since, resident) for since in self._host_from]
+
+    def _pieces(self, destination: torch.Tensor, source: torch.Tensor, first: int) -> list[Piece]:
+        num_bytes = (self.length - first) * self.num_real * self._token_bytes
+        tokens = slice(first, self.length)
+        return [Piece(destination[tokens], source[tokens], num_bytes)] if num_bytes else []
 
     def drop_layers(self, resident: int) -> None:
         """Layers from `resident` on have been written back: the device forgets them."""
@@ -225,13 +202,6 @@ class LayeredTail:
         self._link.wait(self._writing_back)
         self._writing_back = []
 
-    def _pieces(self, destination: torch.Tensor, source: torch.Tensor, first: int) -> list[Piece]:
-        num_tokens = (self.length - first) * self.num_real
-        if not num_tokens:
-            return []
-        tokens = slice(first, self.length)
-        return [Piece(destination[tokens], source[tokens], num_tokens * self._token_bytes)]
-
     # --- what a session does with it ---------------------------------------------------------
 
     def arrange(self, kept: Sequence[int], num_rows: int) -> None:
@@ -244,6 +214,15 @@ class LayeredTail:
         """From here on only the first `num_real` rows have KV of their own."""
         if num_real != self.num_real:
             self._pick(torch.arange(num_real))
+
+    def _pick(self, rows: torch.Tensor) -> None:
+        self.settle()
+        self.num_real = len(rows)
+        self._on_device = {n: old[:, rows.to(old.device)] for n, old in self._on_device.items()}
+        for number, old in self._on_host.items():
+            self._on_host[number] = self._fresh(on_host=True)
+            self._on_host[number][: self.length] = old[: self.length, rows]
+        self._measure()
 
     def restore(self, row: int, held: torch.Tensor) -> None:
         """Rows are parked only where KV can be evicted, and here it cannot."""
@@ -267,7 +246,7 @@ class LayeredTail:
         self.num_tokens = min(2 * self.num_tokens, self.capacity)
         for held in (self._on_device, self._on_host):
             for layer, old in held.items():
-                held[layer] = self._fresh(old.device)
+                held[layer] = self._fresh(on_host=held is self._on_host)
                 held[layer][: self.length] = old[: self.length]
         self._measure()
 
@@ -279,35 +258,23 @@ class LayeredTail:
         """A row's tokens [first, end), by the side on which their layers reside."""
         self.settle()
         before = first if self.left else 0
-        kept, streamed = range(self.resident), range(self.resident, self.layout.num_layers)
-        on_device = [self.device_layer(layer)[first:end, row] for layer in kept]
-        on_host = [self.host_layer(layer)[first - before : end, row] for layer in streamed]
-        none = (end - first, 0, *self._token), (end - first + before, 0, *self._token)
+        dtype, kept = self.layout.dtype, range(self.resident)
+        streamed = range(self.resident, self.layout.num_layers)
+        on_device = [self._layer(layer)[first:end, row] for layer in kept]
+        on_host = [self._layer(n, on_host=True)[first - before : end, row] for n in streamed]
         return LayeredTokens(
-            stack_layers(on_device, none[0], self.layout.dtype),
-            stack_layers(on_host, none[1], self.layout.dtype),
+            stack_layers(on_device, (end - first, 0, *self._token), dtype),
+            stack_layers(on_host, (end - first + before, 0, *self._token), dtype),
             before,
         )
 
-    def _pick(self, rows: torch.Tensor) -> None:
-        self.settle()
-        self.num_real = len(rows)
-        self._on_device = {n: old[:, rows.to(old.device)] for n, old in self._on_device.items()}
-        for number, old in self._on_host.items():
-            picked = self._fresh(_CPU)
-            picked[: self.length] = old[: self.length, rows]
-            self._on_host[number] = picked
-        self._measure()
-
     # --- memory ------------------------------------------------------------------------------
 
-    def _fresh(self, device: torch.device) -> torch.Tensor:
-        """Memory for one layer, the host's pinned where there is a GPU.
-
-        Zeros: masked positions must never hold NaN bits.
-        """
+    def _fresh(self, *, on_host: bool) -> torch.Tensor:
+        """Memory for one layer. Zeros: masked positions must never hold NaN bits."""
         size = (self.num_tokens, self.num_real, *self._token)
-        pinned = device.type == "cpu" and self._device.type == "cuda"
+        device, pinned = self._device, on_host and self._device.type == "cuda"
+        device = torch.device("cpu") if on_host else device
         return torch.zeros(size, dtype=self.layout.dtype, device=device, pin_memory=pinned)
 
     def _measure(self) -> None:
