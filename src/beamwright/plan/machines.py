@@ -8,7 +8,8 @@ Cards' FLOP/s are dense: 16-bit matrix products with 32-bit accumulation, and fl
 tensor cores. Where a source gives no figure for a card, its multiprocessors at boost clock times
 512 operations are taken, which is what the same source counts for its siblings (Ampere, Ada and
 Blackwell GeForce); of a laptop's, the highest clock that its maker may allow. Memory is the nominal
-size: what a driver, a desktop or ECC keeps is not known. Only NVIDIA's are here.
+size: what a driver, a desktop or ECC keeps is not known. Only what PyTorch calls a CUDA device is
+here, which Radeons are to its build for ROCm.
 
 What a data sheet does not say is assumed, alike for all cards: large pinned copies reach 82 % of
 the link (measured by others on PCIe 5.0 x16: 52 of 63 GB/s), and the launch costs are usual values
@@ -83,6 +84,8 @@ _ADA = "NVIDIA Ada architecture whitepaper, appendices"
 _BLACKWELL = "NVIDIA RTX Blackwell architecture whitepaper, appendices"
 _PRODUCT_PAGE = "NVIDIA GeForce product page: memory, multiprocessors, boost clock"
 _LAPTOP = "NVIDIA GeForce laptop page: memory, multiprocessors, highest boost clock"
+_RADEON = "AMD Radeon product page: memory, peak half and single precision"
+_UNTRIED = "by PyTorch for ROCm, which nobody has tried"
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class Card:
     """One GPU. tflops: of 16-bit matrix products; float32_tflops: of float32 without tensor cores.
 
     bandwidth_gb: GB/s of its memory. pcie: generation and lanes. capability: CUDA's compute
-    capability. source: the data sheet. note: what differs from it.
+    capability, (0, 0) for others' cards. source: the data sheet. note: what differs from it.
     """
 
     name: str
@@ -147,6 +150,11 @@ CARDS = MappingProxyType(
             Card("rtx-5070-ti", 16, 896, 87.9, 43.9, (5, 16), (12, 0), _BLACKWELL),
             Card("rtx-5080", 16, 960, 112.6, 56.3, (5, 16), (12, 0), _BLACKWELL),
             Card("rtx-5090", 32, 1792, 209.5, 104.8, (5, 16), (12, 0), _BLACKWELL),
+            Card("rx-7600", 8, 288, 43.5, 21.8, (4, 8), (0, 0), _RADEON, note=_UNTRIED),
+            Card("rx-7700-xt", 12, 432, 70.3, 35.2, (4, 16), (0, 0), _RADEON, note=_UNTRIED),
+            Card("rx-7800-xt", 16, 624, 74.7, 37.3, (4, 16), (0, 0), _RADEON, note=_UNTRIED),
+            Card("rx-7900-xt", 20, 800, 103.0, 51.5, (4, 16), (0, 0), _RADEON, note=_UNTRIED),
+            Card("rx-7900-xtx", 24, 960, 122.8, 61.4, (4, 16), (0, 0), _RADEON, note=_UNTRIED),
             Card("t4", 16, 300, 65.0, 8.1, (3, 16), (7, 5), "NVIDIA T4 data sheet"),
             Card("l4", 24, 300, 121.0, 30.3, (4, 16), (8, 9), "NVIDIA L4 data sheet"),
             Card("a10", 24, 600, 125.0, 31.2, (4, 16), (8, 6), "NVIDIA A10 data sheet"),
