@@ -26,17 +26,6 @@ def test_help_shows_what_most_people_want_and_help_all_the_rest(cli, command):
     assert {"--verify-ahead", "--warmup", "--sparse"} <= whole
 
 
-def test_the_help_of_a_model_keeps_its_brackets(cli):
-    assert "[@REVISION]" in cli("solve", "--help").out.replace("│", "")
-
-
-@pytest.mark.parametrize("words", [(), ("--help",), ("solve", "--help"), ("eval", "--help")])
-def test_help(cli, words):
-    outcome = cli(*words)
-    assert outcome.code == 0
-    assert "Usage: beamwright" in outcome.out
-
-
 def test_mistyped_options_are_answered_by_what_was_meant(cli):
     for word, meant in [
         ("--beam", "did you mean --n or --width?"),
@@ -187,13 +176,7 @@ def test_other_failures_are_one_line_and_exit_1(cli, fake):
     assert "internal error: RuntimeError: two lines" in outcome.err.splitlines()[-1]
     assert "Traceback" not in outcome.err
     assert outcome.out == ""
-
-
-def test_a_traceback_only_with_debug(cli, fake):
-    fake.error = RuntimeError("oops")
-    outcome = cli("solve", "p", "--debug")
-    assert outcome.code == 1
-    assert "Traceback" in outcome.err
+    assert "Traceback" in cli("solve", "p", "--debug").err
 
 
 def test_ctrl_c(cli, fake):
@@ -224,8 +207,7 @@ def test_what_cannot_run_is_refused_before_torch_is_loaded(tmp_path):
     ]
     asked += [
         (["solve", "p", "--verifier", "awq"], "quantised weights"),
-        (["solve", "p", "--model", "Qwen2.5-1.5B-Instruct"], "hf:Qwen/Qwen2.5-1.5B-Instruct"),
-        (["solve", "p", "--model", "https://a.example/v1"], "openai:https://a.example/v1#NAME"),
+        (["solve", "p", "--model", "Qwen2.5-1.5B-Instruct"], "no such folder"),
     ]
     script = (
         "import sys, json; from beamwright.cli import main\n"
@@ -240,11 +222,3 @@ def test_what_cannot_run_is_refused_before_torch_is_loaded(tmp_path):
     for line, (words, complaint) in zip(lines, asked, strict=True):
         assert line.startswith("beamwright: error: "), line
         assert complaint in line, words
-
-
-def test_help_does_not_import_torch():
-    script = (
-        "import sys; from beamwright.cli import main; code = main(['--help']);"
-        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules; sys.exit(code)"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)

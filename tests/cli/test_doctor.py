@@ -1,4 +1,3 @@
-import sys
 from functools import partial
 
 import pytest
@@ -28,17 +27,15 @@ def inspected(monkeypatch):
     return seen
 
 
-def test_a_model(cli, inspected):
+def test_a_model_and_its_parity(cli, inspected):
     report = cli("doctor", "--model", "bundled", "--dtype", "float32", "--json").json
     assert set(report) == {"architecture", "parameters", "kv_bytes_per_token", "supported"}
     assert (inspected[0].model, inspected[0].dtype) == ("bundled", "float32")
-    assert "850,000" in cli("doctor", "--model", "bundled").out
-
-
-def test_parity(cli, inspected):
     report = cli("doctor", "--model", "bundled", "--parity", "--json").json
     assert set(report["max_abs_logit_diff"]) == {"prefill", "chunked", "decode"}
-    assert "3.00e-06" in cli("doctor", "--model", "bundled", "--parity").out
+    shown = cli("doctor", "--model", "bundled", "--parity").out
+    assert "850,000" in shown
+    assert "3.00e-06" in shown
 
 
 def test_an_unsupported_model(cli, monkeypatch):
@@ -84,24 +81,6 @@ def test_a_probe_measures_shows_and_keeps_the_profile(cli, monkeypatch, tmp_path
     assert "profile: device bandwidth" in cli("doctor", "--probe").out
 
 
-def test_a_probe_is_of_the_machine_not_of_a_model(cli, inspected):
-    outcome = cli("doctor", "--model", "folder", "--probe")
-    assert outcome.code == 2
-    assert "--probe measures the machine" in outcome.complaint
-
-
-@pytest.mark.parametrize("option", ["--weights", "--verifier"])
-def test_weights_are_those_of_a_model(cli, option):
-    outcome = cli("doctor", option, "int8")
-    assert outcome.code == 2
-    assert f"{option} needs --model" in outcome.complaint
-
-
-def test_int8_on_a_cpu_needs_no_torchao(cli, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
-    assert cli("doctor", "--model", "bundled", "--weights", "int8").code == 0
-
-
 def test_a_verifier_is_shown_with_where_it_reads(cli):
     report = cli("doctor", "--verifier", "bundled", "--show", "--json").json
     assert (report["format"], report["aggregate"]) == ("beamwright-prm", "prod")
@@ -117,6 +96,9 @@ def test_a_verifier_is_shown_with_where_it_reads(cli):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
+        (["--weights", "int8"], "--weights needs --model"),
+        (["--verifier", "bundled"], "--verifier needs --model or --show"),
+        (["--model", "bundled", "--probe"], "--probe measures the machine"),
         (["--show"], "--show needs --verifier"),
         (["--show", "--verifier", "bundled", "--model", "bundled"], "--model: --show looks at"),
         (["--show", "--verifier", "bundled", "--probe"], "--probe: --show looks at"),
@@ -124,7 +106,7 @@ def test_a_verifier_is_shown_with_where_it_reads(cli):
         (["--show", "--verifier", "/nowhere/at/all"], "--verifier /nowhere/at/all"),
     ],
 )
-def test_what_cannot_be_shown_is_one_line(cli, words, complaint):
+def test_what_does_not_go_together_is_one_line(cli, words, complaint):
     outcome = cli("doctor", *words)
     assert outcome.code == 2
     assert complaint in outcome.complaint

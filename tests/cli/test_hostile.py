@@ -144,12 +144,6 @@ def test_whatever_is_raised_ends_as_one_line(kind, capsys):
     )
 
 
-def test_memory_that_is_refused_is_no_internal_error(capsys):
-    with pytest.raises(typer.Exit), guard(debug=False):
-        raise MemoryError
-    assert "out of memory" in capsys.readouterr().err
-
-
 # --- text ------------------------------------------------------------------------------------
 
 
@@ -166,14 +160,6 @@ def test_names_in_data_are_neither_markup_nor_escapes(cli, fake, tmp_path):
     assert "level [/x]" in found.out
     assert "level :x:" in found.out
     assert clean(found.out)
-
-
-def test_an_error_about_a_file_is_text(cli, tmp_path):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text('"\\e]0;PWN\\e[2J[/x]": {a: 1}\n')
-    found = cli("solve", "6*7?", "--recipe", recipe)
-    assert found.code == 2
-    assert clean(found.complaint)
 
 
 @pytest.mark.parametrize("text", ["[red]x[/]", "[/x]", ":smile:", ESCAPES, "a\nb", "[link=x]y"])

@@ -1,5 +1,4 @@
 import io
-import math
 from dataclasses import replace
 
 import pytest
@@ -7,7 +6,7 @@ from rich.console import Console
 
 from beamwright.cli.drawing import draw_answers, draw_tree
 from beamwright.cli.live import LiveTree, Status, round_line
-from beamwright.tree import SearchTree, StopReason, Turn
+from beamwright.tree import SearchTree, StopReason
 
 
 def render(drawing, width=80, height=40, encoding="utf-8"):
@@ -42,41 +41,12 @@ def test_detail_gives_way_when_lines_are_few(reports):
     assert any("step 10.0" in line for line in few)
 
 
-def test_open_nodes_are_not_drawn(reports):
-    first = next(reports(num_rounds=2))
-    first.tree.expand(first.survivors[0], 4)
-    assert len(render(draw_tree(first.tree)).splitlines()) == 4
-
-
-def test_a_turn_shows_what_it_asks(reports):
-    tree = next(reports(num_rounds=2)).tree
-    (draft,) = [node for node in tree.nodes() if node.text.startswith("step 1.0")]
-    asked = tree.ask(draft, Turn("Look for\nmistakes.", answers=False), (7, 8))
-    out = render(draw_tree(tree))
-    assert asked.step_text == ""
-    assert "Look for mistakes." in out
-    assert "(empty step)" not in out
-
-
 def test_a_line_never_wraps_and_control_characters_do_not_pass(reports):
     *_, last = reports(text="\x1b[31m red [bold]markup[/bold] " + "long " * 100 + "\n\n")
     out = render(draw_tree(last.tree), width=60)
     assert all(len(line) <= 60 for line in out.splitlines())
     assert "\x1b" not in out
     assert "[bold]markup" in out
-
-
-@pytest.mark.parametrize("score", [None, -3.5, 0.0, 1.0, 1.5])
-def test_any_score_can_be_drawn(reports, score):
-    *_, last = reports()
-    for node in last.candidates:
-        node.score = score
-    assert "step 2.0" in render(draw_tree(last.tree))
-
-
-def test_round_line(reports):
-    first = next(reports())
-    assert round_line(first) == "round 1 | 4 candidates | 1 kept | 3 pruned | 0.5 s"
 
 
 def test_candidates_that_wait_are_counted_while_the_search_goes_on(reports):
@@ -121,20 +91,6 @@ def test_equal_siblings_are_one_line_with_their_number_and_best_score():
     ]
     few = render(draw_tree(tree, max_lines=4)).splitlines()
     assert "6 pruned, best 0.70" in few[-1]
-
-
-def test_rows_are_joined_where_the_steps_that_told_them_apart_are_left_out():
-    tree = SearchTree(0, (1, 2, 3), "6*7?")
-    for number, node in enumerate(tree.expand(tree.root, 6)):
-        tree.commit(node, (5,), (-0.1,), StopReason.DELIMITER, f"first {number}. ")
-        tree.keep(node)
-        (leaf,) = tree.expand(node, 1)
-        tree.commit(leaf, (6,), (-0.1,), StopReason.EOS, node.text + "The answer is 42.")
-        tree.finish(leaf)
-    lines = render(draw_tree(tree, max_lines=8)).splitlines()
-    assert lines[0].startswith("(1 earlier step)")
-    assert len(lines) == 2
-    assert "x6  The answer is 42." in lines[1]
 
 
 def test_answers_are_counted():
@@ -186,13 +142,3 @@ def test_the_live_view_on_any_terminal(reports, encoding):
     )
     assert "What is 6*7?" in out
     assert "step 6.0" in out
-
-
-def test_scores_beyond_1_fill_their_bars_relative_to_the_largest(reports):
-    *_, last = reports(num_rounds=1)
-    for node, score in zip(last.tree.root.children, [16.0, 8.0, 4.0, math.inf], strict=True):
-        node.score = score
-    lines = render(draw_tree(last.tree)).splitlines()
-    full = [line.count("\u2501") for line in lines]
-    assert full[0] > full[1] > full[2] > 0
-    assert (full[1] * 2, full[3]) == (full[0], full[0])

@@ -2,7 +2,6 @@ import pytest
 
 from beamwright.cli import options
 from beamwright.config import Settings
-from beamwright.search.defaults import resolved
 
 
 def test_every_setting_has_words():
@@ -10,11 +9,6 @@ def test_every_setting_has_words():
         for name, field in section.annotation.model_fields.items():
             assert field.description, name
     assert set(options._PANELS) == set(Settings.model_fields)
-
-
-def test_without_options_the_settings_are_the_defaults(cli, fake):
-    assert cli("solve", "p").code == 0
-    assert fake.settings == resolved(Settings())
 
 
 def test_options_reach_the_settings(cli, fake):
@@ -51,11 +45,3 @@ def test_options_override_a_recipe_and_the_rest_of_it_stands(cli, fake, tmp_path
     assert cli("solve", "p", "--recipe", recipe, "--n", "4", "--no-ignore-eos").code == 0
     assert (fake.settings.search.n, fake.settings.search.seed) == (4, 3)
     assert fake.settings.step.ignore_eos is False
-
-
-def test_an_unknown_key_in_a_recipe_is_named(cli, fake, tmp_path):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("search: {beams: 8}\n")
-    outcome = cli("solve", "p", "--recipe", recipe)
-    assert outcome.code == 2
-    assert "search.beams" in outcome.complaint

@@ -2,39 +2,15 @@ import json
 
 import pytest
 
-from beamwright.cli.plan import short_time
 from beamwright.plan.machines import NAMED_PROFILES, write_profile
 
 PAPER = ["plan", "--model", "opt-6.7b", "--n", "64", "--prompt", "128", "--generate", "1920"]
 INLINE = "random:llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=128,vocab=100,context=256"
-KEYS = {
-    "model",
-    "gpu",
-    "n",
-    "width",
-    "prompt",
-    "generate",
-    "step_tokens",
-    "weights",
-    "weight_bytes",
-    "weight_traffic_bytes",
-    "verifier",
-    "memory",
-    "gpu_source",
-    "borderline",
-    "kv_bytes_per_token",
-    "kv_budget_bytes",
-    "fits",
-    "max_beams_in_gpu",
-    "advice",
-    "schedules",
-}
 GIB = 2**30
 
 
 def test_the_whole_report(cli):
     report = cli(*PAPER, "--width", "2", "--kv-memory", "7GiB", "--json").json
-    assert set(report) == KEYS
     assert (report["model"], report["gpu"]) == ("opt-6.7b", "rtx-4090")
     assert (report["n"], report["width"], report["step_tokens"]) == (64, 2, 32)
     assert report["kv_bytes_per_token"] == 512 * 1024
@@ -42,40 +18,6 @@ def test_the_whole_report(cli):
     assert report["kv_budget_bytes"] == 7 * GIB
     assert report["fits"] == report["schedules"]["in-gpu/tree"]["fits"]
     assert report["max_beams_in_gpu"] % 2 == 0
-    for each in report["schedules"].values():
-        assert {"fits", "borderline", "time_s", "decode_s", "verify_s", "stall_s"} <= set(each)
-        assert {"schedule", "attention", "h2d_bytes", "d2h_bytes", "limited_by"} <= set(each)
-        assert {"groups", "peak_kv_bytes"} <= set(each)
-
-
-def test_what_does_not_apply_is_null(cli):
-    report = cli(*PAPER, "--kv-memory", "200MiB", "--json").json
-    assert report["fits"] is False
-    dense = report["schedules"]["layerwise/dense"]
-    assert (dense.pop("fits"), dense.pop("borderline")) == (False, False)
-    assert (dense.pop("schedule"), dense.pop("attention")) == ("layerwise", "dense")
-    assert set(dense.values()) == {None}
-
-
-def test_the_budget_is_what_weights_and_activations_leave(cli):
-    default = cli(*PAPER, "--json").json
-    smaller = cli(*PAPER, "--memory", "19GiB", "--json").json
-    # As `solve --memory`: as much again is kept for attention's working copies.
-    assert default["kv_budget_bytes"] - smaller["kv_budget_bytes"] == 2 * GIB
-    assert 5 * GIB < default["kv_budget_bytes"] < 12 * GIB - default["weight_bytes"] // 2
-
-
-def test_eight_beams_fit_the_papers_card(cli):
-    words = ["--n", "8", "--width", "2", "--kv-memory", "10GiB"]
-    report = cli("plan", "--model", "opt-6.7b", *words, "--json").json
-    assert report["fits"]
-    assert {each["h2d_bytes"] for each in report["schedules"].values() if each["fits"]} == {0}
-
-
-def test_precision(cli):
-    half = cli(*PAPER, "--json").json
-    words = [*PAPER, "--gpu", "h100", "--dtype", "float32", "--json"]
-    assert cli(*words).json["kv_bytes_per_token"] == 2 * half["kv_bytes_per_token"]
 
 
 @pytest.mark.parametrize("model", ["OPT-2.7b", "random:qwen2.5-1.5b", INLINE, "bundled"])
@@ -116,48 +58,6 @@ def test_a_page_to_read(cli):
     assert "LBS" not in out
     assert max(len(line) for line in out.splitlines()) <= 80
     assert "\u2026" not in out, "nothing is cut off"
-
-
-REAL_PAIRS = {
-    "12 GB": ["Qwen2.5-1.5B-Instruct", "Skywork-o1-Open-PRM-Qwen-2.5-1.5B", "--gpu", "rtx-3060"],
-    "24 GB": [
-        "Llama-3.2-1B-Instruct",
-        "Llama3.1-8B-PRM-Deepseek-Data",
-        "--gpu",
-        "rtx-3090",
-        "--verifier-weights",
-        "int4",
-    ],
-    "laptop": ["qwen2.5-0.5b", "skywork-prm-1.5b", "--gpu", "epyc-2core"],
-}
-
-
-@pytest.mark.parametrize("pair", REAL_PAIRS.values(), ids=REAL_PAIRS)
-def test_real_pairs_from_their_names_alone(cli, pair):
-    generator, verifier, *words = pair
-    words = ["plan", "--model", generator, "--verifier", verifier, *words, "--generate", "1024"]
-    report = cli(*words, "--json").json
-    assert report["fits"]
-    assert report["memory"]["needed_bytes"] <= report["memory"]["limit_bytes"]
-    assert report["schedules"]["in-gpu/tree"]["verify_s"] > 0
-    answer, total, *_ = cli(*words).out.splitlines()
-    assert answer == f"up to {report['max_beams_in_gpu']:,} beams fit; nothing has to change"
-    assert ": fits" in total
-
-
-def test_a_verifier_is_in_every_figure(cli):
-    words = [*SMALL_CARD, "--weights", "int4", "--n", "16", "--generate", "512", "--json"]
-    alone = cli(*words).json
-    scored = cli(*words, "--verifier", "qwen2.5-1.5b").json
-    assert alone["memory"]["verifier_kv_bytes"] is None
-    for name, each in scored["schedules"].items():
-        if each["time_s"] is not None:
-            assert each["verify_s"] > 0 == alone["schedules"][name]["verify_s"]
-            assert each["time_s"] > alone["schedules"][name]["time_s"]
-    memory = scored["memory"]
-    parts = ("generator_weight", "verifier_weight", "activation", "generator_kv", "verifier_kv")
-    total = sum(memory[f"{part}_bytes"] for part in (*parts, "copies"))
-    assert memory["needed_bytes"] == total
 
 
 def test_the_number_that_is_named_is_the_least_that_fits(cli):
@@ -202,19 +102,6 @@ def test_the_answer_is_true_and_its_advice_helps(cli):
     )
 
 
-@pytest.mark.parametrize("command", ["plan", "simulate"])
-def test_a_card_keeps_a_reserve(cli, command):
-    words = [command, "--model", "opt-6.7b", "--n", "8", "--generate", "64", "--gpu"]
-    full = cli(*words, "custom:12.6GiB,360GB/s,25TFLOPS")
-    assert full.code == 2, "12.4 GiB of weights and 0.2 of KV leave nothing for CUDA"
-    if command == "plan":
-        on_card = cli(*words, "rtx-4090", "--memory", "24GiB", "--json").json["memory"]
-        assert on_card["limit_bytes"] == 23 * GIB
-        words[2] = "qwen2.5-1.5b"
-        on_cpu = cli(*words, "epyc-2core", "--json").json["memory"]
-        assert on_cpu["limit_bytes"] == 24 * GIB
-
-
 def test_borderline_is_where_the_mean_fits(cli):
     """Some searches fit in 15 GiB, about half in 17."""
     words = [*PAPER, "--width", "2", "--step-tokens", "128", "--gpu", "h100", "--json"]
@@ -223,15 +110,6 @@ def test_borderline_is_where_the_mean_fits(cli):
         found = cli(*words, "--kv-memory", budget).json
         verdicts.append("fits" if found["fits"] else "borderline" * found["borderline"] or "no")
     assert verdicts == ["no", "no", "borderline", "fits"]
-
-
-def test_long_times_are_in_minutes():
-    assert [short_time(each) for each in (0.5, 599, 2280, 9000)] == [
-        "0.50",
-        "599",
-        "38 min",
-        "2.5 h",
-    ]
 
 
 def test_the_profiles_are_listed(cli):
@@ -255,12 +133,6 @@ def test_the_cuda_device_of_this_machine_is_the_default(cli, monkeypatch):
     device("NVIDIA Abacus", 11)
     out = " ".join(cli("plan", "--model", "qwen2.5-1.5b").out.split())
     assert "no profile of this machine's NVIDIA Abacus: figures are for rtx-4090" in out
-
-
-def test_a_card_without_bfloat16_has_no_int4_kernel(cli):
-    words = ["plan", "--model", "qwen2.5-7b", "--weights", "int4", "--json", "--gpu"]
-    assert cli(*words, "t4").json["weights"] == "int4"
-    assert cli(*words, "l4").json["weights"] == "int4-tiled"
 
 
 @pytest.mark.parametrize(
@@ -313,30 +185,6 @@ def test_7b_with_a_verifier_on_a_12_gb_card_needs_int4(cli):
     assert smaller["kv_budget_bytes"] > report["kv_budget_bytes"]
 
 
-def test_a_verifier_takes_its_part_only_where_it_has_weights(cli):
-    alone = cli(*SMALL_CARD, "--weights", "int4", "--json").json
-    assert alone["verifier"] is None
-    logprob = cli(*SMALL_CARD, "--weights", "int4", "--verifier", "logprob", "--json").json
-    assert logprob == alone
-    shown = cli(*SMALL_CARD, "--weights", "int4", "--verifier", "bundled").out
-    assert "(int4-tiled)" in shown
-    assert "verifier bundled" in shown
-
-
-def test_int8_is_read_and_written_once_more(cli):
-    plain, int8 = (
-        cli(*SMALL_CARD[:3], "--weights", weights, "--json").json for weights in ("auto", "int8")
-    )
-    assert plain["weight_traffic_bytes"] == plain["weight_bytes"] > int8["weight_bytes"]
-    assert int8["weight_traffic_bytes"] > plain["weight_traffic_bytes"]
-
-
-def test_weights_of_a_verifier_that_is_not_named(cli):
-    outcome = cli(*SMALL_CARD, "--verifier-weights", "int8")
-    assert outcome.code == 2
-    assert "--verifier-weights needs --verifier" in outcome.complaint
-
-
 def test_a_model_that_is_not_there_names_the_shapes(cli):
     outcome = cli("plan", "--model", "nope")
     assert outcome.code == 2
@@ -345,26 +193,3 @@ def test_a_model_that_is_not_there_names_the_shapes(cli):
     assert "--verifier nope: no such folder; known: none, " in outcome.complaint
     assert "judge:PATH; shapes: opt-2.7b, " in outcome.complaint
     assert "--verifier judge:nope: no such folder" in cli("plan", "--verifier", "judge:nope").err
-
-
-PAIR = [
-    *("plan", "--model", "qwen2.5-math-1.5b", "--verifier", "math-shepherd-7b"),
-    *("--gpu", "rtx-4090", "--n", "256", "--width", "4"),
-]
-
-
-def test_a_share_of_ones_own(cli):
-    report = cli(*PAIR, "--memory", "21.6GiB", "--split", "0.5", "--json").json
-    assert report["kv_budget_bytes"] == pytest.approx(report["verifier"]["kv_budget_bytes"], abs=1)
-
-
-def test_a_split_needs_a_verifier(cli):
-    found = cli(*PAPER, "--split", "0.5")
-    assert found.code == 2
-    assert "--split needs --verifier" in found.err
-
-
-def test_two_models_that_one_card_does_not_hold(cli):
-    found = cli("plan", "--model", "qwen2.5-7b", "--verifier", "qwen2.5-7b", "--gpu", "rtx-4090")
-    assert found.code == 2
-    assert "--verifier-device" in found.err

@@ -78,30 +78,6 @@ def test_an_unfinished_run_is_reported_as_far_as_it_is(cli, folder):
     assert "not finished" in (folder / "report.html").read_text()
 
 
-def test_a_damaged_line_is_named(cli, folder):
-    results = folder / "beam-n4" / "results.jsonl"
-    results.write_text("{}\n" + results.read_text())
-    outcome = cli("report", folder)
-    assert outcome.code == 2
-    assert "results.jsonl, line 1: not a result" in outcome.complaint
-    assert not (folder / "report.html").exists()
-
-
-@pytest.mark.parametrize("text", ["{oops", "[]", '{"dataset": "x", "settings": {"search": {}}}'])
-def test_damaged_settings_are_named(cli, folder, text):
-    (folder / "beam-n4" / "settings.json").write_text(text)
-    outcome = cli("report", folder)
-    assert outcome.code == 2
-    assert "settings.json: not the settings of a run" in outcome.complaint
-
-
-def test_settings_that_are_missing(cli, folder):
-    (folder / "beam-n4" / "settings.json").unlink()
-    outcome = cli("report", folder)
-    assert outcome.code == 2
-    assert "settings.json: cannot be read" in outcome.complaint
-
-
 def test_folders_without_results(cli, fake, tmp_path):
     (tmp_path / "empty").mkdir()
     for name, message in [("empty", "holds no results"), ("nowhere", "no such folder")]:
@@ -110,77 +86,50 @@ def test_folders_without_results(cli, fake, tmp_path):
         assert message in outcome.complaint
 
 
-def test_a_page_that_cannot_be_written(cli, folder, tmp_path):
-    outcome = cli("report", folder, "--out", tmp_path / "no" / "page.html")
-    assert outcome.code == 2
-    assert "page.html: cannot be written there" in outcome.complaint
+WRONG_RECORDS = [
+    *({"index": index} for index in ("0", -1, None, 2.5)),
+    *({"num_correct": number} for number in (99, -1)),
+    *({"choices": choices} for choices in ([], {"best": {}}, {"best": {"correct": 3}})),
+    *({"tokens": {"generated": number}} for number in (10**400, "many")),
+    *({"time": {"total_s": seconds}} for seconds in (float("nan"), float("inf"))),
+    *({"problem": 7}, {"level": [1]}, {"correct": "yes"}, {"warnings": [1]}, {"tokens": None}),
+    *({"candidates": 5}, {"candidates": ["x"]}, {"kv": [1]}, {"rounds": "3"}),
+    {"goodput_tok_s": {}},
+]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"index": "0"},
-        {"index": -1},
-        {"index": None},
-        {"index": 2.5},
-        {"problem": 7},
-        {"level": [1]},
-        {"correct": "yes"},
-        {"candidates": 5},
-        {"candidates": ["x"]},
-        {"num_correct": 99},
-        {"num_correct": -1},
-        {"choices": {"best": {}}},
-        {"choices": {"best": {"correct": 3}}},
-        {"choices": []},
-        {"warnings": [1]},
-        {"tokens": {"generated": 10**400}},
-        {"tokens": {"generated": "many"}},
-        {"tokens": None},
-        {"time": {"total_s": float("nan")}},
-        {"time": {"total_s": float("inf")}},
-        {"kv": [1]},
-        {"rounds": "3"},
-        {"goodput_tok_s": {}},
-    ],
-    ids=str,
-)
-def test_a_tampered_result_is_named(cli, folder, changes):
+def test_tampered_results_are_named(cli, folder):
     results = folder / "beam-n4" / "results.jsonl"
     first, *rest = results.read_text().splitlines(keepends=True)
-    results.write_text(json.dumps({**json.loads(first), **changes}) + "\n" + "".join(rest))
-    outcome = cli("report", folder)
-    assert outcome.code == 2
-    assert "results.jsonl, line 1: " in outcome.complaint
-    assert not (folder / "report.html").exists()
+    lines = [json.dumps({**json.loads(first), **changes}) for changes in WRONG_RECORDS]
+    for line in [*lines, "{}", "[" * 100_000]:
+        results.write_text(f"{line}\n" + "".join(rest))
+        outcome = cli("report", folder)
+        assert outcome.code == 2, line[:200]
+        assert "results.jsonl, line 1: " in outcome.complaint
+        assert not (folder / "report.html").exists()
 
 
-def test_a_result_nested_too_deeply(cli, folder):
-    results = folder / "beam-n4" / "results.jsonl"
-    results.write_text("[" * 100_000 + "\n" + results.read_text())
-    outcome = cli("report", folder)
-    assert outcome.code == 2
-    assert "results.jsonl, line 1: " in outcome.complaint
-
-
-@pytest.mark.parametrize(
-    "search",
-    [{"n": 10**9}, {"n": 0}, {"n": True}, {"n": 4.0}, {"search": 5}],
-    ids=str,
-)
-def test_tampered_settings_are_named(cli, folder, search):
+def test_tampered_settings_are_named(cli, folder):
     file = folder / "beam-n4" / "settings.json"
     content = json.loads(file.read_text())
-    content["settings"]["search"] |= search
-    file.write_text(json.dumps(content))
-    outcome = cli("report", folder)
-    assert outcome.code == 2
-    assert "settings.json: not the settings of a run" in outcome.complaint
+    searches = [{"n": number} for number in (10**9, 0, True, 4.0)] + [{"search": 5}]
+    texts = ["{oops", "[]", '{"dataset": "x", "settings": {"search": {}}}']
+    for search in searches:
+        settings = content["settings"]
+        changed = {**settings, "search": {**settings["search"], **search}}
+        texts.append(json.dumps({**content, "settings": changed}))
+    for text in texts:
+        file.write_text(text)
+        outcome = cli("report", folder)
+        assert outcome.code == 2, text
+        assert "settings.json: not the settings of a run" in outcome.complaint
 
 
-def test_a_pipe_among_the_results(cli, folder):
+def test_settings_that_are_missing_or_a_pipe(cli, folder):
     file = folder / "beam-n4" / "settings.json"
     file.unlink()
+    assert "settings.json: cannot be read" in cli("report", folder).complaint
     os.mkfifo(file)
     outcome = cli("report", folder)
     assert outcome.code == 2
