@@ -95,12 +95,14 @@ class GeneratorState:
     turn until the first row behind it is admitted.
     row: the step so far, of a node that is being decoded or was preempted.
     extended: a row behind it has been admitted.
+    path: to it and with it, once it is complete; see `path_to`.
     """
 
     segment: Segment
     hidden: Any = None
     row: Row | None = None
     extended: bool = False
+    path: Path | None = None
 
     @property
     def place(self) -> str | None:
@@ -116,13 +118,20 @@ def state_of(node: Node) -> GeneratorState | None:
 
 def path_to(node: Node | None) -> Path:
     """The segments from the root to a node, itself included, as far as they hold anything."""
-    parts: list[PathPart] = []
-    while node is not None:  # a path is long, and read at every admission
-        state: GeneratorState | None = node.handles.get(OWNER)
-        if state is not None and state.segment.length:
-            parts.append(PathPart(state.segment, state.segment.length))
-        node = node.parent
-    return tuple(reversed(parts))
+    known, parts, above = tuple[PathPart, ...](), list[PathPart](), node
+    while above is not None:
+        if (state := state_of(above)) is not None:
+            if state.path is not None:
+                known = state.path
+                break
+            if state.segment.length:
+                parts.append(PathPart(state.segment, state.segment.length))
+        above = above.parent
+    path = (*known, *reversed(parts))
+    state = None if node is None else state_of(node)
+    if state is not None and state.hidden is not None:  # complete, and so is all above it
+        state.path = path
+    return path
 
 
 def segment_name(node: Node) -> str:

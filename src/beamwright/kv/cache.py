@@ -43,7 +43,7 @@ class CacheManager:
         self.outgrown = False
         self.recompute_segments: Callable[[Sequence[Segment]], None] | None = None
         self._segments: dict[Segment, None] = {}
-        self._present: dict[Segment, None] = {}  # those that have blocks on the device
+        self._present: dict[int, Segment] = {}  # by serial, those that have blocks on the device
         self._next_use: dict[Segment, int] = {}
         self._tally, self._serials, self._tick = Tally(), count(), 0
 
@@ -306,7 +306,7 @@ class CacheManager:
 
     def _resident(self) -> list[Segment]:
         """Segments that hold something on the device, in the order in which they were made."""
-        return sorted((s for s in self._present if s.length), key=lambda s: s.serial)
+        return [s for s in map(self._present.__getitem__, sorted(self._present)) if s.length]
 
     def _victims(self) -> list[Segment]:
         """Segments with an unpinned copy, the one to go first in front."""
@@ -366,7 +366,7 @@ class CacheManager:
         for segment in needs:
             segment.last_use = segment.last_touch = self._tick
         if self.host is not None and self.host.victims == "lru":
-            for segment in self._present:
+            for segment in self._present.values():
                 if segment.pins:
                     segment.last_touch = self._tick
 
@@ -413,9 +413,9 @@ class CacheManager:
         """Its blocks, or the tiers that have some, are others now."""
         segment.pin()
         if segment.copies:
-            self._present[segment] = None
+            self._present[segment.serial] = segment
         else:
-            self._present.pop(segment, None)
+            self._present.pop(segment.serial, None)
         if log and self.log is not None and segment.name:
             self.log.residence(segment.name, segment.place or "none")
 
@@ -441,6 +441,6 @@ class CacheManager:
             short = any(len(blocks) < wanted for blocks in segment.copies)
             assert not short, f"{segment.length} tokens lack blocks"
             assert segment.length or segment.pins <= max(1, len(segment.copies)), "pins no copy"
-            assert bool(segment.copies) == (segment in self._present), "it is not where it is"
+            assert bool(segment.copies) == (segment.serial in self._present), "astray"
         pinned = sum(min(s.pins, len(s.copies)) * len(s.blocks) for s in live)
         assert pinned == self._tally.pinned_blocks, f"{pinned} blocks are pinned"
