@@ -24,7 +24,7 @@ from beamwright.sparse.rule import (
     asyncspade,
 )
 from beamwright.sparse.select import bounded, choose, page_bounds
-from beamwright.sparse.view import CacheRank, SparseDecode, ThreadRank
+from beamwright.sparse.view import CacheRank, SparseDecode
 
 LAYERS, KV_HEADS, GROUP, DIM, TOKENS = 2, 2, 2, 16, 20
 HEADS = KV_HEADS * GROUP
@@ -72,10 +72,10 @@ def drawn(token, layer, what):
     return scale * torch.randn(shape, generator=generator, dtype=LAYOUT.dtype)
 
 
-def decoded(batch, rule, rank=None):
+def decoded(batch, rule, *, threaded=False):
     """Contexts [token][layer] of a batch."""
-    tail = batch.tail()
-    view = SparseDecode(rule, rank or CacheRank(), batch.store, batch.paths, tail)
+    tail, rank = batch.tail(), CacheRank(batch.store.counts, threaded=threaded)
+    view = SparseDecode(rule, rank, batch.store, batch.paths, tail)
     view.own(batch.own)
     found = []
     for token in range(TOKENS):
@@ -212,7 +212,7 @@ def test_a_rank_on_a_thread_finds_the_same_and_counts_what_was_waited_for():
     inline = decoded(batch, rule)
     batch = Batch()
     counts = batch.store.counts
-    threaded = decoded(batch, rule, ThreadRank(counts))
+    threaded = decoded(batch, rule, threaded=True)
     for one, other in zip(chain(*inline), chain(*threaded), strict=True):
         assert torch.equal(one, other)
     assert counts.rank_takes == LAYERS * (TOKENS - 1), "the first token selects by its own query"
@@ -222,7 +222,7 @@ def test_a_rank_on_a_thread_finds_the_same_and_counts_what_was_waited_for():
 
 def test_a_layer_waits_for_what_is_late():
     counts, gate = Counters(), threading.Event()
-    rank = ThreadRank(counts)
+    rank = CacheRank(counts, threaded=True)
     rank.push(0, lambda: gate.wait(10) and "found")
     rank.push(0, lambda: pytest.fail("only the first counts"))
     threading.Timer(0.05, gate.set).start()

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -322,10 +323,8 @@ def write_profile(profile: HardwareProfile, file: Path | None = None) -> Path:
         InputError: if the folder or the file cannot be written.
     """
     file = file or default_cache_file()
-    try:
+    with suppress(OSError):  # of which the next line complains
         file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{file}: the measured profile cannot be written ({error})") from error
     write_whole(file, json.dumps(asdict(profile), indent=2), option="measured profile ")
     return file
 

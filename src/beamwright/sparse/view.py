@@ -51,16 +51,23 @@ Work = Callable[[], list[Selected]]
 class CacheRank:
     """Who finds what a layer reads: AsyncSpade's second device (section 4.1).
 
-    Work is pushed as soon as it can be done, and taken when it is needed. This one does it when it
-    is needed: the specification. What is found never depends on which rank it is.
+    Work is pushed as soon as it can be done, and taken when it is needed. threaded: done at once,
+    on a thread of its own, in the order in which it was pushed; else when it is taken, which is the
+    specification: what is found never depends on it. counts: what a thread took, and what was
+    waited for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, counts: Counters, *, threaded: bool = False) -> None:
+        self._counts = counts
+        self._thread = ThreadPoolExecutor(1, "cache-rank") if threaded else None
         self._work: dict[int, Work] = {}
 
     def push(self, layer: int, work: Work) -> None:
         """What a layer of the present token needs, if nothing was pushed for it before."""
-        self._work.setdefault(layer, work)
+        if layer not in self._work:
+            if self._thread is not None:
+                work = partial(self._wait, self._thread.submit(self._run, work))
+            self._work[layer] = work
 
     def take(self, layer: int) -> list[Selected] | None:
         """What it needs; None where nothing was pushed."""
@@ -69,22 +76,9 @@ class CacheRank:
 
     def close(self) -> None:
         """Forget what was pushed; nothing runs any more when it returns."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=True)
         self._work.clear()
-
-
-class ThreadRank(CacheRank):
-    """Does it at once, on a thread of its own, in the order in which it was pushed.
-
-    counts: what it took, and what was waited for.
-    """
-
-    def __init__(self, counts: Counters) -> None:
-        super().__init__()
-        self._counts, self._thread = counts, ThreadPoolExecutor(1, "cache-rank")
-
-    def push(self, layer: int, work: Work) -> None:
-        if layer not in self._work:
-            self._work[layer] = partial(self._wait, self._thread.submit(self._run, work))
 
     def _run(self, work: Work) -> list[Selected]:
         began = time.perf_counter()
@@ -95,19 +89,14 @@ class ThreadRank(CacheRank):
             self._counts.rank_s += time.perf_counter() - began
 
     def _wait(self, found: Future[list[Selected]]) -> list[Selected]:
-        self._counts.rank_takes += 1
-        if found.done():
-            return found.result()
-        self._counts.rank_late += 1
-        began = time.perf_counter()
+        began, late = time.perf_counter(), not found.done()
         try:
             return found.result()
         finally:
-            self._counts.rank_waited_s += time.perf_counter() - began
-
-    def close(self) -> None:
-        self._thread.shutdown(wait=True, cancel_futures=True)
-        super().close()
+            self._counts.rank_takes += 1
+            if late:
+                self._counts.rank_late += 1
+                self._counts.rank_waited_s += time.perf_counter() - began
 
 
 class SparseDecode:
@@ -340,7 +329,7 @@ class SparseAttention:
         self._inner, self._rule, self._threaded = inner, rule, threaded
 
     def decode_view(self, store: SegmentStore, paths: Sequence[Path], tail: Tail) -> SparseDecode:
-        rank = ThreadRank(store.counts) if self._threaded else CacheRank()
+        rank = CacheRank(store.counts, threaded=self._threaded)
         return SparseDecode(self._rule, rank, store, paths, tail)
 
     def prefill_view(
