@@ -8,17 +8,6 @@ import pytest
 from beamwright.errors import InputError, UnavailableError
 from beamwright.evaluate.problems import load_problems
 
-GPQA = {
-    "Record ID": "rec1",
-    "Question": "Which is even?\n",
-    "Correct Answer": "2\n",
-    "Incorrect Answer 1": "1",
-    "Incorrect Answer 2": "3",
-    "Incorrect Answer 3": "5",
-    "Subdomain": "Numbers",
-    "answer": "ignored",
-}
-
 
 @pytest.mark.parametrize("name", ["prompt", "problem", "question", "Problem"])
 def test_reads_every_question_field(write_jsonl, name):
@@ -210,33 +199,6 @@ def test_a_limit_below_one_is_an_error(write_jsonl):
 def test_public_shapes(write_jsonl, fields, expected):
     (problem,) = load_problems(write_jsonl(fields)).problems
     assert (problem.problem, problem.answer, problem.unique_id) == expected
-
-
-def test_multiple_choice_lists_the_options_and_answers_with_a_letter(write_jsonl):
-    path = write_jsonl(*(GPQA | {"Record ID": f"rec{i}"} for i in range(40)))
-    problems = load_problems(path).problems
-    for problem in problems:
-        question, _, rest = problem.problem.partition("\n\n")
-        lines = rest.splitlines()[:4]
-        assert question == "Which is even?"
-        assert [line[:3] for line in lines] == ["A) ", "B) ", "C) ", "D) "]
-        assert sorted(line[3:] for line in lines) == ["1", "2", "3", "5"]
-        assert f"{problem.answer}) 2" in lines
-    assert {problem.answer for problem in problems} == set("ABCD")
-    assert load_problems(path).problems == problems
-    assert problems[0].unique_id == "rec0"
-
-
-def test_the_order_of_options_depends_on_the_row_alone(write_jsonl):
-    alone = load_problems(write_jsonl(GPQA, name="alone.jsonl")).problems[0]
-    second = load_problems(write_jsonl({"problem": "p", "answer": "1"}, GPQA)).problems[1]
-    assert (alone.problem, alone.answer) == (second.problem, second.answer)
-
-
-def test_multiple_choice_with_a_missing_option(write_jsonl):
-    path = write_jsonl({**GPQA, "Incorrect Answer 2": ""})
-    with pytest.raises(InputError, match="line 1: field 'Incorrect Answer 2' is missing or empty"):
-        load_problems(path)
 
 
 ROWS = [{"problem": 'p, "q"\nr', "answer": "1"}, {"problem": "\u00e9", "answer": "2.5"}]

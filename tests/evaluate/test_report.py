@@ -10,10 +10,10 @@ from beamwright.errors import InputError
 from beamwright.evaluate.metrics import Record
 from beamwright.evaluate.report import (
     EvaluatedRun,
+    compared,
     draw,
     format_number,
     make_charts,
-    method_names,
     write_report,
 )
 
@@ -127,7 +127,7 @@ def test_a_tree_stands_in_the_row_of_its_problem_and_the_column_of_its_run(write
 
 def test_shared_settings_are_listed(write_page, run_of):
     page = write_page(run_of(), run_of(n=16, delimiter="\n\n", top_k=None))
-    assert [tag for tag, _ in page.elements if tag in ("dt", "dd")] == ["dt", "dd"] * 2
+    assert [tag for tag, _ in page.elements if tag in ("dt", "dd")] == ["dt", "dd"] * 3
     assert "Settings that all of them share" in page.words
     assert {"model", "bundled", "search", "beam"} <= set(page.words)
     assert repr("\n\n") in write_page(run_of(delimiter="\n\n")).words
@@ -180,12 +180,12 @@ def test_a_page_that_cannot_be_written(tmp_path, run_of):
 
 
 def test_runs_that_differ_in_n_alone_are_one_method_and_other_differences_are_named(run_of):
-    assert method_names([run_of(n=4), run_of(n=16), run_of("dvts")]) == ["beam", "beam", "dvts"]
+    assert compared([run_of(n=4), run_of(n=16), run_of("dvts")])[0] == ["beam", "beam", "dvts"]
     runs = [run_of(model="a/small"), run_of(model="a/large"), run_of(model="a/large", top_k=5)]
     names = ["beam, model small", "beam, model large", "beam, model large, top-k 5"]
-    assert method_names(runs) == names
+    assert compared(runs)[0] == names
     datasets = [run_of(dataset="x"), run_of(dataset="y")]
-    assert method_names(datasets) == ["beam, dataset x", "beam, dataset y"]
+    assert compared(datasets)[0] == ["beam, dataset x", "beam, dataset y"]
 
 
 def test_every_method_has_a_style_and_its_place_on_every_axis(run_of):

@@ -32,14 +32,15 @@ def source_of(codec, monkeypatch):
 
 
 @pytest.fixture
-def reply_to(codec, source_of):
+def reply_to(codec, source_of, monkeypatch):
     """What becomes of one question, and the server; `streams`: of a text that is read as it is
     written."""
 
-    def ask(then, streams=False, asked=None, **options):
+    def ask(then, streams=False, asked=None, tries=2, **options):
+        monkeypatch.setattr(client, "MOST_TRIES", tries)
         kind = {"extras": False, "names": False} if streams else {}
         with speaking(codec, then=then, **kind) as server:
-            source = source_of(server, **{"tries": 2, **options})
+            source = source_of(server, **options)
             return answered(source, question(codec, **(asked or {}))), server
 
     return ask

@@ -173,12 +173,9 @@ class _Worker:
 
     def kill(self) -> None:
         """End the process and close its pipes."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):  # unsent input of a process that has died
-                    pipe.close()
+        # What cannot be closed is unsent input of a process that has died.
+        with contextlib.suppress(OSError), self._process:
+            self._process.kill()
 
 
 def _decide(gold: str, answer: str) -> bool | tuple[str, str]:

@@ -39,13 +39,7 @@ _OTHER_FIELDS = frozenset(
     {*QUESTION_FIELDS, *_ID_FIELDS, "subject", "type", "Subdomain", "level"}
 )  # hold no answer
 
-# Multiple choice (GPQA): options under names of their own, the right one first.
-_OPTION_FIELDS = (
-    "Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3",
-)  # fmt: skip
-
 _GSM8K_MARK = "####"  # a worked solution in an answer field ends with "#### ANSWER"
-_ANY_TEXT = ("utf-8", "surrogatepass")  # JSON may hold half a surrogate pair
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|test|validation|valid|dev)(?=$|[^a-z])")
 _SUFFIXES = (".csv", ".json", ".jsonl", ".ndjson", ".parquet")
 _ABOUT = ("dataset_info.json", "dataset_infos.json")  # describe a data set, hold no rows
@@ -121,11 +115,12 @@ def load_problems(
     for index, row in enumerate(rows):
         level = row.fields.get("level")
         level = level if isinstance(level, str | int) else None
-        problem, answer, given_id = _read_problem(row, questions, answer_field)
-        name = given_id or str(index)
+        ids = [row.fields[key] for key in _ID_FIELDS if row.fields.get(key) not in (None, "")]
+        name = str(ids[0]) if ids else str(index)
         while name in problems:
             name += f"#{index}"
-        problems[name] = Problem(problem, answer, name, index, level)
+        answer = None if answer_field == NO_ANSWERS else _answer(row, answer_field)
+        problems[name] = Problem(_question(row, questions), answer, name, index, level)
     answers = [problem.answer for problem in problems.values()]
     if answer_field != NO_ANSWERS and None in answers:
         _refuse_holes(rows, answers, problem_field, answer_field)
@@ -157,36 +152,6 @@ def _refuse_holes(
 
 
 # --- from a row to a problem -------------------------------------------------------------------
-
-
-def _read_problem(
-    row: _Row, questions: Sequence[str], answer_field: str | None
-) -> tuple[str, str | None, str]:
-    """The problem in a row, its answer, and its id ("" without one).
-
-    Of a multiple choice row (_OPTION_FIELDS) the options become part of the problem, in an
-    order drawn from its id and text, and the answer is the letter.
-    """
-    fields = row.fields
-    unique_id = next((str(v) for k in _ID_FIELDS if (v := fields.get(k)) not in (None, "")), "")
-    problem = _question(row, questions)
-    if answer_field == NO_ANSWERS:
-        return problem, None, unique_id
-    if answer_field is not None or fields.get(_OPTION_FIELDS[0]) in (None, ""):
-        return problem, _answer(row, answer_field), unique_id
-    options = [_text(row, name) for name in _OPTION_FIELDS]
-    for name, option in zip(_OPTION_FIELDS, options, strict=True):
-        if not option:
-            raise InputError(f"{row.where}: field {name!r} is missing or empty")
-
-    def rank(number: int) -> bytes:
-        return hashlib.sha256(f"{number}\0{unique_id}\0{problem}".encode(*_ANY_TEXT)).digest()
-
-    order = sorted(range(len(options)), key=rank)
-    lines = [f"{letter}) {options[n]}" for letter, n in zip("ABCD", order, strict=True)]
-    choose = "Answer with the letter of the correct option."
-    text = "\n".join([problem.strip(), "", *lines, "", choose])
-    return text, "ABCD"[order.index(0)], unique_id
 
 
 def _question(row: _Row, questions: Sequence[str]) -> str:

@@ -123,7 +123,8 @@ def write_report(
         InputError: if a file cannot be written.
     """
     missing, charts, pngs = None, [], {}
-    methods = sorted(zip(method_names(runs), runs, strict=True), key=lambda m: (m[0], m[1].n))
+    names, common = compared(runs)
+    methods = sorted(zip(names, runs, strict=True), key=lambda method: (method[0], method[1].n))
     try:
         for name, caption, figure in make_charts(methods):
             svg, image = io.BytesIO(), io.BytesIO()
@@ -140,7 +141,7 @@ def write_report(
         title=title,
         datasets=", ".join(dict.fromkeys(run.dataset for run in runs)),
         counts=sorted({run.summary["problems"] for run in runs}),
-        common=_common_settings(runs),
+        common=common,
         charts=charts,
         missing=missing,
         columns=_COLUMNS,
@@ -212,31 +213,22 @@ def _trees(runs: Sequence[EvaluatedRun], page: Path) -> dict[tuple[int, str], di
 # --- methods and charts ------------------------------------------------------------------------
 
 
-def method_names(runs: Sequence[EvaluatedRun]) -> list[str]:
-    """A name per run: its strategy, and every setting but n in which the runs differ."""
+def compared(runs: Sequence[EvaluatedRun]) -> tuple[list[str], dict[str, str]]:
+    """A name per run, its strategy and every setting but n in which the runs differ; and what all
+    of them have in common, by name. Settings that are not set are left out."""
     flat = [dict(_leaves({"dataset": run.dataset, **run.settings})) for run in runs]
-    keys = dict.fromkeys(key for settings in flat for key in settings)
-    differing = [key for key in keys if len({json.dumps(run.get(key)) for run in flat}) > 1]
-    names = []
-    for settings in flat:
-        parts = [str(settings["search.search"])]
-        for key in differing:
-            value = settings.get(key)
-            if key not in ("search.search", "search.n") and value is not None:
-                shown = str(value).rstrip("/").rpartition("/")[2]  # a model's folder: its last part
-                parts.append(f"{_option(key)} {shown}")
-        names.append(", ".join(parts))
-    return names
-
-
-def _common_settings(runs: Sequence[EvaluatedRun]) -> dict[str, str]:
-    """What all runs have in common, by name; settings that are not set are left out."""
-    first, *others = (dict(_leaves(run.settings)) for run in runs)
-    return {
-        _option(key): repr(value) if "\n" in str(value) else str(value)
-        for key, value in first.items()
-        if value is not None and all(settings.get(key) == value for settings in others)
-    }
+    names, common = [str(settings["search.search"]) for settings in flat], {}
+    for key in dict.fromkeys(key for settings in flat for key in settings):
+        values = [settings.get(key) for settings in flat]
+        option = key.rpartition(".")[2].replace("_", "-")
+        if len({json.dumps(value) for value in values}) == 1:
+            if values[0] is not None:
+                common[option] = repr(values[0]) if "\n" in str(values[0]) else str(values[0])
+        elif key not in ("search.search", "search.n"):
+            for number, value in enumerate(values):
+                if value is not None:  # a model's folder: its last part
+                    names[number] += f", {option} {str(value).rstrip('/').rpartition('/')[2]}"
+    return names, common
 
 
 def _leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -245,10 +237,6 @@ def _leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield from _leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _option(key: str) -> str:
-    return key.rpartition(".")[2].replace("_", "-")
 
 
 def make_charts(

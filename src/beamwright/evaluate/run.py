@@ -83,7 +83,7 @@ def make_record(problem: Problem, solution: Mapping[str, Any], checker: AnswerCh
     ended = [answer for answer, whole in zip(answers, complete, strict=True) if whole]
     lengths = [candidate["tokens"] for candidate in candidates]
     return Record(
-        **_identity(problem),
+        **_asked(problem),
         answer=solution["answer"],
         correct=verdicts[solution["answer"]],
         reason_fewer=solution.get("reason_fewer"),
@@ -101,16 +101,16 @@ def make_error_record(problem: Problem, error: Exception) -> Record:
     """A problem that could not be attempted counts as wrong, with the reason beside it."""
     known = problem.answer is not None
     return Record(
-        **_identity(problem),
+        **_asked(problem),
         correct=False if known else None,
         num_correct=0 if known else None,
         error=str(error),
     )
 
 
-def _identity(problem: Problem) -> dict[str, Any]:
-    names = ("unique_id", "index", "problem", "level")
-    return {**{name: getattr(problem, name) for name in names}, "gold": problem.answer}
+def _asked(problem: Problem) -> dict[str, Any]:
+    given = asdict(problem)
+    return {"gold": given.pop("answer"), **given}
 
 
 def parse_records(path: Path, content: bytes) -> tuple[dict[str, Record], int]:
@@ -129,17 +129,13 @@ def parse_records(path: Path, content: bytes) -> tuple[dict[str, Record], int]:
             break
         where = f"{path}, line {number}"
         try:
-            fields = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{where}: not JSON") from error
-        try:
-            record = Record(**fields)
+            record = Record(**json.loads(line))
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"]))
             raise InputError(f"{where}: not a result ({place:.80}: {first['msg']})") from error
-        except TypeError as error:
-            raise InputError(f"{where}: not a result of this version") from error
+        except (ValueError, TypeError, RecursionError) as error:
+            raise InputError(f"{where}: not JSON of a result") from error
         if record.unique_id in records:
             raise InputError(f"{where}: {record.unique_id!r} appears twice")
         records[record.unique_id] = record

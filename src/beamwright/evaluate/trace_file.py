@@ -30,7 +30,6 @@ _COUNTERS = {
     "bytes queued on the link": ("queued_bytes",),
     "rows": ("open_rows", "rows_ahead"),
 }
-_PROCESS = 1
 
 
 def write_trace(timeline: Timeline, path: Path, title: str) -> None:
@@ -55,7 +54,7 @@ def _events(timeline: Timeline, title: str) -> Iterator[dict[str, Any]]:
     origin_s = min([timeline.started_s, *(span.start_s for span in timeline.spans)])
 
     def event(kind: str, name: str, thread: int, start_s: float, **more: Any) -> dict[str, Any]:
-        place = {"pid": _PROCESS, "tid": thread, "ts": (start_s - origin_s) * 1e6}
+        place = {"pid": 1, "tid": thread, "ts": (start_s - origin_s) * 1e6}
         return {"name": name, "ph": kind, **place, **more}
 
     yield event("M", "process_name", 0, origin_s, args={"name": title})

@@ -17,7 +17,7 @@ import math
 import threading
 from collections.abc import AsyncIterator, Coroutine, Hashable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import count
 from queue import Empty, SimpleQueue
@@ -62,7 +62,7 @@ class OpenAISource:
     """A `TextSource` over HTTP. The server has been asked what it understands.
 
     name: of the model there; "" for the only one. codec: of the model's tokenizer. key: that the
-    server wants. tries: of a request that fails in passing.
+    server wants.
 
     What it understands. ids: prompts are token ids, not texts. extras: fields that are not
     OpenAI's. token_ids: they come back. streams: nothing shows that a stop string has ended a text,
@@ -72,10 +72,8 @@ class OpenAISource:
         InputError: if nobody answers there, or has no such model.
     """
 
-    def __init__(
-        self, url: str, name: str, codec: TextCodec, key: str | None = None, tries: int = MOST_TRIES
-    ) -> None:
-        self._url, self._codec, self._key, self._tries = url, codec, key, tries
+    def __init__(self, url: str, name: str, codec: TextCodec, key: str | None = None) -> None:
+        self._url, self._codec, self._key = url, codec, key
         self._option = f"--model openai:{url}#{name}".removesuffix("#")
         self._work: threading.Thread | None = None
         self._replies: SimpleQueue[Reply] = SimpleQueue()
@@ -97,12 +95,11 @@ class OpenAISource:
 
     def wait(self, timeout_s: float) -> list[Reply]:
         """See `TextSource`."""
-        try:
-            replies = [self._replies.get(timeout=timeout_s)]
-        except Empty:
-            return []
-        while not self._replies.empty():
-            replies.append(self._replies.get())
+        replies: list[Reply] = []
+        with suppress(Empty):
+            replies.append(self._replies.get(timeout=timeout_s))
+            while True:
+                replies.append(self._replies.get_nowait())
         return replies
 
     def cancel(self, key: Hashable) -> None:
@@ -167,14 +164,14 @@ class OpenAISource:
         """What to say of it, how often to try, and whose fault it is."""
         said = f"{type(error).__name__}: {error}".rstrip(": ")
         if isinstance(error, _Refused):
-            most = self._tries if error.status in (*_PASSING, _BROKEN) else 1
+            most = MOST_TRIES if error.status in (*_PASSING, _BROKEN) else 1
             # What it answers to others, but never to this, is of the question.
             ours = error.status not in (*_PASSING, *_OURS)
             return str(error), most, InputError if ours else UnavailableError
         if isinstance(error, TimeoutError):
             return f"no whole reply in {_reply_s(prompt):g} s", _MOST_HANGS, UnavailableError
         if isinstance(error, httpx.HTTPError | json.JSONDecodeError | ConnectionError):
-            return said, self._tries, UnavailableError
+            return said, MOST_TRIES, UnavailableError
         return f"no completion ({said})", 1, InputError
 
     def _line(self, said: str) -> str:
@@ -362,11 +359,10 @@ async def _bounded(response: httpx.Response, most: int) -> AsyncIterator[bytes]:
 
 async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[Mapping[str, Any]]:
     """Server-sent events whose lines have ended; raises _Refused for an error among them."""
-    begun: list[bytes] = []
+    rest = b""
     async for chunk in chunks:
-        *ends, rest = chunk.split(b"\n")
-        for end in ends:
-            line, begun = b"".join((*begun, end)), []
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
             data = line.removeprefix(b"data:").strip()
             if not line.startswith(b"data:") or data == b"[DONE]":
                 continue
@@ -374,7 +370,6 @@ async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[Mapping[str, An
             if "error" in event:
                 raise _Refused(_BROKEN, str(event["error"]))
             yield event
-        begun.append(rest)
 
 
 def _reply_of(key: Hashable, answer: Mapping[str, Any], stops: Sequence[str]) -> Reply:
