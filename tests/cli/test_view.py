@@ -10,13 +10,12 @@ import httpx
 import pytest
 
 import beamwright
-from beamwright.engine.timeline import NullTimeline
 from beamwright.serve.runs import write_tree_page
 
 
 @pytest.fixture
 def page(tmp_path, searched):
-    write_tree_page(*searched, NullTimeline(), tmp_path / "page.html", "A search")
+    write_tree_page(*searched, tmp_path / "page.html", "A search")
     return tmp_path / "page.html"
 
 

@@ -8,11 +8,9 @@ import pytest
 
 from beamwright.counters import Counters
 from beamwright.engine.timeline import (
-    CHANGES,
     TRACKS,
     Accounting,
     NullTimeline,
-    Residence,
     Span,
     Timeline,
 )
@@ -87,8 +85,6 @@ def test_what_is_written_down_is_timed_by_the_given_clock():
     timeline.add("load", "h2d", 1.5, 1.75, bytes=8, kind="prefetch")
     with pytest.raises(KeyError), timeline.span("score", "verify"):
         raise KeyError
-    for change in CHANGES:
-        timeline.residence("0.3.1", change)
     for track in TRACKS:
         timeline.add("instant", track, 1.0, 1.0)
     assert timeline.started_s == 0.0
@@ -98,9 +94,6 @@ def test_what_is_written_down_is_timed_by_the_given_clock():
         Span("score", "verify", 3.0, 4.0, {}),
     ]
     assert [span.track for span in timeline.spans[3:]] == [*TRACKS]
-    assert timeline.residences == [
-        Residence(5.0 + i, "0.3.1", change) for i, change in enumerate(CHANGES)
-    ]
 
 
 @pytest.mark.parametrize(
@@ -109,22 +102,20 @@ def test_what_is_written_down_is_timed_by_the_given_clock():
         (lambda t: t.add("x", "gpu", 0.0, 1.0), "no track 'gpu'"),
         (lambda t: t.add("x", "compute", 2.0, 1.0), "before it starts"),
         (lambda t: t.add("x", "compute", 0.0, float("nan")), "before it starts"),
-        (lambda t: t.residence("0", "disk"), "no residence 'disk'"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(bad, message):
     timeline = Timeline()
     with pytest.raises(ValueError, match=message):
         bad(timeline)
-    assert (timeline.spans, timeline.residences) == ([], [])
+    assert timeline.spans == []
 
 
-def test_threads_lose_nothing_and_residences_stay_in_the_order_of_time():
+def test_threads_lose_nothing():
     timeline = Timeline()
 
     def work(number):
         for i in range(200):
-            timeline.residence(f"{number}.{i}", "host")
             with timeline.span(f"{number}.{i}", "d2h"):
                 pass
 
@@ -132,9 +123,7 @@ def test_threads_lose_nothing_and_residences_stay_in_the_order_of_time():
         list(pool.map(work, range(4)))
     expected = {f"{number}.{i}" for number in range(4) for i in range(200)}
     assert {span.name for span in timeline.spans} == expected
-    assert len(timeline.spans) == len(timeline.residences) == len(expected)
-    times = [residence.time_s for residence in timeline.residences]
-    assert times == sorted(times)
+    assert len(timeline.spans) == len(expected)
 
 
 def test_a_null_timeline_runs_the_block_and_keeps_nothing():
@@ -144,6 +133,5 @@ def test_a_null_timeline_runs_the_block_and_keeps_nothing():
     with pytest.raises(KeyError), timeline.span("score", "verify"):
         raise KeyError
     timeline.add("load", "h2d", 0.0, 1.0, bytes=8)
-    timeline.residence("0", "device")
     assert ran == [True]
-    assert (timeline.spans, timeline.residences) == ([], [])
+    assert timeline.spans == []

@@ -336,4 +336,4 @@ def test_every_file_of_the_page_is_served_with_the_policy(feed):
         waiting += [each.split('"')[0] for each in part.text.split('from "./')[1:]]
         assert "innerHTML" not in part.text
         assert "insertAdjacentHTML" not in part.text
-    assert {"main.js", "tree.js", "page.css", "timeline.js"} <= seen
+    assert {"main.js", "tree.js", "page.css"} <= seen

@@ -6,7 +6,6 @@ import pytest
 
 import feeding
 from beamwright import Solver
-from beamwright.engine.timeline import NullTimeline
 from beamwright.serve.events import begin, end
 from beamwright.serve.feed import Feed
 from beamwright.serve.runs import write_tree_page
@@ -310,10 +309,9 @@ def test_keys_walk_the_tree_and_a_click_reads_a_step(serve_runs, visit):
 
 def test_the_saved_tree_page_draws_without_a_word_on_the_console(visit, tmp_path, searched):
     tree, chosen = searched
-    write_tree_page(tree, chosen, NullTimeline(), tmp_path / "page.html", "A search")
+    write_tree_page(tree, chosen, tmp_path / "page.html", "A search")
     page = visit((tmp_path / "page.html").as_uri())
     assert page.inner_text("#details h3") == "0.0"
-    assert page.is_visible("#time-empty")
     assert page.is_hidden("#ask")
     assert page.is_hidden("#runs")
     page.focus("#tree")

@@ -7,7 +7,6 @@ from html.parser import HTMLParser
 import pytest
 from pydantic import TypeAdapter
 
-from beamwright.engine.timeline import NullTimeline, Timeline
 from beamwright.errors import InputError
 from beamwright.serve.events import Event, begin, end
 from beamwright.serve.runs import read_runs, with_unique_ids, write_tree_page
@@ -48,10 +47,10 @@ class Page(HTMLParser):
 
 @pytest.fixture
 def write_page(tmp_path):
-    def write(tree, chosen=None, timeline=None, title="A search"):
+    def write(tree, chosen=None, title="A search"):
         path = tmp_path / "trees" / "0007.html"
         path.parent.mkdir(exist_ok=True)
-        write_tree_page(tree, chosen, timeline or NullTimeline(), path, title)
+        write_tree_page(tree, chosen, path, title)
         return Page(path)
 
     return write
@@ -97,21 +96,17 @@ def test_hostile_text_stays_text(write_page):
     tree = new_tree("p</script>", text=HOSTILE)
     (node,) = grow(tree, tree.root, [f"{HOSTILE} The answer is <i>4</i>"], StopReason.EOS)
     tree.finish(node)
-    timeline = Timeline(lambda: 50.0)
-    timeline.residence(HOSTILE, "host")
-    timeline.add(HOSTILE, "h2d", 50.0, 51.0, kind=HOSTILE)
     plain = write_page(new_tree())
-    page = write_page(tree, node, timeline, HOSTILE)
+    page = write_page(tree, node, HOSTILE)
     assert page.tags == plain.tags
     assert steps(page.data["events"], ("begin", "round", "end"))["0"]["text"].startswith(HOSTILE)
     assert page.data["events"][-1]["answer"] == "<i>4</i>"
-    assert page.data["timeline"]["spans"][0][1] == HOSTILE
     assert "<" not in page.source.split('id="data">')[1].split("</script>")[0]
 
 
 def test_a_page_that_cannot_be_written_is_an_input_error(tmp_path, searched):
     with pytest.raises(InputError, match="cannot be written"):
-        write_tree_page(*searched, NullTimeline(), tmp_path / "missing" / "page.html", "title")
+        write_tree_page(*searched, tmp_path / "missing" / "page.html", "title")
 
 
 # --- the tree --------------------------------------------------------------------------------
@@ -176,38 +171,6 @@ def test_deep_and_wide_trees_are_written_whole(write_page):
             add_step(tree, each, ".")
         tree.keep(node)
     assert sum(len(event.get("nodes", ())) for event in write_page(tree).run) == 4501
-
-
-# --- the timeline ----------------------------------------------------------------------------
-
-
-def test_residences_become_stays_in_seconds_from_the_first_event(write_page, searched):
-    times = [50.0]
-    timeline = Timeline(lambda: times[-1])
-    for time_s, segment, change in [
-        (51.0, "0", "device"),
-        (52.0, "0.0", "device"),
-        (53.0, "0", "both"),
-        (54.0, "0", "both"),
-        (55.0, "0", "host"),
-        (56.0, "0.0", "none"),
-    ]:
-        times.append(time_s)
-        timeline.residence(segment, change)
-    timeline.add("group 0", "compute", 51.0, 58.0, group=0, share=0.5)
-    found = write_page(*searched, timeline).data["timeline"]
-    assert (found["root"], found["end"]) == ("0", 7.0)
-    assert found["residences"] == {
-        "0": [[0.0, 2.0, "device"], [2.0, 4.0, "both"], [4.0, 7.0, "host"]],
-        "0.0": [[1.0, 5.0, "device"], [5.0, 7.0, "none"]],
-    }
-    assert found["spans"] == [["compute", "group 0", 0.0, 7.0, {"group": 0, "share": "0.5"}]]
-
-
-def test_without_a_timeline_the_page_claims_nothing_about_kv(write_page, searched):
-    page = write_page(*searched)
-    assert page.data["timeline"] == {"root": "0", "end": 0.0, "spans": [], "residences": {}}
-    assert "nor where the KV was have been recorded" in page.source
 
 
 # --- what is read ----------------------------------------------------------------------------

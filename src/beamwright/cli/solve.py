@@ -253,7 +253,7 @@ def _write_files(files: Mapping[str, Path], solution: Solution, timeline: Timeli
 
             write_trace(timeline, file, _title(solution))
         elif name == "tree":
-            write_page(file, solution, timeline)
+            write_page(file, solution)
         elif name == "record-tree":
             from beamwright.tree.recorded import write_recorded
 
@@ -266,11 +266,10 @@ def _title(solution: Solution) -> str:
     return solution.tree.root.problem_text or "synthetic prompt"
 
 
-def write_page(file: Path, solution: Solution, timeline: Timeline | None = None) -> None:
+def write_page(file: Path, solution: Solution) -> None:
     """Write the page of a solution's tree; raises InputError where that is not possible."""
-    from beamwright.engine.timeline import NullTimeline
     from beamwright.serve.runs import write_tree_page
 
     tree = solution.tree
     chosen = tree.node(solution.lineage)
-    write_tree_page(tree, chosen, timeline or NullTimeline(), file, _title(solution))
+    write_tree_page(tree, chosen, file, _title(solution))

@@ -1,4 +1,4 @@
-"""Clocks of a run: what phases took, when things ran, and where each segment's KV was.
+"""Clocks of a run: what phases took, and when things ran.
 
 Knows clocks and names, no torch, no policy. A timeline is off by default: callers hold a
 `NullTimeline`, which has the same methods and does nothing, so that no caller branches. `evaluate`
@@ -18,7 +18,6 @@ from beamwright.counters import Counters
 
 # In the order in which they are drawn.
 TRACKS = ("compute", "h2d", "d2h", "stall", "schedule", "verify")
-CHANGES = ("device", "host", "both", "none")
 
 
 @dataclass(frozen=True)
@@ -35,20 +34,8 @@ class Span:
     args: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Residence:
-    """From `time_s` on, a segment's KV is on the `device`, the `host`, `both` or `none`.
-
-    segment: the dotted lineage of its node, `0.3.1`.
-    """
-
-    time_s: float
-    segment: str
-    change: str
-
-
 class Timeline:
-    """Collects spans and residences from any thread.
+    """Collects spans from any thread.
 
     clock: seconds from any fixed origin; spans that are timed elsewhere must use the same clock.
     """
@@ -57,7 +44,6 @@ class Timeline:
         self._clock = clock
         self._lock = threading.Lock()
         self.spans: list[Span] = []
-        self.residences: list[Residence] = []
         self.started_s = clock()
 
     def add(self, name: str, track: str, start_s: float, end_s: float, **args: Any) -> None:
@@ -85,18 +71,6 @@ class Timeline:
         finally:
             self.add(name, track, start_s, self._clock(), **args)
 
-    def residence(self, segment: str, change: str) -> None:
-        """Say where a segment's KV is from this moment on.
-
-        Raises:
-            ValueError: if `change` is not one of CHANGES.
-        """
-        if change not in CHANGES:
-            raise ValueError(f"no residence {change!r}; known are {', '.join(CHANGES)}")
-        # The clock is read under the lock, so that the list is in the order of its times.
-        with self._lock:
-            self.residences.append(Residence(self._clock(), segment, change))
-
 
 class NullTimeline(Timeline):
     """A timeline that is off: takes everything, keeps nothing, reads no clock."""
@@ -105,9 +79,6 @@ class NullTimeline(Timeline):
         super().__init__(clock=lambda: 0.0)
 
     def add(self, name: str, track: str, start_s: float, end_s: float, **args: Any) -> None:
-        """Do nothing."""
-
-    def residence(self, segment: str, change: str) -> None:
         """Do nothing."""
 
 

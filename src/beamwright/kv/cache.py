@@ -70,7 +70,6 @@ class CacheManager:
             self.counts.cancelled_transfers += sum(not t.finished for t in segment.transfers)
             self.host.link.cancel(segment.transfers)
             segment.transfers = []
-        had = segment.length
         for blocks in segment.copies:
             self.device.free(blocks)
         if self.host is not None:
@@ -78,7 +77,7 @@ class CacheManager:
         segment.copies, segment.host_blocks = [], []
         segment.length = segment.host_length = 0
         segment.returned = segment.memory = None
-        self._placed(segment, log=bool(had))
+        self._placed(segment)
 
     def reserve(self, wanted: Mapping[Segment, int]) -> None:
         """Make sure that every copy of each segment has blocks for so many tokens; evicts others.
@@ -106,7 +105,7 @@ class CacheManager:
             for blocks, num_blocks in zip(segment.copies, counts, strict=True):
                 blocks.extend(fresh[:num_blocks])
                 del fresh[:num_blocks]
-            self._placed(segment, log=False)
+            self._placed(segment)
 
     def extend(self, segment: Segment, num_tokens: int) -> None:
         """Count `num_tokens` more tokens, for which blocks are reserved first."""
@@ -124,7 +123,7 @@ class CacheManager:
             del blocks[kept:]
         if not kept:
             segment.copies = []
-        self._placed(segment, log=False)
+        self._placed(segment)
 
     # --- leases ------------------------------------------------------------------------------
 
@@ -358,7 +357,7 @@ class CacheManager:
             while segment.length and len(segment.copies) < copies:
                 blocks = self._take(self.device.blocks_for(segment.length))
                 segment.copies.append(blocks)
-                self._placed(segment, log=False)
+                self._placed(segment)
                 self.copy_on_device(segment.copies[0], blocks)
 
     def _touch(self, needs: Iterable[Segment]) -> None:
@@ -409,15 +408,13 @@ class CacheManager:
             with self.log.span("wait", "stall") if self.log is not None else nullcontext():
                 self.counts.transfer_wait_s += self.host.link.wait(pending)
 
-    def _placed(self, segment: Segment, *, log: bool = True) -> None:
+    def _placed(self, segment: Segment) -> None:
         """Its blocks, or the tiers that have some, are others now."""
         segment.pin()
         if segment.copies:
             self._present[segment.serial] = segment
         else:
             self._present.pop(segment.serial, None)
-        if log and self.log is not None and segment.name:
-            self.log.residence(segment.name, segment.place or "none")
 
     @property
     def held_bytes(self) -> int:

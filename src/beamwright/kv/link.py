@@ -54,11 +54,9 @@ class Transfer:
 
 
 class KVLog(Protocol):
-    """Records transfers, where segments' KV is, and when compute waited (a timeline)."""
+    """Records transfers, and when compute waited (a timeline)."""
 
     def add(self, name: str, track: str, start_s: float, end_s: float, **args: Any) -> None: ...
-
-    def residence(self, segment: str, change: str) -> None: ...
 
     def span(self, name: str, track: str, **args: Any) -> AbstractContextManager[Any]: ...
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -30,14 +30,11 @@ from beamwright.serve.events import (
 )
 from beamwright.tree import Node, SearchTree
 
-if TYPE_CHECKING:
-    from beamwright.engine.timeline import Timeline
-
 _PARTS = Path(__file__).parent / "page"
 # Each may name what those before it export; `saved.js` stands for `api.js`.
 _SCRIPTS = (
-    "common", "layout", "tree", "details", "rounds", "timeline", "saved", "run", "pane", "controls",
-    "export", "main",
+    "common", "layout", "tree", "details", "rounds", "saved", "run", "pane", "controls", "export",
+    "main",
 )  # fmt: skip
 _MODULE_WORDS = re.compile(r"^(?:import .*\n|export )", re.MULTILINE)
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
@@ -62,9 +59,7 @@ def filled_page(head: str, scripts: str, *, title: str, problem: str = "", answe
     return _PLACEHOLDER.sub(lambda match: parts[match[1]], page_part("index.html"))
 
 
-def write_tree_page(
-    tree: SearchTree, chosen: Node | None, timeline: Timeline, path: Path, title: str
-) -> None:
+def write_tree_page(tree: SearchTree, chosen: Node | None, path: Path, title: str) -> None:
     """Write the page of a tree. chosen: the final candidate that was chosen, if any.
 
     Raises:
@@ -80,9 +75,7 @@ def write_tree_page(
         chosen=None if chosen is None else dotted(chosen),
         reason_fewer=tree.reason_fewer,
     )
-    root = ".".join(map(str, tree.root.lineage))
     run = {"format": RUN_FORMAT, "version": RUN_VERSION, "events": events}
-    run["timeline"] = {"root": root, **_timeline(timeline)}
     # No `<` inside a script element, so neither `</script>` nor `<!--`.
     data = json.dumps(run, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     script = "\n".join(_MODULE_WORDS.sub("", page_part(f"{name}.js")) for name in _SCRIPTS)
@@ -97,45 +90,6 @@ def write_tree_page(
     )
     # ASCII throughout: a model's text may hold what UTF-8 cannot.
     write_whole(path, page.encode("ascii", "xmlcharrefreplace").decode("ascii"))
-
-
-def _timeline(timeline: Timeline) -> dict[str, Any]:
-    """Seconds from the first thing that happened; loading the models went before it.
-
-    residences: per segment, `[from, to, place]` of every stay, in the order of time.
-    """
-    spans, residences = timeline.spans, timeline.residences
-    times = [*(span.start_s for span in spans), *(stay.time_s for stay in residences)]
-    origin_s = min(times, default=timeline.started_s)
-    end_s = max([*times, *(span.end_s for span in spans)], default=origin_s)
-    changes: dict[str, list[tuple[float, str]]] = {}
-    for stay in residences:
-        changes.setdefault(stay.segment, []).append((stay.time_s - origin_s, stay.change))
-    shown = [
-        [span.track, span.name, span.start_s - origin_s, span.end_s - origin_s, _args(span.args)]
-        for span in sorted(spans, key=lambda span: span.start_s)
-    ]
-    stays = {name: list(_stays(moves, end_s - origin_s)) for name, moves in changes.items()}
-    return {"end": end_s - origin_s, "spans": shown, "residences": stays}
-
-
-def _stays(
-    changes: Sequence[tuple[float, str]], end_s: float
-) -> Iterator[tuple[float, float, str]]:
-    """Of one segment; the last lasts to the end, and equal neighbours become one."""
-    start_s, place = changes[0]
-    for time_s, new_place in [*changes[1:], (end_s, "")]:
-        if new_place != place:
-            yield (start_s, time_s, place)
-            start_s, place = time_s, new_place
-
-
-def _args(args: Mapping[str, Any]) -> dict[str, Any]:
-    """As JSON can hold them: whole numbers stay numbers, the rest becomes text."""
-    return {
-        name: value if isinstance(value, int) and not isinstance(value, bool) else str(value)
-        for name, value in args.items()
-    }
 
 
 def _about(problem: str, search: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,8 +4,6 @@ import { element } from "./common.js";
 
 const KEY = "beamwright-key";
 
-export const timeline = null; // only a saved page knows one
-
 let asking = null; // one question for the key, whoever needs it
 
 function askForKey(refused) {

@@ -1,13 +1,12 @@
 // The page: asks, follows, and shows one search or two beside each other, live ones or saved ones.
 
 import { connectZoomButtons, count, element, make, oneLine, shortened, shownScore, shownSeconds } from "./common.js";
-import { fetched, request, sent, timeline } from "./api.js";
+import { fetched, request, sent } from "./api.js";
 import { Gauges, Replay, showVotes } from "./controls.js";
 import { showDetails, showTreeLegend } from "./details.js";
 import { exportJson, exportSvg } from "./export.js";
 import { Pane, firstDivergence } from "./pane.js";
 import { RoundsPanel } from "./rounds.js";
-import { TimePanel } from "./timeline.js";
 
 const LIST_EVERY_MS = 2000;
 const TYPING = "input, textarea, select";
@@ -21,8 +20,6 @@ class Page {
     this.other = new Pane(element("other-tree"), () => this.ask(), (i) => this.select(this.pane.tree.byLineage.get(this.other.tree.nodes[i].lineage)?.i ?? null, this.other.tree.nodes[i].lineage));
     this.rounds = new RoundsPanel((i) => this.select(i));
     this.rounds.show(this.pane.tree);
-    element("time-section").hidden = timeline === null;
-    this.time = timeline && new TimePanel(timeline, (i) => this.select(i));
     this.replay = new Replay(() => this.ask());
     this.listen();
   }
@@ -48,8 +45,6 @@ class Page {
     showDetails(element("details"), tree, pane.panel.selected, select);
     showVotes(element("votes"), element("votes-note"), tree, select);
     this.rounds.show(tree);
-    this.time?.show(tree);
-    this.time?.select(pane.panel.selected);
   }
   showOpening(tree) {
     const answer = element("answer");
@@ -115,7 +110,6 @@ class Page {
     this.touched = true;
     if (this.following && this.pane.run !== null) this.pick(this.pane.run.id); // it is being read
     this.pane.panel.select(i);
-    this.time?.select(i);
     if (this.other.run !== null) this.other.selectLineage(lineage);
     const shown = i === null && lineage !== null ? this.other : this.pane;
     showDetails(element("details"), shown.tree, shown.panel.selected, (to) => this.select(shown === this.pane ? to : this.pane.tree.byLineage.get(shown.tree.nodes[to].lineage)?.i ?? null, shown.tree.nodes[to].lineage));

@@ -6,8 +6,6 @@ const saved = JSON.parse(element("data").textContent);
 const [begun] = saved.events;
 const over = saved.events.at(-1);
 
-export const { timeline } = saved;
-
 export async function fetched() {
   return { asks: false, methods: [], searches: [{ ...begun, state: over.state }] };
 }
