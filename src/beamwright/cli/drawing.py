@@ -41,24 +41,16 @@ class Marks(NamedTuple):
 ASCII = Marks("*", "x", ">", "=", ".")
 
 
-def draw_tree(
-    tree: SearchTree,
-    marks: Marks | None = None,
-    max_lines: int | None = None,
-    keep_steps: bool = False,
-) -> Tree:
+def draw_tree(tree: SearchTree, marks: Marks | None = None, max_lines: int | None = None) -> Tree:
     """The decoded part of a search tree, with as much detail as fits into `max_lines`.
 
     Least important first: pruned siblings become one line, branches that died out become one
-    line, then early steps of the surviving paths are left out (never with `keep_steps`). The
-    newest steps are always there.
+    line, then early steps of the surviving paths are left out. The newest steps are always there.
     """
     drawing = _Drawing(marks or Marks(), tree)
     newest = drawing.newest_depth
-    details = [(1, 1), (newest, 1), (newest + 1, 1)]
-    if not keep_steps:
-        details += [(newest + 1, first_depth) for first_depth in range(2, newest + 1)]
-    for dead_from, first_depth in details:
+    details = [(newest + 1, first_depth) for first_depth in range(1, newest + 1)]
+    for dead_from, first_depth in [(1, 1), (newest, 1), *details]:
         root, num_lines = drawing.draw(dead_from, first_depth)
         if max_lines is None or num_lines <= max_lines:
             break

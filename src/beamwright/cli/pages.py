@@ -20,8 +20,6 @@ from beamwright.errors import InputError
 from beamwright.io import check_writable
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
-
     from beamwright.serve.events import Event
 
 _HOST = "127.0.0.1"
@@ -74,12 +72,21 @@ def view(
     with guard(debug):
         with needs_serve("view"):
             import uvicorn
+            from fastapi import FastAPI
+            from starlette.middleware.trustedhost import TrustedHostMiddleware
 
+            from beamwright.serve.feed import Feed, feed_routes, page_routes
             from beamwright.serve.runs import read_runs, with_unique_ids
             from beamwright.serve.server import bind
-
-            runs = with_unique_ids([run for path in paths for run in read_runs(path)])
-            app = make_page_app(runs)
+        runs = with_unique_ids([run for path in paths for run in read_runs(path)])
+        feed = Feed(most=float("inf"), most_bytes=float("inf"))
+        for run in reversed(runs):  # the newest is shown first
+            feed.add(run)
+        app = FastAPI(openapi_url=None)
+        app.include_router(feed_routes(feed, None))
+        app.include_router(page_routes())
+        # A name that somebody else's DNS points here is not this machine's.
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[_HOST, "localhost"])
         with bind(_HOST, port) as listener:
             address = f"http://{_HOST}:{listener.getsockname()[1]}/"
             if as_json:
@@ -93,24 +100,6 @@ def view(
             config.timeout_graceful_shutdown = 1
             with suppress(KeyboardInterrupt):  # that is how it ends
                 uvicorn.Server(config).run(sockets=[listener])
-
-
-def make_page_app(runs: Sequence[list[Event]]) -> FastAPI:
-    """The page over these runs, for browsers of this machine; nothing can be asked for."""
-    from fastapi import FastAPI
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
-
-    from beamwright.serve.feed import Feed, feed_routes, page_routes
-
-    feed = Feed(most=float("inf"), most_bytes=float("inf"))
-    for run in reversed(runs):  # the newest is shown first
-        feed.add(run)
-    app = FastAPI(openapi_url=None)
-    app.include_router(feed_routes(feed, None))
-    app.include_router(page_routes())
-    # A name that somebody else's DNS points here is not this machine's.
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=[_HOST, "localhost"])
-    return app
 
 
 def _shown(run: Sequence[Event]) -> dict[str, Any]:

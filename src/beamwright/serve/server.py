@@ -6,13 +6,16 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from beamwright.errors import InputError
-from beamwright.serve.queue import RequestQueue
+
+if TYPE_CHECKING:
+    from beamwright.serve.queue import RequestQueue
 
 READ_BYTES = 16 * 1024
 """Read at a time. A chunk of a byte takes the parser 60 us, and the event loop has others, too."""
