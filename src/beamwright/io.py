@@ -9,6 +9,7 @@ latter, and the file, with what its aliases stand for, is bounded.
 from __future__ import annotations
 
 import errno
+import json
 import math
 import os
 import secrets
@@ -52,6 +53,23 @@ def read_regular(path: Path, max_bytes: int = -1) -> bytes:
     with os.fdopen(handle, "rb") as stream:
         size = status.st_size if max_bytes < 0 else min(max_bytes, status.st_size)
         return stream.read(size if regular else max_bytes)
+
+
+def read_object(path: Path, what: str = "a JSON object", option: str = "") -> dict[str, Any]:
+    """The JSON object that a file holds. what, option: what an error calls it, and begins with.
+
+    Raises:
+        InputError: if it cannot be read, or holds none.
+    """
+    try:
+        content = json.loads(read_regular(path))
+    except OSError as error:
+        raise InputError(f"{option}{path}: cannot be read ({error.strerror or error})") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{option}{path}: not {what}, or a damaged one") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{option}{path}: not {what}")
+    return content
 
 
 def private(path: str, flags: int) -> int:

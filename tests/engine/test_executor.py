@@ -14,8 +14,7 @@ from beamwright.errors import (
     InputError,
     LinkError,
 )
-from beamwright.progress import Progress
-from beamwright.protocols import Plan, StepDecoded, StepFailed, StepScored
+from beamwright.protocols import Plan, Progress, StepDecoded, StepFailed, StepScored
 from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings
 from beamwright.tree import tree_hash, unborn

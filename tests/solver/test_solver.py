@@ -9,7 +9,7 @@ import pytest
 from beamwright import Solution, Solver
 from beamwright.config import Settings
 from beamwright.errors import CapacityError, InputError, ProblemTooLongError
-from beamwright.progress import Progress
+from beamwright.protocols import Progress
 from beamwright.tree import NodeState
 from engines import PROBLEM, assert_nothing_allocated, check_conservation, grow, tiny_solver
 

@@ -11,7 +11,7 @@ from rich import progress as bars
 from rich.console import Console
 from rich.table import Column
 
-from beamwright.progress import Progress
+from beamwright.protocols import Progress
 
 
 class SimulationBar(Progress):

@@ -31,8 +31,7 @@ from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import HardwareProfile
 from beamwright.plan.schedules import MARK_TOKENS
 from beamwright.plan.workload import BLOCK_TOKENS
-from beamwright.progress import Progress
-from beamwright.protocols import Foresees, StepWriter, Verifier
+from beamwright.protocols import Foresees, Progress, StepWriter, Verifier
 from beamwright.schedule import make_schedule, schedule_row
 from beamwright.sections import ScheduleSettings, Speculation, StepSettings
 from beamwright.tree import RecordedTree

@@ -16,8 +16,7 @@ from beamwright.errors import CapacityError
 from beamwright.kv.link import Transfer
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import HardwareProfile
-from beamwright.progress import Progress
-from beamwright.protocols import Direction
+from beamwright.protocols import Direction, Progress
 from beamwright.tree import RecordedTree
 from beamwright_lab.rivals.requests import Iteration, RequestEngine, StepRequest, requests_by_round
 from beamwright_lab.rivals.sglang import AdmissionForesight, SglangEngine, WritePolicy

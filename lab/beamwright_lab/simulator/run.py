@@ -9,8 +9,7 @@ from beamwright.engine.timeline import Timeline
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import CapacityError
 from beamwright.plan.workload import BLOCK_TOKENS, dm_lower_bound_bytes
-from beamwright.progress import Progress
-from beamwright.protocols import Direction
+from beamwright.protocols import Direction, Progress
 from beamwright.solver.solution import CacheStats
 from beamwright_lab.simulator.bench import Bench, Simulation, seconds_of
 from beamwright_lab.simulator.clock import VirtualClock

@@ -22,8 +22,7 @@ from rich.text import Text
 from beamwright.cli.drawing import ASCII, Marks, draw_answers, draw_tree
 from beamwright.cli.output import one_line, printable
 from beamwright.io import write_whole
-from beamwright.progress import Progress
-from beamwright.protocols import RoundReport
+from beamwright.protocols import Progress, RoundReport
 
 if TYPE_CHECKING:
     from beamwright.solver.solution import Solution

@@ -24,8 +24,15 @@ from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError
 from beamwright.kv.cache import CacheManager
 from beamwright.models.decoder import padded_rows
 from beamwright.models.load import is_out_of_memory
-from beamwright.progress import Progress
-from beamwright.protocols import Event, Plan, ScheduleView, StepAwaited, StepDropped, StepFailed
+from beamwright.protocols import (
+    Event,
+    Plan,
+    Progress,
+    ScheduleView,
+    StepAwaited,
+    StepDropped,
+    StepFailed,
+)
 from beamwright.sections import ScheduleSettings
 from beamwright.tree import Node
 

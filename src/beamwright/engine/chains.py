@@ -12,7 +12,7 @@ from beamwright.engine.row import OWNER, GeneratorState, Row, path_to, segment_n
 from beamwright.kv.cache import CacheManager
 from beamwright.kv.segments import Lease, Segment
 from beamwright.models.tree_model import PREFILL_CHUNK_TOKENS, PrefillRequest
-from beamwright.progress import Progress
+from beamwright.protocols import Progress
 from beamwright.tree import Node
 
 _PIECE_TOKENS = 4 * PREFILL_CHUNK_TOKENS

@@ -35,7 +35,7 @@ from beamwright.models.load import free_bytes
 from beamwright.models.session import DecodeSession
 from beamwright.models.tokenizer import TextCodec
 from beamwright.models.tree_model import PrefillRequest, TreeModel
-from beamwright.progress import Progress
+from beamwright.protocols import Progress
 from beamwright.tree import StopReason
 
 

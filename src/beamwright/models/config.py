@@ -9,7 +9,6 @@ pair: importing it takes as long as solving a problem with them.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from beamwright.errors import InputError, UnavailableError, UnsupportedModelError
-from beamwright.io import read_regular
+from beamwright.io import read_object
 from beamwright.models.shape import (
     FAMILIES,
     NAMED_SHAPES,
@@ -177,17 +176,6 @@ def _download(name: str, *, weights: bool = True) -> Path:
 
 
 # --- files -----------------------------------------------------------------------------------
-
-
-def read_object(file: Path) -> dict[str, Any]:
-    """Raises InputError if the file does not hold a JSON object."""
-    try:
-        written = json.loads(read_regular(file))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{file}: cannot be read as JSON ({line_of(error)})") from error
-    if not isinstance(written, dict):
-        raise InputError(f"{file}: a JSON object is expected, not {type(written).__name__}")
-    return written
 
 
 def line_of(error: BaseException) -> str:

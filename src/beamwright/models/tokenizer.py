@@ -17,7 +17,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from beamwright.errors import InputError
-from beamwright.models.config import BUNDLED, line_of, read_eos_ids, read_object
+from beamwright.io import read_object
+from beamwright.models.config import BUNDLED, line_of, read_eos_ids
 from beamwright.models.template import WriteChat, check_template, render, template_writer
 
 PLACE = "\ue000"  # stands for a text to come: a private character that no template touches

@@ -12,8 +12,8 @@ from urllib.parse import parse_qsl
 import yaml
 
 from beamwright.errors import InputError
-from beamwright.io import read_regular
-from beamwright.models.config import read_object, tokenizer_folder
+from beamwright.io import read_object, read_regular
+from beamwright.models.config import tokenizer_folder
 from beamwright.models.tokenizer import TextCodec
 from beamwright.remote.writer import TextSource
 from beamwright.sections import ModelSettings

@@ -18,8 +18,7 @@ from beamwright.engine.row import Decoding, Decodings, RowLimit, row_limit
 from beamwright.engine.stops import text_before
 from beamwright.errors import BeamwrightError, InputError, UnavailableError
 from beamwright.models.tokenizer import TextCodec
-from beamwright.progress import Progress
-from beamwright.protocols import Event, Plan, ScheduleView, StepDecoded, StepFailed
+from beamwright.protocols import Event, Plan, Progress, ScheduleView, StepDecoded, StepFailed
 from beamwright.schedule.declare import InGpuSchedule
 from beamwright.sections import SamplingSettings
 from beamwright.tree import Node, StopReason

@@ -25,7 +25,7 @@ from beamwright.config import Settings
 from beamwright.declare import VERIFIERS
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import InputError
-from beamwright.io import read_regular, write_whole
+from beamwright.io import read_object, write_whole
 from beamwright.models.config import find_shape
 from beamwright.models.load import resolve_dtype
 from beamwright.registry import PLUGIN_MODULE, Table
@@ -135,8 +135,8 @@ class CheckpointWriter:
         """
         if not self.saved:
             return
-        with suppress(OSError, ValueError, InputError):
-            content = {**json.loads(read_regular(self.file)), ENDED: known}
+        with suppress(InputError):
+            content = {**read_object(self.file), ENDED: known}
             write_whole(self.file, json.dumps(content) + "\n", option="--checkpoint ")
 
 
@@ -207,14 +207,8 @@ def read_checkpoint(file: Path) -> Checkpoint:
     Raises:
         InputError: if the file cannot be read, is no checkpoint, or is damaged; says which.
     """
-    try:
-        content = json.loads(read_regular(file))
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise InputError(f"--resume {file}: cannot be read ({reason})") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"--resume {file}: not a checkpoint, or a damaged one") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    content = read_object(file, "a checkpoint", "--resume ")
+    if content.get("format") != FORMAT:
         raise InputError(f"--resume {file}: not a checkpoint")
     if content.get("version") != VERSION:
         raise InputError(

@@ -54,13 +54,11 @@ _DOLLARS = re.compile(r"-?\s*\\?\$\s*([^$]+)")
 _COUNTED = re.compile(r"([+-]?\$?\d[\d,]*(?:\.\d+)?)((?: +[A-Za-z][a-z'-]{2,}){1,4})")
 # Words after a number that make another number of it, or a statement.
 _NOT_COUNTED = re.compile(
-    r"\b(?:"
-    r"and|are|base|billion|choose|cubed|divided|dozen|dozens|eighth|eighths|equals|"
-    r"factorial|fifth|fifths|for|from|greater|half|halves|hundred|hundreds|less|log|"
-    r"million|minus|mod|modulo|more|most|not|over|pair|pairs|percent|per|plus|quarter|"
-    r"quarters|root|score|sixth|sixths|squared|tenth|tenths|than|the|third|thirds|"
-    r"thousand|thousands|times|trillion|with"
-    r")\b",
+    r"\b(?:and|are|base|billion|choose|cubed|divided|dozen|dozens|eighth|eighths|equals|"
+    r"factorial|fifth|fifths|for|from|greater|half|halves|hundred|hundreds|less|"
+    r"log|million|minus|mod|modulo|more|most|not|over|pair|pairs|per|percent|"
+    r"plus|quarter|quarters|root|score|sixth|sixths|squared|tenth|tenths|than|"
+    r"the|third|thirds|thousand|thousands|times|trillion|with)\b",
     re.IGNORECASE,
 )
 _LONGEST_NUMBER = 400  # characters, and the largest exponent: no number takes long to compare
@@ -241,7 +239,7 @@ def _parse_unit(text: str) -> Unit | None:
     text = re.sub(r"\bper\b", "/", _RATES.get(text.strip(" ."), text))
     for pattern, power_of in _POWERS:
         text = re.sub(pattern, power_of, text)
-    parts = re.findall(r"[A-Za-z]+|[/^\d]", text)
+    parts = re.findall(r"[A-Za-z]+|[/^]|\d+", text)
     powers: Counter[str] = Counter()
     factor, sign = Fraction(1), 1
     for place, part in enumerate(parts):
@@ -250,9 +248,8 @@ def _parse_unit(text: str) -> Unit | None:
             return None
         if part.isalpha():
             dimension, power, size = _UNITS[part]
-            exponent = sign * (
-                int(parts[place + 2]) if parts[place + 1 : place + 2] == ["^"] else 1
-            )
+            raised = re.fullmatch(r"\^(\d+)", "".join(parts[place + 1 : place + 3]))
+            exponent = sign * (int(raised[1]) if raised else 1)
             powers[dimension] += power * exponent
             factor *= size**exponent
     return Unit(tuple(sorted(powers.items())), factor) if powers else None

@@ -8,7 +8,6 @@ search-and-learn writes such rollouts, too, but its scores do not use them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -16,7 +15,7 @@ from beamwright.protocols import Action, Extend, Prospect, Prune
 from beamwright.registry import option
 from beamwright.search import SearchPolicy, strategy
 from beamwright.search.beam import check_width, extend_best
-from beamwright.search.prospects import by_scores, certain
+from beamwright.search.prospects import certain
 from beamwright.search.rounds import open_round, ranked
 from beamwright.tree import Node, SearchTree
 
@@ -60,16 +59,9 @@ class Lookahead(SearchPolicy):
     def prospects(
         self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
     ) -> list[Prospect]:
-        """A rollout is certain up to its last step; then candidates are foreseen as in a beam."""
+        """A rollout is certain up to its last step; where that leads is not foreseen."""
         going = [leaf for leaf in beams if leaf.depth - rolled_from(leaf).depth < self.lookahead]
-        if going:
-            return certain(going, self.search.max_rounds, greedy=True)
-        behind = {leaf: rolled_from(leaf) for leaf in beams}
-        return [
-            replace(each, node=behind[each.node])
-            for each in by_scores(beams, self.search.width)
-            if behind[each.node].depth < self.search.max_rounds
-        ]
+        return certain(going, self.search.max_rounds, greedy=True)
 
 
 def rollout(leaf: Node) -> list[Node]:

@@ -43,8 +43,14 @@ from beamwright.models.load import (
 )
 from beamwright.models.tree_model import HostOptions, TreeModel
 from beamwright.plan.costs import ModelCosts
-from beamwright.progress import Progress
-from beamwright.protocols import AttentionBackend, Direction, SchedulePolicy, Strategy, Verifier
+from beamwright.protocols import (
+    AttentionBackend,
+    Direction,
+    Progress,
+    SchedulePolicy,
+    Strategy,
+    Verifier,
+)
 from beamwright.remote.generator import RemoteGenerator
 from beamwright.remote.writer import RemoteSteps, ServedSchedule
 from beamwright.schedule import schedule_row

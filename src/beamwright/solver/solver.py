@@ -20,8 +20,7 @@ from beamwright.engine.timeline import NullTimeline, Timeline
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import BeamwrightError, InputError
 from beamwright.models.tokenizer import TextCodec
-from beamwright.progress import Progress
-from beamwright.protocols import RoundCallback, Strategy
+from beamwright.protocols import Progress, RoundCallback, Strategy
 from beamwright.saved.checkpoint import CheckpointWriter, read_checkpoint, tree_settings
 from beamwright.search import SearchPolicy
 from beamwright.solver.handle import Handle, OneAtATime, SubmitQueue

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field, Strict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from beamwright.errors import InputError
-from beamwright.io import read_regular, write_whole
+from beamwright.io import read_object, write_whole
 from beamwright.tree.node import Node, NodeState, StopReason
 from beamwright.tree.search_tree import SearchTree
 
@@ -128,28 +128,16 @@ def read_recorded(path: Path) -> RecordedTree:
     Raises:
         InputError: if the file cannot be read or is not a recorded tree; says what is wrong.
     """
+    content = read_object(path, "a recorded tree")
+    version = content.pop("version", None)
     try:
-        content = json.loads(read_regular(path))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not JSON") from error
-    try:
-        return _parsed(content)
+        if version != VERSION:
+            raise ValueError(f"version is {version!r}, not {VERSION}")
+        tree = TypeAdapter(RecordedTree).validate_python(content)
+        _check_lineages(tree)
     except ValueError as error:
         fault = describe_fault(error) if isinstance(error, ValidationError) else error
         raise InputError(f"{path}: not a recorded tree: {fault}") from error
-
-
-def _parsed(content: Any) -> RecordedTree:
-    """Raises ValueError: one line that says what is wrong with a recording."""
-    if not isinstance(content, dict):
-        raise ValueError("the file does not hold an object")
-    version = content.pop("version", None)
-    if version != VERSION:
-        raise ValueError(f"version is {version!r}, not {VERSION}")
-    tree = TypeAdapter(RecordedTree).validate_python(content)
-    _check_lineages(tree)
     return tree
 
 

@@ -36,8 +36,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from beamwright.errors import InputError
-from beamwright.io import read_yaml
-from beamwright.models.config import read_object
+from beamwright.io import read_object, read_yaml
 from beamwright.sections import Section
 
 SPEC_FILE, JUDGE_FILE = "verifier.yaml", "judge.yaml"
