@@ -184,3 +184,16 @@ class Usage:
     def has_link(self) -> bool:
         """True if KV is on two tiers."""
         return any(tier == "host" for _, tier in self.levels)
+
+
+class Progress:
+    """Hears of phases and tokens. This one does nothing; a subclass shows them.
+
+    Called between iterations, from the thread that works. Policies neither see nor steer it.
+    """
+
+    def doing(self, what: str) -> None:
+        """A phase begins: "loading the verifier bundled", "round 3: decoding 16 beams"."""
+
+    def wrote(self, num_tokens: int) -> None:
+        """So many tokens were decoded, of all beams together."""

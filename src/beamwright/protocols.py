@@ -381,19 +381,6 @@ class AttentionBackend(Protocol):
 # --- reporting -------------------------------------------------------------------------------
 
 
-class Progress:
-    """Hears of phases and tokens. This one does nothing; a subclass shows them.
-
-    Called between iterations, from the thread that works. Policies neither see nor steer it.
-    """
-
-    def doing(self, what: str) -> None:
-        """A phase begins: "loading the verifier bundled", "round 3: decoding 16 beams"."""
-
-    def wrote(self, num_tokens: int) -> None:
-        """So many tokens were decoded, of all beams together."""
-
-
 @dataclass(frozen=True)
 class RoundReport:
     """What a callback sees after every round of a tree.

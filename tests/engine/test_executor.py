@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from beamwright.counters import Progress
 from beamwright.engine.scoring import without
 from beamwright.engine.timeline import Accounting
 from beamwright.errors import (
@@ -14,7 +15,7 @@ from beamwright.errors import (
     InputError,
     LinkError,
 )
-from beamwright.protocols import Plan, Progress, StepDecoded, StepFailed, StepScored
+from beamwright.protocols import Plan, StepDecoded, StepFailed, StepScored
 from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings
 from beamwright.tree import tree_hash, unborn

@@ -8,8 +8,8 @@ import pytest
 
 from beamwright import Solution, Solver
 from beamwright.config import Settings
+from beamwright.counters import Progress
 from beamwright.errors import CapacityError, InputError, ProblemTooLongError
-from beamwright.protocols import Progress
 from beamwright.tree import NodeState
 from engines import PROBLEM, assert_nothing_allocated, check_conservation, grow, tiny_solver
 

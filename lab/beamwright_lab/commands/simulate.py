@@ -26,10 +26,10 @@ from beamwright.cli.machine import (
 )
 from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import print_json, quiet_stdout
+from beamwright.counters import Progress
 from beamwright.declare import declared_values
 from beamwright.errors import CapacityError, InputError
 from beamwright.plan.costs import Layout, Roofline
-from beamwright.protocols import Progress
 from beamwright.registry import did_you_mean
 from beamwright.schedule import SCHEDULES, make_schedule, schedule_row
 from beamwright.sections import ScheduleSettings, SparseSettings, Speculation

@@ -11,7 +11,7 @@ from rich import progress as bars
 from rich.console import Console
 from rich.table import Column
 
-from beamwright.protocols import Progress
+from beamwright.counters import Progress
 
 
 class SimulationBar(Progress):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from beamwright.counters import Progress
 from beamwright.engine.admission import Admission
 from beamwright.engine.batch import RunningBatch
 from beamwright.engine.capacity import StepLengths
@@ -31,7 +32,7 @@ from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import HardwareProfile
 from beamwright.plan.schedules import MARK_TOKENS
 from beamwright.plan.workload import BLOCK_TOKENS
-from beamwright.protocols import Foresees, Progress, StepWriter, Verifier
+from beamwright.protocols import Foresees, StepWriter, Verifier
 from beamwright.schedule import make_schedule, schedule_row
 from beamwright.sections import ScheduleSettings, Speculation, StepSettings
 from beamwright.tree import RecordedTree

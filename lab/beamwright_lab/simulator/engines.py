@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from beamwright.counters import Progress
 from beamwright.errors import CapacityError
 from beamwright.kv.link import Transfer
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import HardwareProfile
-from beamwright.protocols import Direction, Progress
+from beamwright.protocols import Direction
 from beamwright.tree import RecordedTree
 from beamwright_lab.rivals.requests import Iteration, RequestEngine, StepRequest, requests_by_round
 from beamwright_lab.rivals.sglang import AdmissionForesight, SglangEngine, WritePolicy

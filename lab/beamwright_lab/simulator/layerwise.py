@@ -12,12 +12,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from beamwright.counters import Progress
 from beamwright.errors import CapacityError
 from beamwright.kv.link import Transfer
 from beamwright.kv.pool import ByteBudget
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.workload import BLOCK_TOKENS
-from beamwright.protocols import Direction, Plan, Progress, ScheduleView, StepDecoded, StepFailed
+from beamwright.protocols import Direction, Plan, ScheduleView, StepDecoded, StepFailed
 from beamwright.tree import Node
 from beamwright_lab.simulator.clock import VirtualClock
 from beamwright_lab.simulator.costs import DeviceCosts

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from beamwright.counters import Progress
 from beamwright.engine.timeline import Timeline
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import CapacityError
 from beamwright.plan.workload import BLOCK_TOKENS, dm_lower_bound_bytes
-from beamwright.protocols import Direction, Progress
+from beamwright.protocols import Direction
 from beamwright.solver.solution import CacheStats
 from beamwright_lab.simulator.bench import Bench, Simulation, seconds_of
 from beamwright_lab.simulator.clock import VirtualClock

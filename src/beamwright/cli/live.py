@@ -21,8 +21,9 @@ from rich.text import Text
 
 from beamwright.cli.drawing import ASCII, Marks, draw_answers, draw_tree
 from beamwright.cli.output import one_line, printable
+from beamwright.counters import Progress
 from beamwright.io import write_whole
-from beamwright.protocols import Progress, RoundReport
+from beamwright.protocols import RoundReport
 
 if TYPE_CHECKING:
     from beamwright.solver.solution import Solution

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from beamwright.counters import Counters
+from beamwright.counters import Counters, Progress
 from beamwright.engine.capacity import Capacity, StepLengths, WorkingMemory
 from beamwright.engine.chains import Chains, Prefill, Unfinished, is_broken
 from beamwright.engine.queue import Queue, SpeculativeQueue
@@ -24,15 +24,7 @@ from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError
 from beamwright.kv.cache import CacheManager
 from beamwright.models.decoder import padded_rows
 from beamwright.models.load import is_out_of_memory
-from beamwright.protocols import (
-    Event,
-    Plan,
-    Progress,
-    ScheduleView,
-    StepAwaited,
-    StepDropped,
-    StepFailed,
-)
+from beamwright.protocols import Event, Plan, ScheduleView, StepAwaited, StepDropped, StepFailed
 from beamwright.sections import ScheduleSettings
 from beamwright.tree import Node
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from beamwright.counters import Progress
 from beamwright.engine.row import OWNER, GeneratorState, Row, path_to, segment_name, state_of
 from beamwright.kv.cache import CacheManager
 from beamwright.kv.segments import Lease, Segment
 from beamwright.models.tree_model import PREFILL_CHUNK_TOKENS, PrefillRequest
-from beamwright.protocols import Progress
 from beamwright.tree import Node
 
 _PIECE_TOKENS = 4 * PREFILL_CHUNK_TOKENS

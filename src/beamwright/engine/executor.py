@@ -19,10 +19,11 @@ from functools import partial
 
 import torch
 
+from beamwright.counters import Progress
 from beamwright.engine.scoring import Scoring, no_more_memory, without
 from beamwright.engine.timeline import Accounting, Timeline
 from beamwright.models.tree_model import TreeModel
-from beamwright.protocols import DecodesAhead, Event, Progress, StepWriter, Verifier
+from beamwright.protocols import DecodesAhead, Event, StepWriter, Verifier
 from beamwright.sections import ScheduleSettings
 from beamwright.tree import Node
 

@@ -15,6 +15,7 @@ from functools import partial
 import torch
 
 from beamwright.config import Settings
+from beamwright.counters import Progress
 from beamwright.engine.batch import ITERATION_TOKENS, RunningBatch
 from beamwright.engine.capacity import StepLengths, WorkingMemory
 from beamwright.engine.chains import last_hidden
@@ -35,7 +36,6 @@ from beamwright.models.load import free_bytes
 from beamwright.models.session import DecodeSession
 from beamwright.models.tokenizer import TextCodec
 from beamwright.models.tree_model import PrefillRequest, TreeModel
-from beamwright.protocols import Progress
 from beamwright.tree import StopReason
 
 

@@ -12,13 +12,13 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from beamwright.counters import Counters
+from beamwright.counters import Counters, Progress
 from beamwright.engine.noise import lineage_key
 from beamwright.engine.row import Decoding, Decodings, RowLimit, row_limit
 from beamwright.engine.stops import text_before
 from beamwright.errors import BeamwrightError, InputError, UnavailableError
 from beamwright.models.tokenizer import TextCodec
-from beamwright.protocols import Event, Plan, Progress, ScheduleView, StepDecoded, StepFailed
+from beamwright.protocols import Event, Plan, ScheduleView, StepDecoded, StepFailed
 from beamwright.schedule.declare import InGpuSchedule
 from beamwright.sections import SamplingSettings
 from beamwright.tree import Node, StopReason

@@ -14,7 +14,7 @@ import torch
 
 from beamwright.attention import KERNEL_BACKENDS, check_deterministic, make_attention
 from beamwright.config import Settings
-from beamwright.counters import Counters, Level, Usage
+from beamwright.counters import Counters, Level, Progress, Usage
 from beamwright.engine.batch import RunningBatch
 from beamwright.engine.executor import threads_for
 from beamwright.engine.moving import MovingSplit
@@ -43,14 +43,7 @@ from beamwright.models.load import (
 )
 from beamwright.models.tree_model import HostOptions, TreeModel
 from beamwright.plan.costs import ModelCosts
-from beamwright.protocols import (
-    AttentionBackend,
-    Direction,
-    Progress,
-    SchedulePolicy,
-    Strategy,
-    Verifier,
-)
+from beamwright.protocols import AttentionBackend, Direction, SchedulePolicy, Strategy, Verifier
 from beamwright.remote.generator import RemoteGenerator
 from beamwright.remote.writer import RemoteSteps, ServedSchedule
 from beamwright.schedule import schedule_row

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Literal, Unpack, overload
 
 from beamwright.config import Settings
-from beamwright.counters import Usage
+from beamwright.counters import Progress, Usage
 from beamwright.engine.decisions import check_stops
 from beamwright.engine.prompts import Prompts
 from beamwright.engine.resume import restore_kv
@@ -20,7 +20,7 @@ from beamwright.engine.timeline import NullTimeline, Timeline
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import BeamwrightError, InputError
 from beamwright.models.tokenizer import TextCodec
-from beamwright.protocols import Progress, RoundCallback, Strategy
+from beamwright.protocols import RoundCallback, Strategy
 from beamwright.saved.checkpoint import CheckpointWriter, read_checkpoint, tree_settings
 from beamwright.search import SearchPolicy
 from beamwright.solver.handle import Handle, OneAtATime, SubmitQueue
