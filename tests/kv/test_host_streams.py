@@ -95,13 +95,6 @@ def test_exact_bytes_move_and_are_counted(make_link, direction):
     assert [t.state for t in transfers] == [TransferState.DONE] * 2
 
 
-def test_strided_pieces_move_too(make_link):
-    link = make_link()
-    source, destination = np.arange(60).reshape(6, 10), np.zeros((10, 6), np.int64)
-    soon(link.wait, [link.submit(Direction.D2H, "store", [Piece(destination.T, source, 480)])])
-    assert np.array_equal(destination.T, source)
-
-
 def test_a_direction_keeps_its_order_and_the_other_does_not_wait(make_link):
     link = make_link()
     first, place = gated(random_bytes(8, 1)), np.zeros(8, np.uint8)
@@ -197,15 +190,6 @@ def test_a_dead_copier_is_heard_of_and_close_brings_it_back(make_link):
     assert np.array_equal(again.destination, again.source)
 
 
-def test_a_thread_that_waits_when_the_copier_dies_wakes_up(make_link):
-    link = make_link()
-    first = gated(random_bytes(4))
-    broken = link.submit(Direction.H2D, "load", [piece(first), broken_piece()])
-    threading.Timer(0.05, first.gate.set).start()
-    with pytest.raises(LinkError):
-        soon(link.wait, [broken])
-
-
 def test_closing_forgets_what_is_queued_and_the_link_starts_again_with_use(make_link):
     others = set(threading.enumerate())
     link = make_link()
@@ -222,23 +206,3 @@ def test_closing_forgets_what_is_queued_and_the_link_starts_again_with_use(make_
     again = piece(random_bytes(4, 9))
     soon(link.wait, [link.submit(Direction.H2D, "load", [again])])
     assert np.array_equal(again.destination, again.source)
-
-
-def test_a_timeline_hears_of_every_transfer_that_moved(make_link):
-    class Spans(list):
-        def add(self, name, track, start_s, end_s, **args):
-            self.append((name, track, args["bytes"], end_s >= start_s))
-
-    spans = Spans()
-    link = make_link(timeline=spans)
-    first = gated(random_bytes(3))
-    running = link.submit(Direction.H2D, "load", [piece(first)])
-    assert first.reached.wait(PATIENCE_S)
-    soon(link.cancel, [link.submit(Direction.H2D, "load", [piece(random_bytes(7))])])
-    first.gate.set()
-    soon(link.wait, [running])
-    soon(link.wait, [link.submit(Direction.H2D, "prefetch", [piece(random_bytes(9))])])
-    soon(link.wait, [link.submit(Direction.D2H, "store", [piece(random_bytes(5))])])
-    soon(link.wait, [link.submit(Direction.D2H, "store", [])])
-    assert spans.pop(0) == ("load", "h2d", 3, True), "what was cancelled moved nothing"
-    assert spans == [("prefetch", "h2d", 9, True), ("store", "d2h", 5, True)]

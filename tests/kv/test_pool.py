@@ -60,24 +60,6 @@ def test_allocation_is_all_or_nothing_and_the_error_has_the_numbers(pool, layout
     assert len(pool.allocate(2)) == 2
 
 
-def test_a_pool_without_room_for_a_block_says_so(layout):
-    pool = BlockPool(layout, ByteBudget(layout.bytes_per_block - 1))
-    with pytest.raises(CapacityError):
-        pool.allocate(1)
-    pool.check([])
-
-
-def test_nothing_is_allocated_for_nothing(pool):
-    assert pool.allocate(0) == []
-    assert pool.num_free == 5
-
-
-def test_freed_blocks_are_reused(pool):
-    first = pool.allocate(5)
-    pool.free(first[1:3])
-    assert sorted(pool.allocate(2)) == sorted(first[1:3])
-
-
 def test_a_block_cannot_be_freed_twice(pool):
     blocks = pool.allocate(2)
     pool.free(blocks)
@@ -194,12 +176,3 @@ def test_memory_that_cannot_be_registered_is_pinned_by_torch(layout, monkeypatch
     pool.block_bytes(2).fill_(1)
     assert pool.storage[2].any()
     assert not pool.storage[:2].any()
-
-
-def test_memory_that_cannot_be_registered_later_is_used_as_it_is(layout, monkeypatch):
-    registry = Registry(monkeypatch, refuses=2)
-    pool = locked(layout)
-    blocks = pool.allocate(pool.num_blocks)
-    assert (len(registry.held), registry.stale_errors) == (2, 0)
-    pool.block_bytes(blocks[-1]).fill_(1)
-    assert pool.storage[blocks[-1]].any()

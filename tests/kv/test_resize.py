@@ -6,39 +6,19 @@ import pytest
 import torch
 
 from beamwright.errors import CapacityError
-from beamwright.kv.link import StreamLink
 from beamwright.kv.pool import BlockLedger, BlockPool, ByteBudget, KVLayout, ScratchMeter
-from beamwright.kv.segments import HostTier
 from beamwright.kv.store import SegmentStore
-from beamwright.kv.streams import HostStreams
+from kv.conftest import filled
 
 TOTAL = 24
 
 
 @pytest.fixture
-def pair(layout):
+def pair(tiers, layout):
     """Two stores that share the bytes of 24 blocks, with a host tier each."""
-    links, used = [], ScratchMeter()
-
-    def store(num_blocks):
-        size = layout.bytes_per_block
-        links.append(StreamLink(HostStreams()))
-        host = BlockPool(layout, ByteBudget(64 * size, "host KV budget"))
-        budget = ByteBudget(num_blocks * size, together=used)
-        pool = BlockPool(layout, budget, most_bytes=TOTAL * size)
-        return SegmentStore(pool, HostTier(host, links[-1]))
-
-    yield store(12), store(12), used
-    for link in links:
-        link.close()
-
-
-def filled(store, layout, num_tokens, seed):
-    generator = torch.Generator().manual_seed(seed)
-    shape = (num_tokens, layout.num_layers, 2, layout.num_kv_heads, layout.head_dim)
-    segment, values = store.create(), torch.randn(shape, generator=generator)
-    store.append([segment], [values])
-    return segment, values.permute(1, 2, 0, 3, 4)
+    used, size = ScratchMeter(), layout.bytes_per_block
+    budgets = [ByteBudget(12 * size, together=used) for _ in range(2)]
+    return *(tiers(budget=budget, most=TOTAL) for budget in budgets), used
 
 
 def move(giver, taker, num_blocks, size):
@@ -54,7 +34,7 @@ def test_contents_survive_that_memory_moves(pair, layout):
         move(giver, taker, rng.randrange(TOTAL - 4), size)
         store = rng.choice([one, other])
         if store.device.num_blocks >= 3:
-            segment, values = filled(store, layout, rng.randrange(1, 9), number)
+            segment, values = filled(store, rng.randrange(1, 9), number)
             contents[segment] = store, values
         if len(contents) > 12:
             gone = rng.choice(list(contents))
@@ -73,7 +53,7 @@ def test_contents_survive_that_memory_moves(pair, layout):
 
 def test_what_is_held_stays(pair, layout):
     one, other, _ = pair
-    segment, values = filled(one, layout, 20, 0)
+    segment, values = filled(one, 20, 0)
     with one.lease({segment: 1}):
         assert one.resize(0) == 5 * layout.bytes_per_block
         assert torch.equal(one.gather(segment, 20), values)
@@ -81,15 +61,14 @@ def test_what_is_held_stays(pair, layout):
     assert other.resize(TOTAL * layout.bytes_per_block) == TOTAL * layout.bytes_per_block
 
 
-def test_without_a_host_tier_only_free_memory_moves(layout):
-    size = layout.bytes_per_block
-    store = SegmentStore(BlockPool(layout, ByteBudget(8 * size), most_bytes=16 * size))
-    filled(store, layout, 12, 0)
+def test_without_a_host_tier_only_free_memory_moves(tiers, layout):
+    size, store = layout.bytes_per_block, tiers(device=8, host=0, most=16)
+    filled(store, 12, 0)
     assert store.resize(0) == 3 * size
     assert store.resize(16 * size) == 16 * size
-    filled(store, layout, 13 * 4, 1)
+    filled(store, 13 * 4, 1)
     with pytest.raises(CapacityError):
-        filled(store, layout, 1, 2)
+        filled(store, 1, 2)
     store.check()
 
 
@@ -107,7 +86,7 @@ def test_memory_that_is_given_back_takes_none():
     store = SegmentStore(
         BlockPool(layout, ByteBudget(200 * 2**16), most_bytes=400 * 2**16),
     )
-    segment, _ = filled(store, layout, 8 * 150, 0)
+    segment, _ = filled(store, 8 * 150, 0)
     last = segment.blocks[-1]
     assert torch.count_nonzero(store.pool.storage[last])
     store.free(segment)

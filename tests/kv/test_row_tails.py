@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from beamwright.kv.pool import ScratchMeter
-from beamwright.kv.tails import RowTails, padded_tail
+from beamwright.kv.tails import RowTails
 
 CAPACITY = 80
 CPU = torch.device("cpu")
@@ -88,15 +88,6 @@ def test_rows_of_any_lengths_join_and_leave(layout, stays):
     plain.tails.close()
 
 
-def test_a_row_may_be_full_when_another_begins(layout):
-    plain = Plain(layout)
-    plain.arrange([], [CAPACITY - 1, 0, 40])
-    plain.decode(1)
-    assert [len(row) for row in plain.rows] == [CAPACITY, 1, 41]
-    assert plain.tails.num_tokens == padded_tail(CAPACITY, layout.head_dim)
-    plain.check_taken()
-
-
 def test_rows_that_have_left_stay_inside(layout):
     """They go on being written where there is a place for every token of the iteration."""
     plain = Plain(layout)
@@ -139,20 +130,6 @@ def test_a_row_that_joins_reads_nothing_of_the_one_before_it(layout, stays):
     plain.decode(1)
 
 
-def test_a_tail_that_grows_over_old_memory_holds_zeros_there(layout):
-    plain = Plain(layout, stays=True)
-    plain.arrange([], [60] * 4)
-    plain.decode(1)
-    spoil(plain)
-    plain.tails.close()
-    plain.rows = []
-    plain.arrange([], [0, 5])
-    plain.decode(10)
-    plain.decode(10)
-    plain.arrange([1, 0], [0])
-    plain.decode(16)
-
-
 # --- memory ----------------------------------------------------------------------------------
 
 
@@ -180,33 +157,3 @@ def test_its_addresses_change_only_when_it_grows(layout):
     plain.arrange(range(8), [0])
     assert tails.num_moves > moves
     plain.decode(1)
-
-
-def test_another_row_of_the_same_padded_length_changes_no_shape(layout):
-    plain = Plain(layout)
-    plain.arrange([], [20, 3, 0, 0])
-    plain.decode(4)
-    shape, moves = plain.tails.storage.shape, plain.tails.num_moves
-    plain.arrange([0, 2], [9, 0])
-    plain.decode(4)
-    assert (plain.tails.storage.shape, plain.tails.num_moves) == (shape, moves)
-
-
-@pytest.mark.parametrize("stays", [False, True])
-def test_its_bytes_are_counted_until_it_gives_them_back(layout, stays):
-    scratch = ScratchMeter()
-    plain = Plain(layout, scratch, stays=stays)
-    plain.arrange([], [5, 40])
-    plain.decode(1)
-    held = plain.tails.num_bytes
-    assert scratch.used_bytes == held == plain.tails.storage.nbytes > 0
-    plain.arrange([1])
-    assert scratch.used_bytes == plain.tails.num_bytes >= plain.tails.storage.nbytes
-    for leave in (plain.tails.close, plain.tails.close, plain.tails.release):
-        leave()
-        left = held if stays and leave == plain.tails.close else 0
-        assert scratch.used_bytes == plain.tails.num_bytes == left
-    plain.rows = []
-    plain.arrange([], [1])
-    plain.decode(1)
-    assert scratch.used_bytes == plain.tails.num_bytes > 0

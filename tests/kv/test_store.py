@@ -3,21 +3,16 @@ import torch
 
 from beamwright.errors import CapacityError
 from beamwright.kv.segments import PathPart, truncate_path
-
-
-def key_values(layout, num_tokens, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    shape = (num_tokens, layout.num_layers, 2, layout.num_kv_heads, layout.head_dim)
-    return torch.randn(shape, generator=generator)
+from kv.conftest import values_of
 
 
 @pytest.mark.parametrize("pieces", [[1], [4], [5], [3, 1], [3, 2], [4, 4], [1, 7, 1, 6], [9, 0, 2]])
-def test_what_is_appended_is_gathered_across_block_borders(make_store, layout, pieces):
-    store = make_store()
+def test_what_is_appended_is_gathered_across_block_borders(tiers, layout, pieces):
+    store = tiers(device=16, host=0)
     segment, other = store.create(), store.create()
     written = []
     for seed, length in enumerate(pieces):
-        values = key_values(layout, length, seed)
+        values = values_of(layout, length, seed)
         store.append([segment, other], [values, -values])  # their blocks interleave
         written.append(values)
         store.check()
@@ -29,30 +24,22 @@ def test_what_is_appended_is_gathered_across_block_borders(make_store, layout, p
         assert torch.equal(store.gather(other, visible), -expected)
 
 
-def test_every_segment_starts_a_fresh_block(make_store, layout):
-    store = make_store()
-    segments = [store.create() for _ in range(3)]
-    store.append(segments, [key_values(layout, 1)] * 3)
-    assert len({segment.blocks[0] for segment in segments}) == 3
-    assert store.pool.budget.used_bytes == 3 * layout.bytes_per_block
-
-
-def test_append_that_does_not_fit_changes_nothing(make_store, layout):
-    store = make_store(num_blocks=3)
+def test_append_that_does_not_fit_changes_nothing(tiers, layout):
+    store = tiers(device=3, host=0)
     first, second = store.create(), store.create()
-    store.append([first], [key_values(layout, 6)])
+    store.append([first], [values_of(layout, 6)])
     before = store.gather(first, 6).clone()
     with pytest.raises(CapacityError):
-        store.append([first, second], [key_values(layout, 3, 1), key_values(layout, 1, 2)])
+        store.append([first, second], [values_of(layout, 3, 1), values_of(layout, 1, 2)])
     assert (first.length, second.length, second.blocks) == (6, 0, [])
     assert torch.equal(store.gather(first, 6), before)
     store.check()
 
 
-def test_a_freed_segment_gives_its_blocks_back_once(make_store, layout):
-    store = make_store()
+def test_a_freed_segment_gives_its_blocks_back_once(tiers, layout):
+    store = tiers(device=16, host=0)
     segment = store.create()
-    store.append([segment], [key_values(layout, 9)])
+    store.append([segment], [values_of(layout, 9)])
     store.free(segment)
     assert store.num_segments == 0
     assert store.pool.budget.used_bytes == 0
@@ -61,10 +48,10 @@ def test_a_freed_segment_gives_its_blocks_back_once(make_store, layout):
         store.free(segment)
 
 
-def test_check_finds_a_leaked_and_a_surplus_block(make_store, layout):
-    store = make_store()
+def test_check_finds_a_leaked_and_a_surplus_block(tiers, layout):
+    store = tiers(device=16, host=0)
     segment = store.create()
-    store.append([segment], [key_values(layout, 9)])
+    store.append([segment], [values_of(layout, 9)])
     extra = store.pool.allocate(1)
     with pytest.raises(AssertionError, match="owned"):
         store.check()
@@ -78,8 +65,8 @@ def test_check_finds_a_leaked_and_a_surplus_block(make_store, layout):
         store.check()
 
 
-def test_a_path_is_cut_inside_between_and_before_its_parts(make_store):
-    store = make_store()
+def test_a_path_is_cut_inside_between_and_before_its_parts(tiers):
+    store = tiers(device=16, host=0)
     a, b = store.create(), store.create()
     path = (PathPart(a, 5), PathPart(b, 3))
     assert truncate_path(path, 8) == path

@@ -20,18 +20,6 @@ def test_a_missing_folder_names_the_option(tmp_path):
         resolve_folder(str(tmp_path / "gone"), "verifier")
 
 
-def test_the_verifiers_backbone_writes_as_the_strong_bundled_model():
-    strong = load_model("bundled:strong", ModelSettings())
-    assert strong.folder == resolve_folder("bundled", "verifier")
-    assert strong.codec is not None
-    assert strong.decoder.shape == load_model("bundled", ModelSettings()).decoder.shape
-
-
-def test_a_folder_without_config_says_so(tmp_path):
-    with pytest.raises(InputError, match=r"no config\.json"):
-        load_model(str(tmp_path), ModelSettings())
-
-
 def test_a_folder_without_tokenizer_says_so(llama_folder):
     for file in llama_folder.glob("tokenizer*"):
         file.unlink()
@@ -164,53 +152,17 @@ def test_an_inline_shape_is_what_it_says():
     assert weights.layers[0].gate_up.weight.shape == (48, 16)
 
 
-@pytest.mark.parametrize("architecture", ["opt", "llama", "mistral", "qwen2", "qwen3"])
-@pytest.mark.usefixtures("unpacked")
-def test_random_weights_are_as_many_as_the_shape_counts(architecture):
-    spec = INLINE.replace("llama", architecture).replace("kv_heads=2", "kv_heads=4")
-    weights = load_model(f"random:{spec}", ModelSettings()).decoder.weights
-    tensors = [weights.embedding, weights.lm_head.weight, weights.positions]
-    tensors += [weights.final_norm.weight, weights.final_norm.bias]
-    for layer in weights.layers:
-        parts = [layer.attention_norm, layer.qkv, layer.out, layer.mlp_norm, layer.gate_up]
-        parts += [layer.down, layer.query_norm, layer.key_norm]
-        tensors += [t for part in parts if part is not None for t in (part.weight, part.bias)]
-    unique = {id(tensor): tensor.numel() for tensor in tensors if tensor is not None}
-    found = inspect_model(ModelSettings(model=f"random:{spec}"))
-    assert found["parameters"] == sum(unique.values())
-
-
-@pytest.mark.usefixtures("unpacked")
-def test_random_weights_are_the_same_every_time():
-    first, second = (load_model(f"random:{INLINE}", ModelSettings()) for _ in range(2))
-    assert torch.equal(
-        first.decoder.weights.layers[1].down.weight, second.decoder.weights.layers[1].down.weight
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "billions", "kv_bytes"),
     [
         ("opt-6.7b", 6.66, 2 * 32 * 4096 * 2),
-        ("llama-2-7b", 6.74, 2 * 32 * 4096 * 2),
         ("llama-3.1-8b", 8.03, 2 * 32 * 1024 * 2),
-        ("qwen2.5-1.5b", 1.54, 2 * 28 * 256 * 2),
         ("qwen2.5-7b", 7.62, 2 * 28 * 512 * 2),
         ("qwen3-8b", 8.19, 2 * 36 * 1024 * 2),
         ("llama-3.2-1b", 1.24, 2 * 16 * 512 * 2),
-        ("llama-3.2-3b", 3.21, 2 * 28 * 1024 * 2),
         ("mistral-7b", 7.25, 2 * 32 * 1024 * 2),
         ("qwen2.5-0.5b", 0.494, 2 * 24 * 128 * 2),
-        ("qwen2.5-3b", 3.09, 2 * 36 * 256 * 2),
-        ("qwen2.5-14b", 14.77, 2 * 48 * 1024 * 2),
-        ("qwen3-0.6b", 0.596, 2 * 28 * 1024 * 2),
-        ("qwen3-1.7b", 1.72, 2 * 28 * 1024 * 2),
-        ("qwen3-4b", 4.02, 2 * 36 * 1024 * 2),
-        ("qwen3-14b", 14.77, 2 * 40 * 1024 * 2),
-        ("skywork-prm-1.5b", 1.54, 2 * 28 * 256 * 2),
         ("math-shepherd-7b", 7.24, 2 * 32 * 1024 * 2),
-        ("rlhflow-prm-8b", 8.03, 2 * 32 * 1024 * 2),
-        ("qwen2.5-math-prm-7b", 7.62, 2 * 28 * 512 * 2),
     ],
 )
 def test_named_shapes_have_their_published_sizes(name, billions, kv_bytes):
@@ -232,10 +184,6 @@ def test_named_shapes_have_their_published_sizes(name, billions, kv_bytes):
 )
 def test_a_model_is_known_by_its_name_on_the_hub(text, name):
     assert named_shape(text) is NAMED_SHAPES[name]
-
-
-def test_a_name_that_means_nothing_has_no_shape():
-    assert named_shape("Qwen/Qwen9-1B") is None
 
 
 @pytest.mark.parametrize(

@@ -61,15 +61,3 @@ def test_products_that_follow_the_batch_are_found(monkeypatch):
     products_are_invariant.cache_clear()
     assert not products_are_invariant(((24, 40),), torch.float64)
     products_are_invariant.cache_clear()
-
-
-def test_a_cpu_is_asked_what_it_has(monkeypatch):
-    for found, expected in [
-        ({"amx_bf16": True}, True),
-        ({"avx512_bf16": False}, False),
-        ({}, False),
-    ]:
-        precision.has_bfloat16.cache_clear()
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=found: found, raising=False)
-        assert precision.has_bfloat16() is expected
-    precision.has_bfloat16.cache_clear()

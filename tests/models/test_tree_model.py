@@ -45,10 +45,3 @@ def test_what_is_not_read_changes_no_bit_of_what_is(decoder, backend, chunk_toke
     for every, found, read in zip(whole, some, READS, strict=True):
         assert torch.equal(found, every[list(read)])
     assert all(map(torch.equal, kv, same_kv))
-
-
-@torch.inference_mode()
-def test_nothing_may_be_read_of_a_whole_batch(decoder):
-    hidden, kv = prefilled(decoder, "tree", 256, [()] * 4)
-    assert [tuple(each.shape) for each in hidden] == [(0, 64)] * 4
-    assert all(map(torch.equal, kv, prefilled(decoder, "tree", 256, [None] * 4)[1]))

@@ -93,19 +93,6 @@ def test_deepconf_is_the_lowest_group_of_the_path_so_far():
     assert deepconf().default_aggregate == "last"
 
 
-def test_deepconf_takes_a_path_shorter_than_its_window_whole():
-    nodes = stats_path("confidence", (4.0,), (8.0,), (3.0, 3.0))
-    for measure in (lowest_group, bottom_groups, tail):
-        scores = deepconf(3, measure).score(nodes[:2])
-        assert scores == pytest.approx([4.0, 6.0])
-    assert deepconf(3).score(nodes[2:]) == pytest.approx([14 / 3])
-
-
-def test_the_tail_is_the_last_window():
-    scores = deepconf(3, tail).score(stats_path("confidence", *CONFIDENCES))
-    assert scores[:3] == pytest.approx([4.0, 5.0, 14 / 3])
-
-
 def plain_groups(confidences, window):
     """The paper's groups, each summed on its own."""
     starts = range(max(1, len(confidences) - window + 1))

@@ -1,30 +1,16 @@
 """What `doctor --verifier PATH --show` says of every family."""
 
-from pathlib import Path
-
 import pytest
-import torch
 
 from beamwright.errors import InputError
 from beamwright.sections import ModelSettings
-from beamwright.verify.find import PROBLEM, STEPS, show_verifier
+from beamwright.verify.find import show_verifier
 from prm_goldens import GOLDENS, write_golden
 
 
 @pytest.fixture(scope="module")
 def options(tmp_path_factory):
     return {name: write_golden(name, tmp_path_factory.mktemp("prm")) for name in GOLDENS}
-
-
-@pytest.mark.parametrize("family", GOLDENS)
-def test_scores_are_those_of_the_published_recipe(family, options):
-    folder = options[family].rpartition(":")[2]
-    with torch.inference_mode():
-        expected = GOLDENS[family].recipe(Path(folder))(PROBLEM, list(STEPS))
-    report = show_verifier(ModelSettings(verifier=options[family]))
-    own = [step["score"] for step in report["steps"] if step["score"] is not None]
-    assert own == pytest.approx(expected, abs=1e-4)
-    assert all(text.strip() in report["text"] for text in (PROBLEM, *STEPS))
 
 
 @pytest.mark.parametrize(
