@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 Lineage = tuple[str | int, ...]
@@ -133,10 +134,10 @@ class Node:
         """The lineage's first part."""
         return self.lineage[0]
 
-    @property
+    @cached_property
     def root(self) -> Node:
         """The node that owns the prompt."""
-        return self if self.parent is None else self.path()[0]
+        return self.path()[0]
 
     @property
     def step_text(self) -> str:
@@ -165,8 +166,10 @@ class Node:
     @property
     def replies_to(self) -> Node:
         """The node that this step's reply follows: the root, or a turn."""
-        reply = self.reply()
-        return self if not reply or reply[0].parent is None else reply[0].parent
+        node = self
+        while node.parent is not None and node.turn is None:
+            node = node.parent
+        return node
 
     @property
     def answers(self) -> bool:
