@@ -6,11 +6,11 @@ import torch
 from beamwright.attention import make_attention
 from beamwright.attention.layers import Entry
 from beamwright.kv.link import StreamLink
-from beamwright.kv.streams import CudaStreams, Piece
+from beamwright.kv.streams import CudaStreams
 from beamwright.layerwise.backend import LayerwiseAttention
 from beamwright.layerwise.streams import LayerStreams
 from beamwright.protocols import Direction
-from layerwise.drives import FIRST_ROWS, LAYERS, TOKENS, Drive, layered, pair, same
+from layerwise.drives import LAYERS, TOKENS, layered, pair, same
 from streams import EagerStreams, LateStreams
 
 NAMES = pytest.mark.parametrize("name", ["dense", "tree"])
@@ -24,37 +24,6 @@ def test_layers_leave_the_device_as_rows_grow_and_come_back_as_rows_go(make_fore
     assert link.bytes_moved[Direction.H2D] == device.moved_bytes()
     assert device.resident[0] > min(device.resident[1:8])
     assert device.resident[8] > device.resident[7]
-
-
-@NAMES
-def test_views_that_follow_each_other_with_other_rows_read_what_is_true(make_forest, link, name):
-    """Segments that nobody read while layers came and went; each view is held against the oracle
-    of the same layout, which keeps everything in one place."""
-    plain, device = pair(make_forest, name, link, 4.2, dtype=torch.float32)
-    plain.close()
-    device.close()
-    for rows in ([0, 1], range(FIRST_ROWS), [2], range(11), [4, 5, 6], [0, 1]):
-        one = Drive(plain.forest, plain.attention, rows)
-        two = Drive(device.forest, device.attention, rows, budget_bytes=device.budget_bytes)
-        assert same(one.run(5).contexts, two.run(5).contexts)
-
-
-@NAMES
-def test_a_layer_that_comes_back_is_whole_for_those_whose_rows_had_gone(make_forest, link, name):
-    """It lands for the rows that are left; what the others will read again stays on the host."""
-    plain, device = pair(make_forest, name, link, 4.2, dtype=torch.float32)
-    plain.close()
-    device.close()
-    for rows, keep in (
-        (range(FIRST_ROWS), {2: [5, 6]}),
-        ([0, 1], None),
-        (range(FIRST_ROWS), {2: [8, 3]}),
-        ([2, 4], None),
-    ):
-        one = Drive(plain.forest, plain.attention, rows)
-        two = Drive(device.forest, device.attention, rows, budget_bytes=device.budget_bytes)
-        assert same(one.run(4, keep=keep).contexts, two.run(4, keep=keep).contexts)
-        assert two.resident[2] > two.resident[1] or not keep, "layers came back"
 
 
 def test_a_prefill_s_tokens_reside_where_their_layers_do(make_forest):
@@ -128,40 +97,6 @@ def test_a_buffer_is_not_overwritten_before_its_last_reader(make_forest):
     careless = buffers_read(make_forest, EagerStreams(careless=True))
     assert careless[:2] == [True, True], "resident layers have no buffer"
     assert careless[2:] == [False, False, True, True], "the next two layers were in the buffers"
-
-
-def written_back(make_forest, streams):
-    """What reaches the host of a token that compute writes after its store was submitted."""
-    link = StreamLink(streams)
-    forest = layered(make_forest(1, layers=LAYERS, dtype=torch.float32), link)
-    layers = LayerStreams(forest.store, 1)
-    written, host = torch.zeros(8), torch.full((8,), 9.0)
-    streams.queue(lambda: written.fill_(1.0))
-    transfer = layers.store([Piece(host, written, 32)])
-    link.wait([transfer])
-    return host.tolist()
-
-
-def test_a_token_is_written_back_after_it_was_computed(make_forest):
-    assert written_back(make_forest, EagerStreams()) == [1.0] * 8
-    assert written_back(make_forest, EagerStreams(careless=True)) == [0.0] * 8
-
-
-class LostOrder(LateStreams):
-    """Compute is held back by what comes to the device, and not by what is stored."""
-
-    def hold_back(self, copied):
-        if copied.direction is Direction.H2D:
-            return super().hold_back(copied)
-        return EagerStreams.hold_back(self, copied)
-
-
-@NAMES
-def test_a_token_is_fetched_again_after_it_was_written_back(make_forest, name):
-    """The tail's next fetch reads on the host what the other stream has still to bring there."""
-    link = StreamLink(LostOrder())
-    plain, device = pair(make_forest, name, link, 3.5, dtype=torch.float32)
-    assert not same(plain.run(4).contexts, device.run(4).contexts)
 
 
 def test_the_stall_is_what_the_device_says(make_forest):

@@ -55,12 +55,3 @@ def test_its_bytes_are_counted_exactly_until_it_is_closed(layout, leave):
     leave(tail)
     assert scratch.used_bytes == tail.num_bytes == 0
     assert scratch.peak_bytes > 0
-
-
-def test_a_closed_tail_is_as_a_fresh_one(layout):
-    """A session has one for all the rows that come and go."""
-    tail, _ = filled(layout, 5, 40)
-    tail.left, tail.resident = True, 1
-    tail.close()
-    fresh = LayeredTail(layout, CAPACITY, tail._scratch, tail._device, tail._link)
-    assert vars(tail) == vars(fresh)

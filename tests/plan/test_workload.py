@@ -74,14 +74,6 @@ def test_steps_add_up_and_the_last_may_be_short():
     assert steps[1].union_tokens == 10 + 2 * 32
 
 
-def test_groups_hold_what_is_shared_once_each():
-    for step in tree_steps(Workload(64, 2, 128, 640, 32)):
-        held = [step.grouped_union_tokens(groups) for groups in range(1, 33)]
-        assert held[0] == pytest.approx(step.union_tokens)
-        assert held == sorted(held)
-        assert held[-1] <= 64 * step.path_tokens + 1e-6
-
-
 def test_impossible_workloads_are_refused():
     with pytest.raises(InputError, match="--n 6 is not a multiple of --width 4"):
         Workload(6, 4, 1, 1, 1)
@@ -141,12 +133,6 @@ def test_copies_of_pruned_beams_stay_while_the_node_is_read():
     assert (searches.copied >= [16 * level for level in levels]).all()
     assert (searches.copied[:, 2:] > [16 * level for level in levels[2:]]).any()
     assert (searches.copied >= searches.shared).all()
-
-
-def test_sampling_is_repeatable():
-    work = Workload(8, 2, 16, 64, 16)
-    assert sampled_searches(work) is sampled_searches(work)
-    assert Spread(1, 2, 3).scaled(10) == Spread(10, 20, 30)
 
 
 @pytest.mark.parametrize(
