@@ -299,17 +299,10 @@ class ScheduleSettings(OpenSection):
         "search-and-learn), each goes at its own pace (continuous), or problems are taken in "
         "until the device is busy, and scored together (decoupled).",
     )
-    min_problems: int | None = option(
-        None,
-        "Others begin only when fewer problems are in flight (default: at once; in lockstep when "
-        "all have ended).",
-        ge=1,
-        metavar="N",
-    )
     executor: Literal["auto", "plain", "overlapped"] = option(
         "auto",
         "Score and decode in turns (plain), or at the same time where several problems are in "
-        "flight (overlapped); auto: what is measured to be faster.",
+        "flight (overlapped); auto: what was measured to be faster.",
     )
     speculation: Speculation = option(
         "auto",

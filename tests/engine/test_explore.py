@@ -9,7 +9,6 @@ from beamwright.counters import Counters
 from beamwright.engine.admission import USUAL_ROWS, Admission
 from beamwright.engine.engine import Engine
 from beamwright.engine.scoring import Scoring, ScoringQueue
-from beamwright.engine.speculation import Payoff
 from beamwright.engine.timeline import Accounting
 from beamwright.errors import CapacityError, InputError
 from beamwright.protocols import StepFailed, StepScored
@@ -71,23 +70,16 @@ def in_flight_over_time(make_solver, monkeypatch, **options):
     return counts
 
 
-def test_problems_that_begin_wait_for_a_batch_in_lockstep_or_for_the_minimum(
-    make_solver, monkeypatch
-):
+def test_problems_that_begin_wait_for_a_batch_in_lockstep(make_solver, monkeypatch):
     counts = in_flight_over_time(make_solver, monkeypatch, explore="lockstep")
     assert all(a <= 1 for a, b in pairwise(counts) if b > a)
-    counts = in_flight_over_time(make_solver, monkeypatch, min_problems=2)
-    assert max(counts) == 3
 
 
 def admission(explore="continuous", in_flight=None, room=2**20, **settings):
     budget = SimpleNamespace(bytes_per_token=10, budget=SimpleNamespace(total_bytes=room))
-    payoff = Payoff()
-    for rows in (8, 64) * 40:
-        payoff.decoding.note(16, 16 * rows, 16 * (1e-3 + rows * 1e-4))
     schedule = ScheduleSettings(explore=explore, **settings)
     counts = Counters()
-    return Admission(schedule, in_flight, [SimpleNamespace(device=budget, counts=counts)], payoff)
+    return Admission(schedule, in_flight, [SimpleNamespace(device=budget, counts=counts)])
 
 
 class Run:
@@ -109,9 +101,7 @@ def test_as_usual_so_many_candidates_are_in_flight(sizes, place):
 
 
 def test_decoupled_takes_problems_in_until_a_pass_is_full():
-    """A pass is 1 ms and 0.1 ms a row: with 90 rows nine tenths are the rows'."""
-    each = admission("decoupled")
-    assert each.most_rows == pytest.approx(90, abs=2)
+    each = admission("decoupled", max_batch=90)
     assert not each.has_place(live([16] * 6), 80), "how large a tree becomes is not known"
     assert each.has_place(live([16] * 6), 80), "one has ended"
     assert not each.has_place(live([16] * 6), 96)
@@ -136,14 +126,7 @@ def test_nobody_comes_in_the_place_of_a_tree_while_kv_has_to_leave():
     each.has_place(live([16]), 8)
     each.stores[0].counts.evicted_blocks = 3
     assert not each.has_place(live([16] * 4), 8)
-    assert not each.payoff.pays_beside(1)
     assert each.has_place(live([16] * 4), 8), "another has ended, and nothing has left since"
-
-
-def test_a_minimum_of_problems():
-    each = admission(in_flight=3, min_problems=2)
-    places = [each.has_place(live([4] * count), 0) for count in (0, 1, 2, 3, 2, 1, 2, 3)]
-    assert places == [True, True, True, False, False, True, True, False]
 
 
 def test_a_turn_of_the_verifier_takes_what_fits():
@@ -197,13 +180,3 @@ def test_what_does_not_fit_together_is_scored_one_tree_at_a_time():
     scorer = Scorer(most=2, error=CapacityError("a thing", 8, 4, 4))
     events = Scoring(scorer, Accounting()).score(nodes)
     assert [event.node for event in events if isinstance(event, StepScored)] == nodes
-
-
-def test_beside_others_a_token_ahead_pays_while_passes_are_nearly_empty():
-    payoff = admission().payoff
-    payoff.note_beside([10, 200, 30, 40])
-    payoff.speculated, payoff.kept = 10_000, 7_000
-    assert payoff.pays_beside(2)
-    assert not payoff.pays_beside(64)
-    payoff.kept = 500
-    assert not payoff.pays_beside(8)

@@ -201,14 +201,14 @@ def test_whoever_was_served_least_goes_first():
     old, newcomers = new_run(new_tree("old")), [new_run(new_tree(i)) for i in range(9)]
     loop.prepare([old, *newcomers])
     first = []
-    engine, real = loop.engine, loop.engine._waiting
+    engine, writer = loop.engine, loop.engine._writer
+    real = writer.view
 
-    def waiting():
-        found = real()
-        first.extend(node.problem_id for node in found[:1])
-        return found
+    def view(waiting):
+        first.extend(node.problem_id for node in waiting[:1])
+        return real(waiting)
 
-    engine._waiting = waiting
+    writer.view = view
     engine.admit(old)
     while not old.tree.done:
         if newcomers and engine.num_live < 3:

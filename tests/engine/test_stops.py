@@ -6,8 +6,7 @@ from itertools import chain
 import pytest
 
 import fakes
-from beamwright.engine.row import Decoding, Row, RowLimit, row_limit
-from beamwright.engine.stops import StopFinder, text_before
+from beamwright.engine.row import Decoding, Row, RowLimit, StopFinder, row_limit, text_before
 from beamwright.kv.segments import Segment
 from beamwright.sections import StepSettings
 from beamwright.tree import StopReason, Turn

@@ -96,21 +96,6 @@ def test_what_is_written_down_is_timed_by_the_given_clock():
     assert [span.track for span in timeline.spans[3:]] == [*TRACKS]
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        (lambda t: t.add("x", "gpu", 0.0, 1.0), "no track 'gpu'"),
-        (lambda t: t.add("x", "compute", 2.0, 1.0), "before it starts"),
-        (lambda t: t.add("x", "compute", 0.0, float("nan")), "before it starts"),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused(bad, message):
-    timeline = Timeline()
-    with pytest.raises(ValueError, match=message):
-        bad(timeline)
-    assert timeline.spans == []
-
-
 def test_threads_lose_nothing():
     timeline = Timeline()
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from beamwright.attention import make_attention
-from beamwright.attention.layers import Entry
+from beamwright.attention.shared import Entry
 from beamwright.kv.link import StreamLink
 from beamwright.kv.streams import CudaStreams
 from beamwright.layerwise.backend import LayerwiseAttention

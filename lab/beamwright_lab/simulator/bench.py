@@ -167,7 +167,7 @@ class Bench:
         """The same once; `TreeRun.error` says what has not fitted."""
         engine, scripts = self._engine, list(self.scripts)
         stores = [each for each in (self.residency, *self.scorers) if each is not None]
-        admission = Admission(self.case.schedule, in_flight, stores, self._payoff)
+        admission = Admission(self.case.schedule, in_flight, stores)
         runs: dict[int, TreeRun] = {}
         waiting = deque(numbers)
 
@@ -185,8 +185,7 @@ class Bench:
                     engine.admit(runs[i])
                 if self.moving is not None:
                     self.moving.look([run for run in runs.values() if not run.tree.done])
-                with self._payoff.noting(self.accounting.counts):
-                    engine.step()
+                engine.step()
         finally:
             engine.abort()
         return runs

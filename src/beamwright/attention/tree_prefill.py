@@ -16,9 +16,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from beamwright.attention.layers import Entry, Hold, LayerSource, ResidentLayers
-from beamwright.attention.partial import KEY_MULTIPLE, Partial, attend_part, round_up
-from beamwright.attention.shared import LEAST_KEYS, size_class
+from beamwright.attention.partial import KEY_MULTIPLE, attend_part, round_up
+from beamwright.attention.shared import (
+    LEAST_KEYS,
+    Entry,
+    Hold,
+    LayerSource,
+    ResidentLayers,
+    size_class,
+)
 from beamwright.kv.segments import Path, PathPart
 from beamwright.kv.store import SegmentStore
 
@@ -74,20 +80,28 @@ class TreePrefill:
             (product.tokens[:, None, :] * len(heads) + heads[None, :, None]).flatten()
             for product in self._products
         ]
-        self._work: _Work | None = None
+        self._context = self._lse = self._flat = torch.empty(0)
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
         num_tokens, heads, head_dim = query.shape
-        kv_heads = key_value.shape[2]
-        if self._work is None:
-            self._work = self._open(query, kv_heads)
-        flat = query.reshape(num_tokens * kv_heads, -1)
-        partials = []
-        for product, index, mask in zip(self._products, self._index, self._work.masks, strict=True):
+        kv_heads, at = key_value.shape[2], 0
+        if not self._flat.numel():
+            self._open(query, kv_heads)
+        queries = query.reshape(num_tokens * kv_heads, -1)
+        for product, index in zip(self._products, self._index, strict=True):
             keys, values = _keys_values(product, layer, key_value)
-            queries = flat.index_select(0, index).view(len(keys), kv_heads, -1, head_dim)
-            partials.append(attend_part(queries, keys, values, mask))
-        merged = self._work.merge(partials)
+            asking = queries.index_select(0, index).view(len(keys), kv_heads, -1, head_dim)
+            context, lse = attend_part(asking, keys, values, product.mask)
+            part = context.view(-1, *self._context.shape[1:])
+            self._context[at : at + len(part)] = part
+            self._lse[at : at + len(part)] = lse.view(-1, *self._lse.shape[1:])
+            at += len(part)
+        # By token and part: context [group, kv_head, head_dim], and its weight.
+        shape, index = self._flat.shape, self._flat.flatten()
+        picked = self._context.index_select(0, index).view(*shape, *self._context.shape[1:])
+        weights = self._lse.index_select(0, index).view(*shape, *self._lse.shape[1:])
+        weights = weights.softmax(dim=1).to(picked.dtype)
+        merged = picked.mul_(weights.unsqueeze(-1)).sum(dim=1)
         return merged.transpose(1, 2).reshape(num_tokens, heads, head_dim)
 
     def close(self) -> None:
@@ -143,51 +157,20 @@ class TreePrefill:
             causal = torch.full((1, 1, width, width), -torch.inf, dtype=dtype).triu(1)
             yield _Product(None, torch.from_numpy(tokens).to(device), causal.to(device))
 
-    def _open(self, query: torch.Tensor, kv_heads: int) -> _Work:
-        """What all layers use. The batch's padding reads what its first token does."""
+    def _open(self, query: torch.Tensor, kv_heads: int) -> None:
+        """What all layers use. The batch's padding reads what its first token does; the last slot
+        of partial results stays without weight, for absent parts."""
         num_tokens, heads, head_dim = query.shape
         padding = np.repeat(self._slots[:1], num_tokens - len(self._slots), axis=0)
         slots = np.concatenate([self._slots, padding])
         slots[slots < 0] = self._num_slots
-        group = heads // kv_heads
-        masks = [
-            each.mask if each.layers is not None else each.mask.repeat_interleave(group, dim=2)
-            for each in self._products
-        ]
-        context = query.new_zeros(self._num_slots + 1, group, kv_heads, head_dim)
-        return _Work(masks, torch.from_numpy(slots).to(query.device), context)
-
-
-class _Work:
-    """Tables and memory that are the same in every layer.
-
-    masks: of each product's queries. slots: [token, part], the last slot for absent parts.
-    context: partial results [slot, group, kv_head, head_dim]; the last one stays zero.
-    """
-
-    def __init__(
-        self, masks: list[torch.Tensor], slots: torch.Tensor, context: torch.Tensor
-    ) -> None:
-        self.masks = masks
-        self._shape, self._flat = slots.shape, slots.flatten()
-        self._context = context
-        self._lse: torch.Tensor | None = None
-
-    def merge(self, partials: Sequence[Partial]) -> torch.Tensor:
-        """Context [token, group, kv_head, head_dim] of the products' partial results."""
-        context, lse = self._context, self._lse
-        if lse is None:
-            lse = self._lse = partials[0][1].new_full(context.shape[:-1], -torch.inf)
-        at = 0
-        for part_context, part_lse in partials:
-            own_context = part_context.view(-1, *context.shape[1:])
-            end = at + len(own_context)
-            context[at:end], lse[at:end] = own_context, part_lse.view(-1, *lse.shape[1:])
-            at = end
-        picked = context.index_select(0, self._flat).view(*self._shape, *context.shape[1:])
-        weights = lse.index_select(0, self._flat).view(*self._shape, *lse.shape[1:])
-        weights = weights.softmax(dim=1).to(context.dtype)
-        return picked.mul_(weights.unsqueeze(-1)).sum(dim=1)
+        self._flat, group = torch.from_numpy(slots).to(query.device), heads // kv_heads
+        self._context = query.new_zeros(self._num_slots + 1, group, kv_heads, head_dim)
+        wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+        self._lse = torch.full_like(self._context[..., 0], -torch.inf, dtype=wide)
+        for product in self._products:
+            if product.layers is None:
+                product.mask = product.mask.repeat_interleave(group, dim=2)
 
 
 def _keys_values(

@@ -1,10 +1,9 @@
 """Who is taken in beside the trees under way, and who goes first where not all can go at once.
 
 `decoupled` fills the generator's batch from queued problems before anything else (eager; decoupled
-tree exploration, Alg. 5), up to the rows beyond which another one costs as much as it is worth, and
-only where its KV fits as well. How much that becomes is known when the first tree has ended. Where
-a number of problems is given, it is taken at its word: KV that has to leave may cost less than rows
-that stay empty (docs/experiments.md).
+tree exploration, Alg. 5), only where a tree's KV fits as well: how much that becomes is known when
+the first one has ended. Where a number of problems is given, it is taken at its word: KV that has
+to leave may cost less than rows that stay empty (docs/experiments.md).
 
 A larger priority goes first. Decoding, and of equal priority, whoever was served least; elsewhere,
 whoever came first. Nobody waits for ever: waits are bounded by a share of everybody's work
@@ -18,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Generic, TypeVar
 
-from beamwright.engine.speculation import Payoff
 from beamwright.engine.tree_run import TreeRun
 from beamwright.kv.cache import CacheManager
 from beamwright.protocols import Plan
@@ -39,10 +37,6 @@ PATIENT_ROUNDS = 2
 WAITING_ROUNDS = PATIENT_ROUNDS + 1
 """The bound: behind what stood in front of it then, whoever waits is decoded."""
 
-_MOST_ROWS = 512
-_CALL_SHARE = 0.1  # of a pass: what it takes whatever is in it
-_LEAST_PASSES = 64
-
 
 @dataclass
 class Admission:
@@ -55,56 +49,40 @@ class Admission:
     settings: ScheduleSettings
     in_flight: int | None
     stores: Sequence[CacheManager]
-    payoff: Payoff
     usual_rows: int = USUAL_ROWS
     _filling: bool = field(default=True, init=False)
     _largest_tokens: int = field(default=0, init=False)
     _before: frozenset[TreeRun] = field(default=frozenset(), init=False)
     _ended: bool = field(default=False, init=False)
+    _pressed: bool = field(default=False, init=False)
     _evicted: int = field(default=0, init=False)
 
     def has_place(self, live: Mapping[TreeRun, int], num_open: int) -> bool:
         """live: trees under way, and how many candidates each may have; num_open: their steps that
         are decoded, or wait for it."""
         self._look(live)
-        least = self.settings.min_problems
-        if least is None and self.settings.explore == "lockstep":
-            least = 1
         if not live:
             self._filling = True
         elif self._is_full(list(live.values()), num_open):
-            self._filling = least is None
+            self._filling = self.settings.explore != "lockstep"  # whose batch is complete
             return False
-        else:
-            self._filling = self._filling or (least is not None and len(live) < least)
         return self._filling
 
     def _is_full(self, sizes: Sequence[int], num_open: int) -> bool:
-        if self.in_flight is not None and len(sizes) >= self.in_flight:
-            return True
-        if self.settings.explore != "decoupled":
-            return self.in_flight is None and sum(sizes) >= self.usual_rows
-        if sum(sizes) < self.usual_rows:
-            return False
-        return num_open >= self.most_rows or (self.in_flight is None and not self._fits(len(sizes)))
-
-    @property
-    def most_rows(self) -> int:
-        """Rows of which a pass's own cost is a tenth; as usual until that is known (N_LLM)."""
-        passes = self.payoff.decoding
-        if not passes.several or passes.total[0] < _LEAST_PASSES:
-            return self.usual_rows
-        of_a_call, of_a_row = passes.fit()
-        rows = (1 / _CALL_SHARE - 1) * of_a_call / max(of_a_row, 1e-12)
-        return round(min(_MOST_ROWS, max(self.usual_rows, rows)))
+        if self.in_flight is not None:
+            return len(sizes) >= self.in_flight
+        if sum(sizes) < self.usual_rows or self.settings.explore != "decoupled":
+            return sum(sizes) >= self.usual_rows
+        rows = self.settings.max_batch or self.usual_rows  # N_LLM
+        return num_open >= rows or not self._fits(len(sizes))
 
     def _look(self, live: Mapping[TreeRun, int]) -> None:
         """See how large trees become; whenever one has ended, whether KV has had to leave since the
-        one before it: then nobody comes in its place, and nothing is decoded ahead."""
+        one before it: then nobody comes in its place."""
         now = frozenset(live)
         if not self._before <= now:
             evicted = sum(store.counts.evicted_blocks for store in self.stores)
-            self.payoff.pressed, self._evicted = evicted > self._evicted, evicted
+            self._pressed, self._evicted = evicted > self._evicted, evicted
             self._ended = True
         self._before = now
         for run in live:
@@ -114,7 +92,7 @@ class Admission:
         """True if one more has room, were all as large as the largest so far."""
         tree_bytes = self._largest_tokens * sum(s.device.bytes_per_token for s in self.stores)
         room = sum(store.device.budget.total_bytes for store in self.stores)
-        roomy = self._ended and not self.payoff.pressed
+        roomy = self._ended and not self._pressed
         return roomy and tree_bytes * (num_live + 1) <= room
 
 

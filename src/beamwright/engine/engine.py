@@ -42,7 +42,7 @@ class Engine:
     payoff: what earlier runs know of decoding ahead. explore: in `lockstep` no tree decides before
     all have decoded, and scored, their round; `decoupled`, children are decoded ahead beside other
     trees, too, where that pays. verify_ahead: what is decoded ahead may be scored before it is
-    opened; without, as in the decoupled thesis (Alg. 4), never.
+    opened (FlashTTS 4.1.3); without, as in the decoupled thesis (Alg. 4), never.
     listwise: all steps of a tree's round are scored in one call. patience_s: seconds that a tree
     with nothing to return still waits for steps when its deadline has passed, where they may never
     come; None where they surely will.
@@ -129,7 +129,10 @@ class Engine:
 
     def _run(self) -> list[Event]:
         """Plan what waits, where that has changed, and let the executor do one piece of work."""
-        waiting = self._waiting() if self._changed or not self._writer.busy else ()
+        waiting: tuple[Node, ...] = ()
+        if self._changed or not self._writer.busy:  # those of the tree whose turn it is in front
+            runs, running = self.fairness.order(self._live.values()), self._writer.running_nodes
+            waiting = tuple(node for run in runs for node in run.open if node not in running)
         if waiting:
             with self._accounting.phase("schedule"):
                 plan = planned(self._schedule, self._writer.view(waiting))
@@ -151,8 +154,8 @@ class Engine:
             run.tree.commit(**vars(event))
         elif isinstance(event, StepScored):
             run.unscored.pop(node, None)
-            self._score(run, node, event.score)
             self._foresee = True
+            self._score(run, node, event.score)
         elif isinstance(event, StepFailed) and not run.put_off(node, event.error):
             self._fail(run, event.error)
         elif isinstance(event, StepAwaited) and run.out_of_time() and not run.overdue():
@@ -171,11 +174,6 @@ class Engine:
         self._select(run)
 
     # --- inside ------------------------------------------------------------------------------
-
-    def _waiting(self) -> tuple[Node, ...]:
-        """Open nodes, those of the tree whose turn it is in front."""
-        runs, running = self.fairness.order(self._live.values()), self._writer.running_nodes
-        return tuple(node for run in runs for node in run.open if node not in running)
 
     def _whose_round_is_over(self) -> list[TreeRun]:
         """Trees with nothing left to be decoded, or to be scored, before they go on."""
@@ -213,15 +211,12 @@ class Engine:
 
     def _submit_scores(self, run: TreeRun) -> None:
         """Give the verifier what it does not have yet of this round's steps."""
-        steps: list[Node] = []
-        for node in run.to_score():
-            known, score = run.speculative.score_of(node)
-            if known:
-                self._score(run, node, score)
-            else:
-                run.unscored[node] = None
-                steps.append(node)
+        steps, scored = run.to_score(), run.speculative.scores
+        for node in [node for node in steps if node in scored]:
+            steps.remove(node)
+            self._score(run, node, scored.pop(node))
         if steps:
+            run.unscored.update(dict.fromkeys(steps))
             run.num_submits += 1
             ahead = run.steps_ahead(len(steps)) if self._scores_ahead else ()
             self._executor.verify((*steps, *ahead), run.priority)
@@ -237,7 +232,8 @@ class Engine:
     def _speculate(self, ahead: DecodesAhead) -> None:
         """Say which children of finished steps may be decoded where nothing else can be."""
         self._foresee = False
-        if not self._pays(ahead):
+        pays = len(self._live) == 1 and self._payoff.pays
+        if ahead.speculation == "off" or (ahead.speculation == "auto" and not pays):
             self._foreseen.clear()
             ahead.speculate(())
             return
@@ -256,14 +252,6 @@ class Engine:
         likely.sort(key=lambda pair: -pair[0])
         ahead.speculate([child for _, children in likely for child in children])
 
-    def _pays(self, ahead: DecodesAhead) -> bool:
-        """True if children of finished steps are to be decoded ahead."""
-        if ahead.speculation != "auto":
-            return ahead.speculation in ("exact", "truncate")
-        if len(self._live) == 1:
-            return self._payoff.pays
-        return self._explore == "decoupled" and self._payoff.pays_beside(self.num_open)
-
     def _settle_ahead(self, run: TreeRun, event: Event) -> None:
         """What has become of a speculative child; late news of one that is gone are dropped."""
         node, children = event.node, run.speculative
@@ -273,7 +261,7 @@ class Engine:
             run.tree.commit(**vars(event))
             self._foresee = True
         elif isinstance(event, StepScored):
-            children.scored(node, event.score)
+            children.scores[node] = event.score
         elif isinstance(event, StepDropped):
             children.forget(node)
             self._executor.release([node])

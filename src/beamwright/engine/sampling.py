@@ -14,8 +14,14 @@ from typing import NamedTuple
 import torch
 
 from beamwright.attention.kernels import why_no_kernels
-from beamwright.engine.candidates import RowWay, draw_candidate
-from beamwright.engine.noise import RowStream, gumbel_noise, row_words, spread_tokens
+from beamwright.engine.noise import (
+    RowStream,
+    RowWay,
+    draw_candidate,
+    gumbel_noise,
+    row_words,
+    spread_tokens,
+)
 from beamwright.models.decoder import in_tiles
 from beamwright.protocols import ReadsTokenStats
 from beamwright.sections import SamplingSettings

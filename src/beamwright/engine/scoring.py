@@ -175,13 +175,14 @@ def scored(
     name = f"verifier {getattr(verifier, 'name', type(verifier).__name__)}"
     if len(scores) != len(nodes):
         raise InputError(f"{name}: {len(scores)} scores for {len(nodes)} steps")
+    events: list[StepScored] = []
     for node, score in zip(nodes, scores, strict=True):
         if not isinstance(score, Real | None):
             raise InputError(f"{name}: {_place(node)}: {type(score).__name__}, not a number")
         if not _is_usable(score):
             raise NotFiniteError(f"{name}: the score of {_place(node)} is {score!s:.40}")
-    plain = [None if score is None else float(score) for score in scores]
-    return [StepScored(node, score) for node, score in zip(nodes, plain, strict=True)]
+        events.append(StepScored(node, None if score is None else float(score)))
+    return events
 
 
 def check_path_score(node: Node) -> None:

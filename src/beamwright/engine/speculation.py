@@ -13,7 +13,6 @@ that takes about as long as a token of all rows (docs/experiments.md).
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,12 +30,15 @@ _MOST_REST = 64
 
 
 class SpeculativeChildren:
-    """The speculative children of one tree: by parent, ordinal, and whether they are greedy."""
+    """The speculative children of one tree: by parent, ordinal, and whether they are greedy.
+
+    scores: of those that were scored behind their parents.
+    """
 
     def __init__(self) -> None:
         self._children: dict[tuple[Node | None, bool], dict[int | str, Node]] = {}
+        self.scores: dict[Node, float | None] = {}
         self._submitted: set[Node] = set()
-        self._scores: dict[Node, float | None] = {}
 
     def __contains__(self, node: Node) -> bool:
         return self._siblings(node).get(node.lineage[-1]) is node
@@ -69,20 +71,10 @@ class SpeculativeChildren:
                 self._submitted.add(node)
         return chosen
 
-    def scored(self, node: Node, score: float | None) -> None:
-        """A child has been scored behind its parent."""
-        self._scores[node] = score
-
-    def score_of(self, node: Node) -> tuple[bool, float | None]:
-        """If it has been scored, and its score; once."""
-        self._submitted.discard(node)
-        return node in self._scores, self._scores.pop(node, None)
-
     def forget(self, node: Node) -> None:
         """A child has lost what it had; its parent bears what it cost."""
         self._siblings(node).pop(node.lineage[-1], None)
-        self._scores.pop(node, None)
-        self._submitted.discard(node)
+        self.scores.pop(node, None)
         assert node.parent is not None
         node.parent.usage.update(node.usage)
 
@@ -151,9 +143,6 @@ class Payoff:
     """Adds up rounds: what they cost, of trees that had the device to themselves.
 
     speculated, kept: tokens that were decoded ahead, and those that selection has opened.
-    decoding: passes of the generator, as calls with so many rows. idle, idle_fills: slots that
-    the rows of a round had left, in tokens, and how often such are filled, of trees beside others.
-    pressed: of late, KV has had to leave the device while several were under way.
     waited: tokens that the longest steps had more than the mean ones; tokens, decode_s: of the
     longest steps, and what their rounds took.
     rest: rounds to come without a try; twice as many after every try in vain, which is one whose
@@ -166,10 +155,6 @@ class Payoff:
     waited: float = 0.0
     fills: float = 0.0
     scoring: CallCosts = field(default_factory=CallCosts)
-    decoding: CallCosts = field(default_factory=CallCosts)
-    idle: int = 0
-    idle_fills: float = 0.0
-    pressed: bool = False
     decode_s: float = 0.0
     tokens: int = 0
     rest: int = 0
@@ -186,7 +171,7 @@ class Payoff:
         self.rounds += 1
         self._note_try(submitted)
         self.waited += longest - sum(lengths) / len(lengths)
-        self.fills += _fills(longest)
+        self.fills += _CALLS + longest / _TOKENS_PER_CALL
         self.scoring.note(spent.verifier_calls, spent.scored_tokens, spent.verify_s)
         self.decode_s, self.tokens = self.decode_s + spent.decode_s, self.tokens + longest
 
@@ -201,21 +186,6 @@ class Payoff:
                 self._next_rest = 1
         self._last_try = submitted, self.speculated
 
-    @contextmanager
-    def noting(self, counts: Counters) -> Iterator[None]:
-        """Note the generator's passes meanwhile, and what they take, by these counters."""
-        before = counts.copy()
-        yield
-        spent = counts - before
-        if spent.steps:
-            self.decoding.note(spent.steps, spent.row_tokens, spent.decode_s + spent.both_s)
-
-    def note_beside(self, lengths: Sequence[int]) -> None:
-        """A round of steps of these lengths is over, of a tree beside others."""
-        longest = max(lengths)
-        self.idle += longest * len(lengths) - sum(lengths)
-        self.idle_fills += _fills(longest)
-
     @property
     def kept_share(self) -> float:
         """Of what is decoded ahead; a half until something is known."""
@@ -229,21 +199,3 @@ class Payoff:
         token_s = self.decode_s / max(1, self.tokens)
         gain_s = self.kept_share * self.waited * token_s
         return gain_s > _MARGIN * self.fills * (self.scoring.fit()[0] + token_s)
-
-    def pays_beside(self, num_rows: int) -> bool:
-        """True if the same holds beside other trees, where so many rows share each pass.
-
-        A token that is kept saves its share of a later pass; one that is not costs a row in this.
-        """
-        if not self.decoding.several or self.pressed:
-            return False
-        of_a_pass, per_row_s = self.decoding.fit()
-        pass_s = of_a_pass / max(1, num_rows)
-        calls_s = self.idle_fills / max(1, self.idle) * (self.scoring.fit()[0] + pass_s)
-        cost_s = (1 - self.kept_share) * per_row_s + calls_s
-        return self.kept_share * pass_s > _MARGIN * cost_s
-
-
-def _fills(longest: int) -> float:
-    """How often slots are filled in a round whose longest step has so many tokens."""
-    return _CALLS + longest / _TOKENS_PER_CALL

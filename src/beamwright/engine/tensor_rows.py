@@ -21,7 +21,15 @@ from beamwright.engine.capacity import StepLengths, WorkingMemory
 from beamwright.engine.chains import last_hidden
 from beamwright.engine.graphs import Replay, make_replay
 from beamwright.engine.noise import stack_keys
-from beamwright.engine.row import Decoding, Decodings, Row, awaited, path_to
+from beamwright.engine.row import (
+    Decoding,
+    Decodings,
+    Row,
+    StopFinder,
+    awaited,
+    path_to,
+    text_before,
+)
 from beamwright.engine.sampling import (
     MOST_LIKELIEST,
     RowSampling,
@@ -30,7 +38,6 @@ from beamwright.engine.sampling import (
     draws_in_kernel,
     likeliest,
 )
-from beamwright.engine.stops import StopFinder, text_before
 from beamwright.errors import NotFiniteError
 from beamwright.models.load import free_bytes
 from beamwright.models.session import DecodeSession

@@ -47,15 +47,7 @@ class Timeline:
         self.started_s = clock()
 
     def add(self, name: str, track: str, start_s: float, end_s: float, **args: Any) -> None:
-        """Write down something that ran.
-
-        Raises:
-            ValueError: if the track is unknown or the end lies before the start.
-        """
-        if track not in TRACKS:
-            raise ValueError(f"no track {track!r}; tracks are {', '.join(TRACKS)}")
-        if not end_s >= start_s:
-            raise ValueError(f"{name} ends ({end_s} s) before it starts ({start_s} s)")
+        """Write down something that ran."""
         with self._lock:
             self.spans.append(Span(name, track, start_s, end_s, args))
 

@@ -174,8 +174,6 @@ class TreeRun:
         lengths = [len(node.token_ids) for node in self.beams if node.token_ids]
         if lengths and alone:
             payoff.note_round(lengths, spent - self.began, self.num_submits)
-        elif lengths:
-            payoff.note_beside(lengths)
 
     @property
     def scores_early(self) -> bool:

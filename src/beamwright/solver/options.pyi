@@ -173,13 +173,9 @@ class SolverOptions(RequestOptions, total=False):
     search-and-learn), each goes at its own pace (continuous), or problems are taken in until
     the device is busy, and scored together (decoupled).
     """
-    min_problems: int | None
-    """Others begin only when fewer problems are in flight (default: at once; in lockstep when
-    all have ended).
-    """
     executor: Literal["auto", "plain", "overlapped"]
     """Score and decode in turns (plain), or at the same time where several problems are in
-    flight (overlapped); auto: what is measured to be faster.
+    flight (overlapped); auto: what was measured to be faster.
     """
     speculation: Literal["off", "exact", "truncate", "auto"]
     """Decode children of complete steps in slots that nobody waits for, before selection has

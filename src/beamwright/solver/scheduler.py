@@ -106,7 +106,7 @@ class RequestScheduler:
         self._engine = self._make_engine(in_flight)
         rows = USUAL_ROWS if machinery.remote is None else REMOTE_ROWS
         schedule_settings = machinery.settings.schedule
-        self._admission = Admission(schedule_settings, in_flight, stores, machinery.payoff, rows)
+        self._admission = Admission(schedule_settings, in_flight, stores, rows)
         if machinery.moving is not None:
             machinery.moving.restart()
         self._live: dict[TreeRun, tuple[Request, Mark]] = {}
@@ -170,8 +170,7 @@ class RequestScheduler:
                     if self._live and not self._ended:
                         if self._meter.moving is not None:
                             self._meter.moving.look(self._live)
-                        with machinery.payoff.noting(machinery.batch.counts):
-                            self._settle(self._engine.step())
+                        self._settle(self._engine.step())
                 if not (self._live or self._ended or self._alone):
                     return
                 while self._ended:

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.nn.functional as F
 
-from beamwright.attention.layers import Entry
 from beamwright.attention.partial import round_up
-from beamwright.attention.shared import SharedSegments
+from beamwright.attention.shared import Entry, SharedSegments
 from beamwright.kv.segments import Path
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import Tail

@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from beamwright.attention.kernels import is_interpreted, programs, why_no_kernels
-from beamwright.attention.kernels.tiles import HeadLayout, decode_tile, prefill_tile
+from beamwright.attention.kernels.worklist import HeadLayout, decode_tile, prefill_tile
 
 HEADS = HeadLayout(kv_heads=4, group=7, head_dim=128)
 NUMBERS = ("scale", "num_items", "first_tail_slot")

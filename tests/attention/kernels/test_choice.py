@@ -12,7 +12,12 @@ import torch
 
 from beamwright.attention import KERNEL_BACKENDS, make_attention
 from beamwright.attention.kernels import triton_version
-from beamwright.attention.kernels.tiles import HeadLayout, decode_tile, power_of_two, prefill_tile
+from beamwright.attention.kernels.worklist import (
+    HeadLayout,
+    decode_tile,
+    power_of_two,
+    prefill_tile,
+)
 from beamwright.errors import InputError
 from beamwright.sections import ModelSettings
 

@@ -1,5 +1,7 @@
 """Work lists: every row reads every token of its path once, and rows that share read together."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -56,7 +58,7 @@ def read_rows(work, num_rows):
 @pytest.mark.parametrize("queries", [1, 3, 64])
 def test_each_row_reads_its_path_in_order(make_forest, seed, queries):
     forest = make_forest(5, seed=seed)
-    work = decode_work(forest.paths, 16, CUTS, queries, copy_per_row=False)
+    work = decode_work(forest.paths, 16, CUTS, queries)
     assert read_rows(work, len(forest.paths)) == [tokens_of(path) for path in forest.paths]
     assert max(work.items.reshape(-1, 4)[:, 3]) <= queries
 
@@ -64,9 +66,9 @@ def test_each_row_reads_its_path_in_order(make_forest, seed, queries):
 def test_rows_that_nobody_reads_have_no_work(make_forest):
     forest = make_forest(3)
     path = forest.paths[0]
-    work = decode_work([None, path, None, ()], 16, CUTS, 64, copy_per_row=False)
+    work = decode_work([None, path, None, ()], 16, CUTS, 64)
     assert read_rows(work, 4) == [[], tokens_of(path), [], []]
-    assert decode_work([None] * 8, 16, CUTS, 64, copy_per_row=False).items.size == 0
+    assert decode_work([None] * 8, 16, CUTS, 64).items.size == 0
 
 
 def test_each_row_reads_its_own_copy_and_rows_move_up_when_one_is_dropped(make_forest):
@@ -75,9 +77,9 @@ def test_each_row_reads_its_own_copy_and_rows_move_up_when_one_is_dropped(make_f
     store.append([segment], [torch.zeros(20, 2, 2, 2, 16, dtype=torch.float64)])
     segment.copies.append(store.pool.allocate(2))
     path = (PathPart(segment, 20),)
-    work = decode_work([path] * 3, 16, CUTS, 64, copy_per_row=True)
+    work = decode_work([path] * 3, 16, replace(CUTS, copy_per_row=True), 64)
     assert read_rows(work, 3) == [tokens_of(path, [copy]) for copy in (0, 1, 1)]
-    work = decode_work([None, path, path], 16, CUTS, 64, copy_per_row=True)
+    work = decode_work([None, path, path], 16, replace(CUTS, copy_per_row=True), 64)
     assert read_rows(work, 3)[1:] == [tokens_of(path, [copy]) for copy in (0, 1)]
 
 
@@ -85,7 +87,7 @@ def test_what_is_not_on_the_device_cannot_be_read(make_forest):
     segment = make_forest(1).store.create("lost")
     segment.length = 20
     with pytest.raises(AssertionError, match="'lost' is read, but not on the device"):
-        decode_work([(PathPart(segment, 20),)], 16, CUTS, 64, copy_per_row=False)
+        decode_work([(PathPart(segment, 20),)], 16, CUTS, 64)
 
 
 def test_joining_old_segments_saves_partials_and_reads_no_token_twice(make_forest):
@@ -104,8 +106,7 @@ def test_joining_old_segments_saves_partials_and_reads_no_token_twice(make_fores
         paths = [extend(path, 1) for path in paths for _ in range(4)]
     distinct = 32 * (61 + 4 + 16 + 64)
     joined, apart, all_joined = (
-        decode_work(paths, 16, cuts, 16, copy_per_row=False)
-        for cuts in (Cuts(), Cuts(256, 10**6), Cuts(256, 0))
+        decode_work(paths, 16, cuts, 16) for cuts in (Cuts(), Cuts(256, 10**6), Cuts(256, 0))
     )
     assert len(joined.slot_rows) == 64 * 15
     assert len(apart.slot_rows) == 64 * 64
@@ -132,8 +133,8 @@ def test_prefill_tiles_cover_every_new_token(make_forest, copy_per_row):
 def test_lists_are_rewritten_in_place_until_they_outgrow_their_room(make_forest):
     forest = make_forest(5)
     buffers = WorkBuffers(torch.device("cpu"))
-    small = decode_work(forest.paths[:2], 16, CUTS, 64, copy_per_row=False)
-    large = decode_work(forest.paths, 16, CUTS, 64, copy_per_row=False)
+    small = decode_work(forest.paths[:2], 16, CUTS, 64)
+    large = decode_work(forest.paths, 16, CUTS, 64)
     before = buffers.write(large)
     after = buffers.write(small)
     assert buffers.num_moves == 1
@@ -152,7 +153,7 @@ def test_lists_with_headroom_move_less_often(make_forest):
     paths = make_forest(5).paths
     tight, ample = (WorkBuffers(torch.device("cpu"), 8, headroom) for headroom in (1, 4))
     for num_rows in range(1, len(paths) + 1):
-        work = decode_work(paths[:num_rows], 16, CUTS, 4, copy_per_row=False)
+        work = decode_work(paths[:num_rows], 16, CUTS, 4)
         for buffers in (tight, ample):
             lists = buffers.write(work)
             assert lists[5][: len(work.row_slots)].tolist() == work.row_slots.tolist()

@@ -3,42 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import sqrt
 
 import torch
 
 from beamwright.attention.kernels import is_interpreted
 from beamwright.attention.kernels.programs import attend_chunks, attend_parts, merge_rows
-from beamwright.attention.kernels.tiles import HeadLayout, Tile
+from beamwright.attention.kernels.worklist import HeadLayout, Tile
 
 _LOG2_E = 1.4426950408889634
 _PARTS = 16
 _MERGE_WARPS = 2
 
 
-@dataclass(frozen=True)
 class Partials:
     """Partial results: context [slots, heads, head_dim] and base-2 log-sum-exp [slots, heads].
 
-    The tails' slots follow the `first_tail` slots of work items.
+    Of so many slots of work items; the tails' slots, one per row, follow the `first_tail` ones.
     """
 
-    context: torch.Tensor
-    lse: torch.Tensor
-    first_tail: int
-
-    @classmethod
-    def empty(
-        cls, heads: HeadLayout, num_slots: int, num_rows: int, device: torch.device
-    ) -> Partials:
-        """Room for so many slots of work items and a tail per row."""
+    def __init__(
+        self, heads: HeadLayout, num_slots: int, num_rows: int, device: torch.device
+    ) -> None:
         size = (num_slots + num_rows, heads.heads)
-        return cls(
-            torch.empty((*size, heads.head_dim), dtype=torch.float32, device=device),
-            torch.empty(size, dtype=torch.float32, device=device),
-            num_slots,
-        )
+        self.context = torch.empty((*size, heads.head_dim), dtype=torch.float32, device=device)
+        self.lse = torch.empty(size, dtype=torch.float32, device=device)
+        self.first_tail = num_slots
 
     @property
     def num_rows(self) -> int:

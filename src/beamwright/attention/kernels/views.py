@@ -9,18 +9,19 @@ what such rows compute is never used.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from beamwright.attention.kernels import why_no_kernels
 from beamwright.attention.kernels.launch import Partials, decode_attention, prefill_attention
-from beamwright.attention.kernels.tiles import HeadLayout, decode_tile, prefill_tile
 from beamwright.attention.kernels.worklist import (
     Cuts,
     DecodeWork,
+    HeadLayout,
     WorkBuffers,
+    decode_tile,
     decode_work,
+    prefill_tile,
     prefill_work,
 )
 from beamwright.errors import InputError
@@ -29,18 +30,6 @@ from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import RowTails
 
 _STAYING_ROOM = 128
-
-
-@dataclass(frozen=True)
-class KernelOptions:
-    """What sets `triton-tree` and `triton-dense` apart.
-
-    cuts: where paths are cut into parts.
-    copy_per_row: every row reads its own device copy of its path.
-    """
-
-    cuts: Cuts
-    copy_per_row: bool
 
 
 class KernelWorkspace:
@@ -71,7 +60,7 @@ class KernelWorkspace:
         num_slots, held = len(lists[3]), self._partials
         if held is None or held.first_tail < num_slots or held.num_rows < num_rows:
             num_rows = max(num_rows, held.num_rows if held is not None else 0)
-            held = Partials.empty(heads, num_slots, num_rows, self._device)
+            held = Partials(heads, num_slots, num_rows, self._device)
             self._partials = held
             self._num_partials += 1
             self._count(held.num_bytes)
@@ -98,10 +87,10 @@ class KernelDecode:
         store: SegmentStore,
         paths: Sequence[Path],
         tail: RowTails,
-        options: KernelOptions,
+        cuts: Cuts,
         workspace: KernelWorkspace | None = None,
     ) -> None:
-        self._store, self._tail, self._options = store, tail, options
+        self._store, self._tail, self._cuts = store, tail, cuts
         self._paths = list(paths)
         self._live = [True] * len(paths)
         self._keeps = workspace is not None
@@ -150,7 +139,7 @@ class KernelDecode:
         for row in rows:
             self._live[row] = False
         # With copies, the copy that goes may be one that another row reads: rows move up.
-        self._stale = self._stale or self._options.copy_per_row
+        self._stale = self._stale or self._cuts.copy_per_row
 
     def close(self) -> None:
         if not self._keeps:
@@ -161,9 +150,8 @@ class KernelDecode:
         work = decode_work(
             [path if live else None for path, live in zip(self._paths, self._live, strict=True)],
             self._store.pool.block_tokens,
-            self._options.cuts,
+            self._cuts,
             queries_per_tile,
-            copy_per_row=self._options.copy_per_row,
         )
         self._work, self._partials = self._workspace.write(work, heads, len(self._paths))
         self._stale = False
@@ -177,10 +165,10 @@ class KernelPrefill:
         store: SegmentStore,
         paths: Sequence[Path],
         lengths: Sequence[int],
-        options: KernelOptions,
+        cuts: Cuts,
     ) -> None:
         self._store, self._paths, self._lengths = store, list(paths), list(lengths)
-        self._options = options
+        self._cuts = cuts
         self._work: list[torch.Tensor] = []
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
@@ -194,7 +182,7 @@ class KernelPrefill:
                 self._lengths,
                 self._store.pool.block_tokens,
                 tile.queries,
-                copy_per_row=self._options.copy_per_row,
+                copy_per_row=self._cuts.copy_per_row,
             )
             self._work = WorkBuffers(storage.device).write(work)
         num_tokens = sum(self._lengths)
@@ -215,10 +203,8 @@ class KernelAttention:
 
     tail_tokens = 256
 
-    def __init__(self, name: str, options: KernelOptions) -> None:
-        self.name = name
-        self.copies_per_beam = options.copy_per_row
-        self._options = options
+    def __init__(self, name: str, cuts: Cuts) -> None:
+        self.name, self.copies_per_beam, self._cuts = name, cuts.copy_per_row, cuts
 
     def workspace(self, store: SegmentStore) -> KernelWorkspace:
         """What decode views of this store may share, one after the other."""
@@ -233,14 +219,14 @@ class KernelAttention:
     ) -> KernelDecode:
         """A view for one token per row."""
         self._check(store)
-        return KernelDecode(store, paths, tail, self._options, workspace)
+        return KernelDecode(store, paths, tail, self._cuts, workspace)
 
     def prefill_view(
         self, store: SegmentStore, paths: Sequence[Path], lengths: Sequence[int]
     ) -> KernelPrefill:
         """A view for `lengths[i]` new tokens after path i."""
         self._check(store)
-        return KernelPrefill(store, paths, lengths, self._options)
+        return KernelPrefill(store, paths, lengths, self._cuts)
 
     def _check(self, store: SegmentStore) -> None:
         reason = why_no_kernels(store.pool.storage.device, store.pool.layout.dtype)
@@ -250,9 +236,9 @@ class KernelAttention:
 
 def triton_tree() -> KernelAttention:
     """Backend `triton-tree`: every stored segment is read once for all rows under it."""
-    return KernelAttention("triton-tree", KernelOptions(Cuts(), copy_per_row=False))
+    return KernelAttention("triton-tree", Cuts())
 
 
 def triton_dense() -> KernelAttention:
     """Backend `triton-dense`: every row reads its own copy. Nothing is shared, so all is joined."""
-    return KernelAttention("triton-dense", KernelOptions(Cuts(fresh_tokens=0), copy_per_row=True))
+    return KernelAttention("triton-dense", Cuts(fresh_tokens=0, copy_per_row=True))

@@ -1,4 +1,4 @@
-"""Work lists: which parts of which segments are attended for which rows. Knows no kernel.
+"""Tiles, and work lists: which parts of segments are attended for which rows. Knows no kernel.
 
 A path is cut into parts by a pure function of the lengths on it. Each part gives one partial result
 per row, and a row's parts are merged in path order. So the cuts may depend on the row's own path
@@ -8,6 +8,9 @@ and on constants, and on nothing else: then its bits are the same whoever is in 
 A part is attended once for all rows that share it. Its rows are cut into items of as
 many rows as a tile holds; sessions order rows depth-first, so these are ranges. Every (part, row)
 is a slot, where a partial result is kept until the row's parts are merged.
+
+Tile sizes are constants of the model's shape, never of the batch: a tile decides in which order a
+row's sums are taken.
 
 Lists are flat int32 tensors with room to spare: unused items have no slots and cost a program that
 ends at once. They are rewritten in place, so that a captured CUDA graph can go on reading them.
@@ -23,12 +26,76 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from beamwright.attention.kernels.tiles import power_of_two
 from beamwright.kv.segments import Path, Segment
 
 Ints = npt.NDArray[np.int32]
 
 _LEAST_ROOM = 8
+_STAGE_BYTES = 32 * 1024
+"""Keys and values of one tile: two such stages fit the shared memory of every card since Ampere."""
+_LEAST = 16  # a matrix instruction's rows, and the least depth of a product
+_LARGE_ACCUMULATOR = 64 * 128
+
+# --- tiles ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HeadLayout:
+    """Heads of one layer: `group` query heads read each KV head."""
+
+    kv_heads: int
+    group: int
+    head_dim: int
+
+    @property
+    def heads(self) -> int:
+        """Query heads."""
+        return self.kv_heads * self.group
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Sizes of one program.
+
+    pairs: (query token, head of the group) pairs, the rows of the matrix products.
+    queries: whole query tokens that fit in `pairs`.
+    tokens: keys per step of the loop.
+    dim: head_dim, padded to a power of two.
+    """
+
+    pairs: int
+    queries: int
+    tokens: int
+    dim: int
+    warps: int
+    stages: int
+
+
+def power_of_two(value: int, least: int = 1) -> int:
+    """The smallest power of two that is at least `value` and at least `least`."""
+    return max(least, 1 << max(0, value - 1).bit_length())
+
+
+def decode_tile(heads: HeadLayout, element_bytes: int) -> Tile:
+    """Few queries per key: small groups get few rows, as the rest of a tile would be idle."""
+    pairs = 16 if heads.group <= 2 else 32 if heads.group <= 4 else 64
+    return _tile(heads, element_bytes, 16 if element_bytes == 4 else pairs)
+
+
+def prefill_tile(heads: HeadLayout, element_bytes: int) -> Tile:
+    """Many queries per key. float32 has no matrix unit, and larger tiles spill registers."""
+    return _tile(heads, element_bytes, 16 if element_bytes == 4 else 64)
+
+
+def _tile(heads: HeadLayout, element_bytes: int, pairs: int) -> Tile:
+    pairs = max(pairs, power_of_two(heads.group))
+    dim = power_of_two(heads.head_dim, _LEAST)
+    tokens = min(64, max(_LEAST, _STAGE_BYTES // (2 * dim * element_bytes)))
+    warps = 8 if pairs * dim > _LARGE_ACCUMULATOR else 4
+    return Tile(pairs, pairs // heads.group, tokens, dim, warps, stages=2)
+
+
+# --- parts of paths ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -39,10 +106,13 @@ class Cuts:
     fresh_tokens: segments that begin in about the last so many tokens of a path are parts of their
         own, because siblings share some and not others. Older ones are joined up to `part_tokens`:
         beams that differ there are few, and a partial of a short segment can be larger than its KV.
+    copy_per_row: every row reads its own device copy of its path: the k-th row through a segment
+        its k-th copy, or the last there is.
     """
 
     part_tokens: int = 256
     fresh_tokens: int = 256
+    copy_per_row: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,18 +211,10 @@ class _Part:
 
 
 def decode_work(
-    paths: Sequence[Path | None],
-    block_tokens: int,
-    cuts: Cuts,
-    queries_per_tile: int,
-    *,
-    copy_per_row: bool,
+    paths: Sequence[Path | None], block_tokens: int, cuts: Cuts, queries_per_tile: int
 ) -> DecodeWork:
-    """Work for one token per row; None: a row that nobody reads.
-
-    copy_per_row: the k-th row through a segment reads its k-th device copy, or the last there is.
-    """
-    by_row = _share([path or () for path in paths], block_tokens, cuts, copy_per_row=copy_per_row)
+    """Work for one token per row; None: a row that nobody reads."""
+    by_row = _share([path or () for path in paths], block_tokens, cuts)
     entries = _Entries(block_tokens)
     items: list[int] = []
     slot_rows: list[int] = []
@@ -175,20 +237,18 @@ def decode_work(
     return DecodeWork(*map(_ints, lists))
 
 
-def _share(
-    paths: Sequence[Path], block_tokens: int, cuts: Cuts, *, copy_per_row: bool
-) -> list[list[tuple[_Part, int]]]:
+def _share(paths: Sequence[Path], block_tokens: int, cuts: Cuts) -> list[list[tuple[_Part, int]]]:
     """The parts of each row in path order, and the row's place among the part's rows."""
     seen: Counter[Segment] = Counter()
     known: dict[Hashable, _Part] = {}
     by_row: list[list[tuple[_Part, int]]] = []
     for row, path in enumerate(paths):
-        copies = _copies(path, seen) if copy_per_row else [0] * len(path)
+        copies = _copies(path, seen) if cuts.copy_per_row else [0] * len(path)
         mine = []
         for runs in cut_path([each.visible for each in path], block_tokens, cuts):
             found = [(path[run.part].segment, copies[run.part], run) for run in runs]
             key: Hashable = tuple((id(s), run.first, run.tokens) for s, _, run in found)
-            if copy_per_row:
+            if cuts.copy_per_row:
                 key = (row, key)
             part = known.setdefault(key, _Part(found))
             mine.append((part, len(part.rows)))
