@@ -1,11 +1,10 @@
 import io
-from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from beamwright.cli.drawing import draw_answers, draw_tree
-from beamwright.cli.live import LiveTree, Status, round_line
+from beamwright.cli.live import LiveTree, Status
 from beamwright.tree import SearchTree, StopReason
 
 
@@ -47,19 +46,6 @@ def test_a_line_never_wraps_and_control_characters_do_not_pass(reports):
     assert all(len(line) <= 60 for line in out.splitlines())
     assert "\x1b" not in out
     assert "[bold]markup" in out
-
-
-def test_candidates_that_wait_are_counted_while_the_search_goes_on(reports):
-    first = next(reports())
-    waiting = first.tree.expand(first.survivors[0], 2)
-    for node in waiting:
-        first.tree.commit(node, (5,), (-0.1,), StopReason.DELIMITER, node.text + "waits")
-    report = replace(first, candidates=(*first.candidates, *waiting))
-    line = "round 1 | 6 candidates | 1 kept | 3 pruned | 2 waiting | 0.5 s"
-    assert round_line(report) == line
-    assert "waits" in render(draw_tree(first.tree))
-    first.tree.done = True
-    assert "waiting" not in round_line(report)
 
 
 SCORES = ("0.10", "0.50", "0.50", "0.40", "0.70")

@@ -60,14 +60,6 @@ def test_a_page_to_read(cli):
     assert "\u2026" not in out, "nothing is cut off"
 
 
-def test_the_number_that_is_named_is_the_least_that_fits(cli):
-    words = ["plan", "--model", "qwen2.5-1.5b", "--verifier", "skywork-prm-7b", "--n", "64"]
-    words += ["--generate", "512", "--gpu", "a100", "--json", "--memory"]
-    needed = cli(*words, "40GiB").json["memory"]["needed_bytes"]
-    assert cli(*words, f"{needed}B").json["fits"]
-    assert not cli(*words, f"{needed - 1000}B").json["fits"]
-
-
 def test_a_reward_model_with_a_head_of_its_own_has_no_lm_head(cli, generator_folder):
     """By name, by family, or by its files; a config.json alone does not say."""
 
@@ -100,16 +92,6 @@ def test_the_answer_is_true_and_its_advice_helps(cli):
     assert other["advice"].startswith(
         f"about --n {other['max_beams_in_gpu']}, or --schedule locality"
     )
-
-
-def test_borderline_is_where_the_mean_fits(cli):
-    """Some searches fit in 15 GiB, about half in 17."""
-    words = [*PAPER, "--width", "2", "--step-tokens", "128", "--gpu", "h100", "--json"]
-    verdicts = []
-    for budget in ("10GiB", "15GiB", "17GiB", "20GiB"):
-        found = cli(*words, "--kv-memory", budget).json
-        verdicts.append("fits" if found["fits"] else "borderline" * found["borderline"] or "no")
-    assert verdicts == ["no", "no", "borderline", "fits"]
 
 
 def test_the_profiles_are_listed(cli):

@@ -15,20 +15,6 @@ class Mine(BestOfN):
     zeal: float = option(0.5, ge=0, le=1, metavar="SHARE", help="How hard it tries.")
 """
 
-SCHEDULE = """
-from beamwright.protocols import Plan
-from beamwright.registry import option
-from beamwright.schedule import Schedule, schedule
-
-
-@schedule("chunks", meaning="so many beams at a time")
-class Chunks(Schedule):
-    chunk: int = option(2, ge=1, help="Beams of a group.")
-
-    def plan(self, view):
-        starts = range(0, len(view.beams), self.chunk)
-        return Plan(tuple(view.beams[start : start + self.chunk] for start in starts))
-"""
 
 VERIFIERS = """
 from beamwright.config import Section
@@ -100,38 +86,11 @@ def test_mistakes_are_one_line(cli, plugin, text, words):
     assert cli("solve", "p", "--plugin", "nowhere.py").code == 2
 
 
-def test_a_schedule_of_a_plugin_is_everywhere(cli, fake, plugin):
-    plugin.write_text(SCHEDULE)
-    words = ["--plugin", plugin]
-    assert cli("solve", "p", *words, "--schedule", "chunks", "--chunk", "3").code == 0
-    assert fake.settings.schedule.schedule == "chunks"
-    assert fake.settings.schedule.model_extra == {"chunk": 3}
-    assert "chunks" in cli("solve", *words, "--help").out
-    small = ["--model", "opt-2.7b", "--n", "8", "--width", "2", "--generate", "64"]
-    wanted = ["--schedules", "chunks/tree,in-gpu/tree", "--json", "--batching", "grouped"]
-    rows = cli("simulate", *words, *small, *wanted).json["schedules"]
-    assert rows["chunks/tree"]["groups"] > rows["in-gpu/tree"]["groups"]
-    outcome = cli("simulate", *words, *small, "--schedules", "chonks")
-    assert (outcome.code, "did you mean chunks?" in outcome.complaint) == (2, True)
-
-
-def test_verifiers_of_a_plugin(cli, fake, plugin, tmp_path):
+def test_verifiers_of_a_plugin_run(cli, plugin):
     plugin.write_text(VERIFIERS)
-    words = ["solve", "p", "--plugin", plugin]
-    assert cli(*words, "--verifier", "brief", "--brevity", "3").code == 0
-    assert fake.settings.model.verifier == "brief"
-    assert fake.settings.model.model_extra == {"brevity": 3.0}
     shown = " ".join(cli("solve", "--plugin", plugin, "--help-all").out.replace("│", "").split())
     assert "Or one of even, brief." in shown
     assert "--brevity" in shown
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("model: {verifier: brief, brevity: 4}")
-    assert cli(*words, "--recipe", recipe).code == 0
-    assert fake.settings.model.model_extra == {"brevity": 4.0}
-
-
-def test_they_run(cli, plugin):
-    plugin.write_text(VERIFIERS)
     small = ["--n", "2", "--width", "1", "--search", "beam", "--max-step-tokens", "8", "--json"]
     found = cli("solve", "6*7?", "--plugin", plugin, *small, "--verifier", "even").json
     assert found["score"] == 0.5

@@ -33,17 +33,7 @@ def test_keys_have_to_be_there(tmp_path):
 def test_a_search_is_served_until_it_is_told_to_end(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("# mine\nsesame\n")
-    words = [
-        "--port",
-        "0",
-        "--api-keys",
-        str(keys),
-        "--n",
-        "4",
-        "--width",
-        "2",
-        "--json",
-    ]
+    words = ["--port", "0", "--api-keys", str(keys), "--n", "4", "--width", "2", "--json"]
     command = [sys.executable, "-m", "beamwright", "serve", *words, "--log-json", "--seed", "5"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -159,21 +159,6 @@ def tiny(generator_folder, verifier_folder):
     )
 
 
-def test_a_search_is_stopped_and_resumed(cli, tiny, tmp_path):
-    file = tmp_path / "search.json"
-    whole = cli("solve", "6*7?", *tiny, "--json").json
-    options = ("--checkpoint", file, "--token-budget", 40, "--json")
-    stopped = cli("solve", "6*7?", *tiny, *options).json
-    assert set(stopped) == set(whole)
-    assert stopped["rounds"] < whole["rounds"]
-    assert stopped["reason_fewer"].endswith("unfinished when --token-budget 40 was spent")
-    assert len(stopped["candidates"]) == 8
-    for problem in ([], ["6*7?"]):
-        found = cli("solve", *problem, *tiny, "--resume", file, "--json").json
-        assert found["tree_hash"] == whole["tree_hash"]
-        assert found["tokens"] == whole["tokens"]
-
-
 @pytest.mark.parametrize(
     "extra",
     [
