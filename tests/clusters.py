@@ -1,8 +1,6 @@
-"""Ray on this machine for tests, and replicas that several of them use one after the other."""
+"""Ray on this machine for tests."""
 
-from contextlib import ExitStack, contextmanager, nullcontext
-
-from beamwright.cluster.serving import Cluster
+from contextlib import contextmanager
 
 
 @contextmanager
@@ -18,20 +16,3 @@ def local_ray(cpus):
         yield ray
     finally:
         ray.shutdown()
-
-
-@contextmanager
-def kept_replicas(number):
-    """Gives a ClusterSolver per settings, as a context that leaves it open."""
-    from beamwright.cluster.solver import ClusterSolver
-
-    with local_ray(cpus=16 * number), ExitStack() as stack:
-        made = {}
-
-        def keep(settings):
-            key = settings.model_dump_json(exclude_unset=True)
-            if key not in made:
-                made[key] = stack.enter_context(ClusterSolver(Cluster(None, number), settings))
-            return nullcontext(made[key])
-
-        yield keep

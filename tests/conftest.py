@@ -46,8 +46,6 @@ def self_test_is_asked_once():
 def pytest_addoption(parser):
     help_text = "random schedules of the running batch (tests/engine/test_running.py)"
     parser.addoption("--schedules", type=int, default=240, help=help_text)
-    help_text = "run the tests of the server over so many replicas (tests/serve; needs ray[serve])"
-    parser.addoption("--replicas", type=int, default=0, help=help_text)
 
 
 @pytest.fixture(scope="session")

@@ -48,16 +48,15 @@ class Stream:
 class FakeServing:
     """A `RayServing` of so many Replicas. sent: replica and search, in order.
 
-    deadly: problems that kill whoever has them. hears_of_cancels: else whoever has a search is not
-    told that it is cancelled.
+    deadly: problems that kill whoever has them.
     """
 
     died = (Died,)
 
-    def __init__(self, settings, number=2, hears_of_cancels=True):
+    def __init__(self, settings, number=2):
         self._settings, self._number = settings.model_dump(mode="json", exclude_unset=True), number
         self.engines, self.dead, self.sent = {}, {}, []
-        self.hears_of_cancels, self.deadly, self.closing = hears_of_cancels, [], []
+        self.deadly, self.closing = [], []
 
     def start(self):
         for name in "abcdef"[: self._number]:
@@ -80,9 +79,8 @@ class FakeServing:
         return Stream(self, given)
 
     async def cancel(self, search):
-        if self.hears_of_cancels:
-            for engine in list(self.engines.values()):
-                await engine.cancel(search)
+        for engine in list(self.engines.values()):
+            await engine.cancel(search)
 
     async def pulses(self):
         return [await engine.pulse() for engine in list(self.engines.values())]

@@ -29,10 +29,10 @@ def make(generator_folder):
     """A ClusterSolver over a fake; both."""
     made = []
 
-    def make(number=2, hears_of_cancels=True, in_flight=None, **options):
+    def make(number=2, in_flight=None, **options):
         given = engines.tiny_options(generator_folder, **{**OPTIONS, **options})
         settings = Settings.build(**given)
-        serving = FakeServing(settings, number, hears_of_cancels)
+        serving = FakeServing(settings, number)
         made.append(ClusterSolver(Cluster(), settings, in_flight=in_flight, serving=serving))
         return made[-1], serving
 
@@ -142,32 +142,6 @@ def test_what_is_cancelled_ends_with_the_best_until_then(make):
     assert not any(each.used_bytes for each in far.usage().levels.values())
 
 
-def test_a_replica_that_does_not_hear_of_it_keeps_nobody(make, monkeypatch):
-    monkeypatch.setattr(cluster_solver, "CANCEL_S", 0.1)
-    far, _ = make(hears_of_cancels=False)
-    stop = Stop()
-    handle = far.submit(PROBLEM, on_round=stop, seed=1)
-    assert stop.reached.wait(30)
-    handle.cancel()
-    with pytest.raises(Cancelled):
-        handle.result(30)
-    stop.opened.set()
-
-
-@pytest.mark.parametrize("wait_s", [0.0, 0.002, 0.02])
-def test_nobody_waits_for_what_was_cancelled_at_once(make, wait_s):
-    far, _ = make()
-    handles = [far.submit(PROBLEM, seed=seed) for seed in range(8)]
-    time.sleep(wait_s)
-    for handle in handles:
-        handle.cancel()
-    for handle in handles:
-        with pytest.raises(Cancelled):
-            handle.result(30)
-    assert not any(each.candidates for each in far.roster.replicas())
-    assert far.submit(PROBLEM, seed=1).result().tree_hash
-
-
 def test_errors_are_those_of_one_process(make, alone):
     far, _ = make()
     for options in ({"model": "x"}, {"n": -1}, {"search": "none such"}, {"priority": "high"}):
@@ -181,14 +155,6 @@ def test_errors_are_those_of_one_process(make, alone):
             solver.submit("word " * 500).result()
     with pytest.raises(InputError, match="is one text"):
         far.submit(3)
-
-
-def test_what_a_callback_raises_ends_its_own_search(make):
-    far, _ = make()
-    handle = far.submit(PROBLEM, on_round=lambda report: 1 // 0)
-    with pytest.raises(ZeroDivisionError):
-        handle.result(30)
-    assert far.submit(PROBLEM, seed=1).result().tree_hash
 
 
 def test_a_callback_cannot_wait_for_its_own_solver(make):
@@ -263,12 +229,6 @@ def test_a_replica_has_one_more_than_what_is_in_flight_and_the_rest_waits_here(m
     next(found)
     assert len(serving.sent) <= 4
     assert len(dict(found)) == 7
-
-
-@pytest.mark.parametrize(("explore", "most"), [("continuous", 2 * 9), ("decoupled", 2 * 129)])
-def test_what_is_given_when_replicas_choose(make, explore, most):
-    far, _ = make(explore=explore)
-    assert far._most_given() == most
 
 
 def test_a_run_whose_replicas_are_gone_ends_with_what_is_done(make, monkeypatch):

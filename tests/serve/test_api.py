@@ -82,17 +82,6 @@ def test_several_choices_are_the_best_of_the_candidates(served):
     assert [text_of(events, index) for index in range(3)] == texts
 
 
-def test_what_all_answers_share_is_returned_once(served):
-    found, solution = served.chat(n=8, seed=2).json(), served.solver.solve(ASKED, seed=2)
-    assert len(found["choices"]) == len(solution.candidates)
-    ends = [solution.tree.node(candidate.lineage) for candidate in solution.candidates]
-    steps = {step for end in ends for step in end.reply()}
-    assert len(steps) < sum(len(end.reply()) for end in ends), "some are shared"
-    returned = sum(len(step.token_ids) for step in steps)
-    details = found["usage"]["completion_tokens_details"]
-    assert details["reasoning_tokens"] == solution.tokens.generated - returned
-
-
 def test_stop_strings_end_an_answer_and_are_not_returned(served):
     whole = served.chat(seed=5, model="tiny:plain").json()["choices"][0]["message"]["content"]
     stop = whole[len(whole) // 2 :][:2]
@@ -131,11 +120,6 @@ def test_responses(served):
     assert events[-1]["type"] in ("response.completed", "response.incomplete")
     refused = served.http.post("/v1/responses", json={**body, "previous_response_id": "resp_1"})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "previous_response_id")
-
-
-def test_a_query_that_is_wrong_is_named(served):
-    response = served.http.get("/feed/searches/x", params={"from": "-1"})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "from")
 
 
 def test_models_health_and_what_there_is_not(served):

@@ -1,7 +1,6 @@
 """The feed: what a live search appends, what readers get from any number on, what is forgotten."""
 
 import asyncio
-import functools
 import json
 import math
 import threading
@@ -13,11 +12,9 @@ import feeding
 from beamwright.errors import Cancelled, InputError
 from beamwright.protocols import RoundReport
 from beamwright.serve import feed as feed_module
-from beamwright.serve.app import kv_place
 from beamwright.serve.body import ServerLimits
 from beamwright.serve.feed import POLICY, Feed
 from beamwright.tree import StopReason
-from beamwright.tree.conversation import Conversation
 from fakes import add_step, grow, new_tree
 
 HOSTILE = '</script><img src=x onerror="alert(1)"> \u2028 \ud800'
@@ -83,16 +80,6 @@ def test_a_step_is_sent_once_and_then_what_has_changed(feed, grown):
     assert (last["event"], last["state"]) == ("end", "cancelled")
 
 
-def test_a_verdict_alone_comes_without_the_text(feed, grown):
-    asked, tree = grown
-    tree.prune(tree.node(("search-0", 0, 0)))
-    feed.round(asked, report(tree))
-    feed.ended(asked, Cancelled())
-    (change,) = events(feed.run(asked.id))[-2]["nodes"]
-    assert change["state"] == "pruned"
-    assert "text" not in change
-
-
 def test_scores_are_numbers_or_null_and_text_is_any_text(feed, grown):
     feed.ended(grown[0], Cancelled())
     nodes = {node["lineage"]: node for node in events(feed.run("search-0"))[1]["nodes"]}
@@ -115,30 +102,6 @@ def test_where_kv_is_comes_along_where_it_is_known():
     assert second["nodes"] == [{"lineage": "0", "kv": "host"}]
 
 
-def test_kv_of_two_tiers_is_where_the_store_has_it(make_solver):
-    """Searches of a server have the same problem id: names of segments do not tell them apart."""
-    feed, seen = Feed(places=kv_place), set()
-    with make_solver(n=8, width=2, max_rounds=4, kv_memory="64KiB", host_memory="8MiB") as solver:
-        handles = []
-        for number in range(3):
-            asked = job(number)
-            feed.begun(asked)
-            hear = functools.partial(feed.round, asked)
-            handles.append((asked, solver.submit("1+1", on_round=hear)))
-        for asked, handle in handles:
-            feed.ended(asked, handle.result())
-    for run in feed.runs():
-        places = [
-            (step["lineage"], step["kv"])
-            for event in events(run)
-            for step in event.get("nodes", ())
-            if "kv" in step
-        ]
-        seen |= {place for _, place in places}
-        assert places
-    assert seen >= {"host", None}
-
-
 @pytest.mark.parametrize(
     ("error", "shown"),
     [(InputError("too long"), "too long"), (RuntimeError("/etc"), "RuntimeError")],
@@ -148,30 +111,6 @@ def test_a_failure_says_only_what_is_fit_to_show(feed, error, shown):
     feed.ended(job(), error)
     last = events(feed.run("search-0"))[-1]
     assert (last["state"], last["error"]) == ("failed", shown)
-
-
-def test_a_real_search_ends_with_its_whole_tree(served):
-    asked = {"problem": "1+1", "options": {"n": 4, "width": 2, "rounds": 3, "seed": 1}}
-    run = served.http.post("/feed/searches", json=asked).json()["id"]
-    lines = served.http.get(f"/feed/searches/{run}").text.splitlines()
-    found, steps = [json.loads(line) for line in lines if line], {}
-    for event in found:
-        for step in event.get("nodes", ()):
-            steps.setdefault(step["lineage"], {}).update(step)
-    solution = served.solver.solve(
-        Conversation(({"role": "user", "content": "1+1"},)), n=4, width=2, max_rounds=3, seed=1
-    )
-    nodes = list(solution.tree.nodes())
-    assert set(steps) == {".".join(map(str, node.lineage[1:])) for node in nodes}
-    for node in nodes:
-        step = steps[".".join(map(str, node.lineage[1:]))]
-        assert (step["state"], step["tokens"]) == (node.state, len(node.token_ids))
-        assert step["text"] == node.step_text
-    last = found[-1]
-    assert (last["state"], last["answer"]) == ("done", solution.answer)
-    assert last["chosen"] == ".".join(map(str, solution.lineage[1:]))
-    assert last["stats"]["tree_hash"] == solution.tree_hash
-    assert [event["round"] for event in found[1:-1]] == list(range(1, solution.rounds + 1))
 
 
 # --- who reads -------------------------------------------------------------------------------
@@ -223,17 +162,6 @@ def test_the_oldest_that_have_ended_are_forgotten():
         if number != 1:
             feed.ended(job(number), Cancelled())
     assert [run.begin["id"] for run in feed.runs()] == ["search-3", "search-1"]
-
-
-def test_from_some_size_on_steps_come_without_their_text(feed, grown, monkeypatch):
-    asked, tree = grown
-    monkeypatch.setattr(feed_module, "MOST_RUN_BYTES", 10)
-    grow(tree, tree.node(("search-0", 0)), ["long"])
-    feed.round(asked, report(tree))
-    feed.ended(asked, Cancelled())
-    (step,) = events(feed.run(asked.id))[-2]["nodes"]
-    assert step["text"] is None
-    assert step["tokens"] == 1
 
 
 # --- HTTP ------------------------------------------------------------------------------------

@@ -47,11 +47,6 @@ def test_the_door(served, headers, status):
     assert response.headers["x-content-type-options"] == "nosniff"
 
 
-def test_a_page_of_this_server_s_own_may_ask(served):
-    origin = served.url
-    assert served.http.post(CHAT, json=BODY, headers={"origin": origin}).status_code == 200
-
-
 def test_keys(serve):
     server = serve(keys=["one key", "another"])
     assert server.http.post(CHAT, json=BODY).status_code == 200

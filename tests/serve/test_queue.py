@@ -4,17 +4,14 @@ import gc
 import io
 import json
 import logging
-import socket
 import threading
 
-import httpx
 import pytest
 
 from beamwright.errors import Cancelled
 from beamwright.serve.body import ServerLimits
 from beamwright.serve.chat import ChatEndpoint
 from beamwright.serve.guard import JsonLines
-from beamwright.serve.server import bind
 from beamwright.solver.handle import Handle
 from beamwright.solver.scheduler import RequestScheduler
 from engines import assert_nothing_allocated
@@ -83,22 +80,6 @@ def test_what_went_wrong_is_logged_with_the_request_s_id(serve, monkeypatch):
     assert "ZeroDivisionError" in logged["error"]
 
 
-def test_a_thread_that_cannot_start_fails_that_request_alone(serve, monkeypatch):
-    server = serve()
-    start = threading.Thread.start
-
-    def fail(thread):
-        if thread.name == "solver":
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", fail)
-    assert server.chat().status_code == 500
-    assert not server.queue.jobs
-    monkeypatch.undo()
-    assert server.chat(seed=1).status_code == 200
-
-
 # --- what takes long to begin ----------------------------------------------------------------
 
 
@@ -137,15 +118,6 @@ def test_a_prompt_that_is_being_looked_at_has_a_place(serve, slow):
     slow.go_on.set()
     assert first.result(30).status_code == 200
     assert server.chat(seed=1).status_code == 200
-
-
-def test_what_takes_long_to_submit_holds_up_nobody(serve, slow):
-    server = slow.at(serve(), "submit")
-    asked = server.later(seed=1)
-    assert slow.come.wait(30)
-    assert httpx.get(f"{server.url}/health", timeout=20).status_code == 200
-    slow.go_on.set()
-    assert asked.result(30).status_code == 200
 
 
 def test_a_server_ends_while_a_search_is_submitted(serve, slow):
@@ -266,27 +238,6 @@ def test_a_bug_in_a_stream_is_logged_and_told(serve, monkeypatch, caplog):
     assert event["error"]["code"] == "internal_error"
     assert "ZeroDivisionError" in caplog.text
     until(lambda: not server.queue.jobs)
-
-
-def test_who_is_told_of_the_server_can_come_at_once():
-    with bind("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
-        pass
-
-
-def test_what_is_over_holds_no_tree(served):
-    served.chat(seed=1)
-    run = served.http.get("/feed/searches").json()["searches"][0]["id"]
-    feed = next(each for each in served.queue.listeners if hasattr(each, "runs"))
-    until(lambda: feed.run(run).ended)
-    assert feed.run(run).job is None
-
-
-def test_fewer_candidates_than_choices_end_properly(served):
-    fields = {"n": 8, "search": {"token_budget": 1}, "model": "tiny:best-of-n", "seed": 1}
-    whole, events = served.chat(**fields).json(), served.stream(**fields)
-    told = {c["index"] for event in events for c in event["choices"]}
-    ends = {c["index"] for e in events for c in e["choices"] if c["finish_reason"]}
-    assert told == ends == {choice["index"] for choice in whole["choices"]}
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])

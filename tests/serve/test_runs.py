@@ -85,13 +85,6 @@ def test_it_loads_nothing_and_its_scripts_find_every_element_and_set_text_alone(
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write", page.source)
 
 
-def test_problem_answer_and_title_stand_in_the_page_itself(write_page, searched):
-    page = write_page(*searched, title="n = 4 < 8")
-    assert page.text["problem"] == "What is 1+1?"
-    assert page.text["answer"] == "2"
-    assert page.text["title"] == "n = 4 < 8"
-
-
 def test_hostile_text_stays_text(write_page):
     tree = new_tree("p</script>", text=HOSTILE)
     (node,) = grow(tree, tree.root, [f"{HOSTILE} The answer is <i>4</i>"], StopReason.EOS)
@@ -134,15 +127,6 @@ def test_every_node_is_there_with_its_facts(write_page, searched):
         "1": (0.25, 0.25),
         "2": (None, None),
     }
-
-
-def test_a_search_without_a_chosen_candidate_is_shown(write_page):
-    tree = new_tree()
-    tree.reason_fewer = "nothing to extend"
-    run = write_page(tree).run
-    assert (run[-1]["chosen"], run[-1]["answer"]) == (None, None)
-    assert run[-1]["reason_fewer"] == "nothing to extend"
-    assert list(steps(run, ("begin", "round", "end"))) == [""]
 
 
 def test_a_step_is_labelled_with_its_round_and_not_its_depth(write_page):
@@ -194,19 +178,6 @@ def test_a_checkpoint(tmp_path, make_solver):
     saved = {step["lineage"]: step for event in run for step in event.get("nodes", ())}
     for node in solution.tree.nodes():
         assert saved[".".join(map(str, node.lineage[1:]))]["text"] == node.step_text
-
-
-def test_a_checkpoint_of_a_search_that_was_stopped_has_no_answer(tmp_path, make_solver):
-    def stop(report):
-        if report.round == 2:
-            raise ZeroDivisionError
-
-    file = tmp_path / "saved.json"
-    with make_solver(n=4, width=2, max_rounds=3, seed=5) as solver:
-        with pytest.raises(ZeroDivisionError):
-            solver.solve("1+1", checkpoint=file, on_round=stop)
-        (run,) = read_runs(file)
-    assert (run[-1]["chosen"], run[-1]["answer"]) == (None, None)
 
 
 def exported(*events, version=1):

@@ -84,7 +84,7 @@ class ClusterRun:
     busy_s: of all replicas, with a problem in flight. driver_s: the driver's.
     waited_s, longest_wait_s: of a result for the driver, mean and most. most_results: that wait.
     deaths: of replicas. again: problems that were lost with one. most_deaths: of a problem's
-    replica (`cluster.search.MOST_DEATHS` end a run). given_back: problems.
+    replica (`cluster.solver.MOST_DEATHS` end a run). given_back: problems.
     """
 
     problems: int

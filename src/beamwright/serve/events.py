@@ -119,16 +119,13 @@ class PageTree:
         self._kv: dict[Node, str | None] = {}
         self.num_tokens = 0
 
-    def changes(self, tree: SearchTree, *, texts: bool = True) -> list[StepEvent]:
-        """New nodes and what has changed of others, parents first; looks past pruned branches.
-
-        texts: send the text of new steps too.
-        """
+    def changes(self, tree: SearchTree) -> list[StepEvent]:
+        """New nodes and what has changed of others, parents first; looks past pruned branches."""
         steps: list[StepEvent] = []
         stack = [tree.root]
         while stack:
             node = stack.pop()
-            step = self._change(node, texts=texts)
+            step = self._change(node)
             if step is not None:
                 steps.append(step)
             if node.state is not NodeState.PRUNED or step is not None:
@@ -141,7 +138,7 @@ class PageTree:
         self._kv.clear()
         return self.changes(tree)
 
-    def _change(self, node: Node, *, texts: bool) -> StepEvent | None:
+    def _change(self, node: Node) -> StepEvent | None:
         now = (node.state, node.score, node.step_score, node.stop, len(node.token_ids))
         before = self._known.get(node)
         if now == before and node.state is NodeState.PRUNED and self._kv.get(node) is None:
@@ -159,8 +156,6 @@ class PageTree:
                 step["round"], step["tokens"], step["text"] = node.round, now[-1], text
                 if node.usage["speculated_kept"]:
                     step["ahead"] = node.usage["speculated_kept"]
-            if not texts:
-                step["text"] = None
             self.num_tokens += len(node.token_ids) - (0 if before is None else before[-1])
         if moved:
             step["kv"] = self._kv[node] = kv

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 KEEP_ALIVE_S = 15.0
 MOST_RUNS = 64
-MOST_RUN_BYTES = 32 << 20
-"""From so many bytes of events on, further steps of a run come without their text."""
 MOST_BYTES = 128 << 20
 """Of all runs; those that ended first go first."""
 
@@ -149,7 +147,7 @@ class Feed:
     def round(self, job: SearchJob, report: RoundReport) -> None:
         """A round of it is decided."""
         run = self._runs[job.id]
-        nodes = run.tree.changes(report.tree, texts=run.num_bytes < MOST_RUN_BYTES)
+        nodes = run.tree.changes(report.tree)
         run.append({
             "event": "round", "round": report.round, "nodes": nodes,
             "tokens": run.tree.num_tokens, "elapsed_s": report.elapsed_s,
