@@ -23,6 +23,7 @@ _OF_SEVERAL = ("base", "settings", "grid", "dataset")  # of `evaluate.recipes`
 # Options that there were, and what became of them.
 GONE = {
     "score_cache": "scores are kept no longer; repeats of one call are scored once anyway",
+    "verifier_device": "both models run on --device; eval --ray has an engine on each device",
     "stop_score": "Solver(stop=...) takes a function that says when a search ends",
     "compat": "it is a plug-in of the lab, --plugin lab/beamwright_lab/search_and_learn.py "
     "--search search-and-learn",

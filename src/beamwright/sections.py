@@ -101,9 +101,6 @@ class ModelSettings(OpenSection):
         None, "openai:...: a file that holds the server's API key.", metavar="FILE"
     )
     device: str = option("cpu", "Where the models run: cpu, cuda, cuda:1.")
-    verifier_device: str | None = option(
-        None, "Where the verifier runs, if elsewhere: --memory is then of each."
-    )
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = option(
         "auto",
         "Precision of weights, activations and KV; auto on a CPU is float32, or bfloat16 for a "

@@ -112,18 +112,6 @@ def test_a_solution_says_what_was_read(make_solver):
     assert found["selected_mean"] == 24 < found["visible_mean"]
     assert 0 < found["left_out_mean"] < 1
     assert found["corrections"] == 0
-    assert found["rank"] is None
-
-
-def test_a_rank_beside_the_decoder_says_what_was_hidden(make_solver):
-    with make_solver(**SMALL, sparse="asyncspade", **FEW, **HOME) as solver:
-        rank = solver.solve(PROBLEMS[0][1]).to_json()["sparse"]["rank"]
-    assert 0 <= rank["late"] <= rank["takes"]
-    assert rank["takes"] > 0
-    assert (rank["late"] == 0) == (rank["waited_s"] == 0)
-    assert rank["forward_s"] > 0
-    assert rank["link_s"] >= 0
-    assert rank["choose_s"] >= 0
 
 
 @pytest.mark.parametrize(

@@ -172,9 +172,7 @@ def test_a_checkpoint(tmp_path, make_solver):
         assert solver.resume(file).tree_hash == solution.tree_hash
     (run,) = read_runs(file)
     assert (run[0]["problem"], run[0]["n"], run[0]["seed"]) == ("1+1", 4, 5)
-    chosen = ".".join(map(str, solution.lineage[1:]))
-    assert (run[-1]["chosen"], run[-1]["answer"]) == (chosen, solution.answer)
-    assert run[-1]["reason_fewer"] == solution.reason_fewer
+    assert (run[-1]["chosen"], run[-1]["answer"]) == (None, None), "nothing is decided in it"
     saved = {step["lineage"]: step for event in run for step in event.get("nodes", ())}
     for node in solution.tree.nodes():
         assert saved[".".join(map(str, node.lineage[1:]))]["text"] == node.step_text

@@ -80,9 +80,10 @@ def test_cancelling_in_the_middle_frees_its_kv_and_keeps_what_it_has(solver):
 
 
 def test_rounds_come_as_they_are_decided_and_end_with_the_search(solver):
-    handle = solver.submit(PROBLEM)
-    assert [report.round for report in handle.rounds()] == [1, 2, 3]
+    rounds = []
+    handle = solver.submit(PROBLEM, on_round=lambda report: rounds.append(report.round))
     assert handle.result(LONG_S).rounds == 3
+    assert rounds == [1, 2, 3]
 
 
 def test_what_a_callback_raises_ends_its_own_search(solver):

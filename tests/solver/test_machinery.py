@@ -9,7 +9,7 @@ from beamwright.engine import executor
 from beamwright.errors import CapacityError
 from beamwright.layerwise.store import LayeredStore
 from beamwright.models.shape import shape_from_text
-from beamwright.solver import tiers
+from beamwright.solver import settled
 from beamwright.solver.memory import ModelBytes
 from engines import PROBLEM, assert_nothing_allocated, exact_dtype
 
@@ -24,7 +24,7 @@ def prefers(monkeypatch):
     """Has the cost model think that this schedule is the faster one."""
 
     def think(name):
-        monkeypatch.setattr(tiers, "choose_schedule", lambda *_: name)
+        monkeypatch.setattr(settled, "choose_schedule", lambda *_: name)
 
     return think
 
@@ -92,8 +92,8 @@ def test_every_request_has_the_settled_settings(make_solver, prefers):
 def test_auto_never_chooses_what_makes_an_option_do_nothing(prefers, asked):
     prefers("layerwise")
     sizes = ModelBytes(shape_from_text("opt-6.7b"), 2)
-    assert tiers.chosen_schedule(Settings.build(), sizes, 1 << 33) == "layerwise"
-    assert tiers.chosen_schedule(Settings.build(**asked), sizes, 1 << 33) == "locality"
+    assert settled.chosen_schedule(Settings.build(), sizes, 1 << 33) == "layerwise"
+    assert settled.chosen_schedule(Settings.build(**asked), sizes, 1 << 33) == "locality"
 
 
 def test_auto_streams_no_layers_where_both_models_need_all_of_the_memory(scored, prefers):

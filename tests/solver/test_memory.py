@@ -11,7 +11,7 @@ from beamwright.models.shape import NAMED_SHAPES, shape_from_text
 from beamwright.plan.costs import Storage
 from beamwright.plan.machines import DEFAULT_PROFILE, find_profile
 from beamwright.sections import MemorySettings
-from beamwright.solver import machinery, memory, tiers
+from beamwright.solver import machinery, memory, settled
 from beamwright.solver.memory import DEFAULT_KV_BYTES, ModelBytes, memory_needed, plan_memory
 
 GIB = 2**30
@@ -117,12 +117,11 @@ def test_kernels_need_no_copies_but_the_tails_of_their_rows(generator, verifier)
 @pytest.mark.parametrize("n", [4, 1000])
 def test_what_is_needed_is_the_inverse_of_the_plan(generator, verifier, n):
     for kv_bytes in (100_000, 7_654_321):
-        for in_place in (False, True):
-            number = memory_needed((generator, None), (kv_bytes, 0), n, in_place=in_place)
-            for less, fits in ((0, True), (2, False)):
-                settings = MemorySettings(memory=number - less)
-                plan = plan_memory(settings, generator, None, n, in_place=in_place)
-                assert (plan.kv_bytes >= kv_bytes) is fits
+        number = memory_needed((generator, None), (kv_bytes, 0), n)
+        for less, fits in ((0, True), (2, False)):
+            settings = MemorySettings(memory=number - less)
+            plan = plan_memory(settings, generator, None, n)
+            assert (plan.kv_bytes >= kv_bytes) is fits
 
 
 def test_a_card_s_free_memory_is_the_default(generator):
@@ -136,7 +135,7 @@ def test_a_card_s_free_memory_is_the_default(generator):
         settings = MemorySettings(**given)
         asked = plan_memory(settings, generator, None, 16, free_bytes=free)
         assert asked == plan_memory(settings, generator, None, 16)
-    with pytest.raises(InputError, match=r"the card has 1000 B free beside the weights"):
+    with pytest.raises(InputError, match="the card has 1000 B free, activations"):
         plan_memory(MemorySettings(), generator, None, 16, free_bytes=1000)
 
 
@@ -160,9 +159,9 @@ def test_a_solver_asks_the_card_what_is_free(monkeypatch):
 def test_a_card_is_chosen_for_by_its_own_data_sheet(monkeypatch, name, total, bandwidth):
     card = SimpleNamespace(name=name, total_memory=total)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
-    monkeypatch.setattr(tiers, "find_profile", lambda which: named[which])
+    monkeypatch.setattr(settled, "find_profile", lambda which: named[which])
     measured = replace(find_profile("epyc-2core"), name="measured")
     named = {"measured": measured, DEFAULT_PROFILE: find_profile(DEFAULT_PROFILE)}
-    found = tiers.machine_profile("cuda:0")
+    found = settled.machine_profile("cuda:0")
     assert (found.device_bandwidth, found.device_memory_bytes) == (bandwidth, total)
-    assert tiers.machine_profile("cpu") == measured
+    assert settled.machine_profile("cpu") == measured

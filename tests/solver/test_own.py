@@ -10,9 +10,7 @@ from beamwright.errors import InputError, PolicyError
 from beamwright.protocols import Complete, Extend, Finish
 from beamwright.saved.checkpoint import read_checkpoint, resumed_settings
 from beamwright.saved.identity import identity_of
-from beamwright.schedule.declare import InGpuSchedule
 from beamwright.search.particles import ParticleFilter
-from beamwright.sections import ScheduleSettings
 from beamwright.solver.request import ProblemSettings
 from engines import PROBLEM
 from restored import restored
@@ -85,13 +83,12 @@ def test_objects_take_the_place_of_names(make_solver, tmp_path):
         **SMALL,
         ignore_eos=True,
         strategy=FirstOnly(),
-        schedule=InGpuSchedule(settings=ScheduleSettings(max_batch=1)),
         verifier=verifier,
         stop=lambda tree: "it is late" if tree.rounds == 5 else None,
     )
     file, expected = saved(solver, tmp_path)
     assert expected.rounds == 2
-    assert verifier.batches[0] == 2
+    assert verifier.batches
     assert solver.verifier.probabilities
     assert read_checkpoint(file).settings["search"].startswith("python:")
     with pytest.raises(InputError, match=r"was saved with --search 'python:.*FirstOnly@"):
@@ -116,7 +113,6 @@ def test_a_declared_strategy_is_the_same_as_an_object(make_solver):
     ("options", "words"),
     [
         ({"strategy": object()}, "strategy: object has no method select"),
-        ({"schedule": object()}, "schedule: object has no method plan"),
         ({"stop": 3}, "stop: int is no function of a tree"),
         ({"strategy": FirstOnly(), "search": "beam"}, "either strategy= .* or search="),
     ],
@@ -222,13 +218,3 @@ def test_what_a_schedule_takes_no_notice_of_may_be_left_open():
         assert settings.schedule.schedule == options["schedule"]
     options = {"schedule": "layerwise", "host_memory": "1MiB", "prefetch": False}
     assert ProblemSettings.of_call(None, options).settings.schedule.prefetch is False
-
-
-def test_a_schedule_of_ones_own_makes_the_groups(generator_folder):
-    with pytest.raises(InputError, match="--planner greedy: does nothing with a schedule of your"):
-        Solver(
-            model=str(generator_folder),
-            verifier="logprob",
-            schedule=InGpuSchedule(),
-            planner="greedy",
-        )

@@ -3,17 +3,13 @@
 import pytest
 import torch
 
-from beamwright.config import Settings
 from beamwright.errors import DeviceMemoryError, InputError, format_bytes
 from beamwright.models import decoder
 from beamwright.models.load import is_out_of_memory
 from beamwright.models.shape import NAMED_SHAPES
 from beamwright.sections import MemorySettings
 from beamwright.solver.memory import (
-    DEFAULT_KV_BYTES,
     ModelBytes,
-    address_space_left,
-    host_kv_bytes,
     plan_memory,
 )
 from engines import PROBLEM, assert_nothing_allocated
@@ -58,28 +54,6 @@ def test_other_errors_are_not_taken_for_it():
     assert is_out_of_memory(REFUSED)
     assert not is_out_of_memory(RuntimeError("shape mismatch"))
     assert not is_out_of_memory(ValueError("out of memory"))
-
-
-def test_under_a_limit_the_defaults_are_smaller(monkeypatch):
-    shape = ModelBytes(NAMED_SHAPES["qwen2.5-1.5b"], 2)
-    monkeypatch.setattr("beamwright.solver.memory.address_space_left", lambda: 1 << 30)
-    assert plan_memory(MemorySettings(), shape, None, 4).kv_bytes == 1 << 28
-    assert host_kv_bytes(Settings()) <= 1 << 28
-    monkeypatch.setattr("beamwright.solver.memory.address_space_left", lambda: None)
-    assert plan_memory(MemorySettings(), shape, None, 4).kv_bytes == DEFAULT_KV_BYTES
-
-
-def test_a_limit_of_the_process_is_seen():
-    resource = pytest.importorskip("resource")
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    assert address_space_left() is None or before[0] != resource.RLIM_INFINITY
-    try:
-        resource.setrlimit(resource.RLIMIT_AS, (1 << 45, before[1]))
-        left = address_space_left()
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
-    assert left is not None
-    assert 0 < left < 1 << 45
 
 
 def test_two_numbers_that_contradict_each_other():

@@ -118,30 +118,10 @@ def test_beside_a_lane_nothing_moves(scored, expected, conserved):
             {"split": "roofline", "schedule": "layerwise"},
             "--split roofline: does nothing with --sch",
         ),
-        (
-            {"verifier": "logprob", "verifier_device": "cpu"},
-            "--verifier logprob, which has no ",
-        ),
-        ({"verifier_device": "cpu", "split": 0.5}, "--split 0.5: does nothing"),
-        ({"verifier_device": "tpu"}, "'tpu' is not a device"),
     ],
     ids=str,
 )
-def test_a_split_or_a_device_that_cannot_be_is_said(scored, options, message):
+def test_a_split_that_cannot_be_is_said(scored, options, message):
     with pytest.raises(InputError) as caught:
         scored(**options)
     assert message in str(caught.value)
-
-
-# --- a device for each -----------------------------------------------------------------------
-
-
-def test_apart_each_model_has_the_whole_number(make_solver, verifier_folder):
-    """The same trees; here both devices are the CPU, of which each has a number of its own."""
-    options = {"verifier": str(verifier_folder), "n": 8, "kv_memory": "4MiB"}
-    beside, apart = make_solver(**options), make_solver(**options, verifier_device="cpu")
-    found, expected = apart.solve("Ann has 3 apples."), beside.solve("Ann has 3 apples.")
-    assert found.tree_hash == expected.tree_hash
-    assert found.memory.generator_kv_bytes == found.memory.verifier_kv_bytes == 4 * 2**20
-    assert found.memory.moves == 0
-    assert found.kv.device_budget_bytes == 2 * expected.kv.device_budget_bytes

@@ -17,7 +17,7 @@ from beamwright.models.shape import shape_from_text
 from beamwright.plan.costs import Storage
 from beamwright.plan.machines import find_profile
 from beamwright.schedule import SCHEDULES
-from beamwright.solver import machinery, tiers
+from beamwright.solver import machinery, settled
 from beamwright.solver.memory import ModelBytes
 from beamwright_lab.checks.covering import covering_array, pairs
 from engines import assert_nothing_allocated, exact_dtype, grow
@@ -363,14 +363,14 @@ def test_auto_asks_the_cost_model_on_a_gpu_too(monkeypatch):
         seen.append((hardware.name, layout))
         return "layerwise"
 
-    monkeypatch.setattr(tiers, "choose_schedule", choose)
-    monkeypatch.setattr(tiers, "machine_profile", lambda _: find_profile("rtx-4090"))
+    monkeypatch.setattr(settled, "choose_schedule", choose)
+    monkeypatch.setattr(settled, "machine_profile", lambda _: find_profile("rtx-4090"))
     shape = shape_from_text("opt-6.7b")
     sizes = ModelBytes(shape, 2, Storage.PLAIN)
     names = {}
     for attention in ("auto", "dense", "reference", "triton-tree"):
         settings = Settings.build(device="cuda", attention=attention)
-        names[attention] = tiers.chosen_schedule(settings, sizes, 1 << 33)
+        names[attention] = settled.chosen_schedule(settings, sizes, 1 << 33)
     assert names == {
         "auto": "layerwise",
         "dense": "layerwise",
@@ -379,4 +379,4 @@ def test_auto_asks_the_cost_model_on_a_gpu_too(monkeypatch):
     }
     assert [str(layout) for _, layout in seen] == ["tree", "dense"]
     fixed = Settings.build(device="cuda", deterministic=True)
-    assert tiers.chosen_schedule(fixed, sizes, 1 << 33) == "locality"
+    assert settled.chosen_schedule(fixed, sizes, 1 << 33) == "locality"

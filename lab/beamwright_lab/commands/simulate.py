@@ -346,7 +346,7 @@ def _simulate_sparse(
     """Decoding with KV at home on the host, `times` as fast as under the best of the schedules."""
     if asked == SparseSettings():
         return None  # without torch
-    from beamwright.solver.sparse import sparse_rule
+    from beamwright.solver.settled import sparse_rule
     from beamwright_lab.simulator.sparse import SparseCase, simulate_sparse
 
     rule = sparse_rule(asked)

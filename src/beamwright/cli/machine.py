@@ -233,6 +233,5 @@ def split_memory(settings: Settings, models: Models) -> Memory:
     try:
         plan = plan_memory(asked, models.generator.sizes, verifier, settings.search.n)
     except InputError as error:
-        hint = "" if verifier is None else "; --verifier-device is for a second device"
-        raise InputError(f"{profile.name}, {format_bytes(device_bytes)}: {error}{hint}") from error
+        raise InputError(f"{profile.name}, {format_bytes(device_bytes)}: {error}") from error
     return Memory(limit, plan, has_copies=kv_memory is None)

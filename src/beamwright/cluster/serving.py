@@ -53,9 +53,7 @@ class RayServing:
     def __init__(self, wanted: Cluster, settings: Settings, in_flight: int | None = None) -> None:
         self._ray, self._serve = _import_ray()
         self._wanted, self._settings, self._in_flight = wanted, settings, in_flight
-        model = settings.model
-        names = {model.device, model.verifier_device or model.device}
-        self._gpus = sum(name.startswith("cuda") for name in names)  # Ray shows it no others
+        self._gpus = int(settings.model.device.startswith("cuda"))  # Ray shows it no others
         self._name = f"beamwright-{uuid.uuid4().hex[:8]}"
         self._engines: Any = None
         self._begun = False

@@ -39,7 +39,6 @@ from beamwright.solver.request import (
     BatchProblem,
     ProblemSettings,
     UserParts,
-    check_callback,
     check_problem,
     take_priority,
 )
@@ -266,8 +265,7 @@ class ClusterSolver:
         replicas ask, nothing is known here. on_round is called in a thread of this solver's, with a
         mirror of the tree.
         """
-        check_problem(problem, problem_id)
-        check_callback(on_round)
+        check_problem(problem, problem_id, on_round)
         options = {name: value for name, value in options.items() if value is not None}
         take_priority(wanted := dict(options))
         asked = self._default.changed(wanted)  # what `auto` stands for is every replica's affair

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from beamwright.config import Settings
 from beamwright.counters import PHASES, Counters
@@ -86,12 +85,8 @@ def candidate_of(node: Node) -> Candidate:
 # --- what is measured ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Mark:
-    """All counters at a moment, see `Machinery.counted`."""
-
-    time_s: float
-    counted: Mapping[str, Counters]
+Mark = tuple[float, Mapping[str, Counters]]
+"""A moment, and all counters at it, see `Machinery.counted`."""
 
 
 class Meter:
@@ -108,7 +103,7 @@ class Meter:
     def mark(self) -> Mark:
         """Where all counters are, the phase that is under way included."""
         self.accounting.now()
-        return Mark(time.perf_counter(), self._machinery.counted())
+        return time.perf_counter(), self._machinery.counted()
 
     def solution(
         self, run: TreeRun, settings: Settings, since: Mark, nodes: list[Node] | None = None
@@ -117,7 +112,8 @@ class Meter:
 
         settings: it was solved with. nodes: its candidates, where it was broken off.
         """
-        machinery, tree, search, now = self._machinery, run.tree, settings.search, self.mark()
+        machinery, tree, search = self._machinery, run.tree, settings.search
+        (began_s, before), (now_s, now) = since, self.mark()
         if nodes is None:
             nodes, finals = final_nodes(tree, search.n), strategy_row(search).finals
             if finals is not None:
@@ -132,7 +128,7 @@ class Meter:
         chosen = candidates[place]
         steps = [node for node in tree.nodes() if node.parent is not None and node.turn is None]
         decoded = [node for node in steps if node.state is not NodeState.OPEN]
-        new = {name: counted - since.counted[name] for name, counted in now.counted.items()}
+        new = {name: counted - before[name] for name, counted in now.items()}
         cache = {
             name: result.CacheStats.of(new[name])
             for name, model in machinery.models.items()
@@ -146,7 +142,7 @@ class Meter:
         # A tree's share of the run, by the tokens it generated: shares add up to the wall time.
         most = max(tokens.generated, engine.row_tokens)
         share = tokens.generated / most if most else 1.0
-        total_s = share * (now.time_s - since.time_s + run.elapsed_s)
+        total_s = share * (now_s - began_s + run.elapsed_s)
         phases = {f"{name}_s": share * getattr(engine, f"{name}_s") for name in PHASES}
         mixed = rule is not None and run.restore is not None  # a resumed path has full attention's
         exact = machinery.exact and settings.schedule.speculation != "truncate" and not mixed

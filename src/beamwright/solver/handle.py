@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
-from queue import SimpleQueue
 from typing import Any, Protocol
 
 from beamwright.engine.admission import PriorityQueue
@@ -56,7 +55,6 @@ class Handle:
         self._withdraw, self._check_outside = withdraw, check_outside
         self._future: Future[Solution] = Future()
         self._future.set_running_or_notify_cancel()  # who stops waiting does not cancel it
-        self._rounds: SimpleQueue[RoundReport | None] = SimpleQueue()
         self._on_round = request.on_round
         request.on_round = self._hear
 
@@ -86,21 +84,11 @@ class Handle:
         self._request.cancelled = True
         self._withdraw()
 
-    def rounds(self) -> Iterator[RoundReport]:
-        """Every round as it is decided, from the first; ends with the search.
-
-        A report's tree is alive and grows on. One reader per handle.
-        """
-        self._check_outside()
-        while (report := self._rounds.get()) is not None:
-            yield report
-
     def __await__(self) -> Generator[Any, None, Solution]:
         """What `result` returns or raises."""
         return asyncio.wrap_future(self._future).__await__()
 
     def _hear(self, report: RoundReport) -> None:
-        self._rounds.put(report)
         try:
             if self._on_round is not None:
                 self._on_round(report)
@@ -116,7 +104,6 @@ class Handle:
             self._future.set_result(outcome)
         else:
             self._future.set_exception(outcome)
-        self._rounds.put(None)
 
 
 class OneAtATime:

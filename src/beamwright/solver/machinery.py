@@ -51,14 +51,18 @@ from beamwright.sections import ModelSettings
 from beamwright.solver.memory import (
     MemoryPlan,
     ModelBytes,
-    address_space_left,
     advice,
     host_kv_bytes,
     path_needs,
     plan_memory,
 )
-from beamwright.solver.sparse import sparse_attention, with_most_rows
-from beamwright.solver.tiers import TYPICAL_PROMPT_TOKENS, chosen_schedule, machine_profile
+from beamwright.solver.settled import (
+    TYPICAL_PROMPT_TOKENS,
+    chosen_schedule,
+    machine_profile,
+    sparse_attention,
+    with_most_rows,
+)
 from beamwright.sparse.host import HostStore
 from beamwright.sparse.rule import SparseRule
 from beamwright.verify.find import VerifierSource, resolve_verifier
@@ -77,23 +81,22 @@ class HostShares:
     @classmethod
     def of(cls, settings: Settings, plan: MemoryPlan, timeline: Timeline) -> HostShares:
         """The tier that the settings ask for, shared so that both models hold equally much."""
-        schedule, model = settings.schedule, settings.model
+        schedule, device = settings.schedule, torch.device(settings.model.device)
         total, wire = host_kv_bytes(settings), Wire(schedule.link_bandwidth)
 
-        def link(name: str) -> Link:
-            device = torch.device(name)
+        def link() -> Link:
             streams = CudaStreams(device) if device.type == "cuda" else HostStreams()
             return StreamLink(streams, timeline=timeline, wire=wire)
 
         generator = HostOptions(
             int(total * plan.tokens_part),
-            link(model.device),
+            link(),
             recompute=schedule.evict == "recompute",
             share_loads=schedule.inter_beam,
             victims=schedule.victims,
         )
-        rest, other = total - generator.budget_bytes, link(model.verifier_device or model.device)
-        return cls(generator, replace(generator, budget_bytes=rest, link=other))
+        rest = total - generator.budget_bytes
+        return cls(generator, replace(generator, budget_bytes=rest, link=link()))
 
 
 class Machinery:
@@ -135,9 +138,7 @@ class Machinery:
         """verifier: one that is the user's own, or declared. strategy: of the solver."""
         self.settings, self.timeline, self.progress = settings, timeline, progress
         self.payoff, model = Payoff(), settings.model
-        for device in (model.verifier_device, model.device):  # the last is the current one
-            if device is not None:
-                cap_memory(check_device(device), settings.memory.memory)
+        cap_memory(check_device(model.device), settings.memory.memory)
         backends = self._find(verifier) if model.runs_elsewhere else self._load(verifier)
         self.token_stats = stats_read_by(self.verifier, strategy)
         self.batch = self._make_batch()
@@ -222,13 +223,8 @@ class Machinery:
         if verifier is not None:
             return VerifierSource(None, None, verifier)
         self.progress.doing(f"loading the verifier {model.verifier}")
-        device = model.device
-        if model.verifier_device is not None:
-            model = model.model_copy(update={"device": model.verifier_device})
         with _refusals_named(f"--verifier {model.scorer}"):
-            source = resolve_verifier(model)
-        check_device(device)  # the current one again
-        return source
+            return resolve_verifier(model)
 
     def _attention(self, decoder: Decoder, *, wrapped: bool = False) -> AttentionBackend:
         """What `--attention` names for this model; wrapped: no kernels, which read the pool
@@ -297,11 +293,10 @@ class Machinery:
         sizes, kv_bytes = _sizes(loaded), plan.generator_kv_bytes
         settings = with_most_rows(settings, sizes, kv_bytes)
         needs_turns = False
-        if verifier is not None and settings.model.verifier_device is None:
-            # Memory can move where a pool takes pages as it is used, a CPU's. Both models have
-            # address space for all of it, so there must be no limit on that.
+        if verifier is not None:
+            # Memory can move where a pool takes pages as it is used, a CPU's.
             on_cpu = torch.device(settings.model.device).type == "cpu"
-            if isinstance(settings.memory.split, str) and on_cpu and address_space_left() is None:
+            if isinstance(settings.memory.split, str) and on_cpu:
                 self.shared = ByteBudget(plan.kv_bytes)
                 needed = path_needs(settings, [sizes, _sizes(verifier)], TYPICAL_PROMPT_TOKENS)
                 needs_turns = needed[1] > plan.verifier_kv_bytes
@@ -317,20 +312,13 @@ class Machinery:
     def _planned(
         self, loaded: LoadedModel, verifier: LoadedModel | None, *, in_place: bool
     ) -> MemoryPlan:
-        """The memory number, spent; where the models are apart, on each device."""
-        settings = self.settings
-        if verifier is not None and settings.model.verifier_device is not None:
-            one, other = (
-                self._planned(model, None, in_place=in_place) for model in (loaded, verifier)
-            )
-            part, rest = _sizes(loaded).kv_per_token, _sizes(verifier).kv_per_token
-            return MemoryPlan(one.kv_bytes, other.kv_bytes, part / (part + rest))
+        """The memory number, spent."""
         free = free_bytes(loaded.decoder.device)
         return plan_memory(
-            settings.memory,
+            self.settings.memory,
             _sizes(loaded),
             None if verifier is None else _sizes(verifier),
-            settings.search.n,
+            self.settings.search.n,
             in_place=in_place,
             free_bytes=None if free is None else free(),
         )

@@ -6,7 +6,6 @@ Knows sizes, no models and no torch; and what helps where a budget was too small
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,9 +16,6 @@ from beamwright.errors import InputError, format_bytes
 from beamwright.models.shape import ModelShape
 from beamwright.plan.costs import Storage, product_scratch_bytes, weight_bytes
 from beamwright.sections import MemorySettings
-
-if sys.platform != "win32":
-    import resource
 
 DEFAULT_KV_BYTES = 2 * 1024**3
 _MOST_PINNED_BYTES = 16 * 1024**3
@@ -113,40 +109,31 @@ def plan_memory(
                 f"--memory {format_bytes(settings.memory)} is less than --kv-memory "
                 f"{format_bytes(kv_bytes)} and the weights ({format_bytes(weights)}) together"
             )
-    elif settings.memory is not None:
-        weights = sum(model.weights for model in models)
-        left = settings.memory - weights - activations
-        kv_bytes = _beside_others(left, models, num_rows, in_place)
-        if kv_bytes <= 0:
-            raise InputError(
-                f"--memory {format_bytes(settings.memory)}: weights take {format_bytes(weights)} "
-                f"and activations about {format_bytes(activations)}; nothing is left for KV"
-            )
-    elif free_bytes is not None:
-        left = int(_FREE_SHARE * free_bytes) - activations
-        kv_bytes = _beside_others(left, models, num_rows, in_place)
-        if kv_bytes <= 0:
-            raise InputError(
-                f"the card has {format_bytes(free_bytes)} free beside the weights; activations "
-                f"take about {format_bytes(activations)}, and nothing is left for KV"
-            )
+    elif settings.memory is None and free_bytes is None:
+        kv_bytes = DEFAULT_KV_BYTES
     else:
-        most = address_space_left()
-        kv_bytes = DEFAULT_KV_BYTES if most is None else min(DEFAULT_KV_BYTES, max(1, most // 4))
+        free = free_bytes or 0
+        left, named = int(_FREE_SHARE * free), f"the card has {format_bytes(free)} free"
+        if settings.memory is not None:
+            weights = sum(model.weights for model in models)
+            left, named = settings.memory - weights, f"--memory {format_bytes(settings.memory)}"
+            named += f": weights take {format_bytes(weights)}"
+        left -= activations
+        copies = left - left // _COPIES
+        if in_place:
+            copies = min(copies, max(model.tails(num_rows) for model in models))
+        kv_bytes = left - copies
+        if kv_bytes <= 0:
+            raise InputError(
+                f"{named}, activations take about {format_bytes(activations)}; "
+                "nothing is left for KV"
+            )
     if verifier is None:
         return MemoryPlan(kv_bytes, 0)
     part, rest = _parts(settings.split, generator, verifier)
     generator_bytes = kv_bytes * part // (part + rest)
     tokens_part = generator.kv_per_token / (generator.kv_per_token + verifier.kv_per_token)
     return MemoryPlan(generator_bytes, kv_bytes - generator_bytes, tokens_part)
-
-
-def _beside_others(left: int, models: Sequence[ModelBytes], num_rows: int, in_place: bool) -> int:
-    """KV bytes of what weights and activations leave."""
-    copies = left - left // _COPIES
-    if in_place:
-        copies = min(copies, max(model.tails(num_rows) for model in models))
-    return left - copies
 
 
 def _parts(split: str | float, generator: ModelBytes, verifier: ModelBytes) -> tuple[int, int]:
@@ -163,21 +150,18 @@ def memory_needed(
     num_rows: int,
     *,
     has_copies: bool = True,
-    in_place: bool = False,
     split: str | float = "auto",
 ) -> int:
     """The least memory number from which `plan_memory` gives each model so many bytes of KV.
 
     models, kv_bytes: generator and verifier. has_copies: False where KV has a number of its own.
-    in_place: as `plan_memory`. split: `--split`; what moves later is left out.
+    split: `--split`; what moves later is left out.
     """
     present = [model for model in models if model is not None]
-    pool = copies = _pool_bytes(split, present, kv_bytes)
+    pool = _pool_bytes(split, present, kv_bytes)
     weights = sum(model.weights for model in present)
     activations = max(model.activations(num_rows) for model in present)
-    if in_place:
-        copies = min(pool, max(model.tails(num_rows) for model in present))
-    return weights + activations + pool + (copies if has_copies else 0)
+    return weights + activations + pool * (_COPIES if has_copies else 1)
 
 
 def _pool_bytes(split: str | float, models: Sequence[ModelBytes], needs: Sequence[int]) -> int:
@@ -241,8 +225,7 @@ def advice(
 
 
 def host_kv_bytes(settings: Settings) -> int:
-    """`--host-memory`, or half of the memory of the machine, or of its container; a quarter of
-    what this process may still map, if that is less.
+    """`--host-memory`, or half of the memory of the machine, or of its container.
 
     Pages are committed as they are touched, and pinned for a GPU as they come into use. What is
     pinned is kept from everybody else, so the default is at most 16 GiB there.
@@ -252,21 +235,4 @@ def host_kv_bytes(settings: Settings) -> int:
     half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     with suppress(OSError, ValueError):  # the file may be missing, or say "max"
         half = min(half, int(_CONTAINER_LIMIT.read_text(encoding="ascii")) // 2)
-    left = address_space_left()
-    if left is not None:
-        half = min(half, max(1, left // 4))
     return half if settings.model.device == "cpu" else min(half, _MOST_PINNED_BYTES)
-
-
-def address_space_left() -> int | None:
-    """Bytes that this process may still map (`ulimit -v`); None without a limit."""
-    if sys.platform == "win32":
-        return None
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
-        return None
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    except (OSError, ValueError, IndexError):
-        pages = 0
-    return max(0, limit - pages * resource.getpagesize())

@@ -15,17 +15,14 @@ from pydantic.fields import FieldInfo
 import beamwright.schedule  # noqa: F401 (what it declares are options)
 from beamwright.config import Settings
 from beamwright.engine.decisions import StopFunction
-from beamwright.protocols import SchedulePolicy, Verifier
+from beamwright.protocols import Verifier
 from beamwright.registry import declared_options, declared_rows
 from beamwright.verify.scorers import ScoreFunction
 
 SHARED = ("model", "memory", "schedule", "sparse")
 """Sections of what is loaded, or allocated, once."""
 
-OBJECTS: dict[str, Any] = {
-    "verifier": ScoreFunction | Verifier,
-    "schedule": SchedulePolicy,
-}
+OBJECTS: dict[str, Any] = {"verifier": ScoreFunction | Verifier}
 """What a user's own objects may be, beside names."""
 
 

@@ -5,7 +5,7 @@ from os import PathLike
 from typing import Literal, TypedDict
 
 from beamwright.engine.decisions import StopFunction
-from beamwright.protocols import SchedulePolicy, Verifier
+from beamwright.protocols import Verifier
 from beamwright.verify.scorers import ScoreFunction
 
 SHARED: tuple[str, ...]
@@ -112,8 +112,6 @@ class SolverOptions(RequestOptions, total=False):
     """openai:...: a file that holds the server's API key."""
     device: str
     """Where the models run: cpu, cuda, cuda:1."""
-    verifier_device: str | None
-    """Where the verifier runs, if elsewhere: --memory is then of each."""
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"]
     """Precision of weights, activations and KV; auto on a CPU is float32, or bfloat16 for a
     checkpoint of 100 million parameters and more, where the CPU multiplies it exactly.
@@ -141,7 +139,7 @@ class SolverOptions(RequestOptions, total=False):
     other's KV leaving only where it is in the way; roofline: FlashTTS's search over batch
     sizes before every round; offload: everything in turn; SHARE: the generator's, fixed.
     """
-    schedule: str | SchedulePolicy
+    schedule: str
     """How beams are arranged on the device."""
     planner: Literal["ranges", "greedy"]
     """Groups by dynamic programming, or by LBS's Algorithm 1."""

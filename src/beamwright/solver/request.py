@@ -1,16 +1,14 @@
 """What a problem is solved with: settings, and parts that are the user's own; read and checked.
 
-A part is an object in the place of a name: a strategy, a schedule, a verifier, stop rules. Each is
+A part is an object in the place of a name: a strategy, a verifier, stop rules. Each is
 checked for what it has to have, and named in checkpoints by what it is; one that is declared
 becomes a setting by its name. Knows no models.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from beamwright.config import Settings, option_owners
@@ -20,15 +18,16 @@ from beamwright.engine.prompts import Prompts
 from beamwright.engine.row import Decoding
 from beamwright.engine.sampling import stats_read_by
 from beamwright.errors import InputError
-from beamwright.protocols import SchedulePolicy, Strategy, Verifier
+from beamwright.protocols import Strategy, Verifier
 from beamwright.registry import Table, TableRow
 from beamwright.saved.checkpoint import OWN
 from beamwright.saved.identity import identity_of
 from beamwright.schedule import ScheduleRow, schedule_row
 from beamwright.search import DEFAULT_SEARCH, STRATEGIES, SearchPolicy, make_strategy
 from beamwright.search.defaults import with_defaults
-from beamwright.sections import SearchSettings, Section
+from beamwright.sections import SearchSettings, Section, SparseSettings
 from beamwright.solver.options import SHARED, ProblemOptions
+from beamwright.sparse.rule import METHODS
 from beamwright.tree import Conversation, RawPrompt
 from beamwright.verify.scorers import WITHOUT_MODEL, CallableVerifier, ObjectVerifier
 
@@ -49,8 +48,6 @@ IGNORED = {
 }  # fmt: skip
 """Options that do nothing under a schedule: what is all on the device never leaves it."""
 
-_OF_VERIFIERS = ("verifier_weights", "verifier_device", "split")
-_REMOTE = ("tokenizer", "model_key")
 _NOT_REMOTE = (
     "weights", "top_logprobs", "split", "schedule", *_GROUPING, "inter_beam", "prefetch", "reuse",
     "evict", "victims", "link_bandwidth", "batching", "speculation", "verify_ahead", "write_back",
@@ -67,7 +64,6 @@ class UserParts:
     """The user's own parts; None, or no stops, where settings say what to use."""
 
     strategy: Strategy | None = None
-    schedule: SchedulePolicy | None = None
     verifier: Verifier | None = None
     stops: tuple[StopFunction, ...] = ()
 
@@ -89,7 +85,7 @@ class UserParts:
 
 @dataclass(frozen=True)
 class ProblemSettings:
-    """What one problem is solved with: whole settings, the strategy, what may stop it, own parts.
+    """What one problem is solved with: whole settings, the strategy, the user's own parts.
 
     given: as they were written; settings: with nothing left open.
     """
@@ -97,7 +93,6 @@ class ProblemSettings:
     given: Settings
     settings: Settings
     strategy: Strategy
-    stops: tuple[StopFunction, ...]
     parts: UserParts
 
     @classmethod
@@ -110,7 +105,7 @@ class ProblemSettings:
         )
         check_meant(settings, parts)
         check_stops(settings.stop, settings.search)
-        return cls(given, settings, parts.strategy_for(settings.search), parts.stops, parts)
+        return cls(given, settings, parts.strategy_for(settings.search), parts)
 
     @classmethod
     def of_call(cls, settings: Settings | None, options: dict[str, Any]) -> ProblemSettings:
@@ -121,9 +116,7 @@ class ProblemSettings:
         Raises:
             InputError: if they do not go together.
         """
-        if settings is not None and not isinstance(settings, Settings):
-            kind = type(settings).__name__
-            raise InputError(f"options have names: Solver(model=...), not Solver({kind})")
+        expect(settings, Settings | None, "options have names: Solver(model=...)")
         beside = any(value is not None for name, value in options.items() if name not in _BESIDE)
         if settings is not None and beside:
             raise InputError("give Solver either settings or options, not both")
@@ -189,7 +182,7 @@ class ProblemSettings:
 
     def rule(self) -> StopRule:
         """What may stop the search early."""
-        return StopRule(self.settings.stop, self.settings.search, self.stops)
+        return StopRule(self.settings.stop, self.settings.search, self.parts.stops)
 
 
 def check_meant(settings: Settings, parts: UserParts) -> None:
@@ -216,23 +209,24 @@ def check_meant(settings: Settings, parts: UserParts) -> None:
 
 def _idle(settings: Settings, parts: UserParts, row: ScheduleRow) -> dict[str, tuple[str, ...]]:
     """Options that do nothing, by what they do nothing with."""
-    model, scheduled = settings.model, f"--schedule {settings.schedule.schedule}"
-    ignored = IGNORED.get(settings.schedule.schedule, ())
-    if parts.schedule is not None:
-        scheduled, ignored = "a schedule of your own", _GROUPING
+    model, ignored = settings.model, IGNORED.get(settings.schedule.schedule, ())
     if settings.sparse.sparse_home == "host":  # then no schedule keeps KV on the device
         ignored = ()
     if settings.memory.split in IN_ROUNDS and (row.resident or row.streams_layers):
         ignored = (*ignored, "split")
     kind = (model.verifier or "none").partition(":")[0]
     modelless = parts.verifier is not None or kind in WITHOUT_MODEL or model.verifier in VERIFIERS
-    elsewhere = model.runs_elsewhere
+    elsewhere, sparse = model.runs_elsewhere, settings.sparse.sparse
+    needs_model = ("verifier_weights", "split")
+    unread: tuple[str, ...] = tuple(SparseSettings.model_fields)
+    if sparse != "off":
+        unread = ("sparse_correct",) if METHODS[sparse].query == "own" else ()
     return {
-        scheduled: ignored,
-        f"--verifier {model.verifier}, which has no model": _OF_VERIFIERS if modelless else (),
-        "--verifier-device": () if model.verifier_device is None else ("split",),
+        f"--schedule {settings.schedule.schedule}": ignored,
+        f"--sparse {sparse}": unread,
+        f"--verifier {model.verifier}, which has no model": needs_model if modelless else (),
         f"--model {model.model}, whose KV is not here": _NOT_REMOTE if elsewhere else (),
-        "a --model that is not openai:...": () if elsewhere else _REMOTE,
+        "a --model that is not openai:...": () if elsewhere else ("tokenizer", "model_key"),
     }
 
 
@@ -246,15 +240,7 @@ def take_parts(options: dict[str, Any]) -> UserParts:
     Raises:
         InputError: if one lacks what it has to have, or is given twice.
     """
-    strategy = _strategy(options)
-    schedule = options.get("schedule")
-    if schedule is None or isinstance(schedule, str):
-        schedule = None
-    elif not callable(getattr(schedule, "plan", None)):
-        raise InputError(f"schedule: {type(schedule).__name__} has no method plan")
-    else:
-        options["schedule"] = "locality"
-    return UserParts(strategy, schedule, _verifier(options), _stops(options))
+    return UserParts(_strategy(options), _verifier(options), _stops(options))
 
 
 def _strategy(options: dict[str, Any]) -> Strategy | None:
@@ -320,8 +306,7 @@ def read_problems(problems: Iterable[GivenProblem]) -> list[BatchProblem]:
         InputError: if it is one text, or holds something else than texts and such tuples.
     """
     if isinstance(problems, str) or not isinstance(problems, Iterable):
-        kind = type(problems).__name__
-        raise InputError(f"solve_many takes a list of problems, not {kind}; one goes to solve")
+        raise InputError(f"solve_many takes a list of problems, not {type(problems).__name__}")
     batch: list[BatchProblem] = []
     for place, problem in enumerate(problems):
         match problem:
@@ -345,28 +330,20 @@ def take_priority(options: dict[str, Any]) -> int:
     Raises:
         InputError: if it is no int.
     """
-    priority = options.pop("priority", None)
-    if type(priority) is not int and priority is not None:
+    priority = options.pop("priority", None) or 0
+    if type(priority) is not int:
         raise InputError(f"priority: is an int, not {type(priority).__name__}")
-    return priority or 0
+    return priority
 
 
-def check_problem(problem: Any, problem_id: Any) -> None:
-    """Raises InputError if they are not a text and an id."""
-    if not isinstance(problem, str | Conversation | RawPrompt):
-        raise InputError(f"a problem is one text, not {type(problem).__name__}")
-    if not isinstance(problem_id, str | int):
-        raise InputError(f"problem_id is a str or an int, not {type(problem_id).__name__}")
+def check_problem(problem: Any, problem_id: Any, on_round: Any) -> None:
+    """Raises InputError if they are not a text, an id, and a function or None."""
+    expect(problem, str | Conversation | RawPrompt, "a problem is one text")
+    expect(problem_id, str | int, "problem_id is a str or an int")
+    expect(on_round, Callable | None, "on_round is a function that is called after every round")
 
 
-def check_callback(on_round: Callable[..., None] | None) -> None:
-    """Raises InputError if it cannot be called."""
-    if on_round is not None and not callable(on_round):
-        raise InputError(f"on_round is called after every round; {on_round!r} cannot be called")
-
-
-def as_path(value: str | os.PathLike[str], name: str) -> Path:
-    """Raises InputError if `value`, an argument of this name, is no path."""
-    if not isinstance(value, str | os.PathLike):
-        raise InputError(f"{name}: a path is a str or a Path, not {type(value).__name__}")
-    return Path(value)
+def expect(value: Any, kind: Any, words: str) -> None:
+    """Raises InputError with these words if it is of another kind."""
+    if not isinstance(value, kind):
+        raise InputError(f"{words}, not {type(value).__name__}")

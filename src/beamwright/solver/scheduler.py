@@ -116,35 +116,25 @@ class RequestScheduler:
     def _make_engine(self, in_flight: int | None) -> Engine:
         """The engine for so many problems at a time."""
         machinery, settings = self._machinery, self._machinery.settings.schedule
-        models = (machinery.generator, machinery.scorer)
+        models, verifier = (machinery.generator, machinery.scorer), machinery.verifier
+        exact, threads = machinery.exact, machinery.threads.count
         beside = overlaps(
-            settings,
-            machinery.verifier,
-            models,
-            in_flight=in_flight,
-            exact=machinery.exact,
-            num_threads=machinery.threads.count,
+            settings, verifier, models, in_flight=in_flight, exact=exact, num_threads=threads
         )
+        accounting, shown = self._meter.accounting, (machinery.timeline, machinery.progress)
         executor = make_executor(
-            settings,
-            machinery.batch,
-            machinery.verifier,
-            self._meter.accounting,
-            models,
-            machinery.timeline,
-            machinery.progress,
-            beside=beside,
+            settings, machinery.batch, verifier, accounting, models, *shown, beside=beside
         )
         # Beside a worker nothing moves: its thread alone may touch the verifier's store.
         self._meter.moving = None if beside else machinery.moving
         return Engine(
             executor,
             self._schedule,
-            self._meter.accounting,
+            accounting,
             payoff=machinery.payoff,
             explore=settings.explore,
             verify_ahead=settings.verify_ahead == "slack",
-            listwise=getattr(machinery.verifier, "listwise", False),
+            listwise=getattr(verifier, "listwise", False),
             patience_s=PATIENCE_S if machinery.remote is not None else None,
         )
 
@@ -261,14 +251,8 @@ class RequestScheduler:
                 self._stopped(run.error, {run: (request, since)})
                 self._ended.append((request, run.error))
             else:
-                solution = self._meter.solution(run, request.problem.settings, since)
-                if request.save is not None:
-                    request.save.end(
-                        answer=solution.answer,
-                        chosen=".".join(map(str, solution.lineage[1:])),
-                        reason_fewer=solution.reason_fewer,
-                    )
-                self._ended.append((request, solution))
+                settings = request.problem.settings
+                self._ended.append((request, self._meter.solution(run, settings, since)))
 
     def _stopped(
         self,

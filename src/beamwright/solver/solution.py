@@ -178,43 +178,12 @@ class BatchStats:
 
 
 @dataclass(frozen=True)
-class RankStats:
-    """A cache rank beside the decoder: AsyncSpade's two conditions for hiding it (section 4.3).
-
-    takes: selections that layers took; late: of them, those that they waited for, waited_s in all.
-    forward_s: what could hide it: decoding, up to the last layer's attention, waits left out.
-    link_s: something crossed the link; choose_s: the rest of the rank's work. Hidden where each of
-    these two is less than forward_s, and no layer's is late for what else the machine does.
-    """
-
-    takes: int
-    late: int
-    waited_s: float
-    forward_s: float
-    link_s: float
-    choose_s: float
-
-    @classmethod
-    def of(cls, counted: Counters) -> RankStats:
-        """What the generator's KV has counted."""
-        return cls(
-            takes=counted.rank_takes,
-            late=counted.rank_late,
-            waited_s=counted.rank_waited_s,
-            forward_s=counted.sparse_forward_s,
-            link_s=counted.rank_link_s,
-            choose_s=max(0.0, counted.rank_s - counted.rank_link_s),
-        )
-
-
-@dataclass(frozen=True)
 class SparseStats:
     """`--sparse`: what decoding has read, of all problems that were in flight together.
 
     tokens: that were decoded by rows which select. visible_mean, selected_mean: tokens that these
     saw, and read. left_out_mean: of the attention of a head, what was not read; where scores are of
     pages at most so much; None where the scores do not say. corrections: see `--sparse-correct`.
-    rank: None unless one works beside the decoder.
     """
 
     method: str
@@ -223,7 +192,6 @@ class SparseStats:
     selected_mean: float | None
     left_out_mean: float | None
     corrections: int
-    rank: RankStats | None
 
     @classmethod
     def of(cls, method: str, counted: Counters) -> SparseStats:
@@ -236,7 +204,6 @@ class SparseStats:
             selected_mean=counted.selected_tokens / tokens if tokens else None,
             left_out_mean=counted.left_out / heads if heads else None,
             corrections=counted.corrections,
-            rank=RankStats.of(counted) if counted.rank_takes else None,
         )
 
 
@@ -348,15 +315,11 @@ class Solution:
     tree: SearchTree = field(compare=False)
 
     def __repr__(self) -> str:
-        parts = [
-            f"{self.answer!r:.80}",
-            "score -" if self.score is None else f"score {self.score:.3g}",
-            f"{len(self.candidates)} candidates",
-            f"{self.tokens.generated:,} tokens",
-            f"{self.time.total_s:.2f} s",
-            *([f"warnings: {len(self.warnings)}"] if self.warnings else []),
-        ]
-        return f"<Solution {', '.join(parts)}>"
+        took = f"{self.tokens.generated:,} tokens, {self.time.total_s:.2f} s"
+        doubts = f", warnings: {len(self.warnings)}" if self.warnings else ""
+        score = "-" if self.score is None else f"{self.score:.3g}"
+        num = len(self.candidates)
+        return f"<Solution {self.answer!r:.80}, score {score}, {num} candidates, {took}{doubts}>"
 
     def to_json(self) -> dict[str, Any]:
         """The object that `solve --json` prints: everything but the tree's nodes.

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, Unpack, overload
 
 from beamwright.config import Settings
@@ -29,9 +30,8 @@ from beamwright.solver.options import ProblemOptions, RequestOptions, SolverOpti
 from beamwright.solver.request import (
     GivenProblem,
     ProblemSettings,
-    as_path,
-    check_callback,
     check_problem,
+    expect,
     read_problems,
     take_priority,
 )
@@ -46,7 +46,7 @@ class Solver:
 
     Settings come as one object, or as the flat options of the command line:
     `Solver(model="bundled", search="beam", n=16, width=4, seed=7)`.
-    strategy, schedule, verifier and stop take objects of the user's own (docs/extending.md);
+    strategy, verifier and stop take objects of the user's own (docs/extending.md);
     plugins: files that declare any of these by name.
     timeline: collects what ran when, and where each segment's KV was. progress: hears of phases
     and tokens while it loads and searches.
@@ -81,7 +81,7 @@ class Solver:
         made = Machinery(problem.settings, scorer, self.strategy, self.timeline, self.progress)
         self._machinery, self._default = made, problem.settled(made.settings)
         self.settings, self.generator, self.verifier = made.settings, made.generator, made.verifier
-        self.schedule = problem.parts.schedule or made.schedule
+        self.schedule = made.schedule
         self.threads, self.exact, self.token_stats = made.threads, made.exact, made.token_stats
         scored = self.verifier.probabilities
         check_stops(self.settings.stop, self.settings.search, probabilities=scored)
@@ -183,7 +183,8 @@ class Solver:
             InputError: if the file is no whole checkpoint, or of other settings or another
             problem; otherwise as `solve`.
         """
-        file = as_path(file, "file")
+        expect(file, str | os.PathLike, "file: a path is a str or a Path")
+        file = Path(file)
         asked = self._problem_settings({"strategy": strategy, **options})
         saved = read_checkpoint(file)
         saved.check_settings(file, self._decisive(asked))
@@ -193,7 +194,6 @@ class Solver:
             self.progress.doing("computing the KV of the saved tree again")
             saved.go_on(run)
 
-        check_callback(on_round)
         saving = self._saving(checkpoint, asked)
         request = Request(lambda: saved.tree, asked, on_round, saving, resume=begin)
         with self._calls.turn():
@@ -212,7 +212,6 @@ class Solver:
         Raises:
             ProblemTooLongError: if the prompt fills the context.
         """
-        check_callback(on_round)
         make_tree, asked = partial(self._prompts.synthetic, num_prompt_tokens), self._default
         saving = self._saving(checkpoint, asked)
         return self._solve_alone(Request(make_tree, asked, on_round, saving))
@@ -314,8 +313,7 @@ class Solver:
         on_round: RoundCallback | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
     ) -> Request:
-        check_problem(problem, problem_id)
-        check_callback(on_round)
+        check_problem(problem, problem_id, on_round)
         priority, asked = take_priority(options), self._problem_settings(options)
         if checkpoint is not None and not isinstance(problem, str):
             raise InputError("checkpoint: only a search whose problem is a text is saved")
@@ -333,7 +331,8 @@ class Solver:
     ) -> CheckpointWriter | None:
         if checkpoint is None:
             return None
-        return CheckpointWriter(as_path(checkpoint, "checkpoint"), self._decisive(asked))
+        expect(checkpoint, str | os.PathLike, "checkpoint: a path is a str or a Path")
+        return CheckpointWriter(Path(checkpoint), self._decisive(asked))
 
     def _solve_alone(self, request: Request) -> Solution:
         """Solve one problem; raises its error."""

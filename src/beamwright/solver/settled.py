@@ -1,0 +1,172 @@
+"""What settings leave open, settled for the models and the machine at hand, and what does not fit.
+
+The faster schedule, the attention that sparse decoding asks for, and how many rows it has room
+for. Knows settings, sizes and this machine; loads no models (LBS, section 4; AsyncSpade).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from beamwright.attention.tree import TreeAttention
+from beamwright.config import Settings
+from beamwright.errors import InputError, format_bytes
+from beamwright.models.load import LoadedModel
+from beamwright.plan.compare import choose_schedule
+from beamwright.plan.costs import Layout, ModelCosts
+from beamwright.plan.machines import (
+    DEFAULT_PROFILE,
+    HardwareProfile,
+    card_of_device,
+    card_profile,
+    find_profile,
+)
+from beamwright.plan.workload import Workload
+from beamwright.protocols import AttentionBackend
+from beamwright.sections import ScheduleSettings, SparseSettings
+from beamwright.solver.memory import ModelBytes
+from beamwright.solver.request import IGNORED, IN_ROUNDS
+from beamwright.sparse.rule import SparseRule
+from beamwright.sparse.view import SparseAttention
+
+_STREAMED_ATTENTION = ("auto", "tree", "dense")  # what layer-wise offloading can wrap
+TYPICAL_PROMPT_TOKENS = 128
+_TYPICAL_STEP_TOKENS = 32
+
+
+def chosen_schedule(
+    settings: Settings, generator: ModelBytes, kv_bytes: int, *, needs_turns: bool = False
+) -> str:
+    """What `--schedule` stands for: `auto` asks the cost model for the faster of two.
+
+    Where everything fits, locality is one group and never touches the link, so it stands for
+    `in-gpu` too, and needs no promise about how long the paths will be.
+    needs_turns: memory has to move between generator and verifier, as it does beside groups alone.
+    """
+    schedule = settings.schedule.schedule
+    if schedule == "auto" and settings.sparse.sparse_home == "host":
+        return "in-gpu"  # nothing has to leave what is at home
+    if schedule != "auto":
+        return schedule
+    model, on_gpu = settings.model, torch.device(settings.model.device).type == "cuda"
+    streams = model.attention in _STREAMED_ATTENTION and not (model.deterministic and on_gpu)
+    if needs_turns or not streams or _asks_for_groups(settings):
+        return "locality"
+    workload = expected_workload(settings, generator.shape.context)
+    costs = ModelCosts.of(generator.shape, generator.element_bytes, generator.storage)
+    layout = Layout.DENSE if model.attention.endswith("dense") else Layout.TREE
+    profile = machine_profile(model.device)
+    fastest = choose_schedule(workload, costs, profile, kv_bytes, layout)
+    return "layerwise" if fastest == "layerwise" else "locality"
+
+
+def _asks_for_groups(settings: Settings) -> bool:
+    """True if something was asked for that does nothing where layers are streamed."""
+    schedule, usual = settings.schedule, ScheduleSettings()
+    return (
+        settings.memory.split in IN_ROUNDS
+        or schedule.batching == "continuous"
+        or schedule.speculation in ("exact", "truncate")
+        or any(getattr(schedule, n) != getattr(usual, n) for n in IGNORED["layerwise"])
+    )
+
+
+def expected_workload(settings: Settings, context: int) -> Workload:
+    """The longest search that the settings allow, behind a prompt of usual length."""
+    search = settings.search
+    step_tokens = settings.step.step_tokens or _TYPICAL_STEP_TOKENS
+    longest = context - TYPICAL_PROMPT_TOKENS
+    limits = [longest, search.max_rounds * step_tokens, settings.step.max_tokens or longest]
+    return Workload(
+        num_beams=search.n,
+        width=search.width if search.n % search.width == 0 else 1,
+        prompt_tokens=TYPICAL_PROMPT_TOKENS,
+        generate_tokens=max(1, min(limits)),
+        step_tokens=step_tokens,
+    )
+
+
+def machine_profile(device: str) -> HardwareProfile:
+    """The card by its data sheet; the CPU as `doctor --probe` found it, else a named one.
+
+    A card that nobody has listed is taken for the default one, with its own memory.
+    """
+    if torch.device(device).type == "cuda":
+        found = torch.cuda.get_device_properties(device)
+        card = card_of_device(found.name, found.total_memory)
+        profile = find_profile(DEFAULT_PROFILE) if card is None else card_profile(card)
+        return replace(profile, device_memory_bytes=found.total_memory)
+    try:
+        return find_profile("measured")
+    except InputError:
+        return find_profile("epyc-2core")
+
+
+# --- sparse decoding --------------------------------------------------------------------------
+
+
+def sparse_attention(
+    settings: Settings, loaded: LoadedModel, backend: AttentionBackend
+) -> tuple[AttentionBackend, SparseRule | None]:
+    """The generator's attention, `backend` where all tokens are read, and the rule that it follows.
+
+    settings: settled.
+
+    Raises:
+        InputError: for options that do not go together.
+    """
+    rule, on_host = sparse_rule(settings.sparse), settings.sparse.sparse_home == "host"
+    if rule is None:
+        if on_host:
+            raise InputError("--sparse-home host: needs --sparse, and --select less than all")
+        return backend, None
+    named, schedule = f"--sparse {rule.method}", settings.schedule.schedule
+    if schedule == "layerwise":
+        raise InputError(f"{named}: not with --schedule {schedule}")
+    if on_host and schedule != "in-gpu":
+        raise InputError(f"--schedule {schedule}: not with --sparse-home host")
+    if settings.schedule.evict == "recompute":
+        raise InputError(
+            f"{named}: not with --evict recompute, which reads all of a path and writes other KV"
+        )
+    attention, device = settings.model.attention, loaded.decoder.device
+    if attention not in ("auto", "tree"):
+        raise InputError(f"{named}: needs --attention tree in plain torch, not {attention}")
+    if settings.model.deterministic and device.type == "cuda":
+        raise InputError(f"{named}: not with --deterministic on a GPU, whose products it has not")
+    # Kernels read whole paths, and `tree` stands for them where they run.
+    inner = backend if isinstance(backend, TreeAttention) else TreeAttention()
+    return SparseAttention(inner, rule, threaded=on_host), rule
+
+
+def with_most_rows(settings: Settings, generator: ModelBytes, kv_bytes: int) -> Settings:
+    """With no more rows at a time than the device has room for what they select, shared or not.
+
+    kv_bytes: of the device, for that.
+
+    Raises:
+        InputError: if there is none.
+    """
+    rule = sparse_rule(settings.sparse)
+    if rule is None or settings.sparse.sparse_home != "host":
+        return settings
+    row_bytes = rule.budget(generator.shape.context) * generator.kv_per_token
+    rows = kv_bytes // row_bytes
+    if rows < 1:
+        raise InputError(
+            f"--sparse-home host: a row selects up to {format_bytes(row_bytes)}, and "
+            f"{format_bytes(kv_bytes)} are there for it: raise --kv-memory, or lower --select"
+        )
+    most = min(rows, settings.schedule.max_batch or rows)
+    schedule = settings.schedule.model_copy(update={"max_batch": most})
+    return settings.model_copy(update={"schedule": schedule})
+
+
+def sparse_rule(settings: SparseSettings) -> SparseRule | None:
+    """What the settings say; None where decoding reads all."""
+    if settings.sparse == "off" or settings.select == 1.0:
+        return None
+    how = settings.sparse_from, settings.sparse_layers, settings.sparse_correct
+    return SparseRule(settings.sparse, settings.select, *how)
