@@ -172,10 +172,25 @@ def test_a_checkpoint(tmp_path, make_solver):
         assert solver.resume(file).tree_hash == solution.tree_hash
     (run,) = read_runs(file)
     assert (run[0]["problem"], run[0]["n"], run[0]["seed"]) == ("1+1", 4, 5)
-    assert (run[-1]["chosen"], run[-1]["answer"]) == (None, None), "nothing is decided in it"
+    chosen = ".".join(map(str, solution.lineage[1:]))
+    assert (run[-1]["chosen"], run[-1]["answer"]) == (chosen, solution.answer)
+    assert run[-1]["reason_fewer"] == solution.reason_fewer
     saved = {step["lineage"]: step for event in run for step in event.get("nodes", ())}
     for node in solution.tree.nodes():
         assert saved[".".join(map(str, node.lineage[1:]))]["text"] == node.step_text
+
+
+def test_a_checkpoint_of_a_search_that_was_stopped_has_no_answer(tmp_path, make_solver):
+    def stop(report):
+        if report.round == 2:
+            raise ZeroDivisionError
+
+    file = tmp_path / "saved.json"
+    with make_solver(n=4, width=2, max_rounds=3, seed=5) as solver:
+        with pytest.raises(ZeroDivisionError):
+            solver.solve("1+1", checkpoint=file, on_round=stop)
+        (run,) = read_runs(file)
+    assert (run[-1]["chosen"], run[-1]["answer"]) == (None, None)
 
 
 def exported(*events, version=1):

@@ -23,6 +23,20 @@ def test_its_repr_is_a_line(solution):
     assert "warnings" not in repr(replace(solution, warnings=()))
 
 
+def test_a_notebook_shows_answer_warnings_and_candidates(solution):
+    first = replace(solution.candidates[0], answer="<b>7</b>", score=0.125)
+    candidates = (first, *solution.candidates[1:])
+    shown = replace(solution, answer="<script>", warnings=("a < b",), candidates=candidates)
+    page = shown._repr_html_()
+    assert "<b>&lt;script&gt;</b>" in page
+    assert "Warning: a &lt; b" in page
+    assert "<summary>8 candidates</summary>" in page
+    assert "<td>&lt;b&gt;7&lt;/b&gt;</td><td>0.125</td>" in page
+    assert page.count("<tr>") == 9
+    unstated = replace(solution, answer=None, last_step="so <it> is")
+    assert "<b>so &lt;it&gt; is</b>" in unstated._repr_html_()
+
+
 def test_tab_shows_what_the_package_has():
     names = dir(beamwright)
     assert set(beamwright.__all__) <= set(names)

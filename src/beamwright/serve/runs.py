@@ -143,12 +143,14 @@ def _read_file(path: Path) -> list[Event]:
     if page is not None:
         raise InputError(f"{path}: not a page that --tree wrote, or a damaged or older one")
     if kind == "beamwright checkpoint":
-        from beamwright.saved.checkpoint import read_checkpoint  # noqa: PLC0415 (loads torch)
+        from beamwright.saved.checkpoint import ENDED, read_checkpoint  # noqa: PLC0415 (loads torch)
 
-        read = read_checkpoint(path)
+        read, ended = read_checkpoint(path), saved.get(ENDED)  # as `CheckpointWriter.end` was told
+        ended = ended if isinstance(ended, dict) else {}  # nothing where the search may go on
+        known = {name: ended.get(name) for name in ("answer", "chosen", "reason_fewer")}
         about = _about(read.tree.root.problem_text, read.settings)
         steps = PageTree().changes(read.tree)
-        run = saved_run(path.stem, about, steps, elapsed_s=read.elapsed_s)
+        run = saved_run(path.stem, about, steps, elapsed_s=read.elapsed_s, **known)
         return _checked(path, run)
     raise InputError(f"{path}: neither a saved run nor a tree page")
 

@@ -251,8 +251,12 @@ class RequestScheduler:
                 self._stopped(run.error, {run: (request, since)})
                 self._ended.append((request, run.error))
             else:
-                settings = request.problem.settings
-                self._ended.append((request, self._meter.solution(run, settings, since)))
+                found = self._meter.solution(run, request.problem.settings, since)
+                if request.save is not None:
+                    chosen = ".".join(map(str, found.lineage[1:]))
+                    why = found.reason_fewer
+                    request.save.end(answer=found.answer, chosen=chosen, reason_fewer=why)
+                self._ended.append((request, found))
 
     def _stopped(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from html import escape
 from typing import Any
 
 from beamwright.config import Settings
@@ -320,6 +321,19 @@ class Solution:
         score = "-" if self.score is None else f"{self.score:.3g}"
         num = len(self.candidates)
         return f"<Solution {self.answer!r:.80}, score {score}, {num} candidates, {took}{doubts}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the answer, what makes it doubtful, and all candidates."""
+        answer = self.last_step or self.text if self.answer is None else self.answer
+        rows = [("answer", "score", "ended", "tokens")]
+        for candidate in self.candidates:
+            score = "-" if candidate.score is None else f"{candidate.score:.3g}"
+            rows.append((candidate.answer or "-", score, candidate.stop, f"{candidate.tokens:,}"))
+        cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+        table = "".join(f"<tr>{row}</tr>" for row in cells)
+        doubts = "".join(f"<p>Warning: {escape(line)}</p>" for line in self.warnings)
+        rest = f"<summary>{len(self.candidates)} candidates</summary><table>{table}</table>"
+        return f"<p><b>{escape(answer)}</b></p>{doubts}<details>{rest}</details>"
 
     def to_json(self) -> dict[str, Any]:
         """The object that `solve --json` prints: everything but the tree's nodes.
