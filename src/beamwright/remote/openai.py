@@ -15,6 +15,7 @@ import asyncio
 import json
 import math
 import threading
+import weakref
 from collections.abc import AsyncIterator, Coroutine, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -111,7 +112,7 @@ class OpenAISource:
     def close(self) -> None:
         """Close all connections, and end the thread."""
         if self._work is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._stop()
             self._work.join()
             self._work = None
 
@@ -130,6 +131,8 @@ class OpenAISource:
             )
             runner = asyncio.Runner()
             self._loop = runner.get_loop()
+            # Nobody need close what is forgotten. Waits for nothing: garbage collection calls it.
+            self._stop = weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
             given = (runner, self._client)
             self._work = threading.Thread(target=_serve, args=given, name="remote", daemon=True)
             self._work.start()
