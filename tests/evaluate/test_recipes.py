@@ -22,50 +22,44 @@ def write(tmp_path):
     return write
 
 
-def named(recipe):
-    return {run.name: run.settings for run in recipe.runs}
+@pytest.fixture
+def named(write):
+    """Settings of a recipe's runs by name."""
+    return lambda text, **given: {r.name: r.settings for r in read_recipe(write(text), given).runs}
 
 
 def built(**options):
     return resolved(Settings.build(**options))
 
 
-def test_without_a_recipe_there_is_one_run_without_a_name():
+def test_a_single_run_has_no_name(named):
     (run,) = read_recipe(None, {"n": 8}).runs
     assert (run.name, run.settings) == (None, built(n=8))
+    assert named("search: {n: 8, search: dvts}", n=4) == {None: built(n=4, search="dvts")}
 
 
-def test_a_plain_recipe_is_one_run(write):
-    (run,) = read_recipe(write("search: {n: 8, search: dvts}"), {"n": 4}).runs
-    assert (run.name, run.settings) == (None, built(n=4, search="dvts"))
-
-
-def test_a_grid_is_every_combination_over_the_base(write):
-    path = write("base: {search: {width: 2}, seed: 3}\ngrid: {search: [beam, dvts], n: [4, 16]}")
-    runs = named(read_recipe(path, {}))
+def test_a_grid_is_every_combination_over_the_base(named):
+    grid = "grid: {search: [beam, dvts], n: [4, 16]}"
+    runs = named("base: {search: {width: 2}, seed: 3}\n" + grid)
     assert list(runs) == ["beam-n4", "beam-n16", "dvts-n4", "dvts-n16"]
     assert runs["dvts-n16"] == built(search="dvts", n=16, width=2, seed=3)
+    # The command line goes first and takes its axis out.
+    runs = named(grid, n=64)
+    assert [(name, each.search.n) for name, each in runs.items()] == [("beam", 64), ("dvts", 64)]
+    assert list(named(grid, n=64, search="beam")) == ["run"]
 
 
-def test_named_settings_over_the_whole_grid(write):
-    path = write(
+def test_named_settings_over_the_whole_grid(named):
+    runs = named(
         "base: {search: {n: 8, width: 4}}\n"
         "settings:\n"
         "- {name: a, width: 2}\n"
         "- {name: b, schedule: {schedule: locality, prefetch: false}}\n"
         "grid: {seed: [0, 1]}"
     )
-    runs = named(read_recipe(path, {}))
     assert list(runs) == ["a-seed0", "a-seed1", "b-seed0", "b-seed1"]
     assert runs["a-seed1"] == built(n=8, width=2, seed=1)
     assert runs["b-seed0"] == built(n=8, schedule="locality", prefetch=False)
-
-
-def test_the_command_line_goes_first_and_takes_its_axis_out(write):
-    path = write("grid: {search: [beam, dvts], n: [4, 16]}")
-    runs = named(read_recipe(path, {"n": 64}))
-    assert [(name, each.search.n) for name, each in runs.items()] == [("beam", 64), ("dvts", 64)]
-    assert list(named(read_recipe(path, {"n": 64, "search": "beam"}))) == ["run"]
 
 
 def test_a_setting_without_a_verifier_votes_and_says_so(write):
@@ -88,9 +82,9 @@ def test_the_problems_may_be_named(write):
     assert read_recipe(write("grid: {n: [4]}"), {}).dataset is None
 
 
-def test_a_name_is_fit_for_a_folder(write):
-    path = write("grid: {model: ['hf:org/a b', ../x], temperature: [0.5]}")
-    assert list(named(read_recipe(path, {}))) == ["hf_org_a_b-temperature0.5", "x-temperature0.5"]
+def test_a_name_is_fit_for_a_folder(named):
+    runs = named("grid: {model: ['hf:org/a b', ../x], temperature: [0.5]}")
+    assert list(runs) == ["hf_org_a_b-temperature0.5", "x-temperature0.5"]
 
 
 @pytest.mark.parametrize(
