@@ -5,7 +5,6 @@ import json
 import pytest
 
 import engines
-from beamwright.solver import scheduler
 from beamwright.tree import NodeState, StopReason
 
 PROBLEM = "Ann has 3 apples and eats one."
@@ -114,23 +113,6 @@ def test_a_search_can_be_resumed(far_solver, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         solver.solve(PROBLEM, checkpoint=file, on_round=stop)
     assert solver.resume(file).tree_hash == whole.tree_hash
-
-
-def test_a_deadline_ends_it_with_the_best_so_far(far_solver, monkeypatch):
-    monkeypatch.setattr(scheduler, "PATIENCE_S", 60.0)
-    found = far_solver(deadline=0.01, max_rounds=40, max_tokens=400).solve(PROBLEM)
-    assert found.rounds < 40
-    assert found.candidates
-
-
-def test_cancelled_searches_leave_nothing_behind(far, far_solver):
-    solver = far_solver(max_tokens=400, max_rounds=400, ignore_eos=False)
-    handle = solver.submit(PROBLEM)
-    handle.cancel()
-    with pytest.raises(Exception, match="cancelled"):
-        handle.result(30)
-    assert not solver._machinery.batch.busy
-    assert solver.solve(PROBLEM).candidates
 
 
 @pytest.mark.parametrize(

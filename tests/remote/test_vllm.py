@@ -18,9 +18,6 @@ from beamwright.sections import ModelSettings, SamplingSettings
 PROBLEM = "Ann has 3 apples and eats one. How many apples has she?"
 
 
-# --- vLLM itself -----------------------------------------------------------------------------
-
-
 @pytest.mark.filterwarnings("ignore")  # of what it imports
 def test_the_likeliest_trees_are_those_of_the_model_here():
     """In float32, token for token, on whatever vLLM runs on here."""
@@ -50,9 +47,7 @@ class Engine:
     aborted: list = field(default_factory=list)
     outputs: list = field(default_factory=list)
     fails: Exception | None = None
-
-    def __post_init__(self):
-        self.vllm_config = SimpleNamespace(model_config=SimpleNamespace(max_model_len=77))
+    vllm_config = SimpleNamespace(model_config=SimpleNamespace(max_model_len=77))
 
     def add_request(self, name, prompt, params):
         if self.fails is not None:
@@ -66,6 +61,16 @@ class Engine:
 
     def abort_request(self, names):
         self.aborted += names
+
+    def writes(self, name, *texts, reason="stop", stop="\n\n"):
+        likeliest = [{7: SimpleNamespace(logprob=-0.5)}, {8: SimpleNamespace(logprob=-1.5)}]
+        told = {"token_ids": [7, 8], "finish_reason": reason, "stop_reason": stop}
+        written = [
+            SimpleNamespace(index=number, text=text, logprobs=likeliest, **told)
+            for number, text in enumerate(texts)
+        ]
+        told = {"finished": True, "prompt_token_ids": [5, 6, 1], "num_cached_tokens": 2}
+        self.outputs.append(SimpleNamespace(request_id=name, outputs=written[::-1], **told))
 
 
 @pytest.fixture
@@ -87,41 +92,23 @@ def source(engine, generator_folder):
     return VllmSource(generator_folder, {}, ModelSettings(model="vllm:x"))
 
 
-def question(**changes):
-    given = {
-        "token_ids": (5, 6), "text": lambda: "", "count": 2, "seed": 3, "max_tokens": 9,
-        "sampling": SamplingSettings(temperature=0.5), "stops": ("\n\n",), **changes,
-    }  # fmt: skip
-    return PromptRequest(**given)
-
-
-def output(name, *texts, reason="stop", stop="\n\n", cached=2):
-    written = [
-        SimpleNamespace(
-            index=number, text=text, token_ids=[7, 8], finish_reason=reason, stop_reason=stop,
-            logprobs=[{7: SimpleNamespace(logprob=-0.5)}, {8: SimpleNamespace(logprob=-1.5)}],
-        )
-        for number, text in enumerate(texts)
-    ]  # fmt: skip
-    return SimpleNamespace(
-        request_id=name, finished=True, outputs=written[::-1], prompt_token_ids=[5, 6, 1],
-        num_cached_tokens=cached,
-    )  # fmt: skip
+def ask(source, *keys):
+    sampling = SamplingSettings(temperature=0.5)
+    for key in keys:
+        source.ask(key, PromptRequest((5, 6), lambda: "", 2, 3, 9, sampling, ("\n\n",)))
 
 
 def test_a_question_and_its_texts(engine, source):
     assert (source.context, source.token_ids) == (77, True)
-    source.ask("key", question())
+    ask(source, "key")
     ((name, (prompt, params)),) = engine.added.items()
     assert prompt == {"prompt_token_ids": [5, 6]}
     assert (params.n, params.seed, params.max_tokens, params.stop) == (2, 3, 9, ["\n\n"])
     assert (params.temperature, params.top_k, params.min_p) == (0.5, 0, 0.0)
-    engine.outputs.append(output(name, "a\n\n", "b\n\n"))
+    engine.writes(name, "a\n\n", "b\n\n")
     (reply,) = source.wait(1.0)
-    assert reply.key == "key"
-    assert [each.text for each in reply.written] == ["a\n\n", "b\n\n"]
-    assert reply.written[0].token_ids == (7, 8)
-    assert reply.written[0].logprobs == (-0.5, -1.5)
+    assert (reply.key, [each.text for each in reply.written]) == ("key", ["a\n\n", "b\n\n"])
+    assert (reply.written[0].token_ids, reply.written[0].logprobs) == ((7, 8), (-0.5, -1.5))
     assert (reply.prompt_tokens, reply.cached_tokens) == (3, 2)
 
 
@@ -132,52 +119,44 @@ def test_a_question_and_its_texts(engine, source):
         ("stop", None, "eos"),
         ("stop", 2, "eos"),
         ("length", None, "length"),
+        ("abort", None, UnavailableError),
     ],
 )
 def test_how_texts_end(engine, source, reason, stop, ended):
-    source.ask("key", question())
-    engine.outputs.append(output("0", "x", reason=reason, stop=stop))
+    ask(source, "key")
+    engine.writes("0", "x", reason=reason, stop=stop)
     (reply,) = source.wait(1.0)
-    assert reply.written[0].ended == ended
+    assert (reply.written[0].ended if reply.written else type(reply.error)) == ended
 
 
 def test_what_it_refuses_is_that_question(engine, source):
     engine.fails = ValueError("too long")
-    source.ask("one", question())
+    ask(source, "one")
     engine.fails = None
-    source.ask("two", question())
+    ask(source, "two")
     (reply,) = source.wait(1.0)
-    assert reply.key == "one"
-    assert "too long" in str(reply.error)
-    engine.outputs.append(output("1", "x"))
+    assert (reply.key, str(reply.error)) == ("one", "vLLM: ValueError: too long")
+    engine.writes("1", "x")
     (reply,) = source.wait(1.0)
     assert (reply.key, reply.error) == ("two", None)
 
 
 def test_who_is_given_up_is_aborted(engine, source):
-    source.ask("one", question())
-    source.ask("two", question())
+    ask(source, "one", "two")
     source.cancel("one")
     assert engine.aborted == ["0"]
-    engine.outputs += [output("0", "late"), output("1", "x")]
+    engine.writes("0", "late")
+    engine.writes("1", "x")
     (reply,) = source.wait(1.0)
     assert reply.key == "two"
-    source.ask("three", question())
+    ask(source, "three")
     source.close()
     assert engine.aborted == ["0", "2"]
     assert source.wait(0.01) == []
 
 
-def test_a_text_that_it_gave_up_is_no_end(engine, source):
-    source.ask("key", question())
-    engine.outputs.append(output("0", "half", reason="abort", stop=None))
-    (reply,) = source.wait(1.0)
-    assert isinstance(reply.error, UnavailableError)
-
-
 def test_a_dead_engine_fails_everything(engine, source):
-    source.ask("one", question())
-    source.ask("two", question())
+    ask(source, "one", "two")
     engine.fails = RuntimeError("engine core died")
     replies = source.wait(1.0)
     assert {reply.key for reply in replies} == {"one", "two"}
@@ -185,16 +164,13 @@ def test_a_dead_engine_fails_everything(engine, source):
     assert source.wait(0.01) == []
 
 
-def test_a_model_that_it_cannot_load(engine, generator_folder, monkeypatch):
+def test_a_model_that_it_cannot_load_and_no_vllm(engine, generator_folder, monkeypatch):
     def refuses(folder, **given):
         raise ValueError("no such option")
 
     monkeypatch.setattr(sys.modules["vllm"], "LLM", refuses)
     with pytest.raises(InputError, match="--model vllm:x: ValueError: no such option"):
         VllmSource(generator_folder, {"odd": 1}, ModelSettings(model="vllm:x"))
-
-
-def test_without_vllm(generator_folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(UnavailableError, match="pip install"):
         VllmSource(generator_folder, {}, ModelSettings(model="vllm:x"))
