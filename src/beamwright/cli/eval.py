@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,7 +113,10 @@ def evaluate(
                 check_models(model)
                 complain(note)
     together = None if in_flight == "auto" else int(in_flight)
-    with AnswerChecker(num_workers=_checker_processes(cluster)) as checker:
+    judges = 2  # on a cluster the driver's cores have nothing else to do
+    if cluster is not None and cluster.address is not None:
+        judges = max(2, min(_MOST_CHECKERS, (os.cpu_count() or 1) - 1))
+    with AnswerChecker(num_workers=judges) as checker:
         work = Evaluation(problem_set, out, together, trees or 0, checker, cluster)
         reports = [work.report(named) for named in recipe.runs]
     several = recipe.runs[0].name is not None
@@ -125,13 +128,6 @@ def evaluate(
         raise typer.Exit(1)
     for failure in work.failures:
         raise failure
-
-
-def _checker_processes(cluster: Cluster | None) -> int:
-    """That judge answers: on a cluster the driver's cores have nothing else to do."""
-    if cluster is None or cluster.address is None:
-        return 2
-    return max(2, min(_MOST_CHECKERS, (os.cpu_count() or 1) - 1))
 
 
 @dataclass(frozen=True)
@@ -241,12 +237,12 @@ class Evaluation:
 
 
 class _Tally:
-    """Finished problems and their verdicts, told to `show` with a line about them."""
+    """Finished problems and their verdicts, shown on a bar. prefix: before what the bar says."""
 
-    def __init__(self, prefix: str, show: Callable[[str, int, int], None]) -> None:
-        self._prefix, self._show = prefix, show
-        self._done, self._total = 0, 0
-        self._judged = self._right = 0
+    def __init__(self, bar: Progress, prefix: str, status: Status) -> None:
+        self._bar, self._prefix = bar, prefix
+        self._done = self._total = self._judged = self._right = 0
+        self._task = bar.add_task(f"{prefix}no problem finished", total=None, status=status)
 
     def __call__(self, record: Record, done: int, total: int) -> None:
         self._done, self._total = done, total
@@ -254,7 +250,8 @@ class _Tally:
             self._judged += 1
             self._right += record.correct
         share = f"{self._right / self._judged:.1%}" if self._judged else "not judged"
-        self._show(f"{self._prefix}accuracy {share}", done, total)
+        line = f"{self._prefix}accuracy {share}"
+        self._bar.update(self._task, description=line, completed=done, total=total)
 
     def so_far(self, out: Path | None) -> str:
         """What an interrupted run has found, and how to go on with it."""
@@ -271,25 +268,18 @@ class _Tally:
 @contextmanager
 def _progress(prefix: str, status: Status) -> Iterator[_Tally]:
     """A bar on standard error, if that is a terminal, and what goes on between two problems."""
+    column = Column(no_wrap=True)
     bar = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        TextColumn(
-            "{task.fields[status]}", "cyan", markup=False, table_column=Column(no_wrap=True)
-        ),
+        TextColumn("{task.fields[status]}", "cyan", markup=False, table_column=column),
         console=Console(stderr=True),
         disable=not sys.stderr.isatty(),
     )
     with bar:
-        task = bar.add_task(f"{prefix}no problem finished", total=None, status=status)
-        yield _Tally(
-            prefix,
-            lambda line, done, total: bar.update(
-                task, description=line, completed=done, total=total
-            ),
-        )
+        yield _Tally(bar, prefix, status)
 
 
 # --- tables ----------------------------------------------------------------------------------
