@@ -16,16 +16,6 @@ from streams import EagerStreams, LateStreams
 NAMES = pytest.mark.parametrize("name", ["dense", "tree"])
 
 
-@NAMES
-def test_layers_leave_the_device_as_rows_grow_and_come_back_as_rows_go(make_forest, link, name):
-    keep = {8: [1, 2, 3, 4]}
-    plain, device = pair(make_forest, name, link, 5.01, dtype=torch.float32)
-    assert same(plain.run(12, keep=keep).contexts, device.run(12, keep=keep).contexts)
-    assert link.bytes_moved[Direction.H2D] == device.moved_bytes()
-    assert device.resident[0] > min(device.resident[1:8])
-    assert device.resident[8] > device.resident[7]
-
-
 def test_a_prefill_s_tokens_reside_where_their_layers_do(make_forest):
     """The streamed layers' tokens come from the link, the others from the device."""
     link = StreamLink(LateStreams())

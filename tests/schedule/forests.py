@@ -144,18 +144,6 @@ def contiguous(demand, max_batch=None):
     return []
 
 
-def set_partitions(beams):
-    """All ways to split a list of beams into groups."""
-    if not beams:
-        yield []
-        return
-    first, rest = beams[0], beams[1:]
-    for groups in set_partitions(rest):
-        yield [[first], *groups]
-        for number, group in enumerate(groups):
-            yield [*groups[:number], [first, *group], *groups[number + 1 :]]
-
-
 def least_loaded(demand, partitions):
     """The fewest bytes over all orders of all these partitions."""
     return min(

@@ -32,19 +32,9 @@ def test_without_inter_beam_locality_the_order_of_arrival_decides():
     assert groups == [[0, 2, 4], [1, 3, 5]]
 
 
-def test_max_batch_limits_groups():
-    demand = demand_of(FIGURE_8)
-    assert sizes(beam_sets(Forest(demand), max_batch=4)) == [3, 3]
-    assert sizes(beam_sets(Forest(demand), max_batch=4, balance=False)) == [4, 2]
-
-
 def test_a_beam_over_capacity_is_alone():
     demand = demand_of(["a", "bcdefg", "h"], capacity=25)
     assert beam_sets(Forest(demand)) == [[0], [1], [2]]
-
-
-def test_no_beams_are_no_groups():
-    assert beam_sets(Forest(demand_of([]))) == []
 
 
 @pytest.mark.parametrize("by_arrival", [False, True])

@@ -15,17 +15,6 @@ def test_ties_go_to_the_older_then_to_the_order_given():
     assert eviction_order("cab", {"a": 1, "b": 1}, {}) == [*"cab"]
 
 
-def test_never_used_counts_as_oldest_and_strangers_are_left_out():
-    assert eviction_order(["a", "b"], {"z": 1}, {"a": -7, "z": 9}) == ["b", "a"]
-    assert eviction_order([], {"z": 1}, {"z": 9}) == []
-
-
-def test_of_the_unused_what_is_stored_goes_first():
-    last_use = {"old": 1, "stored": 4, "fresh": 5, "next": 2}
-    order = eviction_order([*last_use], {"next": 1}, last_use, {"stored", "next"})
-    assert order == ["stored", "old", "fresh", "next"]
-
-
 def test_against_one_sort_by_the_whole_rule():
     rng = random.Random(0)
     for _ in range(200):

@@ -3,7 +3,7 @@ import random
 import pytest
 
 from beamwright.schedule.forest import Forest, Overlap
-from schedule.forests import demand_of, paths_of, random_demand, slow_need
+from schedule.forests import paths_of, random_demand, slow_need
 
 
 @pytest.mark.parametrize("copies", [False, True])
@@ -45,11 +45,3 @@ def test_overlap_with_a_growing_set():
             assert overlap.overlap_bytes == wanted
             changed = {b for b in range(10) if before[b] != wanted[b]}
             assert changed <= set(grown)
-
-
-def test_beams_without_segments_share_nothing():
-    demand = demand_of(["ab", "", "c"], growth=3)
-    forest = Forest(demand)
-    assert forest.need(0, 3) == 20 + 10 + 9
-    assert forest.path_bytes == [20, 0, 10]
-    assert forest.shared_bytes == [0, 0, 0]

@@ -101,13 +101,6 @@ def test_new_kv_is_written_back_early_where_most_of_it_has_to_go(beams, how, cap
     assert policy.plan(ScheduleView(beams, copies)).eager is (how != "lazy")
 
 
-def test_a_beam_over_capacity_still_has_a_group(beams):
-    for planner in ("ranges", "greedy"):
-        groups, write_back = run(beams, demand(capacity=20), planner=planner)
-        assert sorted(groups) == [[beam] for beam in range(6)]
-        assert write_back is True
-
-
 def test_no_beams_are_no_groups():
     for kv in (None, demand_of([])):
         assert make_schedule(ScheduleSettings()).plan(ScheduleView((), kv)) == Plan(())

@@ -13,7 +13,6 @@ from schedule.forests import (
     least_loaded,
     loaded_bytes,
     random_demand,
-    set_partitions,
     sizes,
     slow_need,
 )
@@ -108,23 +107,6 @@ def test_loads_are_close_to_the_best_of_all_cuts_and_orders(copies, scattered):
         assert loaded <= least + max(demand.segment_bytes)
         ours, best = ours + loaded, best + least
     assert ours <= 1.01 * best
-
-
-@pytest.mark.parametrize("copies", [False, True])
-def test_loads_are_close_to_the_best_of_any_groups(copies):
-    """Beams need not be neighbours here: all partitions into as many groups, in all orders."""
-    ours = best = 0
-    for seed in range(60):
-        demand = random_demand(seed, num_beams=3 + seed % 3, copies=copies)
-        groups = plan(demand)
-        others = [
-            other
-            for other in set_partitions(list(range(3 + seed % 3)))
-            if len(other) == len(groups) and all(allowed(demand, group) for group in other)
-        ]
-        ours += loaded_bytes(demand, groups)
-        best += least_loaded(demand, others)
-    assert ours <= 1.05 * best
 
 
 def test_the_largest_group_is_the_smallest_possible_when_nothing_is_resident():

@@ -19,22 +19,20 @@ from beamwright.kv.streams import Piece
 from beamwright.layerwise.store import LayeredStore
 from beamwright.layerwise.streams import LayerStreams
 from beamwright.layerwise.tail import LayeredTail
-from beamwright.protocols import AttentionBackend
+from beamwright.protocols import AttentionBackend, Direction
+
+Packing = DenseAttention | TreeAttention
+"""What makes packed copies, whose layers can be streamed."""
 
 
-class LayerwiseDecode:
+class LayerwiseDecode(LayerStreams):
     """A `DecodeView`, one token per row; layers that do not fit are streamed for each token."""
 
     def __init__(
-        self,
-        inner: DenseAttention | TreeAttention,
-        store: LayeredStore,
-        paths: Sequence[Path],
-        tail: LayeredTail,
+        self, inner: Packing, store: LayeredStore, paths: Sequence[Path], tail: LayeredTail
     ) -> None:
-        self._tail = tail
-        self._streams = LayerStreams(store, len(paths), tail)
-        self._inner = inner.decode_view(store, paths, tail, self._streams.hold)
+        super().__init__(store, len(paths), tail)
+        self._inner = inner.decode_view(store, paths, tail, self.hold)
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
         """Attend to a layer that has arrived; its buffer takes the one after the next.
@@ -43,72 +41,66 @@ class LayerwiseDecode:
             CapacityError: if not even two stream buffers fit the budget.
             LinkError: if the link has failed.
         """
-        streams, placement = self._streams, self._streams.placement
         if layer == 0:
             self._tail.make_room()
-            streams.begin(placement.num_real, streams.num_layers)
-        streams.ready(layer)
+            self.begin(self.placement.num_real, self.num_layers)
+        self.ready(layer)
         context = self._inner.attend(layer, query, key_value)
-        streams.done(layer)
+        self.done(layer)
         return context
 
     def keep_rows(self, rows: torch.Tensor) -> None:
         """All rows kept count as real, see `count_rows`."""
         self._inner.keep_rows(rows)
-        kept = [self._streams.placement.rows[row] for row in rows.tolist()]
-        self._streams.use_rows(kept, len(kept))
+        kept = [self.placement.rows[row] for row in rows.tolist()]
+        self.use_rows(kept, len(kept))
 
     def count_rows(self, num_rows: int) -> None:
         """Only the first `num_rows` rows are real; the rest pad the batch.
 
         The KV of padding rows is neither streamed nor counted, and their context is meaningless.
         """
-        placement = self._streams.placement
-        if num_rows != placement.num_real:
-            self._streams.use_rows(placement.rows, num_rows)
+        if num_rows != self.placement.num_real:
+            self.use_rows(self.placement.rows, num_rows)
 
     def drop_rows(self, rows: Sequence[int]) -> None:
         """Only packed copies are read, so nothing depends on it."""
 
     def close(self) -> None:
         self._inner.close()
-        self._streams.close()
+        super().close()
 
 
-class LayerwisePrefill:
+class LayerwisePrefill(LayerStreams):
     """An `AttentionView`; each streamed layer of the paths crosses the link once."""
 
     def __init__(
-        self,
-        inner: DenseAttention | TreeAttention,
-        store: LayeredStore,
-        paths: Sequence[Path],
-        lengths: Sequence[int],
+        self, inner: Packing, store: LayeredStore, paths: Sequence[Path], lengths: Sequence[int]
     ) -> None:
-        self._store, self._num_tokens = store, sum(lengths)
-        self._streams = LayerStreams(store, len(paths))
-        self._inner = inner.prefill_view(store, paths, lengths, self._streams.hold)
+        super().__init__(store, len(paths))
+        self._num_tokens = sum(lengths)
+        self._inner = inner.prefill_view(store, paths, lengths, self.hold)
         store.landing = {}
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
         """Raises what `LayerwiseDecode.attend` does."""
-        streams = self._streams
         if layer == 0:
             # A batch of a few rows that would fit says nothing about all the others.
-            streams.begin(self._num_tokens, self._store.resident)
-        if layer >= streams.placement.resident:
+            self.begin(self._num_tokens, self._store.resident)
+        if layer >= self.placement.resident:
             fresh = key_value[: self._num_tokens].contiguous()
             host = self._store.host_memory(fresh.shape)
-            transfer = streams.store([Piece(host, fresh, fresh.nbytes)])
+            transfer = self._submit(Direction.D2H, [Piece(host, fresh, fresh.nbytes)])
+            self.placement.storing.append(transfer)
             self._store.landing[layer] = host, transfer
-        streams.ready(layer)
+        self.ready(layer)
         context = self._inner.attend(layer, query, key_value)
-        streams.done(layer)
+        self.done(layer)
         return context
 
     def close(self) -> None:
         self._inner.close()
-        self._streams.close()
+        super().close()
 
 
 class LayerwiseAttention:
@@ -125,7 +117,7 @@ class LayerwiseAttention:
     copies_per_beam = False
 
     def __init__(self, inner: AttentionBackend) -> None:
-        if not isinstance(inner, DenseAttention | TreeAttention):
+        if not isinstance(inner, Packing):
             raise InputError(f"layer-wise offloading needs dense or tree, not {inner.name}")
         self.name = inner.name
         self.tail_tokens = inner.tail_tokens

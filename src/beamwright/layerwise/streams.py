@@ -328,12 +328,6 @@ class LayerStreams:
             self._store.order(placement.storing)
             placement.storing.clear()
 
-    def store(self, pieces: Sequence[Piece]) -> Transfer:
-        """Write KV back while the layer computes; it is there when the token is done."""
-        stored = self._submit(Direction.D2H, pieces)
-        self.placement.storing.append(stored)
-        return stored
-
     def close(self) -> None:
         """Give back the budget; what is on its way arrives first, so that equal runs move
         equal bytes."""
