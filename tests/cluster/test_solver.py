@@ -1,7 +1,6 @@
 """Engines elsewhere as one: the trees of one process, deaths survived, errors and ends as there."""
 
 import threading
-import time
 
 import pytest
 
@@ -76,20 +75,6 @@ def test_its_trees_are_those_of_one_process(make, alone):
     assert far.prompt_tokens(PROBLEM) == alone.prompt_tokens(PROBLEM)
 
 
-def test_who_has_more_candidates_gets_the_next_one_later(make):
-    far, serving = make()
-    stop = Stop()
-    large = far.submit(PROBLEM, n=32, on_round=stop, seed=1)
-    assert stop.reached.wait(30)
-    small = [far.submit(PROBLEM, n=4, seed=seed) for seed in range(3)]
-    deadline = time.monotonic() + 20
-    while len(serving.sent) < 4 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    stop.opened.set()
-    assert [replica for replica, _ in serving.sent] == ["a", "b", "b", "b"]
-    assert all(each.result(60).tree_hash for each in (large, *small))
-
-
 def test_a_search_whose_replica_dies_goes_on_elsewhere_and_tells_no_round_twice(make, alone):
     far, serving = make()
     stop = Stop(at=2)
@@ -155,13 +140,6 @@ def test_errors_are_those_of_one_process(make, alone):
             solver.submit("word " * 500).result()
     with pytest.raises(InputError, match="is one text"):
         far.submit(3)
-
-
-def test_a_callback_cannot_wait_for_its_own_solver(make):
-    far, _ = make()
-    handle = far.submit(PROBLEM, on_round=lambda report: far.submit(PROBLEM).result())
-    with pytest.raises(InputError, match="cannot wait"):
-        handle.result(30)
 
 
 def test_a_bug_in_a_replica_is_no_error_of_ours(make, monkeypatch):

@@ -6,13 +6,10 @@ from itertools import pairwise
 import pytest
 
 import engines
-from beamwright import Solver
 from beamwright.errors import Cancelled
-from beamwright.evaluate.problems import load_problems
 from beamwright.search import STRATEGIES
 from beamwright.serve.answers import final_text, held_back
 from beamwright.tree import NodeState, SearchTree
-from served import text_of
 
 COMMITS = [name for name, row in STRATEGIES.items() if row.commits]
 
@@ -71,21 +68,6 @@ def test_what_is_decoded_ahead_of_selection_says_nothing():
 )
 def test_what_may_yet_change_is_held_back(text, stops, held):
     assert held_back(text, stops) == held
-
-
-def test_text_is_final_before_the_end():
-    """Or nothing would be gained: beams of the bundled pair soon agree on their first steps."""
-    said, early = [], 0
-    problems = load_problems("bundled:test", limit=4).problems
-    with Solver(model="bundled", search="beam", n=8, width=4) as solver:
-        for each in problems:
-            said.clear()
-            solution = solver.solve(
-                each.problem, on_round=lambda report: said.append(final_text(report.tree))
-            )
-            assert all(solution.text.startswith(text) for text in said)
-            early += bool(said[-2])
-    assert early >= 2
 
 
 def test_strategies_that_come_back_commit_to_nothing():
@@ -154,20 +136,3 @@ def test_it_only_grows_and_the_answer_begins_with_it(generator_folder, speculati
                 assert all(b.startswith(a) for a, b in pairwise(texts)), options
                 early += bool(said[-1])
     assert early > 10, "or nothing was tried"
-
-
-def test_a_stream_says_what_the_whole_answer_does_whatever_is_asked_for(served):
-    rng = random.Random(16)
-    for _ in range(40):
-        search = drawn(rng)
-        search.pop("deadline", None)
-        stops = search.pop("stop_strings", None)
-        fields = {"search": search, "n": rng.choice([1, 1, 3]), "seed": search.pop("seed")}
-        fields |= {"stop": stops} if stops else {}
-        whole, events = served.chat(**fields), served.stream(**fields)
-        assert whole.status_code == 200, (fields, whole.text)
-        choices = whole.json()["choices"]
-        for choice in choices:
-            assert text_of(events, choice["index"]) == choice["message"]["content"], fields
-        ends = {c["index"]: c["finish_reason"] for e in events for c in e["choices"]}
-        assert ends == {choice["index"]: choice["finish_reason"] for choice in choices}, fields

@@ -87,21 +87,6 @@ def test_scores_are_numbers_or_null_and_text_is_any_text(feed, grown):
     assert nodes["1"]["text"] == HOSTILE
 
 
-def test_where_kv_is_comes_along_where_it_is_known():
-    places = {("search-0",): "both", ("search-0", 0): "device"}
-    feed = Feed(places=lambda node: places.get(node.lineage))
-    asked, tree = job(), new_tree("search-0")
-    feed.begun(asked)
-    grow(tree, tree.root, ["a", "b"])
-    feed.round(asked, report(tree))
-    places["search-0", 0] = "host"
-    feed.round(asked, report(tree))
-    feed.ended(asked, Cancelled())
-    _, first, second, _ = events(feed.run(asked.id))
-    assert [node.get("kv") for node in first["nodes"]] == ["both", "device", None]
-    assert second["nodes"] == [{"lineage": "0", "kv": "host"}]
-
-
 @pytest.mark.parametrize(
     ("error", "shown"),
     [(InputError("too long"), "too long"), (RuntimeError("/etc"), "RuntimeError")],

@@ -51,22 +51,3 @@ def test_what_a_search_is_doing(serve):
         assert 0 < named["generator's KV"]["value"] <= named["generator's KV"]["of"]
         assert named["tokens"]["total"] > 0
     assert asked.result(30).status_code == 200
-
-
-def test_both_tiers_and_the_link(serve):
-    options = {"kv_memory": "24KiB", "schedule": "locality", "host_memory": "16MiB"}
-    server = serve(search={**options, "max_rounds": 6})
-    server.chat(seed=1)
-    used = server.solver.usage()
-    assert used.levels["generator", "host"].budget_bytes > 0
-    assert used.engine.d2h_bytes > 0
-    seen = scraped(server)
-    assert (
-        seen["beamwright_kv_budget_bytes", "generator", "host"]
-        == used.levels["generator", "host"].budget_bytes
-    )
-    for direction in ("h2d", "d2h"):
-        assert seen["beamwright_link_bytes_total", direction] == getattr(
-            used.engine, f"{direction}_bytes"
-        )
-    assert ("beamwright_stall_seconds_total", "generator") in seen

@@ -129,9 +129,7 @@ def drawn_tree(page):
     return page.evaluate(
         "() => { const { tree, selected } = window.beamwright.pane.panel;"
         " return { steps: tree.nodes.length, rounds: tree.rounds, selected: selected === null ?"
-        " null : tree.nodes[selected].lineage, chosen: tree.nodes.filter((n) => n.chosen).length,"
-        " marked: window.beamwright.pane.panel.marked === null ? null :"
-        " tree.nodes[window.beamwright.pane.panel.marked].lineage }; }"
+        " null : tree.nodes[selected].lineage, chosen: tree.nodes.filter((n) => n.chosen).length }; }"
     )
 
 
@@ -175,31 +173,6 @@ def test_a_stream_that_breaks_is_taken_up_where_it_broke(serve_runs, visit):
     until(page, "window.beamwright.pane.tree.over === 'done'")
     assert tries == ["0", "2", "2"]
     assert drawn_tree(page)["steps"] == 9
-
-
-def test_it_is_the_page_of_a_server_with_keys(serve, visit):
-    served = serve({"n": 8}, keys=["secret"])
-    page = visit(served.url, ignored=["401", "400"])
-    page.fill("#key", "secret")
-    page.keyboard.press("Enter")
-    page.wait_for_selector("#ask-problem")
-    page.fill("#ask-problem", "1+1")
-    page.fill("[data-option=n]", "100000")
-    page.click("#ask-go")
-    page.wait_for_selector("#problem-note:not([hidden])")
-    assert "at most 512" in page.inner_text("#problem-note")
-    for name, value in {"n": "6", "width": "3", "rounds": "2", "seed": "5"}.items():
-        page.fill(f"[data-option={name}]", value)
-    page.select_option("#ask-method", "beam")
-    page.click("#ask-go")
-    until(page, "window.beamwright.pane.tree.over === 'done'")
-    about = page.evaluate("window.beamwright.pane.tree.about")
-    assert {name: about[name] for name in ("method", "n", "width", "seed")} == {
-        "method": "beam", "n": 6, "width": 3, "seed": 5,
-    }  # fmt: skip
-    assert drawn_tree(page)["rounds"] <= 2
-    assert page.is_hidden("#problem-note")
-    page.wait_for_selector("#gauges >> text=KV")
 
 
 # --- safety ----------------------------------------------------------------------------------
@@ -290,45 +263,7 @@ def test_the_saved_tree_page_draws_without_a_word_on_the_console(visit, tmp_path
     page.check("[name=pruned][value=hide]", force=True)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_shows_everything_without_scrolling_sideways(serve_runs, visit, scheme):
-    page = visit(
-        serve_runs(a_run(problem="long " * 60), a_run("b"), queue=feeding.ASKS), color_scheme=scheme
-    )
-    page.set_viewport_size({"width": 390, "height": 844})
-    page.wait_for_selector("#votes li")
-    page.select_option("#other", "saved")
-    until(page, "window.beamwright.other.tree.over === 'done'")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    for id in ("tree", "other-tree", "details", "votes", "ask-problem"):
-        box = page.locator(f"#{id}").bounding_box()
-        assert box["width"] > 300, id
-        assert box["height"] > 20, id
-    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (paper == "rgb(21, 23, 26)") is (scheme == "dark")
-
-
 # --- two runs, replay, export ----------------------------------------------------------------
-
-
-def test_two_runs_beside_each_other_and_where_they_part(serve_runs, visit):
-    other = a_run("other", **{"0.1": {"text": "something else"}, "0.1.0": {"score": 0.3}})
-    page = visit(serve_runs(other, a_run("other-same"), a_run()))
-    page.wait_for_selector("#votes li")
-    page.select_option("#other", "other")
-    until(page, "window.beamwright.other.tree.over === 'done'")
-    page.wait_for_selector("#divergence:not([hidden])")
-    until(page, "document.querySelector('#divergence').textContent.includes('0.1')")
-    assert page.inner_text("#divergence") == "They part in round 2, at 0.1: another text."
-    assert drawn_tree(page)["marked"] == "0.1"
-    page.keyboard.press("ArrowDown")  # to the same step in both
-    assert page.evaluate("window.beamwright.other.panel.selected") == page.evaluate(
-        "window.beamwright.other.tree.byLineage.get('0.1').i"
-    )
-    page.select_option("#other", "other-same")
-    until(page, "document.querySelector('#divergence').textContent.startsWith('The same')")
-    page.select_option("#other", "")
-    until(page, "document.querySelector('#other-box').hidden")
 
 
 def test_what_is_exported_can_be_opened_again(serve_runs, visit, tmp_path):

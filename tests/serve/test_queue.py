@@ -1,17 +1,15 @@
 """That every request is answered, whatever happens to the thread that searches, or beside it."""
 
 import gc
-import io
 import json
 import logging
-import threading
+from threading import Event
 
 import pytest
 
 from beamwright.errors import Cancelled
 from beamwright.serve.body import ServerLimits
 from beamwright.serve.chat import ChatEndpoint
-from beamwright.serve.guard import JsonLines
 from beamwright.solver.handle import Handle
 from beamwright.solver.scheduler import RequestScheduler
 from engines import assert_nothing_allocated
@@ -65,73 +63,27 @@ def test_a_thread_that_dies_leaves_nobody_waiting_and_another_takes_over(serve, 
     assert_nothing_allocated(server.solver)
 
 
-def test_what_went_wrong_is_logged_with_the_request_s_id(serve, monkeypatch):
-    server, lines, log = serve(), io.StringIO(), logging.getLogger("beamwright.serve")
-    handler = logging.StreamHandler(lines)
-    handler.setFormatter(JsonLines())
-    log.addHandler(handler)
-    monkeypatch.setattr(RequestScheduler, "_settle", lambda *args: 1 // 0)
-    try:
-        response = server.chat()
-    finally:
-        log.removeHandler(handler)
-    (logged,) = (json.loads(line) for line in lines.getvalue().splitlines())
-    assert logged["request"] == response.headers["x-request-id"]
-    assert "ZeroDivisionError" in logged["error"]
+def test_a_server_ends_while_a_search_is_submitted(serve, monkeypatch):
+    server, come, go_on = serve(limits=ServerLimits(drain_s=0.0)), Event(), Event()
+    submit, handles = server.solver.submit, []
 
+    def slowly(*args, **options):
+        come.set()
+        go_on.wait(30)
+        handles.append(submit(*args, **options))
+        return handles[-1]
 
-# --- what takes long to begin ----------------------------------------------------------------
-
-
-@pytest.fixture
-def slow(monkeypatch):
-    """Has a server's engine take its time for something: `come` when it does, until `go_on`."""
-
-    class Slow:
-        def __init__(self):
-            self.come, self.go_on = threading.Event(), threading.Event()
-            self.found = []
-
-        def at(self, server, what):
-            do = getattr(server.solver, what)
-
-            def slowly(*args, **options):
-                self.come.set()
-                self.go_on.wait(30)
-                self.found.append(do(*args, **options))
-                return self.found[-1]
-
-            monkeypatch.setattr(server.solver, what, slowly)
-            return server
-
-    slow = Slow()
-    yield slow
-    slow.go_on.set()
-
-
-def test_a_prompt_that_is_being_looked_at_has_a_place(serve, slow):
-    limits = ServerLimits(requests=1, drain_s=5.0)
-    server = slow.at(serve(limits=limits), "prompt_tokens")
-    first = server.later(seed=1)
-    assert slow.come.wait(30)
-    assert server.chat().status_code == 429
-    slow.go_on.set()
-    assert first.result(30).status_code == 200
-    assert server.chat(seed=1).status_code == 200
-
-
-def test_a_server_ends_while_a_search_is_submitted(serve, slow):
-    server = slow.at(serve(limits=ServerLimits(drain_s=0.0)), "submit")
+    monkeypatch.setattr(server.solver, "submit", slowly)
     asked = server.later(seed=1)
-    assert slow.come.wait(30)
+    assert come.wait(30)
+    assert server.http.get("/health").status_code == 200, "it holds up nobody"
     server.server.handle_exit(15, None)
     until(lambda: server.queue.draining)
-    slow.go_on.set()
+    go_on.set()
     assert asked.result(30).status_code == 503
     server.thread.join(30)
-    (handle,) = slow.found
     with pytest.raises(Cancelled):
-        handle.result(30)
+        handles[0].result(30)
     assert_nothing_allocated(server.solver)
 
 
@@ -240,25 +192,18 @@ def test_a_bug_in_a_stream_is_logged_and_told(serve, monkeypatch, caplog):
     until(lambda: not server.queue.jobs)
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
-def test_a_search_that_began_again_and_ended_otherwise_takes_nothing_back(
-    served, monkeypatch, path
-):
+def test_a_search_that_began_again_and_ended_otherwise_takes_nothing_back(served, monkeypatch):
     """As where it did not fit beside others, and the deadline cut it earlier the second time."""
-    hear = Handle._hear
+    hear, loop = Handle._hear, served.server._loop
 
     def say(handle, report):
         hear(handle, report)
         job = next(iter(served.queue.jobs.values()))
         loop.call_soon_threadsafe(setattr, job, "text", "\u0001never said")
 
-    loop = served.server._loop
     monkeypatch.setattr(Handle, "_hear", say)
-    if path.endswith("responses"):
-        body = {"model": "tiny", "input": ASKED, "seed": 1, "stream": True}
-        with served.http.stream("POST", path, json=body) as response:
-            assert "response.failed" in list(response.iter_lines())[-3]
-    else:
-        events = served.stream(seed=1)
-        assert events[-1]["error"]["code"] == "search_failed"
-        assert text_of(events[:-1]) == "\u0001never said"
+    events = served.stream(seed=1)
+    assert events[-1]["error"]["code"] == "search_failed"
+    assert text_of(events[:-1]) == "\u0001never said"
+    body = {"model": "tiny", "input": ASKED, "seed": 1, "stream": True}
+    assert "event: response.failed" in served.http.post("/v1/responses", json=body).text

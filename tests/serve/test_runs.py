@@ -129,23 +129,6 @@ def test_every_node_is_there_with_its_facts(write_page, searched):
     }
 
 
-def test_a_step_is_labelled_with_its_round_and_not_its_depth(write_page):
-    """As `mcts` goes on where it is best: the second round opens a step beside the first one's."""
-    tree = new_tree()
-    (first,) = grow(tree, tree.root, ["a"])
-    tree.keep(first)
-    tree.rounds = 1
-    (beside,) = grow(tree, tree.root, ["b"])
-    tree.keep(beside)
-    tree.rounds = 2
-    grow(tree, first, ["c"])
-    page = write_page(tree)
-    found = steps(page.run, ("begin", "round", "round", "round", "end"))
-    rounds = {name: step["round"] for name, step in found.items()}
-    assert rounds == {"": 0, "0": 1, "0.0": 3, "1": 2}
-    assert not re.search(r"round \$\{[\w.]*depth\}", page.source)
-
-
 def test_deep_and_wide_trees_are_written_whole(write_page):
     tree = new_tree()
     node = tree.root
