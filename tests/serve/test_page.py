@@ -129,7 +129,8 @@ def drawn_tree(page):
     return page.evaluate(
         "() => { const { tree, selected } = window.beamwright.pane.panel;"
         " return { steps: tree.nodes.length, rounds: tree.rounds, selected: selected === null ?"
-        " null : tree.nodes[selected].lineage, chosen: tree.nodes.filter((n) => n.chosen).length }; }"
+        " null : tree.nodes[selected].lineage, chosen:"
+        " tree.nodes.filter((n) => n.chosen).length }; }"
     )
 
 
