@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from beamwright.counters import Counters
-from beamwright.engine.admission import USUAL_ROWS, Admission
 from beamwright.engine.engine import Engine
+from beamwright.engine.queue import USUAL_ROWS, Admission
 from beamwright.engine.scoring import Scoring, ScoringQueue
 from beamwright.engine.timeline import Accounting
 from beamwright.errors import CapacityError, InputError

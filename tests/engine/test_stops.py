@@ -42,6 +42,7 @@ class Codec:
     def __init__(self, strips=False):
         self.strips = strips
 
+    @property
     def token_bytes(self):
         return PIECES
 

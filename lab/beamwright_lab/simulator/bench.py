@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from random import Random
 
 from beamwright.counters import Progress
-from beamwright.engine.admission import Admission
 from beamwright.engine.batch import RunningBatch
 from beamwright.engine.capacity import StepLengths
 from beamwright.engine.engine import Engine
 from beamwright.engine.executor import STEPS_TOGETHER, PlainExecutor
 from beamwright.engine.moving import MovingSplit
+from beamwright.engine.queue import Admission
 from beamwright.engine.row import Decoding, Decodings
 from beamwright.engine.scoring import Scoring
 from beamwright.engine.speculation import Payoff
@@ -146,7 +146,7 @@ class Bench:
     # --- trees -------------------------------------------------------------------------------
 
     def run(self, in_flight: int | None) -> list[TreeRun]:
-        """Grow the trees to their end, taken in by `engine.admission` in their order.
+        """Grow the trees to their end, taken in by `engine.queue` in their order.
 
         in_flight: at most so many at a time; None for as many as there is work for. One that does
         not fit beside others is tried once more behind all, alone.

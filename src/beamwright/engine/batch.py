@@ -6,8 +6,8 @@ are *preempted*, and come back. With `--batching grouped`, the groups of a plan 
 next one is admitted when the batch is empty (LBS section 4). What a row writes depends on its own
 path alone, never on who is decoded beside it.
 
-Knows residency and nothing of tensors: engine and simulator run this very code, so equal searches
-move equal bytes.
+Knows the cache manager and nothing of tensors: engine and simulator run this very code, so equal
+searches move equal bytes.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ class RunningBatch:
     def __init__(
         self,
         rows: Rows,
-        residency: CacheManager,
+        cache: CacheManager,
         prefill: Prefill,
         lengths: StepLengths,
         settings: ScheduleSettings,
         memory: WorkingMemory | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self._rows, self._residency, self._lengths = rows, residency, lengths
+        self._rows, self._cache, self._lengths = rows, cache, lengths
         self.settings, self._memory = settings, memory or WorkingMemory()
         self.speculation = str(settings.speculation)
-        self._capacity = Capacity(residency, lengths)
+        self._capacity = Capacity(cache, lengths)
         self._progress = progress or Progress()
-        self._chains = Chains(residency, prefill, self._progress)
+        self._chains = Chains(cache, prefill, self._progress)
         self.running: list[Row] = []
         self.counts, self.last_rows = Counters(), (0, 0)
         self.graphs_failed: str | None = None
@@ -143,7 +143,7 @@ class RunningBatch:
                 state.row.let_go()
                 if state.row in self.running:
                     self.running.remove(state.row)
-            self._residency.free(state.segment)
+            self._cache.free(state.segment)
         if not self.running:
             self._rows.close()
 
@@ -196,7 +196,7 @@ class RunningBatch:
             if any(row.done for row in joining):
                 self._settle()
         self._most_together = None
-        coming = self._queue.batches(max(1, len(self.running))) if self._residency.evicts else []
+        coming = self._queue.batches(max(1, len(self.running))) if self._cache.evicts else []
         self._capacity.look_ahead(coming, self.running, prefetch=self.settings.prefetch)
         if not self._queue:
             self._fill()
@@ -230,25 +230,25 @@ class RunningBatch:
 
     def _settle(self) -> None:
         """Store what is new, and retire rows whose step is complete."""
-        size, residency = self._residency.device.block_tokens, self._residency
+        size, cache = self._cache.device.block_tokens, self._cache
         done = [row for row in self.running if row.done]
         self.running = [row for row in self.running if not row.done]
         kept = [row for row in done if row.hidden is not None]
         stored = {row: row.forwarded // size * size for row in self.running}
         self._rows.store({**stored, **{row: row.forwarded for row in kept}})
         for row in kept:
-            residency.trim(row.segment)
+            cache.trim(row.segment)
         if self._eager:
             sure = [row.segment for row in self.running if not row.speculative]
-            residency.write_back(sure, sealed=False)
-            residency.write_back(row.segment for row in kept if not row.speculative)
+            cache.write_back(sure, sealed=False)
+            cache.write_back(row.segment for row in kept if not row.speculative)
         for row in done:
             row.let_go()
             if row.error is not None:
                 self._fail(row.node, row.error)
                 continue
             if row not in kept:  # never extended, so nobody will read its KV
-                residency.clear(row.segment)
+                cache.clear(row.segment)
             row.remember_source()
             row.node.handles[OWNER] = GeneratorState(row.segment, row.hidden)
             self._lengths.observe(len(row.tokens))
@@ -300,7 +300,7 @@ class RunningBatch:
             self._group = group
             self.counts.groups += 1
             if not self.settings.reuse and self._queue.many_groups:
-                self._residency.evict_all()
+                self._cache.evict_all()
         rows = [self._capacity.row(node, group) for node in self._queue.front(free)]
         fitting = self._capacity.first_that_fit(rows)
         while len(fitting) < len(rows) and self._drop_last():
@@ -313,16 +313,16 @@ class RunningBatch:
         return [n for n in (self.settings.max_batch, self._most_rows) if n is not None]
 
     def _join(self, rows: list[Row]) -> None:
-        residency = self._residency
-        held = residency.acquire(self._capacity.read_by(rows))
+        cache = self._cache
+        held = cache.acquire(self._capacity.read_by(rows))
         try:
             grown = self._chains.complete(rows, held)
-            residency.needed(row.parts_read for row in rows)
+            cache.needed(row.parts_read for row in rows)
             if self._eager and not rows[0].speculative:
-                residency.write_back(grown)
-                residency.write_back(residency.dirty())
+                cache.write_back(grown)
+                cache.write_back(cache.dirty())
             with suppress(CapacityError):  # block by block then; the last ones may be preempted
-                residency.reserve(self._capacity.written_by(rows))
+                cache.reserve(self._capacity.written_by(rows))
             for row in rows:
                 row.hold()
             self._tried = len(self.running) + len(rows)
@@ -385,11 +385,11 @@ class RunningBatch:
             wanted = {
                 row.segment: row.forwarded + min(count, row.forwards_left) for row in self.running
             }
-            if self._ahead.last() and not self._residency.is_free({}, wanted):
+            if self._ahead.last() and not self._cache.is_free({}, wanted):
                 self._drop_last()
                 continue
             try:
-                self._residency.reserve(wanted)
+                self._cache.reserve(wanted)
             except CapacityError as error:
                 if count > _LEAST_TOKENS:
                     count = max(_LEAST_TOKENS, count // 2)
@@ -398,7 +398,7 @@ class RunningBatch:
                 if self._drop_last():
                     continue
                 last = self.running.pop()
-                if self.running and self._residency.evicts:
+                if self.running and self._cache.evicts:
                     self._preempt(last)
                 else:
                     self._fail(last.node, self._capacity.at_least(error, last))
@@ -409,7 +409,7 @@ class RunningBatch:
     def _preempt(self, row: Row) -> None:
         """Take a row out in the middle of its step; it goes on where it was."""
         self._rows.store({row: row.forwarded})
-        self._residency.trim(row.segment)
+        self._cache.trim(row.segment)
         row.remember_source()
         row.let_go()
         if row.speculative:
@@ -428,7 +428,7 @@ class RunningBatch:
                 continue
             row.restart()
             row.let_go()
-            self._residency.clear(row.segment)
+            self._cache.clear(row.segment)
             self._queue.put_back(row.node, row.group)
         if self._tried > 1:
             self._most_rows = self._tried // 2

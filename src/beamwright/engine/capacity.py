@@ -105,10 +105,10 @@ class WorkingMemory:
 
 
 class Capacity:
-    """The device of one residency, as rows see it. Creates their segments."""
+    """The device of one cache manager, as rows see it. Creates their segments."""
 
-    def __init__(self, residency: CacheManager, lengths: StepLengths) -> None:
-        self._residency, self._lengths = residency, lengths
+    def __init__(self, cache: CacheManager, lengths: StepLengths) -> None:
+        self._cache, self._lengths = cache, lengths
         self._previous_need_bytes: int | None = None
 
     # --- rows --------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class Capacity:
         """A node's step: at its start, or where it was preempted."""
         state = state_of(node)
         if state is None:
-            segment = self._residency.create(segment_name(node), node.start)
+            segment = self._cache.create(segment_name(node), node.start)
             decoding = self._lengths.decodings.of(node)
             row = Row(node, segment, decoding, self._lengths.limit(node), group)
             state = node.handles[OWNER] = GeneratorState(segment, row=row)
@@ -154,7 +154,7 @@ class Capacity:
     def first_that_fit(self, rows: Sequence[Row]) -> Sequence[Row]:
         """As many of these, from the first on, as there is room for: for what they read, and for
         what their steps will write."""
-        cache, per_beam = self._residency, self._residency.copies_per_beam
+        cache, per_beam = self._cache, self._cache.copies_per_beam
         needs, grown, taken = Counter[Segment](), dict[Segment, int](), dict[Segment, int]()
         room, total, parents = cache.room, 0, set[Node | None]()
         for index, row in enumerate(rows):
@@ -181,28 +181,28 @@ class Capacity:
         """Is it there at once, so that nothing has to come or to leave for these rows?"""
         needs = self.read_by(rows)
         resident = all(segment.resident for segment in needs)
-        return resident and self._residency.is_free(needs, self.written_by(rows))
+        return resident and self._cache.is_free(needs, self.written_by(rows))
 
     def look_ahead(
         self, coming: Sequence[Sequence[Node]], growing: Iterable[Row], *, prefetch: bool
     ) -> None:
         """Say what waits, group by group, and start to fetch what comes next."""
-        if not self._residency.evicts:
+        if not self._cache.evicts:
             return
         needs = [self._copies(map(_parts, nodes)) for nodes in coming]
-        self._residency.expect(needs)
+        self._cache.expect(needs)
         if not coming:
             return
         if prefetch:
-            self._residency.prefetch(needs[0])
+            self._cache.prefetch(needs[0])
         growth = map(self._lengths.expected, coming[0])
-        self._residency.write_ahead(needs[0], growth, {row.segment for row in growing})
+        self._cache.write_ahead(needs[0], growth, {row.segment for row in growing})
 
     def at_least(self, error: BeamwrightError, row: Row) -> BeamwrightError:
         """The error, with the least budget that one row of this length needs, and a block more."""
         if not isinstance(error, CapacityError):
             return error
-        ledger = self._residency.device
+        ledger = self._cache.device
         steps = [len(above.token_ids) for above in row.node.path()[:-1]]
         blocks = sum(map(ledger.blocks_for, [*steps, row.limit.tokens])) + 1
         least = blocks * ledger.bytes_per_block
@@ -213,9 +213,9 @@ class Capacity:
     def demand(self, beams: Sequence[Node]) -> KVDemand | None:
         """The KV that a round's open nodes need, its segments numbered as paths first meet them;
         None where nothing can leave the device."""
-        if not self._residency.evicts:
+        if not self._cache.evicts:
             return None
-        ledger, numbers = self._residency.device, dict[Node, int]()
+        ledger, numbers = self._cache.device, dict[Node, int]()
         parent, leaf = list[int | None](), list[int | None]()
         sizes, resident, growth = list[int](), list[int](), list[int]()
         for beam in beams:
@@ -245,12 +245,12 @@ class Capacity:
             leaf=leaf,
             growth_bytes=growth,
             capacity_bytes=ledger.num_blocks * ledger.bytes_per_block,
-            copy_per_beam=self._residency.copies_per_beam,
+            copy_per_beam=self._cache.copies_per_beam,
             previous_need_bytes=previous,
         )
 
     def _copies(self, paths: Iterable[Path]) -> dict[Segment, int]:
-        return copies_needed(paths, per_beam=self._residency.copies_per_beam)
+        return copies_needed(paths, per_beam=self._cache.copies_per_beam)
 
 
 def _incomplete(parent: Node | None) -> dict[Segment, int]:

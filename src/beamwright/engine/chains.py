@@ -1,19 +1,27 @@
-"""The generator's KV of whole paths: what is still owed before a step can begin.
+"""The generator's KV of whole paths: what a step, or a resumed tree, owes before it can begin.
 
-Knows which tokens of a path have KV; no tensors, no random draws, no stops.
+A checkpoint holds no KV: a resumed tree's is computed again, by prefill, for the nodes that the
+search still needs. What prefill computes differs from what decoding computed in float32's last
+bits, so the tree goes on exactly as before in float64 only (docs/architecture.md, "Sameness", layer
+2). Knows which tokens of a path have KV; no random draws, no stops.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from itertools import groupby
 from typing import Any
+
+import torch
 
 from beamwright.counters import Progress
 from beamwright.engine.row import OWNER, GeneratorState, Row, path_to, segment_name, state_of
 from beamwright.kv.cache import CacheManager
 from beamwright.kv.segments import Lease, Segment
-from beamwright.models.tree_model import PREFILL_CHUNK_TOKENS, PrefillRequest
-from beamwright.tree import Node
+from beamwright.models.tree_model import PREFILL_CHUNK_TOKENS, PrefillRequest, TreeModel
+from beamwright.protocols import Verifier
+from beamwright.tree import Node, NodeState
 
 _PIECE_TOKENS = 4 * PREFILL_CHUNK_TOKENS
 
@@ -32,8 +40,8 @@ class Unfinished(Exception):
 class Chains:
     """Completes the paths that lead to open nodes."""
 
-    def __init__(self, residency: CacheManager, prefill: Prefill, progress: Progress) -> None:
-        self._residency, self._prefill, self._progress = residency, prefill, progress
+    def __init__(self, cache: CacheManager, prefill: Prefill, progress: Progress) -> None:
+        self._cache, self._prefill, self._progress = cache, prefill, progress
 
     def complete(self, rows: Sequence[Row], lease: Lease) -> list[Segment]:
         """Forward what the rows' paths still owe: prompts and turns, and tokens that were given.
@@ -71,7 +79,7 @@ class Chains:
     def _forward(self, requests: Sequence[PrefillRequest], lease: Lease) -> Sequence[Any]:
         lease.add({request.segment: 1 for request in requests if not request.segment.length})
         # All of them or none: whoever had its KV and no hidden state could not be begun again.
-        self._residency.reserve(
+        self._cache.reserve(
             {
                 request.segment: request.segment.length + len(request.token_ids)
                 for request in requests
@@ -82,7 +90,7 @@ class Chains:
     def _owed(self, node: Node) -> PrefillRequest:
         """What a node lacks, or the next piece of it; it has a segment afterwards."""
         if OWNER not in node.handles:
-            segment = self._residency.create(segment_name(node), node.start)
+            segment = self._cache.create(segment_name(node), node.start)
             node.handles[OWNER] = GeneratorState(segment)
         segment = node.handles[OWNER].segment
         tokens = node.token_ids[segment.length :][:_PIECE_TOKENS]
@@ -143,3 +151,59 @@ def last_hidden(node: Node | None) -> Any:
     if node is None or not _is_complete(node):
         raise AssertionError(f"{node!r} is not complete")
     return node.handles[OWNER].hidden
+
+
+# --- a resumed tree ------------------------------------------------------------------------------
+
+
+def restore_kv(generator: TreeModel | None, verifier: Verifier, nodes: Iterable[Node]) -> None:
+    """Give the nodes of a rebuilt tree their handles of both owners.
+
+    generator: None where its KV is not here. nodes: those whose KV may be needed, all their
+    ancestors included; decoded ones only.
+
+    Raises:
+        CapacityError: if a KV budget cannot hold them; what is in place stays on the nodes.
+    """
+    needed = sorted(nodes, key=lambda node: (node.depth, node.lineage[1:]))
+    if generator is not None:
+        for _, level in groupby(needed, key=lambda node: node.depth):
+            _restore_level(generator, list(level))
+    keeper: Any = verifier if hasattr(verifier, "restore") else None
+    if keeper is not None:  # it keeps KV on the nodes, too
+        device = keeper.tree_model.decoder.device
+        # Kernels are launched on the current device, which is the generator's.
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            keeper.restore(needed)
+
+
+@torch.inference_mode()
+def _restore_level(model: TreeModel, nodes: Sequence[Node]) -> None:
+    """Segments of nodes of one depth, and the last hidden states of those that have tokens."""
+    requests: list[PrefillRequest] = []
+    owners: list[Node] = []
+    for node in nodes:
+        segment = model.store.create(segment_name(node), node.start)
+        state = GeneratorState(segment, extended=_extended(node))
+        node.handles[OWNER] = state  # before anything can fail, so that it is released
+        tokens = _stored(node)
+        if tokens:
+            requests.append(PrefillRequest(path_to(node.parent), state.segment, tokens, node.start))
+            owners.append(node)
+    for node, hidden in zip(owners, model.prefill(requests), strict=True):
+        node.handles[OWNER].hidden = hidden[-1:].clone()
+    model.store.counts.recomputed_tokens += sum(len(r.token_ids) for r in requests)
+
+
+def _stored(node: Node) -> tuple[int, ...]:
+    """The tokens that have KV: all, but a turn, and what a reply ended with, get it when the next
+    reply begins."""
+    waits = node.ended or node.turn is not None
+    return () if waits and not _extended(node) else node.token_ids
+
+
+def _extended(node: Node) -> bool:
+    return any(
+        child.state is not NodeState.OPEN if child.turn is None else _extended(child)
+        for child in node.children
+    )

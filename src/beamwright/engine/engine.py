@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from beamwright.engine.admission import Fairness
 from beamwright.engine.decisions import planned
 from beamwright.engine.executor import PlainExecutor
+from beamwright.engine.queue import cut_by_priority
 from beamwright.engine.scoring import check_path_score
 from beamwright.engine.speculation import Payoff
 from beamwright.engine.timeline import Accounting
@@ -67,7 +67,6 @@ class Engine:
         self._scores_ahead, self._listwise = verify_ahead and not listwise, listwise
         self._patience_s = patience_s
         self._live: dict[Node, TreeRun] = {}
-        self.fairness = Fairness()
         self._changed = self._foresee = False
         # What each tree foresees, until something becomes of it.
         self._foreseen: dict[TreeRun, list[tuple[float, list[Node]]]] = {}
@@ -105,8 +104,6 @@ class Engine:
             run = self._live.get(event.node.root)
             if run is not None:
                 self._settle(run, event)
-        if len(self._live) > 1:
-            self.fairness.note(self._live.values(), self._writer.running_nodes)
         for run in self._whose_round_is_over():
             self._decide(run)
         if self._foresee and self._ahead is not None:
@@ -116,8 +113,8 @@ class Engine:
     def admit(self, run: TreeRun) -> list[TreeRun]:
         """Take a tree in: decide what it begins, or goes on, with; itself if that is its end."""
         run.clock, run.started_s = self._clock, self._clock()
-        # A newcomer is level with whoever was served least, not in front of all for long.
-        run.served = min((other.served for other in self._live.values()), default=0)
+        # A newcomer is behind all others, however many come.
+        run.served = max((other.served for other in self._live.values()), default=0)
         self._live[run.tree.root] = run
         if run.tree.rounds == 0:
             run.save_round()
@@ -131,12 +128,13 @@ class Engine:
         """Plan what waits, where that has changed, and let the executor do one piece of work."""
         waiting: tuple[Node, ...] = ()
         if self._changed or not self._writer.busy:  # those of the tree whose turn it is in front
-            runs, running = self.fairness.order(self._live.values()), self._writer.running_nodes
+            runs = sorted(self._live.values(), key=lambda run: (-run.priority, run.served))
+            running = self._writer.running_nodes
             waiting = tuple(node for run in runs for node in run.open if node not in running)
         if waiting:
             with self._accounting.phase("schedule"):
                 plan = planned(self._schedule, self._writer.view(waiting))
-                self._writer.submit(self.fairness.cut(plan, self._live.values()))
+                self._writer.submit(cut_by_priority(plan, self._live.values()))
             self._changed = False
         return self._executor.wait()
 
@@ -150,7 +148,6 @@ class Engine:
             run.open.pop(node, None)
             self._foresee = True
             run.served += len(event.token_ids)
-            self.fairness.decoded(run)
             run.tree.commit(**vars(event))
         elif isinstance(event, StepScored):
             run.unscored.pop(node, None)
@@ -203,7 +200,6 @@ class Engine:
             self._close(run)
         else:
             run.begin_round()
-            self.fairness.began(run)
             run.began = self._accounting.counts.copy()
             self._changed = self._foresee = True
         if run.on_round is not None and tree.rounds > 0:

@@ -1,18 +1,147 @@
-"""Who waits for the running batch: open steps in the order of a plan, and children ahead of them.
+"""Who waits, and who goes first: trees for a place, steps for the batch, batches for a verifier.
 
-Knows nodes and their groups; what they read and whether it fits is `capacity`'s.
+`decoupled` fills the generator's batch from queued problems before anything else (eager; decoupled
+tree exploration, Alg. 5), only where a tree's KV fits as well: how much that becomes is known when
+the first one has ended. Where a number of problems is given, it is taken at its word: KV that has
+to leave may cost less than rows that stay empty (docs/experiments.md).
+
+A larger priority goes first. Decoding, and of equal priority, whoever was served least; elsewhere,
+whoever came first.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
-from itertools import islice
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby, islice
+from typing import Generic, TypeVar
 
 from beamwright.engine.capacity import Capacity
 from beamwright.engine.row import Row
+from beamwright.engine.tree_run import TreeRun
+from beamwright.kv.cache import CacheManager
 from beamwright.protocols import Plan
+from beamwright.sections import ScheduleSettings
 from beamwright.tree import Node, NodeState
+
+T = TypeVar("T")
+
+USUAL_ROWS = 64
+"""Candidates of all problems together that keep most devices busy."""
+
+REMOTE_ROWS = 256
+"""The same of a remote generator, which has a batch, memory and a queue of its own."""
+
+
+# --- trees ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Admission:
+    """A place for one more tree, or none.
+
+    in_flight: problems at a time at most; None for as many as there is work for. usual_rows:
+    candidates of all problems together that keep the generator busy.
+    """
+
+    settings: ScheduleSettings
+    in_flight: int | None
+    stores: Sequence[CacheManager]
+    usual_rows: int = USUAL_ROWS
+    _filling: bool = field(default=True, init=False)
+    _largest_tokens: int = field(default=0, init=False)
+    _before: frozenset[TreeRun] = field(default=frozenset(), init=False)
+    _ended: bool = field(default=False, init=False)
+    _pressed: bool = field(default=False, init=False)
+    _evicted: int = field(default=0, init=False)
+
+    def has_place(self, live: Mapping[TreeRun, int], num_open: int) -> bool:
+        """live: trees under way, and how many candidates each may have; num_open: their steps that
+        are decoded, or wait for it."""
+        self._look(live)
+        if not live:
+            self._filling = True
+        elif self._is_full(list(live.values()), num_open):
+            self._filling = self.settings.explore != "lockstep"  # whose batch is complete
+            return False
+        return self._filling
+
+    def _is_full(self, sizes: Sequence[int], num_open: int) -> bool:
+        if self.in_flight is not None:
+            return len(sizes) >= self.in_flight
+        if sum(sizes) < self.usual_rows or self.settings.explore != "decoupled":
+            return sum(sizes) >= self.usual_rows
+        rows = self.settings.max_batch or self.usual_rows  # N_LLM
+        return num_open >= rows or not self._fits(len(sizes))
+
+    def _look(self, live: Mapping[TreeRun, int]) -> None:
+        """See how large trees become; whenever one has ended, whether KV has had to leave since the
+        one before it: then nobody comes in its place."""
+        now = frozenset(live)
+        if not self._before <= now:
+            evicted = sum(store.counts.evicted_blocks for store in self.stores)
+            self._pressed, self._evicted = evicted > self._evicted, evicted
+            self._ended = True
+        self._before = now
+        for run in live:
+            self._largest_tokens = max(self._largest_tokens, *run.round_tokens[-1:], 0)
+
+    def _fits(self, num_live: int) -> bool:
+        """True if one more has room, were all as large as the largest so far."""
+        tree_bytes = self._largest_tokens * sum(s.device.bytes_per_token for s in self.stores)
+        room = sum(store.device.budget.total_bytes for store in self.stores)
+        roomy = self._ended and not self._pressed
+        return roomy and tree_bytes * (num_live + 1) <= room
+
+
+def cut_by_priority(plan: Plan, runs: Collection[TreeRun]) -> Plan:
+    """A plan whose groups are cut so that a larger priority comes first, whatever it says."""
+    priorities = {run.tree.root: run.priority for run in runs}
+    if len(set(priorities.values())) < 2:
+        return plan
+
+    def rank(node: Node) -> int:
+        return -priorities[node.root]
+
+    parts = [
+        tuple(nodes) for group in plan.groups for _, nodes in groupby(sorted(group, key=rank), rank)
+    ]
+    return replace(plan, groups=tuple(sorted(parts, key=lambda nodes: rank(nodes[0]))))
+
+
+class PriorityQueue(Generic[T]):
+    """Who waits in the order of their turns: a larger priority first, then who came first."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[int, T]] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[T]:
+        return (item for _, item in self._entries)
+
+    def put(self, item: T, priority: int = 0) -> None:
+        """Wait from now on."""
+        number = sum(other >= priority for other, _ in self._entries)
+        self._entries.insert(number, (priority, item))
+
+    def take(self) -> T:
+        """The first one waits no more."""
+        return self._entries.pop(0)[1]
+
+    def change(self, change: Callable[[T], T | None]) -> None:
+        """Put something else in the place of each; None: it waits no more."""
+        changed = [(priority, change(item)) for priority, item in self._entries]
+        self._entries = [(priority, item) for priority, item in changed if item is not None]
+
+    def clear(self) -> None:
+        """Nobody waits any more."""
+        self._entries.clear()
+
+
+# --- steps ---------------------------------------------------------------------------------------
 
 
 class Queue:

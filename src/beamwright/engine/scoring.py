@@ -12,7 +12,7 @@ from itertools import groupby
 from numbers import Real
 from operator import attrgetter
 
-from beamwright.engine.admission import PriorityQueue
+from beamwright.engine.queue import PriorityQueue
 from beamwright.engine.timeline import Accounting, NullTimeline, Timeline
 from beamwright.errors import (
     BeamwrightError,
@@ -25,9 +25,6 @@ from beamwright.errors import (
 from beamwright.models.load import is_out_of_memory
 from beamwright.protocols import Event, StepFailed, StepScored, Verifier
 from beamwright.tree import Node, by_root
-
-MOST_PASSED = 8
-"""Batches of a larger priority that one may be scored behind, of those that came later."""
 
 _depth = attrgetter("depth")
 _LARGEST_SCORE = 1e30  # sums and squares of many such scores are floats still
@@ -42,7 +39,7 @@ class ScoringQueue(PriorityQueue[tuple[Node, ...]]):
     """
 
     def __init__(self, most_steps: int = 1) -> None:
-        super().__init__(MOST_PASSED)
+        super().__init__()
         self._most_steps = most_steps
 
     def take(self) -> tuple[Node, ...]:

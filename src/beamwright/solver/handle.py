@@ -14,14 +14,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
-from beamwright.engine.admission import PriorityQueue
+from beamwright.engine.queue import PriorityQueue
 from beamwright.errors import Cancelled, InputError
 from beamwright.protocols import RoundCallback, RoundReport
 from beamwright.solver.scheduler import Arrivals, Outcome, Request
 from beamwright.solver.solution import Solution
-
-MOST_PASSED = 64
-"""Problems of a larger priority that begin before one that was submitted earlier."""
 
 _EXIT_S = 5.0
 """For the thread to end with the interpreter: a verifier of the user's may never return."""
@@ -145,7 +142,7 @@ class SubmitQueue:
     def __init__(self, serve: Callable[[Arrivals], Iterator[tuple[Request, Outcome]]]) -> None:
         self._serve = serve
         self._lock = threading.Lock()
-        self._waiting: PriorityQueue[Request] = PriorityQueue(MOST_PASSED)
+        self._waiting: PriorityQueue[Request] = PriorityQueue()
         self._handles: dict[Request, Handle] = {}
         self._thread: threading.Thread | None = None
 

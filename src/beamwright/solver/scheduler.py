@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from beamwright.engine.admission import REMOTE_ROWS, USUAL_ROWS, Admission
 from beamwright.engine.engine import Engine
 from beamwright.engine.executor import PATIENCE_S, make_executor, overlaps
+from beamwright.engine.queue import REMOTE_ROWS, USUAL_ROWS, Admission
 from beamwright.engine.tree_run import RenderTurn, TreeRun
 from beamwright.errors import (
     DEVICE_TIER,

@@ -14,9 +14,9 @@ from typing import Any, Literal, Unpack, overload
 
 from beamwright.config import Settings
 from beamwright.counters import Progress, Usage
+from beamwright.engine.chains import restore_kv
 from beamwright.engine.decisions import check_stops
 from beamwright.engine.prompts import Prompts
-from beamwright.engine.resume import restore_kv
 from beamwright.engine.timeline import NullTimeline, Timeline
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import BeamwrightError, InputError
