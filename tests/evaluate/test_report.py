@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 from beamwright.errors import InputError
-from beamwright.evaluate.metrics import Record
+from beamwright.evaluate.metrics import Record, summarise
 from beamwright.evaluate.report import (
     EvaluatedRun,
     compared,
@@ -20,31 +20,14 @@ from beamwright.evaluate.report import (
 HOSTILE = '</title><script>alert(1)</script> & "{{style}}" \u2028 \ud800'
 
 
-def estimate(value):
-    return {"value": value, "interval": [value * 0.9, value * 1.1]}
+def record(index, correct, **changes):
+    given = {"tokens": {"generated": 1000}, "time": {"total_s": 2.5}, "num_correct": int(correct)}
+    given |= {"kv": {"device_peak_bytes": 2 * 1024**3}, "candidates": [{}], **changes}
+    return Record(str(index), index, "p", "1", None, correct=correct, **given)
 
 
-def summary_of(accuracy=0.5, tokens=1000.0, **changes):
-    known = accuracy is not None
-    share = {"value": accuracy, "interval": [accuracy - 0.1, accuracy + 0.1]} if known else None
-    return {
-        "problems": 20,
-        "judged": 20,
-        "accuracy": accuracy,
-        "accuracy_interval": share and share["interval"],
-        "top1": dict.fromkeys(("best", "majority", "weighted"), share),
-        "pass_at": {"1": share, "2": share},
-        "warnings": {"problems": 0, "example": None},
-        "precise_goodput_tok_s": None,
-        "latency_s": {"p50": estimate(2.0), "p95": None},
-        "per_problem": {
-            "tokens": estimate(tokens),
-            "seconds": estimate(2.5),
-            "kv_device_peak_bytes": estimate(2 * 1024**3),
-            "h2d_bytes": None,
-        },
-        **changes,
-    }
+def summary_of(*records, **changes):
+    return {**summarise(records or [record(0, True), record(1, False)]), **changes}
 
 
 class Page(HTMLParser):
@@ -146,28 +129,24 @@ def test_every_run_has_its_row_and_its_points(write_page, run_of):
     page = write_page(run_of(n=4), run_of(n=16), run_of("dvts", 4))
     assert "".join(page.words).count("50.0%") >= 3
     assert page.tags.count("figure") == page.tags.count("img") == 4  # n, tokens, s, KV
-    assert {"50.0%", "40.0% - 60.0%"} <= set(page.words)
+    assert {"50.0%", "9.5% - 90.5%"} <= set(page.words)
 
 
 def test_figures_that_do_not_apply_are_dashes(write_page, run_of):
-    bare = summary_of(
-        None, pass_at={}, latency_s={"p50": None, "p95": None},
-        per_problem=dict.fromkeys(("tokens", "seconds", "kv_device_peak_bytes", "h2d_bytes")),
-    )  # fmt: skip
-    page = write_page(run_of(summary=bare))
+    page = write_page(run_of(summary=summary_of(solved(0, "p", None, None))))
     assert "figure" not in page.tags
     assert "No answer was judged." in page.words
     assert page.words.count("-") == 13
 
 
 def test_what_a_reader_has_to_know_is_said(write_page, run_of):
-    assert (
-        "20<br><small>17 judged</small>" in write_page(run_of(summary=summary_of(judged=17))).source
+    warned = summary_of(
+        problems=1, judged=0, warnings={"problems": 3, "example": "all <scores> are equal"}
     )
-    warned = summary_of(problems=1, warnings={"problems": 3, "example": "all <scores> are equal"})
     page = write_page(run_of(n=16, summary=warned), run_of())
     assert "problems with a warning: 3, such as: all &lt;scores&gt; are equal" in page.source
-    assert "set: 1 to 20 problems, 2 settings - some settings are not finished" in page.source
+    assert "1<br><small>0 judged</small>" in page.source
+    assert "set: 1 to 2 problems, 2 settings - some settings are not finished" in page.source
     assert "of all problems in flight together, not divided" in page.source
 
 
@@ -200,7 +179,7 @@ def test_every_method_has_a_style_and_its_place_on_every_axis(run_of):
 
 
 def test_a_figure_of_nothing_has_no_place_on_a_logarithmic_axis(run_of):
-    empty = summary_of(tokens=0.0)
+    empty = summary_of(record(0, True, tokens={"generated": 0}))
     charts = make_charts([("beam", run_of(summary=empty))])
     assert [name for name, _, _ in charts] == ["n", "seconds", "kv"]
 

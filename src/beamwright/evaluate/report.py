@@ -91,13 +91,9 @@ def _read_run(above: Path, results: Path) -> EvaluatedRun:
         content = read_regular(results)
         identity = json.loads(read_regular(path))
         dataset, settings = str(identity["dataset"]), dict(identity["settings"])
-        n, search = settings["search"]["n"], settings["search"]["search"]
-        if (
-            type(n) is not int
-            or not 1 <= n <= MOST_CANDIDATES
-            or not isinstance(search, str | None)
-        ):
-            raise TypeError("no number of candidates, or no name of a search")
+        n = settings["search"]["n"]
+        if type(n) is not int or not 1 <= n <= MOST_CANDIDATES:
+            raise TypeError("no number of candidates")
     except OSError as error:
         raise InputError(f"{error.filename}: cannot be read ({error.strerror})") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -158,18 +154,14 @@ def write_report(
 
 def _cells(run: EvaluatedRun) -> Iterator[tuple[str, str]]:
     """Figures of the columns behind the method's name, and what stands small below each."""
-    summary, latency, per_problem = (
-        run.summary,
-        run.summary["latency_s"],
-        run.summary["per_problem"],
-    )
-    passed = list(summary["pass_at"].values()) or [None]
+    summary, per_problem = run.summary, run.summary["per_problem"]
+    latency, passed = summary["latency_s"], list(summary["pass_at"].values()) or [None]
     judged, problems = summary["judged"], summary["problems"]
     yield str(run.n), ""
     yield str(problems), "" if judged == problems else f"{judged} judged"
-    yield _cell({"value": summary["accuracy"], "interval": summary["accuracy_interval"]}, _percent)
-    for share in (*(summary["top1"][how] for how in CHOICES), passed[0], passed[-1]):
-        yield _cell(share, _percent)
+    accuracy = {"value": summary["accuracy"], "interval": summary["accuracy_interval"]}
+    for share in (accuracy, *(summary["top1"][how] for how in CHOICES), passed[0], passed[-1]):
+        yield _cell(share, "{:.1%}".format)
     for estimate in (
         *(per_problem["tokens"], per_problem["seconds"], latency["p50"], latency["p95"]),
         summary["precise_goodput_tok_s"],
@@ -183,10 +175,6 @@ def _cell(estimate: Mapping[str, Any] | None, form: Callable[[float], str]) -> t
     if estimate is None or estimate["interval"] is None:
         return "-", ""
     return form(estimate["value"]), " - ".join(map(form, estimate["interval"]))
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}"
 
 
 def format_number(value: float) -> str:
@@ -217,7 +205,7 @@ def compared(runs: Sequence[EvaluatedRun]) -> tuple[list[str], dict[str, str]]:
     """A name per run, its strategy and every setting but n in which the runs differ; and what all
     of them have in common, by name. Settings that are not set are left out."""
     flat = [dict(_leaves({"dataset": run.dataset, **run.settings})) for run in runs]
-    names, common = [str(settings["search.search"]) for settings in flat], {}
+    names, common = [str(settings.get("search.search")) for settings in flat], {}
     for key in dict.fromkeys(key for settings in flat for key in settings):
         values = [settings.get(key) for settings in flat]
         option = key.rpartition(".")[2].replace("_", "-")
