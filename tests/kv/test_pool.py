@@ -32,17 +32,6 @@ def test_the_pool_holds_what_fits_its_budget(pool, layout):
     assert not pool.storage.any()
 
 
-def test_blocks_come_and_go_with_their_bytes(pool, layout):
-    blocks = pool.allocate(3)
-    assert len(set(blocks)) == 3
-    assert pool.num_free == 2
-    assert pool.budget.used_bytes == 3 * layout.bytes_per_block
-    pool.check(blocks)
-    pool.free(blocks)
-    assert (pool.num_free, pool.budget.used_bytes) == (5, 0)
-    assert pool.budget.peak_bytes == 3 * layout.bytes_per_block
-
-
 def test_allocation_is_all_or_nothing_and_the_error_has_the_numbers(pool, layout):
     held = pool.allocate(3)
     with pytest.raises(CapacityError) as caught:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from beamwright.errors import CapacityError
-from beamwright.kv.pool import BlockLedger, BlockPool, ByteBudget, KVLayout, ScratchMeter
+from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout, ScratchMeter
 from beamwright.kv.store import SegmentStore
 from kv.conftest import filled
 
@@ -70,14 +70,6 @@ def test_without_a_host_tier_only_free_memory_moves(tiers, layout):
     with pytest.raises(CapacityError):
         filled(store, 1, 2)
     store.check()
-
-
-def test_a_budget_stays_where_nobody_has_said_that_it_grows():
-    ledger = BlockLedger(10, 4, ByteBudget(1000))
-    assert ledger.resize(5000) == 1000
-    assert ledger.resize(500) == 500
-    assert ledger.num_blocks == 12
-    assert ledger.resize(5000) == 1000
 
 
 def test_memory_that_is_given_back_takes_none():

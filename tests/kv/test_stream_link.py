@@ -120,21 +120,6 @@ def blocks(count, seed=0):
     return torch.randint(0, 256, (count, 8), generator=generator).to(torch.uint8)
 
 
-def test_blocks_that_are_neighbours_on_both_sides_are_one_copy():
-    streams = EagerStreams()
-    link, device, host = StreamLink(streams), torch.zeros(10, 8, dtype=torch.uint8), blocks(10)
-    pairs = [(0, 4), (1, 5), (2, 6), (3, 8), (5, 9), (9, 0)]
-    transfer = link.submit(
-        Direction.H2D, "load", [Piece(device[to], host[come], 8) for to, come in pairs]
-    )
-    assert [each.num_bytes for each in streams.copied[0].pieces] == [24, 8, 8, 8]
-    assert transfer.num_bytes == link.bytes_moved[Direction.H2D] == 48
-    expected = torch.zeros_like(device)
-    for to, come in pairs:
-        expected[to] = host[come]
-    assert torch.equal(device, expected)
-
-
 def test_a_batch_is_one_copy_and_its_transfers_end_together():
     streams = EagerStreams()
     link, device, host = StreamLink(streams), torch.zeros(4, 8, dtype=torch.uint8), blocks(4)

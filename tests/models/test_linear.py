@@ -4,7 +4,6 @@ import logging
 import sys
 import warnings
 import weakref
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,10 +12,8 @@ from beamwright.attention import make_attention
 from beamwright.engine.selftest import batches_are_exact
 from beamwright.errors import InputError
 from beamwright.models import weights as weights_module
-from beamwright.models.decoder import Decoder, Linear
+from beamwright.models.decoder import Linear
 from beamwright.models.linear import (
-    Int4Linear,
-    Int8Linear,
     PackedInt8Linear,
     PackedLinear,
     multiplies_int8,
@@ -29,7 +26,13 @@ from beamwright.models.linear import (
 )
 from beamwright.models.load import inspect_model, load_model
 from beamwright.models.tree_model import PrefillRequest, TreeModel
-from beamwright.plan.costs import Storage, matrix_bytes, weight_bytes
+from beamwright.plan.costs import (
+    INT4_BLOCK_ROWS,
+    INT4_GROUP,
+    Storage,
+    matrix_bytes,
+    weight_bytes,
+)
 from beamwright.sections import ModelSettings
 
 QUANTISED = ["int8", "int4"]
@@ -55,93 +58,33 @@ def logits(decoder, num_tokens=40):
     return decoder.logits(hidden)
 
 
-def values_of(packed):
-    """The weights [out, in] of a packed int8 projection in float32, as they were rounded."""
-    identity = torch.eye(packed.columns, dtype=torch.uint8)
-    exact = torch.ops.onednn.qlinear_pointwise(
-        identity, 1.0, 0, packed.weight, packed.scale, packed._zeros, None,
-        1.0, 0, torch.float32, "none", [], "",
-    )  # fmt: skip
-    return exact.t().contiguous()
-
-
-def dequantised(linear, dtype):
-    """The same projection in the model's dtype: what a quantised product has to equal."""
-    if isinstance(linear, Int4Linear):
-        return Linear(linear.values(slice(None)), linear.bias)
-    if isinstance(linear, PackedInt8Linear):
-        return Linear(values_of(linear).to(dtype), linear.bias)
-    if isinstance(linear, Int8Linear):
-        return Linear(linear.weight.to(dtype) * linear.scale.to(dtype)[:, None], linear.bias)
-    if type(linear.weight) is torch.Tensor:
-        return linear
-    # torchao's tiles have no way back but the product with the identity.
-    identity = torch.eye(linear.weight.shape[1], device=linear.weight.device, dtype=dtype)
-    return Linear(torch.nn.functional.linear(identity, linear.weight).t().contiguous(), linear.bias)
-
-
-class Rounding(Linear):
-    """In floating point, what int8 products compute: rows are rounded to 8 bits as weights are."""
-
-    def __call__(self, x):
-        values, scale = to_bytes(x)
-        return super().__call__((values.float() - 128) * scale)
-
-
-def turned_back(linear, dtype):
-    plain = dequantised(linear, dtype)
-    kind = Rounding if isinstance(linear, PackedInt8Linear) else Linear
-    return kind(plain.weight, plain.bias)
-
-
-def oracle(decoder):
-    """The same model, its weights turned back into floating point."""
-
-    def back(part, names):
-        return {name: turned_back(getattr(part, name), decoder.dtype) for name in names}
-
-    weights = decoder.weights
-    layers = [replace(layer, **back(layer, PROJECTIONS)) for layer in weights.layers]
-    others = [name for name, each in vars(weights).items() if isinstance(each, PackedInt8Linear)]
-    return Decoder(decoder.shape, replace(weights, layers=layers, **back(weights, others)))
-
-
-def tensors_in(weights):
-    """Every tensor once, quantised ones as the parts that they consist of."""
-    found, seen = [], set()
-
-    def walk(value):
-        if id(value) in seen:
-            return
-        seen.add(id(value))
-        if isinstance(value, torch.Tensor):
-            parts = [v for v in vars(value).values() if isinstance(v, torch.Tensor)]
-            if type(value) is torch.Tensor:
-                found.append(value)
-            else:
-                found.extend(parts)
-        elif isinstance(value, list):
-            for each in value:
-                walk(each)
-        elif hasattr(value, "__dict__"):
-            for each in vars(value).values():
-                walk(each)
-
-    walk(weights)
-    return found
+def tensors_in(value):
+    """Every tensor, by its identity."""
+    if isinstance(value, torch.Tensor):
+        return {id(value): value}
+    parts = value if isinstance(value, list) else vars(value).values()
+    parts = [part for part in parts if isinstance(part, list) or hasattr(part, "__dict__")]
+    return {key: tensor for part in parts for key, tensor in tensors_in(part).items()}
 
 
 @pytest.mark.parametrize("weights", QUANTISED)
-def test_logits_equal_those_of_the_weights_turned_back(write_family, family, weights):
+def test_logits_stay_near_those_of_the_weights_as_they_were(write_family, family, weights):
     folder, _ = write_family(family)
-    decoder = load(folder, weights).decoder
-    found, expected = logits(decoder), logits(oracle(decoder))
-    off = (found - expected).abs().amax(-1)
-    # A last bit may tip an activation to the next of int8's steps, and all that see it.
-    rounds = isinstance(decoder.weights.layers[0].qkv, PackedInt8Linear)
-    assert (off[0] if rounds else off.max()) <= 1e-4
-    assert off.max() <= 0.1
-    assert (found - logits(load(folder, "auto").decoder)).abs().max() > 1e-3  # is it quantised?
+    plain, found = (logits(load(folder, each).decoder) for each in ("auto", weights))
+    assert 1e-3 < (plain - found).abs().max() < (0.1 if weights == "int8" else 1.0)
+
+
+@torch.inference_mode()
+def test_int4_is_off_by_half_a_step_at_most_and_multiplied_in_blocks():
+    rows = INT4_BLOCK_ROWS + 24
+    original = Linear(draw(0, rows, 2 * INT4_GROUP), draw(1, rows))
+    linear = quantise_linear(original, Storage.INT4)
+    values = linear.values(slice(None))
+    groups = original.weight.view(rows, 2, INT4_GROUP)
+    step = (groups.amax(2) - groups.amin(2)).repeat_interleave(INT4_GROUP, dim=1) / 15
+    assert ((values - original.weight).abs() <= 0.501 * step).all()
+    x = draw(2, 8, 2 * INT4_GROUP)
+    assert (linear(x) - Linear(values, original.bias)(x)).abs().max() < 1e-4
 
 
 @pytest.mark.usefixtures("unpacked")
@@ -153,7 +96,7 @@ def test_bytes_are_counted_as_they_are(write_family, family, weights, dtype):
     folder, _ = write_family(family)
     model = load(folder, weights, dtype=dtype)
     decoder = model.decoder
-    stored = sum(tensor.nbytes for tensor in tensors_in(decoder.weights))
+    stored = sum(tensor.nbytes for tensor in tensors_in(decoder.weights).values())
     if weights == "int8":  # torchao's zero points, which only its own tensors have
         stored += sum(
             getattr(layer, name).weight.shape[0]
@@ -163,19 +106,6 @@ def test_bytes_are_counted_as_they_are(write_family, family, weights, dtype):
     assert weight_bytes(decoder.shape, decoder.dtype.itemsize, model.storage) == stored
     found = inspect_model(ModelSettings(model=str(folder), weights=weights, dtype=dtype))
     assert (found["weight_bytes"], found["weights"]) == (stored, str(model.storage))
-
-
-@pytest.mark.usefixtures("unpacked")
-@pytest.mark.parametrize("weights", QUANTISED)
-def test_embedding_head_norms_and_biases_stay_as_they_are(write_family, weights):
-    for name in ("llama-odd", "opt"):
-        folder, _ = write_family(name)
-        ours, plain = (load(folder, w).decoder.weights for w in (weights, "auto"))
-        assert ours.lm_head.weight is ours.embedding
-        assert torch.equal(ours.embedding, plain.embedding)
-        for mine, theirs in zip(ours.layers, plain.layers, strict=True):
-            assert torch.equal(mine.qkv.bias, theirs.qkv.bias)
-            assert torch.equal(mine.mlp_norm.weight, theirs.mlp_norm.weight)
 
 
 @pytest.mark.parametrize("weights", QUANTISED)
@@ -204,7 +134,6 @@ def test_int8_products_are_exact_sums(dtype, columns):
     sums = (values.long() - 128) @ quantised.weight.long().t()
     expected = sums.float() * quantised.scale * scale + original.bias
     assert torch.equal(packed(x), expected.to(kind))
-    assert (values_of(packed) - quantised.weight * quantised.scale[:, None]).abs().max() < 1e-6
     largest = float(original(x).abs().max())
     assert (packed(x) - original(x)).abs().max() < 0.03 * largest
 

@@ -1,6 +1,5 @@
 """Damaged checkpoints: the error names the file or the tensor."""
 
-import json
 import os
 
 import pytest
@@ -71,11 +70,3 @@ def test_pickled_code_is_refused_and_not_run(llama_folder, tmp_path, monkeypatch
     (llama_folder / "pytorch_model.bin").write_bytes(b"garbage" * 100)
     assert "pytorch_model.bin: cannot be read" in complaint(llama_folder)
     assert not (tmp_path / "should-not-exist").exists()
-
-
-@pytest.mark.usefixtures("unpacked")
-def test_tied_weights_are_one_tensor(llama_folder):
-    config = json.loads((llama_folder / "config.json").read_text())
-    (llama_folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
-    weights = load(llama_folder).decoder.weights
-    assert weights.lm_head.weight is weights.embedding

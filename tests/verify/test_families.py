@@ -1,12 +1,10 @@
 """Every verifier family: golden scores, recognition, and the outcomes that are no score."""
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import prm_goldens as goldens
 from beamwright.errors import InputError
@@ -173,20 +171,6 @@ def test_a_row_must_say_what_it_looks_for(tmp_path):
 # --- heads -----------------------------------------------------------------------------------
 
 
-def test_head_weights_may_lie_in_a_file_of_their_own(options, copied):
-    folder = copied("skywork-o1")
-    tensors = load_file(folder / "model.safetensors")
-    head = {name: tensors.pop(name) for name in list(tensors) if name.startswith("v_head.")}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    save_file(head, folder / "head.safetensors")
-    (folder / "verifier.yaml").write_text("family: skywork-o1\nhead: {file: head.safetensors}\n")
-    scores = []
-    for option in (str(folder), options["skywork-o1"]):
-        tree = new_tree(text=PROBLEM)
-        scores.append(verifier_of(option).score(grow(tree, tree.root, ["We see.\n\n"])))
-    assert scores[0] == scores[1]
-
-
 def test_a_chat_format_needs_a_chat_template(copied):
     folder = copied("rlhflow", "Llama3.1-8B-PRM-Mistral-Data")
     (folder / "chat_template.jinja").unlink()
@@ -195,11 +179,3 @@ def test_a_chat_format_needs_a_chat_template(copied):
     (folder / "chat_template.jinja").write_text("{{ raise_exception('no such role') }}")
     with pytest.raises(InputError, match="format rlhflow: chat template: no such role"):
         verifier_of(str(folder)).score(grow(tree := new_tree(), tree.root, ["a"]))
-
-
-def test_a_quantised_reward_model_is_called_so(tmp_path):
-    """Rather than of no known family: its family would not help."""
-    config = {"model_type": "qwen2", "quantization_config": {"quant_method": "awq"}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match=r"quantised weights are not supported \(awq\)"):
-        verifier_of(str(tmp_path))

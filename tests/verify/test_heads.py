@@ -65,11 +65,3 @@ def test_a_head_file_that_is_none(model, content):
 def test_a_token_that_is_none(model, token):
     with pytest.raises(InputError, match=r"no token|tokens, not one"):
         make_head(spec(kind="logit_pair", good="+", bad=token), model)
-
-
-def test_a_head_in_a_subfolder_is_read(model):
-    (model.folder / "heads").mkdir()
-    save_file({"layers.0.weight": torch.ones(1, HIDDEN)}, model.folder / "heads" / "x.safetensors")
-    head = make_head(spec(file="heads/x.safetensors"), model)
-    hidden = torch.zeros(2, HIDDEN, dtype=model.decoder.dtype)
-    assert head(hidden, torch.tensor([1, 2]), torch.tensor([0, 1])).tolist() == [0.5, 0.5]

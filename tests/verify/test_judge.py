@@ -158,20 +158,6 @@ def test_critiques_equal_those_of_plain_transformers(tmp_path, template, attenti
     assert len(texts) > 6, "critiques depend on the path"
 
 
-def test_a_judge_that_does_write_scores(made_judge):
-    judge, seen = judge_of(made_judge), set()
-    oracle = Oracle(made_judge, sorted(judge.end_ids))
-    for tree, candidates in random_tree(1):
-        for node, score in zip(candidates, judge.score(candidates), strict=True):
-            assert score == (0.3 if FAULT in node.text else 0.7)
-            assert score == oracle(node)[3]
-            assert node.usage["judge_unparsed"] == 0
-            assert node.notes["critique"] == f"Score: {10 * score:.0f}/10"
-            seen.add(score)
-        tree.release_dead()
-    assert seen == {0.3, 0.7}
-
-
 # --- batches and budgets ---------------------------------------------------------------------
 
 

@@ -14,7 +14,6 @@ from beamwright.errors import InputError
 from beamwright.models.load import load_model
 from beamwright.models.tree_model import TreeModel
 from beamwright.sections import ModelSettings
-from beamwright.tree import NodeState
 from beamwright.verify.find import resolve_verifier
 from beamwright.verify.prm import PrmVerifier
 from beamwright.verify.spec import LIKELIHOOD_SPEC, VerifierSpec
@@ -22,23 +21,15 @@ from fakes import grow, new_tree
 
 PROBLEM = "Ann has 12 eels. How many see the sea?"
 FEATURES = ["previous_hidden", "token_embedding", "logprob", "entropy", "gap"]
-MARKED = {"prefix": "<bos>{problem}\n\n", "step_suffix": " #\n", "marker": "#"}
 PLAIN = {"prefix": "<bos>{problem}\n\n"}
-PAIR = {"kind": "logit_pair", "good": "+", "bad": "-"}
 
+# The families' own formats are compared with their recipes in test_families.
 SPECS = {
-    "logit-pair-at-marker": {"template": MARKED, "read": "marker", "head": PAIR},
-    "logit-pair-before-marker": {"template": MARKED, "read": "before_marker", "head": PAIR},
     "linear-at-step-end": {
         "template": PLAIN,
         "read": "step_end",
         "head": {"kind": "linear", "file": "linear.safetensors"},
         "activation": "sigmoid",
-    },
-    "two-layer-at-marker": {
-        "template": {**MARKED, "step_suffix": "#"},
-        "read": "marker",
-        "head": {"kind": "two_layer", "file": "two_layer.safetensors"},
     },
     "token-mlp-everywhere": {
         "template": PLAIN,
@@ -47,19 +38,12 @@ SPECS = {
         "activation": "sigmoid",
         "combine": "prod",
     },
-    "some-features": {
-        "template": PLAIN,
-        "read": "every_token",
-        "head": {"kind": "token_mlp", "file": "few.safetensors", "features": FEATURES[3:1:-1]},
-        "activation": "identity",
-        "combine": "mean",
-    },
     "likelihood": LIKELIHOOD_SPEC.model_dump(),
 }
 
 
 def spec_of(name):
-    return VerifierSpec.model_validate({"name": name, "activation": "softmax", **SPECS[name]})
+    return VerifierSpec.model_validate({"name": name, **SPECS[name]})
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -75,17 +59,15 @@ def heads(verifier_folder):
         return found
 
     save_file(layers(32, 1), verifier_folder / "linear.safetensors")
-    save_file(layers(32, 16, 2), verifier_folder / "two_layer.safetensors")
     mlp = layers(32 + 32 + 3, 24, 8, 1)
     mlp["layers.2.bias"] += 3.0  # products of many probabilities must not vanish
     save_file(mlp, verifier_folder / "mlp.safetensors")
-    save_file(layers(2, 1), verifier_folder / "few.safetensors")
     return verifier_folder
 
 
 @pytest.fixture
 def make_verifier(verifier_folder):
-    def make(name="logit-pair-at-marker", attention="tree", budget=2**22, **settings):
+    def make(name="linear-at-step-end", attention="tree", budget=2**22, **settings):
         loaded = load_model(str(verifier_folder), ModelSettings(**settings), role="verifier")
         model = TreeModel(loaded.decoder, make_attention(attention), budget)
         return PrmVerifier(spec_of(name), loaded, model)
@@ -106,33 +88,23 @@ class Oracle:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
 
     def score(self, node):
-        template, text = self.spec.template, ""
-        if template.prefix is None:
-            text = node.root.problem_text + "\n\n"
-        else:
-            text = template.prefix.replace("{problem}", node.root.problem_text)
+        text = PLAIN["prefix"]
+        if self.spec.template.prefix is None:
+            text = "{problem}\n\n"
+        text = text.replace("{problem}", node.root.problem_text)
         for step in node.path()[1:]:
             begin = len(text)
             text += step.step_text
-            end = len(text)
-            if step.step_text:  # an empty step leaves no trace
-                text += template.step_suffix
-        if end == begin:
+        if not node.step_text:
             return None
         (ids,), (spans,) = self.codec.encode_with_offsets([text])
         with torch.inference_mode():
             out = self.model(torch.tensor([ids]), output_hidden_states=True)
         hidden, logits = out.hidden_states[-1][0], out.logits[0]
-        inside = [i for i, (a, b) in enumerate(spans) if b > begin and a < end]
+        inside = [i for i, (_, b) in enumerate(spans) if b > begin]
         if self.spec.read == "every_token":
-            values = [self._token(hidden, logits, ids, i) for i in inside]
-            return self._combine(values)
-        if self.spec.read == "step_end":
-            return self._value(hidden[inside[-1]], logits[inside[-1]])
-        at = end + template.step_suffix.index(template.marker)
-        (place,) = [i for i, (a, b) in enumerate(spans) if a <= at < b]
-        place -= self.spec.read == "before_marker"
-        return self._value(hidden[place], logits[place])
+            return self._combine([self._token(hidden, logits, ids, i) for i in inside])
+        return float(self._stack(hidden[inside[-1]], torch.relu)[0].sigmoid())
 
     def _stack(self, x, activate):
         from safetensors.torch import load_file
@@ -142,13 +114,6 @@ class Oracle:
             x = activate(x) if i else x
             x = tensors[f"layers.{i}.weight"].double() @ x + tensors[f"layers.{i}.bias"].double()
         return x
-
-    def _value(self, hidden, logits):
-        if self.spec.head.kind == "logit_pair":
-            good, bad = (self.codec.encode(token)[0] for token in "+-")
-            return float(torch.stack([logits[bad], logits[good]]).softmax(0)[1])
-        x = self._stack(hidden, torch.relu)
-        return float(x.softmax(0)[1] if len(x) == 2 else x[0].sigmoid())
 
     def _token(self, hidden, logits, ids, i):
         logprobs = logits[i - 1].log_softmax(0)
@@ -179,7 +144,7 @@ class Oracle:
 WORDS = ["sea is wide", "12+3=15e", "a ", "e", "\n\n", "he", "she.\n\ne", "x" * 30, "We\n"]
 
 
-def random_tree(seed=0, num_rounds=4, empty=False, problem_id=0):
+def random_tree(seed=0, num_rounds=4, problem_id=0):
     """Yield the candidates of every round of one tree; between rounds some survive."""
     rng = random.Random(seed)
     tree = new_tree(problem_id, text=PROBLEM + "e" * seed)
@@ -188,11 +153,9 @@ def random_tree(seed=0, num_rounds=4, empty=False, problem_id=0):
         candidates = []
         for node in survivors:
             texts = ["".join(rng.choices(WORDS, k=rng.randint(1, 3))) for _ in range(3)]
-            if empty:
-                texts[0] = ""
             candidates += grow(tree, node, texts)
         yield tree, candidates
-        survivors = rng.sample(candidates, 2) if not empty else candidates[:2]
+        survivors = rng.sample(candidates, 2)
         for node in candidates:
             (tree.keep if node in survivors else tree.prune)(node)
 
@@ -275,18 +238,6 @@ def test_steps_that_repeat_others_of_a_call_are_computed_once(make_verifier, nam
     assert total == sum(n.usage["verifier_prefilled"] for n in trees[0].nodes())
 
 
-@pytest.mark.parametrize("name", ["logit-pair-at-marker", "token-mlp-everywhere"])
-def test_an_empty_step_has_no_score_and_its_children_do(make_verifier, verifier_folder, name):
-    verifier, oracle = make_verifier(name), Oracle(verifier_folder, name)
-    for tree, candidates in random_tree(3, empty=True):
-        for node, score in zip(candidates, verifier.score(candidates), strict=True):
-            if node.step_text == "":
-                assert score is None
-            else:
-                assert score == pytest.approx(oracle.score(node), abs=1e-4)
-        verifier.release(tree.release_dead())
-
-
 @pytest.mark.parametrize("attention", ["tree", "dense", "reference"])
 @pytest.mark.parametrize("name", SPECS)
 def test_scores_do_not_depend_on_the_batch(make_verifier, name, attention):
@@ -324,7 +275,6 @@ def test_release_frees_everything(make_verifier, name):
         held = {node for node in tree.nodes() if "verifier" in node.handles}
         assert held == tree.held
         assert verifier.tree_model.store.num_segments == len(held)
-        assert not [n for n in held if n.state is NodeState.PRUNED]
     tree.done = True
     verifier.release(tree.release_dead())
     assert verifier.tree_model.store.num_segments == 0
