@@ -18,7 +18,6 @@ from beamwright.cli.machine import (
     LIST,
     Machine,
     Models,
-    check_verifier_options,
     find_machine,
     print_profiles,
     read_models,
@@ -127,7 +126,6 @@ def simulate(
     }
     with quiet_stdout():
         machine = _machine(invocation, gpu)
-        check_verifier_options(invocation.given, invocation.settings.model)
         case = find_case(invocation, own, tree)
         compared = _Compared(
             rows, ablation, named, all_schedules=schedules == _ALL, speculation=speculation
@@ -226,7 +224,7 @@ def _report(
             f"paths of {case.longest} tokens exceed the context of {generator.name}, "
             f"{generator.shape.context} tokens"
         )
-    plan = split_memory(settings, models).plan
+    _, plan = split_memory(settings, models)
     names = ("max_batch", "batching", "verify_ahead", "write_back", "victims")
     # Parts stay unless something is said of them: so far nothing moves on a GPU.
     split = settings.memory.split if "split" in invocation.given else None

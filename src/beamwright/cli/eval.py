@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     from beamwright.solver.solution import Solution
 
 _MOST_CHECKERS = 16  # each takes 63 MB
-_COLUMNS = ("accuracy", "95 %", "majority", "pass@n", "tokens", "s")
 
 
 @with_settings(recipe=False)
@@ -113,17 +111,17 @@ def evaluate(
                 check_models(model)
                 complain(note)
     together = None if in_flight == "auto" else int(in_flight)
-    judges = 2  # on a cluster the driver's cores have nothing else to do
-    if cluster is not None and cluster.address is not None:
-        judges = max(2, min(_MOST_CHECKERS, (os.cpu_count() or 1) - 1))
-    with AnswerChecker(num_workers=judges) as checker:
+    # On a cluster the driver's cores have nothing else to do.
+    alone = cluster is None or cluster.address is None
+    most = 2 if alone else max(2, min(_MOST_CHECKERS, (os.cpu_count() or 1) - 1))
+    with AnswerChecker(num_workers=most) as checker:
         work = Evaluation(problem_set, out, together, trees or 0, checker, cluster)
         reports = [work.report(named) for named in recipe.runs]
     several = recipe.runs[0].name is not None
     if invocation.as_json:
         print_json({"dataset": problem_set.name, "runs": reports} if several else reports[0])
     else:
-        Console().print(_comparison(problem_set.name, reports) if several else _table(reports[0]))
+        Console().print(*map(_table, reports))
     if any("error" in report for report in reports):
         raise typer.Exit(1)
     for failure in work.failures:
@@ -282,43 +280,14 @@ def _progress(prefix: str, status: Status) -> Iterator[_Tally]:
         yield _Tally(bar, prefix, status)
 
 
-# --- tables ----------------------------------------------------------------------------------
-
-
-def _comparison(dataset: str, reports: Sequence[Mapping[str, Any]]) -> Table:
-    """Several settings, a row each. tokens and s: per problem."""
-    table = Table(title=plain(dataset), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
-    table.add_column("setting", overflow="fold", min_width=16)
-    for column in _COLUMNS:
-        table.add_column(column, justify="right", no_wrap=True)
-    for report in reports:
-        if "error" in report:
-            add_row(table, report["name"], "failed")
-            continue
-        interval, per_problem = report["accuracy_interval"], report["per_problem"]
-        passed = [*report["pass_at"].values()][-1:] or [None]
-        add_row(
-            table,
-            report["name"],
-            _shown(report["accuracy"], "{:.1%}"),
-            "-" if interval is None else f"{interval[0]:.0%} - {interval[1]:.0%}",
-            _shown(report["by_choice"]["majority"], "{:.1%}"),
-            _shown(passed[0], "{:.1%}"),
-            _shown(per_problem["tokens"], "{:,.0f}"),
-            _shown(per_problem["seconds"], "{:,.2f}"),
-        )
-    return table
-
-
-def _shown(value: float | Mapping[str, Any] | None, form: str) -> str:
-    number = value["value"] if isinstance(value, Mapping) else value
-    return "-" if number is None else form.format(number)
+# --- the table ----------------------------------------------------------------------------------
 
 
 def _table(report: Mapping[str, Any]) -> Table:
-    """One setting, a row per figure."""
-    table = Table(title=plain(report["dataset"]), show_header=False, title_justify="left")
-    for name, value in _rows(report):
+    """One setting, a row per figure; `report` has others in one page."""
+    title = plain(report.get("name", report.get("dataset", "")))
+    table = Table(title=title, show_header=False, title_justify="left")
+    for name, value in [("failed", report["error"])] if "error" in report else _rows(report):
         add_row(table, name, value)
     return table
 
@@ -351,4 +320,4 @@ def _rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     ]
     for name, value, form in figures:
         if value is not None:
-            yield name, _shown(value, form)
+            yield name, form.format(value["value"] if isinstance(value, Mapping) else value)

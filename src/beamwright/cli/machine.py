@@ -27,7 +27,7 @@ from beamwright.plan.machines import (
     find_profile,
     in_precision,
 )
-from beamwright.sections import MemorySettings, ModelSettings
+from beamwright.sections import MemorySettings
 from beamwright.units import GIB
 
 if TYPE_CHECKING:
@@ -180,39 +180,16 @@ def read_models(settings: Settings, machine: Machine) -> Models:
 
     generator = sized(model.model, find_shape(model), model.weights)
     shape = find_verifier_shape(model)
+    if shape is None and (model.verifier_weights, settings.memory.split) != ("auto", "auto"):
+        raise InputError("--verifier-weights, --split: need --verifier with a model of its own")
     verifier = None if shape is None else sized(model.scorer, shape, model.verifier_weights)
     return Models(generator, verifier, in_precision(machine.profile, element_bytes))
 
 
-def check_verifier_options(given: dict[str, object], model: ModelSettings) -> None:
-    """Weights or memory of a verifier that is not there say nothing.
+def split_memory(settings: Settings, models: Models) -> tuple[int, MemoryPlan]:
+    """What a search may use of the device, and the KV of each model, as `solve --memory` does it.
 
-    Raises:
-        InputError: if they are given.
-    """
-    from beamwright.verify.find import find_verifier_shape
-
-    for name in ("verifier_weights", "split"):
-        if name in given and find_verifier_shape(model) is None:
-            option = name.replace("_", "-")
-            raise InputError(f"--{option} needs --verifier with a model of its own")
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What a search may use. limit_bytes: of the device; plan: the KV of each model.
-
-    has_copies: attention's working copies take as much again as KV; not where --kv-memory says
-    what KV may use.
-    """
-
-    limit_bytes: int
-    plan: MemoryPlan
-    has_copies: bool
-
-
-def split_memory(settings: Settings, models: Models) -> Memory:
-    """As `solve --memory` does it; of a card at most what CUDA and the display leave.
+    Of a card at most what CUDA and the display leave.
 
     Raises:
         InputError: if that is more than the device has, or nothing is left for KV.
@@ -231,7 +208,6 @@ def split_memory(settings: Settings, models: Models) -> Memory:
     asked = MemorySettings(memory=limit, kv_memory=kv_memory, split=settings.memory.split)
     verifier = None if models.verifier is None else models.verifier.sizes
     try:
-        plan = plan_memory(asked, models.generator.sizes, verifier, settings.search.n)
+        return limit, plan_memory(asked, models.generator.sizes, verifier, settings.search.n)
     except InputError as error:
         raise InputError(f"{profile.name}, {format_bytes(device_bytes)}: {error}") from error
-    return Memory(limit, plan, has_copies=kv_memory is None)

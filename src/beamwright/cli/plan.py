@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -16,9 +16,7 @@ from beamwright.cli.machine import (
     GPU,
     LIST,
     Machine,
-    Memory,
     Models,
-    check_verifier_options,
     find_machine,
     print_profiles,
     read_models,
@@ -40,6 +38,9 @@ from beamwright.plan.compare import ResidentNeed, estimate, max_beams_in_gpu, re
 from beamwright.plan.schedules import Scorer
 from beamwright.plan.workload import Workload
 from beamwright.units import GIB
+
+if TYPE_CHECKING:
+    from beamwright.solver.memory import MemoryPlan
 
 _DEFAULT_STEP_TOKENS = 32
 _DEFAULT_GENERATE_TOKENS = 1920  # as in the LBS paper, with its prompt of 128
@@ -82,7 +83,6 @@ def plan(
     with quiet_stdout():
         find_shape(invocation.settings.model)  # a refusal need not wait for torch
         machine = find_machine(gpu)
-        check_verifier_options(invocation.given, invocation.settings.model)
         report = _report(invocation.settings, machine, prompt, generate)
     if invocation.as_json:
         print_json(report)
@@ -96,8 +96,8 @@ def _report(
     models = read_models(settings, machine)
     generator, verifier = models.generator, models.verifier
     workload = _workload(settings, generator.shape.context, prompt, generate)
-    memory = split_memory(settings, models)
-    budget, scorer = memory.plan.generator_kv_bytes, _scorer(models, memory)
+    limit, budgets = split_memory(settings, models)
+    budget, scorer = budgets.generator_kv_bytes, _scorer(models, budgets)
     estimates = estimate(workload, generator.costs, models.profile, budget, scorer)
     resident = estimates[_RESIDENT]
     most = max_beams_in_gpu(workload, generator.costs, budget, scorer)
@@ -109,7 +109,7 @@ def _report(
         advice = _advice(settings, machine, workload, most, has_tier=has_tier)
     need = resident_need(workload, generator.costs, scorer and scorer.model)  # type: ignore[arg-type]
     verifier_mean = 0 if need.verifier is None else need.verifier.mean
-    mean_fits = need.generator.mean <= budget and verifier_mean <= memory.plan.verifier_kv_bytes
+    mean_fits = need.generator.mean <= budget and verifier_mean <= budgets.verifier_kv_bytes
     return {
         "model": generator.name,
         "gpu": machine.profile.name,
@@ -131,9 +131,9 @@ def _report(
             "weights": str(verifier.storage),
             "weight_bytes": verifier.costs.weight_bytes,
             "kv_bytes_per_token": verifier.costs.kv_bytes_per_token,
-            "kv_budget_bytes": memory.plan.verifier_kv_bytes,
+            "kv_budget_bytes": budgets.verifier_kv_bytes,
         },
-        "memory": _memory_report(models, memory, need, workload.num_beams, settings.memory.split),
+        "memory": _memory_report(settings, models, need, limit, budgets.kv_bytes),
         "fits": resident.fits,
         "borderline": resident.borderline and mean_fits,
         "max_beams_in_gpu": most,
@@ -160,10 +160,10 @@ def _workload(settings: Settings, context: int, prompt: int, generate: int | Non
     return Workload(settings.search.n, settings.search.width, prompt, generate, step_tokens)
 
 
-def _scorer(models: Models, memory: Memory) -> Scorer | None:
+def _scorer(models: Models, budgets: MemoryPlan) -> Scorer | None:
     if models.verifier is None:
         return None
-    return Scorer(models.verifier.costs, memory.plan.verifier_kv_bytes)
+    return Scorer(models.verifier.costs, budgets.verifier_kv_bytes)
 
 
 def _advice(
@@ -173,12 +173,12 @@ def _advice(
     for name, value in _SMALLER:
         changed = settings.model.model_copy(update={name: value})
         smaller = settings.model_copy(update={"model": changed})
-        models = read_models(smaller, machine)
         try:
-            memory = split_memory(smaller, models)
-        except InputError:  # still too large
+            models = read_models(smaller, machine)
+            _, budgets = split_memory(smaller, models)
+        except InputError:  # still too large, or there is no verifier
             continue
-        budget, scorer = memory.plan.generator_kv_bytes, _scorer(models, memory)
+        budget, scorer = budgets.generator_kv_bytes, _scorer(models, budgets)
         beams = max_beams_in_gpu(workload, models.generator.costs, budget, scorer)
         if beams >= workload.num_beams:
             return f"--{name.replace('_', '-')} {value} makes it {beams:,}"
@@ -188,26 +188,28 @@ def _advice(
 
 
 def _memory_report(
-    models: Models, memory: Memory, need: ResidentNeed, num_beams: int, split: str | float
+    settings: Settings, models: Models, need: ResidentNeed, limit: int, kv_bytes: int
 ) -> dict[str, Any]:
     """What everything resident takes, least and most over single searches, beside the limit."""
     from beamwright.solver.memory import memory_needed
 
+    # Attention's working copies; not where --kv-memory says what KV may use.
+    num_beams, has_copies = settings.search.n, settings.memory.kv_memory is None
     verifier = models.verifier
     sizes = (models.generator.sizes, None if verifier is None else verifier.sizes)
     verifier_least, verifier_worst = (
         (0, 0) if need.verifier is None else (need.verifier.least, need.verifier.worst)
     )
     least, most = (
-        memory_needed(sizes, kv_bytes, num_beams, has_copies=memory.has_copies, split=split)
-        for kv_bytes in (
+        memory_needed(sizes, needed, num_beams, has_copies=has_copies, split=settings.memory.split)
+        for needed in (
             (need.generator.least, verifier_least), (need.generator.worst, verifier_worst),
         )
     )  # fmt: skip
     activations = models.activation_bytes(num_beams)
     fixed = models.weight_bytes + activations
     return {
-        "limit_bytes": memory.limit_bytes if memory.has_copies else fixed + memory.plan.kv_bytes,
+        "limit_bytes": limit if has_copies else fixed + kv_bytes,
         "device_bytes": models.profile.device_memory_bytes,
         "least_bytes": least,
         "needed_bytes": most,
