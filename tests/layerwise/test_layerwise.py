@@ -120,19 +120,6 @@ def test_less_than_two_buffers_is_a_capacity_error(make_forest, link):
     plain.close()
 
 
-def test_a_throttled_link_moves_the_same_bytes_and_stalls(make_forest):
-    moved, found = [], []
-    for bandwidth in (None, 20_000_000):
-        link = StreamLink(HostStreams(), emulated_bandwidth=bandwidth)
-        _, streamed = pair(make_forest, "dense", link, 3.5, dtype=torch.float32)
-        found.append(streamed.run(3, keep={1: [3, 2, 1]}).contexts)
-        moved.append(dict(link.bytes_moved))
-        link.close()
-    assert moved[0] == moved[1]
-    assert same(*found)
-    assert streamed.store.stall_s > 0
-
-
 @pytest.mark.parametrize("direction", Direction)
 def test_a_failed_link_is_an_error_and_leaves_nothing_charged(make_forest, direction):
     link = StreamLink(HostStreams())

@@ -3,40 +3,15 @@
 import pytest
 import torch
 
-from beamwright.attention import make_attention
 from beamwright.attention.shared import Entry
 from beamwright.kv.link import StreamLink
 from beamwright.kv.streams import CudaStreams
-from beamwright.layerwise.backend import LayerwiseAttention
 from beamwright.layerwise.streams import LayerStreams
 from beamwright.protocols import Direction
 from layerwise.drives import LAYERS, TOKENS, layered, pair, same
 from streams import EagerStreams, LateStreams
 
 NAMES = pytest.mark.parametrize("name", ["dense", "tree"])
-
-
-def test_a_prefill_s_tokens_reside_where_their_layers_do(make_forest):
-    """The streamed layers' tokens come from the link, the others from the device."""
-    link = StreamLink(LateStreams())
-    forest = make_forest(2, layers=LAYERS, dtype=torch.float32)
-    num_tokens = sum(part.visible for part in forest.paths[0])
-    layer_bytes = num_tokens * forest.layout.bytes_per_token // LAYERS
-    forest = layered(forest, link, 3.5 * layer_bytes + 5000)
-    store, (path, *_) = forest.store, forest.paths
-    backend = LayerwiseAttention(make_attention("tree"))
-    view = backend.prefill_view(store, [path], [3])
-    fresh = []
-    for layer in range(LAYERS):
-        query, key_value = forest._token(0, layer, layer)
-        fresh.append(key_value[:3])
-        view.attend(layer, query[:3], key_value[:3])
-    view.close()
-    mine = store.create()
-    store.append([mine], [torch.stack(fresh, dim=1)])
-    assert 0 < store.device_layers(mine) < LAYERS
-    whole = store.gather(mine, 3).permute(2, 0, 1, 3, 4)
-    assert torch.equal(whole, torch.stack(fresh, dim=1))
 
 
 # --- races: each test fails where its event is missing ---------------------------------------

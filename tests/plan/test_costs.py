@@ -114,15 +114,3 @@ def test_weights_that_are_turned_back_cost_traffic_and_room(qwen):
         assert conversion_bytes(qwen, 2, storage) == 2 * 2 * in_layers
     assert product_scratch_bytes(qwen, 2, Storage.INT8) == 2 * 18944 * 3584 * 2
     assert 0 < product_scratch_bytes(qwen, 2, Storage.INT4) < 100 * 2**20
-
-
-def test_a_step_reads_what_is_stored_and_what_is_turned_back(qwen, gpu):
-    seconds = {
-        storage: Roofline(ModelCosts.of(qwen, 2, storage), gpu).decode_step(8, 1000, 8000)
-        for storage in Storage
-    }
-    assert seconds[Storage.INT4_TILED] < seconds[Storage.PLAIN] < seconds[Storage.INT4]
-    assert seconds[Storage.INT4] < seconds[Storage.INT8]
-    saved = weight_bytes(qwen, 2) - weight_bytes(qwen, 2, Storage.INT4_TILED)
-    rate = gpu.device_bandwidth * gpu.bandwidth_share
-    assert seconds[Storage.PLAIN] - seconds[Storage.INT4_TILED] == pytest.approx(saved / rate)

@@ -32,11 +32,6 @@ def test_without_inter_beam_locality_the_order_of_arrival_decides():
     assert groups == [[0, 2, 4], [1, 3, 5]]
 
 
-def test_a_beam_over_capacity_is_alone():
-    demand = demand_of(["a", "bcdefg", "h"], capacity=25)
-    assert beam_sets(Forest(demand)) == [[0], [1], [2]]
-
-
 @pytest.mark.parametrize("by_arrival", [False, True])
 def test_groups_fit_and_hold_every_beam_once(by_arrival):
     for seed in range(120):

@@ -60,13 +60,6 @@ def test_begins_inside_where_the_resident_beams_are():
     assert loaded_bytes(demand, plan(demand)) == 80
 
 
-def test_cuts_follow_what_is_resident():
-    paths = list("abcdefghi")
-    demand = demand_of(paths, growth=0, capacity=50, resident=tuple("fghi"))
-    assert plan(demand)[0] == [5, 6, 7, 8]
-    assert loaded_bytes(demand, plan(demand)) == 50
-
-
 def test_max_batch_limits_groups():
     demand = demand_of(list("abcdefg"))
     assert sizes(plan(demand, max_batch=3)) == [2, 2, 3]
@@ -148,11 +141,3 @@ def test_estimates_of_any_order_are_close_to_the_replay():
             exact = loaded_bytes(demand, [groups[number] for number in order])
             estimate = estimated_loads(forest, groups, classes, order)
             assert abs(exact - estimate) < len(groups) * max(demand.segment_bytes)
-
-
-def test_orders_begin_everywhere_and_are_permutations():
-    for num_groups in range(1, 8):
-        orders = inner_orders(num_groups)
-        assert len(set(orders)) == len(orders)
-        assert {order[0] for order in orders} == set(range(num_groups))
-        assert all(sorted(order) == list(range(num_groups)) for order in orders)
