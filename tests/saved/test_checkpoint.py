@@ -102,13 +102,6 @@ def test_the_file_is_json_in_ascii_and_is_replaced_as_a_whole(file):
     assert [path.name for path in file.parent.iterdir()] == ["search.json"]
 
 
-def test_what_a_killed_writer_leaves_is_no_hindrance(file):
-    file.with_name("search.json.partial").write_text("half a che")
-    assert read_checkpoint(file).tree.rounds == 3
-    write_checkpoint(file, checkpoint(new_tree()))
-    assert read_checkpoint(file).tree.rounds == 0
-
-
 def test_a_writer_saves_what_its_run_has_reached(tmp_path):
     run = new_run(small_tree(), round_tokens=[8])
     CheckpointWriter(tmp_path / "a.json", {"seed": 3})(run, 9.0)

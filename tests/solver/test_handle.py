@@ -96,13 +96,6 @@ def test_what_a_callback_raises_ends_its_own_search(solver):
     assert good.result(LONG_S).tree_hash == solver.solve(PROBLEM, problem_id=1).tree_hash
 
 
-def test_what_is_wrong_with_a_problem_is_its_own_result(solver):
-    empty, good = solver.submit("  "), solver.submit(PROBLEM)
-    with pytest.raises(InputError, match="empty"):
-        empty.result(LONG_S)
-    assert good.result(LONG_S).rounds == 3
-
-
 def test_a_callback_cannot_wait_for_its_own_solver(solver):
     said, submitted = [], threading.Event()
 
@@ -126,12 +119,6 @@ def test_waiting_may_end_before_the_search_does(solver, gate):
     with pytest.raises(TimeoutError):
         handle.result(0.0)
     gate.set()
-    assert handle.result(LONG_S).rounds == 3
-
-
-def test_solve_waits_until_what_was_submitted_is_done(solver):
-    handle = solver.submit(PROBLEM, problem_id=1)
-    assert solver.solve(PROBLEM).rounds == 3
     assert handle.result(LONG_S).rounds == 3
 
 

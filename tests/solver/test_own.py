@@ -11,7 +11,6 @@ from beamwright.protocols import Complete, Extend, Finish
 from beamwright.saved.checkpoint import read_checkpoint, resumed_settings
 from beamwright.saved.identity import identity_of
 from beamwright.search.particles import ParticleFilter
-from beamwright.solver.request import ProblemSettings
 from engines import PROBLEM
 from restored import restored
 
@@ -122,15 +121,6 @@ def test_what_lacks_a_method_is_refused(make_solver, options, words):
         make_solver(**options)
 
 
-def test_a_hang_is_an_error_and_what_was_finished_is_kept(make_solver):
-    class Idle:
-        def select(self, tree, rng):
-            return []
-
-    with pytest.raises(PolicyError, match="strategy Idle, round 0: neither extends"):
-        make_solver(**SMALL, strategy=Idle()).solve(PROBLEM)
-
-
 def test_identities_tell_code_and_values_apart():
     def made(bias):
         return lambda problem, steps: len(steps) + bias
@@ -210,11 +200,3 @@ def test_a_plugin_is_one_file(make_solver, plugin, tmp_path):
 def test_an_option_that_does_nothing_is_an_error(generator_folder, options, words):
     with pytest.raises(InputError, match=words):
         Solver(model=str(generator_folder), **{"verifier": "logprob", **options})
-
-
-def test_what_a_schedule_takes_no_notice_of_may_be_left_open():
-    for options in ({"schedule": "in-gpu", "host_memory": None}, {"schedule": "layerwise"}):
-        settings = ProblemSettings.of_call(None, dict(options)).settings
-        assert settings.schedule.schedule == options["schedule"]
-    options = {"schedule": "layerwise", "host_memory": "1MiB", "prefetch": False}
-    assert ProblemSettings.of_call(None, options).settings.schedule.prefetch is False

@@ -33,13 +33,6 @@ def test_a_problem_has_the_tree_of_a_solver_with_its_options(
     assert found.settings.sampling == alone.settings.sampling
 
 
-def test_the_next_problem_has_the_solvers_own_options_again(make_solver):
-    solver = make_solver(**SMALL)
-    before = solver.solve(PROBLEM).tree_hash
-    assert solver.solve(PROBLEM, seed=9, n=2, width=2).tree_hash != before
-    assert solver.solve(PROBLEM).tree_hash == before
-
-
 def test_a_strategy_and_a_stop_of_ones_own(make_solver):
     solver = make_solver(**SMALL, search="best-of-n")
     beam = solver.solve(PROBLEM, strategy=BeamSearch, stop=lambda tree: "enough")
@@ -89,19 +82,6 @@ def test_a_resumed_search_needs_the_options_that_it_was_begun_with(make_solver, 
     with pytest.raises(InputError, match="--seed 3"):
         solver.resume(file)
     assert solver.resume(file, seed=3).tree_hash == whole.tree_hash
-
-
-@pytest.mark.parametrize("in_flight", [1, 3])
-def test_what_is_measured_of_a_problem_is_its_own(make_solver, in_flight):
-    solver = make_solver(**SMALL)
-    found = dict(solver.solve_many([PROBLEM] * 5, in_flight=in_flight))
-    assert sorted(found) == [0, 1, 2, 3, 4]
-    for each in found.values():
-        parts = (each.time.decode_s, each.time.verify_s, each.time.schedule_s, each.time.stall_s)
-        assert sum(parts) <= each.time.total_s * 1.0001
-    if in_flight == 1:
-        alone = {i: solver.solve(PROBLEM, problem_id=i).kv.groups for i in range(5)}
-        assert {i: each.kv.groups for i, each in found.items()} == alone
 
 
 @pytest.mark.parametrize("in_flight", [None, 2])

@@ -9,7 +9,7 @@ import pytest
 from beamwright import Solution, Solver
 from beamwright.config import Settings
 from beamwright.counters import Progress
-from beamwright.errors import CapacityError, InputError, ProblemTooLongError
+from beamwright.errors import InputError, ProblemTooLongError
 from beamwright.tree import NodeState
 from engines import PROBLEM, assert_nothing_allocated, check_conservation, grow, tiny_solver
 
@@ -64,13 +64,6 @@ def test_json_keeps_all_but_the_tree(make_solver):
     assert found["lineage"] in [c["lineage"] for c in found["candidates"]]
 
 
-def test_time_is_counted_once(make_solver):
-    time = grow(make_solver())[0].time
-    parts = time.decode_s + time.verify_s + time.both_s + time.schedule_s
-    assert parts + time.stall_s + time.other_s == pytest.approx(time.total_s)
-    assert min(vars(time).values()) >= 0
-
-
 def test_the_round_limit_shows_in_stops_and_reason(make_solver):
     solution, _ = grow(make_solver(max_rounds=1, max_step_tokens=3, delimiter="Zq", n=8))
     cut = [c for c in solution.candidates if c.stop == "round_limit"]
@@ -114,11 +107,6 @@ def test_what_had_left_and_is_needed_again_is_counted(make_solver, evict):
     assert found.loaded_blocks * block_bytes == solution.kv.h2d_bytes
 
 
-def test_layerwise_has_no_prefix_cache(make_solver):
-    solver = make_solver(schedule="layerwise", kv_memory="4MiB", host_memory="8MiB", n=4)
-    assert grow(solver)[0].cache.generator is None
-
-
 def test_a_prm_searches_with_its_own_kv_on_the_tree(with_prm):
     solver = with_prm(n=8)
     solution, tree = grow(solver)
@@ -132,33 +120,6 @@ def test_a_prm_searches_with_its_own_kv_on_the_tree(with_prm):
         for node in scored
     ), "the spec's aggregate"
     assert with_prm(n=8, aggregate="last").settings.search.aggregate == "last"
-
-
-def test_prm_trees_do_not_depend_on_the_batch_or_the_backend(with_prm):
-    hashes = {grow(with_prm(n=8, max_batch=size))[0].tree_hash for size in (None, 1, 3)}
-    assert len(hashes) == 1
-    wide = {
-        grow(with_prm(n=8, dtype="float64", attention=attention))[0].tree_hash
-        for attention in ("reference", "dense", "tree")
-    }
-    assert len(wide) == 1
-
-
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9])
-def test_a_prm_that_runs_out_leaves_nothing_behind(with_prm, share):
-    peak = grow(with_prm(n=8, schedule="in-gpu"))[0].kv.device_peak_bytes
-    solver = with_prm(n=8, kv_memory=int(peak * share), schedule="in-gpu")
-    with pytest.raises(CapacityError, match="device KV budget exhausted"):
-        solver.solve(PROBLEM)
-    assert_nothing_allocated(solver)
-
-
-@pytest.mark.parametrize("verifier", ["none", "logprob"])
-def test_searches_without_a_second_model(make_solver, verifier):
-    solution, tree = grow(make_solver(verifier=verifier, n=4, width=2))
-    assert len(solution.candidates) == 4
-    assert solution.tokens.verifier_prefilled == 0
-    assert all((node.score is None) == (verifier == "none") for node in tree.finished())
 
 
 def test_likelihood_under_another_model(make_solver, generator_folder):
@@ -195,24 +156,6 @@ def test_problems_in_flight_together_are_solved_as_if_alone(make_solver, with_pr
         assert [c.score for c in solution.candidates] == [c.score for c in alone.candidates]
         assert solution.tokens.generated == alone.tokens.generated
         assert solution.tokens.verifier_prefilled == alone.tokens.verifier_prefilled
-
-
-def test_a_prompt_is_rendered_once_even_if_the_trees_do_not_fit_together(make_solver, monkeypatch):
-    rendered = []
-
-    solver = make_solver(n=8, schedule="in-gpu", kv_memory=48 * 4096)
-    alone = [solver.solve(problem, problem_id=i).tree_hash for i, problem in PROBLEMS]
-    codec = solver._prompts._codec
-    render = codec.render
-
-    def counting(problem, *options):
-        rendered.append(problem)
-        return render(problem, *options)
-
-    monkeypatch.setattr(codec, "render", counting)
-    together = solver.solve_many(PROBLEMS)
-    assert rendered == [problem.strip() for _, problem in PROBLEMS]
-    assert [solution.tree_hash for solution in together] == alone
 
 
 def test_a_problems_own_error_takes_its_place(make_solver):
@@ -285,16 +228,6 @@ def test_calls_from_several_threads_run_one_after_another(make_solver):
     assert [solution.tree_hash for solution in found] == alone
     assert len([*groupby(seen)]) == 4, "rounds of two searches took turns"
     assert_nothing_allocated(solver)
-
-
-def test_a_callback_cannot_call_its_own_solver(make_solver):
-    solver = make_solver(n=4, width=2)
-    with pytest.raises(InputError, match="in the middle of a search"):
-        solver.solve("1+1", on_round=lambda report: solver.solve("2+2"))
-    with pytest.raises(InputError, match="in the middle of a search"):
-        solver.solve("1+1", on_round=lambda report: solver.close())
-    assert_nothing_allocated(solver)
-    assert solver.solve("2+2").candidates
 
 
 # --- bad input -------------------------------------------------------------------------------
@@ -404,14 +337,6 @@ def test_a_prm_cannot_score_steps_without_text(verifier_folder):
         Solver(**{**SYNTHETIC, "verifier": str(verifier_folder)})
 
 
-def test_space_around_a_problem_changes_nothing(with_prm):
-    solver = with_prm()
-    plain = solver.solve("3+4=")
-    spaced = solver.solve("\n 3+4=\n\n")
-    assert spaced.tree_hash == plain.tree_hash
-    assert [c.score for c in spaced.candidates] == [c.score for c in plain.candidates]
-
-
 def test_a_function_can_be_the_verifier(make_solver):
     """A path's score is the number of its characters that are not blank."""
 
@@ -433,33 +358,6 @@ def test_a_function_can_be_the_verifier(make_solver):
 
 
 # --- what a model is asked, and what is doubtful -----------------------------------------------
-
-ROLES = (
-    "{% for m in messages %}[{{ m.role[0] }}]{{ m.content }}{% endfor %}"
-    "{% if add_generation_prompt %}[a]{% endif %}"
-)
-
-
-def test_a_chat_model_is_asked_for_steps_and_a_box(make_solver):
-    few = {"n": 1, "width": 1, "max_rounds": 1}
-    asked = make_solver(chat_template=ROLES, system_prompt=None, **few)
-    solution = asked.solve("3+4=")
-    prompt = solution.to_json()["settings"]["model"]["system_prompt"]
-    assert prompt == "Please reason step by step, and put your final answer within \\boxed{}."
-    given = make_solver(chat_template=ROLES, system_prompt=prompt, **few).solve("3+4=")
-    assert given.tree_hash == solution.tree_hash
-    off = make_solver(chat_template=ROLES, system_prompt="", **few).solve("3+4=")
-    assert off.tokens.generator_prefilled < solution.tokens.generator_prefilled
-    assert make_solver(system_prompt=None, **few).settings.model.system_prompt is None
-
-
-def test_scores_that_guide_nothing_are_warned_about(make_solver):
-    few = {"n": 4, "width": 2, "max_rounds": 3}
-    for score, said in ((None, "steps got no score"), (0.5, "are equal (0.5)")):
-        solution = make_solver(verifier=lambda problem, steps, s=score: s, **few).solve(PROBLEM)
-        assert said in solution.warnings[0]
-    fit = make_solver(verifier=lambda problem, steps: len(steps[-1]) / 99, **few).solve(PROBLEM)
-    assert not any("score" in warning for warning in fit.warnings)
 
 
 def test_without_an_answer_the_last_step_stands(make_solver):

@@ -64,14 +64,6 @@ def test_memory_moves_while_a_search_runs(scored, expected, conserved, split):
     assert found.tree_hash == again.tree_hash == solution.tree_hash
 
 
-def test_where_everything_fits_nothing_moves(scored, expected):
-    _, _, peaks = expected
-    with scored(kv_memory=4 * sum(peaks)) as solver:
-        found, _ = grow(solver)
-    assert found.memory.split == "auto"
-    assert found.memory.moves == found.kv.h2d_bytes == found.kv.d2h_bytes == 0
-
-
 def test_without_a_host_tier_what_is_free_moves(scored, expected, conserved):
     """All fits beside each other, but not in parts of equally many tokens."""
     solution, _, peaks = expected

@@ -14,9 +14,7 @@ from typing import Any
 from beamwright.config import Settings, option_owners
 from beamwright.declare import VERIFIERS, load_all
 from beamwright.engine.decisions import StopFunction, StopRule, check_stops
-from beamwright.engine.prompts import Prompts
 from beamwright.engine.row import Decoding
-from beamwright.engine.sampling import stats_read_by
 from beamwright.errors import InputError
 from beamwright.protocols import Strategy, Verifier
 from beamwright.registry import Table, TableRow
@@ -153,27 +151,6 @@ class ProblemSettings:
         new = ProblemSettings.of(self.given.changed(**options), parts)
         shared = {section: getattr(self.settings, section) for section in SHARED}
         return replace(new, settings=new.settings.model_copy(update=shared))
-
-    def check_served(
-        self, prompts: Prompts, *, probabilities: bool, kept: frozenset[str], whose: str
-    ) -> None:
-        """See that engines that are loaded can serve it.
-
-        probabilities: every score of their verifier is one. kept: statistics that they keep of
-        every token; whose: who does, and what to do about it.
-
-        Raises:
-            InputError: if they cannot.
-        """
-        search = self.settings.search
-        check_stops(self.settings.stop, search, probabilities=probabilities)
-        prompts.check_turns(self.strategy)
-        missing = stats_read_by(self.strategy) - kept
-        if missing:
-            raise InputError(
-                f"search {search.search}: reads {', '.join(sorted(missing))} of every token, "
-                f"which {whose}"
-            )
 
     @property
     def decoding(self) -> Decoding:

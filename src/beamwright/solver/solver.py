@@ -17,10 +17,10 @@ from beamwright.counters import Progress, Usage
 from beamwright.engine.chains import restore_kv
 from beamwright.engine.decisions import check_stops
 from beamwright.engine.prompts import Prompts
+from beamwright.engine.sampling import stats_read_by
 from beamwright.engine.timeline import NullTimeline, Timeline
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import BeamwrightError, InputError
-from beamwright.models.tokenizer import TextCodec
 from beamwright.protocols import RoundCallback, Strategy
 from beamwright.saved.checkpoint import CheckpointWriter, read_checkpoint, tree_settings
 from beamwright.search import SearchPolicy
@@ -50,6 +50,7 @@ class Solver:
     plugins: files that declare any of these by name.
     timeline: collects what ran when, and where each segment's KV was. progress: hears of phases
     and tokens while it loads and searches.
+    codec: the generator's tokenizer, None where it has none; context: most tokens of a path.
     most_submitted: problems of `submit` in flight at a time; None, as at first, for as many as keep
     the device busy.
 
@@ -83,11 +84,10 @@ class Solver:
         self.settings, self.generator, self.verifier = made.settings, made.generator, made.verifier
         self.schedule = made.schedule
         self.threads, self.exact, self.token_stats = made.threads, made.exact, made.token_stats
-        scored = self.verifier.probabilities
-        check_stops(self.settings.stop, self.settings.search, probabilities=scored)
-        reader = made.reader
-        self._prompts = Prompts(reader.codec, reader.context, reader.vocab, self.settings.model)
-        self._prompts.check_turns(self.strategy)
+        self.codec, self.context = made.reader.codec, made.reader.context
+        vocab = made.reader.vocab
+        self._prompts = Prompts(self.codec, self.context, vocab, self.settings.model)
+        self._check(self._default)
         self._calls = OneAtATime()
         self._queue = SubmitQueue(lambda arrivals: self._run(arrivals, self.most_submitted))
 
@@ -277,16 +277,6 @@ class Solver:
         ended = self._run(listed(requests), most)
         return ((requests[request], outcome) for request, outcome in ended)
 
-    @property
-    def codec(self) -> TextCodec | None:
-        """The generator's tokenizer; None where it has none."""
-        return self._machinery.reader.codec
-
-    @property
-    def context(self) -> int:
-        """Most tokens of a path, its prompt included."""
-        return self._machinery.reader.context
-
     def prompt_tokens(self, problem: Problem) -> int:
         """Tokens of a problem's prompt, by any thread; raises what is wrong with it."""
         return len(self._prompts.tree(0, problem).root.token_ids)
@@ -297,13 +287,20 @@ class Solver:
         """The solver's own, or with these options in their places."""
         asked = self._default.changed(options)
         if asked is not self._default:
-            asked.check_served(
-                self._prompts,
-                probabilities=self.verifier.probabilities,
-                kept=self.token_stats,
-                whose="this Solver does not keep; make one with this search",
-            )
+            self._check(asked)
         return asked
+
+    def _check(self, asked: ProblemSettings) -> None:
+        """Raises InputError for what cannot be served with what is loaded."""
+        search, scored = asked.settings.search, self.verifier.probabilities
+        check_stops(asked.settings.stop, search, probabilities=scored)
+        self._prompts.check_turns(asked.strategy)
+        missing = ", ".join(sorted(stats_read_by(asked.strategy) - self.token_stats))
+        if missing:
+            raise InputError(
+                f"search {search.search}: reads {missing} of every token, which this Solver does "
+                "not keep; make one with this search"
+            )
 
     def _request(
         self,
