@@ -278,7 +278,7 @@ def test_bad_options_are_input_errors(make_solver, options, complaint):
         (lambda solver: solver.solve_many(None), "takes a list of problems, not NoneType"),
         (lambda solver: solver.solve_many(["1+1", 5]), "problem 1: give a text or an .* not int"),
         (lambda solver: solver.solve_many([(0, "1+1", 2)]), "problem 0: give a text or an"),
-        (lambda solver: Solver("bundled"), r"Solver\(model=\.\.\.\), not Solver\(str\)"),
+        (lambda solver: Solver("bundled"), r"Solver\(model=\.\.\.\), not str"),
         (lambda solver: Solver(model=5), "--model"),
     ],
 )
