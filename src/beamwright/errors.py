@@ -82,8 +82,7 @@ class ProblemTooLongError(InputError):
 class CapacityError(BeamwrightError):
     """A KV budget cannot hold what the search needs.
 
-    hint: what would help. minimum_bytes: the least budget for the path and step that did not fit,
-    where that is known; others may need more.
+    hint: what would help.
     """
 
     def __init__(
@@ -99,7 +98,6 @@ class CapacityError(BeamwrightError):
         self.free_bytes = free_bytes
         self.budget_bytes = budget_bytes
         self.tier, self.hint = tier, hint
-        self.minimum_bytes: int | None = None
         super().__init__(what)
 
     def __str__(self) -> str:
@@ -108,12 +106,6 @@ class CapacityError(BeamwrightError):
             f"{format_bytes(self.free_bytes)} of {format_bytes(self.budget_bytes)} are free "
             f"({self.hint})"
         )
-
-    def at_least(self, minimum_bytes: int) -> CapacityError:
-        """The same error, with the least budget that would do."""
-        if self.minimum_bytes is None:
-            self.minimum_bytes = minimum_bytes
-        return self
 
 
 class DeviceMemoryError(BeamwrightError):

@@ -183,7 +183,7 @@ def test_online_deepconf_writes_a_part_of_best_of_n(make_solver):
     assert any(not end.ended for end in pruned), "some path was given up on its way"
     assert any(end.ended and end.lineage[1] < 4 for end in pruned), "a warm-up path lost its vote"
     assert solution.reason_fewer == (
-        f"{len(pruned)} of 12 paths fell below the warm-up's {bar:.4g}"
+        f"{len(pruned)} of 12 paths fell below the warm-up's {bar:.4g} or reached --max-rounds"
     )
     assert len(solution.candidates) == 12 - len(pruned)
     assert len(written(tree)) < len(written(whole))

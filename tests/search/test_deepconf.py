@@ -59,7 +59,7 @@ def test_a_warm_up_path_that_finished_early_can_lose_its_place():
     obey(tree, actions_of(strategy, tree))
     assert early.state is NodeState.FINISHED
     (late,) = decode(tree, [6.0], ended=[0])
-    reason = "1 of 2 paths fell below the warm-up's 5.5"
+    reason = "1 of 2 paths fell below the warm-up's 5.5 or reached --max-rounds"
     assert actions_of(strategy, tree) == [Prune(early), Complete(late), Finish(reason)]
     obey(tree, actions_of(strategy, tree))
     assert tree.finished() == [late]
@@ -73,7 +73,7 @@ def test_the_others_are_given_up_at_the_end_of_a_step():
     assert actions_of(strategy, tree) == [Prune(b), Extend(a, 1), Extend(c, 1)]
     obey(tree, actions_of(strategy, tree))
     a, c = decode(tree, [4.5, 3.5], ended=[0, 1])
-    reason = "2 of 4 paths fell below the warm-up's 4"
+    reason = "2 of 4 paths fell below the warm-up's 4 or reached --max-rounds"
     assert actions_of(strategy, tree) == [Prune(c), Complete(a), Finish(reason)]
 
 
@@ -88,7 +88,7 @@ def test_paths_that_reach_the_round_limit_are_listed():
     decode(tree, [9.0, 1.0])
     obey(tree, actions_of(strategy, tree))
     (last,) = decode(tree, [9.0])
-    reason = "1 of 3 paths fell below the warm-up's 4 and 2 of 3 paths reached --max-rounds"
+    reason = "3 of 3 paths fell below the warm-up's 4 or reached --max-rounds"
     assert obey(tree, actions_of(strategy, tree)) == reason
     assert tree.candidates() == [cut_off, last]
 

@@ -122,7 +122,7 @@ class Compared:
             wants = {k: each for k, each in now.items() if isinstance(each, CapacityError)}
             left = [each for each in left if each.unique_id in wants]
             raised += len(left) if budget == first else 0
-            budget = max([budget + step, *(each.minimum_bytes or 0 for each in wants.values())])
+            budget += step
         return found, first, raised
 
     def _peak(self, in_flight: int) -> int:

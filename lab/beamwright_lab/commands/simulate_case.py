@@ -14,6 +14,7 @@ from beamwright.search import strategy_row
 from beamwright.sections import StepSettings
 from beamwright.tree import RecordedTree
 from beamwright.tree.recorded import read_recorded
+from beamwright_lab.simulator.replay import path_ends
 
 _DEFAULT_STEP_TOKENS = 32
 _MADE_UP = ("n", "width", "search", "seed")
@@ -106,7 +107,7 @@ def _recorded(invocation: Invocation, own: Mapping[str, Any], file: Path) -> Cas
     tree = read_recorded(file)
     if not tree.nodes:
         raise InputError(f"{file}: the recorded search has no steps")
-    longest = tree.longest
+    longest = max(path_ends(tree).values())
     rounds = [node.round for node in tree.nodes]
     step_tokens = invocation.settings.step.step_tokens
     facts = {

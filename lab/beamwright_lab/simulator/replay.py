@@ -17,6 +17,15 @@ from beamwright.search.prospects import by_scores, certain
 from beamwright.tree import Node, NodeState, RecordedNode, RecordedTree, SearchTree
 from beamwright_lab.studies.clairvoyant import Life
 
+
+def path_ends(tree: RecordedTree) -> dict[tuple[int, ...], int]:
+    """Tokens of the path after each step, by lineage; () is the prompt."""
+    ends: dict[tuple[int, ...], int] = {(): tree.prompt_tokens}
+    for node in tree.nodes:
+        ends[node.lineage] = ends[node.lineage[:-1]] + node.tokens
+    return ends
+
+
 Foresee = Callable[[Sequence[Node], Sequence[Node], int], list[Prospect]]
 
 

@@ -16,6 +16,7 @@ from beamwright.plan.costs import Roofline
 from beamwright.protocols import Direction
 from beamwright.sparse.rule import SparseRule
 from beamwright.tree import RecordedNode, RecordedTree
+from beamwright_lab.simulator.replay import path_ends
 from beamwright_lab.studies.sparse import Host, RankSeconds, SparseLoad, host_ranks
 
 _TOKENS = 8
@@ -72,15 +73,15 @@ def simulate_sparse(
 ) -> SparseSearch | None:
     """None where the device has no room for one row's selection, or for what still reads all."""
     kv_bytes = roofline.model.kv_bytes_per_token
-    starts = tree.starts()
-    most = kv_budget_bytes // (case.rule.budget(tree.longest) * kv_bytes)
+    ends = path_ends(tree)
+    most = kv_budget_bytes // (case.rule.budget(max(ends.values())) * kv_bytes)
     if most < 1:
         return None
     decode_s = waited_s = h2d_bytes = 0.0
     selecting = hidden = 0
     for batch in _batches(tree, most):
         loaded_bytes = _distinct(tree, batch) * kv_bytes
-        for number, stretch in enumerate(_stretches(tree, batch, starts)):
+        for number, stretch in enumerate(_stretches(tree, batch, ends)):
             visible = round(stretch.visible / stretch.rows)
             if not case.rule.is_sparse(visible):
                 if stretch.distinct * kv_bytes > kv_budget_bytes:
@@ -142,7 +143,7 @@ def _distinct(tree: RecordedTree, batch: Sequence[RecordedNode]) -> int:
 
 
 def _stretches(
-    tree: RecordedTree, batch: Sequence[RecordedNode], starts: dict[tuple[int, ...], int]
+    tree: RecordedTree, batch: Sequence[RecordedNode], ends: dict[tuple[int, ...], int]
 ) -> Iterator[_Stretch]:
     """Rows end one after the other: between two ends they are the same."""
     done = 0
@@ -152,7 +153,7 @@ def _stretches(
         yield _Stretch(
             tokens=end - done,
             rows=len(rows),
-            visible=sum(starts[node.lineage] for node in rows) + own,
+            visible=sum(ends[node.lineage[:-1]] for node in rows) + own,
             distinct=_distinct(tree, rows) + own,
         )
         done = end

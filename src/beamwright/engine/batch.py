@@ -280,7 +280,7 @@ class RunningBatch:
             if len(joining) > 1:
                 self._most_together = len(joining) // 2
                 return True
-            error, broken = self._capacity.at_least(error, joining[0]), [joining[0].node]
+            broken = [joining[0].node]
         self._queue.remove(broken)
         for node in broken:
             self._fail(node, error)
@@ -401,7 +401,7 @@ class RunningBatch:
                 if self.running and self._cache.evicts:
                     self._preempt(last)
                 else:
-                    self._fail(last.node, self._capacity.at_least(error, last))
+                    self._fail(last.node, error)
             else:
                 break
         return count

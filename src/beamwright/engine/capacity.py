@@ -21,7 +21,6 @@ from beamwright.engine.row import (
     segment_name,
     state_of,
 )
-from beamwright.errors import BeamwrightError, CapacityError
 from beamwright.kv.cache import CacheManager
 from beamwright.kv.segments import Path, Segment, copies_needed
 from beamwright.protocols import KVDemand
@@ -197,16 +196,6 @@ class Capacity:
             self._cache.prefetch(needs[0])
         growth = map(self._lengths.expected, coming[0])
         self._cache.write_ahead(needs[0], growth, {row.segment for row in growing})
-
-    def at_least(self, error: BeamwrightError, row: Row) -> BeamwrightError:
-        """The error, with the least budget that one row of this length needs, and a block more."""
-        if not isinstance(error, CapacityError):
-            return error
-        ledger = self._cache.device
-        steps = [len(above.token_ids) for above in row.node.path()[:-1]]
-        blocks = sum(map(ledger.blocks_for, [*steps, row.limit.tokens])) + 1
-        least = blocks * ledger.bytes_per_block
-        return error.at_least(least) if least > ledger.budget.total_bytes else error
 
     # --- what a schedule sees ----------------------------------------------------------------
 

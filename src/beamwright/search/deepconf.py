@@ -87,7 +87,12 @@ class OnlineDeepConf(SearchPolicy):
         actions: list[Action] = [*map(Prune, dropped), *map(Complete, ended)]
         if warming and self.num_first < self.search.n:
             return [*actions, Extend(tree.root, self.search.n - self.num_first)]
-        return [*actions, Finish(self._why_fewer(tree, dropped, bar))]
+        ends = [_end(node) for node in tree.root.children]
+        full = sum(end.ended and end.state is not NodeState.PRUNED for end in ends)
+        fewer, n = len(ends) - full + sum(end.ended for end in dropped), self.search.n
+        below = f"fell below the warm-up's {bar:.4g} or " if math.isfinite(bar) else ""
+        reason = f"{fewer} of {n} paths {below}reached --max-rounds" if fewer else None
+        return [*actions, Finish(reason)]
 
     def prospects(
         self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
@@ -106,17 +111,6 @@ class OnlineDeepConf(SearchPolicy):
         place = (1 - self.keep) * (len(known) - 1)
         low, high = known[math.floor(place)], known[min(math.floor(place) + 1, len(known) - 1)]
         return low + (place - math.floor(place)) * (high - low)
-
-    def _why_fewer(self, tree: SearchTree, dropped: Sequence[Node], bar: float) -> str | None:
-        ends = [_end(node) for node in tree.root.children]
-        pruned = [end for end in ends if end.state is NodeState.PRUNED or end in dropped]
-        cut_off = [end for end in ends if not end.ended and end not in pruned]
-        reasons, n = [], self.search.n
-        if pruned:
-            reasons.append(f"{len(pruned)} of {n} paths fell below the warm-up's {bar:.4g}")
-        if cut_off:
-            reasons.append(f"{len(cut_off)} of {n} paths reached --max-rounds")
-        return " and ".join(reasons) or None
 
 
 def _below(nodes: Iterable[Node], bar: float) -> list[Node]:

@@ -58,22 +58,6 @@ class RecordedTree:
     rounds: _Count
     nodes: tuple[RecordedNode, ...]
 
-    def starts(self) -> dict[tuple[int, ...], int]:
-        """Tokens of the path before each step, by lineage."""
-        ends: dict[tuple[int, ...], int] = {(): self.prompt_tokens}
-        found: dict[tuple[int, ...], int] = {}
-        for node in self.nodes:
-            found[node.lineage] = ends[node.lineage[:-1]]
-            ends[node.lineage] = found[node.lineage] + node.tokens
-        return found
-
-    @property
-    def longest(self) -> int:
-        """Tokens of its longest path."""
-        starts = self.starts()
-        ends = (starts[node.lineage] + node.tokens for node in self.nodes)
-        return max(ends, default=self.prompt_tokens)
-
 
 # --- writing ---------------------------------------------------------------------------------
 
