@@ -114,5 +114,6 @@ class Copied:
         self.synchronize()
         return 0
 
+    @property
     def ran_s(self):
         return self.times

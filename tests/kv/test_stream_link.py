@@ -85,7 +85,7 @@ def test_a_copy_that_fails_later_is_an_error_for_who_waits_and_for_nobody_else()
         def query(self):
             raise RuntimeError("device lost")
 
-        synchronize = ran_s = query
+        synchronize = query
 
     link = StreamLink(Dying())
     waited, other = (link.submit(Direction.D2H, "store", []) for _ in range(2))

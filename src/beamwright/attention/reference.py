@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from beamwright.kv.segments import Path
-from beamwright.kv.store import SegmentStore
-from beamwright.kv.tails import Tail
+from beamwright.kv.store import SegmentStore, Tail
 
 
 def gather_path(store: SegmentStore, path: Path, layer: int) -> tuple[torch.Tensor, torch.Tensor]:

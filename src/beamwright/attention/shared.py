@@ -16,8 +16,7 @@ import torch
 
 from beamwright.attention.partial import KEY_MULTIPLE, QUERY_MULTIPLE, round_up
 from beamwright.kv.segments import Path, Segment
-from beamwright.kv.store import SegmentStore
-from beamwright.kv.tails import Tail
+from beamwright.kv.store import SegmentStore, Tail
 
 LEAST_KEYS = 32
 """Keys of the smallest size class."""

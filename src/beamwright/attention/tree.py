@@ -19,8 +19,7 @@ from beamwright.attention.partial import Partial, attend_few, attend_part, merge
 from beamwright.attention.shared import Hold, ResidentLayers, SharedSegments
 from beamwright.attention.tree_prefill import TreePrefill
 from beamwright.kv.segments import Path
-from beamwright.kv.store import SegmentStore
-from beamwright.kv.tails import Tail
+from beamwright.kv.store import SegmentStore, Tail
 
 
 class TreeDecode:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar
@@ -347,11 +347,8 @@ class StreamLink:
         num_bytes = sum(transfer.num_bytes - transfer.unmoved for transfer in batch)
         if self.timeline is None or not num_bytes:
             return
-        ran_s = None
-        if first.copied is not None and first.error is None:
-            with suppress(RuntimeError):
-                ran_s = first.copied.ran_s()
-        # As the device timed it; else, from submission to this look is an upper bound.
+        ran_s = None if first.copied is None else first.copied.ran_s
+        # As a thread timed it; of a card, from submission to this look is an upper bound.
         start, end = ran_s or (first.submitted_s, time.perf_counter())
         if self.emulated_bandwidth is not None:
             start, end = first.begins_s, max(end, batch[-1].ends_s)

@@ -29,14 +29,16 @@ class Piece:
 
 
 class Copied(Protocol):
-    """The end of queued copies."""
+    """The end of queued copies.
+
+    ran_s: when they began and ended by `time.perf_counter`, once they have; None if not known.
+    """
+
+    ran_s: tuple[float, float] | None
 
     def query(self) -> bool: ...
 
     def synchronize(self) -> None: ...
-
-    def ran_s(self) -> tuple[float, float] | None:
-        """When they began and ended by `time.perf_counter`, once they have; None if not known."""
 
     def recall(self) -> int:
         """Take back what can be, and return when nothing moves; gives the bytes taken back."""
@@ -103,15 +105,8 @@ def _follows(left: object, right: object) -> bool:
     return same and left.storage_offset() + left.numel() == right.storage_offset()
 
 
-_ORIGIN_S = 60.0
-
-
 class CudaStreams:
-    """`Streams` of one CUDA device; pieces are contiguous tensors, the host's pinned.
-
-    Events carry times, which an event that the host has seen ties to the host's clock: a new one
-    every minute, as the time between two events is a float32 of milliseconds.
-    """
+    """`Streams` of one CUDA device; pieces are contiguous tensors, the host's pinned."""
 
     strided = False
     batches = True
@@ -119,23 +114,17 @@ class CudaStreams:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._side = {direction: torch.cuda.Stream(device) for direction in Direction}
-        self._clock = torch.cuda.Stream(device)  # always idle: its events pass at once
-        self._origin = self._new_origin()
 
     def copy(self, direction: Direction, pieces: Sequence[Piece]) -> Copied:
         stream = self._side[direction]
         stream.wait_event(_event(torch.cuda.current_stream(self._device)))
-        begin = _event(stream)
         with torch.cuda.stream(stream):
             for piece in pieces:
                 # Anything else would go through unpinned memory, and the host would wait.
                 assert piece.destination.is_contiguous()
                 assert piece.source.is_contiguous()
                 piece.destination.copy_(piece.source, non_blocking=True)
-        end = _event(stream)
-        if time.perf_counter() - self._origin[1] > _ORIGIN_S:
-            self._origin = self._new_origin()
-        return _CudaCopied(begin, end, *self._origin)
+        return _CudaCopied(_event(stream))
 
     def hold_back(self, copied: Copied) -> HeldBack:
         assert isinstance(copied, _CudaCopied)
@@ -154,12 +143,6 @@ class CudaStreams:
     def close(self) -> None:
         """What a card was asked to copy it copies."""
 
-    def _new_origin(self) -> tuple[torch.cuda.Event, float]:
-        """An event, and when it passed on the host's clock."""
-        event = _event(self._clock)
-        event.synchronize()
-        return event, time.perf_counter()
-
 
 def _event(stream: torch.cuda.Stream) -> torch.cuda.Event:
     """The end of what the stream has queued so far."""
@@ -169,10 +152,10 @@ def _event(stream: torch.cuda.Stream) -> torch.cuda.Event:
 
 
 class _CudaCopied:
-    def __init__(
-        self, begin: torch.cuda.Event, end: torch.cuda.Event, origin: torch.cuda.Event, at_s: float
-    ) -> None:
-        self._begin, self.end, self._origin, self._at_s = begin, end, origin, at_s
+    ran_s: tuple[float, float] | None = None  # the card has a clock of its own
+
+    def __init__(self, end: torch.cuda.Event) -> None:
+        self.end = end
 
     def query(self) -> bool:
         return bool(self.end.query())
@@ -183,10 +166,6 @@ class _CudaCopied:
     def recall(self) -> int:
         self.end.synchronize()
         return 0
-
-    def ran_s(self) -> tuple[float, float] | None:
-        begin, end = (self._origin.elapsed_time(event) / 1e3 for event in (self._begin, self.end))
-        return self._at_s + begin, self._at_s + max(begin, end)
 
 
 class HostStreams:
@@ -243,7 +222,7 @@ class _HostCopies:
         self._pieces = pieces
         self._unmoved = sum(piece.num_bytes for piece in pieces)
         self._recalled = False
-        self._ran_s: tuple[float, float] | None = None
+        self.ran_s: tuple[float, float] | None = None
 
     def run(self) -> None:
         start = time.perf_counter()
@@ -252,7 +231,7 @@ class _HostCopies:
                 break
             np.copyto(_as_array(piece.destination), _as_array(piece.source))
             self._unmoved -= piece.num_bytes
-        self._ran_s = start, time.perf_counter()
+        self.ran_s = start, time.perf_counter()
 
     def query(self) -> bool:
         if not self.done.done():
@@ -264,9 +243,6 @@ class _HostCopies:
         error = None if self.done.cancelled() else self.done.exception()
         if error is not None:
             raise RuntimeError(repr(error)) from error
-
-    def ran_s(self) -> tuple[float, float] | None:
-        return self._ran_s
 
     def recall(self) -> int:
         self._recalled = True

@@ -26,8 +26,7 @@ from beamwright.attention.kernels.worklist import (
 )
 from beamwright.errors import InputError
 from beamwright.kv.segments import Path
-from beamwright.kv.store import SegmentStore
-from beamwright.kv.tails import RowTails
+from beamwright.kv.store import RowTails, SegmentStore
 
 _STAYING_ROOM = 128
 
