@@ -3,7 +3,6 @@ import torch
 
 from beamwright.attention import BACKENDS, make_attention
 from beamwright.attention.dense import PathCopies
-from beamwright.errors import InputError
 from beamwright.kv.segments import PathPart
 from layerwise.drives import largest_difference, plain_softmax
 
@@ -25,14 +24,6 @@ def test_every_backend_is_softmax_attention(make_forest, backend, group):
     rows = list(range(5))
     found = forest.decode(backend, rows, 3)
     assert largest_difference(found, plain_softmax(forest, rows, 3)) < 1e-10
-
-
-@pytest.mark.parametrize(("depth", "backend", "dtype"), TREES)
-def test_decoding_on_random_trees_equals_the_reference(make_forest, backend, dtype, depth):
-    forest = make_forest(depth, dtype=dtype, seed=depth)
-    rows = list(range(11))
-    found = forest.decode(backend, rows, 4)
-    assert largest_difference(found, forest.decode("reference", rows, 4)) < CLOSE[dtype]
 
 
 @pytest.mark.parametrize(("depth", "backend", "dtype"), TREES)
@@ -79,50 +70,6 @@ def test_prefill_equals_decoding_the_same_tokens(make_forest, backend):
     view.close()
 
 
-@pytest.mark.parametrize("backend", FAST)
-@pytest.mark.parametrize(
-    "keep",
-    [
-        {2: [0, 1, 2]},
-        {1: [6, 2, 0, 9], 3: [1, 0]},
-        {0: [10, 9, 8, 7, 6, 5, 4, 3], 2: [7, 0, 3], 4: [2]},
-    ],
-)
-def test_compacted_batches_go_on_with_the_right_rows(make_forest, backend, keep):
-    forest = make_forest(5, seed=3)
-    rows = list(range(11))
-    found = forest.decode(backend, rows, 6, keep=keep)
-    assert largest_difference(found, forest.decode("reference", rows, 6, keep=keep)) < 1e-10
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_compaction_does_not_change_a_bit_of_the_rows_that_stay(make_forest, backend):
-    forest = make_forest(4, dtype=torch.float32, rows=24, seed=1)
-    rows = list(range(24))
-    kept = [3, 5, 8, 11, 12, 20, 21, 23]
-    whole = forest.decode(backend, rows, 5)
-    compacted = forest.decode(backend, rows, 5, keep={2: kept})
-    for token in (2, 3, 4):
-        for a, b in zip(whole[token], compacted[token], strict=True):
-            assert torch.equal(a[kept], b)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("seed", range(3))
-def test_a_rows_bits_do_not_depend_on_order_or_split_when_decoding(make_forest, backend, seed):
-    forest = make_forest(6, dtype=torch.float32, rows=24, seed=seed)
-    whole = forest.decode(backend, list(range(24)), 4)
-    backwards = list(range(24))[::-1]
-    for split in ([backwards], [[r] for r in range(24)], [list(range(3, 24)), [2, 0, 1]]):
-        for batch in split:
-            # The decoder never runs fewer than 8 rows; padding repeats the first.
-            padded = [*batch, *batch[:1] * (-len(batch) % 8)]
-            part = forest.decode(backend, padded, 4)
-            for token in range(4):
-                for a, b in zip(whole[token], part[token], strict=True):
-                    assert torch.equal(a[batch], b[: len(batch)])
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_rows_bits_do_not_depend_on_order_or_split_when_prefilling(make_forest, backend):
     forest = make_forest(5, dtype=torch.float32, rows=12, seed=2)
@@ -134,16 +81,6 @@ def test_a_rows_bits_do_not_depend_on_order_or_split_when_prefilling(make_forest
             for layer in range(2):
                 for i, row in enumerate(batch):
                     assert torch.equal(whole[layer][row], part[layer][i])
-
-
-@pytest.mark.parametrize("backend", FAST)
-def test_a_tail_that_grows_keeps_its_tokens(make_forest, backend):
-    """Past the first allocation of the tail, with a compaction before and after it grows."""
-    forest = make_forest(2, rows=9)
-    keep = {10: list(range(8)), 40: [7, 1, 3]}
-    found = forest.decode(backend, list(range(9)), 50, keep=keep)
-    expected = forest.decode("reference", list(range(9)), 50, keep=keep)
-    assert largest_difference(found, expected) < 1e-10
 
 
 def test_per_beam_copies_are_counted_and_given_back(make_forest):
@@ -185,10 +122,3 @@ def test_each_row_reads_its_own_device_copy(make_forest):
         assert torch.equal(one + 1.0, two)
         assert torch.equal(two, three)
     copies.close()
-
-
-def test_backends_are_chosen_by_name():
-    assert make_attention("auto").name == "tree"
-    assert [make_attention(name).name for name in BACKENDS] == list(BACKENDS)
-    with pytest.raises(InputError, match=r"--attention 'flash': choose one of reference"):
-        make_attention("flash")

@@ -1,13 +1,12 @@
 """Rows of a large vocabulary, drawn from the tokens that can win, against whole rows."""
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-from beamwright.engine import noise, sampling
+from beamwright.engine import noise
 from beamwright.engine.noise import (
     LEAST_NOISE,
     MOST_NOISE,
@@ -77,16 +76,6 @@ def test_the_token_is_the_one_of_the_whole_row(kind, filters):
         assert torch.equal(fast[1], slow[1])
 
 
-def test_rows_of_one_batch_draw_in_their_own_ways():
-    settings = [
-        SamplingSettings(temperature=t, **filters)
-        for t, filters in zip([0.0, 0.5, 0.8, 1.0, 1.2, 0.8], FILTERS[3:], strict=False)
-    ]
-    fast, slow = both(logits_of("of a trained model", 9), settings, [False] * 5 + [True])
-    assert torch.equal(fast[0], slow[0])
-    assert torch.equal(fast[1], slow[1])
-
-
 @pytest.mark.parametrize("kind", ["flat", "of a trained model"])
 def test_few_tokens_get_noise(kind, monkeypatch):
     seen = []
@@ -101,25 +90,6 @@ def test_few_tokens_get_noise(kind, monkeypatch):
     how = RowSampling.of([SamplingSettings(temperature=0.8)] * ROWS, CPU)
     Sampler(VOCAB, CPU).sample(logits_of(kind, 0), keys, torch.arange(ROWS), how)
     assert 0 < sum(seen) < 0.3 * ROWS * VOCAB
-
-
-def test_rows_that_nobody_reads_get_no_noise_and_change_no_other(monkeypatch):
-    logits, keys = logits_of("flat", 0), stack_keys([(1, row) for row in range(ROWS)], CPU)
-    how = RowSampling.of([SamplingSettings(temperature=0.8)] * ROWS, CPU)
-    sampler = Sampler(VOCAB, CPU)
-    whole = sampler.sample(logits, keys, torch.arange(ROWS), how)
-    counted = partial(_counted, sampling.draw_candidate, seen := [])
-    monkeypatch.setattr(sampling, "draw_candidate", counted)
-    found = sampler.sample(logits, keys, torch.arange(ROWS), how, unread={0, ROWS - 1})
-    assert len(seen) == ROWS - 2
-    for before, after in zip(whole, found, strict=True):
-        assert torch.equal(before[1:-1], after[1:-1])
-        assert after[[0, -1]].tolist() == [0, 0]
-
-
-def _counted(draw, seen, *args):
-    seen.append(1)
-    return draw(*args)
 
 
 def test_logits_that_are_not_numbers_are_left_to_whole_rows():
@@ -142,10 +112,3 @@ def test_both_hashes_are_one():
     uniform = ((words >> (32 - NOISE_BITS)).astype(np.float32) + 0.5) * 2.0**-NOISE_BITS
     mine = torch.from_numpy(uniform.astype(np.float32)).log_().neg_().log_().neg_()
     assert torch.equal(mine, gumbel_noise(keys, positions, spread)[0])
-
-
-def test_a_small_vocabulary_is_drawn_from_in_whole(monkeypatch):
-    monkeypatch.setattr(sampling, "draw_candidate", None)
-    keys = stack_keys([lineage_key(0, (0,))], CPU)
-    how = RowSampling.of([SamplingSettings(temperature=0.8)], CPU)
-    Sampler(500, CPU).sample(torch.zeros(1, 500), keys, torch.zeros(1), how)

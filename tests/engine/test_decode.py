@@ -10,7 +10,6 @@ from beamwright.attention import make_attention
 from beamwright.engine.noise import lineage_key, stack_keys
 from beamwright.engine.sampling import RowSampling, Sampler
 from beamwright.errors import CapacityError
-from beamwright.models.tokenizer import TextCodec
 from beamwright.sections import SamplingSettings
 from beamwright.tree import NodeState, StopReason
 from engines import PROBLEM, assert_nothing_allocated, grow
@@ -61,33 +60,6 @@ def test_steps_longer_than_the_tail_buffer(make_solver, oracle, attention, num_t
     solution, tree = grow(solver)
     oracle(tree, num_tokens(solver))
     assert {c.tokens for c in solution.candidates} == {2 * length}
-
-
-@pytest.mark.parametrize("attention", ["dense", "tree"])
-def test_rows_that_stop_before_and_after_the_tail_is_full(make_solver, oracle, attention):
-    tail = make_attention(attention).tail_tokens
-    options = {"delimiter": "Z", "ignore_eos": True, "temperature": 1.3}
-    limits = {"max_step_tokens": tail + 40, "max_tokens": tail + 90}
-    solver = make_solver(dtype="float64", attention=attention, **options, **limits)
-    _, tree = grow(solver)
-    lengths = sorted(len(node.token_ids) for node in tree.nodes() if node.parent)
-    assert lengths[0] < tail < lengths[-1]
-    oracle(tree, num_tokens(solver), SamplingSettings(temperature=1.3))
-
-
-@pytest.mark.parametrize(
-    "sampling", [{"top_k": 4}, {"top_p": 0.6}, {"min_p": 0.2, "temperature": 0.7}]
-)
-def test_filters_reach_the_sampler(make_solver, oracle, sampling):
-    settings = {"temperature": 1.0, **sampling}
-    solver = make_solver(dtype="float64", n=4, width=2, **settings)
-    _, tree = grow(solver)
-    oracle(tree, num_tokens(solver), SamplingSettings(**settings))
-
-
-def test_greedy_children_of_one_parent_are_equal(make_solver):
-    _, tree = grow(make_solver(temperature=0, n=4, width=4))
-    assert len({node.token_ids for node in tree.root.children}) == 1
 
 
 # --- steps -----------------------------------------------------------------------------------
@@ -141,36 +113,6 @@ def test_a_path_ends_at_the_models_context(make_solver):
     assert "context_limit" in {candidate.stop for candidate in solution.candidates}
 
 
-def test_text_is_the_decoded_path_with_its_delimiters(grown):
-    solver, trees = grown
-    for node in (node for tree in trees for node in tree.nodes() if node.parent):
-        prompt = len(node.root.token_ids)
-        assert node.text == solver._machinery.reader.codec.decode(node.path_token_ids()[prompt:])
-        if node.stop is StopReason.DELIMITER:
-            assert "e" in node.step_text
-
-
-def test_nothing_is_encoded_after_the_prompt(make_solver, monkeypatch):
-    solver = make_solver()
-    codec = solver._machinery.reader.codec
-    prompt = codec.render(PROBLEM)
-    calls = []
-    real = TextCodec._encode
-
-    def counted(self, *args, **options):
-        calls.append(args)
-        return real(self, *args, **options)
-
-    monkeypatch.setattr(TextCodec, "_encode", counted)
-    _, tree = grow(solver)
-    assert len(calls) == 2  # the problem, for its length, and the prompt: nothing after that
-    assert list(tree.root.token_ids) == prompt
-    # Some step would not survive a round trip through text: its tokens are kept all the same.
-    assert any(
-        codec.encode(node.step_text) != list(node.token_ids) for node in tree.nodes() if node.parent
-    )
-
-
 # --- accounting ------------------------------------------------------------------------------
 
 
@@ -220,12 +162,3 @@ def test_a_budget_too_small_is_an_error_and_never_another_tree(make_solver, atte
     for error, budget in errors:
         assert error.needed_bytes > error.free_bytes
         assert (error.budget_bytes, error.exit_code) == (budget, 1)
-
-
-def test_a_solver_goes_on_after_it_ran_out(make_solver):
-    solver = make_solver(n=8, kv_memory="100KB", schedule="in-gpu")
-    with pytest.raises(CapacityError):
-        solver.solve(PROBLEM * 15)
-    solution = solver.solve("1+2")
-    assert solution.tree_hash == make_solver(n=8).solve("1+2").tree_hash
-    assert_nothing_allocated(solver)

@@ -2,17 +2,14 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from beamwright.attention import check_deterministic, make_attention
-from beamwright.config import Settings
 from beamwright.engine.selftest import batches_are_exact
 from beamwright.errors import InputError
 from beamwright.models import decoder as decoder_module
-from beamwright.models.decoder import TILE_ROWS, Decoder, in_tiles
+from beamwright.models.decoder import TILE_ROWS, Decoder
 from beamwright.models.shape import shape_from_text
 from beamwright.models.weights import random_weights
-from beamwright.saved.checkpoint import tree_settings
 from engines import exact_dtype, grow
 from fakes import Grouping
 
@@ -25,19 +22,6 @@ def tiny_decoder(tile_rows):
     return Decoder(shape, random_weights(shape, torch.float32, "cpu", 0), tile_rows)
 
 
-@pytest.fixture
-def products(monkeypatch):
-    """Rows of every matrix product of the decoder."""
-    found, real = [], F.linear
-
-    def spy(x, weight, bias=None):
-        found.append(x.shape[0])
-        return real(x, weight, bias)
-
-    monkeypatch.setattr(decoder_module.F, "linear", spy)
-    return found
-
-
 class NoAttention:
     """A view in which every token sees itself only."""
 
@@ -47,17 +31,6 @@ class NoAttention:
 
 def hidden_of(decoder, rows):
     return decoder.hidden(torch.arange(rows) % 200, torch.arange(rows), NoAttention())
-
-
-@pytest.mark.parametrize("rows", [8, 64, 72, 200])
-def test_every_product_has_the_same_number_of_rows(products, rows):
-    decoder = tiny_decoder(TILE_ROWS)
-    hidden = hidden_of(decoder, rows)
-    decoder.logits(hidden[:3])
-    assert set(products) == {TILE_ROWS}
-    products.clear()
-    hidden_of(tiny_decoder(None), rows)
-    assert set(products) == {rows}
 
 
 @pytest.mark.parametrize("rows", [8, 64, 72, 200])
@@ -98,28 +71,6 @@ def test_a_verifier_s_head_runs_in_tiles_too(make_solver, verifier_folder):
     solver = make_solver(deterministic=True, **options)
     assert {m.decoder.tile_rows for m in solver._machinery.tree_models} == {TILE_ROWS}
     assert grow(solver)[0].tree_hash == expected.tree_hash
-
-
-def test_it_is_one_of_the_settings_that_decide_the_tree():
-    plain, fixed = (
-        tree_settings(Settings.build(deterministic=d), "float32") for d in (False, True)
-    )
-    assert {k for k in plain if plain[k] != fixed[k]} == {"deterministic"}
-
-
-def test_tiles_are_filled_up_with_zeros_and_cut_off_again():
-    seen = []
-
-    def work(x, y):
-        seen.append((x.clone(), y.shape))
-        return x + 1, y * 2
-
-    x, y = torch.arange(5.0), torch.arange(10.0).view(5, 2)
-    one, two = in_tiles(4, work, x, y)
-    assert one.tolist() == [1, 2, 3, 4, 5]
-    assert torch.equal(two, 2 * y)
-    assert [tile.tolist() for tile, _ in seen] == [[0, 1, 2, 3], [4, 0, 0, 0]]
-    assert {size for _, size in seen} == {(4, 2)}
 
 
 def test_on_a_gpu_attention_needs_fixed_shapes():

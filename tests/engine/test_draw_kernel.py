@@ -121,14 +121,6 @@ def test_a_row_has_its_bits_in_any_batch_beside_any_filters():
     assert_same(inputs, rows)
 
 
-def test_a_greedy_row_has_the_same_bits_whatever_filters_it_names():
-    inputs, filtered = make_rows(2), SamplingSettings(top_k=5)
-    alone, beside = (
-        sample(inputs, filtered, fused=True, greedy=[True, greedy]) for greedy in (True, False)
-    )
-    assert torch.equal(alone[1][0], beside[1][0])
-
-
 def test_it_is_chosen_on_cuda_unless_nobody_wants_kernels(monkeypatch):
     cuda = torch.device("cuda")
     assert draws_in_kernel(cuda, "triton-tree")

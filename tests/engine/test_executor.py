@@ -16,11 +16,8 @@ from beamwright.errors import (
     LinkError,
 )
 from beamwright.protocols import Plan, StepDecoded, StepFailed, StepScored
-from beamwright.search import make_strategy
-from beamwright.sections import SearchSettings
 from beamwright.tree import tree_hash, unborn
 from fakes import new_tree
-from played import Loop, new_run
 from worker_parts import OPEN, Scorer, Writer, by_lineage, overlapped, plain, search, workers
 
 
@@ -158,25 +155,6 @@ def test_decoding_goes_on_while_the_worker_scores(make):
     assert threading.current_thread() not in scorer.threads
 
 
-def test_scores_come_first_and_in_their_order(make):
-    trees, scorer, writer = [new_tree(i) for i in range(3)], Scorer(opened=4), Writer()
-    executor = make(overlapped, writer, scorer)
-    nodes = [tree.expand(tree.root, 1)[0] for tree in trees]
-    for node in nodes:
-        executor.verify((node,))
-    for _ in nodes:
-        scorer.entered.acquire()
-    executor.close()
-    assert scorer.scored == [(node,) for node in nodes]
-    writer.queue = [nodes[0]]
-    executor.verify((nodes[1],))
-    scorer.entered.acquire()
-    while executor._worker.busy:
-        pass
-    found = [executor.wait()[0] for _ in range(2)]
-    assert [type(event) for event in found] == [StepScored, StepDecoded]
-
-
 def test_what_the_worker_reads_is_freed_when_it_has_finished(make):
     tree, other, scorer, writer = new_tree(0), new_tree(1), Scorer(), Writer()
     nodes, waiting = tree.expand(tree.root, 2), other.expand(other.root, 2)
@@ -194,21 +172,6 @@ def test_what_the_worker_reads_is_freed_when_it_has_finished(make):
     executor.close()
     assert scorer.released == writer.released
     assert scorer.scored == [tuple(nodes)], "what waited is not scored"
-
-
-def test_what_freeing_raises_is_raised_in_the_loop(make):
-    tree, scorer = new_tree(), Scorer()
-    nodes = tree.expand(tree.root, 1)
-    executor = make(overlapped, Writer(), scorer)
-    executor.verify(nodes)
-    scorer.entered.acquire()
-    scorer.release = lambda nodes: 1 / 0
-    executor.release(nodes)
-    scorer.gate.release()
-    with pytest.raises(ZeroDivisionError):
-        executor.close()
-    executor.close()
-    scorer.release = lambda nodes: None
 
 
 def test_close_forgets_what_waits_and_the_executor_can_be_used_again(make):
@@ -276,16 +239,3 @@ def test_a_worker_that_ends_at_any_time_changes_no_tree(seed):
         assert set(other.tree.nodes()) <= set(writer.released)
     assert len(scorer.released) == len(set(scorer.released)), "freed once"
     assert set(scorer.released) == set(writer.released)
-
-
-def test_an_error_in_the_loop_leaves_nothing_running():
-    scorer = Scorer(by_lineage, opened=OPEN)
-    strategy = make_strategy(SearchSettings(n=4, width=2))
-    loop = Loop(overlapped(Writer(by_lineage), scorer), strategy)
-
-    def stop(report):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        loop.run([new_run(new_tree(i)) for i in range(3)], stop)
-    assert not workers()

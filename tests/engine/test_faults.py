@@ -263,12 +263,3 @@ def test_ctrl_c_inside_a_round(make_solver, verifier_folder, monkeypatch, place,
         assert_nothing_allocated(solver)
         solver.solve(PROBLEM)
         assert_nothing_allocated(solver)
-
-
-def test_one_bad_problem_does_not_spoil_the_others(make_solver):
-    with make_solver(**SMALL, schedule="locality") as solver:
-        alone = solver.solve("Bob has 7 pens.", problem_id=1)
-        found = solver.solve_many([(0, "   "), (1, "Bob has 7 pens.")])
-        assert isinstance(found[0], BeamwrightError)
-        assert found[1].tree_hash == alone.tree_hash
-        assert_nothing_allocated(solver)

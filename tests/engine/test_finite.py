@@ -1,13 +1,11 @@
 """A number that is none is found where it arises, named, and what was finished is kept."""
 
 import json
-import math
 
 import numpy as np
 import pytest
 import torch
 
-from beamwright.cli.drawing import draw_tree
 from beamwright.cli.output import print_json
 from beamwright.engine.scoring import scored
 from beamwright.errors import InputError, NotFiniteError
@@ -140,14 +138,3 @@ def test_json_stays_json(capsys):
     print_json({"a": NAN, "b": [INF, 1.5], "c": {"d": (-INF, "NaN")}})
     out = capsys.readouterr().out
     assert json.loads(out) == {"a": None, "b": [None, 1.5], "c": {"d": [None, "NaN"]}}
-
-
-@pytest.mark.parametrize("bad", [NAN, INF, -INF])
-def test_the_live_tree_draws_any_score(make_solver, bad):
-    trees = []
-    with make_solver(n=4, verifier="none") as solver:
-        solver.solve(PROBLEM, on_round=lambda report: trees.append(report.tree))
-    for node in trees[-1].nodes():
-        node.score = bad
-    assert draw_tree(trees[-1]) is not None
-    assert not math.isfinite(bad)

@@ -157,12 +157,6 @@ def test_the_pool_s_memory_is_nobody_s_between_steps(cuda, replay):
     assert replay.idle_bytes == 107
 
 
-def test_eager_replay_calls_the_step_and_reads_at_once():
-    eager, values = Replay(), torch.zeros(3, dtype=torch.uint8)
-    eager.run(SHAPE, 0, lambda: values.fill_(4))
-    assert eager.fetch(values)() == [4, 4, 4]
-
-
 def test_a_solution_says_that_its_steps_could_not_be_captured(cuda, monkeypatch):
     """Its tree is that of plain calls."""
     shape = "llama,layers=1,hidden=32,heads=2,kv_heads=1,intermediate=48,vocab=64,context=64"

@@ -1,7 +1,5 @@
 """Stops: what they see in a tree, and what the loop makes of them."""
 
-import math
-import random
 from dataclasses import replace
 
 import pytest
@@ -14,16 +12,13 @@ from beamwright.engine.decisions import (
     vote_is_settled,
 )
 from beamwright.errors import InputError
-from beamwright.search import SearchPolicy, make_strategy, strategy
-from beamwright.search.answers import extract_answer, normalise_answer
-from beamwright.search.choose import choose
+from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings, StopSettings
 from beamwright.solver.describe import final_nodes
 from beamwright.tree import NodeState, StopReason, tree_hash
 from beamwright.units import parse_duration
 from fakes import Grouping, ScriptedExecutor, add_step, new_tree
 from played import Loop, new_run
-from restored import restored
 
 EOS, GOES_ON = StopReason.EOS, StopReason.DELIMITER
 
@@ -128,27 +123,6 @@ def test_a_vote_is_settled_when_nobody_can_draw_level(answers, scores, remaining
     assert vote_is_settled(nodes, remaining, weighted=weighted) is settled
 
 
-def chosen(nodes):
-    answers = [extract_answer(node.text) for node in nodes]
-    scores = [node.score for node in nodes]
-    return normalise_answer(answers[choose(answers, scores, [True] * len(nodes), "weighted")])
-
-
-def test_settled_weights_choose_the_same_whatever_follows():
-    for seed in range(200):
-        rng = random.Random(seed)
-        answers = rng.choices("123", weights=(8, 1, 1), k=6)
-        scores = [round(rng.random(), 2) for _ in answers]
-        winner = chosen(ended(answers, scores))
-        if vote_is_settled(ended(answers, scores), 2, weighted=True):
-            for late in ("22", "33", "23", "44"):
-                assert chosen(ended([*answers, *late], [*scores, 1.0, 1.0])) == winner
-        elif not vote_is_settled(ended(answers, scores), 0, weighted=True):
-            tied = sorted(math.fsum(s for a, s in zip(answers, scores, strict=True) if a == each)
-                          for each in set(answers))  # fmt: skip
-            assert tied[-1] - tied[-2] <= 2e-6
-
-
 def test_only_paths_that_ended_by_themselves_vote():
     cut = ended(["1", "1", "1"], stop=StopReason.PATH_LIMIT)
     assert not vote_is_settled(cut, 0)
@@ -208,26 +182,6 @@ def test_a_weighted_vote_is_settled_by_scores(score, rounds):
     _, (tree,) = run(script, search={"choose": "weighted"}, **votes)
     assert (tree.rounds, len(tree.finished())) == (rounds, 5)
     assert run(script, search={"choose": "majority"}, **votes)[1][0].rounds == 1
-
-
-def test_later_votes_do_not_count_where_the_first_n_to_finish_are_taken():
-    """A strategy may finish more than n paths, of which its row names those that count."""
-    tree = new_tree()
-    first = tree.expand(tree.root, 4)
-    for node, answer in zip(first, "7785", strict=True):
-        add_step(tree, node, f"The answer is {answer}.", stop=EOS)
-        tree.finish(node)
-    with restored():
-        declare = strategy("first", meaning="m", finals=lambda finished, n: [*finished[:n]])
-        declare(SearchPolicy)
-        rule = StopRule(StopSettings(stop_votes=True), SearchSettings(n=4, search="first"))
-    (parent,) = tree.expand(tree.root, 1)
-    tree.keep(add_step(tree, parent, "so "))
-    assert rule.why(tree, 0.0) is not None, "2 against 1 and 1, and nobody else votes"
-    first[1].text = "The answer is 6."
-    for node in tree.expand(parent, 5):
-        add_step(tree, node, "The answer is 7.", stop=EOS)
-    assert rule.why(tree, 0.0) is None
 
 
 def test_a_natural_end_needs_no_reason():
@@ -308,12 +262,6 @@ def test_a_budget_leaves_the_best_of_those_that_wait():
     dropped = [node.score for node in tree.nodes() if node.state is NodeState.PRUNED]
     assert len(waiting) == 8
     assert min(waiting) >= max(dropped)
-
-
-def test_there_is_always_something_to_return():
-    executor, (tree,) = run(endless, Grouping(1), deadline=0.001)
-    assert [len(group) for group in executor.groups] == [1]
-    assert len(final_nodes(tree, 8)) == 1
 
 
 def test_one_trees_deadline_does_not_stop_another():

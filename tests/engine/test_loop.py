@@ -63,17 +63,6 @@ def test_the_round_limit_is_the_reason_for_fewer():
     assert len(found.tree.candidates()) == 4
 
 
-def test_best_of_n_prunes_nothing():
-    executor, (found,) = run(
-        lambda node: (StopReason.EOS if node.depth > node.lineage[1] else StopReason.DELIMITER, 0),
-        search="best-of-n",
-        n=4,
-    )
-    assert [len(group) for group in executor.groups] == [4, 3, 2, 1]
-    assert [n.depth for n in found.tree.finished()] == [1, 2, 3, 4]
-    assert not [n for n in found.tree.nodes() if n.state is NodeState.PRUNED]
-
-
 @pytest.mark.parametrize(
     ("how", "expected"),
     [("last", [0.1, 0.2, 0.3]), ("min", [0.1] * 3), ("mean", [0.1, 0.15, 0.2])],
@@ -155,29 +144,6 @@ def test_a_callback_sees_every_round():
     assert all(set(r.candidates) == {*r.survivors, *r.pruned, *r.finished} for r in reports)
 
 
-def test_a_callback_that_raises_leaves_nothing_allocated():
-    def stop(report):
-        raise KeyboardInterrupt
-
-    executor = ScriptedExecutor(ordinal_wins)
-    strategy = make_strategy(SearchSettings(n=4, width=2))
-    loop = Loop(executor, strategy)
-    tree = new_tree()
-    with pytest.raises(KeyboardInterrupt):
-        loop.run([new_run(tree)], stop)
-    assert set(executor.released) == set(tree.nodes())
-
-
-def test_what_a_run_measures():
-    _, (found,) = run(first_child_ends, n=8, width=4, max_rounds=30)
-    # Every step is 2 tokens, the prompt 3: distinct path tokens that the beams of a round extend.
-    assert found.round_tokens[0] == 3
-    survivors = {n for n in found.tree.nodes() if n.depth == 1 and n.children}
-    assert found.round_tokens[1] == 3 + 2 * len(survivors)
-    assert set(found.finished_s) == set(found.tree.finished())
-    assert all(0 <= s <= found.ended_s for s in found.finished_s.values())
-
-
 def test_any_strategy_can_be_plugged_in():
     class Chain:
         def select(self, tree, rng):
@@ -192,29 +158,3 @@ def test_any_strategy_can_be_plugged_in():
     assert [node.lineage for node in tree.nodes()] == [(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]
     assert (tree.done, tree.reason_fewer) == (True, "long enough")
     assert tree.candidates()[0].score is None
-
-
-def test_whoever_was_served_least_goes_first():
-    """However many problems come after it, a tree's beams are soon in front again."""
-    strategy = make_strategy(SearchSettings(n=2, width=2, max_rounds=6))
-    loop = Loop(ScriptedExecutor(lambda node: (StopReason.DELIMITER, 0.5)), strategy)
-    old, newcomers = new_run(new_tree("old")), [new_run(new_tree(i)) for i in range(9)]
-    loop.prepare([old, *newcomers])
-    first = []
-    engine, writer = loop.engine, loop.engine._writer
-    real = writer.view
-
-    def view(waiting):
-        first.extend(node.problem_id for node in waiting[:1])
-        return real(waiting)
-
-    writer.view = view
-    engine.admit(old)
-    while not old.tree.done:
-        if newcomers and engine.num_live < 3:
-            engine.admit(newcomers.pop())
-        engine.step()
-    assert "old" in first[2:]
-    places = [place for place, name in enumerate(first) if name == "old"]
-    assert max(b - a for a, b in zip([0, *places], [*places, len(first)], strict=True)) <= 6
-    engine.abort()

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from beamwright.counters import Counters
-from beamwright.engine.speculation import CallCosts, Payoff
+from beamwright.engine.speculation import Payoff
 
 UNEVEN, EVEN = [10, 20, 30, 140], [30, 31, 32, 30]
 
@@ -42,18 +42,6 @@ def after(rounds, *, of_a_call, of_a_step=0.001, decode_s=1.0, lengths=UNEVEN):
 )
 def test_uneven_steps_and_cheap_calls_pay(rounds, of_a_call, lengths, pays):
     assert after(rounds, of_a_call=of_a_call, lengths=lengths).pays is pays
-
-
-def test_a_call_costs_what_more_of_them_take_and_rounds_of_one_call_leave_hope():
-    costs = CallCosts()
-    assert costs.fit() == (0.0, 0.0)
-    costs.note(1, 16, 1.0)
-    costs.note(1, 8, 0.5)
-    assert 0 < costs.fit()[0] < 0.2
-    costs = CallCosts()
-    for calls, steps in ((1, 16), (1, 8), (5, 16), (3, 12)):
-        costs.note(calls, steps, 0.25 * calls + 0.01 * steps)
-    assert costs.fit() == pytest.approx((0.25, 0.01))
 
 
 def test_what_is_dropped_makes_it_pay_less():

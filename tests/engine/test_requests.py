@@ -6,11 +6,9 @@ import pytest
 
 from beamwright.engine.row import Decoding
 from beamwright.errors import InputError
-from beamwright.protocols import StepDecoded
 from beamwright.sections import SamplingSettings, StepSettings
 from beamwright.solver.scheduler import listed
 from engines import PROBLEM, assert_nothing_allocated, tiny_solver
-from tape import FixedAttention, put_on_tape
 
 COMMON = {"n": 6, "width": 2, "max_rounds": 3, "dtype": "float64"}
 LIMITS = {"delimiter": "e", "max_step_tokens": 12, "max_tokens": 40}
@@ -90,27 +88,6 @@ def test_mixed_requests_grow_the_trees_that_they_grow_alone(make_solver, alone, 
     assert "schedule" not in options or preempted
 
 
-def test_a_captured_step_serves_rows_of_any_settings(make_solver, alone, monkeypatch):
-    """Parameters stand in place; only what is used at all is another capture."""
-    solver = make_solver(**COMMON, graphs="on", max_batch=7)
-    replay = put_on_tape(monkeypatch, solver, FixedAttention(solver.generator.backend))
-    found = together(solver, REQUESTS)
-    for name in REQUESTS:
-        pairs = zip(found[name], alone(name), strict=True)
-        assert all(mine[:2] == other[:2] and mine[3:5] == other[3:5] for mine, other in pairs)
-    assert together(solver, REQUESTS) == found  # admits others: it knows how long steps are
-    before = replay.num_recorded
-    assert together(solver, REQUESTS) == found
-    assert replay.num_recorded == before
-    # Other numbers, used in the same ways: nothing is captured anew, and the trees are others.
-    other = {name: {**own, "seed": 77} for name, own in REQUESTS.items() if name == "plain"}
-    plain = together(solver, {"plain": {}})
-    before = replay.num_recorded
-    changed = together(solver, other)
-    assert replay.num_recorded == before
-    assert changed != plain
-
-
 def test_settings_are_forgotten_with_the_root(make_solver):
     solver = make_solver(**COMMON)
     expected = together(solver, {"plain": {}})
@@ -123,20 +100,3 @@ def test_a_delimiter_has_to_be_short(make_solver):
     tree = solver._prompts.tree("x", PROBLEM)
     with pytest.raises(InputError, match="at most 256 bytes"):
         solver._machinery.batch.decode_as(tree.root, decoding({"delimiter": "ab" * 200}))
-
-
-def test_what_is_decoded_respects_its_own_limits(make_solver, monkeypatch):
-    solver = make_solver(**COMMON)
-    seen, iterate = {}, solver._machinery.batch.iterate
-
-    def watch():
-        events = iterate()
-        for event in events:
-            if isinstance(event, StepDecoded):
-                seen.setdefault(event.node.problem_id, []).append(len(event.token_ids))
-        return events
-
-    monkeypatch.setattr(solver._machinery.batch, "iterate", watch)
-    together(solver, {"fixed": REQUESTS["fixed"], "short": {"max_step_tokens": 2}})
-    assert set(seen["fixed"][:-1]) <= {9, 4}
-    assert max(seen["short"]) == 2

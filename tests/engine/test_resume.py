@@ -125,17 +125,6 @@ def test_a_resumed_search_saves_its_rounds_and_counts_all_its_time(with_prm, tmp
     assert resume(solver, file)[0].time.total_s > last.elapsed_s
 
 
-@pytest.mark.parametrize("stops", [{"token_budget": 60}, {"deadline": 1e-6}])
-def test_a_search_that_was_stopped_goes_on(with_prm, tmp_path, stops):
-    expected = with_prm().solve(PROBLEM)
-    file = tmp_path / "search.json"
-    stopped = with_prm(**stops).solve(PROBLEM, checkpoint=file)
-    assert stopped.reason_fewer
-    assert stopped.rounds < expected.rounds
-    assert stopped.answer is not None or stopped.text
-    assert resume(with_prm(), file)[0].tree_hash == expected.tree_hash
-
-
 @pytest.mark.parametrize("at", [1, 2, 4])
 def test_ctrl_c_leaves_a_checkpoint(with_prm, tmp_path, at):
     solver, file = with_prm(), tmp_path / "search.json"

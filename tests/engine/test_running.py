@@ -78,7 +78,7 @@ def test_pools_are_conserved_after_every_iteration(make_solver, monkeypatch):
 
     def iterate(batch):
         events = real(batch)
-        batch._residency.check()
+        batch._cache.check()
         checked.append(len(batch.running))
         return events
 

@@ -63,20 +63,6 @@ def test_noise_is_standard_gumbel():
     assert below_zero == pytest.approx(0.3679, abs=0.005)
 
 
-def test_streams_of_neighbouring_tokens_positions_and_lineages_are_unrelated():
-    def correlation(a, b):
-        return abs(torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1].item())
-
-    keys, positions, ids = draw_keys(64), torch.arange(64), torch.arange(512)
-    noise = noise_of(keys, positions, ids)
-    assert correlation(noise[:, 1:], noise[:, :-1]) < 0.02
-    assert correlation(noise[1:], noise[:-1]) < 0.02
-    same = draw_keys(1).expand(64, 2)
-    by_position = noise_of(same, positions, ids)
-    assert correlation(by_position[1:], by_position[:-1]) < 0.02
-    assert correlation(noise_of(draw_keys(64, seed=1), positions, ids), noise) < 0.02
-
-
 def test_a_stream_has_its_own_key():
     keys = [
         lineage_key(0, (0, 1)),
@@ -121,14 +107,6 @@ def test_draws_follow_the_tempered_softmax(temperature):
     tokens = draw(LOGITS, num_rows=50, num_positions=400, temperature=temperature)
     probs = (LOGITS[0].double() / temperature).softmax(0)
     assert chi_square(tokens, probs) < 24.3  # 7 degrees of freedom, p = 0.001
-
-
-def test_seeds_rows_and_positions_draw_differently():
-    flat = torch.zeros(1, 1000)
-    tokens = draw(flat, num_rows=20, num_positions=20)
-    assert tokens.unique().numel() > 300
-    assert (draw(flat, num_rows=20, num_positions=20, seed=1) == tokens).double().mean() < 0.05
-    assert torch.equal(draw(flat, num_rows=20, num_positions=20), tokens)
 
 
 @pytest.mark.parametrize("filters", [{"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.3}])
@@ -263,19 +241,6 @@ def test_what_a_row_may_draw_is_the_same_whatever_others_do(tile_rows):
             assert torch.equal(expected, allowed[rows])
 
 
-def test_what_nobody_does_is_not_computed():
-    def ways(*rows, greedy=False):
-        how = RowSampling(len(rows), CPU)
-        how.load([SamplingSettings(**row) for row in rows], [greedy] * len(rows))
-        return how.ways
-
-    assert ways({}, {"min_p": None}) == (True, False, 0, False, False)
-    assert ways({"temperature": 0, "top_p": 0.5}) == (False, True, 0, False, False)
-    assert ways({"top_k": 9}, greedy=True) == (False, True, 0, False, False)
-    assert ways({"top_k": 9}, {"top_p": 0.5}) == (True, False, 16, True, False)
-    assert ways({"temperature": 0, "top_k": 99}, {"min_p": 0.1}) == (True, True, 0, False, True)
-
-
 # --- statistics of the distribution ----------------------------------------------------------
 
 
@@ -315,21 +280,6 @@ def test_statistics_see_drawable_tokens_only():
     assert stats_of(logits, num_tokens=25) == stats_of(logits[:, :25])
     impossible = torch.cat([logits, torch.full((5, 3), float("-inf"))], dim=1)
     assert stats_of(impossible)["entropy"] == pytest.approx(stats_of(logits)["entropy"])
-
-
-def test_a_rows_statistics_do_not_depend_on_the_batch():
-    logits = torch.randn(32, 513, generator=torch.Generator().manual_seed(3)) * 4
-    whole = stats_of(logits)
-    for size in (1, 8, 24):
-        parts = [stats_of(part) for part in logits.split(size)]
-        assert {n: [v for part in parts for v in part[n]] for n in whole} == whole
-
-
-def test_only_what_is_asked_for_is_computed():
-    assert stats_of(torch.zeros(2, 9), names=()) == {}
-    assert [*stats_of(torch.zeros(2, 9), names=["entropy"])] == ["entropy"]
-    with pytest.raises(KeyError):
-        stats_of(torch.zeros(2, 9), names=["surprise"])
 
 
 def test_verifiers_and_strategies_say_what_they_read():

@@ -8,16 +8,14 @@ import pytest
 from beamwright import Solver
 from beamwright.engine.batch import RunningBatch
 from beamwright.engine.decisions import foreseen
-from beamwright.engine.engine import Engine
 from beamwright.engine.scoring import Scoring
-from beamwright.engine.speculation import SpeculativeChildren
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import CapacityError, PolicyError
 from beamwright.evaluate.problems import load_problems
 from beamwright.models.tree_model import PrefillRequest
 from beamwright.protocols import Prospect
 from beamwright.search import STRATEGIES
-from beamwright.tree import NodeState, StopReason
+from beamwright.tree import StopReason
 from declared import real_options
 from engines import PROBLEM, assert_nothing_allocated, exact_dtype
 from fakes import add_step, new_tree
@@ -133,36 +131,6 @@ def test_scores_that_come_too_early_for_their_memory_come_later(monkeypatch, exe
     assert executor == "overlapped" or {True, False} < set(refused)
 
 
-@pytest.mark.parametrize("name", ["beam", "dynamic", "best-of-n"])
-def test_what_a_tree_foresees_is_what_it_would_if_it_were_asked_anew(
-    make_solver, monkeypatch, name
-):
-    """The engine asks a tree again only when something has become of it."""
-    asked, kept, speculate = [], [], Engine._speculate
-
-    def twice(engine, executor):
-        kept.append(len(engine._foreseen))
-        speculate(engine, executor)
-        first = asked[-1]
-        engine._foreseen.clear()
-        speculate(engine, executor)
-        assert asked[-1] == first
-
-    batch_speculate = RunningBatch.speculate
-
-    def noted(batch, nodes):
-        asked.append(list(nodes))
-        batch_speculate(batch, nodes)
-
-    monkeypatch.setattr(Engine, "_speculate", twice)
-    monkeypatch.setattr(RunningBatch, "speculate", noted)
-    problems = [f"Ann has {k} apples. She eats 3." for k in range(4)]
-    with make_solver(**real_options(name, **FAST), speculation="exact") as solver:
-        assert len(list(solver.solve_many(problems, in_flight=3))) == 4
-    assert any(asked)
-    assert max(kept) >= 1
-
-
 def test_the_verifier_may_be_kept_from_what_is_ahead(monkeypatch):
     """Decoupled exploration, Alg. 4: the PRM never scores speculation; the tree is the same."""
     level, ahead = Scoring._call, []
@@ -189,27 +157,6 @@ def test_what_is_certain_is_never_dropped(make_solver):
     options = {**FAST, "search": "best-of-n", "dtype": exact_dtype()}
     _, solution = facts(make_solver(**options, speculation="exact"))
     assert solution.tokens.speculated_kept == solution.tokens.speculated > 0
-
-
-def test_open_steps_join_before_anything_that_was_decoded_ahead_goes_on(make_solver, monkeypatch):
-    """A newcomer, or the next round, waits for the iteration under way at most."""
-    admit, crowded, late = RunningBatch._admit, [], []
-
-    def watched(batch):
-        ahead = [row for row in batch.running if row.speculative]
-        admit(batch)
-        num_open = sum(not row.speculative for row in batch.running)
-        if batch.waiting and num_open < batch.settings.max_batch:
-            late.append(batch.waiting)
-        if ahead and num_open and any(row not in batch.running for row in ahead):
-            crowded.append(ahead)
-
-    monkeypatch.setattr(RunningBatch, "_admit", watched)
-    options = {**FAST, "search": "beam", "max_batch": 6, "schedule": "in-gpu"}
-    with make_solver(**options, speculation="exact") as solver:
-        list(solver.solve_many([f"Ann has {k} apples." for k in range(8)], in_flight=2))
-    assert crowded, "somebody had to make way"
-    assert not late
 
 
 def test_truncated_duplicates_are_written_as_any_step_is(make_solver):
@@ -254,81 +201,6 @@ def logprobs_of(solver, leaf):
     logits = model.decoder.logits(hidden).log_softmax(-1)
     start = leaf.root.end
     return [float(logits[place - 1, tokens[place]]) for place in range(start, len(tokens))]
-
-
-# --- the children of one tree ----------------------------------------------------------------
-
-
-def begun_tree():
-    """A tree with two complete steps, and the speculative children of both."""
-    tree = new_tree()
-    first, second = tree.expand(tree.root, 2)
-    for node in (first, second):
-        add_step(tree, node, "x.")
-    children = SpeculativeChildren()
-    made = [*children.of(Prospect(first, 2)), *children.of(Prospect(second, 1))]
-    return tree, first, second, children, made
-
-
-def test_children_have_the_lineage_that_they_would_have():
-    tree, first, second, children, made = begun_tree()
-    assert [node.lineage for node in made] == [
-        (*first.lineage, 0), (*first.lineage, 1), (*second.lineage, 0),
-    ]  # fmt: skip
-    assert all(node.speculative and node in children for node in made)
-    assert children.of(Prospect(first, 2)) == made[:2], "each is made once"
-    assert children.taken(first, 2, greedy=True) == {}, "a rollout is no drawn step"
-    (rollout,) = children.of(Prospect(first, 1, greedy=True))
-    assert rollout.greedy
-    assert rollout is not made[0]
-    assert not first.children
-    assert list(tree.nodes()) == [tree.root, first, second]
-
-
-def test_what_is_opened_is_taken_as_it_is():
-    tree, first, second, children, made = begun_tree()
-    add_step(tree, made[0], "y.", tokens=(5, 6))
-    made[0].usage["speculated"] = made[2].usage["speculated"] = 2
-    tree.keep(first)
-    tree.prune(second)
-    opened = tree.expand(first, 3, begun=children.taken(first, 3, greedy=False))
-    assert opened[:2] == made[:2]
-    assert [node.state for node in opened] == [NodeState.CANDIDATE, NodeState.OPEN, NodeState.OPEN]
-    assert not any(node.speculative for node in opened)
-    assert {node.round for node in opened} == {1}
-    assert children.rest(tree) == [made[2]]
-    assert made[0].usage["speculated_kept"] == 2
-    assert second.usage["speculated"] == 2, "a parent bears what was lost"
-    assert not list(children)
-
-
-def test_parents_that_nothing_was_decided_about_keep_theirs():
-    tree, first, second, children, made = begun_tree()
-    add_step(tree, made[0], "y.", tokens=(5,))
-    (deeper,) = children.of(Prospect(made[0], 1))
-    tree.keep(first)
-    tree.expand(first, 1, begun=children.taken(first, 1, greedy=False))
-    assert children.rest(tree) == [made[1]], "nothing was decided about what was opened"
-    assert set(children) == {made[2], deeper}
-    tree.prune(made[0])
-    tree.prune(second)
-    assert children.rest(tree) == [deeper, made[2]]
-
-
-def test_what_is_forgotten_is_gone_and_a_search_that_is_over_keeps_none():
-    tree, _, _, children, made = begun_tree()
-    children.forget(made[0])
-    assert made[0] not in children
-    assert children.rest(tree) == [], "nothing is decided"
-    tree.done = True
-    assert children.rest(tree) == made[:0:-1]
-
-
-def test_searches_that_end_at_a_limit_free_what_was_ahead(make_solver):
-    options = {**FAST, "search": "beam", "max_rounds": 2, "max_tokens": 400, "ignore_eos": True}
-    with make_solver(**options, speculation="exact") as solver:
-        for _ in range(2):
-            assert facts(solver)[1].tokens.speculated
 
 
 # --- prospects that cannot be ----------------------------------------------------------------

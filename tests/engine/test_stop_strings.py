@@ -7,7 +7,6 @@ import pytest
 from beamwright.errors import InputError
 from beamwright.tree import NodeState
 from engines import CHAT, PROBLEM, exact_dtype, grow
-from tape import FixedAttention, put_on_tape
 
 STOPS = ["M", "a", " 7", *(f"e{letter}" for letter in "tTgGkKpP#$%&")]
 LIMITS = {"delimiter": "e", "max_step_tokens": 12, "max_tokens": 60, "max_rounds": 8}
@@ -104,18 +103,6 @@ def test_a_long_step_ends_soon_and_a_preempted_one_at_the_same_token(make_solver
         assert solver._machinery.batch.counts.preempted
 
 
-@pytest.mark.parametrize(
-    ("options", "strings"), [({"max_step_tokens": 30}, ["e"]), ({"step_tokens": 7}, STOPS)]
-)
-def test_the_delimiter_may_be_one_and_steps_of_a_fixed_length_are_searched(
-    make_solver, options, strings
-):
-    solver = make_solver(**{**BEAM, "stop_strings": strings, **options})
-    _, tree = grow(solver)
-    assert check_ends(tree, solver._machinery.reader.codec, strings)
-    assert not any(node.stop == "delimiter" for node in written(tree))
-
-
 def test_each_reply_is_searched_for_itself(make_solver):
     talk = {"search": "revise", "chat_template": CHAT, "n": 4, "max_rounds": 60, "seed": 1}
     talk |= {"critique_prompt": "be a cab", "revision_prompt": "dab"}
@@ -130,18 +117,6 @@ def test_a_stop_string_is_a_whole_answer(make_solver):
     options = {**BEAM, "search": "best-of-n", "ignore_eos": True}
     found = make_solver(**options).solve(PROBLEM)
     assert found.stop == "stop_string"
-
-
-def test_a_captured_step_is_the_same_with_and_without(make_solver, monkeypatch):
-    own = {**BEAM, "dtype": "float64", "max_rounds": 3}
-    solver = make_solver(**{**own, "stop_strings": ()}, graphs="on", max_batch=7)
-    replay = put_on_tape(monkeypatch, solver, FixedAttention(solver.generator.backend))
-    plain = solver.solve(PROBLEM)
-    found = solver.solve(PROBLEM, stop_strings=STOPS)
-    assert found.tree_hash == grow(make_solver(**own))[0].tree_hash != plain.tree_hash
-    before = replay.num_recorded
-    assert solver.solve(PROBLEM, stop_strings=["e", "a"]).tree_hash != found.tree_hash
-    assert replay.num_recorded == before
 
 
 def test_a_resumed_tree_ends_at_them_too(make_solver, tmp_path):

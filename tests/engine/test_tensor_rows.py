@@ -3,24 +3,18 @@
 from functools import partial
 
 import pytest
-import torch
 
 from beamwright.engine.batch import RunningBatch
 from beamwright.engine.graphs import Replay, make_replay
-from beamwright.engine.sampling import Sampler
 from beamwright.engine.tensor_rows import TensorRows
 from beamwright.kv.link import StreamLink
-from beamwright.search import STRATEGIES
 from beamwright.sections import ScheduleSettings
-from declared import real_options
-from engines import PROBLEM, assert_nothing_allocated, grow
+from engines import assert_nothing_allocated, grow
 from tape import FixedAttention, HostReadError, put_on_tape
 
-FAST = {"n": 8, "width": 2, "max_rounds": 12, "max_step_tokens": 12, "max_tokens": 30}
 LONG = {"delimiter": "Zq", "max_step_tokens": 75, "max_tokens": 160, "ignore_eos": True}
 # In float64 the plain loop of another backend draws the same tokens; no step leaves 16 tokens.
 SAME = {"dtype": "float64", "n": 16, "max_rounds": 3, "max_step_tokens": 12, "max_tokens": 36}
-CPU = torch.device("cpu")
 
 
 def facts(tree):
@@ -52,17 +46,6 @@ def on_tape(monkeypatch):
 # --- bursts ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_every_strategy_grows_the_same_tree(make_solver, name):
-    options = real_options(name, **FAST)
-    _, tree = grow(make_solver(**options))
-    least = max(node.end // 16 + 2 * node.depth for node in tree.nodes()) + 4
-    with make_solver(
-        **options, graphs="on", schedule="locality", kv_memory=least * 4096, host_memory="1MiB"
-    ) as tight:
-        assert facts(grow(tight)[1]) == facts(tree)
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -81,19 +64,6 @@ def test_every_way_to_draw_and_to_end(make_solver, options):
     assert found == expected
     assert burst.tree_hash == plain.tree_hash
     assert burst.tokens.generated == plain.tokens.generated
-
-
-def test_what_is_drawn_after_the_end_is_dropped_and_counted(make_solver):
-    """A captured step learns of its end a token late, except where a limit says it beforehand."""
-    found = []
-    for graphs in ("off", "on"):
-        solver = make_solver(graphs=graphs, n=4, width=4, max_rounds=3, max_batch=1)
-        found.append(grow(solver)[0])
-    assert found[0].tokens.overrun == found[1].tokens.overrun == 0, "nobody waits for others"
-    fixed = {"step_tokens": 6, "ignore_eos": True, "max_rounds": 2, "n": 4}
-    assert both(make_solver, **fixed)[1][0].tokens.overrun == 0
-    together = make_solver(n=8, width=4, max_rounds=3)
-    assert grow(together)[0].tokens.overrun > 0
 
 
 @pytest.mark.parametrize(("attention", "evict"), [("tree", "recompute"), ("dense", "host")])
@@ -150,14 +120,6 @@ def test_a_replayed_step_sees_what_the_host_has_changed(make_solver, on_tape, op
         assert_nothing_allocated(solver)
 
 
-def test_a_backend_that_counts_on_the_host_cannot_be_captured(make_solver, monkeypatch):
-    """The tape would find it out: plain torch reads as many tokens as the host has counted."""
-    expected = grow(make_solver(dtype="float64"))[0]
-    solver = make_solver(dtype="float64", graphs="on")
-    put_on_tape(monkeypatch, solver, solver.generator.backend)
-    assert solver.solve(PROBLEM).tree_hash != expected.tree_hash
-
-
 @pytest.fixture
 def admissions(monkeypatch):
     """(rows that stay and their tokens, rows that join) of every admission to a batch."""
@@ -198,61 +160,6 @@ def test_a_row_is_admitted_without_a_new_capture(make_solver, on_tape, admission
     assert written(grow(solver)[1]) == written(expected)
     assert replay.num_recorded == before
     assert len(ragged(admissions)) == 2 * admitted
-
-
-def test_static_buffers_keep_their_addresses(make_solver, on_tape, monkeypatch):
-    """Not the tape's word alone: where everything is that a step reads and writes."""
-    solver = make_solver(**SAME, graphs="on", max_batch=7)
-    replay = on_tape(solver)
-    grow(solver)
-    rows, seen = solver._machinery.batch._rows, []
-
-    def addresses():
-        buffers, tail = rows._step_buffers(), rows._session._tail
-        state = [buffers.tokens, buffers.positions, buffers.keys, buffers.index]
-        state += [*buffers.results.values(), *buffers.sampling.tensors]
-        return [each.data_ptr() for each in (*state, tail.storage, tail.places, tail.counts)]
-
-    real = type(replay).run
-
-    def run(self, key, version, step):
-        seen.append((key, version, addresses()))
-        real(self, key, version, step)
-
-    monkeypatch.setattr(type(replay), "run", run)
-    grow(solver)
-    assert len(seen) > 20
-    assert all(each[1:] == seen[0][1:] for each in seen)
-    assert solver.generator.store.scratch.used_bytes > 0
-    rows.release()
-    assert solver.generator.store.scratch.used_bytes == 0
-
-
-def test_preempted_rows_come_back_to_the_same_tape(make_solver, on_tape):
-    """Their tokens are read back into the tail, in place."""
-    build = partial(make_solver, **{**SAME, **LONG, "n": 8, "max_rounds": 1})
-    expected = grow(build())[1]
-    tight = {"schedule": "locality", "kv_memory": 15 * 4096 * 2, "host_memory": "8MiB"}
-    with build(graphs="on", **tight) as solver:
-        replay = on_tape(solver)
-        assert written(grow(solver)[1]) == written(expected)
-        assert solver._machinery.batch.counts.preempted > 0
-        before = replay.num_recorded
-        grow(solver)
-        assert replay.num_recorded == before
-
-
-@pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}])
-def test_the_kernel_that_draws_is_part_of_the_step(make_solver, on_tape, filters):
-    pytest.importorskip("triton")
-    short = {**SAME, "n": 4, "max_rounds": 2, "max_step_tokens": 6, **filters}
-    expected = grow(make_solver(**short))[1]
-    solver = make_solver(**short, graphs="on")
-    replay, rows = on_tape(solver), solver._machinery.batch._rows
-    num_tokens = rows._sampler._num_tokens
-    rows._sampler = Sampler(num_tokens, CPU, captured=True, fused=True)
-    assert written(grow(solver)[1]) == written(expected)
-    assert replay.num_played > 4
 
 
 def test_a_step_that_asks_the_device_is_found_out(make_solver, on_tape, monkeypatch):

@@ -15,11 +15,9 @@ from beamwright.sections import ModelSettings
 from beamwright.tree import NodeState
 from beamwright.verify.find import resolve_verifier
 from engines import PROBLEM, grow
-from fakes import Grouping
 
 BUNDLED = Path(beamwright.__file__).parent / "bundled"
 CONFIDENT = {"verifier": "deepconf:8", "n": 6, "width": 2, "max_rounds": 4}
-LONG_STEPS = {"delimiter": "Zq", "max_step_tokens": 75, "max_tokens": 160, "ignore_eos": True}
 
 
 def written(tree):
@@ -106,26 +104,6 @@ def test_scores_of_a_real_search_are_those_of_the_paper(bundled_logits, names):
             assert scorer.score([node]) == pytest.approx([expected[name]], rel=1e-4)
         checked += len(path) > 25
     assert checked
-
-
-@pytest.mark.parametrize("search", ["beam", "deepconf"])
-def test_statistics_do_not_depend_on_grouping(make_solver, search):
-    solver = make_solver(**CONFIDENT, search=search)
-    expected = kept(grow(solver)[1])
-    for schedule in (Grouping(1), Grouping(4, reverse=True)):
-        solver.schedule = schedule
-        assert kept(grow(solver)[1]) == expected, "bit for bit"
-
-
-def test_a_parked_step_keeps_its_statistics(make_solver, parked):
-    options = {**CONFIDENT, **LONG_STEPS, "max_rounds": 2, "host_memory": "8MiB"}
-    base = make_solver(**options, schedule="in-gpu")
-    expected = kept(grow(base)[1])
-    assert parked == []
-    block = base.generator.store.device.bytes_per_block
-    with make_solver(**options, schedule="locality", kv_memory=29 * block) as solver:
-        assert kept(grow(solver)[1]) == expected
-    assert parked, "nothing was parked: the test does not test"
 
 
 @pytest.mark.parametrize(

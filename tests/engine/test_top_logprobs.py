@@ -1,18 +1,13 @@
 """The likeliest tokens beside each one: those of the model, for who asks, and no token changes."""
 
-import shutil
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from beamwright.solver.scheduler import listed
 from engines import PROBLEM, grow
-from fakes import Grouping
-from tape import FixedAttention, put_on_tape
 
 SMALL = {"n": 6, "width": 2, "max_rounds": 4, "dtype": "float64"}
-LONG_STEPS = {"delimiter": "Zq", "max_step_tokens": 75, "max_tokens": 160, "ignore_eos": True}
 
 
 def written(tree):
@@ -71,31 +66,6 @@ def test_they_are_those_of_a_plain_forward_pass(make_solver, generator_folder, c
     assert found_among
 
 
-def test_a_greedy_path_takes_the_first(make_solver):
-    _, tree = grow(make_solver(**SMALL, temperature=0.0, top_logprobs=2))
-    for node in written(tree):
-        assert [top[0] for top in node.top] == [*zip(node.token_ids, node.logprobs, strict=True)]
-
-
-def test_they_do_not_depend_on_grouping(make_solver):
-    solver = make_solver(**SMALL, top_logprobs=4)
-    expected = kept(grow(solver)[1])
-    for schedule in (Grouping(1), Grouping(4, reverse=True)):
-        solver.schedule = schedule
-        assert kept(grow(solver)[1]) == expected, "bit for bit"
-
-
-def test_a_parked_step_keeps_its_own(make_solver, parked):
-    options = {**SMALL, **LONG_STEPS, "max_rounds": 2, "top_logprobs": 3, "host_memory": "8MiB"}
-    base = make_solver(**options, schedule="in-gpu")
-    expected = kept(grow(base)[1])
-    assert parked == []
-    block = base.generator.store.device.bytes_per_block
-    with make_solver(**options, schedule="locality", kv_memory=29 * block) as solver:
-        assert kept(grow(solver)[1]) == expected
-    assert parked, "nothing was parked: the test does not test"
-
-
 REQUESTS = {"none": 0, "one": 1, "five": 5, "all": 20}
 
 
@@ -119,46 +89,3 @@ def test_each_problem_gets_what_it_asks_for(make_solver, options):
                 for *facts, top in kept(every[name])
             ]
             assert kept(solution.tree) == expected
-
-
-def test_a_captured_step_looks_only_where_somebody_asks(make_solver, monkeypatch):
-    own = {**SMALL, "n": 8, "max_step_tokens": 12, "max_tokens": 36}
-    expected = grow(make_solver(**own, top_logprobs=5))[1]
-    solver = make_solver(**own, graphs="on", max_batch=7)
-    replay = put_on_tape(monkeypatch, solver, FixedAttention(solver.generator.backend))
-    assert solver.solve(PROBLEM).tree_hash
-    asked = {ways[-1] for _, ways in replay.keys}
-    assert asked == {False}
-    trees = []
-    for _ in range(2):
-        before = replay.num_recorded
-        solver.solve(PROBLEM, top_logprobs=5, on_round=lambda report: trees.append(report.tree))
-    assert replay.num_recorded == before, "captured once"
-    for node, other in zip(written(trees[-1]), written(expected), strict=True):
-        assert (node.token_ids, len(node.top)) == (other.token_ids, len(other.top))
-        for top, same in zip(node.top, other.top, strict=True):
-            assert [i for i, _ in top] == [i for i, _ in same]
-            assert [p for _, p in top] == pytest.approx([p for _, p in same], abs=1e-5)
-
-
-def test_a_checkpoint_has_them_and_nobody_needs_them_to_resume(make_solver, tmp_path):
-    solver, file, files = make_solver(**SMALL, top_logprobs=3), tmp_path / "search.json", []
-    trees = []
-
-    def keep(report):
-        files.append(shutil.copy(file, tmp_path / f"{report.round}.json"))
-        trees.append(report.tree)
-
-    expected = solver.solve(PROBLEM, on_round=keep, checkpoint=file)
-    seen = []
-    for count in (None, 0):
-        own = {} if count is None else {"top_logprobs": count}
-        found = solver.resume(files[1], on_round=lambda report: seen.append(report.tree), **own)
-        assert found.tree_hash == expected.tree_hash
-        if count is None:
-            for node, other in zip(written(seen[-1]), written(trees[-1]), strict=True):
-                assert [[i for i, _ in top] for top in node.top] == [
-                    [i for i, _ in top] for top in other.top
-                ]
-        else:
-            assert {bool(node.top) for node in written(seen[-1])} == {True, False}

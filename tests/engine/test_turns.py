@@ -4,9 +4,7 @@ import pytest
 import torch
 
 from beamwright.errors import InputError
-from beamwright.models.tokenizer import TextCodec
 from engines import CHAT, grow
-from fakes import Grouping
 
 EOS = 2
 TALK = {
@@ -114,14 +112,6 @@ def test_stopped_in_the_middle_the_drafts_stand(make_solver):
     assert len(whole.candidates) == len(solution.candidates) == 4
 
 
-def test_replies_do_not_depend_on_the_groups(make_solver):
-    solver = make_solver(**TALK)
-    expected, _ = grow(solver)
-    for size in (1, 3):
-        solver.schedule = Grouping(size, reverse=True)
-        assert grow(solver)[0].tree_hash == expected.tree_hash
-
-
 def test_without_a_chat_template_the_search_does_not_begin(make_solver):
     with pytest.raises(InputError, match="needs a chat template"):
         make_solver(search="revise")
@@ -140,19 +130,6 @@ def test_a_turn_beyond_the_context_is_refused_before_it_is_tokenised(make_solver
     with pytest.raises(InputError, match="has 2,000,000 characters"):
         solver.submit("1+1", critique_prompt="be a " * 400_000)
     assert sum(encoded) < 100_000
-
-
-def test_each_turn_is_looked_at_once_however_often_it_is_asked(make_solver, monkeypatch):
-    rendered = []
-    real = TextCodec.render_turn
-
-    def render_turn(codec, text):
-        rendered.append(text)
-        return real(codec, text)
-
-    monkeypatch.setattr(TextCodec, "render_turn", render_turn)
-    make_solver(**TALK, revisions=64)
-    assert sorted(rendered) == ["be a cab", "dab"]
 
 
 @pytest.mark.parametrize("revisions", [0, 65, 30_000_000])

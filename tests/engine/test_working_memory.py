@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from beamwright.engine.capacity import WorkingMemory
 from beamwright.errors import DeviceMemoryError
 from beamwright.models import load
 from beamwright.protocols import ScheduleView
@@ -57,26 +56,6 @@ def test_any_call_may_fail_once(make_solver, verifier_folder, monkeypatch, how):
     assert single < 4
 
 
-def test_what_was_decoded_twice_is_counted(make_solver, monkeypatch):
-    how = {**SMALL, "step_tokens": 8, "ignore_eos": True, "schedule": "in-gpu"}
-    how["verifier"] = "deepconf:4"  # whose scores read statistics of every token
-    expected, _ = grow(make_solver(**how))
-    seen = []
-
-    def fails(name, rows, number):
-        seen.append(name)
-        return name == "logits" and seen.count("logits") == 4
-
-    solver = make_solver(**how)
-    FailingDevice(monkeypatch, fails)
-    solution, tree = grow(solver)
-    assert solution.tree_hash == expected.tree_hash
-    assert [c.score for c in solution.candidates] == [c.score for c in expected.candidates]
-    for node in tree.nodes():
-        assert all(len(values) == len(node.token_ids) for values in node.stats.values())
-    assert solution.tokens.overrun == expected.tokens.overrun + 3 * 16
-
-
 def test_one_beam_that_does_not_fit_ends_the_search_in_one_line(make_solver, monkeypatch):
     solver = make_solver(**SMALL)
     FailingDevice(monkeypatch, lambda name, rows, _: name == "logits")
@@ -124,19 +103,6 @@ def test_running_out_anywhere_else_is_one_line_too(make_solver, verifier_folder,
     with pytest.raises(DeviceMemoryError, match=r"out of memory: a round .* \(verify\)"):
         solver.solve(PROBLEM)
     assert_nothing_allocated(solver)
-
-
-def test_groups_are_as_large_as_the_free_memory_allows():
-    free = [1000]
-    room = WorkingMemory(lambda: free[0], lambda step_tokens: 10 * step_tokens)
-    assert room.max_rows(10) == 10
-    free[0] = 399  # somebody else has taken the rest
-    assert room.max_rows(10) == 3
-    assert room.max_rows(10, held_bytes=101) == 5
-    assert room.max_rows(1000) == 1
-    room.failed(4)
-    assert room.max_rows(10) == 2
-    assert WorkingMemory(None, lambda _: 1).max_rows(10) is None
 
 
 @pytest.mark.parametrize("name", ["in-gpu", "locality"])

@@ -90,30 +90,6 @@ def test_what_is_not_on_the_device_cannot_be_read(make_forest):
         decode_work([(PathPart(segment, 20),)], 16, CUTS, 64)
 
 
-def test_joining_old_segments_saves_partials_and_reads_no_token_twice(make_forest):
-    """64 beams of 2,048 tokens in steps of 32: a trunk, then four children per level."""
-    store = make_forest(1, layers=1, kv_heads=1, head_dim=1).store
-
-    def extend(path, num_steps):
-        for _ in range(num_steps):
-            segment = store.create()
-            store.append([segment], [torch.zeros(32, 1, 2, 1, 1, dtype=torch.float64)])
-            path = (*path, PathPart(segment, 32))
-        return path
-
-    paths = [extend((), 61)]
-    for _ in range(3):
-        paths = [extend(path, 1) for path in paths for _ in range(4)]
-    distinct = 32 * (61 + 4 + 16 + 64)
-    joined, apart, all_joined = (
-        decode_work(paths, 16, cuts, 16) for cuts in (Cuts(), Cuts(256, 10**6), Cuts(256, 0))
-    )
-    assert len(joined.slot_rows) == 64 * 15
-    assert len(apart.slot_rows) == 64 * 64
-    assert sum(joined.entry_tokens) == sum(apart.entry_tokens) == distinct
-    assert sum(all_joined.entry_tokens) > 3.5 * distinct
-
-
 @pytest.mark.parametrize("copy_per_row", [False, True])
 def test_prefill_tiles_cover_every_new_token(make_forest, copy_per_row):
     forest = make_forest(4)
@@ -146,18 +122,6 @@ def test_lists_are_rewritten_in_place_until_they_outgrow_their_room(make_forest)
     again.write(small)
     again.write(large)
     assert again.num_moves == 2
-
-
-def test_lists_with_headroom_move_less_often(make_forest):
-    """A captured step has to be captured again whenever they move."""
-    paths = make_forest(5).paths
-    tight, ample = (WorkBuffers(torch.device("cpu"), 8, headroom) for headroom in (1, 4))
-    for num_rows in range(1, len(paths) + 1):
-        work = decode_work(paths[:num_rows], 16, CUTS, 4)
-        for buffers in (tight, ample):
-            lists = buffers.write(work)
-            assert lists[5][: len(work.row_slots)].tolist() == work.row_slots.tolist()
-    assert 0 < ample.num_moves < tight.num_moves
 
 
 # --- where a path is cut depends on nothing but the path -------------------------------------
