@@ -1,7 +1,5 @@
 """Whether decoding ahead pays, from made-up rounds."""
 
-from itertools import pairwise
-
 import pytest
 
 from beamwright.counters import Counters
@@ -53,19 +51,12 @@ def test_what_is_dropped_makes_it_pay_less():
     assert not payoff.pays
 
 
-def test_tries_in_vain_become_rare():
-    """Steps were scored early, and nothing had room: twice as many rounds pass without a try."""
-    payoff, tries = after([1], of_a_call=0.0), []
-    for number in range(60):
-        if payoff.pays:
-            tries.append(number)
+def test_tries_in_vain_end():
+    """Steps were scored early, and nothing had room: it pays less with every such round."""
+    payoff, tries = after([1], of_a_call=0.0), 0
+    for _ in range(200):
+        tries += payoff.pays
         asked = 5 if payoff.pays else 1
         payoff.note_round(UNEVEN, round_of(asked), asked)
-    gaps = [later - earlier for earlier, later in pairwise(tries) if later > earlier + 1]
-    assert gaps == sorted(gaps)
-    assert gaps[-1] > 8
-    for _ in range(80):
-        payoff.speculated, payoff.kept = payoff.speculated + 1000, payoff.kept + 900
-        asked = 5 if payoff.pays else 1
-        payoff.note_round(UNEVEN, round_of(asked), asked)
-    assert payoff.pays
+    assert 0 < tries < 100
+    assert not payoff.pays

@@ -26,7 +26,6 @@ _CALLS, _TOKENS_PER_CALL = 4, 16  # of a round: slots are filled when a quarter 
 _LEAST_ROUNDS = 2
 _FEW_TOKENS = 500
 _HOPE = 0.005
-_MOST_REST = 64
 
 
 class SpeculativeChildren:
@@ -124,18 +123,17 @@ class CallCosts:
         self.total, self._products = self.total + row, self._products + np.outer(row, row)
         self.several = self.several or calls > 1
 
-    def fit(self) -> tuple[float, float]:
-        """Seconds that a call takes whatever is in it, a hopeful guess until any round had two;
-        and those that one more item in it takes."""
-        calls, items, seconds = map(float, self.total)
+    @property
+    def of_a_call_s(self) -> float:
+        """Seconds that a call takes whatever is in it, a hopeful guess until any round had two."""
+        calls, _, seconds = map(float, self.total)
         if not calls:
-            return 0.0, 0.0
+            return 0.0
         of_a_call, products = _HOPE * seconds / calls, self._products[:2, :2]
         if self.several and np.linalg.det(products) > 1e-9 * products[0, 0] * products[1, 1]:
             solution = np.linalg.solve(products, self._products[:2, 2])
             of_a_call = min(seconds / calls, max(0.0, float(solution[0])))
-        rest_s = max(0.0, seconds - of_a_call * calls)
-        return of_a_call, rest_s / items if items else 0.0
+        return of_a_call
 
 
 @dataclass
@@ -145,8 +143,7 @@ class Payoff:
     speculated, kept: tokens that were decoded ahead, and those that selection has opened.
     waited: tokens that the longest steps had more than the mean ones; tokens, decode_s: of the
     longest steps, and what their rounds took.
-    rest: rounds to come without a try; twice as many after every try in vain, which is one whose
-    steps were scored early and nothing had room.
+    A try in vain, whose steps were scored early while nothing had room, counts as a step in vain.
     """
 
     speculated: int = 0
@@ -157,8 +154,6 @@ class Payoff:
     scoring: CallCosts = field(default_factory=CallCosts)
     decode_s: float = 0.0
     tokens: int = 0
-    rest: int = 0
-    _next_rest: int = 1
     _last_try: tuple[int, int] = (0, 0)
 
     def note_round(self, lengths: Sequence[int], spent: Counters, submitted: int) -> None:
@@ -169,22 +164,14 @@ class Payoff:
         """
         longest = max(lengths)
         self.rounds += 1
-        self._note_try(submitted)
+        tried, speculated = self._last_try  # what it was for is known when this round is over
+        if tried > 1 and speculated == self.speculated:
+            self.speculated += longest
+        self._last_try = submitted, self.speculated
         self.waited += longest - sum(lengths) / len(lengths)
         self.fills += _CALLS + longest / _TOKENS_PER_CALL
         self.scoring.note(spent.verifier_calls, spent.scored_tokens, spent.verify_s)
         self.decode_s, self.tokens = self.decode_s + spent.decode_s, self.tokens + longest
-
-    def _note_try(self, submitted: int) -> None:
-        """What the round before was tried for is known when this one is over."""
-        tried, speculated = self._last_try
-        self.rest = max(0, self.rest - 1)
-        if tried > 1:
-            if speculated == self.speculated:
-                self.rest, self._next_rest = self._next_rest, min(_MOST_REST, 2 * self._next_rest)
-            else:
-                self._next_rest = 1
-        self._last_try = submitted, self.speculated
 
     @property
     def kept_share(self) -> float:
@@ -194,8 +181,8 @@ class Payoff:
     @property
     def pays(self) -> bool:
         """True if what is won is more than what it costs, with a margin."""
-        if self.rounds < _LEAST_ROUNDS or self.rest:
+        if self.rounds < _LEAST_ROUNDS:
             return False
         token_s = self.decode_s / max(1, self.tokens)
         gain_s = self.kept_share * self.waited * token_s
-        return gain_s > _MARGIN * self.fills * (self.scoring.fit()[0] + token_s)
+        return gain_s > _MARGIN * self.fills * (self.scoring.of_a_call_s + token_s)

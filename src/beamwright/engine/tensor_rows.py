@@ -342,21 +342,19 @@ def _extend(row: Row, tokens: Sequence[int], values: Mapping[str, Sequence[float
     count = len(tokens)
     for number, logprob in enumerate(values["logprobs"][:count]):
         if not math.isfinite(logprob):
-            count, row.error = number, _no_distribution(row, number)
+            at = f"step {row.node.depth}, token {len(row.tokens) + number + 1}"
+            count, row.error = (
+                number,
+                NotFiniteError(
+                    f"the generator's logits are NaN or infinite: problem {row.node.problem_id}, {at} "
+                    "(a damaged checkpoint, or an overflow: try another --dtype)"
+                ),
+            )
             break
     row.tokens += tokens[:count]
     for name, numbers in values.items():
         kept = row.logprobs if name == "logprobs" else row.stats.setdefault(name, [])
         kept += numbers[:count]
-
-
-def _no_distribution(row: Row, number: int) -> NotFiniteError:
-    at = len(row.tokens) + number + 1
-    return NotFiniteError(
-        "the generator's logits are NaN or infinite: "
-        f"problem {row.node.problem_id}, step {row.node.depth}, token {at} "
-        "(a damaged checkpoint, or an overflow: try another --dtype)"
-    )
 
 
 # --- the whole of it ------------------------------------------------------------------------------
