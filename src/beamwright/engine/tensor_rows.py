@@ -343,12 +343,10 @@ def _extend(row: Row, tokens: Sequence[int], values: Mapping[str, Sequence[float
     for number, logprob in enumerate(values["logprobs"][:count]):
         if not math.isfinite(logprob):
             at = f"step {row.node.depth}, token {len(row.tokens) + number + 1}"
-            count, row.error = (
-                number,
-                NotFiniteError(
-                    f"the generator's logits are NaN or infinite: problem {row.node.problem_id}, {at} "
-                    "(a damaged checkpoint, or an overflow: try another --dtype)"
-                ),
+            count = number
+            row.error = NotFiniteError(
+                f"the generator's logits are NaN or infinite: problem {row.node.problem_id}, {at} "
+                "(a damaged checkpoint, or an overflow: try another --dtype)"
             )
             break
     row.tokens += tokens[:count]
