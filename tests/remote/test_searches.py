@@ -5,7 +5,7 @@ import json
 import pytest
 
 import engines
-from beamwright.tree import NodeState, StopReason
+from beamwright.errors import InputError
 
 PROBLEM = "Ann has 3 apples and eats one."
 GREEDY = {"temperature": 0.0, "n": 4, "width": 2}
@@ -22,7 +22,6 @@ def steps(solution):
     "options",
     [
         {},
-        {"delimiter": "th"},
         {"delimiter": "the"},
         {"step_tokens": 5},
         {"max_tokens": 7},
@@ -30,7 +29,6 @@ def steps(solution):
         {"step_limits": (2, 4, 9)},
         {"stop_strings": ("a", "qq")},
         {"context": 60, "max_tokens": None, "max_rounds": 40},
-        {"search": "dvts"},
         {"search": "best-of-n", "max_tokens": 60},
         {"search": "majority", "verifier": "none"},
         {"search": "mcts", "width": 4, "verifier": lambda _, steps: len(steps[-1]) / 50},
@@ -66,16 +64,6 @@ def test_drawn_trees_do_not_depend_on_who_else_is_asked_for(far_solver):
     assert [few.solve(t, problem_id=n).tree_hash for n, t in enumerate(texts)] == [
         each.tree_hash for each in alone
     ]
-    other = far_solver(seed=1).solve_many(texts)
-    assert [each.tree_hash for each in other] != hashes
-
-
-def test_siblings_are_one_question(far_solver):
-    found = far_solver(n=8, width=4, max_rounds=2, ignore_eos=False).solve(PROBLEM)
-    assert found.remote.requests <= 1 + 2  # one for the root's children, one for each survivor
-    assert found.remote.retries == 0
-    assert found.remote.token_ids
-    assert found.remote.prompt_tokens > 0
 
 
 def test_a_search_inside_a_search_is_told(far, far_solver):
@@ -97,7 +85,8 @@ def test_what_is_not_known_is_null(far_solver):
     assert found["exact"] is False
     assert found["schedule"] == "served"
     assert found["remote"]["token_ids"] is True
-    assert found["tokens"]["generated"] > 0
+    assert (found["remote"]["requests"] > 0) and (found["remote"]["retries"] == 0)
+    assert found["remote"]["prompt_tokens"] > 0
 
 
 def test_a_search_can_be_resumed(far_solver, tmp_path):
@@ -128,15 +117,5 @@ def test_a_search_can_be_resumed(far_solver, tmp_path):
     ],
 )
 def test_what_a_generator_elsewhere_has_not_is_refused(far_solver, options, named):
-    from beamwright.errors import InputError
-
     with pytest.raises(InputError, match=named):
         far_solver(**options)
-
-
-def test_stop_strings_end_paths(far_solver):
-    found = far_solver(stop_strings=("a", "i")).solve(PROBLEM)
-    ended = [n for n in found.tree.nodes() if n.stop is StopReason.STOP_STRING]
-    assert ended
-    assert not any("a" in node.text or "i" in node.text for node in ended)
-    assert all(node.state in (NodeState.FINISHED, NodeState.PRUNED) for node in ended)

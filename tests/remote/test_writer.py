@@ -3,7 +3,6 @@
 import pytest
 
 from beamwright.engine.row import Decoding
-from beamwright.errors import InputError, UnavailableError
 from beamwright.protocols import Plan, StepDecoded, StepFailed
 from beamwright.remote.writer import Continuation, RemoteSteps, Reply
 from beamwright.sections import SamplingSettings, StepSettings
@@ -78,7 +77,7 @@ def test_siblings_are_asked_for_together(codec, tree, steps_of):
     assert steps.counts.untold_cached == 1  # nobody has said so
 
 
-def test_children_of_different_nodes_are_not(codec, tree, steps_of):
+def test_children_of_different_nodes_are_not_and_a_seed_is_of_the_lineage(tree, steps_of):
     steps = steps_of()
     one, two = tree.expand(tree.root, 2)
     for node in (one, two):
@@ -87,14 +86,9 @@ def test_children_of_different_nodes_are_not(codec, tree, steps_of):
     found = opened(steps, children)
     assert [asked.count for _, asked in found] == [2, 2]
     assert {asked.token_ids for _, asked in found} == {(*tree.root.token_ids, 5, 6)}
+    backward = opened(steps_of(), children[::-1])
+    assert [asked.seed for _, asked in found] == [asked.seed for _, asked in backward[::-1]]
     assert len({asked.seed for _, asked in found}) == 2
-
-
-def test_a_seed_is_of_the_lineage_and_not_of_the_order(codec, tree, steps_of):
-    nodes = tree.expand(tree.root, 3)
-    ((_, forward),) = opened(steps_of(), nodes)
-    ((_, backward),) = opened(steps_of(), nodes[::-1])
-    assert forward.seed == backward.seed
 
 
 @pytest.fixture
@@ -131,17 +125,6 @@ def test_what_a_server_left_out_is_asked_for_again(codec, tree, steps_of):
     steps.iterate()
     counts = [asked.count for asked in steps.source.asked.values()]
     assert counts == [3, 1, 1]
-
-
-def test_a_largest_batch_holds(codec, tree, steps_of):
-    steps = steps_of(max_batch=2)
-    nodes = tree.expand(tree.root, 5)
-    found = opened(steps, nodes)
-    assert [asked.count for _, asked in found] == [2]
-    steps.source.answer(found[0][0], wrote(codec, "a\n\n"), wrote(codec, "b\n\n"))
-    assert len(steps.iterate()) == 2
-    steps.iterate()
-    assert [asked.count for asked in steps.source.asked.values()] == [2, 2]
 
 
 @pytest.mark.parametrize(
@@ -185,18 +168,6 @@ def test_texts_are_tokenised_here_and_what_is_no_text_is_a_failure(codec, alone)
     assert isinstance(alone(), StepFailed)
 
 
-def test_a_failure_is_of_those_steps_alone(codec, tree, steps_of):
-    steps, other = steps_of(), SearchTree("q", tree.root.token_ids, "what?")
-    mine, others = tree.expand(tree.root, 2), other.expand(other.root, 2)
-    (one, _), (two, _) = opened(steps, [*mine, *others])
-    steps.source.answer(one, error=UnavailableError("gone"))
-    events = steps.iterate()
-    assert [event.node for event in events] == mine
-    assert all(isinstance(event, StepFailed) for event in events)
-    steps.source.answer(two, wrote(codec, "a\n\n"), wrote(codec, "b\n\n"))
-    assert [event.node for event in steps.iterate()] == others
-
-
 def test_who_is_given_up_leaves_when_nobody_else_is_asked_for(codec, tree, steps_of):
     steps = steps_of()
     nodes = tree.expand(tree.root, 2)
@@ -219,9 +190,3 @@ def test_who_is_given_up_leaves_when_nobody_else_is_asked_for(codec, tree, steps
     opened(steps, tree.expand(tree.root, 6))
     steps.abort()
     assert not steps.busy
-
-
-def test_likeliest_tokens_are_not_said(tree, steps_of):
-    decoding = Decoding(SamplingSettings(top_logprobs=2), DELIMITED, 0)
-    with pytest.raises(InputError, match="top_logprobs"):
-        steps_of().decode_as(tree.root, decoding)
