@@ -85,7 +85,7 @@ def test_what_is_not_known_is_null(far_solver):
     assert found["exact"] is False
     assert found["schedule"] == "served"
     assert found["remote"]["token_ids"] is True
-    assert (found["remote"]["requests"] > 0) and (found["remote"]["retries"] == 0)
+    assert found["remote"]["requests"] > found["remote"]["retries"] == 0
     assert found["remote"]["prompt_tokens"] > 0
 
 
