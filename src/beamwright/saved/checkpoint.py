@@ -343,34 +343,19 @@ def resumed_settings(file: Path, given: Settings) -> Settings:
                 "which only Python has: give it to Solver, and call resume there"
             )
     saved.check_plugins(file)
-    sections: dict[str, Any] = {}
-    written: dict[str, Any] = {}
+    here: dict[str, Any] = {}
     for name in DECISIVE_SECTIONS:
-        section = getattr(given, name)
-        here = section.model_dump(exclude_unset=True)
-        known = [*type(section).model_fields]
-        for option in _TABLES.keys() & known:
-            known += _options_of(option, here.get(option, saved.settings.get(option)))
-        kept = {option: saved.settings[option] for option in known if option in saved.settings}
-        written |= here
-        try:
-            sections[name] = type(section).model_validate({**kept, **here})
-        except ValidationError as error:
-            raise InputError(f"--resume {file}: holds settings that are unknown here") from error
-    settings = given.model_copy(update=sections)
-    model = settings.model
+        here |= getattr(given, name).model_dump(mode="json", exclude_unset=True)
+    # An error names an option that is given, not what a strategy makes of it.
+    shared = {option: here[option] for option in here if option in saved.settings}
+    saved.check_settings(file, {**saved.settings, **shared, "dtype": saved.settings.get("dtype")})
+    kept = {o: v for o, v in saved.settings.items() if o not in here and o not in CODE}
     try:
+        settings = given.changed(**kept)
+        model = settings.model
         dtype = resolve_dtype(model.dtype, model.device, find_shape(model))
         wanted = tree_settings(with_defaults(settings), str(dtype).removeprefix("torch."))
     except InputError as error:
         raise InputError(f"--resume {file}: {error}") from error
-    # The options given go first: an error names one of them, not what a strategy makes of it.
-    first = {option: wanted[option] for option in written if option in wanted}
-    saved.check_settings(file, {**first, **wanted})
+    saved.check_settings(file, wanted)
     return settings
-
-
-def _options_of(option: str, name: Any) -> list[str]:
-    """The options of a declaration; none of one that is unknown here, which is said elsewhere."""
-    table = _TABLES[option]
-    return [*table[name].options] if isinstance(name, str) and name in table else []
