@@ -54,6 +54,7 @@ def evaluate(
     invocation: Invocation,
     dataset: str | None = typer.Argument(
         None,
+        metavar="DATASET",
         help="bundled:test, bundled:dev; a JSONL, JSON, CSV or parquet file, or a folder of them "
         "(FOLDER@SPLIT for one split); hf:ORG/NAME, hf:ORG/NAME/CONFIG@SPLIT "
         "(default: the recipe's).",

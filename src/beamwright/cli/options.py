@@ -42,7 +42,7 @@ _PANELS = {
     "schedule": "Schedule (the tree stays the same, but for --speculation truncate)",
     "sparse": "Sparse decoding (changes the tree)",
 }
-_ONE_BY_ONE = "TEXT"  # given once for each
+_ONE_BY_ONE = "stop_strings"  # given once for each
 _ESCAPED = ("delimiter", "stop_strings")
 
 
@@ -215,7 +215,7 @@ def _of_field(
         rich_help_panel=panel,
         hidden=hidden,
     )
-    return _parameter(name, (list[str] if metavar == _ONE_BY_ONE else kind) | None, option)
+    return _parameter(name, (list[str] if name == _ONE_BY_ONE else kind) | None, option)
 
 
 def _declared_help(name: str, rows: Sequence[TableRow]) -> str:

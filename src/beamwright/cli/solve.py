@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 @with_settings()
 def solve(
     invocation: Invocation,
-    problem: str | None = typer.Argument(None, help="The problem; - reads standard input."),
+    problem: str | None = typer.Argument(
+        None, metavar="PROBLEM", help="The problem; - reads standard input."
+    ),
     problem_file: str | None = option(None, "Read the problem from a file.", "FILE"),
     prompt_tokens: int | None = option(
         None, "A synthetic prompt, to measure with.", "TOKENS", min=1
