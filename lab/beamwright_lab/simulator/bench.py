@@ -117,7 +117,6 @@ class Bench:
         self.link = VirtualLink(
             self.clock,
             case.costs.transfer,
-            emulated_bandwidth=case.schedule.link_bandwidth,
             timeline=timeline,
         )
         self.budget = ByteBudget(case.kv_budget_bytes)

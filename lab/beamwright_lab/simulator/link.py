@@ -24,7 +24,7 @@ TransferSeconds = Callable[[int, int, Direction], float]
 class VirtualLink:
     """A `Link` whose transfers take virtual time.
 
-    seconds: what a transfer takes. emulated_bandwidth: reported, not used.
+    seconds: what a transfer takes.
     """
 
     strided = True
@@ -34,12 +34,10 @@ class VirtualLink:
         clock: VirtualClock,
         seconds: TransferSeconds,
         *,
-        emulated_bandwidth: int | None = None,
         timeline: KVLog | None = None,
     ) -> None:
         self.bytes_moved: Counter[Direction] = Counter()
         self.busy_s: dict[Direction, float] = dict.fromkeys(Direction, 0.0)
-        self.emulated_bandwidth = emulated_bandwidth
         self.timeline = timeline
         self._clock, self._seconds = clock, seconds
         self._lanes = {direction: _Lane(self, direction) for direction in Direction}

@@ -65,14 +65,11 @@ class Link(Protocol):
     """Moves pieces between the tiers, in order per direction, both directions at once.
 
     bytes_moved: by direction.
-    emulated_bandwidth: bytes per second of a throttled link, always labelled emulated; None for
-        the real one.
     strided: pieces need not be contiguous.
     """
 
     strided: bool
     bytes_moved: Counter[Direction]
-    emulated_bandwidth: int | None
 
     def submit(self, direction: Direction, kind: str, pieces: Sequence[Piece]) -> Transfer:
         """Queue a transfer."""
@@ -214,7 +211,6 @@ class StreamLink:
     ) -> None:
         self.strided = streams.strided
         self.wire = wire or Wire(emulated_bandwidth)
-        self.emulated_bandwidth = self.wire.emulated_bandwidth
         self.bytes_moved = self.wire.bytes_moved
         self.held_back_s = 0.0
         self.timeline = timeline
@@ -263,7 +259,7 @@ class StreamLink:
         Gives the seconds of orders that the device has reported since the last one.
         """
         pending = _ours(transfers)
-        if self.emulated_bandwidth is not None:
+        if self.wire.emulated_bandwidth is not None:
             return self.wait(pending) if pending else 0.0
         self._queue()
         latest = {transfer.direction: transfer for transfer in pending if not transfer.finished}
@@ -350,7 +346,7 @@ class StreamLink:
         ran_s = None if first.copied is None else first.copied.ran_s
         # As a thread timed it; of a card, from submission to this look is an upper bound.
         start, end = ran_s or (first.submitted_s, time.perf_counter())
-        if self.emulated_bandwidth is not None:
+        if self.wire.emulated_bandwidth is not None:
             start, end = first.begins_s, max(end, batch[-1].ends_s)
         kind, track = first.kind, str(first.direction)
         self.timeline.add(kind, track, start, end, bytes=num_bytes, kind=kind)

@@ -214,23 +214,18 @@ class HostStreams:
 
 
 class _HostCopies:
-    """Pieces that one thread copies, and another may take back."""
+    """Pieces that one thread copies; another may take them back before it begins."""
 
     done: Future[None]
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self._pieces = pieces
-        self._unmoved = sum(piece.num_bytes for piece in pieces)
-        self._recalled = False
         self.ran_s: tuple[float, float] | None = None
 
     def run(self) -> None:
         start = time.perf_counter()
         for piece in self._pieces:
-            if self._recalled:
-                break
             np.copyto(_as_array(piece.destination), _as_array(piece.source))
-            self._unmoved -= piece.num_bytes
         self.ran_s = start, time.perf_counter()
 
     def query(self) -> bool:
@@ -245,10 +240,10 @@ class _HostCopies:
             raise RuntimeError(repr(error)) from error
 
     def recall(self) -> int:
-        self._recalled = True
-        if not self.done.cancel():
-            self.done.exception()  # waits
-        return self._unmoved
+        if self.done.cancel():
+            return sum(piece.num_bytes for piece in self._pieces)
+        self.done.exception()  # waits
+        return 0
 
 
 def _as_array(memory: Any) -> np.ndarray[Any, Any]:
