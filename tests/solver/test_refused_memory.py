@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from beamwright.errors import DeviceMemoryError, InputError, format_bytes
+from beamwright.errors import DeviceMemoryError, InputError
 from beamwright.models import decoder
 from beamwright.models.load import is_out_of_memory
 from beamwright.models.shape import NAMED_SHAPES
@@ -62,8 +62,3 @@ def test_two_numbers_that_contradict_each_other():
     with pytest.raises(InputError, match=r"--memory 4.0 GiB is less than --kv-memory 2.0 GiB and"):
         plan_memory(settings, shape, None, 4)
     assert plan_memory(settings.model_copy(update={"memory": 8 << 30}), shape, None, 4).kv_bytes
-
-
-def test_sizes_are_shown_as_sizes():
-    shown = [format_bytes(size) for size in (0, 1023, 1536, 3 << 20, 5 << 40)]
-    assert shown == ["0 B", "1023 B", "1.5 KiB", "3.0 MiB", "5120.0 GiB"]

@@ -64,14 +64,6 @@ def test_memory_moves_while_a_search_runs(scored, expected, conserved, split):
     assert found.tree_hash == again.tree_hash == solution.tree_hash
 
 
-def test_without_a_host_tier_what_is_free_moves(scored, expected, conserved):
-    """All fits beside each other, but not in parts of equally many tokens."""
-    solution, _, peaks = expected
-    with scored(schedule="in-gpu", kv_memory=int(1.05 * sum(peaks))) as solver:
-        found, _ = grow(solver)
-    assert found.tree_hash == solution.tree_hash
-
-
 def test_problems_in_flight_together_share_the_memory(scored, expected, conserved):
     _, _, peaks = expected
     problems = ["Ann has 12 apples. She eats 3.", "Bob has 7 pens.", "Eve has 5 cats."]

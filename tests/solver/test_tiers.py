@@ -322,14 +322,6 @@ def test_locality_over_streams_grows_the_same_tree(solver_of, in_gpu, monkeypatc
     assert min(solution.kv.h2d_bytes, solution.kv.d2h_bytes) > 0
 
 
-def test_layerwise_has_a_verifier_beside_it(make_solver, verifier_folder, monkeypatch):
-    build = partial(make_solver, verifier=str(verifier_folder), **SCORED)
-    expected, _ = grow(build(schedule="in-gpu"))
-    monkeypatch.setattr(machinery, "StreamLink", lambda *_, **__: StreamLink(LateStreams()))
-    with build(schedule="layerwise", kv_memory=expected.kv.device_peak_bytes) as solver:
-        assert grow(solver)[0].tree_hash == expected.tree_hash
-
-
 def test_auto_asks_the_cost_model_on_a_gpu_too(monkeypatch):
     layouts = []
     monkeypatch.setattr(settled, "choose_schedule", lambda *a: layouts.append(a[-1]) or "layerwise")
