@@ -69,12 +69,6 @@ def test_a_draft_that_ends_in_the_last_round_stands():
     assert chosen == "42"
 
 
-def test_one_round_is_enough_for_drafts():
-    tree, search = grown(lambda node: (EOS, 0.9, box(1)), search="revise", n=2, max_rounds=1)
-    assert listed(tree, search)[0] == [("1", 0.9, "eos")] * 2
-    assert tree.reason_fewer == "2 of 2 paths reached --max-rounds"
-
-
 def test_broken_off_the_best_answer_of_every_path_stands():
     """Path 0 ends with a revision that is worse than its draft; path 1 is about to be revised."""
 

@@ -7,7 +7,6 @@ import pytest
 
 from beamwright import Solution
 from beamwright.errors import BeamwrightError, CapacityError, Interrupted, LinkError
-from beamwright.kv.link import StreamLink
 from beamwright.kv.pool import BlockLedger
 from engines import PROBLEM, assert_nothing_allocated, grow
 
@@ -166,25 +165,6 @@ def test_a_copier_that_dies_in_the_middle_of_a_search(make_solver, monkeypatch, 
         fails_at[0] = 0
         assert solver.solve(PROBLEM).tree_hash == expected, "it works again"
     assert failed == 5
-    solver.close()
-
-
-def test_after_a_dead_copier_the_next_problem_works_without_being_told(make_solver, monkeypatch):
-    """A caller that only catches the error and goes on must not meet it again and again."""
-    solver = make_solver(**TIGHT)
-    expected = solver.solve(PROBLEM).tree_hash
-    real = StreamLink.submit
-
-    def broken(self, direction, kind, pieces):
-        monkeypatch.setattr(StreamLink, "submit", real)
-        bad = [type(p)(np.zeros(1), np.zeros(2), p.num_bytes) for p in pieces]
-        return real(self, direction, kind, bad)
-
-    monkeypatch.setattr(StreamLink, "submit", broken)
-    with pytest.raises(LinkError):
-        solver.solve(PROBLEM)
-    assert_nothing_allocated(solver)
-    assert solver.solve(PROBLEM).tree_hash == expected
     solver.close()
 
 

@@ -150,13 +150,6 @@ def test_memory_that_is_short_in_a_capture_is_raised(cuda, replay, failures):
     assert cuda.ran == ["a", "a"]
 
 
-def test_the_pool_s_memory_is_nobody_s_between_steps(cuda, replay):
-    replay.run(SHAPE, 0, cuda.launch("a"))
-    assert replay.idle_bytes == 0
-    replay.run(SHAPE, 0, cuda.launch("a"))
-    assert replay.idle_bytes == 107
-
-
 def test_a_solution_says_that_its_steps_could_not_be_captured(cuda, monkeypatch):
     """Its tree is that of plain calls."""
     shape = "llama,layers=1,hidden=32,heads=2,kv_heads=1,intermediate=48,vocab=64,context=64"

@@ -26,11 +26,6 @@ def ordinal_wins(node):
     return stop, node.lineage[-1] / 10
 
 
-def first_child_ends(node):
-    """The best child of every node ends its path at once."""
-    return (StopReason.EOS if node.lineage[-1] == 0 else StopReason.DELIMITER), 1 - node.depth / 10
-
-
 def test_beam_search_keeps_the_best_and_ends_with_n_candidates():
     executor, (found,) = run(ordinal_wins, n=8, width=4)
     tree = found.tree
@@ -42,18 +37,6 @@ def test_beam_search_keeps_the_best_and_ends_with_n_candidates():
     assert survivors == [(0, 6), (0, 7)]
     best = [n.lineage for n in tree.nodes() if n.depth == 2 and n.state is NodeState.KEPT]
     assert best == [(0, 6, 3), (0, 7, 3)]
-
-
-def test_finished_candidates_keep_their_place():
-    executor, (found,) = run(first_child_ends, n=8, width=4, max_rounds=30)
-    sizes = [len(group) for group in executor.groups]
-    finished = [0]
-    for depth in range(1, len(sizes) + 1):
-        ended = [n for n in found.tree.finished() if n.depth == depth]
-        finished.append(finished[-1] + len(ended))
-    assert sizes == [8 - done for done in finished[:-1]]
-    assert len(found.tree.finished()) == 8
-    assert sizes != sorted(sizes)[::-1][:1] * len(sizes), "some finish earlier than others"
 
 
 def test_the_round_limit_is_the_reason_for_fewer():

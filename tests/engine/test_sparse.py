@@ -81,12 +81,6 @@ def test_a_resumed_tree_is_not_the_one_that_it_would_have_been(make_solver, tmp_
         assert solver.resume(file).exact
 
 
-def test_what_a_checkpoint_says_is_no_option_that_does_nothing(make_solver):
-    settings = {"select": 2048, "sparse_from": 4096, "sparse_layers": 0, "sparse_home": "device"}
-    with make_solver(**SMALL, sparse="off", **settings) as solver:
-        assert solver.solve(PROBLEMS[0][1]).sparse is None
-
-
 def test_only_what_is_selected_crosses_the_link(make_solver):
     with make_solver(**SMALL, sparse="ahead", **FEW, **HOME) as solver:
         solution = solver.solve(PROBLEMS[0][1])

@@ -112,13 +112,6 @@ def test_each_reply_is_searched_for_itself(make_solver):
     assert any(node.replies_to.turn is not None for node in ended)
 
 
-def test_a_stop_string_is_a_whole_answer(make_solver):
-    """Votes and scores count it, as they do a path that ended with EOS."""
-    options = {**BEAM, "search": "best-of-n", "ignore_eos": True}
-    found = make_solver(**options).solve(PROBLEM)
-    assert found.stop == "stop_string"
-
-
 def test_a_resumed_tree_ends_at_them_too(make_solver, tmp_path):
     solver, file, files = make_solver(**BEAM, dtype="float64"), tmp_path / "search.json", []
 

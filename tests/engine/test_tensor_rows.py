@@ -1,13 +1,9 @@
 """Plain and captured steps: the same bits, whatever happens between iterations."""
 
-from functools import partial
-
 import pytest
 
-from beamwright.engine.batch import RunningBatch
 from beamwright.engine.graphs import Replay, make_replay
 from beamwright.engine.tensor_rows import TensorRows
-from beamwright.kv.link import StreamLink
 from beamwright.sections import ScheduleSettings
 from engines import assert_nothing_allocated, grow
 from tape import FixedAttention, HostReadError, put_on_tape
@@ -66,35 +62,6 @@ def test_every_way_to_draw_and_to_end(make_solver, options):
     assert burst.tokens.generated == plain.tokens.generated
 
 
-@pytest.mark.parametrize(("attention", "evict"), [("tree", "recompute"), ("dense", "host")])
-def test_beams_are_parked_and_moved_as_token_by_token(make_solver, monkeypatch, attention, evict):
-    """Same rows preempted, same bytes over the link: iterations end alike."""
-    parked, real = [], RunningBatch._preempt
-    monkeypatch.setattr(
-        RunningBatch,
-        "_preempt",
-        lambda self, row: (parked.append((row.node.lineage, len(row.tokens))), real(self, row)),
-    )
-    # Bytes that a cancellation takes back depend on how far the copier is; here all arrive.
-    monkeypatch.setattr(StreamLink, "cancel", lambda self, transfers: self.wait(list(transfers)))
-    dtype = "float64" if evict == "recompute" else "float32"
-    how = {"attention": attention, "evict": evict, "batching": "continuous"}
-    build = partial(make_solver, dtype=dtype, **how, **LONG)
-    block = build(schedule="in-gpu").generator.store.device.bytes_per_block
-    (plain, expected), (burst, found) = both(
-        partial(build, n=8, max_rounds=1, host_memory="8MiB"),
-        schedule="locality",
-        kv_memory=15 * block,
-    )
-    assert found == expected
-    half = len(parked) // 2
-    assert half
-    assert parked[:half] == parked[half:]
-    assert burst.kv.h2d_bytes == plain.kv.h2d_bytes
-    assert burst.kv.d2h_bytes == plain.kv.d2h_bytes
-    assert burst.kv.device_peak_bytes <= 15 * block
-
-
 # --- captured steps --------------------------------------------------------------------------
 
 
@@ -118,48 +85,6 @@ def test_a_replayed_step_sees_what_the_host_has_changed(make_solver, on_tape, op
         assert [n.text for n in found.nodes()] == [n.text for n in tree.nodes()]
         assert replay.num_played > 10
         assert_nothing_allocated(solver)
-
-
-@pytest.fixture
-def admissions(monkeypatch):
-    """(rows that stay and their tokens, rows that join) of every admission to a batch."""
-    found, real = [], TensorRows.admit
-
-    def admit(self, staying, joining):
-        if joining:
-            found.append(([len(row.tokens) for row in staying], len(joining)))
-        real(self, staying, joining)
-
-    monkeypatch.setattr(TensorRows, "admit", admit)
-    return found
-
-
-def written(tree):
-    """In float64 another backend draws the same tokens, and nearly their log-probabilities."""
-    return [(n.lineage, n.token_ids, n.stop, n.text) for n in tree.nodes()]
-
-
-def ragged(admissions):
-    """Admissions beside rows in the middle of their steps, of different lengths."""
-    return [joining for staying, joining in admissions if len(set(staying)) > 1]
-
-
-def test_a_row_is_admitted_without_a_new_capture(make_solver, on_tape, admissions):
-    expected = grow(make_solver(**SAME))[1]
-    admissions.clear()
-    solver = make_solver(**SAME, graphs="on", max_batch=7)
-    replay = on_tape(solver)
-    assert written(grow(solver)[1]) == written(expected)
-    assert len(ragged(admissions)) > 4
-    shapes = set(replay.keys)
-    assert {num_rows for ((num_rows, _), _) in shapes} == {8}, "seven rows are padded to eight"
-    moves = solver._machinery.batch._rows._session.num_moves
-    assert replay.num_recorded <= len(shapes) + moves
-    # What is there has room by now: another search records nothing at all.
-    before, admitted = replay.num_recorded, len(ragged(admissions))
-    assert written(grow(solver)[1]) == written(expected)
-    assert replay.num_recorded == before
-    assert len(ragged(admissions)) == 2 * admitted
 
 
 def test_a_step_that_asks_the_device_is_found_out(make_solver, on_tape, monkeypatch):

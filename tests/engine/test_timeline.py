@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -94,21 +93,6 @@ def test_what_is_written_down_is_timed_by_the_given_clock():
         Span("score", "verify", 3.0, 4.0, {}),
     ]
     assert [span.track for span in timeline.spans[3:]] == [*TRACKS]
-
-
-def test_threads_lose_nothing():
-    timeline = Timeline()
-
-    def work(number):
-        for i in range(200):
-            with timeline.span(f"{number}.{i}", "d2h"):
-                pass
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(4)))
-    expected = {f"{number}.{i}" for number in range(4) for i in range(200)}
-    assert {span.name for span in timeline.spans} == expected
-    assert len(timeline.spans) == len(expected)
 
 
 def test_a_null_timeline_runs_the_block_and_keeps_nothing():

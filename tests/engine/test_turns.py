@@ -101,17 +101,6 @@ def test_a_turn_that_the_context_cannot_hold_leaves_the_draft(make_solver):
     )
 
 
-def test_stopped_in_the_middle_the_drafts_stand(make_solver):
-    whole, tree = grow(make_solver(**TALK))
-    asked = [node for node in tree.nodes() if node.turn is not None and not node.turn.answers]
-    solution, cut = grow(make_solver(**{**TALK, "max_rounds": max(n.depth for n in asked)}))
-    drafts = {node.parent.text for node in cut.nodes() if node.turn and not node.turn.answers}
-    assert drafts
-    assert drafts <= {candidate.text for candidate in solution.candidates}
-    assert solution.reason_fewer.endswith("reached --max-rounds")
-    assert len(whole.candidates) == len(solution.candidates) == 4
-
-
 def test_without_a_chat_template_the_search_does_not_begin(make_solver):
     with pytest.raises(InputError, match="needs a chat template"):
         make_solver(search="revise")

@@ -4,11 +4,7 @@ import pytest
 import torch
 
 from beamwright.errors import DeviceMemoryError
-from beamwright.models import load
-from beamwright.protocols import ScheduleView
-from beamwright.schedule import make_schedule
 from engines import PROBLEM, FailingDevice, assert_nothing_allocated, grow
-from fakes import new_tree
 
 SMALL = {"n": 16, "width": 4, "max_rounds": 6, "host_memory": "1MiB"}
 HOW = [
@@ -103,20 +99,3 @@ def test_running_out_anywhere_else_is_one_line_too(make_solver, verifier_folder,
     with pytest.raises(DeviceMemoryError, match=r"out of memory: a round .* \(verify\)"):
         solver.solve(PROBLEM)
     assert_nothing_allocated(solver)
-
-
-@pytest.mark.parametrize("name", ["in-gpu", "locality"])
-def test_a_plan_keeps_to_the_room_there_is(make_solver, name):
-    tree = new_tree()
-    beams = tuple(tree.expand(tree.root, 7))
-    settings = make_solver(schedule=name).settings.schedule
-    sizes = [len(g) for g in make_schedule(settings).plan(ScheduleView(beams, None, 3)).groups]
-    assert max(sizes) == 3
-    capped = settings.model_copy(update={"max_batch": 2})
-    sizes = [len(g) for g in make_schedule(capped).plan(ScheduleView(beams, None, 3)).groups]
-    assert max(sizes) == 2
-
-
-def test_a_cpu_has_no_cap_and_says_nothing_of_its_memory():
-    load.cap_memory("cpu", 1)
-    assert load.free_bytes(torch.device("cpu")) is None

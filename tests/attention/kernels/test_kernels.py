@@ -44,13 +44,6 @@ def test_a_group_larger_than_a_tile_widens_it(make_small, kernels):
     assert largest_difference(found, forest.decode("reference", [0], 1)) < CLOSE[torch.bfloat16]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_layers_and_heads_read_their_own_keys(make_small, kernels, name):
-    forest = make_small(2, layers=2, kv_heads=2, group=2)
-    found = forest.decode(kernels(name), [0, 3], 2)
-    assert largest_difference(found, forest.decode("reference", [0, 3], 2)) < 1e-5
-
-
 @pytest.fixture
 def cut_forest(make_small):
     """Paths around the sizes at which they are cut: 256 tokens a part, 16 a block, 64 a tile."""
@@ -91,15 +84,6 @@ def test_more_parts_than_the_merge_takes_at_once(make_small, kernels):
 
 
 # --- rows of different lengths ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_restored_tail_longer_than_a_tile(make_small, kernels, name):
-    forest = make_small(2)
-    held = {0: 70, 1: 70}
-    found = forest.decode(kernels(name), range(2), 1, held=held)
-    expected = forest.decode("reference", range(2), 1, held=held)
-    assert largest_difference(found, expected) < 1e-5
 
 
 @pytest.mark.parametrize("name", NAMES)
