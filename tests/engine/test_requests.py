@@ -41,7 +41,7 @@ def facts(tree):
 def together(solver, requests):
     """The trees of these requests, all in flight at a time."""
     names = {
-        solver._request(PROBLEM, name, solver._problem_settings({**LIMITS, **options})): name
+        solver._request(PROBLEM, name, {**LIMITS, **options}): name
         for name, options in requests.items()
     }
     ended = solver._run(listed(names), len(names))

@@ -79,7 +79,7 @@ def test_each_problem_gets_what_it_asks_for(make_solver, options):
             )
     with make_solver(**SMALL, **options) as solver:
         requests = {
-            solver._request(PROBLEM, name, solver._problem_settings({"top_logprobs": count})): name
+            solver._request(PROBLEM, name, {"top_logprobs": count}): name
             for name, count in REQUESTS.items()
         }
         for request, solution in solver._run(listed(requests), len(requests)):

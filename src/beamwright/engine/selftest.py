@@ -22,7 +22,7 @@ from beamwright.models.tree_model import PrefillRequest, TreeModel
 from beamwright.protocols import AttentionBackend
 from beamwright.sections import SamplingSettings
 
-_STEPS, _PROMPT = 2, 13
+_STEPS, _PROMPT = 2, 14
 _DECODED = (0, 14, 31, 62)  # tokens that rows have decoded before: their tails get longer
 LEAST_CONTEXT = _PROMPT + 4 + _STEPS  # a prompt, a step of up to four tokens, and those behind it
 _KV_TOKENS = 8192
