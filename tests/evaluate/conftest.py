@@ -2,48 +2,32 @@
 
 import json
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
 from beamwright.evaluate.equivalence import AnswerChecker
 
 
-def solution_json(answers, scores=None, stops=None, **changes):
-    """The object of `solve --json` for candidates of 10, 20, ... tokens."""
+def solution_of(answers, scores=None, stops=None, **changes):
+    """What `solve --json` prints, as far as it is looked at; candidates of 10, 20, ... tokens."""
     scores = scores or [0.5] * len(answers)
     stops = stops or ["eos"] * len(answers)
-    return {
-        "answer": answers[0] if answers else None,
-        "text": "steps",
-        "score": scores[0] if scores else None,
-        "stop": stops[0] if stops else None,
-        "rounds": 3,
-        "reason_fewer": None,
-        "candidates": [
-            {"answer": answer, "score": score, "stop": stop, "tokens": 10 * (i + 1)}
-            for i, (answer, score, stop) in enumerate(zip(answers, scores, stops, strict=True))
-        ],
-        "tree": {"nodes": 4, "pruned": 1, "unique_tokens": 30, "path_tokens": 40},
+    candidates = [
+        {"answer": answer, "score": score, "stop": stop, "tokens": 10 * number}
+        for number, (answer, score, stop) in enumerate(zip(answers, scores, stops, strict=True), 1)
+    ]
+    first = candidates[0] if candidates else dict.fromkeys(("answer", "score", "stop"))
+    content = {
+        **{name: first[name] for name in ("answer", "score", "stop")},
+        **{"rounds": 3, "candidates": candidates, "goodput_tok_s": 10.0},
         "tokens": {"generated": 30, "kept": 20, "speculated": None},
         "kv": {"device_peak_bytes": 1024},
         "time": {"total_s": 1.5, "decode_s": 1.0, "stall_s": None},
-        "io_share": None,
-        "goodput_tok_s": 10.0,
-        "tree_hash": "abc",
-        "exact": True,
-        "seed": 0,
-        "schedule": "in-gpu",
-        "attention": "tree",
+        **{"tree_hash": "abc", "exact": True},
         **changes,
     }
-
-
-@dataclass
-class FakeSolution:
-    content: dict
-
-    def to_json(self):
-        return self.content
+    return SimpleNamespace(to_json=lambda: content)
 
 
 @dataclass
@@ -58,7 +42,7 @@ class FakeSolver:
         self.in_flight = in_flight
         for i, _ in problems:
             self.asked.append(i)
-            yield i, self.outcomes.get(i, FakeSolution(solution_json(["1"])))
+            yield i, self.outcomes.get(i, solution_of(["1"]))
 
 
 @pytest.fixture
@@ -68,7 +52,7 @@ def fake_solver():
 
 @pytest.fixture
 def make_solution():
-    return lambda *args, **changes: FakeSolution(solution_json(*args, **changes))
+    return solution_of
 
 
 @pytest.fixture

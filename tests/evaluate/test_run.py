@@ -77,13 +77,6 @@ def test_text_that_is_not_unicode_is_kept(write_jsonl, kept, lines):
     assert lines()[0]["problem"] == "\ud800 \u00e9"
 
 
-def test_in_flight(fake_solver, solve):
-    solve(in_flight=2)
-    assert fake_solver.in_flight == 2
-    with pytest.raises(InputError, match="--in-flight"):
-        solve(in_flight=0)
-
-
 def test_a_finished_run_solves_nothing_again(fake_solver, kept, tmp_path):
     assert kept() == kept()
     assert len(fake_solver.asked) == 5
