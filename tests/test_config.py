@@ -86,18 +86,6 @@ def test_a_missing_recipe_is_named(tmp_path):
         Settings.build(tmp_path / "gone.yaml")
 
 
-def test_a_recipe_that_is_not_text_is_an_input_error(tmp_path):
-    path = tmp_path / "binary.yaml"
-    path.write_bytes(b"\xff\xfe\x00\x81")
-    with pytest.raises(InputError, match=r"binary\.yaml"):
-        Settings.build(path)
-
-
-def test_unknown_flat_options_are_errors():
-    with pytest.raises(InputError, match="unknown option 'beams'"):
-        Settings.build(beams=3)
-
-
 @pytest.mark.parametrize(
     "options",
     [

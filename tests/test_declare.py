@@ -155,12 +155,6 @@ def test_declarations_are_checked():
         strategy("x", meaning="x")(Half)
 
 
-def test_what_a_class_raises_is_an_error_with_its_name(make_solver):
-    verifier("plain", meaning="x")(Plain)
-    with pytest.raises(InputError, match="verifier Plain: it raised ZeroDivisionError"):
-        make_solver(**SMALL, verifier="plain").solve(PROBLEM)
-
-
 # --- checkpoints -----------------------------------------------------------------------------
 
 PLUGIN = """
@@ -231,15 +225,6 @@ def test_other_code_anywhere_in_the_file_is_refused(make_solver, plugin, tmp_pat
     plugin.write_text(PLUGIN.replace("len(steps[-1])", "2 * len(steps[-1])"))
     with pytest.raises(InputError, match=f"was saved with --{code}-code"):
         make_solver(**options, plugins=[plugin]).resume(file)
-
-
-def test_the_code_is_that_which_ran(make_solver, plugin, tmp_path):
-    solver = make_solver(**SMALL, plugins=[plugin], verifier="by-length")
-    plugin.write_text("1 / 0")  # saved in an editor, while the search goes on
-    file, expected = saved(solver, tmp_path)
-    plugin.write_text(PLUGIN)
-    again = make_solver(**SMALL, plugins=[plugin], verifier="by-length")
-    assert again.resume(file).tree_hash == expected.tree_hash
 
 
 def test_a_search_whose_plugin_is_not_loaded_names_it(make_solver, plugin, tmp_path):
@@ -333,9 +318,3 @@ def test_a_broken_package_is_a_line_and_stops_no_other(install, capsys):
     assert len(captured.err.splitlines()) == 3
     assert "plugin a_broken-plugin (a_broken): ModuleNotFoundError" in captured.err
     assert captured.out.startswith("{")
-
-
-def test_a_package_that_takes_a_name_is_a_line(install):
-    install(greedy=GOOD.replace('"packaged"', '"logprob"'))
-    (line,) = load_installed()
-    assert "plugin greedy-plugin (greedy): InputError: greedy.packaged: --verifier logprob" in line

@@ -60,10 +60,3 @@ def test_differences_are_paired_and_name_both_sides():
     assert against_vote["right, wrong"] == "2, 0"
     assert found["weak, beam, n = 4", "strong, greedy"]["difference"] == "-0.250"
     assert len(found) == 2
-
-
-def test_intervals_are_wilsons_for_counts_and_resampled_for_shares():
-    all_right = AccuracyRow("weak", "beam", 4, [1.0] * 20, 0)
-    assert all_right.interval == pytest.approx([0.839, 1.0], abs=1e-3)
-    shares = AccuracyRow("weak", "one sample", 1, [0.5] * 20, 0, samples=16)
-    assert shares.interval == [0.5, 0.5]

@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 
 from beamwright.engine.timeline import Timeline
-from beamwright.errors import InputError
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import find_profile
-from beamwright.protocols import Direction
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright_lab.checks.calibration import (
     KINDS,
@@ -78,20 +76,3 @@ def test_the_costs_of_a_machine_are_found_again():
     assert simulated.time_s == pytest.approx(real.time_s, rel=0.01)
     assert min(fitted.seconds) >= 0
     assert np.isfinite(fitted.seconds).all()
-
-
-def test_a_transfer_takes_its_bytes_and_a_fixed_part():
-    costs = FittedCosts(Layout.TREE, tuple(TRUE.values()), LINK)
-    assert costs.transfer(2_000_000, 3, Direction.D2H) == 2.5
-    assert costs.copy(1000) == 0
-
-
-def test_runs_that_do_not_go_together():
-    case = search(4, 16, 8)
-    with pytest.raises(InputError, match="one layout"):
-        fit_costs([], LINK)
-    dense = search(4, 16, 8, Layout.DENSE)
-    with pytest.raises(InputError, match="one layout"):
-        fit_costs([Measured(case, (1.0,) * 4), Measured(dense, (1.0,) * 4)], LINK)
-    with pytest.raises(InputError, match="3 iterations were measured, 4 simulated"):
-        fit_costs([Measured(case, (1.0,) * 3)], LINK)

@@ -1,7 +1,5 @@
 """The cache study counts what it says, and memory is split as in the thesis."""
 
-from collections import Counter
-
 import pytest
 
 from beamwright.plan.machines import find_profile
@@ -11,8 +9,6 @@ from beamwright_lab.decoupled.cache import (
     USABLE,
     Memory,
     batch_rows,
-    hybrid_rows,
-    quantile,
     run,
     searches,
     size_rows,
@@ -64,12 +60,3 @@ def test_the_verifier_saturates_with_fewer_requests():
     for row in size_rows("rtx-4090"):
         if 4 <= row["requests"] <= 64:
             assert row["of its most"] < row["of the verifier's most"]
-
-
-def test_a_prompt_makes_a_step_longer():
-    for row in hybrid_rows("a100-80gb"):
-        assert row["alone, ms"] < row["with 200"] < row["with 1000"]
-
-
-def test_quantile():
-    assert [quantile(Counter({1: 1, 5: 8, 9: 1}), q) for q in (0.1, 0.5, 0.95)] == [1, 5, 9]

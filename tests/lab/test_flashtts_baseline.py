@@ -4,7 +4,6 @@ from dataclasses import fields, replace
 
 import pytest
 
-from beamwright.errors import CapacityError
 from beamwright.models.shape import NAMED_SHAPES
 from beamwright.plan.costs import ModelCosts
 from beamwright.plan.machines import find_profile
@@ -21,8 +20,6 @@ from beamwright_lab.flashtts.baseline import (
 )
 from beamwright_lab.flashtts.split import PAIRS
 from beamwright_lab.rivals.requests import StepRequest
-from beamwright_lab.rivals.vllm import VllmEngine
-from engine_searches import admitted, one_round
 
 MODEL = ModelCosts.of(NAMED_SHAPES["qwen2.5-math-1.5b"], 2)
 BLOCK = 16 * MODEL.kv_bytes_per_token
@@ -78,22 +75,6 @@ def test_what_was_evicted_is_computed_again():
     assert tight.time_s > ample.time_s
 
 
-def test_a_path_that_fits_no_part_is_an_error():
-    with pytest.raises(CapacityError):
-        simulate_baseline(case(blocks=8))
-
-
-def test_nobody_is_scored_before_all_are_decoded():
-    """A path is done when its round is, the longest step included."""
-    short = recorded(((32, 32), (32, 32)))
-    ragged = recorded(((32, 32), (320, 32)))
-    even, _ = simulate_baseline(case(tree=short))
-    late, _ = simulate_baseline(case(tree=ragged))
-    mean_tokens = (64 + 352) / 2
-    assert late.goodput_tok_s == pytest.approx(mean_tokens / late.time_s)
-    assert even.goodput_tok_s == pytest.approx(64 / even.time_s)
-
-
 def test_the_order_is_random_and_reproducible():
     tree = Workload(generate_tokens=256, step_tokens=64).tree(16)
     tight = case(tree=tree, blocks=160)
@@ -109,15 +90,6 @@ def test_a_scored_path_is_its_prompt_with_a_mark_behind_each_step():
     scored = scoring(step)
     assert (scored.lengths, scored.step_tokens) == ((100, 21, 31), 1)
     assert scored.path == ((), (0,), (0, 1))
-
-
-def test_no_more_requests_run_than_are_allowed():
-    engine = VllmEngine(1000, max_running=2)
-    engine.submit(one_round(3))
-    assert admitted(engine.schedule()) == [(0,), (1,)]
-    engine = VllmEngine(1000, max_batched_tokens=40)
-    engine.submit(one_round(3))
-    assert [tokens for _, tokens in engine.schedule().rows] == [32, 8]
 
 
 @pytest.mark.parametrize("pair", PAIRS)

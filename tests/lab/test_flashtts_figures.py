@@ -2,7 +2,6 @@
 
 import pytest
 
-from beamwright.tree import NodeState, RecordedNode, RecordedTree, StopReason
 from beamwright_lab.flashtts.baseline import Workload, baseline_of, simulate_baseline
 from beamwright_lab.flashtts.figures import (
     FULL,
@@ -10,11 +9,9 @@ from beamwright_lab.flashtts.figures import (
     VARIANTS,
     compare,
     goodput_rows,
-    is_wanted,
     latency_rows,
     mean_run,
     method_rows,
-    most_kv,
     ours,
     split_rows,
     summary,
@@ -42,12 +39,6 @@ def test_where_all_fits_order_and_split_change_nothing_and_speculation_gains(run
     assert runs[FULL].goodput > runs["strong"].goodput
 
 
-def test_a_baseline_that_reads_less_or_keeps_more_is_no_slower(runs):
-    assert runs["baseline, KV once"].time_s <= runs["baseline"].time_s
-    assert runs["baseline, uncached"].verify_s > runs["baseline"].verify_s
-    assert runs["baseline, uncached"].decode_s == runs["baseline"].decode_s
-
-
 def test_both_sides_count_goodput_alike():
     """Without a straggler's slack and with one round, tokens and seconds are nearly the same."""
     work = Workload(generate_tokens=64, step_tokens=64, step_sigma=0.0)
@@ -67,31 +58,12 @@ def test_tables_say_ratios_of_what_ran(runs):
     assert first["mean"] == first["least"] == first["most"]
 
 
-def test_kv_of_a_round_is_counted_apart_and_once():
-    """A prompt of 10; steps of 3 and 4; below the first 5 and 6. Round 2 needs most."""
-    lengths = {(0,): 3, (1,): 4, (0, 0): 5, (0, 1): 6}
-    nodes = [
-        RecordedNode(lineage, tokens, StopReason.DELIMITER, NodeState.KEPT, 0.5)
-        for lineage, tokens in lengths.items()
-    ]
-    assert most_kv(RecordedTree(0, 10, 2, tuple(nodes))) == (
-        10 + 3 + 5 + 10 + 3 + 6,
-        10 + 3 + 5 + 6,
-    )
-
-
 def test_every_method_has_a_row_with_what_it_gains():
     rows = method_rows(WORK, [4])
     assert [row["search"] for row in rows] == list(METHODS)
     for row in rows:
         assert float(row[f"{FULL} / baseline"]) > 1
         assert float(row["full / uncached"]) >= float(row[f"{FULL} / baseline"])
-
-
-def test_figures_are_chosen_by_number():
-    assert is_wanted("3 left and 11: methods", [])
-    assert is_wanted("3 left and 11: methods", [5, 11])
-    assert not is_wanted("3 left and 11: methods", [1])
 
 
 def test_the_cost_model_alone_has_the_paper_s_asymmetry():

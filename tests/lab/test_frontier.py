@@ -47,25 +47,9 @@ def test_this_engine_computes_nothing_again_and_keeps_above_the_bounds(rows):
         assert row["time_s"] >= row["link_floor_s"]
 
 
-def test_what_cannot_hold_a_path_is_no_fit(rows):
-    least = [line for line in frontier.lines_of(rows) if line["KV %"] == 5]
-    assert all(line["Beamwright, s"] == line["vLLM"] == "no fit" for line in least)
-    assert all(line["best rival"] is None for line in least)
-
-
 def test_the_figure_has_a_panel_per_search(rows, tmp_path):
     pytest.importorskip("matplotlib")
     file = tmp_path / "frontier.svg"
     assert frontier.draw(rows, file)
     texts = {each.text for each in ET.parse(file).iter() if each.tag.endswith("}text")}
     assert {"GQA, n = 16, 32", "GQA, n = 16, about 32"} <= texts
-
-
-def test_what_pages_quote_is_the_range_of_the_fastest_engine_over_ours(rows):
-    found = frontier.quoted(rows)["shares"]
-    assert list(found) == ["100 %", "50 %"]
-    for name, seconds in (("once", "best rival"), ("by_row", "as it reads")):
-        lines = [line for line in frontier.lines_of(rows) if line["KV %"] == 50]
-        ratios = [float(line[seconds].split()[0]) for line in lines]
-        assert found["50 %"][name] == pytest.approx([min(ratios), max(ratios)], abs=0.006)
-    assert found["50 %"]["searches"] == 2

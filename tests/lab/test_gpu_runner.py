@@ -15,7 +15,6 @@ from beamwright_lab.gpu.runner import (
     KILLED,
     NO_TIME,
     OK,
-    SKIPPED,
     TIMED_OUT,
     Journal,
     Plan,
@@ -94,14 +93,6 @@ def wait_until(true):
     assert true()
 
 
-def test_a_finished_stage_is_not_run_again(bench):
-    first = bench.run(bench.stage("one"), bench.stage("two"))
-    assert [result["status"] for result in first.values()] == [OK, OK]
-    assert first["one"]["data"]["rows"] == [1, 2]
-    assert bench.run(bench.stage("one"), bench.stage("two")) == first
-    assert bench.num_runs == 2
-
-
 def test_other_settings_or_again_run_it_again_and_other_sources_do_not(bench):
     bench.run(bench.stage("one"), facts={"sources": "a"})
     bench.run(bench.stage("one"), facts={"sources": "b"})
@@ -110,11 +101,6 @@ def test_other_settings_or_again_run_it_again_and_other_sources_do_not(bench):
     assert bench.num_runs == 2
     found = bench.run(bench.stage("one"), again=frozenset({"one"}), facts={"sources": "b"})
     assert (bench.num_runs, found["one"]["sources"]) == (3, "b")
-
-
-def test_only_the_named_stages_are_run(bench):
-    found = bench.run(bench.stage("one"), bench.stage("two"), only=frozenset({"two"}))
-    assert list(found) == list(bench.journal.results()) == ["two"]
 
 
 @pytest.mark.parametrize(
@@ -171,42 +157,12 @@ def test_what_does_not_fit_is_not_started(bench):
     assert "one: no time left (40 s)" in bench.lines
 
 
-def test_what_lacks_something_is_not_started_and_takes_no_time(bench):
-    lacks = bench.stage("one", budget_s=590.0, missing="missing wheels: pydantic")
-    found = bench.run(bench.stage("two"), lacks)
-    assert (found["one"]["status"], found["one"]["error"]) == (SKIPPED, "missing wheels: pydantic")
-    assert found["two"]["data"]["seconds"] > 590
-    assert bench.lines[-1] == "one: skipped, missing wheels: pydantic"
-
-
-def test_a_command_that_does_not_exist_is_a_failed_stage(bench):
-    missing = Stage("missing", ("/no/such/program",), 10.0)
-    found = bench.run(missing, bench.stage("good"))
-    assert found["missing"]["status"] == FAILED
-    assert "/no/such/program" in found["missing"]["error"]
-    assert found["good"]["status"] == OK
-
-
 def test_time_is_shared_by_budget_and_a_stage_is_told_its_share(bench):
     stages = [bench.stage("one", budget_s=30.0), bench.stage("two", budget_s=10.0)]
     found = bench.run(*stages, budget_s=400.0)
     assert 290 < found["one"]["data"]["seconds"] <= 300
     # What the first has left over is the second's.
     assert found["two"]["data"]["seconds"] > 300
-
-
-def test_kept_stages_take_no_share(bench):
-    stages = [bench.stage("one", budget_s=30.0), bench.stage("two", budget_s=10.0)]
-    bench.run(*stages, only=frozenset({"two"}))
-    found = bench.run(*stages, budget_s=400.0)
-    assert found["one"]["data"]["seconds"] > 390
-
-
-def test_a_stage_that_would_get_too_little_is_given_its_least(bench):
-    found = bench.run(
-        bench.stage("one", least_s=50.0), bench.stage("two", budget_s=90.0), budget_s=60.0
-    )
-    assert found["one"]["data"]["seconds"] == 50.0
 
 
 def test_a_stage_runs_again_when_what_it_reads_has(bench):
@@ -226,16 +182,6 @@ def test_a_stage_that_has_left_something_out_goes_on_from_there(bench):
     assert bench.num_runs == 2, "now it is whole"
     other = bench.run(bench.stage("one"), key={**KEY, "smoke": False})
     assert "found" not in other["one"]["data"], "what other settings have found does not count"
-
-
-def test_after_each_stage_there_is_a_table_of_what_there_is(bench):
-    seen = []
-    bench.run(
-        bench.stage("one"),
-        bench.stage("two"),
-        after=lambda: seen.append([*bench.journal.results()]),
-    )
-    assert seen == [["one"], ["one", "two"]]
 
 
 # --- the file --------------------------------------------------------------------------------

@@ -4,8 +4,6 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
-from transformers import AutoTokenizer
 
 from beamwright.models.shape import ModelShape, shape_from_text
 from beamwright_lab.common import decode_flops
@@ -38,17 +36,6 @@ def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(models, "_LARGE_SIZES", sizes)
         models._write_large(folder)
     return folder
-
-
-def test_random_tokens_turn_into_text_and_back(small_folder):
-    tokenizer = AutoTokenizer.from_pretrained(small_folder)
-    ids = list(range(3 + 26 + 1, 1000))
-    text = tokenizer.decode(ids)
-    assert tokenizer(text, add_special_tokens=False)["input_ids"] == ids
-    message = [{"role": "user", "content": text.removeprefix(" ")}]
-    assert tokenizer.apply_chat_template(message, tokenize=False) == text
-    file = str(small_folder / "tokenizer.json")
-    assert Tokenizer.from_file(file).get_vocab_size() == 1000
 
 
 def test_flops_of_one_prompt_and_its_paths():

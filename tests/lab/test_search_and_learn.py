@@ -96,12 +96,6 @@ def test_the_same_beams_as_search_and_learn(n, width, ends):
         )
 
 
-def test_padding():
-    assert padded([1, 2, 3], 2) == [1, 2]
-    assert padded([1, 2, 3], 7) == [1, 2, 3, 1, 2, 3, 1]
-    assert padded([], 4) == []
-
-
 @pytest.fixture
 def declared():
     with restored():

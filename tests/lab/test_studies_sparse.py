@@ -9,10 +9,8 @@ from beamwright.plan.costs import ModelCosts, Roofline
 from beamwright.plan.machines import find_profile
 from beamwright_lab.studies.sparse import (
     Host,
-    RankSeconds,
     SparseLoad,
     SparseMethod,
-    attention_flops,
     cache_rank_flops,
     decode_seconds,
     host_ranks,
@@ -80,25 +78,6 @@ def test_table_two_counts_query_heads_in_mebibytes(
 
 
 @pytest.mark.parametrize(
-    ("shape", "layers", "ms", "needed"), [(QWEN3_8B, 6, 7.13, 56.5), (QWEN3_32B, 4, 6.30, 42.6)]
-)
-def test_keys_and_values_need_another_bandwidth(shape, layers, ms, needed):
-    found = pack_bandwidth(
-        shape, batch=8, selected=2048, layers=layers, seconds=ms / 1e3, heads=2 * shape.kv_heads
-    )
-    assert found / 1e9 == pytest.approx(needed, rel=0.01)
-
-
-@pytest.mark.parametrize("method", SparseMethod)
-def test_the_roofline_counts_the_equations_flops(method):
-    slow = at_peak(QWEN3_8B)
-    slow = replace(slow, hardware=replace(slow.hardware, flops=1.0))
-    attention = attention_flops(QWEN3_8B, method, CONTEXT, SELECTED)
-    flops = 8 * (2 * QWEN3_8B.num_parameters + attention)
-    assert decode_seconds(slow, QWEN3_8B, method, LOAD) == pytest.approx(flops)
-
-
-@pytest.mark.parametrize(
     ("shape", "expected"),
     [(QWEN3_8B, (27.0, 18.7, 10.4, 9.2)), (QWEN3_32B, (65.8, 51.1, 36.3, 34.2))],
 )
@@ -107,12 +86,6 @@ def test_a_step_at_the_roofline(shape, expected):
     # Quest with half of the rows on each of the same two devices ties with AsyncSpade.
     (halved,) = milliseconds(shape, replace(LOAD, rows=4), [SparseMethod.QUEST])
     assert halved == pytest.approx(expected[3], abs=0.06)
-
-
-def test_ahead_reads_a_projection_more_than_quest():
-    quest, _, ahead = milliseconds(QWEN3_8B, methods=[*SparseMethod][2:])
-    projection_bytes = 2 * 36 * 4096 * 4096
-    assert ahead - quest == pytest.approx(projection_bytes / 2039e9 * 1e3)
 
 
 @pytest.mark.parametrize(
@@ -128,14 +101,6 @@ def test_a_host_that_scores_keys_or_bounds_at_4k_16k_and_32k(bounds, expected):
             Roofline(ModelCosts.of(shape, 2), card), shape, load, Host(), bounds=bounds
         )
         assert ranks.ideal_s == pytest.approx(seconds, rel=0.03)
-
-
-def test_shared_tokens_are_read_once_and_attended_by_each_row():
-    full = decode_seconds(at_peak(QWEN3_8B), QWEN3_8B, SparseMethod.FULL, LOAD)
-    half = decode_seconds(at_peak(QWEN3_8B), QWEN3_8B, SparseMethod.FULL, replace(LOAD, shared=0.5))
-    assert full - half == pytest.approx(LOAD.seen / 2 * 147456 / 2039e9)
-    short = replace(LOAD, context=1000)
-    assert short.chosen == short.seen == 8000
 
 
 def test_the_cache_rank_hides_up_to_a_context():
@@ -154,12 +119,3 @@ def test_the_cache_rank_hides_up_to_a_context():
     link = 250e9  # the paper's, A100
     assert not hidden(QWEN3_8B, LOAD.seen)
     assert hidden(QWEN3_32B, LOAD.seen)
-
-
-def test_a_narrow_link_hides_nothing():
-    ranks = two_devices(at_peak(QWEN3_32B), QWEN3_32B, LOAD, 100e9)
-    assert ranks.down_s == pytest.approx(16384 * 262144 / 100e9)
-    assert ranks.slack_s == pytest.approx(ranks.inference_s - ranks.up_s - ranks.down_s)
-    assert not ranks.hidden
-    assert RankSeconds(2.0, 1.0, 0.5, 1.25).slack_s == 0.25
-    assert RankSeconds(2.0, 3.0, 0.5, 1.25).ideal_s == 3.0

@@ -1,6 +1,5 @@
 import pytest
 
-from beamwright.errors import InputError
 from beamwright.protocols import Complete, Extend, Finish, Prune
 from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings
@@ -65,18 +64,6 @@ def test_a_warm_up_path_that_finished_early_can_lose_its_place():
     assert tree.finished() == [late]
 
 
-def test_the_others_are_given_up_at_the_end_of_a_step():
-    strategy = deepconf(n=4, warmup=1)
-    tree, _ = warmed(strategy, [4.0])
-    obey(tree, actions_of(strategy, tree))
-    a, b, c = decode(tree, [5.0, 3.0, 6.0])
-    assert actions_of(strategy, tree) == [Prune(b), Extend(a, 1), Extend(c, 1)]
-    obey(tree, actions_of(strategy, tree))
-    a, c = decode(tree, [4.5, 3.5], ended=[0, 1])
-    reason = "2 of 4 paths fell below the warm-up's 4 or reached --max-rounds"
-    assert actions_of(strategy, tree) == [Prune(c), Complete(a), Finish(reason)]
-
-
 def test_paths_that_reach_the_round_limit_are_listed():
     strategy, tree = deepconf(n=3, warmup=1, max_rounds=2), new_tree()
     obey(tree, actions_of(strategy, tree))
@@ -91,15 +78,6 @@ def test_paths_that_reach_the_round_limit_are_listed():
     reason = "3 of 3 paths fell below the warm-up's 4 or reached --max-rounds"
     assert obey(tree, actions_of(strategy, tree)) == reason
     assert tree.candidates() == [cut_off, last]
-
-
-def test_without_scores_it_is_best_of_n():
-    strategy = deepconf(n=4, warmup=2)
-    tree, nodes = warmed(strategy, [None, None])
-    assert actions_of(strategy, tree) == [*map(Complete, nodes), Extend(tree.root, 2)]
-    obey(tree, actions_of(strategy, tree))
-    nodes = decode(tree, [None, -3.0], ended=[0, 1])
-    assert actions_of(strategy, tree) == [*map(Complete, nodes), Finish(None)]
 
 
 def test_whole_searches():
@@ -124,8 +102,3 @@ def test_whole_searches():
 def test_the_warm_up_is_a_quarter_and_at_most_16(n, warmup):
     tree = new_tree()
     assert actions_of(deepconf(n=n), tree) == [Extend(tree.root, warmup)]
-
-
-def test_a_warm_up_of_more_than_n_is_an_error():
-    with pytest.raises(InputError, match="--warmup 5 is larger than --n 4"):
-        deepconf(n=4, warmup=5)

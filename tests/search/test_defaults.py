@@ -59,17 +59,6 @@ def test_what_cannot_do_without_scores_says_where_to_get_them(search, model):
         assert names(**options, n=1)[0] == search
 
 
-def test_whoever_scores_steps_is_enough():
-    found = resolved(Settings.build(verifier="none", model="own"), own_scores=True)
-    assert found.search.search == "beam"
-
-
-def test_resolving_twice_changes_nothing():
-    for options in ({}, {"model": "own"}, {"model": "random:opt-6.7b"}):
-        once = resolved(Settings.build(**options))
-        assert resolved(once) == once
-
-
 def test_only_a_vote_by_default_is_worth_a_line():
     note = vote_note(Settings.build(model="own", n=8))
     assert note.startswith("--model own without a verifier: majority vote of 8 paths")

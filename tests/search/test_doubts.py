@@ -46,10 +46,6 @@ def test_equal_scores():
     assert line.startswith("all 4 scores of --verifier bundled are equal (6e-319)")
 
 
-def test_equal_texts_have_equal_scores():
-    assert about(scored([0.5] * 4, ["same"] * 4)) == []
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -60,12 +56,6 @@ def test_equal_texts_have_equal_scores():
 )
 def test_nobody_misses_scores_that_nothing_reads(options):
     assert about(scored([None] * 4), **options) == []
-
-
-def test_a_function_that_has_no_opinion_is_told():
-    settings = with_defaults(Settings.build(model="own", verifier="none"), own_scores=True)
-    (line,) = doubts_about_scores(scored([None] * 4), settings)
-    assert line.startswith("4 of 4 steps got no score from the verifier")
 
 
 def test_no_answer_has_a_remedy():
@@ -134,7 +124,3 @@ def test_other_problems_are_told_what_it_knows(problem):
 def test_every_bundled_problem_is_of_that_kind(name):
     for problem in load_problems(f"bundled:{name}").problems:
         assert doubts_about_problem(problem.problem, Settings.build()) == []
-
-
-def test_nothing_is_said_of_a_prompt_without_words():
-    assert doubts_about_problem("", Settings.build()) == []

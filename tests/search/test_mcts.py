@@ -172,23 +172,6 @@ def test_the_same_leaves_as_the_oracle_picks():
 # --- exploration -----------------------------------------------------------------------------
 
 
-def scripted_tree(strategy, score, rounds):
-    tree = new_tree()
-    for _ in range(rounds):
-        obey(tree, actions_of(strategy, tree))
-        open_nodes = tree.open_nodes()
-        write(tree, open_nodes, [score(node) for node in open_nodes])
-        tree.rounds += 1
-    return tree
-
-
-def test_without_exploration_the_best_scored_step_is_followed():
-    strategy = mcts(n=3, width=3, exploration=0, nodes=100)
-    tree = scripted_tree(strategy, lambda node: 0.9 if node.lineage[-1] == 1 else 0.4, 6)
-    kept = [node.lineage[1:] for node in tree.nodes() if node.children and node.parent]
-    assert kept == [(1,) * depth for depth in range(1, 6)]
-
-
 def test_a_simulation_goes_on_until_its_path_ends_and_the_next_begins_elsewhere():
     tree, strategy = new_tree(), mcts(n=3, width=3, exploration=0.1)
     first, second, _ = extend(tree, tree.root, [0.9, 0.8, 0.1])
@@ -253,13 +236,6 @@ def test_of_too_many_ended_paths_the_best_take_the_places():
     tree.finish(nodes[2])
     actions = actions_of(mcts(n=2, width=1), tree)
     assert actions == [Complete(nodes[1]), Prune(nodes[0]), Finish()]
-
-
-def test_what_waits_at_the_end_keeps_the_places_that_are_left():
-    tree, nodes = first_round([0.1, 0.9, 0.2, 0.3], ended=[3])
-    actions = actions_of(mcts(n=3, width=1, nodes=4), tree)
-    reason = "2 of 3 paths were unfinished when --nodes 4 were written"
-    assert actions == [Complete(nodes[3]), Prune(nodes[0]), Finish(reason)]
 
 
 def test_a_path_of_max_rounds_steps_is_not_extended():

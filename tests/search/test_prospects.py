@@ -31,14 +31,6 @@ def test_bins_are_quantiles_of_the_scores_before():
     assert [each.children for each in by_bins(beams, width=4)] == [4, 4, 3, 3, 2, 2, 1, 1]
 
 
-def test_the_first_round_is_one_bin():
-    tree = new_tree()
-    beams = tree.expand(tree.root, 3)
-    for beam in beams:
-        add_step(tree, beam, "b.")
-    assert [each.children for each in by_bins(beams, width=4)] == [4, 4, 4]
-
-
 def test_only_complete_steps_that_can_go_on_are_foreseen():
     beams = second_round([0.9, 0.1], complete=3)
     beams[0].stop = StopReason.EOS

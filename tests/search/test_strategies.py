@@ -65,19 +65,6 @@ def test_the_table_says_whose_tree_depends_on_the_width(name):
     assert (shape(2) != shape(4)) is STRATEGIES[name].reads_width
 
 
-def test_every_meaning_is_one_line_and_every_option_has_help():
-    for row in STRATEGIES.values():
-        assert row.meaning
-        assert "\n" not in row.meaning
-        assert all(info.description for info in row.options.values())
-
-
-def test_options_that_were_not_given_are_filled_in():
-    search = with_defaults(Settings.build(search="particles", ess=0.25)).search
-    assert search.model_extra == {"score_temperature": 1.0, "ess": 0.25}
-    assert with_defaults(Settings.build(search="beam")).search.model_extra == {}
-
-
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [

@@ -3,7 +3,6 @@
     python -m beamwright_lab.gpu.check                       # on cuda, then the table
     python -m beamwright_lab.gpu.check --report              # the table of what there is
     python -m beamwright_lab.gpu.check --smoke --device cpu  # the same code at a tiny scale
-    python -m beamwright_lab.gpu.check --predict h200 --memory 24GiB
 
 Each stage is a process with a time budget of its own, and every row is written as it is measured.
 Needs no network, pip or make; what a machine lacks is named, and the rest runs. See `docs/gpu.md`.
@@ -49,7 +48,6 @@ STAGES: tuple[tuple[str, int, int, str], ...] = (
     ("parity", 30, 10, "parity.run"),
     (FIGURES[0], 60, 25, "figures.run"),
     ("speculation", 20, 10, "speculation.run"),
-    ("peers", 30, 20, "peers.run"),
     (FIGURES[1], 20, 20, "figures.run"),
     (FIGURES[2], 20, 20, "figures.run"),
     (FIGURES[3], 20, 20, "figures.run"),
@@ -100,9 +98,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, to try the code itself")
     parser.add_argument("--link-bandwidth", help="emulate a slower link, such as 12GB/s; labelled")
     parser.add_argument("--report", action="store_true", help="only print and write the table")
-    parser.add_argument("--predict", metavar="GPU", help="simulate the figures for a named card")
-    parser.add_argument("--memory", default="24GiB", help="of the card, for --predict")
-    parser.add_argument("--quick", action="store_true", help="--predict: a few points")
     parser.add_argument("--stage", choices=names, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -190,25 +185,6 @@ def report(arguments: argparse.Namespace) -> str:
     return text
 
 
-def predict(arguments: argparse.Namespace) -> int:
-    """Print the predictions and write them; 2 for a card or a memory that cannot be."""
-    from beamwright.errors import InputError
-    from beamwright.units import parse_size
-    from beamwright_lab.common import finish, table
-    from beamwright_lab.gpu.simulator import COLUMNS, points, predictions
-
-    try:
-        memory_bytes = parse_size(arguments.memory)
-        rows = predictions(arguments.predict, memory_bytes, points(quick=arguments.quick))
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
-    print(table(rows, COLUMNS))
-    name = f"gpu_predictions_{arguments.predict}_{arguments.memory}"
-    finish(name, {"gpu": arguments.predict, "memory_bytes": memory_bytes, "points": rows})
-    return 0
-
-
 def _link_bandwidth(arguments: argparse.Namespace) -> int | None:
     if arguments.link_bandwidth is None:
         return None
@@ -252,8 +228,6 @@ def main() -> int:
     arguments = parse()
     if arguments.stage:
         return run_stage(arguments)
-    if arguments.predict:
-        return predict(arguments)
     if arguments.report:
         print(report(arguments))
         return 0

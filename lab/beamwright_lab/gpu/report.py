@@ -50,13 +50,6 @@ def render(results: Mapping[str, Mapping[str, Any]]) -> str:
                 *("auto_over_off", "exact_equal", "auto_equal", "problems", "exact_kept"),
             ),
         ),
-        _section(
-            "Peers; {shape}, {tokens} tokens each".format_map(
-                data.get("peers", {}).get("case", {"shape": "", "tokens": ""})
-            ),
-            data.get("peers", {}).get("sides", []),
-            ("n", "side", "tokens_per_s"),
-        ),
     ):
         if section:
             sections.append(section)

@@ -109,7 +109,7 @@ def simulate_sparse(
 
 def _token(ranks: RankSeconds, query: str, num_layers: int) -> tuple[float, float]:
     """Seconds of a token of all rows, and of them those that the device waits, layer by layer."""
-    if query == "true":  # a layer's selection begins when the layer does
+    if query == "own":  # a layer's selection begins when the layer does
         late_s = ranks.cache_s + ranks.up_s + ranks.down_s
         return ranks.inference_s + late_s, late_s
     distance = 2 if query == "ahead" else None

@@ -60,12 +60,6 @@ def test_transfers_of_a_direction_queue_and_directions_do_not(clock, link):
     assert link.busy_s == {Direction.H2D: 6.0, Direction.D2H: 5.0}
 
 
-def test_an_idle_link_starts_when_it_is_asked_to(clock, link):
-    clock.advance(10.0)
-    transfer = link.submit(Direction.H2D, "load", pieces(4))
-    assert link.wait([transfer]) == 4.0
-
-
 def test_what_has_not_started_is_cancelled_without_a_trace(clock, link):
     running, waiting, last = (link.submit(Direction.D2H, "store", pieces(4)) for _ in range(3))
     clock.advance(1.0)
@@ -84,14 +78,6 @@ def test_of_what_is_on_its_way_only_the_present_piece_still_moves(clock, link):
     assert running.finished
     assert link.bytes_moved[Direction.D2H] == 4
     assert link.wait([following]) == 2.0  # one for the piece, one for itself
-
-
-def test_a_closed_link_forgets_what_was_queued(clock, link):
-    transfer = link.submit(Direction.H2D, "load", pieces(4))
-    link.close()
-    clock.advance(10.0)
-    assert transfer.state is TransferState.CANCELLED
-    assert not link.bytes_moved[Direction.H2D]
 
 
 def test_a_timeline_sees_when_transfers_ran(clock):

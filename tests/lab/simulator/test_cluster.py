@@ -21,16 +21,6 @@ def drawn(count, seed=0):
     return [source.lognormvariate(0, 1) for _ in range(count)]
 
 
-def test_equal_problems_come_in_rounds():
-    run = simulate_cluster([2.0] * 20, SimulatedReplicas(8, held=2))
-    assert run.seconds == pytest.approx(3 * 2.0)  # 8, 8, 4
-    assert run.efficiency == pytest.approx(20 / 24)
-    assert run.device_s_per_problem == pytest.approx(8 * 6.0 / 20)
-    assert run.problems_per_hour == pytest.approx(20 * 600)
-    assert run.busy_s == pytest.approx(20 * 2.0)
-    assert (run.share_s[50], run.last_percent_s) == (pytest.approx(4.0), pytest.approx(0.0))
-
-
 @pytest.mark.parametrize("held", [1, 2, 7])
 def test_one_replica_does_all_its_work(held):
     work_s = drawn(50)
@@ -47,13 +37,6 @@ def test_problems_in_flight_share_a_device():
     many = simulate_cluster([3.0] * 40, SimulatedReplicas(1, held=4, speeds=(1.0, 0.75)))
     assert many.efficiency == pytest.approx(1.0)
     assert many.seconds == pytest.approx(40 * 3 / 1.5)
-
-
-def test_a_message_is_waited_for_where_nothing_else_is_held():
-    alone = simulate_cluster([1.0] * 10, SimulatedReplicas(1, held=1, message_s=0.25))
-    assert alone.seconds == pytest.approx(10 * 1.5)
-    beside = simulate_cluster([1.0] * 10, SimulatedReplicas(1, held=2, message_s=0.25))
-    assert beside.seconds == pytest.approx(10 * 1.0 + 0.5)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -74,12 +57,6 @@ def test_the_driver_is_the_limit():
     below = simulate_cluster([1.0] * 2000, SimulatedReplicas(10, held=4), driver)
     assert below.efficiency > 0.97
     assert below.driver_share == pytest.approx(0.5, rel=0.03)
-
-
-def test_replicas_that_make_the_driver_slower():
-    count = saturating_count(2.0, 0.001, 0.0001)
-    assert count * 2.0 * (0.001 + count * 0.0001) == pytest.approx(1.0)
-    assert saturating_count(2.0, 0.001, 1e-12) == pytest.approx(500, rel=1e-3)
 
 
 def test_the_idle_take_what_others_have_not_begun():

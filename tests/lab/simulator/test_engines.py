@@ -57,17 +57,6 @@ def test_where_all_fits_an_engine_takes_as_long_as_our_own_in_gpu_schedule():
     assert found.time_s == pytest.approx(simulate(case).time_s, rel=0.02)
 
 
-@pytest.mark.parametrize("name", FAIR)
-def test_reading_shared_parts_once_is_faster(name):
-    by_row, once = run(name)
-    assert once.time_s < by_row.time_s
-
-
-def test_foresight_moves_less():
-    (_, clairvoyant), (_, real) = run("clairvoyant"), run("sglang-write-back")
-    assert clairvoyant.h2d_bytes + clairvoyant.d2h_bytes < real.h2d_bytes + real.d2h_bytes
-
-
 def test_step_computes_little_again_and_does_not_complete_the_tree():
     (_, step), (_, vllm) = run("step"), run("vllm")
     assert 0 < step.completed < vllm.completed == 1

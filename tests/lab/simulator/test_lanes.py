@@ -7,7 +7,6 @@ from beamwright.plan.costs import Layout
 from beamwright_lab.simulator.costs import RooflineCosts, Work
 from beamwright_lab.simulator.lanes import RunningWork, SharedClock
 from beamwright_lab.simulator.many import simulate_many
-from beamwright_lab.simulator.run import simulate
 from replayed import replayed, steps_of
 from simulated import COSTS, GIB, many, trees
 
@@ -53,13 +52,6 @@ def test_trees_are_what_they_are_alone(speculation, verifier):
     assert found.time_s == pytest.approx(parts)
 
 
-def test_alone_in_flight_nothing_runs_beside_anything():
-    found, plain = (simulate(cases(overlap)[0]) for overlap in (True, False))
-    assert found.both_s == plain.both_s == 0
-    assert found.time_s == pytest.approx(plain.time_s)
-    assert found.verify_s == pytest.approx(plain.verify_s)
-
-
 def test_two_lanes_are_no_faster_than_the_roofline_of_what_they_do():
     counted = [replace(each, costs=Counted(COSTS.roofline, Layout.TREE)) for each in cases()]
     counted = [replace(e, verifier=replace(e.verifier, costs=counted[0].costs)) for e in counted]
@@ -96,11 +88,3 @@ def test_how_two_share_a_device(one, other, both_s):
     clock.until(lambda: False)
     assert clock.now_s == pytest.approx(both_s)
     assert clock.both_s + clock.beside_s == pytest.approx(both_s)
-
-
-def test_a_wait_for_the_link_is_hidden_by_a_lane():
-    clock = SharedClock()
-    clock.lanes = [Beside(Work(2.0, 1.0, 1.0))]
-    assert clock.reach(3.0) == 3.0
-    assert (clock.now_s, clock.hidden_s, clock.beside_s) == (3.0, 2.0, 2.0)
-    assert clock.reach(1.0) == 0.0

@@ -2,7 +2,6 @@ from dataclasses import replace
 
 import pytest
 
-from beamwright.errors import CapacityError, InputError
 from beamwright_lab.simulator.many import simulate_many
 from beamwright_lab.simulator.run import simulate
 from replayed import replayed, steps_of
@@ -47,22 +46,6 @@ def test_together_they_are_faster_and_each_is_slower():
     assert four.time_s == pytest.approx(four.seconds.decode_s + four.seconds.verify_s)
     num_steps, num_rounds = sum(len(tree.nodes) for tree in TREES), sum(t.rounds for t in TREES)
     assert alone.steps_per_call == pytest.approx(num_steps / num_rounds)
-
-
-def test_what_does_not_fit_beside_others_runs_alone():
-    peaks = [simulate(case).device_peak_bytes for case in cases()]
-    found = simulate_many(cases(budget=max(peaks)), 4)
-    assert [steps_of(run.tree) for run in found.runs] == [replayed(tree) for tree in TREES]
-    with pytest.raises(CapacityError):
-        simulate_many(cases(budget=min(peaks) // 2), 4)
-
-
-def test_cases_are_of_one_machine_and_of_different_problems():
-    first, second, *_ = cases()
-    with pytest.raises(InputError, match="trees and foresight only"):
-        simulate_many([first, replace(second, speculation="exact")], 2)
-    with pytest.raises(InputError, match="problem ids"):
-        simulate_many([first, first], 2)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

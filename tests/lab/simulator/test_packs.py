@@ -75,27 +75,9 @@ def test_table_two_s_times_per_token():
     assert min(slack) == slack[5] == pytest.approx(0.17)
 
 
-def test_what_a_selection_of_its_own_adds_is_not_hidden():
-    packs = [RankSeconds(7.13, 0, 0, 0)] * 6
-    assert simulate_packs(packs, selection_s=10.7).token_s == pytest.approx(53.5, abs=0.03)
-
-
 def test_too_few_packs_hide_nothing_however_fast_the_cache_rank_is():
     """A pack's selection has the time of the other packs; one pack has none."""
     whole = RankSeconds(36.0, 30.0, 1.0, 3.0)
     for pack_layers, expected in ((36, 70.0), (18, 36.0), (12, 36.0)):
         packs = in_packs(whole, 36, pack_layers)
         assert simulate_packs(packs).token_s == pytest.approx(expected)
-
-
-def test_packs_that_do_not_divide_the_layers():
-    packs = in_packs(RankSeconds(36.0, 18.0, 9.0, 4.5), 36, 8)
-    assert [pack.inference_s for pack in packs] == [8, 8, 8, 8, 4]
-    assert sum(pack.down_s for pack in packs) == pytest.approx(4.5)
-
-
-def test_the_slowest_resource_sets_the_pace():
-    for ranks in ((3, 5, 1, 1), (3, 1, 5, 1), (3, 1, 1, 5)):
-        found = simulate_packs([RankSeconds(*ranks)] * 6)
-        assert found.token_s == pytest.approx(30)
-        assert found.waited_s == pytest.approx(12)

@@ -1,7 +1,5 @@
 """Memory that moves in simulated searches: never lost, and worth its while."""
 
-import random
-
 import pytest
 
 from beamwright.errors import CapacityError
@@ -11,7 +9,7 @@ from beamwright.plan.machines import find_profile
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright_lab.simulator.bench import Simulation
 from beamwright_lab.simulator.costs import RooflineCosts
-from beamwright_lab.simulator.run import simulate, simulate_if_fits
+from beamwright_lab.simulator.run import simulate
 from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
 from beamwright_lab.simulator.verifier import VerifierCase
 
@@ -104,51 +102,6 @@ def test_a_share_that_is_bad_from_the_beginning_is_mended(run, conserved):
     assert max(conserved) > 0.3 * 2.2 * NEED
     assert found.time_s < bad.time_s
     assert found.h2d_bytes <= bad.h2d_bytes
-
-
-def test_equal_runs_move_equally(run):
-    assert run(NEED, "roofline") == run(NEED, "roofline")
-    assert run(NEED, "auto") == run(NEED, "auto")
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_what_fits_in_equal_parts_fits_however_memory_moves(seed):
-    """Random searches of unlike models in little memory; `auto` is never the slower."""
-    rng = random.Random(seed)
-    models = [ModelCosts.of(NAMED_SHAPES[rng.choice(NAMES)], 2) for _ in range(2)]
-    search = SyntheticSearch(
-        num_beams=rng.choice((4, 8, 16)),
-        width=rng.choice((2, 4)),
-        prompt_tokens=rng.choice((16, 64, 200)),
-        generate_tokens=128,
-        step_tokens=rng.choice((16, 32)),
-        step_sigma=rng.choice((0.0, 0.5, 1.0)),
-        seed=seed,
-    )
-    grown, per_token = grow(search), sum(each.kv_bytes_per_token for each in models)
-    total = per_token * rng.randrange(200, 800)
-    own = total * models[0].kv_bytes_per_token // per_token
-    costs = [RooflineCosts.of(each, CARD, Layout.TREE) for each in models]
-
-    def run(split):
-        return simulate_if_fits(
-            Simulation(
-                grown,
-                models[0],
-                costs[0],
-                kv_budget_bytes=own,
-                schedule=ScheduleSettings(schedule="locality"),
-                step=StepSettings(max_step_tokens=max(node.tokens for node in grown.nodes)),
-                verifier=VerifierCase(models[1], costs[1], total - own),
-                split=split,
-                hardware=CARD,
-            )
-        )
-
-    base, found = run(None), {split: run(split) for split in MOVING}
-    if base is not None:
-        assert all(each is not None for each in found.values())
-        assert found["auto"].time_s <= 1.01 * base.time_s
 
 
 @pytest.mark.parametrize("split", MOVING)

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from beamwright.engine.timeline import Timeline
 from beamwright.errors import CapacityError
 from beamwright.models.shape import NAMED_SHAPES
 from beamwright.plan.compare import estimate
@@ -14,7 +13,6 @@ from beamwright.plan.schedules import Scorer
 from beamwright.plan.workload import Workload
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright_lab.simulator.bench import Simulation
-from beamwright_lab.simulator.clock import VirtualClock
 from beamwright_lab.simulator.costs import RooflineCosts
 from beamwright_lab.simulator.run import simulate
 from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
@@ -68,12 +66,6 @@ def test_auto_is_not_put_off_by_what_is_scored_ahead():
     assert never.time_s < slack.time_s < 0.9 * off.time_s
 
 
-def test_by_default_what_is_decoded_ahead_is_not_scored_ahead():
-    default = replace(case("in-gpu"), speculation="exact")
-    never = replace(case("in-gpu", verify_ahead="never"), speculation="exact")
-    assert simulate(default) == simulate(never)
-
-
 @pytest.mark.parametrize("schedule", ["in-gpu", "layerwise", "locality"])
 def test_the_generator_goes_as_it_does_alone(schedule):
     scored = simulate(case(schedule))
@@ -104,21 +96,6 @@ def test_evicted_scores_are_computed_again_where_nothing_is_written_back():
     tight = simulate(case(prm_budget=roomy.verifier_peak_bytes // 2, evict="recompute"))
     assert tight.h2d_bytes == tight.d2h_bytes == 0
     assert tight.verify_s > roomy.verify_s
-
-
-def test_both_models_share_the_hosts_memory():
-    budget = simulate(case()).verifier_peak_bytes // 2
-    with pytest.raises(CapacityError, match="host"):
-        simulate(replace(case(prm_budget=budget), host_bytes=2**24))
-
-
-def test_scoring_has_a_track_of_its_own():
-    clock = VirtualClock()
-    timeline = Timeline(clock)
-    scored = simulate(case(), clock, timeline)
-    spans = [span for span in timeline.spans if span.name == "verify"]
-    assert len(spans) == 8
-    assert sum(span.end_s - span.start_s for span in spans) == pytest.approx(scored.verify_s)
 
 
 @pytest.mark.parametrize(("num_beams", "step_tokens"), [(16, 32), (64, 32), (64, 300)])
