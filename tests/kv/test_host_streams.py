@@ -156,21 +156,3 @@ def test_a_dead_copier_is_heard_of_and_close_brings_it_back(make_link):
     again = piece(random_bytes(4, 4))
     link.wait([link.submit(Direction.H2D, "load", [again])])
     assert np.array_equal(again.destination, again.source)
-
-
-def test_closing_forgets_what_is_queued_and_the_link_starts_again_with_use(make_link):
-    others = set(threading.enumerate())
-    link = make_link()
-    link.close()  # before any use
-    first = gated(random_bytes(4))
-    running = link.submit(Direction.H2D, "load", [piece(first)])
-    queued = link.submit(Direction.H2D, "load", [piece(random_bytes(4))])
-    assert first.reached.wait(PATIENCE_S)
-    threading.Timer(0.05, first.gate.set).start()
-    link.close()
-    assert (running.state, queued.state) == (TransferState.DONE, TransferState.CANCELLED)
-    link.wait([running, queued])
-    assert not [t for t in set(threading.enumerate()) - others if t.name.startswith("copier-h2d")]
-    again = piece(random_bytes(4, 9))
-    link.wait([link.submit(Direction.H2D, "load", [again])])
-    assert np.array_equal(again.destination, again.source)

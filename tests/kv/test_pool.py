@@ -8,20 +8,13 @@ import torch
 
 from beamwright.errors import CapacityError, format_bytes
 from beamwright.kv import pool as pools
-from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
+from beamwright.kv.pool import BlockPool, ByteBudget
 from beamwright.kv.streams import Piece, merged
 
 
 @pytest.fixture
 def pool(layout):
     return BlockPool(layout, ByteBudget(5 * layout.bytes_per_block + 7))
-
-
-def test_layout_counts_bytes_exactly(layout):
-    assert layout.bytes_per_token == 2 * 2 * 3 * 5 * 4
-    assert layout.bytes_per_block == 4 * layout.bytes_per_token
-    half = KVLayout(2, 3, 5, torch.float16)
-    assert half.bytes_per_token == layout.bytes_per_token // 2
 
 
 def test_the_pool_holds_what_fits_its_budget(pool, layout):

@@ -58,19 +58,6 @@ def test_who_leaves_first(tiers, layout, victims, recompute, leaves):
     assert store._victims()[0] is segments[leaves]
 
 
-def test_clean_segments_leave_without_traffic(tiers, layout):
-    store = tiers(device=4)
-    expected = several(store, 2)
-    store.write_back(expected)
-    assert store.dirty() == []
-    stored = 4 * layout.bytes_per_block
-    store.evict_all()
-    assert not any(segment.resident for segment in expected)
-    assert moved(store)[Direction.D2H] == stored
-    check_leased(store, expected)
-    assert moved(store) == {Direction.D2H: stored, Direction.H2D: stored}
-
-
 def test_unsealed_segments_store_whole_blocks_and_the_tail_later(tiers, layout):
     store = tiers()
     segment, _ = filled(store, 7)

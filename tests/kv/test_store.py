@@ -36,18 +36,6 @@ def test_append_that_does_not_fit_changes_nothing(tiers, layout):
     store.check()
 
 
-def test_a_freed_segment_gives_its_blocks_back_once(tiers, layout):
-    store = tiers(device=16, host=0)
-    segment = store.create()
-    store.append([segment], [values_of(layout, 9)])
-    store.free(segment)
-    assert store.num_segments == 0
-    assert store.pool.budget.used_bytes == 0
-    store.check()
-    with pytest.raises(AssertionError, match="freed twice"):
-        store.free(segment)
-
-
 def test_check_finds_a_leaked_and_a_surplus_block(tiers, layout):
     store = tiers(device=16, host=0)
     segment = store.create()

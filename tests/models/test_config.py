@@ -94,13 +94,6 @@ def test_what_the_decoder_cannot_do_is_one_line_that_lists_what_it_can(
     assert way not in str(caught.value)
 
 
-def test_a_config_that_is_no_json_is_one_line(tmp_path):
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(UnsupportedModelError, match="config cannot be read") as caught:
-        read_shape(tmp_path, None)
-    assert "\n" not in str(caught.value)
-
-
 def test_a_sliding_window_that_cannot_matter_is_accepted(inspect):
     mistral = MistralConfig(**TINY, sliding_window=64, max_position_embeddings=256)
     assert inspect(mistral, context=64).context == 64

@@ -3,7 +3,6 @@
 import logging
 import sys
 import warnings
-import weakref
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ import torch
 from beamwright.attention import make_attention
 from beamwright.engine.selftest import batches_are_exact
 from beamwright.errors import InputError
-from beamwright.models import weights as weights_module
 from beamwright.models.decoder import Linear
 from beamwright.models.linear import (
     PackedInt8Linear,
@@ -162,24 +160,6 @@ def test_rows_have_the_same_bits_at_any_batch(storage):
     for rows in (8, 16, 24, 32, 64, 136):
         assert torch.equal(linear(x[:rows]), whole[:rows])
         assert torch.equal(linear(x[-rows:]), whole[-rows:])
-
-
-@pytest.mark.parametrize("weights", QUANTISED)
-def test_a_projection_is_converted_before_the_next_is_read(write_family, monkeypatch, weights):
-    folder, _ = write_family("mistral")
-    read, make_layer = [], weights_module._layer
-
-    def spy(shape, layout, reader, at, keep):
-        def one(linear):
-            assert all(weight() is None for weight in read)
-            read.append(weakref.ref(linear.weight))
-            return keep(linear)
-
-        return make_layer(shape, layout, reader, at, one)
-
-    monkeypatch.setattr(weights_module, "_layer", spy)
-    load(folder, weights)
-    assert len(read) == 3 * len(PROJECTIONS)
 
 
 def test_torchao_is_for_a_gpu_which_says_what_to_install(write_family, monkeypatch):

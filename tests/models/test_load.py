@@ -46,26 +46,12 @@ def test_what_was_meant_is_said(spec, meant):
             resolve_folder(spec, "verifier")
 
 
-def test_a_path_is_no_name_of_the_hub(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "models").mkdir()
-    for spec in ("models/gone", "./a/b", "/a/b", "a/b/c", "gone"):
-        with pytest.raises(InputError, match=r"no such folder$"):
-            resolve_folder(spec, "generator")
-
-
 def test_gguf_says_what_to_take_instead(tmp_path):
     file = tmp_path / "x.gguf"
     file.touch()
     for spec in (file, tmp_path):
         with pytest.raises(InputError, match=r"GGUF files are not read: .* with --weights int4"):
             resolve_folder(str(spec), "generator")
-
-
-def test_a_file_is_no_folder(tmp_path):
-    (tmp_path / "model.safetensors").touch()
-    with pytest.raises(InputError, match="a file; the checkpoint's folder is expected"):
-        resolve_folder(str(tmp_path / "model.safetensors"), "generator")
 
 
 def test_what_would_not_load_is_not_supported(llama_folder):

@@ -7,7 +7,7 @@ import torch
 
 from beamwright.attention import make_attention
 from beamwright.models import load as precision
-from beamwright.models.load import products_are_invariant, resolve_dtype
+from beamwright.models.load import resolve_dtype
 from beamwright.models.shape import shape_from_text
 
 SMALL = shape_from_text(
@@ -48,16 +48,3 @@ def test_a_card_without_matrix_units_for_bfloat16_computes_in_float16_without_ke
     found = resolve_dtype("auto", "cuda", SMALL)
     assert found == dtype
     assert make_attention("auto", torch.device("cuda"), found).name == backend
-
-
-def test_products_that_follow_the_batch_are_found(monkeypatch):
-    products_are_invariant.cache_clear()
-    assert products_are_invariant(((24, 40),), torch.float64)
-
-    def follows(linear):
-        return lambda x: linear(x) + len(x) // 64
-
-    monkeypatch.setattr(precision, "prepack", follows)
-    products_are_invariant.cache_clear()
-    assert not products_are_invariant(((24, 40),), torch.float64)
-    products_are_invariant.cache_clear()

@@ -207,14 +207,6 @@ def test_a_bin_file_without_named_tensors(folder, content):
         load_model(str(folder), ModelSettings())
 
 
-@pytest.mark.parametrize("weight_map", [[], None, "a", {"a": 3}, {"a": None}])
-def test_an_index_without_a_map(folder, weight_map):
-    index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": weight_map}))
-    with pytest.raises(InputError, match=r"index\.json: cannot be read"):
-        load_model(str(folder), ModelSettings())
-
-
 def test_a_context_of_millions_costs_nothing_to_read(folder):
     change(folder / "config.json", max_position_embeddings=10**9)
     assert read_shape(folder, 512).context == 512

@@ -48,13 +48,6 @@ def test_special_tokens_add_nothing_and_added_text_adds_itself():
     assert pieces[-1] == b"[step]"
 
 
-def test_special_tokens_are_left_out_of_text_and_kept_in_raw_text():
-    codec = byte_level_codec()
-    ids = [1, *codec.encode("the"), 2]
-    assert codec.decode(ids) == "the"
-    assert codec.decode_raw(ids) == "<bos>the<eos>"
-
-
 # --- rendering -------------------------------------------------------------------------------
 
 TEMPLATE = (

@@ -42,11 +42,6 @@ def test_logprob_is_the_geometric_mean_of_the_steps_probabilities():
     assert scorer("logprob", None).score([node]) == [None]
 
 
-def test_no_verifier_has_no_opinion():
-    tree = new_tree()
-    assert scorer("none", None).score(tree.expand(tree.root, 3)) == [None] * 3
-
-
 def path_of(*steps):
     """A path whose steps have these probabilities; returns its nodes."""
     tree = new_tree()

@@ -65,25 +65,6 @@ def test_an_impossible_spec_says_why(change, complaint):
         VerifierSpec.model_validate({**GOOD, **change})
 
 
-def test_a_linear_head_may_have_two_classes():
-    spec = VerifierSpec.model_validate({**GOOD, "head": {"kind": "linear", "layers": ["score"]}})
-    assert (spec.activation, spec.head.reads_logits) == ("softmax", False)
-
-
-@pytest.mark.parametrize(
-    ("change", "bounded"),
-    [
-        ({}, True),
-        ({"head": {"kind": "linear", "layers": ["score"]}, "activation": "sigmoid"}, True),
-        ({"head": {"kind": "linear", "layers": ["score"]}, "activation": "identity"}, False),
-        ({"head": {"kind": "linear", "layers": ["score"]}, "activation": "exp"}, False),
-    ],
-)
-def test_which_scores_are_probabilities(change, bounded):
-    assert VerifierSpec.model_validate({**GOOD, **change}).gives_probabilities is bounded
-    assert LIKELIHOOD_SPEC.gives_probabilities
-
-
 def test_a_folder_without_a_spec_names_the_file(generator_folder):
     with pytest.raises(InputError, match=r"no verifier\.yaml says how its scores are read"):
         load_spec(generator_folder)
