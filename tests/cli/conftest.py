@@ -14,29 +14,16 @@ from beamwright.tree import NodeState, SearchTree, StopReason
 
 def solution_json(**changes):
     return {
-        "answer": "42",
-        "text": "6*7=42.\n\nThe answer is \\boxed{42}.",
-        "score": 0.9,
-        "stop": "eos",
-        "lineage": [0, 0, 0],
-        "rounds": 2,
-        "reason_fewer": None,
-        "warnings": [],
-        "last_step": None,
+        **{"answer": "42", "text": "6*7=42.\n\nThe answer is \\boxed{42}.", "last_step": None},
+        **{"score": 0.9, "stop": "eos", "lineage": [0, 0, 0], "rounds": 2, "seed": 0},
+        **{"reason_fewer": None, "warnings": [], "remote": None, "io_share": None},
         "candidates": [{"answer": "42", "score": 0.9, "stop": "eos", "tokens": 20}],
         "tree": {"nodes": 9, "pruned": 6, "unique_tokens": 90, "path_tokens": 100},
         "tokens": {"generated": 1234, "kept": 90},
         "kv": {"device_peak_bytes": 3 * 1024**2, "link_bandwidth_emulated": None},
-        "remote": None,
         "time": {"total_s": 1.25},
-        "io_share": None,
-        "goodput_tok_s": 16.0,
-        "tree_hash": "abc",
-        "exact": True,
-        "seed": 0,
-        "schedule": "in-gpu",
-        "attention": "tree",
-        **changes,
+        **{"goodput_tok_s": 16.0, "tree_hash": "abc", "exact": True},
+        **{"schedule": "in-gpu", "attention": "tree", **changes},
     }
 
 

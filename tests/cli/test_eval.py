@@ -35,30 +35,11 @@ def test_out_resumes_and_a_complete_folder_needs_no_model(cli, fake, dataset, tm
     assert cli("eval", dataset, "--out", out, "--json").json == first
 
 
-def test_other_settings_in_the_same_folder(cli, fake, dataset, tmp_path):
-    out = tmp_path / "out"
-    assert cli("eval", dataset, "--out", out).code == 0
-    outcome = cli("eval", dataset, "--out", out, "--seed", "1")
-    assert outcome.code == 2
-    assert "settings.search.seed was 0, is 1" in outcome.complaint
-
-
 @pytest.mark.parametrize("words", [("--limit", "0"), ("--in-flight", "0")])
 def test_bad_numbers(cli, fake, dataset, words):
     outcome = cli("eval", dataset, *words)
     assert outcome.code == 2
     assert words[0] in outcome.complaint
-
-
-def test_levels_are_shown_and_a_float_is_its_whole_number(cli, fake, dataset):
-    lines = [
-        {"problem": "p", "answer": x, "level": i} for i, x in ((5, 42.0), (1, "42.0"), (5, 41))
-    ]
-    dataset.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    outcome = cli("eval", dataset)
-    rows = [" ".join(line.split("\u2502")[1:3]).split() for line in outcome.out.splitlines()]
-    assert ["level", "1", "100.0%", "of", "1"] in rows
-    assert ["level", "5", "50.0%", "of", "2"] in rows
 
 
 def test_progress_in_a_terminal(cli, fake, dataset, monkeypatch):
@@ -107,13 +88,6 @@ def test_a_setting_that_fails_does_not_stop_the_others(
     assert [name for name, each in runs.items() if "error" in each] == ["beam-n8", "dvts-n8"]
     assert runs["dvts-n4"]["accuracy"] == 2 / 3
     assert "setting beam-n8: " in outcome.err
-
-
-def test_a_recipe_may_name_the_problems(cli, fake, dataset, recipe):
-    recipe.write_text(f"dataset: {dataset}\ngrid: {{n: [4, 8]}}\n")
-    assert cli("eval", "--recipe", recipe, "--json").json["dataset"] == str(dataset)
-    recipe.write_text("dataset: nowhere.jsonl\ngrid: {n: [4, 8]}\n")
-    assert cli("eval", dataset, "--recipe", recipe, "--json").json["dataset"] == str(dataset)
 
 
 def test_somebody_must_name_the_problems(cli, fake):
@@ -167,14 +141,6 @@ def test_a_right_answer_under_an_unknown_name_is_found_out_before_the_first_prob
     assert cli("eval", file, "--answer-field", "target", "--json").json["accuracy"] == 1.0
     unjudged = cli("eval", file, "--answer-field", "none")
     assert "none judged: the problems name no right answers" in unjudged.out
-
-
-def test_other_fields_do_not_resume_a_run(cli, fake, dataset, tmp_path):
-    out = tmp_path / "out"
-    assert cli("eval", dataset, "--out", out).code == 0
-    outcome = cli("eval", dataset, "--out", out, "--problem-field", "problem")
-    assert outcome.code == 2
-    assert "--problem-field problem" in outcome.complaint
 
 
 def test_ctrl_c_says_what_was_found_and_how_to_go_on(cli, fake, dataset, tmp_path):

@@ -116,7 +116,7 @@ def evaluate(
     alone = cluster is None or cluster.address is None
     most = 2 if alone else max(2, min(_MOST_CHECKERS, (os.cpu_count() or 1) - 1))
     with AnswerChecker(num_workers=most) as checker:
-        work = Evaluation(problem_set, out, together, trees or 0, checker, cluster)
+        work = _Evaluation(problem_set, out, together, trees or 0, checker, cluster)
         reports = [work.report(named) for named in recipe.runs]
     several = recipe.runs[0].name is not None
     if invocation.as_json:
@@ -130,7 +130,7 @@ def evaluate(
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class _Evaluation:
     """What every setting of a run shares. failures: pages that were not written."""
 
     problem_set: ProblemSet
@@ -167,7 +167,7 @@ class Evaluation:
             stack.enter_context(quiet_stdout())
             status = Status()
             tally = stack.enter_context(_progress(prefix, status))
-            solve_many = self.solving(settings, pages, stack, status)
+            solve_many = self._solving(settings, pages, stack, status)
             try:
                 return run(
                     self.problem_set,
@@ -182,7 +182,7 @@ class Evaluation:
                 complain(tally.so_far(out))
                 raise
 
-    def solving(
+    def _solving(
         self, settings: Settings, pages: dict[str, Path], stack: ExitStack, status: Status
     ) -> SolveMany:
         """Solves here or over Ray. pages: of problems by their ids, written as those are solved."""
