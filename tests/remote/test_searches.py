@@ -66,14 +66,10 @@ def test_drawn_trees_do_not_depend_on_who_else_is_asked_for(far_solver):
     ]
 
 
-def test_a_search_inside_a_search_is_told(far, far_solver):
+def test_a_search_inside_a_search_is_refused(far, far_solver):
     """NAME of a Beamwright server is a search of its own, each time; NAME:plain is its model."""
-    own = far.model.removesuffix(":plain")
-    few = {"n": 2, "width": 1, "max_rounds": 1}
-    found = far_solver(model=own, **few).solve(PROBLEM)
-    assert any("a whole search at its server: take NAME:plain" in each for each in found.warnings)
-    assert found.remote.searches
-    assert not far_solver(**few).solve(PROBLEM).remote.searches
+    with pytest.raises(InputError, match="a whole search; its model alone is #tiny:plain"):
+        far_solver(model=far.model.removesuffix(":plain"))
 
 
 def test_what_is_not_known_is_null(far_solver):

@@ -14,7 +14,7 @@ DELIMITED = StepSettings(delimiter="\n\n", max_step_tokens=20, max_tokens=60)
 class Script:
     """A source that answers when a test says so."""
 
-    context, token_ids, searches = 1024, True, False
+    context, token_ids = 1024, True
 
     def __init__(self, most=None):
         self.most, self.asked, self.cancelled, self._replies = most, {}, [], []

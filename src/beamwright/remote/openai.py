@@ -284,7 +284,9 @@ class OpenAISource:
             raise InputError(f"{self._option}: {problem}; it has {names}")
         self.name: str = name
         self.context = _count(models[name], "max_model_len") or None
-        self.searches = models[name].get("owned_by") == "beamwright" and not name.endswith(PLAIN)
+        if models[name].get("owned_by") == "beamwright" and not name.endswith(PLAIN):
+            whole = "each of its texts is the answer of a whole search"
+            raise InputError(f"{self._option}: {whole}; its model alone is #{name}{PLAIN}")
         refusals = []
         for self.extras, self.ids in ((True, True), (True, False), (False, True), (False, False)):
             try:

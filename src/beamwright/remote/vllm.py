@@ -29,7 +29,6 @@ class VllmSource:
 
     most: int | None = None
     token_ids = True
-    searches = False
 
     def __init__(self, folder: Path, options: Mapping[str, Any], settings: ModelSettings) -> None:
         try:

@@ -85,14 +85,12 @@ class TextSource(Protocol):
     """Writes texts, any number at a time. One thread calls it.
 
     most: of texts that are asked for in one question. context: most tokens of a path; None: it does
-    not say. token_ids: it says those that it drew. searches: each of its texts is the answer of a
-    search there.
+    not say. token_ids: it says those that it drew.
     """
 
     most: int | None
     context: int | None
     token_ids: bool
-    searches: bool
 
     def ask(self, key: Hashable, prompt: PromptRequest) -> None:
         """Have it written; its reply is one of `wait`'s."""

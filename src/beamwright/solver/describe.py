@@ -36,10 +36,6 @@ _TOKENISED_HERE = (
     "the generator does not say which tokens it drew: its texts are tokenised here, so counts of "
     "tokens may differ from its own"
 )
-_SEARCHES = (
-    "each text of the generator is the answer of a whole search at its server: take NAME:plain, "
-    "its model alone, for a search of this one's own"
-)
 
 
 # --- how a search has ended -------------------------------------------------------------------
@@ -136,8 +132,7 @@ class Meter:
         }
         engine, rule, remote = new["engine"], machinery.rule, None
         if machinery.remote is not None:
-            searches = machinery.remote.source.searches
-            remote = result.RemoteStats.of(machinery.remote.source.token_ids, searches, engine)
+            remote = result.RemoteStats.of(machinery.remote.source.token_ids, engine)
         tokens = _tokens(tree, decoded, remote)
         # A tree's share of the run, by the tokens it generated: shares add up to the wall time.
         most = max(tokens.generated, engine.row_tokens)
@@ -250,8 +245,6 @@ class Meter:
             lines.append(_TRUNCATED)
         if remote is not None and not remote.source.token_ids:
             lines.append(_TOKENISED_HERE)
-        if remote is not None and remote.source.searches:
-            lines.append(_SEARCHES)
         if graphs_failed is not None:
             lines.append(f"graphs: failed: {graphs_failed}; steps run as plain calls")
         return tuple(lines)

@@ -214,8 +214,7 @@ class RemoteStats:
 
     token_ids: it says which tokens it drew; otherwise texts are tokenised here. requests: that it
     had, retries included. prompt_tokens, cached_tokens: that it has read, and of these found in its
-    KV, as it says; null where it does not. searches: each of its texts is the answer of a search
-    there.
+    KV, as it says; null where it does not.
     """
 
     token_ids: bool
@@ -223,10 +222,9 @@ class RemoteStats:
     retries: int
     prompt_tokens: int | None
     cached_tokens: int | None
-    searches: bool = False
 
     @classmethod
-    def of(cls, token_ids: bool, searches: bool, counted: Counters) -> RemoteStats:
+    def of(cls, token_ids: bool, counted: Counters) -> RemoteStats:
         """What the engine has counted of its replies."""
         return cls(
             token_ids=token_ids,
@@ -234,7 +232,6 @@ class RemoteStats:
             retries=counted.retries,
             prompt_tokens=None if counted.untold_prompts else counted.prompt_tokens,
             cached_tokens=None if counted.untold_cached else counted.cached_tokens,
-            searches=searches,
         )
 
     @property
