@@ -41,15 +41,22 @@ class Marks(NamedTuple):
 ASCII = Marks("*", "x", ">", "=", ".")
 
 
-def draw_tree(tree: SearchTree, marks: Marks | None = None, max_lines: int | None = None) -> Tree:
+def draw_tree(
+    tree: SearchTree,
+    marks: Marks | None = None,
+    max_lines: int | None = None,
+    keep_steps: bool = False,
+) -> Tree:
     """The decoded part of a search tree, with as much detail as fits into `max_lines`.
 
     Least important first: pruned siblings become one line, branches that died out become one
-    line, then early steps of the surviving paths are left out. The newest steps are always there.
+    line, then early steps of the surviving paths are left out (never with `keep_steps`). The
+    newest steps are always there.
     """
     drawing = _Drawing(marks or Marks(), tree)
     newest = drawing.newest_depth
-    details = [(newest + 1, first_depth) for first_depth in range(1, newest + 1)]
+    depths = range(1, 2 if keep_steps else newest + 1)
+    details = [(newest + 1, first_depth) for first_depth in depths]
     for dead_from, first_depth in [(1, 1), (newest, 1), *details]:
         root, num_lines = drawing.draw(dead_from, first_depth)
         if max_lines is None or num_lines <= max_lines:

@@ -75,6 +75,7 @@ class LiveTree:
         self._marks = Marks() if is_utf else ASCII
         self._spinner: Spinner | None = Spinner("dots" if is_utf else "line")
         self._drawn: tuple[RenderableType, ...] = ()
+        self._last: RoundReport | None = None
         self._live = Live(
             get_renderable=self._frame, console=console, refresh_per_second=_REFRESH_HZ
         )
@@ -84,17 +85,23 @@ class LiveTree:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self._last is not None:  # what stays may scroll: no step of a surviving path is left out
+            self._draw(self._last, keep_steps=True)
         self._spinner = None
         self._live.stop()
 
     def show(self, report: RoundReport) -> None:
         """Draw the tree after a round."""
+        self._last = report
+        self._draw(report, keep_steps=False)
+        self._live.refresh()
+
+    def _draw(self, report: RoundReport, *, keep_steps: bool) -> None:
         panel_lines = len(self._console.render_lines(self._problem))
         room = max(self._console.height - panel_lines - _FRAME_LINES, 8)
         answers = filter(None, [draw_answers(report.tree)])
-        drawing = draw_tree(report.tree, self._marks, room)
+        drawing = draw_tree(report.tree, self._marks, room, keep_steps)
         self._drawn = (drawing, *answers, Text(round_line(report), "cyan"))
-        self._live.refresh()
 
     def _frame(self) -> RenderableType:
         spinner = self._spinner
