@@ -1,14 +1,19 @@
 """Text that is final: never taken back, and as the answer begins, under every strategy."""
 
+import json
 import random
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
 import engines
 from beamwright.errors import Cancelled
 from beamwright.search import STRATEGIES
-from beamwright.serve.answers import final_text, held_back
+from beamwright.serve.answers import calls_of, final_text, held_back, token_logprobs
+from beamwright.serve.errors import ApiError
+from beamwright.serve.job import SearchJob
+from beamwright.solver.solution import Solution
 from beamwright.tree import NodeState, SearchTree
 
 COMMITS = [name for name, row in STRATEGIES.items() if row.commits]
@@ -136,3 +141,50 @@ def test_it_only_grows_and_the_answer_begins_with_it(generator_folder, speculati
                 assert all(b.startswith(a) for a, b in pairwise(texts)), options
                 early += bool(said[-1])
     assert early > 10, "or nothing was tried"
+
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def test_calls_are_taken_out_of_the_text():
+    text, (first, second) = calls_of(f"Let me add. {CALL}\n{CALL}")
+    assert text == "Let me add."
+    assert first["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    assert first["id"] != second["id"]
+    assert json.loads(second["function"]["arguments"]) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no call",
+        "<tool_call>{not json}</tool_call>",
+        "<tool_call>[1]</tool_call>",
+        '<tool_call>{"arguments": {}}</tool_call>',
+        '<tool_call>{"name": "add"}',
+        '<tool_call>{"name": "add"}</tool_call> <tool_call>{"name"}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": ' + "[" * 100_000 + "}</tool_call>",
+        "<tool_call>{" * 100_000,  # quadratic is an hour
+    ],
+    ids=range(8),
+)
+def test_what_is_no_call_stays_text(text):
+    assert calls_of(text) == (text, [])
+
+
+def test_half_a_character_is_a_token_of_its_own():
+    pieces, tree = ["\u00e9".encode()[:1], "\u00e9".encode()[1:], b"a", b""], grown()
+    tree.expand(tree.root, 1)
+    (step,) = tree.root.children
+    step.token_ids, step.logprobs = (0, 1, 3, 2), (-0.5, float("-inf"), -1.0, -1.0)
+    step.top = (((2, -0.25),), (), (), ())
+    job = SearchJob("tiny", "Hi", {})
+    candidate = SimpleNamespace(text="\u00e9", lineage=step.lineage)
+    job.outcome = Solution.__new__(Solution)
+    object.__setattr__(job.outcome, "tree", tree)
+    first, second = token_logprobs(job, candidate, pieces, 5)
+    assert bytes(first["bytes"] + second["bytes"]).decode() == "\u00e9"
+    assert first["top_logprobs"] == [{"token": "a", "logprob": -0.25, "bytes": [97]}]
+    assert second["logprob"] == -9999.0
+    with pytest.raises(ApiError, match="does not say which tokens"):
+        token_logprobs(job, candidate, [], 0)

@@ -1,9 +1,13 @@
 """The API as its clients see it: over a socket, a real search behind it."""
 
 import json
+import re
+from functools import reduce
+from operator import getitem
 
 import pytest
 
+from beamwright.serve.answers import calls_of
 from served import ASKED, text_of
 
 JSON = {"content-type": "application/json"}
@@ -82,6 +86,23 @@ def test_several_choices_are_the_best_of_the_candidates(served):
     assert [text_of(events, index) for index in range(3)] == texts
 
 
+def test_every_token_of_an_answer_has_its_own_log_probability(served):
+    for fields in ({"logprobs": True}, {"logprobs": True, "top_logprobs": 3}):
+        found = served.chat(seed=4, **fields).json()["choices"][0]
+        content = found["logprobs"]["content"]
+        said = b"".join(bytes(token["bytes"]) for token in content)
+        assert said.decode() == found["message"]["content"]
+        assert all(token["logprob"] <= 0 for token in content)
+        for token in content:
+            assert len(token["top_logprobs"]) == fields.get("top_logprobs", 0)
+            best = [other["logprob"] for other in token["top_logprobs"]]
+            assert best == sorted(best, reverse=True)
+    events = served.stream(seed=4, logprobs=True)
+    pieces = [c for e in events for c in e["choices"] if c["logprobs"]]
+    said = "".join(token["token"] for c in pieces for token in c["logprobs"]["content"])
+    assert said == text_of(events) == found["message"]["content"]
+
+
 def test_stop_strings_end_an_answer_and_are_not_returned(served):
     whole = served.chat(seed=5, model="tiny:plain").json()["choices"][0]["message"]["content"]
     stop = whole[len(whole) // 2 :][:2]
@@ -122,12 +143,28 @@ def test_responses(served):
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "previous_response_id")
 
 
+def test_the_document_says_what_bodies_hold(served):
+    document = served.http.get("/openapi.json").json()
+    for path in ("chat/completions", "completions", "responses"):
+        body = document["paths"][f"/v1/{path}"]["post"]["requestBody"]
+        schema = body["content"]["application/json"]["schema"]
+        for reference in re.findall('"[$]ref": "#/([^"]*)"', json.dumps(schema)):
+            names = [part.replace("~1", "/") for part in reference.split("/")]
+            assert reduce(getitem, names, document)["type"] == "object"
+        assert schema["properties"]["model"]["enum"][:2] == ["tiny", "tiny:plain"]
+        assert schema["properties"]["n"]["anyOf"][0]["minimum"] == 1
+        assert "user" in schema["properties"]
+        assert schema["additionalProperties"] is False
+    assert not [path for path in document["paths"] if path.startswith(("/page", "/docs"))]
+
+
 def test_models_health_and_what_there_is_not(served):
     listed = served.http.get("/v1/models").json()["data"]
     assert [each["id"] for each in listed][:2] == ["tiny", "tiny:plain"]
     assert served.http.get("/v1/models/tiny:beam").json()["id"] == "tiny:beam"
     assert served.http.get("/v1/models/gpt-6").status_code == 404
     assert served.http.get("/health").json()["status"] == "ok"
+    assert served.http.get("/ready").json()["status"] == "ready"
     for method, path, status in (
         ("GET", "/nowhere", 404), ("DELETE", "/v1/models", 405), ("GET", "/redoc", 404)
     ):  # fmt: skip
@@ -151,6 +188,7 @@ def test_models_health_and_what_there_is_not(served):
         ({"search": {"deadline": 10**400}}, 400, "search.deadline"),
         ({"search": {"token_budget": 10**400, "seed": 10**400}}, 200, None),
         ({"top_k": 2**63}, 400, "search"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
     ],
 )
 def test_errors_name_what_is_wrong(served, fields, status, param):
@@ -190,3 +228,60 @@ def test_a_bug_does_not_cost_the_connection(served, monkeypatch):
         assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
         ports.add(response.extensions["network_stream"].get_extra_info("client_addr"))
     assert len(ports) == 1
+
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+SHOWS_TOOLS = (
+    "{% for t in tools or [] %}tool {{ t.function.name }} {% endfor %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}"
+)
+
+
+def test_tools_are_shown_to_a_model_that_knows_them(serve):
+    server = serve(search={"chat_template": SHOWS_TOOLS})
+    plain, shown = server.chat(seed=1).json(), server.chat(seed=1, tools=TOOLS).json()
+    assert shown["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"]
+    dropped = server.chat(seed=1, tools=TOOLS, tool_choice="none").json()
+    assert dropped["search"]["tree_hash"] == plain["search"]["tree_hash"]
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    said = [
+        {"role": "user", "content": "1+2?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "3"},
+    ]
+    assert server.chat(messages=said, tools=TOOLS).status_code == 200
+    for name in ("\ud800", "x" * 100_000):
+        tools = [{"type": "function", "function": {"name": name}}]
+        body = {"model": "tiny", "messages": said[:1], "tools": tools}
+        response = server.http.post("/v1/chat/completions", content=json.dumps(body), headers=JSON)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
+
+
+def test_an_agent_s_loop(serve, monkeypatch):
+    """The loop of docs/serving.md, with a model that is made to call."""
+    server = serve(search={"chat_template": SHOWS_TOOLS})
+    calls = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
+    monkeypatch.setattr(
+        "beamwright.serve.chat.calls_of",
+        lambda text: calls_of(f"Let me add. {calls}" if len(messages) == 1 else text),
+    )
+    messages = [{"role": "user", "content": "1+2?"}]
+    fields = {"model": "tiny", "messages": messages, "tools": TOOLS, "seed": 1}
+    events = server.stream(**fields)
+    while True:
+        choice = server.chat(**fields).json()["choices"][0]
+        message = choice["message"]
+        messages.append(message)
+        if "tool_calls" not in message:
+            break
+        assert (choice["finish_reason"], message["content"]) == ("tool_calls", "Let me add.")
+        for call in message["tool_calls"]:
+            total = str(sum(json.loads(call["function"]["arguments"]).values()))
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": total})
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant"]
+    assert messages[2]["content"] == "3"
+    choices = [choice for event in events for choice in event["choices"]]
+    assert text_of(events) == "Let me add."
+    (called,) = [c["delta"]["tool_calls"] for c in choices if "tool_calls" in c["delta"]]
+    assert (called[0]["index"], called[0]["function"]["name"]) == (0, "add")
+    assert choices[-1]["finish_reason"] == "tool_calls"

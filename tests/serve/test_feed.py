@@ -228,9 +228,12 @@ def test_what_cannot_be_searched_is_said(feed, content, status, said):
     assert said in refused.json()["error"]["message"]
 
 
-def test_every_file_of_the_page_is_served_with_the_policy(feed):
+@pytest.mark.parametrize(
+    ("path", "parts"), [("/", {"main.js", "tree.js", "page.css"}), ("/docs", {"docs.js", "api.js"})]
+)
+def test_every_file_of_a_page_is_served_with_the_policy(feed, path, parts):
     app = feeding.make_app(feed)
-    page = ask(app, "GET", "/")
+    page = ask(app, "GET", path)
     assert page.status_code == 200
     assert page.headers["content-security-policy"] == POLICY
     assert "unsafe" not in POLICY
@@ -249,4 +252,4 @@ def test_every_file_of_the_page_is_served_with_the_policy(feed):
         waiting += [each.split('"')[0] for each in part.text.split('from "./')[1:]]
         assert "innerHTML" not in part.text
         assert "insertAdjacentHTML" not in part.text
-    assert {"main.js", "tree.js", "page.css"} <= seen
+    assert parts <= seen

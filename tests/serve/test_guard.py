@@ -47,6 +47,12 @@ def test_the_door(served, headers, status):
     assert response.headers["x-content-type-options"] == "nosniff"
 
 
+def test_request_ids_are_kept_if_they_are_harmless(served):
+    for given, kept in (("abc-1", True), ("x" * 200, False), ('a"b', False)):
+        found = served.http.get("/health", headers={"x-request-id": given}).headers["x-request-id"]
+        assert (found == given) == kept
+
+
 def test_keys(serve):
     server = serve(keys=["one key", "another"])
     assert server.http.post(CHAT, json=BODY).status_code == 200
@@ -93,9 +99,16 @@ def test_a_key_may_be_of_any_characters():
 def test_what_is_open_without_a_key(serve):
     server = serve(keys=["k"])
     with httpx.Client(base_url=server.url) as http:
-        for path in ("/", "/health", "/page/main.js"):
+        for path in ("/", "/docs", "/health", "/ready", "/page/main.js"):
             assert http.get(path).status_code == 200
-        for path in ("/healthy", "/v1/models", "/metrics", "/page", "/feed/searches"):
+        for path in (
+            "/healthy",
+            "/v1/models",
+            "/metrics",
+            "/page",
+            "/feed/searches",
+            "/openapi.json",
+        ):
             assert http.get(path).status_code == 401
 
 

@@ -17,10 +17,12 @@ HELLO = [{"role": "user", "content": "Hello"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 
 
-def asked(endpoint, fixed=None, **fields):
+def asked(endpoint, fixed=None, takes_tools=True, **fields):
     """The searches of a request."""
     reader = RequestReader("m", SearchSettings(), LIMITS, fixed)
-    return endpoint(SimpleNamespace(reader=reader)).read({"model": "m", **fields})
+    solver = SimpleNamespace(codec=SimpleNamespace(takes_tools=takes_tools))
+    queue = SimpleNamespace(reader=reader, solver=solver)
+    return endpoint(queue).read({"model": "m", **fields})
 
 
 def chat(**fields):
@@ -40,7 +42,8 @@ def refused(call, *given, **fields):
         {"user": "me", "metadata": {"a": "b"}, "service_tier": "flex", "verbosity": "medium"},
         {"frequency_penalty": 0, "presence_penalty": 0.0, "repetition_penalty": 1.0},
         {"logit_bias": {}, "response_format": {"type": "text"}, "modalities": ["text"]},
-        {"tools": [], "tool_choice": "none", "logprobs": False, "reasoning_effort": "medium"},
+        {"tools": [], "tool_choice": "auto", "logprobs": False, "reasoning_effort": "medium"},
+        {"tools": [TOOL], "tool_choice": "none"},
         {"n": 1, "store": False, "parallel_tool_calls": True, "stream_options": None},
     ],
 )
@@ -55,7 +58,8 @@ def test_what_changes_nothing_is_let_through(fields):
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"store": True}, "store"),
-        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"unheard_of": 1}, "unheard_of"),
         ({"temperature": 3}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
@@ -72,12 +76,17 @@ def test_what_changes_nothing_is_let_through(fields):
         ({"messages": "Hello"}, "messages"),
         ({"model": 5}, "model"),
         ({"stream": "yes"}, "stream"),
-        ({"tools": [TOOL]}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [TOOL, {"type": "function", "function": {}}]}, "tools[1].function.name"),
+        ({"tools": [TOOL], "takes_tools": False}, "tools"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]},
+         "messages[0].tool_calls[0].function.name"),
         ({"stop": ["x"] * 17}, "stop"),
         ({"stop": ""}, "stop"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"reasoning_effort": "enormous"}, "reasoning_effort"),
         ({"search": {"n": "many"}}, "search.n"),
         ({"search": {"deadline": "soon"}}, "search.deadline"),
         ({"search": {"stop": "settled"}}, "search.stop"),
@@ -110,6 +119,38 @@ def test_messages_are_as_a_chat_template_takes_them():
     assert job.problem.messages == tuple(HELLO)
     for bad in ([], [{"type": "image"}], [{"role": "user"}], [{"content": "x"}]):
         assert refused(asked, ResponsesEndpoint, input=bad).param.startswith("input")
+
+
+def test_calls_and_what_came_of_them_are_as_a_chat_template_takes_them():
+    function = {"name": "add", "arguments": '{"a": 1, "b": null}'}
+    call = {"id": "c1", "type": "function", "function": function}
+    job = chat(
+        messages=[
+            *HELLO,
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "2"},
+        ],
+        tools=[TOOL],
+    )
+    _, assistant, tool = job.problem.messages
+    assert assistant["content"] == ""
+    assert assistant["tool_calls"] == [
+        {**call, "function": {"name": "add", "arguments": {"a": 1, "b": None}}}
+    ]
+    assert tool == {"role": "tool", "tool_call_id": "c1", "content": "2"}
+    assert job.problem.tools == (TOOL,)
+    assert not job.streams, "a call is one when it is whole"
+    assert chat().streams
+    for arguments in ("no JSON", 5):
+        bad = {**call, "function": {"name": "add", "arguments": arguments}}
+        error = refused(chat, messages=[{"role": "assistant", "tool_calls": [bad]}])
+        assert error.param == "messages[0].tool_calls[0].function.arguments"
+
+
+def test_log_probabilities_come_with_the_end():
+    assert "top_logprobs" not in chat(logprobs=True).options
+    assert not chat(logprobs=True).streams
+    assert chat(logprobs=True, top_logprobs=3).options["top_logprobs"] == 3
 
 
 def test_options_of_the_search():
@@ -157,6 +198,12 @@ def test_names():
         error = refused(chat, model=name)
         assert error.status in (400, 404)
         assert error.param == "model"
+    efforts = {"none": 1, "minimal": 1, "low": 4, "medium": None, "high": 64, "xhigh": 64}
+    for effort, n in efforts.items():  # as many as this server allows
+        assert chat(reasoning_effort=effort).options.get("n") == n
+    assert chat(model="m:plain", reasoning_effort="high").options["n"] == 1
+    assert chat(model="m:mcts", reasoning_effort="low").options["search"] == "mcts"
+    assert chat(reasoning_effort="low", search={"n": 6}).options["n"] == 6
     models = RequestReader("m", SearchSettings(), LIMITS).models()
     assert models[:2] == ["m", "m:plain"]
     assert "m:beam" in models

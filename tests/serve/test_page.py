@@ -286,3 +286,8 @@ def test_what_is_exported_can_be_opened_again(serve_runs, visit, tmp_path):
     tags = {each.tag.split("}")[1] for each in root.iter()}
     assert tags == {"svg", "path", "rect", "text"}
     assert any("</script>" in (each.text or "") for each in root.iter())
+
+
+def test_the_api_is_listed(serve, visit):
+    page = visit(f"{serve().url}/docs")
+    page.wait_for_selector("#routes h2:has-text('POST /v1/chat/completions')")

@@ -145,6 +145,7 @@ def test_whoever_ends_the_server_ends_streams_properly(serve):
         server.server.handle_exit(15, None)
         until(lambda: any(j.handle._request.cancelled for j in server.queue.jobs.values()))
         assert server.http.get("/health").json()["status"] == "draining"
+        assert server.http.get("/ready").status_code == 503
         assert server.chat().status_code == 503
     events = stream.result(30)
     assert events[-1]["choices"][0]["finish_reason"] or "error" in events[-1]

@@ -124,6 +124,13 @@ class TextCodec:
         said = [{"role": "user", "content": problem}]
         return self.encode_prompt(self.conversation(said, system_prompt))
 
+    @cached_property
+    def takes_tools(self) -> bool:
+        """True if the chat template shows functions that may be called."""
+        template = self.chat_template
+        texts = template.values() if isinstance(template, dict) else [template]
+        return any(isinstance(text, str) and "tools" in text for text in texts)
+
     def conversation(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -143,9 +150,7 @@ class TextCodec:
                 turn["role"] = "system"
         if system_prompt and not any(turn["role"] == "system" for turn in turns):
             turns.insert(0, {"role": "system", "content": system_prompt})
-        template = self.chat_template
-        texts = template.values() if isinstance(template, dict) else [template]
-        if tools and not any(isinstance(text, str) and "tools" in text for text in texts):
+        if tools and not self.takes_tools:
             raise InputError("tools: the model's chat template shows none")
         if self.chat_template is None:
             return "".join(f"{turn['content']}\n\n" for turn in turns)

@@ -7,7 +7,10 @@ win is a leaf that is not pruned; a leaf that is being written says what its par
 
 from __future__ import annotations
 
+import json
 import math
+import re
+import secrets
 from collections.abc import Sequence
 from os.path import commonprefix
 from typing import Any
@@ -17,6 +20,9 @@ from beamwright.serve.job import SearchJob
 from beamwright.solver.solution import Candidate, Solution
 from beamwright.tree import COMPLETE_STOPS, Node, NodeState, SearchTree
 
+# None within another: a text of many beginnings is read once.
+_CALL = re.compile(r"<tool_call>\s*(\{(?:(?!<tool_call>).)*?\})\s*</tool_call>", re.DOTALL)
+_LEAST_LOGPROB = -9999.0  # OpenAI's for what has no probability
 _BROKEN = "\ufffd"  # the first bytes of a character that is not complete
 
 
@@ -77,6 +83,52 @@ def behind(text: str, sent: str) -> str:
     if not text.startswith(sent):
         raise ApiError(422, "the search began again, and ended otherwise", code="search_failed")
     return text[len(sent) :]
+
+
+def calls_of(text: str) -> tuple[str, list[dict[str, Any]]]:
+    """A text without its calls of tools, in Qwen's form, and these; what is none stays text."""
+    calls = []
+    for match in _CALL.finditer(text):
+        try:
+            call = json.loads(match[1])
+            name, arguments = str(call["name"]), call.get("arguments", {})
+        except (ValueError, KeyError, RecursionError):
+            return text, []
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments)
+        function = {"name": name, "arguments": arguments}
+        calls.append(
+            {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+        )
+    return (_CALL.sub("", text).strip(), calls) if calls else (text, [])
+
+
+def token_logprobs(
+    job: SearchJob, candidate: Candidate, pieces: Sequence[bytes], num_top: int
+) -> list[dict[str, Any]]:
+    """Of the tokens that an answer's text consists of, as chats have them: of none that adds
+    nothing, or is behind a stop string. pieces: bytes of token ids.
+
+    Raises:
+        ApiError: if the generator does not say which tokens it drew.
+    """
+
+    def shown(token: int, logprob: float) -> dict[str, Any]:
+        text, value = pieces[token].decode("utf-8", "replace"), max(logprob, _LEAST_LOGPROB)
+        return {"token": text, "logprob": value, "bytes": list(pieces[token])}
+
+    content, left = [], len(candidate.text.encode("utf-8", "replace"))
+    for step in solution_of(job).tree.node(candidate.lineage).reply():
+        if not pieces or len(step.logprobs) != len(step.token_ids):
+            said = "logprobs: this generator does not say which tokens it drew"
+            raise ApiError(400, said, "logprobs", "unsupported")
+        tops = step.top or ((),) * len(step.token_ids)
+        for token, logprob, top in zip(step.token_ids, step.logprobs, tops, strict=True):
+            if pieces[token] and left > 0:
+                left -= len(pieces[token])
+                likeliest = [shown(*other) for other in top[:num_top]]
+                content.append({**shown(token, logprob), "top_logprobs": likeliest})
+    return content
 
 
 def usage(jobs: Sequence[SearchJob]) -> dict[str, Any]:

@@ -11,10 +11,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
+import beamwright
 from beamwright.engine.row import OWNER, GeneratorState
+from beamwright.serve.body import NEUTRAL
 from beamwright.serve.chat import ChatEndpoint, CompletionsEndpoint
 from beamwright.serve.endpoint import Endpoint
-from beamwright.serve.errors import ApiError, api_error, log
+from beamwright.serve.errors import ApiError, AsciiJSON, api_error, log
 from beamwright.serve.feed import Feed, feed_routes, page_routes
 from beamwright.serve.metrics import Metrics, health
 from beamwright.serve.queue import RequestQueue
@@ -33,7 +35,11 @@ def make_app(queue: RequestQueue) -> FastAPI:
         yield
         await queue.drain()
 
-    app = FastAPI(openapi_url=None, lifespan=lifespan)
+    version = beamwright.__version__
+    # FastAPI's own pages load scripts of others: `page_routes` has one.
+    app = FastAPI(
+        title="Beamwright", version=version, docs_url=None, redoc_url=None, lifespan=lifespan
+    )
     for endpoint in ENDPOINTS:
         _add_endpoint(app, queue, endpoint)
     _add_states(app, queue)
@@ -54,7 +60,16 @@ def kv_place(node: Node) -> str | None:
 
 
 def _add_endpoint(app: FastAPI, queue: RequestQueue, endpoint: type[Endpoint]) -> None:
-    @app.post(endpoint.path)
+    # Bodies are read by hand, for their limits; what they hold is declared all the same.
+    place = endpoint.path.replace("/", "~1")
+    place = f"#/paths/{place}/post/requestBody/content/application~1json/schema/$defs/{{model}}"
+    schema = endpoint.takes.model_json_schema(ref_template=place)
+    schema["properties"]["model"]["enum"] = queue.reader.models()
+    schema["properties"] = {**{name: {} for name in NEUTRAL}, **schema["properties"]}
+    content = {"application/json": {"schema": {**schema, "additionalProperties": False}}}
+    body = {"requestBody": {"required": True, "content": content}}
+
+    @app.post(endpoint.path, description=endpoint.__doc__ or "", openapi_extra=body)
     async def respond(request: Request) -> Response:
         return await endpoint(queue).respond(request)
 
@@ -66,16 +81,27 @@ def _add_states(app: FastAPI, queue: RequestQueue) -> None:
 
     @app.get("/v1/models")
     def models() -> dict[str, Any]:
+        """Every name that a search has here."""
         return {"object": "list", "data": [facts(name) for name in queue.reader.models()]}
 
     @app.get("/v1/models/{name:path}")
     def model(name: str) -> dict[str, Any]:
+        """One of them."""
         queue.reader.options(name)
         return facts(name)
 
     @app.get("/health")
     def state() -> dict[str, Any]:
+        """That the server is alive, and how it is."""
         return health(queue)
+
+    @app.get("/ready")
+    def ready() -> AsciiJSON:
+        """Whether it takes searches."""
+        found = health(queue)
+        if queue.draining or found.get("replicas") == []:
+            return AsciiJSON(found, status_code=503)
+        return AsciiJSON({**found, "status": "ready"})
 
 
 async def _refused(request: Request, error: Exception) -> Response:

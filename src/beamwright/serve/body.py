@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect, Request
@@ -138,8 +138,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...] | None] = MappingProxyType(
         **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
         **dict.fromkeys(("store", "echo", "logprobs"), (False,)),
         **dict.fromkeys(("best_of", "repetition_penalty"), (1,)),
-        **dict.fromkeys(("verbosity", "reasoning_effort"), ("medium",)),
         **dict.fromkeys(("previous_response_id", "conversation", "prediction", "audio"), ()),
+        "verbosity": ("medium",),
         "logit_bias": ({},),
         "tools": ([],),
         "tool_choice": ("none", "auto"),
@@ -161,9 +161,10 @@ def _integral(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Whole = Annotated[int, BeforeValidator(_integral), Field(strict=True)]
-Number = Annotated[float, BeforeValidator(_integral), Field(strict=True)]
-Count = Annotated[Whole, Field(ge=1)]
+# Behind their bounds, or these are in no schema.
+INTEGRAL = BeforeValidator(_integral)
+Whole = Annotated[int, Field(strict=True), INTEGRAL]
+Count = Annotated[int, Field(strict=True, ge=1), INTEGRAL]
 
 
 class StreamOptions(BaseModel):
@@ -180,14 +181,15 @@ class Fields(BaseModel):
     model: str = Field(strict=True, min_length=1)
     stream: bool | None = Field(None, strict=True)
     stream_options: StreamOptions | None = None
-    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[Whole, Field(ge=-1)] | None = None
-    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    temperature: Annotated[float, Field(strict=True, ge=0, le=2), INTEGRAL] | None = None
+    top_p: Annotated[float, Field(strict=True, gt=0, le=1), INTEGRAL] | None = None
+    top_k: Annotated[int, Field(strict=True, ge=-1), INTEGRAL] | None = None
+    min_p: Annotated[float, Field(strict=True, ge=0, le=1), INTEGRAL] | None = None
     seed: Whole | None = None
     stop: str | Annotated[list[str], _STOPS] | None = None
-    n: Annotated[Whole, Field(ge=1, le=MOST_CHOICES)] | None = None
+    n: Annotated[int, Field(strict=True, ge=1, le=MOST_CHOICES), INTEGRAL] | None = None
     max_tokens: Count | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     search: dict[str, Any] | None = None
 
 

@@ -7,12 +7,22 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, Json
 
-from beamwright.serve.answers import behind, choices_of, finish_of, search_facts, solution_of, usage
-from beamwright.serve.body import ITEMS, Count, Fields, Whole, parsed
+from beamwright.serve.answers import (
+    behind,
+    calls_of,
+    choices_of,
+    finish_of,
+    search_facts,
+    solution_of,
+    token_logprobs,
+    usage,
+)
+from beamwright.serve.body import INTEGRAL, ITEMS, Count, Fields, Whole, parsed
 from beamwright.serve.endpoint import COMMENT, Endpoint, event
 from beamwright.serve.errors import ApiError
 from beamwright.serve.job import SearchJob
@@ -34,12 +44,43 @@ class Part(BaseModel):
     text: str | None = Field(None, strict=True)
 
 
+class Function(BaseModel):
+    """A function that may be called; what else is said of it is the chat template's affair."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str
+
+
+class Tool(BaseModel):
+    """A tool that may be called."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class CalledFunction(BaseModel):
+    """A call. arguments: templates write an object out again."""
+
+    name: str
+    arguments: Json[Any] | dict[str, Any] = {}
+
+
+class ToolCall(BaseModel):
+    """A call that the assistant has made before."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class Message(BaseModel):
     """One message of a conversation; what was thought before is accepted, and ignored."""
 
     model_config = ConfigDict(extra="allow")
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[Part], ITEMS]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[Part], ITEMS] | None = None
+    tool_calls: Annotated[list[ToolCall], ITEMS] | None = None
+    tool_call_id: str | None = None
 
 
 class ChatFields(Fields):
@@ -47,6 +88,10 @@ class ChatFields(Fields):
 
     messages: Annotated[list[Message], ITEMS] = Field(min_length=1)
     max_completion_tokens: Count | None = None
+    logprobs: bool | None = Field(None, strict=True)
+    top_logprobs: Annotated[int, Field(strict=True, ge=0, le=20), INTEGRAL] | None = None
+    tools: Annotated[list[Tool], ITEMS] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
 
 
 class CompletionFields(Fields):
@@ -57,7 +102,7 @@ class CompletionFields(Fields):
     """
 
     prompt: str | Annotated[list[str], _PROMPTS] | _Ids | Annotated[list[_Ids], _PROMPTS]
-    logprobs: Annotated[Whole, Field(ge=0, le=1)] | None = None
+    logprobs: Annotated[int, Field(strict=True, ge=0, le=1), INTEGRAL] | None = None
     return_token_ids: bool | None = Field(None, strict=True)
     include_stop_str_in_output: bool | None = Field(None, strict=True)
 
@@ -66,17 +111,20 @@ def conversation(messages: list[Message], param: str) -> Conversation:
     """As chat templates take it. param: where the messages stand. Raises ApiError."""
     shown = []
     for number, message in enumerate(messages):
-        text = message.content
+        text, where = message.content, f"{param}[{number}].content"
+        if text is None and not message.tool_calls:
+            raise ApiError(400, f"{where}: is missing", where, "missing_required_parameter")
         if not isinstance(text, str):
             texts = []
-            for i, part in enumerate(text):
+            for i, part in enumerate(text or ()):
                 where = f"{param}[{number}].content[{i}]"
                 if part.type not in ("text", "input_text", "output_text") or part.text is None:
                     said = f"{where}: {part.type} is not supported"
                     raise ApiError(400, said, where, "unsupported")
                 texts.append(part.text)
             text = "\n".join(texts)
-        shown.append({"role": message.role, "content": text})
+        calls = message.model_dump(include={"tool_calls", "tool_call_id"}, exclude_none=True)
+        shown.append({"role": message.role, "content": text, **calls})
     return Conversation(tuple(shown))
 
 
@@ -99,13 +147,22 @@ class ChoicesEndpoint(Endpoint):
     def delta(self, said: dict[str, Any]) -> dict[str, Any]:
         """What a choice of a chunk says."""
 
+    def spoken(self, candidate: Candidate) -> tuple[str, list[dict[str, Any]]]:
+        """A candidate's text, and the calls in it."""
+        return candidate.text, []
+
+    def logprobs(self, job: SearchJob, candidate: Candidate) -> dict[str, Any] | None:
+        """As a choice has them."""
+        del job, candidate
+        return None
+
     def whole(self) -> dict[str, Any]:
         """Every job's choices behind those of the one before."""
         choices = [
             {
                 "index": number * job.choices + index,
                 "finish_reason": finish_of(candidate),
-                "logprobs": None,
+                "logprobs": self.logprobs(job, candidate),
                 **self.content(job, candidate),
             }
             for number, job in enumerate(self.jobs)
@@ -144,10 +201,16 @@ class ChoicesEndpoint(Endpoint):
         for index, candidate in enumerate(choices_of(job), offset):
             if index > offset and self.talks:
                 yield self._chunk(index, ROLE)
-            if text := behind(candidate.text, sent if index == offset else ""):
-                yield self._chunk(index, {"content": text})
+            text, calls = self.spoken(candidate)
+            tokens = self.logprobs(job, candidate)
+            if (left := behind(text, sent if index == offset else "")) or tokens:
+                yield self._chunk(index, {"content": left}, logprobs=tokens)
+            if calls:
+                numbered = [{"index": number, **call} for number, call in enumerate(calls)]
+                yield self._chunk(index, {"tool_calls": numbered})
+            finish = "tool_calls" if calls else finish_of(candidate)
             facts = {"search": search_facts(job)} if index == offset else {}
-            yield self._chunk(index, {}, finish_of(candidate), **facts)
+            yield self._chunk(index, {}, finish, **facts)
 
     def _rounds(self, job: SearchJob, index: int, *, thinks: bool) -> Iterator[bytes]:
         """What was decided since: for people, where there is a search to tell of, and programs.
@@ -185,9 +248,14 @@ class ChoicesEndpoint(Endpoint):
         }
 
     def _chunk(
-        self, index: int, said: dict[str, Any], finish: str | None = None, **more: Any
+        self,
+        index: int,
+        said: dict[str, Any],
+        finish: str | None = None,
+        logprobs: dict[str, Any] | None = None,
+        **more: Any,
     ) -> bytes:
-        choice = {"index": index, **self.delta(said), "finish_reason": finish, "logprobs": None}
+        choice = {"index": index, **self.delta(said), "finish_reason": finish, "logprobs": logprobs}
         unused = {"usage": None} if self._with_usage else {}
         return event({**self._head(self.chunk), "choices": [choice], **unused, **more})
 
@@ -195,20 +263,52 @@ class ChoicesEndpoint(Endpoint):
 class ChatEndpoint(ChoicesEndpoint):
     """`POST /v1/chat/completions`: a conversation's next message."""
 
+    takes = ChatFields
     path, kind, chunk = "/v1/chat/completions", "chat.completion", "chat.completion.chunk"
     prefix, talks = "chatcmpl-", True
+    fields: ChatFields
+    _tools = False
 
     def read(self, body: dict[str, Any]) -> list[SearchJob]:
         """One search."""
         self.fields = fields = parsed(ChatFields, body)
+        if fields.top_logprobs and not fields.logprobs:
+            raise ApiError(400, "top_logprobs: needs logprobs", "top_logprobs")
         self.streamed = bool(fields.stream)
+        self._tools = bool(fields.tools) and fields.tool_choice != "none"
         problem = conversation(fields.messages, "messages")
+        if self._tools:
+            codec = self.queue.solver.codec
+            if codec is None or not codec.takes_tools:
+                said = "this model's chat template shows none (tool_choice none drops them)"
+                raise ApiError(400, f"tools: {said}", "tools", "unsupported")
+            tools = tuple(tool.model_dump() for tool in fields.tools or ())
+            problem = replace(problem, tools=tools)
         limit = fields.max_completion_tokens or fields.max_tokens
-        return [self.queue.reader.job(fields, problem, limit)]
+        top = (fields.top_logprobs or 0) if fields.logprobs else None
+        return [self.queue.reader.job(fields, problem, limit, top_logprobs=top)]
 
     def content(self, job: SearchJob, candidate: Candidate) -> dict[str, Any]:
         """A message."""
-        return {"message": {"role": "assistant", "content": candidate.text, "refusal": None}}
+        text, calls = self.spoken(candidate)
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if not calls:
+            return {"message": message}
+        message |= {"content": text or None, "tool_calls": calls}
+        return {"message": message, "finish_reason": "tool_calls"}
+
+    def spoken(self, candidate: Candidate) -> tuple[str, list[dict[str, Any]]]:
+        """Its calls are read where there are tools."""
+        return calls_of(candidate.text) if self._tools else (candidate.text, [])
+
+    def logprobs(self, job: SearchJob, candidate: Candidate) -> dict[str, Any] | None:
+        """Each token with its bytes, where it is asked for."""
+        if not self.fields.logprobs:
+            return None
+        codec = self.queue.solver.codec
+        pieces = [] if codec is None else codec.token_bytes
+        content = token_logprobs(job, candidate, pieces, self.fields.top_logprobs or 0)
+        return {"content": content, "refusal": None}
 
     def delta(self, said: dict[str, Any]) -> dict[str, Any]:
         """A part of one."""
@@ -218,6 +318,7 @@ class ChatEndpoint(ChoicesEndpoint):
 class CompletionsEndpoint(ChoicesEndpoint):
     """`POST /v1/completions`: prompts' continuations."""
 
+    takes = CompletionFields
     path, kind, chunk = "/v1/completions", "text_completion", "text_completion"
     prefix = "cmpl-"
     fields: CompletionFields

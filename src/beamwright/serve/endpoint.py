@@ -16,7 +16,7 @@ from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from beamwright.serve.body import read_body
+from beamwright.serve.body import Fields, read_body
 from beamwright.serve.errors import ApiError, AsciiJSON, api_error, log
 from beamwright.serve.guard import owner_of
 from beamwright.serve.job import SearchJob
@@ -27,9 +27,11 @@ COMMENT = b": keep-alive\n\n"
 
 
 class Endpoint(ABC):
-    """One request to a route, and its reply. end: the last that a stream says, in any case."""
+    """One request to a route, and its reply. takes: its body; end: the last that a stream says, in
+    any case."""
 
     path: ClassVar[str]
+    takes: ClassVar[type[Fields]]
     end: ClassVar[bytes] = b""
 
     def __init__(self, queue: RequestQueue) -> None:

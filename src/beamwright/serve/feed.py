@@ -301,8 +301,8 @@ def feed_routes(feed: Feed, queue: RequestQueue | None, gauges: Gauges = tuple) 
 
 
 def page_routes() -> APIRouter:
-    """`/` and `/page/*`: the page's files, read once."""
-    routes = APIRouter()
+    """`/`, `/docs` and `/page/*`: the pages' files, read once."""
+    routes = APIRouter(include_in_schema=False)
     folder = resources.files("beamwright.serve") / "page"
     files = {part.name: part.read_bytes() for part in folder.iterdir() if part.is_file()}
     files["index.html"] = filled_page(_HEAD, "", title="Beamwright").encode()
@@ -310,6 +310,10 @@ def page_routes() -> APIRouter:
     @routes.get("/")
     async def page() -> Response:
         return await part("index.html")
+
+    @routes.get("/docs")
+    async def docs() -> Response:
+        return await part("docs.html")
 
     @routes.get("/page/{name}")
     async def part(name: str) -> Response:

@@ -13,6 +13,7 @@ import hmac
 import ipaddress
 import json
 import logging
+import re
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -32,7 +33,9 @@ _LOGGED = ("method", "path", "status", "seconds")
 _SMALL_BYTES = 64 * 1024
 """Of a body that others' large ones never keep out; ServerLimits.bodies_bytes bounds the rest."""
 
-_OPEN = ("/", "/health")
+_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+_OPEN = ("/", "/docs", "/health", "/ready")
 """For anybody, as is what is below /page/."""
 
 _HEADERS = (
@@ -76,7 +79,8 @@ class Guard:
             name.decode("latin-1").lower(): value.decode("latin-1")
             for name, value in scope["headers"]
         }
-        number = f"req_{secrets.token_hex(12)}"
+        given = headers.get("x-request-id", "")
+        number = given if _ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
         _REQUEST.set(number)
         began_s, status, whole = time.monotonic(), 0, False
         size = large = 0

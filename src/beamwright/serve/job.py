@@ -165,6 +165,12 @@ class SearchJob:
 _PLAIN: Mapping[str, Any] = MappingProxyType(
     {"search": "best-of-n", "n": 1, "width": 1, "choose": "best", "max_rounds": 100_000}
 )
+_EFFORTS: Mapping[str | None, tuple[int, int]] = MappingProxyType(
+    {"low": (4, 2), "high": (64, 4), "xhigh": (256, 4)}
+)
+"""n and width that a `reasoning_effort` stands for; `none` and `minimal` are one sample, and
+`medium` is the recipe."""
+
 _SEEDS = 2**63
 _NAMES = {"method": "search", "rounds": "max_rounds"}  # of `search`, as recipes have them
 _NOT_OURS = ("stop", "stop_strings", "top_logprobs")  # go by OpenAI's names, or not at all
@@ -185,15 +191,19 @@ class RequestReader:
         """All names that a search has here, the recipe first."""
         return [self.name, f"{self.name}:plain", *(f"{self.name}:{row}" for row in STRATEGIES)]
 
-    def options(self, model: str) -> dict[str, Any]:
-        """The search that a name stands for. Raises ApiError 404."""
+    def options(self, model: str, effort: str | None = None) -> dict[str, Any]:
+        """The search that a name and an effort stand for. Raises ApiError 404."""
         if model not in self.models():
             said = f"the model {model!r} does not exist here"
             raise ApiError(404, said, "model", "model_not_found")
         method = model.removeprefix(self.name).removeprefix(":")
-        if method == "plain":
+        if method == "plain" or effort in ("none", "minimal"):
             return dict(_PLAIN)
-        return {"search": method} if method else {}
+        options: dict[str, Any] = {"search": method} if method else {}
+        if effort in _EFFORTS:
+            n, width = _EFFORTS[effort]
+            options |= {"n": min(n, self.limits.n // width * width) or n, "width": width}
+        return options
 
     def job(
         self,
@@ -201,11 +211,15 @@ class RequestReader:
         problem: Problem,
         max_tokens: int | None = None,
         param: str = "messages",
+        top_logprobs: int | None = None,
     ) -> SearchJob:
-        """The search of this problem. param: the field that it is in. Raises ApiError."""
-        options = self.options(fields.model) | _search_options(fields.search)
+        """The search of this problem. param: the field that it is in. top_logprobs: beside each
+        token, None where its own is not told either. Raises ApiError."""
+        options = self.options(fields.model, fields.reasoning_effort)
+        options |= _search_options(fields.search)
         given = {name: getattr(fields, name) for name in ("temperature", "top_p", "min_p")}
         given["top_k"] = fields.top_k if fields.top_k and fields.top_k > 0 else None
+        given["top_logprobs"] = top_logprobs or None
         options |= {name: value for name, value in given.items() if value is not None}
         choices = fields.n or 1
         if choices > 1 and options.get("n") == 1:
@@ -233,7 +247,9 @@ class RequestReader:
             "seed": seed,
         }
         row = STRATEGIES.get(method or DEFAULT_SEARCH)
-        streams = row is not None and row.commits
+        # Log-probabilities and calls come at the end, and their text with them.
+        whole = top_logprobs is not None or (isinstance(problem, Conversation) and problem.tools)
+        streams = row is not None and row.commits and not whole
         return SearchJob(fields.model, problem, options, about, choices, stops, streams, param)
 
     def _widen(self, options: dict[str, Any], choices: int) -> None:

@@ -31,7 +31,7 @@ class ResponseFields(Fields):
 class ResponsesEndpoint(Endpoint):
     """One response; its events are numbered and named: here clients do go by that."""
 
-    path = "/v1/responses"
+    path, takes = "/v1/responses", ResponseFields
     _number = 0
 
     def read(self, body: dict[str, Any]) -> list[SearchJob]:
