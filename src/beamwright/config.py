@@ -27,6 +27,15 @@ GONE = {
     "stop_score": "Solver(stop=...) takes a function that says when a search ends",
     "compat": "it is a plug-in of the lab, --plugin lab/beamwright_lab/search_and_learn.py "
     "--search search-and-learn",
+    "min_problems": "in lockstep a batch begins when all problems of the last have ended",
+    "order": "the prefix-aware order is the printed one; a plug-in's schedule may have another",
+    "stop": "Solver(stop=...) takes a function that says when a search ends",
+    "problems": "eval with and without --weights tells what packed weights cost in answers",
+    "max_requests_per_key": "with several keys one key has half of --max-requests",
+    **dict.fromkeys(
+        ("sparse_lag", "sparse_window", "sparse_frame", "sparse_rank", "late"),
+        "a method has its paper's window and frame, and a thread beside a host home",
+    ),
     "paper": "the LBS paper's equations are the lab's, python -m beamwright_lab.paper.figures",
 }
 
