@@ -13,7 +13,6 @@ from beamwright_lab.gpu.runner import (
     CRASHED,
     FAILED,
     KILLED,
-    NO_TIME,
     OK,
     TIMED_OUT,
     Journal,
@@ -150,21 +149,6 @@ run_stages([stage], Plan(journal, Path({str(bench.log)!r}), {KEY!r}), print)
     assert bench.run(bench.stage("hang"))["hang"]["status"] == OK, "and it is run again"
 
 
-def test_what_does_not_fit_is_not_started(bench):
-    found = bench.run(bench.stage("one", least_s=50.0), bench.stage("two"), budget_s=40.0)
-    assert [result["status"] for result in found.values()] == [NO_TIME, OK]
-    assert "one" not in bench.journal.results()
-    assert "one: no time left (40 s)" in bench.lines
-
-
-def test_time_is_shared_by_budget_and_a_stage_is_told_its_share(bench):
-    stages = [bench.stage("one", budget_s=30.0), bench.stage("two", budget_s=10.0)]
-    found = bench.run(*stages, budget_s=400.0)
-    assert 290 < found["one"]["data"]["seconds"] <= 300
-    # What the first has left over is the second's.
-    assert found["two"]["data"]["seconds"] > 300
-
-
 def test_a_stage_runs_again_when_what_it_reads_has(bench):
     stages = [bench.stage("one"), bench.stage("reader", reads=("one",))]
     bench.run(*stages)
@@ -185,24 +169,6 @@ def test_a_stage_that_has_left_something_out_goes_on_from_there(bench):
 
 
 # --- the file --------------------------------------------------------------------------------
-
-
-def test_rows_are_lines_as_they_come_and_only_what_is_new_is_written(tmp_path):
-    journal = Journal(tmp_path / "results.jsonl")
-    journal.begin("one", {"key": KEY}, goes_on=False)
-    steps = [
-        {"rows": [{"n": 1}], "peak": 3},
-        {"rows": [{"n": 1}, {"n": 2}], "peak": 3},
-        {"rows": [{"n": 1, "share": 0.5}, {"n": 2}], "peak": 4},
-        {"rows": [], "peak": 4},
-    ]
-    old = {}
-    for data, num_lines in zip(steps, (2, 1, 2, 1), strict=True):
-        before = len(journal.file.read_text().splitlines())
-        journal.save("one", data, old)
-        old = data
-        assert len(journal.file.read_text().splitlines()) - before == num_lines
-        assert journal.results()["one"]["data"] == data
 
 
 def test_a_line_that_was_cut_off_is_no_line_and_harms_no_other(tmp_path):

@@ -2,8 +2,6 @@
 
 import subprocess
 import sys
-from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -94,12 +92,6 @@ def test_the_link_stage_moves_what_a_store_moves():
     blocks = bench.rows[Direction.D2H][0].blocks
     assert all(second - first > 1 for first, second in pairwise(blocks)), "they are scattered"
     bench.link.close()
-
-
-def test_an_emulated_link_is_in_the_profile(folder, measured):
-    emulated = make_context(folder, link_bandwidth=1_000_000_000)
-    profile = link.profile_of(measured["link"], emulated)
-    assert (profile.h2d_bandwidth, profile.link_share) == (1_000_000_000, 1.0)
 
 
 def test_every_point_of_the_figures_is_measured_and_grows_one_tree(measured):
@@ -216,24 +208,6 @@ def test_kernels_are_timed_on_a_gpu(context):
     assert "on a GPU" in attention_kernels.run(context)["skipped"]
 
 
-def test_rows_are_kept_as_they_are_measured_and_one_that_fails_costs_its_own(tmp_path):
-    context = replace(make_context(tmp_path), smoke=False)
-    data, saved = {"rows": [], "not_run": []}, []
-
-    def measure(number):
-        saved.append(len((context.data_of("stage") or {}).get("rows", [])))
-        if number == 1:
-            raise RuntimeError("out of resource:\nshared memory")
-        context.seconds -= SECONDS * (number == 2)
-        return {"us": number}
-
-    context.rows(data, "rows", [({"n": n}, partial(measure, n)) for n in range(4)], least_s=1.0)
-    assert saved == [0, 1, 2]
-    error = "RuntimeError: out of resource: shared memory"
-    assert data["rows"] == [{"n": 0, "us": 0}, {"n": 1, "error": error}, {"n": 2, "us": 2}]
-    assert data["not_run"] == [{"n": 3}]
-
-
 # --- what is compared ------------------------------------------------------------------------
 
 
@@ -305,15 +279,6 @@ def test_the_command_runs_a_stage_and_leaves_few_files(tmp_path):
     assert found["environment"]["versions"]["torch"]
     files = {file.name for file in tmp_path.iterdir()}
     assert files == {"results.jsonl", "summary.md", "log.txt", "triton_cache.tar"}
-
-
-def test_wheels_that_are_missing_are_one_line_without_any_of_them(tmp_path):
-    """Not even torch, and no site-packages at all."""
-    command = [sys.executable, "-S", "-m", MODULE, "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT / "lab")
-    assert done.returncode == 2
-    assert done.stderr.startswith("missing wheels: torch, numpy, pydantic, ")
-    assert done.stderr.count("\n") == 1
 
 
 def test_a_device_or_a_card_that_is_not_there_is_one_line(tmp_path, monkeypatch, capsys):

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from beamwright.errors import InputError
-from beamwright.protocols import Complete, Extend, Finish, Prune
+from beamwright.protocols import Complete, Extend
 from beamwright.search import make_strategy
 from beamwright.search.mcts import Visits
 from beamwright.sections import SearchSettings
@@ -229,13 +229,6 @@ def test_ended_paths_are_set_aside_at_once_and_the_others_wait():
     assert {nodes[0], nodes[2], nodes[3], tree.root} <= tree.held
     assert nodes[1] not in tree.held
     assert tree.candidates() == [nodes[0], nodes[2]]
-
-
-def test_of_too_many_ended_paths_the_best_take_the_places():
-    tree, nodes = first_round([0.1, 0.9, 0.2], ended=[0, 1, 2])
-    tree.finish(nodes[2])
-    actions = actions_of(mcts(n=2, width=1), tree)
-    assert actions == [Complete(nodes[1]), Prune(nodes[0]), Finish()]
 
 
 def test_a_path_of_max_rounds_steps_is_not_extended():

@@ -26,11 +26,6 @@ def test_children_continue_the_path_of_their_parent(tree):
     assert (grandchild.text, grandchild.step_text) == ("one two", "two")
 
 
-def test_ordinals_go_on_when_a_node_is_expanded_again(tree):
-    tree.expand(tree.root, 2)
-    assert [node.lineage[-1] for node in tree.expand(tree.root, 3)] == [2, 3, 4]
-
-
 def test_only_a_kept_node_can_be_extended(tree):
     (node,) = tree.expand(tree.root, 1)
     with pytest.raises(ValueError, match="cannot be extended"):
@@ -40,13 +35,6 @@ def test_only_a_kept_node_can_be_extended(tree):
         tree.expand(node, 1)
     tree.keep(node)
     assert len(tree.expand(node, 2)) == 2
-
-
-def test_a_step_is_written_once(tree):
-    (node,) = tree.expand(tree.root, 1)
-    add_step(tree, node, "a")
-    with pytest.raises(ValueError, match="is not open"):
-        add_step(tree, node, "b")
 
 
 @pytest.mark.parametrize("verb", ["keep", "prune", "finish"])

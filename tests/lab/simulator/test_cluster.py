@@ -1,6 +1,5 @@
 """A cluster on paper, against what can be said without simulating."""
 
-import math
 import random
 from dataclasses import replace
 
@@ -27,16 +26,6 @@ def test_one_replica_does_all_its_work(held):
     run = simulate_cluster(work_s, SimulatedReplicas(1, held))
     assert run.seconds == pytest.approx(sum(work_s))
     assert run.efficiency == pytest.approx(1.0)
-
-
-def test_problems_in_flight_share_a_device():
-    """Two at three quarters of the speed, until one is done and the other goes on alone."""
-    run = simulate_cluster([3.0, 6.0], SimulatedReplicas(1, held=4, speeds=(1.0, 0.75)))
-    assert run.seconds == pytest.approx(4.0 + 3.0)
-    assert run.replicas.rate == pytest.approx(1.5)
-    many = simulate_cluster([3.0] * 40, SimulatedReplicas(1, held=4, speeds=(1.0, 0.75)))
-    assert many.efficiency == pytest.approx(1.0)
-    assert many.seconds == pytest.approx(40 * 3 / 1.5)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -83,17 +72,6 @@ def test_every_problem_once_whatever_dies(give_back):
     assert run.seconds > calm.seconds
     assert run.most_deaths >= 1
     assert run == simulate_cluster(work_s, replicas, Driver(0.01), failures, seed=1)
-
-
-def test_deaths_cost_what_they_take():
-    """One at a time: the time until a device is there again, and problems begun again."""
-    failures = Failures(replica_s=100, again_s=25)
-    run = simulate_cluster([1.0] * 20_000, SimulatedReplicas(4, held=1), failures=failures)
-    alive = 100 / (100 + 25)
-    # A problem of 1 s that begins again from nothing takes 100 (e^(1/100) - 1) s of a life.
-    expected = 20_000 * 100 * math.expm1(1 / 100) / 4 / alive
-    assert run.seconds == pytest.approx(expected, rel=0.05)
-    assert run.deaths == pytest.approx(4 * run.seconds / 125, rel=0.1)
 
 
 def test_what_means_nothing_is_refused():

@@ -3,7 +3,6 @@ from dataclasses import replace
 import pytest
 
 from beamwright_lab.simulator.many import simulate_many
-from beamwright_lab.simulator.run import simulate
 from replayed import replayed, steps_of
 from simulated import GIB, many, trees
 
@@ -25,15 +24,6 @@ def test_trees_are_what_they_are_alone(speculation, budget):
     assert found.tokens == sum(node.tokens for tree in TREES for node in tree.nodes)
     assert (found.speculated_tokens > 0) == (speculation == "exact")
     assert found.device_peak_bytes <= budget
-
-
-def test_one_at_a_time_takes_what_they_take_alone():
-    alone = [simulate(case) for case in cases()]
-    found = simulate_many(cases(), 1)
-    assert found.time_s == pytest.approx(sum(each.time_s for each in alone))
-    assert found.seconds.verify_s == pytest.approx(sum(each.verify_s for each in alone))
-    assert found.mean_s == pytest.approx(found.time_s / 4)
-    assert found.device_peak_bytes == max(each.device_peak_bytes for each in alone)
 
 
 def test_together_they_are_faster_and_each_is_slower():

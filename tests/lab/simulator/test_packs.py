@@ -66,15 +66,6 @@ def test_table_two_s_cache_rank_is_hidden(layers, pack_layers, inference, cache)
     assert found.margin_s >= inference - cache
 
 
-def test_table_two_s_times_per_token():
-    """Milliseconds; packs of both sizes take the same."""
-    times = [simulate_packs([RankSeconds(f, c, 0, 0)] * (n // p)).token_s for n, p, f, c in TABLE_2]
-    assert times[:4] == pytest.approx([42.8, 42.8, 32.8, 32.8], abs=0.03)
-    assert times[8:12] == pytest.approx([100.8, 100.8, 70.2, 70.2], abs=0.05)
-    slack = [RankSeconds(f, c, 0, 0).slack_s for _, _, f, c in TABLE_2]
-    assert min(slack) == slack[5] == pytest.approx(0.17)
-
-
 def test_too_few_packs_hide_nothing_however_fast_the_cache_rank_is():
     """A pack's selection has the time of the other packs; one pack has none."""
     whole = RankSeconds(36.0, 30.0, 1.0, 3.0)

@@ -2,12 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from beamwright.engine.timeline import Timeline
 from beamwright.errors import CapacityError
 from beamwright.plan.costs import Layout, Roofline
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright_lab.simulator.bench import Simulation
-from beamwright_lab.simulator.clock import VirtualClock
 from beamwright_lab.simulator.costs import RooflineCosts
 from beamwright_lab.simulator.run import simulate, simulate_if_fits
 from beamwright_lab.simulator.synthetic import grow
@@ -81,26 +79,7 @@ def test_layer_wise_moves_what_the_equations_say():
     assert simulated.io_share > 0.5
 
 
-def test_written_back_lazily_little_goes_that_is_pruned():
-    eager, lazy = (simulate(case(budget=3 * GIB // 4, write_back=how)) for how in ("eager", "lazy"))
-    assert lazy.d2h_bytes < 0.6 * eager.d2h_bytes
-    assert lazy.d2h_bytes >= lazy.blind_store_bound_bytes
-    assert lazy.decode_s == eager.decode_s
-    assert simulate(case(budget=3 * GIB // 4)) == lazy
-
-
 def test_recomputing_moves_nothing():
     simulated = simulate(case(budget=GIB // 2, evict="recompute"))
     assert simulated.h2d_bytes == simulated.d2h_bytes == 0
     assert simulated.recomputed_tokens > 0
-
-
-def test_a_timeline_of_virtual_time():
-    clock = VirtualClock()
-    timeline = Timeline(clock)
-    simulated = simulate(case(budget=GIB // 2), clock, timeline)
-    iterations = [span for span in timeline.spans if span.name == "decode"]
-    assert len(iterations) > simulated.groups
-    assert max(span.end_s for span in iterations) == pytest.approx(simulated.time_s)
-    moved = sum(span.args["bytes"] for span in timeline.spans if span.track == "h2d")
-    assert moved == simulated.h2d_bytes

@@ -2,7 +2,6 @@
 
 import pytest
 
-from beamwright.errors import CapacityError
 from beamwright.models.shape import NAMED_SHAPES
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import find_profile
@@ -72,36 +71,12 @@ def test_moving_memory_takes_no_longer_than_halves(run, conserved, split, of_nee
         assert found.time_s <= 1.01 * halves.time_s
 
 
-@pytest.mark.parametrize("split", ["auto", "roofline"])
-def test_what_fits_where_one_model_has_everything_fits(run, split):
-    """A step may be longer than the mean, from which needs are estimated."""
-    few = grow(SyntheticSearch(2, 2, 64, GENERATE, 32, step_sigma=0.9, survival="score"))
-    fits = []
-    for total in range(8 * 2**20, 16 * 2**20, 2**20):
-        try:
-            run(total, "offload", tree=few)
-        except CapacityError:
-            continue
-        fits.append(total)
-        assert run(total, split, tree=few).device_peak_bytes <= total
-    assert 3 < len(fits) < 8
-
-
 def test_in_turn_is_faster_than_any_share_where_memory_is_short(run):
     total = NEED
     fixed = [run(total, share=share).time_s for share in (0.4, 0.5, 0.6)]
     found = run(total, "auto")
     assert found.time_s < min(fixed)
     assert found.split_moves > 4
-
-
-def test_a_share_that_is_bad_from_the_beginning_is_mended(run, conserved):
-    """Budgets that a caller gave, as far from the need as can be."""
-    bad = run(int(2.2 * NEED), share=0.2)
-    found = run(int(2.2 * NEED), "auto", share=0.2)
-    assert max(conserved) > 0.3 * 2.2 * NEED
-    assert found.time_s < bad.time_s
-    assert found.h2d_bytes <= bad.h2d_bytes
 
 
 @pytest.mark.parametrize("split", MOVING)

@@ -7,7 +7,7 @@ import pytest
 from beamwright.errors import CapacityError
 from beamwright.models.shape import NAMED_SHAPES
 from beamwright.plan.compare import estimate
-from beamwright.plan.costs import Layout, ModelCosts, Roofline
+from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import find_profile
 from beamwright.plan.schedules import Scorer
 from beamwright.plan.workload import Workload
@@ -36,18 +36,6 @@ def case(schedule="locality", prm_budget=4 * GIB, layout=Layout.TREE, tree=TREE,
         step=StepSettings(step_tokens=32, max_tokens=256),
         verifier=VerifierCase(PRM, RooflineCosts.of(PRM, CARD, layout), prm_budget),
     )
-
-
-def test_scores_take_what_their_prefills_take():
-    """Best-of-n: nothing is shared but the prompt; every step has 32 tokens and a mark."""
-    tree = grow(replace(SEARCH, search="best-of-n", generate_tokens=64))
-    roofline = Roofline(PRM, CARD)
-    expected = roofline.prefill(128)
-    for before in (128, 128 + 33):
-        seen = 16 * (33 * before + 33 * 34 // 2)
-        read = 128 + 16 * (before - 128) + 16 * 33
-        expected += roofline.decode_step(16 * 33, read, seen)
-    assert simulate(case("in-gpu", tree=tree)).verify_s == pytest.approx(expected)
 
 
 def test_auto_is_not_put_off_by_what_is_scored_ahead():
