@@ -75,9 +75,8 @@ class Record:
         """What a file may say in the right types, and cannot be of a problem."""
         if (self.num_correct or 0) > len(self.candidates):
             raise ValueError(f"num_correct: there are {len(self.candidates)} candidates")
-        if not all(
-            isinstance(vote.get("correct", 0), bool | None) for vote in self.choices.values()
-        ):
+        verdicts = [vote.get("correct", 0) for vote in self.choices.values()]
+        if not all(isinstance(verdict, bool | None) for verdict in verdicts):
             raise ValueError("choices: neither a verdict nor null")
 
 

@@ -39,7 +39,6 @@ _OTHER_FIELDS = frozenset(
     {*QUESTION_FIELDS, *_ID_FIELDS, "subject", "type", "Subdomain", "level"}
 )  # hold no answer
 
-_GSM8K_MARK = "####"  # a worked solution in an answer field ends with "#### ANSWER"
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|test|validation|valid|dev)(?=$|[^a-z])")
 _SUFFIXES = (".csv", ".json", ".jsonl", ".ndjson", ".parquet")
 _ABOUT = ("dataset_info.json", "dataset_infos.json")  # describe a data set, hold no rows
@@ -116,7 +115,7 @@ def load_problems(
         level = row.fields.get("level")
         level = level if isinstance(level, str | int) else None
         ids = [row.fields[key] for key in _ID_FIELDS if row.fields.get(key) not in (None, "")]
-        name = str(ids[0]) if ids else str(index)
+        name = str([*ids, index][0])
         while name in problems:
             name += f"#{index}"
         answer = None if answer_field == NO_ANSWERS else _answer(row, answer_field)
@@ -172,7 +171,8 @@ def _question(row: _Row, questions: Sequence[str]) -> str:
 
 def _answer(row: _Row, answer_field: str | None) -> str | None:
     for name in ANSWER_FIELDS if answer_field is None else (answer_field,):
-        text = _text(row, name).rpartition(_GSM8K_MARK)[2].strip()
+        # GSM8K's worked solution in an answer field ends with "#### ANSWER".
+        text = _text(row, name).rpartition("####")[2].strip()
         if text:
             return text
     for name in SOLUTION_FIELDS if answer_field is None else ():

@@ -30,7 +30,6 @@ from beamwright.units import GIB
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_DPI = 140
 _DASHES = ("-", "--", ":")  # a second and third turn through matplotlib's ten colours
 _SPREAD = 1.025  # factor between the intervals of neighbours at the same n
 _COLUMNS = (
@@ -67,6 +66,9 @@ class EvaluatedRun:
     def n(self) -> int:
         """Candidates per round."""
         return int(self.settings["search"]["n"])
+
+
+_Method = tuple[str, EvaluatedRun]
 
 
 # --- folders -----------------------------------------------------------------------------------
@@ -127,7 +129,7 @@ def write_report(
             figure.savefig(svg, format="svg", metadata={"Date": None})
             charts.append((caption, base64.b64encode(svg.getvalue()).decode()))
             if png:
-                figure.savefig(image, format="png", dpi=_DPI)
+                figure.savefig(image, format="png", dpi=140)
                 pngs[path.with_name(f"{path.stem}-{name}.png")] = image.getvalue()
     except UnavailableError as error:
         missing = str(error)
@@ -227,9 +229,7 @@ def _leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield f"{prefix}{key}", value
 
 
-def make_charts(
-    methods: Sequence[tuple[str, EvaluatedRun]],
-) -> Iterator[tuple[str, str, Figure]]:
+def make_charts(methods: Sequence[_Method]) -> Iterator[tuple[str, str, Figure]]:
     """Name, title and figure of every chart that has a point; methods: by name, then n.
 
     A run without a judged problem has no point, and on a logarithmic axis a figure of nothing has

@@ -41,11 +41,7 @@ def write_trace(timeline: Timeline, path: Path, title: str) -> None:
     Raises:
         InputError: if the file cannot be written.
     """
-    content = {
-        "traceEvents": list(_events(timeline, title)),
-        "displayTimeUnit": "ms",
-        "otherData": {"title": title},
-    }
+    content = {"traceEvents": list(_events(timeline, title)), "otherData": {"title": title}}
     write_whole(path, json.dumps(content, default=str) + "\n")
 
 

@@ -76,7 +76,8 @@ def main() -> None:
             signal.alarm(math.ceil(pair["deadline_s"]) + _GRACE_S)
         gold, answer = _parse(pair["gold"]), _parse(pair["answer"])
         equal = bool(verify(gold, answer, allow_set_relation_comp=True, timeout_seconds=None))
-        if not equal and _names_i(gold + answer):
+        letters = [str(s) for each in gold + answer for s in getattr(each, "free_symbols", ())]
+        if not equal and "i" in letters:
             equal = bool(verify(_imaginary(gold), _imaginary(answer), timeout_seconds=None))
         if sys.platform != "win32":
             signal.alarm(0)
@@ -100,10 +101,6 @@ def _union(alternatives: Any) -> Any:
     if not all(isinstance(each, (*kinds, sympy.And)) for each in inequalities):
         return alternatives
     return sympy.Or(*inequalities).as_set()
-
-
-def _names_i(parsed: list[Any]) -> bool:
-    return any("i" in map(str, getattr(each, "free_symbols", ())) for each in parsed)
 
 
 def _imaginary(parsed: list[Any]) -> list[Any]:
