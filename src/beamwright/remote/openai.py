@@ -85,7 +85,12 @@ class OpenAISource:
             self.close()
             if isinstance(error, BeamwrightError):
                 raise
-            raise InputError(f"{self._option}: {self._why_no_start(error)}") from error
+            why = f"what answers there does not speak OpenAI's protocol ({type(error).__name__})"
+            if isinstance(error, _Refused | httpx.HTTPError):
+                why = self._line(str(error)) or type(error).__name__
+            elif isinstance(error, TimeoutError):
+                why = "what answers there does not end"
+            raise InputError(f"{self._option}: {why}") from error
         # A text that is read as it is written is left at its stop, the others with it.
         self.most = 1 if self.streams else None
 
@@ -264,13 +269,6 @@ class OpenAISource:
 
     # --- what the server is ------------------------------------------------------------------
 
-    def _why_no_start(self, error: Exception) -> str:
-        if isinstance(error, _Refused | httpx.HTTPError):
-            return self._line(str(error)) or type(error).__name__
-        if isinstance(error, TimeoutError):
-            return "what answers there does not end"
-        return f"what answers there does not speak OpenAI's protocol ({type(error).__name__})"
-
     async def _find(self, wanted: str) -> None:
         """The model's name there, its context, whether it is a search by another Beamwright, and
         the richest dialect that the server understands."""
@@ -279,9 +277,8 @@ class OpenAISource:
         models = {_text_of(model["id"]): model for model in answer["data"]}
         name = wanted or (next(iter(models)) if len(models) == 1 else None)
         if name not in models:
-            problem = "say which, as #NAME" if name is None else "no such model"
             names = self._line(", ".join(sorted(models)[:12]))
-            raise InputError(f"{self._option}: {problem}; it has {names}")
+            raise InputError(f"{self._option}: say which model, as #NAME; it has {names}")
         self.name: str = name
         self.context = _count(models[name], "max_model_len") or None
         if models[name].get("owned_by") == "beamwright" and not name.endswith(PLAIN):
