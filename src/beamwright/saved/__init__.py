@@ -1,4 +1,4 @@
-"""A search in a file: a checkpoint to go on from, a recording of its shape to replay.
+"""A search in a file: a checkpoint to go on from, and who a user's own code is.
 
-Import from the files: reading a recording needs no torch, a checkpoint of a run does.
+Import from the files: `checkpoint` loads torch, `identity` does not.
 """

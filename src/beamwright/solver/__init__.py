@@ -1,5 +1,6 @@
 """The solver room: from settings to models, from problems to solutions. `Solver` is the public API.
 
-`solver` has the API; `assembly` loads the models and spends the memory number (`memory`, `tiers`);
-`own` takes in what users give as objects; `describe` makes a `Solution` of a tree and its `facts`.
+`solver` has the API; `machinery` loads the models and spends the memory number (`memory`), and
+`settled` says what settings leave open; `request` takes in what users give, `scheduler` runs it,
+`handle` waits for it; `describe` makes a `Solution` of a tree and what was counted.
 """
