@@ -7,7 +7,6 @@ import pytest
 from beamwright.config import Settings
 from beamwright.engine import executor
 from beamwright.errors import CapacityError
-from beamwright.layerwise.store import LayeredStore
 from beamwright.models.shape import shape_from_text
 from beamwright.solver import settled
 from beamwright.solver.memory import ModelBytes
@@ -44,20 +43,6 @@ def hashes(outcomes):
 
 
 # --- one object ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("executor", ["plain", "overlapped"])
-def test_layers_that_auto_has_streamed_are_streamed_for_all_rows_together(
-    scored, prefers, executor
-):
-    alone = [scored(**ROOM).solve(text, problem_id=i) for i, text in enumerate(PROBLEMS)]
-    prefers("layerwise")
-    free = {"executor": executor, "speculation": "auto", "kv_memory": "256KiB"}
-    with scored(**free, split=0.3) as solver:
-        found = solver.solve_many(PROBLEMS)
-        assert isinstance(solver.generator.store, LayeredStore)
-        assert_nothing_allocated(solver)
-    assert hashes(found) == hashes(alone)
 
 
 def test_every_request_has_the_settled_settings(make_solver, prefers):

@@ -64,17 +64,6 @@ def test_memory_moves_while_a_search_runs(scored, expected, conserved, split):
     assert found.tree_hash == again.tree_hash == solution.tree_hash
 
 
-def test_problems_in_flight_together_share_the_memory(scored, expected, conserved):
-    _, _, peaks = expected
-    problems = ["Ann has 12 apples. She eats 3.", "Bob has 7 pens.", "Eve has 5 cats."]
-    alone = [scored().solve(text, problem_id=i) for i, text in enumerate(problems)]
-    with scored(kv_memory=sum(peaks)) as solver:
-        together = solver.solve_many(problems)
-        assert_nothing_allocated(solver)
-    assert [each.tree_hash for each in together] == [each.tree_hash for each in alone]
-    assert len(set(conserved)) > 1
-
-
 def test_beside_a_lane_nothing_moves(scored, expected, conserved):
     solution, _, peaks = expected
     with scored(executor="overlapped", kv_memory=int(1.2 * sum(peaks))) as solver:
