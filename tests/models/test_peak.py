@@ -18,7 +18,7 @@ STATUS = Path("/proc/self/status")
 LOAD = """
 import json, sys
 from pathlib import Path
-from beamwright.config import ModelSettings
+from beamwright.sections import ModelSettings
 from beamwright.models.load import load_model
 
 def bytes_of(name):
