@@ -37,7 +37,7 @@ class Handler(BaseHTTPRequestHandler):
         elif callable(found):
             self.write(found, **getattr(found, "headers", {}))
         elif isinstance(found, tuple):
-            self.say(*found)
+            self.say(*found[:2], **dict(*found[2:]))
         else:
             self.stream(found)
 
@@ -71,9 +71,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Scripted:
-    """answer: from a request's body to (status, JSON), or to lines of a stream; None hangs up. A
-    function gives the bytes of a reply, chunk by chunk (its `headers`: more of them); `models` may
-    be one, too.
+    """answer: from a request's body to (status, JSON, perhaps headers), or to lines of a stream;
+    None hangs up. A function gives the bytes of a reply, chunk by chunk (its `headers`: more of
+    them); `models` may be one, too.
 
     bodies: of all requests so far, those of the start included.
     """

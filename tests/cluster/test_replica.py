@@ -1,5 +1,6 @@
-"""A replica: errors that cross processes, and as many problems in flight as it is told."""
+"""A replica: errors that cross processes, as many problems in flight as it is told, and its end."""
 
+import asyncio
 import pickle
 
 import pytest
@@ -50,3 +51,23 @@ def test_as_many_are_in_flight_as_it_is_told(generator_folder, n, in_flight, mos
         handle.result(60)
     assert max(seen) == most
     solver.close()
+
+
+def test_a_replica_that_nobody_asks_for_any_more_ends_itself(generator_folder, monkeypatch):
+    options = engines.tiny_options(generator_folder)
+    settings = Settings.build(**options).model_dump(mode="json", exclude_unset=True)
+
+    async def asked():
+        gone = asyncio.Event()
+        replica = Replica(settings, abandoned=gone.set)
+        for patience_s in (0.0, 60.0):
+            monkeypatch.setattr("beamwright.cluster.replica.ABANDONED_S", patience_s)
+            await replica.pulse()
+        await asyncio.sleep(0.05)
+        assert not gone.is_set(), "it has been asked for since"
+        monkeypatch.setattr("beamwright.cluster.replica.ABANDONED_S", 0.0)
+        await replica.pulse()
+        await asyncio.wait_for(gone.wait(), 60)
+        replica._solver.close()
+
+    asyncio.run(asked())

@@ -1,11 +1,13 @@
 """The client of completion servers: dialects, failures, what is given up."""
 
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from beamwright.errors import InputError
+from beamwright.remote import openai as client
 from beamwright.sections import SamplingSettings
 from scripted_server import (
     Scripted,
@@ -148,6 +150,17 @@ def test_what_may_pass_is_tried_again(reply_to):
     assert reply.error is None
     assert reply.tries == 5
     assert all(body == server.asked[0] for body in server.asked)  # the same seed, too
+
+
+def test_a_server_says_when_it_may_be_asked_again(reply_to, monkeypatch):
+    monkeypatch.setattr(client, "_LONGEST_WAIT_S", 0.4)
+    for after, waits in (("1800", True), ("Fri, 31 Dec 1999 23:59:59 GMT", False)):
+        replies = [(*refuses("busy", 503), {"retry-after": after}), said(choice("x"))]
+        begun_s = time.monotonic()
+        reply, _ = reply_to(lambda body, replies=replies: replies.pop(0), tries=2)
+        assert (reply.error, reply.tries) == (None, 2)
+        if waits:
+            assert 0.4 <= time.monotonic() - begun_s < 60
 
 
 def test_who_is_given_up_hangs_up(codec, source_of):

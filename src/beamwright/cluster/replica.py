@@ -27,6 +27,9 @@ from beamwright.tree import SearchTree
 MOST_BUGS = 3
 """Searches in a row that end with no error of ours, before the engine counts as broken."""
 
+ABANDONED_S = 120.0
+"""Without anybody who asks for its pulse: a server that was killed takes no replicas with it."""
+
 
 @dataclass(frozen=True)
 class Decided:
@@ -58,7 +61,8 @@ News = str | Decided | Ended
 class Replica:
     """Loads its models at once. plugins: files whose declarations the settings may name.
 
-    name: of this replica, by whoever placed it. in_flight: problems at a time, None for as many as
+    name: of this replica, by whoever placed it. abandoned: called once nobody has asked for its
+    pulse for two minutes, after the first time. in_flight: problems at a time, None for as many as
     keep it busy.
     """
 
@@ -67,17 +71,22 @@ class Replica:
         settings: dict[str, Any],
         plugins: Sequence[str] = (),
         name: Callable[[], str] = lambda: "alone",
+        abandoned: Callable[[], None] = lambda: None,
         in_flight: int | None = None,
     ) -> None:
         load_all(plugins)
         self._solver = Solver(Settings.model_validate(settings))
         self._solver.most_submitted = in_flight
-        self._name = name
+        self._name, self._abandoned = name, abandoned
+        self._watch: asyncio.TimerHandle | None = None
         self._handles: dict[str, Handle] = {}
         self._bugs = 0
 
     async def pulse(self) -> Pulse:
         """That it is there."""
+        if self._watch is not None:
+            self._watch.cancel()
+        self._watch = asyncio.get_running_loop().call_later(ABANDONED_S, self._abandoned)
         return Pulse(self._name(), os.getpid(), self._solver.exact, self._solver.usage())
 
     async def check_health(self) -> None:

@@ -84,7 +84,7 @@ class RayServing:
             logging_config=_LOGGING,
         )
         content = self._settings.model_dump(mode="json", exclude_unset=True)
-        app = make.bind(content, self._wanted.plugins, replica_name, self._in_flight)
+        app = make.bind(content, self._wanted.plugins, replica_name, abandon, self._in_flight)
         try:
             serve.start(proxy_location="Disabled", logging_config=_LOGGING)
             self._engines = serve.run(app, name=self._name, route_prefix=None)
@@ -185,6 +185,12 @@ def replica_name() -> str:
     """Of the replica that asks, as Ray's routers know it."""
     name: str = _import_ray()[1].get_replica_context().replica_id.unique_id
     return name
+
+
+def abandon() -> None:
+    """End the application of the replica that asks."""
+    serve = _import_ray()[1]
+    serve.delete(serve.get_replica_context().app_name, _blocking=False)
 
 
 def last_line(error: object) -> str:

@@ -52,11 +52,11 @@ _STOP_FIELDS = ("stop_reason", "matched_stop")  # vLLM's and Beamwright's; SGLan
 
 
 class _Refused(Exception):
-    """The server has said no. text: in its words."""
+    """The server has said no. text: in its words; retry_after_s: when it may be asked again."""
 
-    def __init__(self, status: int, text: str) -> None:
+    def __init__(self, status: int, text: str, retry_after_s: float = 0.0) -> None:
         super().__init__(f"HTTP {status}: {text}")
-        self.status = status
+        self.status, self.retry_after_s = status, retry_after_s
 
 
 class OpenAISource:
@@ -158,6 +158,7 @@ class OpenAISource:
                 return
             except Exception as error:  # whatever what it says does to who reads it
                 why, most, kind = self._judged(error, prompt)
+                wait_s = max(wait_s, getattr(error, "retry_after_s", 0.0))
             if tries >= most:
                 times = f" ({tries} tries)" if tries > 1 else ""
                 failure = kind(f"the generator at {self._url}: {self._line(why)}{times}")
@@ -264,7 +265,9 @@ class OpenAISource:
                     said += chunk
                     if len(said) > _REPLY_BYTES:
                         break
-                raise _Refused(response.status_code, said.decode(errors="replace"))
+                after = response.headers.get("retry-after", "")
+                after_s = float(after) if after.isdecimal() else 0.0
+                raise _Refused(response.status_code, said.decode(errors="replace"), after_s)
             yield _bounded(response, most)
 
     # --- what the server is ------------------------------------------------------------------
