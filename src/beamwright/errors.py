@@ -34,8 +34,8 @@ class BeamwrightError(Exception):
     """Base of all deliberate errors; `str(error)` is one line fit to show a user."""
 
     exit_code = 1
+    # The `Solution` of what was finished before the error, where a search had begun.
     partial: Any = None
-    """The `Solution` of what was finished before the error, where a search had begun."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Crosses processes whatever its class is made of, without what was finished."""

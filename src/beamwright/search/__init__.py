@@ -94,15 +94,6 @@ class StrategyRow(TableRow):
         (given,) = declared_values(STRATEGIES, [self], settings)
         return made(STRATEGIES, self.make, given, search=settings)  # type: ignore[no-any-return]
 
-    def resolved_options(self, settings: SearchSettings) -> dict[str, Any]:
-        """All its options, the defaults filled in.
-
-        Raises:
-            InputError: as `policy`.
-        """
-        policy = self.policy(settings)
-        return {name: getattr(policy, name) for name in self.options if hasattr(policy, name)}
-
 
 DEFAULT_SEARCH = "beam"
 STRATEGIES: Table[StrategyRow] = Table("search", "--search", taken=("list",))

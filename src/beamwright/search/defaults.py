@@ -8,6 +8,7 @@ weights are there to be measured: they score themselves, and nothing is refused.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from beamwright.config import Settings
 from beamwright.errors import InputError
@@ -35,8 +36,11 @@ def with_defaults(
     settings = resolved(settings, own_scores=own_scores)
     row = strategy_row(settings.search)
     search, step = settings.search, settings.step
-    options = {} if own_strategy else row.resolved_options(search)
-    search = search.model_copy(update={**options, "choose": search.choose or row.choose})
+    filled: dict[str, Any] = {"choose": search.choose or row.choose}
+    if not own_strategy:
+        policy = row.policy(search)
+        filled |= {name: getattr(policy, name) for name in row.options if hasattr(policy, name)}
+    search = search.model_copy(update=filled)
     if step.step_limits is None and step.step_tokens is None and row.step_limits is not None:
         cap = step.max_step_tokens if "max_step_tokens" in step.model_fields_set else math.inf
         limits = tuple(limit for limit in row.step_limits if limit < cap)

@@ -13,7 +13,7 @@ from beamwright.config import Settings
 from beamwright.search import strategy_row
 from beamwright.search.rounds import TIE
 from beamwright.sections import GRAMMAR
-from beamwright.tree import COMPLETE_STOPS, Node, SearchTree
+from beamwright.tree import COMPLETE_STOPS, SearchTree
 
 _FEWEST = 4  # scored steps from which equal scores say something
 _TRUSTED = 1e-3  # a probability below this is no opinion that an answer is right
@@ -53,7 +53,8 @@ def doubts_about_scores(tree: SearchTree, settings: Settings) -> list[str]:
     """
     if not _reads_scores(settings):
         return []
-    steps = [node for node in tree.nodes() if _is_scored(node)]
+    decoded = [node for node in tree.nodes() if node.parent and node.turn is None and node.stop]
+    steps = [node for node in decoded if not node.greedy and node.step_text.strip()]
     scores = [node.step_score for node in steps if node.step_score is not None]
     name = settings.model.scorer
     who = "the verifier" if name == "none" else f"--verifier {name}"
@@ -110,9 +111,3 @@ def _reads_scores(settings: Settings) -> bool:
     row = strategy_row(settings.search)
     chosen = (settings.search.choose or row.choose) != "majority" and settings.search.n > 1
     return row.needs_scores or chosen or settings.model.scorer != "none"
-
-
-def _is_scored(node: Node) -> bool:
-    """True for a step that a verifier is asked about: it holds something, and was not given."""
-    decoded = node.parent is not None and node.turn is None and node.stop is not None
-    return decoded and not node.greedy and bool(node.step_text.strip())

@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any
 
 Lineage = tuple[str | int, ...]
+# Ids and log-probabilities of the likeliest tokens in one's place, the likeliest first.
 TopTokens = tuple[tuple[int, float], ...]
-"""Ids and log-probabilities of the likeliest tokens in one's place, the likeliest first."""
 
 
 class StopReason(StrEnum):
@@ -36,8 +36,8 @@ class StopReason(StrEnum):
         return self in (StopReason.EOS, StopReason.STOP_STRING)
 
 
+# The same of a stop reason that is but a text: of a candidate, or of a file.
 COMPLETE_STOPS = tuple(str(stop) for stop in StopReason if stop.completes)
-"""The same of a stop reason that is but a text: of a candidate, or of a file."""
 
 
 class NodeState(StrEnum):
