@@ -17,7 +17,6 @@ FILES = sorted(SRC.rglob("*.py"))
 LEVELS = (
     (
         "errors",
-        "lazy",
         "io",
         "config",
         "counters",

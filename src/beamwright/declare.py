@@ -26,7 +26,7 @@ from pydantic import ValidationError
 
 from beamwright.config import Settings, describe_invalid
 from beamwright.errors import BeamwrightError, InputError
-from beamwright.lazy import installed
+from beamwright.io import installed
 from beamwright.registry import PLUGIN_MODULE, Table, TableRow, flag_of, unknown
 from beamwright.sections import OpenSection
 
@@ -171,8 +171,12 @@ def load_plugin(file: str | os.PathLike[str]) -> None:
         raise InputError(f"--plugin {path}: it raised {_line(error)}") from error
 
 
-def load_installed() -> list[str]:
-    """Import the plugins of installed packages; a line about each that fails."""
+def load_all(files: Iterable[str | os.PathLike[str]] = ()) -> list[str]:
+    """Installed plugins, then these files; a line about each of the former that fails.
+
+    Raises:
+        InputError: as `load_plugin`.
+    """
     failed = []
     for point in sorted(installed(GROUP), key=lambda point: (point.name, point.value)):
         try:
@@ -181,16 +185,6 @@ def load_installed() -> list[str]:
             raise
         except BaseException as error:  # a broken package must not stop the others
             failed.append(f"plugin {point.name} ({point.value}): {_line(error)}")
-    return failed
-
-
-def load_all(files: Iterable[str | os.PathLike[str]]) -> list[str]:
-    """Installed plugins, then these files; returns the lines of `load_installed`.
-
-    Raises:
-        InputError: as `load_plugin`.
-    """
-    failed = load_installed()
     for file in files:
         load_plugin(file)
     return failed

@@ -17,6 +17,8 @@ import stat
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
+from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,6 +132,18 @@ def _replace(path: Path, content: bytes) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def installed(group: str) -> EntryPoints:
+    """What installed packages add here; looked for once for all groups, 20 ms."""
+    points: EntryPoints = _entry_points(tuple(sys.path)).select(group=group)
+    return points
+
+
+@cache
+def _entry_points(path: tuple[str, ...]) -> Any:  # whose type is another from Python 3.12 on
+    """path: where packages are looked for, `sys.path`."""
+    return entry_points()
 
 
 def finite(value: Any) -> Any:

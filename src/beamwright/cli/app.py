@@ -15,7 +15,7 @@ from typer.main import get_command
 import beamwright
 from beamwright.cli.output import INTERRUPTED, complain
 from beamwright.errors import BeamwrightError
-from beamwright.lazy import installed
+from beamwright.io import installed
 
 _USAGE_ERROR = 2
 _HELP_ALL = "--help-all"
