@@ -153,7 +153,8 @@ def test_the_document_says_what_bodies_hold(served):
             assert reduce(getitem, names, document)["type"] == "object"
         assert schema["properties"]["model"]["enum"][:2] == ["tiny", "tiny:plain"]
         assert schema["properties"]["n"]["anyOf"][0]["minimum"] == 1
-        assert "user" in schema["properties"]
+        assert schema["properties"]["user"] == {}
+        assert schema["properties"]["store"] == {"enum": [None, False]}
         assert schema["additionalProperties"] is False
     assert not [path for path in document["paths"] if path.startswith(("/page", "/docs"))]
 

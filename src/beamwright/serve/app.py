@@ -65,7 +65,9 @@ def _add_endpoint(app: FastAPI, queue: RequestQueue, endpoint: type[Endpoint]) -
     place = f"#/paths/{place}/post/requestBody/content/application~1json/schema/$defs/{{model}}"
     schema = endpoint.takes.model_json_schema(ref_template=place)
     schema["properties"]["model"]["enum"] = queue.reader.models()
-    schema["properties"] = {**{name: {} for name in NEUTRAL}, **schema["properties"]}
+    for name, values in NEUTRAL.items():
+        neutral = {} if values is None else {"enum": [None, *values]}
+        schema["properties"].setdefault(name, neutral)
     content = {"application/json": {"schema": {**schema, "additionalProperties": False}}}
     body = {"requestBody": {"required": True, "content": content}}
 
