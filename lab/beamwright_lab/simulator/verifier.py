@@ -1,6 +1,6 @@
 """SimulatedVerifier: `verify.PrmVerifier` on a virtual clock: a score costs what its prefill costs.
 
-Knows a script, a residency of its own and what things cost. As in `verify.path_kv`, every step is
+Knows a script, a residency of its own and what things cost. As in `verify.prm`, every step is
 encoded behind its parent's KV; prefills are leased and batched by the same
 code (`models.tree_model`).
 """

@@ -1,7 +1,7 @@
 """One search under each schedule, step after step: time, traffic, and whether it fits.
 
 Sizes come from `workload`, seconds from `costs`. A verifier encodes the new tokens of a step behind
-their parents' KV, in batches, when decoding is done (`verify.path_kv`); its tokenizer is taken to
+their parents' KV, in batches, when decoding is done (`verify.prm`); its tokenizer is taken to
 make as many tokens of a step as the generator's, and a mark. Selection and pruning take no time.
 Within a step, group by group, a token costs what it costs in the middle of the step. Times are
 those of the expected tree; what fits is judged over `searches`.
