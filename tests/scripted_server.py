@@ -1,5 +1,6 @@
 """A completion server of which a test says what it answers, and how it is when it fails."""
 
+import itertools
 import json
 import threading
 import time
@@ -19,51 +20,35 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        self.server.script.keys.append(self.headers["authorization"])
         models = self.server.script.models
-        if callable(models):
-            self.write(models)
-        else:
-            self.say(200, {"object": "list", "data": models})
+        self.answer(models if callable(models) else (200, {"object": "list", "data": models}))
 
     def do_POST(self):
-        self.server.script.keys.append(self.headers["authorization"])
-        self.server.script.accepts.append(self.headers["accept-encoding"])
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.script.bodies.append(body)
-        found = self.server.script.answer(body)
+        self.answer(self.server.script.answer(body))
+
+    def answer(self, found):
+        self.server.script.keys.append(self.headers["authorization"])
+        self.server.script.accepts.append(self.headers["accept-encoding"])
         if found is None:
             self.close_connection = True
         elif callable(found):
-            self.write(found, **getattr(found, "headers", {}))
+            self.write(200, found(), **getattr(found, "headers", {}))
         elif isinstance(found, tuple):
-            self.say(*found[:2], **dict(*found[2:]))
+            self.write(found[0], [json.dumps(found[1]).encode()], **dict(*found[2:]))
         else:
-            self.stream(found)
+            events = (f"data: {json.dumps(event)}\n\n".encode() for event in found)
+            self.write(200, itertools.chain(events, [b"data: [DONE]\n\n"]))
 
-    def say(self, status, content, **headers):
-        data = json.dumps(content).encode()
-        self.send_response(status)
-        for name, value in {"content-length": len(data), **headers}.items():
-            self.send_header(name, str(value))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def stream(self, events):
-        def lines():
-            yield from (f"data: {json.dumps(event)}\n\n".encode() for event in events)
-            yield b"data: [DONE]\n\n"
-
-        self.write(lines)
-
-    def write(self, chunks, status=200, **headers):
+    def write(self, status, chunks, **headers):
         self.send_response(status)
         for name, value in {"connection": "close", **headers}.items():
             self.send_header(name, value)
         self.end_headers()
         self.close_connection = True
         try:
-            for chunk in chunks():
+            for chunk in chunks:
                 self.wfile.write(chunk)
                 self.wfile.flush()
         except OSError:
