@@ -33,12 +33,6 @@ def test_what_does_not_apply_is_null():
     assert estimate_mean([]) is estimate_share([]) is None
 
 
-def test_sums_skip_missing_figures():
-    tokens = [{"generated": 3, "speculated": None}, {"generated": 4, "speculated": None}]
-    summary = summarise([record(i, True, tokens=each) for i, each in enumerate(tokens)])
-    assert summary["tokens"] == {"generated": 7, "speculated": None}
-
-
 def test_levels_in_numeric_order():
     levels = [10, 9, "10", None, "hard"]
     records = [record(i, i == 0, level=level) for i, level in enumerate(levels)]

@@ -6,7 +6,6 @@ from html.parser import HTMLParser
 
 import pytest
 
-from beamwright.errors import InputError
 from beamwright.evaluate.metrics import Record, summarise
 from beamwright.evaluate.report import (
     EvaluatedRun,
@@ -108,8 +107,10 @@ def test_a_tree_stands_in_the_row_of_its_problem_and_the_column_of_its_run(write
     assert "Single trees" not in write_page(run_of(n=2)).source
 
 
-def test_shared_settings_are_listed(write_page, run_of):
+def test_figures_and_shared_settings_are_listed(write_page, run_of):
     page = write_page(run_of(), run_of(n=16, delimiter="\n\n", top_k=None))
+    assert page.tags.count("figure") == page.tags.count("img") == 4  # n, tokens, s, KV
+    assert {"50.0%", "9.5% - 90.5%"} <= set(page.words)
     assert [tag for tag, _ in page.elements if tag in ("dt", "dd")] == ["dt", "dd"] * 3
     assert "Settings that all of them share" in page.words
     assert {"model", "bundled", "search", "beam"} <= set(page.words)
@@ -123,13 +124,6 @@ def test_hostile_names_are_text(write_page, run_of):
     page = write_page(run_of(**given, records=[record]), run_of(n=16, dataset="x"), title=HOSTILE)
     assert "script" not in page.tags
     assert "<script>" in "".join(page.words)
-
-
-def test_every_run_has_its_row_and_its_points(write_page, run_of):
-    page = write_page(run_of(n=4), run_of(n=16), run_of("dvts", 4))
-    assert "".join(page.words).count("50.0%") >= 3
-    assert page.tags.count("figure") == page.tags.count("img") == 4  # n, tokens, s, KV
-    assert {"50.0%", "9.5% - 90.5%"} <= set(page.words)
 
 
 def test_figures_that_do_not_apply_are_dashes(write_page, run_of):
@@ -148,11 +142,6 @@ def test_what_a_reader_has_to_know_is_said(write_page, run_of):
     assert "1<br><small>0 judged</small>" in page.source
     assert "set: 1 to 2 problems, 2 settings - some settings are not finished" in page.source
     assert "of all problems in flight together, not divided" in page.source
-
-
-def test_a_page_that_cannot_be_written(tmp_path, run_of):
-    with pytest.raises(InputError, match="cannot be written"):
-        write_report([run_of()], tmp_path / "nowhere" / "r.html", "x", png=True)
 
 
 # --- methods and charts ----------------------------------------------------------------------
