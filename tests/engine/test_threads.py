@@ -37,7 +37,7 @@ def test_search_and_self_test_use_one_thread_and_put_the_number_back(make_solver
         raise KeyError("a callback's own error")
 
     with monkeypatch.context() as patch:
-        patch.setattr("beamwright.solver.assembly.batches_are_exact", look)
+        patch.setattr("beamwright.solver.machinery.batches_are_exact", look)
         solver = make_solver(n=4, width=2, max_rounds=2)
     assert seen == [1]
     solver.solve(PROBLEM, on_round=look)
