@@ -16,6 +16,18 @@ def read(write_jsonl):
     return lambda *lines, **options: load_problems(write_jsonl(*lines), **options).problems
 
 
+GPQA = {
+    "Record ID": "rec1",
+    "Question": "Which is even?\n",
+    "Correct Answer": "2\n",
+    "Incorrect Answer 1": "1",
+    "Incorrect Answer 2": "3",
+    "Incorrect Answer 3": "5",
+    "Subdomain": "Numbers",
+    "answer": "ignored",
+}
+
+
 @pytest.mark.parametrize("name", ["prompt", "problem", "question", "Problem"])
 def test_reads_every_question_field(read, name):
     (problem,) = read({name: "1+1?", "answer": "2"})
@@ -362,3 +374,29 @@ def test_what_is_not_installed_names_the_extra(tmp_path, monkeypatch, package):
     source = "hf:org/one" if package == "datasets" else str(tmp_path / "set.parquet")
     with pytest.raises(UnavailableError, match=rf": needs {package}.*beamwright\[hub\]"):
         load_problems(source)
+
+
+def test_multiple_choice_lists_the_options_and_answers_with_a_letter(write_jsonl):
+    path = write_jsonl(*(GPQA | {"Record ID": f"rec{i}"} for i in range(40)))
+    problems = load_problems(path).problems
+    for problem in problems:
+        question, _, rest = problem.problem.partition("\n\n")
+        lines = rest.splitlines()[:4]
+        assert question == "Which is even?"
+        assert [line[:3] for line in lines] == ["A) ", "B) ", "C) ", "D) "]
+        assert sorted(line[3:] for line in lines) == ["1", "2", "3", "5"]
+        assert f"{problem.answer}) 2" in lines
+    assert {problem.answer for problem in problems} == set("ABCD")
+    assert problems[0].unique_id == "rec0"
+
+
+def test_the_order_of_options_depends_on_the_row_alone(write_jsonl):
+    alone = load_problems(write_jsonl(GPQA, name="alone.jsonl")).problems[0]
+    second = load_problems(write_jsonl({"problem": "p", "answer": "1"}, GPQA)).problems[1]
+    assert (alone.problem, alone.answer) == (second.problem, second.answer)
+
+
+def test_multiple_choice_with_a_missing_option(write_jsonl):
+    path = write_jsonl({**GPQA, "Incorrect Answer 2": ""})
+    with pytest.raises(InputError, match="line 1: field 'Incorrect Answer 2' is missing or empty"):
+        load_problems(path)

@@ -35,6 +35,11 @@ ANSWER_FIELDS = (
 )  # fmt: skip
 SOLUTION_FIELDS = ("canonical_solution", "solution", "Solution")
 _ID_FIELDS = ("unique_id", "id", "ID", "Record ID")
+# Multiple choice (GPQA): options under names of their own, the right one first.
+_OPTION_FIELDS = (
+    "Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3",
+)  # fmt: skip
+
 _OTHER_FIELDS = frozenset(
     {*QUESTION_FIELDS, *_ID_FIELDS, "subject", "type", "Subdomain", "level"}
 )  # hold no answer
@@ -118,8 +123,12 @@ def load_problems(
         name = str([*ids, index][0])
         while name in problems:
             name += f"#{index}"
-        answer = None if answer_field == NO_ANSWERS else _answer(row, answer_field)
-        problems[name] = Problem(_question(row, questions), answer, name, index, level)
+        text, answer = _question(row, questions), None
+        if answer_field is None and row.fields.get(_OPTION_FIELDS[0]) not in (None, ""):
+            text, answer = _multiple_choice(row, text, str(ids[0]) if ids else "")
+        elif answer_field != NO_ANSWERS:
+            answer = _answer(row, answer_field)
+        problems[name] = Problem(text, answer, name, index, level)
     answers = [problem.answer for problem in problems.values()]
     if answer_field != NO_ANSWERS and None in answers:
         _refuse_holes(rows, answers, problem_field, answer_field)
@@ -151,6 +160,23 @@ def _refuse_holes(
 
 
 # --- from a row to a problem -------------------------------------------------------------------
+
+
+def _multiple_choice(row: _Row, question: str, unique_id: str) -> tuple[str, str]:
+    """The problem with its options, in an order drawn from id and text, and the right letter."""
+    options = [_text(row, name) for name in _OPTION_FIELDS]
+    for name, option in zip(_OPTION_FIELDS, options, strict=True):
+        if not option:
+            raise InputError(f"{row.where}: field {name!r} is missing or empty")
+
+    def rank(number: int) -> bytes:
+        drawn = f"{number}\0{unique_id}\0{question}"
+        return hashlib.sha256(drawn.encode("utf-8", "surrogatepass")).digest()
+
+    order = sorted(range(len(options)), key=rank)
+    lines = [f"{letter}) {options[n]}" for letter, n in zip("ABCD", order, strict=True)]
+    choose = "Answer with the letter of the correct option."
+    return "\n".join([question.strip(), "", *lines, "", choose]), "ABCD"[order.index(0)]
 
 
 def _question(row: _Row, questions: Sequence[str]) -> str:
