@@ -1,4 +1,4 @@
-"""The one reader of files, and of YAML; and how outputs are written: all their content or none.
+"""Reads files and YAML within bounds, and writes files whole or not at all.
 
 Knows paths, bytes and plain data, no content. Readers of a file see the old one or the whole of
 the other, and two processes that write the same file do not disturb each other. A few lines of YAML

@@ -1,4 +1,4 @@
-"""Sizes, rates, durations and paths as people write them: `7GiB`, `16GB/s`, `30s`."""
+"""Settings that are written as text: sizes, rates, durations, splits, selections, stop strings."""
 
 from __future__ import annotations
 

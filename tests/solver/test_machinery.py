@@ -77,8 +77,8 @@ def test_every_request_has_the_settled_settings(make_solver, prefers):
 def test_auto_never_chooses_what_makes_an_option_do_nothing(prefers, asked):
     prefers("layerwise")
     sizes = ModelBytes(shape_from_text("opt-6.7b"), 2)
-    assert settled.chosen_schedule(Settings.build(), sizes, 1 << 33) == "layerwise"
-    assert settled.chosen_schedule(Settings.build(**asked), sizes, 1 << 33) == "locality"
+    assert settled.schedule_name(Settings.build(), sizes, 1 << 33) == "layerwise"
+    assert settled.schedule_name(Settings.build(**asked), sizes, 1 << 33) == "locality"
 
 
 def test_auto_streams_no_layers_where_both_models_need_all_of_the_memory(scored, prefers):

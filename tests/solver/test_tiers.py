@@ -316,6 +316,6 @@ def test_auto_asks_the_cost_model_on_a_gpu_too(monkeypatch):
     asked = [{"attention": name} for name in ("auto", "dense", "reference", "triton-tree")]
     for options in (*asked, {"deterministic": True}):
         settings = Settings.build(device="cuda", **options)
-        names.append(settled.chosen_schedule(settings, sizes, 1 << 33))
+        names.append(settled.schedule_name(settings, sizes, 1 << 33))
     assert names == ["layerwise", "layerwise", "locality", "locality", "locality"]
     assert [str(layout) for layout in layouts] == ["tree", "dense"]

@@ -1,4 +1,4 @@
-"""One table of the options that fill `Settings`, shared by every command.
+"""Makes command-line options of the fields of `Settings`, for every command (`with_settings`).
 
 Name, type, default and words of an option come from the settings themselves (`sections`).
 `None` always means "not given", so that a recipe's value stands unless the user overrides it.

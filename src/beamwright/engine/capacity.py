@@ -1,8 +1,9 @@
-"""What rows read and will write: how long steps are, and whether the device has room for them.
+"""Room for rows: how long steps will be, what fits beside what, and the KV demand of a round.
 
-Knows rows, segments and lengths; no queue, no order, no tensors. LBS section 4.2 asks for the free
-memory before every step and sets #Beam by it: KV has its own ledger (`Capacity`), and what else a
-row needs, its tail, its activations and its logits, is counted apart (`WorkingMemory`).
+Makes a node's row. Knows rows, segments and lengths; no queue, no order, no tensors. LBS section
+4.2 asks for the free memory before every step and sets #Beam by it: KV has its own ledger
+(`Capacity`), and what else a row needs, its tail, its activations and its logits, is counted apart
+(`WorkingMemory`).
 """
 
 from __future__ import annotations

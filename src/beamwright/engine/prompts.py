@@ -1,4 +1,4 @@
-"""From a problem to the root of its tree: the chat template, once, and the length of the prompt."""
+"""What a model is asked, as token ids: problems, chats, follow-up turns; and whether it fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Best-of-n: n independent paths from the root; nothing is pruned. n = 1 is one sample."""
+"""best-of-n, majority, weighted: n independent paths, nothing pruned, and three final choices.
+
+n = 1 is one sample.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user of a search should know of its scores and answers: lines for people.
+"""The warnings of a solution: a problem unknown to the models, useless scores, no answer.
 
 Pure: sees a finished tree and what was asked for. A search whose verifier does not fit the model
 ends like any other, with an answer that chance has chosen; these lines say so.

@@ -1,4 +1,4 @@
-"""Chats and completions: replies with `choices`, whole or in chunks.
+"""OpenAI's chat and text completions: their requests, and replies with `choices` or chunks.
 
 Chunks have no `id:` or `retry:` field, no named event: clients of OpenAI's fail on them.
 """

@@ -58,9 +58,9 @@ from beamwright.solver.memory import (
 )
 from beamwright.solver.settled import (
     TYPICAL_PROMPT_TOKENS,
-    chosen_schedule,
+    generator_attention,
     machine_profile,
-    sparse_attention,
+    schedule_name,
     with_most_rows,
 )
 from beamwright.sparse.host import HostStore
@@ -174,7 +174,7 @@ class Machinery:
         home = settings.sparse.sparse_home == "host"
         if home or not row.resident:
             self.tier = HostShares.of(settings, self.plan, self.timeline)
-        attention, self.rule = sparse_attention(settings, loaded, backend)
+        attention, self.rule = generator_attention(settings, loaded, backend)
         if row.streams_layers:
             backend = self._attention(decoder, wrapped=True)
             attention = LayerwiseAttention(backend)
@@ -300,7 +300,7 @@ class Machinery:
                 self.shared = ByteBudget(plan.kv_bytes)
                 needed = path_needs(settings, [sizes, _sizes(verifier)], TYPICAL_PROMPT_TOKENS)
                 needs_turns = needed[1] > plan.verifier_kv_bytes
-        name = chosen_schedule(settings, sizes, kv_bytes, needs_turns=needs_turns)
+        name = schedule_name(settings, sizes, kv_bytes, needs_turns=needs_turns)
         named = settings.schedule.model_copy(update={"schedule": name})
         row = schedule_row(named)
         self.settings = settings.model_copy(update={"schedule": row.settled(named)})

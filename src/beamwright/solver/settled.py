@@ -36,7 +36,7 @@ TYPICAL_PROMPT_TOKENS = 128
 _TYPICAL_STEP_TOKENS = 32
 
 
-def chosen_schedule(
+def schedule_name(
     settings: Settings, generator: ModelBytes, kv_bytes: int, *, needs_turns: bool = False
 ) -> str:
     """What `--schedule` stands for: `auto` asks the cost model for the faster of two.
@@ -107,7 +107,7 @@ def machine_profile(device: str) -> HardwareProfile:
 # --- sparse decoding --------------------------------------------------------------------------
 
 
-def sparse_attention(
+def generator_attention(
     settings: Settings, loaded: LoadedModel, backend: AttentionBackend
 ) -> tuple[AttentionBackend, SparseRule | None]:
     """The generator's attention, `backend` where all tokens are read, and the rule that it follows.
