@@ -226,3 +226,11 @@ def test_a_value_of_any_length_is_shown_short(write):
     with pytest.raises(InputError, match="--n") as caught:
         Settings.build(file)
     assert len(str(caught.value)) < 600
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no pipes with names")
+def test_a_pipe_that_nobody_reads_is_not_waited_for_without_end(tmp_path, monkeypatch):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    with pytest.raises(InputError, match="nobody reads this pipe"):
+        write_whole(pipe, "text")

@@ -15,6 +15,7 @@ import os
 import secrets
 import stat
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
@@ -92,13 +93,30 @@ def write_whole(path: Path, content: str | bytes, option: str = "") -> None:
     content = content.encode("ascii") if isinstance(content, str) else content
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
-            with os.fdopen(os.open(path, os.O_WRONLY), "wb") as stream:
+            with os.fdopen(_open_pipe(path), "wb") as stream:
                 stream.write(content)
         else:
             _replace(path.resolve(), content)
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{option}{path}: cannot be written ({reason})") from error
+
+
+def _open_pipe(path: Path) -> int:
+    """Without a reader, opening a pipe would wait for ever. A device is there at once."""
+    for tries_left in reversed(range(1000)):
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            if not tries_left:
+                raise OSError(errno.ENXIO, "nobody reads this pipe") from error
+            time.sleep(0.01)
+        else:
+            break
+    os.set_blocking(handle, True)
+    return handle
 
 
 def check_writable(path: Path, option: str = "") -> None:

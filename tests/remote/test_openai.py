@@ -1,5 +1,6 @@
 """The client of completion servers: dialects, failures, what is given up."""
 
+import asyncio
 import threading
 import time
 from types import SimpleNamespace
@@ -204,3 +205,28 @@ def test_nobody_answers(source_of):
 def test_a_server_with_other_tokens_or_no_completions_says_so(source_of, answer, words):
     with Scripted(lambda body: answer) as server, pytest.raises(InputError, match=words):
         source_of(server)
+
+
+def test_events_are_read_however_they_are_cut():
+    whole = b'data: {"a": 1}\n\ndata: {"b": 2}\ndata: [DONE]\nignored\ndata: {"c'
+
+    async def read(size):
+        async def chunks():
+            for start in range(0, len(whole), size):
+                yield whole[start : start + size]
+
+        return [event async for event in client._events(chunks())]
+
+    for size in (1, 2, 7, len(whole)):
+        assert asyncio.run(read(size)) == [{"a": 1}, {"b": 2}], size
+
+
+def test_the_callers_own_event_loop_stays(codec, source_of):
+    asyncio.set_event_loop(loop := asyncio.new_event_loop())
+    try:
+        with speaking(codec) as server:
+            source_of(server).close()
+        assert asyncio.get_event_loop_policy().get_event_loop() is loop
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()

@@ -223,7 +223,8 @@ class ClusterSolver:
         except BaseException:
             self.close()
             raise
-        self.exact = all(replica.exact for replica in self.roster.replicas())
+        replicas = self.roster.replicas()
+        self.exact = bool(replicas) and all(replica.exact for replica in replicas)
 
     def close(self) -> None:
         """Cancel what is submitted, and end the replicas."""

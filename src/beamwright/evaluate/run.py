@@ -175,9 +175,11 @@ class ResultsFolder:
             if end < len(content):
                 self._file.truncate(end)
                 os.fsync(self._file.fileno())
-        except BlockingIOError as error:
+        except OSError as error:
             self._file.close()
-            raise InputError(f"--out {folder}: another run is writing there") from error
+            busy = isinstance(error, BlockingIOError)
+            why = "another run is writing there" if busy else f"cannot be used ({error.strerror})"
+            raise InputError(f"--out {folder}: {why}") from error
         except BaseException:
             self._file.close()
             raise

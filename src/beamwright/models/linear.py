@@ -286,11 +286,14 @@ def _torchao(wanted_by: str) -> Any:
 @contextmanager
 def quiet_import() -> Iterator[None]:
     """No warnings: torchao remarks on libraries for other machines, and on deprecated calls."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
+    levels = [logger.level for logger in loggers]
     try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(disabled)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

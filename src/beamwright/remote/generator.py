@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
 import yaml
 
@@ -60,7 +60,7 @@ class RemoteGenerator:
             from beamwright.remote.openai import PLAIN, OpenAISource  # noqa: PLC0415 (HTTP)
 
             url, _, name = rest.partition("#")
-            if not url.partition("://")[2] or not url.startswith("http"):
+            if not _is_url(url):
                 raise InputError(f"--model {spec}: write openai:http://HOST:PORT/v1#NAME")
             folder = _tokenizer_of(settings, name.removesuffix(PLAIN))
             codec = TextCodec.load(folder, settings.chat_template)
@@ -71,6 +71,14 @@ class RemoteGenerator:
             source.close()
             raise InputError(f"--model {spec}: it does not say its context; give --context N")
         return cls(source, codec, min(limits))
+
+
+def _is_url(text: str) -> bool:
+    try:
+        url = urlsplit(text)
+        return url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:  # of brackets that do not close, or a port that is none
+        return False
 
 
 def _tokenizer_of(settings: ModelSettings, name: str) -> Path:

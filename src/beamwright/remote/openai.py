@@ -134,7 +134,7 @@ class OpenAISource:
                 timeout=httpx.Timeout(None, connect=_CONNECT_S),  # see `_reply_s`
                 limits=httpx.Limits(keepalive_expiry=_KEPT_S),
             )
-            runner = asyncio.Runner()
+            runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)  # not the caller's
             self._loop = runner.get_loop()
             # Nobody need close what is forgotten. Waits for nothing: garbage collection calls it.
             self._stop = weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
@@ -364,9 +364,13 @@ async def _bounded(response: httpx.Response, most: int) -> AsyncIterator[bytes]:
 
 async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[Mapping[str, Any]]:
     """Server-sent events whose lines have ended; raises _Refused for an error among them."""
-    rest = b""
+    begun: list[bytes] = []  # of a line that may come byte by byte
     async for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
+        *ended, rest = chunk.split(b"\n")
+        lines = [b"".join((*begun, ended[0])), *ended[1:]] if ended else []
+        if ended:
+            begun = []
+        begun.append(rest)
         for line in lines:
             data = line.removeprefix(b"data:").strip()
             if not line.startswith(b"data:") or data == b"[DONE]":

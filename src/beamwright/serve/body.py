@@ -136,13 +136,13 @@ NEUTRAL: Mapping[str, tuple[Any, ...] | None] = MappingProxyType(
         **dict.fromkeys(("user", "metadata", "safety_identifier", "service_tier")),
         **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention")),
         **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
-        **dict.fromkeys(("store", "echo", "logprobs"), (False,)),
+        **dict.fromkeys(("store", "echo", "logprobs", "background"), (False,)),
         **dict.fromkeys(("best_of", "repetition_penalty"), (1,)),
         **dict.fromkeys(("previous_response_id", "conversation", "prediction", "audio"), ()),
         "verbosity": ("medium",),
         "logit_bias": ({},),
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
+        **dict.fromkeys(("tools", "functions", "include"), ([],)),
+        **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
         "parallel_tool_calls": (True,),
         "modalities": (["text"],),
         "response_format": ({"type": "text"},),
@@ -213,7 +213,8 @@ def parsed(kind: type[F], body: Mapping[str, Any]) -> F:
         if name not in NEUTRAL:
             raise ApiError(400, f"{name}: no such parameter here", name, "unknown_parameter")
         neutral = NEUTRAL[name]
-        if not (neutral is None or value is None or value in neutral):
+        idle = name == "logit_bias" and isinstance(value, dict) and not any(value.values())
+        if not (neutral is None or value is None or value in neutral or idle):
             said = f"{name}: not supported, and it would change the answer"
             raise ApiError(400, said, name, "unsupported")
     return fields

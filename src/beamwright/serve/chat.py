@@ -23,7 +23,7 @@ from beamwright.serve.answers import (
     usage,
 )
 from beamwright.serve.body import INTEGRAL, ITEMS, Count, Fields, Whole, parsed
-from beamwright.serve.endpoint import COMMENT, Endpoint, event
+from beamwright.serve.endpoint import Endpoint, event
 from beamwright.serve.errors import ApiError
 from beamwright.serve.job import SearchJob
 from beamwright.solver.solution import Candidate
@@ -182,9 +182,7 @@ class ChoicesEndpoint(Endpoint):
             offset, sent = number * job.choices, ""
             if self.talks:
                 yield self._chunk(offset, ROLE)
-            async for changed in job.changes():
-                if not changed:
-                    yield COMMENT
+            async for _ in job.changes():
                 for part in self._rounds(job, offset, thinks=self.talks and not sent):
                     yield part
                 if new := job.text[len(sent) :]:

@@ -22,8 +22,8 @@ from beamwright.serve.guard import owner_of
 from beamwright.serve.job import SearchJob
 from beamwright.serve.queue import RequestQueue
 
-COMMENT = b": keep-alive\n\n"
-"""Tells a client, and what stands between, that something happens."""
+COMMENT, QUIET_S = b": keep-alive\n\n", 10.0
+"""Tells a client, and what stands between, that something happens where nothing else is sent."""
 
 
 class Endpoint(ABC):
@@ -71,7 +71,7 @@ class Endpoint(ABC):
 
     async def _events(self) -> AsyncIterator[bytes]:
         try:
-            async for part in self.parts():
+            async for part in _with_comments(self.parts()):
                 yield part
         except Exception as error:
             if not isinstance(error, ApiError):
@@ -100,6 +100,26 @@ class Endpoint(ABC):
         """Those that have ended stay as they are."""
         for job in self.jobs:
             job.cancel()
+
+
+async def _with_comments(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    waiting: asyncio.Future[bytes] | None = None
+    try:
+        while True:
+            waiting = waiting or asyncio.ensure_future(anext(parts))
+            done, _ = await asyncio.wait({waiting}, timeout=QUIET_S)
+            if not done:
+                yield COMMENT
+                continue
+            try:
+                part = waiting.result()
+            except StopAsyncIteration:
+                return
+            waiting = None
+            yield part
+    finally:
+        if waiting is not None:
+            waiting.cancel()
 
 
 async def _until_gone(receive: Receive) -> None:

@@ -28,9 +28,6 @@ from beamwright.solver.solution import Solution
 from beamwright.tree import Conversation, Problem, RawPrompt
 from beamwright.units import parse_duration
 
-QUIET_S = 10.0
-"""Silence after which who follows a job wakes: to tell a client that something happens."""
-
 _MOST_ROUNDS = 64
 
 
@@ -116,21 +113,15 @@ class SearchJob:
                 return "cancelled"
         return "failed"
 
-    async def changes(self) -> AsyncIterator[bool]:
-        """True whenever there is something new, and once behind the end; False where it is silent.
-        For one reader."""
-        while True:
-            try:
-                await asyncio.wait_for(self._changed.wait(), QUIET_S)
-            except TimeoutError:
-                yield False
-                continue
+    async def changes(self) -> AsyncIterator[None]:
+        """Whenever there is something new, and once behind the end. For one reader."""
+        while self.outcome is None:
+            await self._changed.wait()
             self._changed.clear()
-            if self.outcome is not None:
-                self._changed.set()  # whoever reads it again is not kept waiting
-                yield True
-                return
-            yield True
+            if self.outcome is None:
+                yield
+        self._changed.set()  # whoever reads it again is not kept waiting
+        yield
 
     async def solution(self) -> Solution:
         """Its result. Raises ApiError."""

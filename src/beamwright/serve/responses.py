@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 from beamwright.serve.answers import behind, choices_of, finish_of, search_facts, usage
 from beamwright.serve.body import ITEMS, Count, Fields, parsed
 from beamwright.serve.chat import Message, conversation
-from beamwright.serve.endpoint import COMMENT, Endpoint, event
+from beamwright.serve.endpoint import Endpoint, event
 from beamwright.serve.errors import ApiError
 from beamwright.serve.job import SearchJob
 from beamwright.tree import Conversation
@@ -75,9 +75,7 @@ class ResponsesEndpoint(Endpoint):
         yield self._say("response.created", response=self._head("in_progress"))
         yield self._say("response.output_item.added", output_index=0, item=item)
         yield self._say("response.content_part.added", **place, part=_part(""))
-        async for changed in job.changes():
-            if not changed:
-                yield COMMENT
+        async for _ in job.changes():
             if new := job.text[len(sent) :]:
                 sent = job.text
                 yield self._say("response.output_text.delta", **place, delta=new, logprobs=[])

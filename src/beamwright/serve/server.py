@@ -120,10 +120,12 @@ def bind(host: str, port: int) -> socket.socket:
     """
     is_v6 = ":" in host
     family = socket.AF_INET6 if is_v6 else socket.AF_INET
+    both = is_v6 and socket.has_dualstack_ipv6()
     try:
-        return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=is_v6)
-    except OSError as error:
-        raise InputError(f"--host {host} --port {port}: {error.strerror}") from error
+        return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=both)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"--host {host} --port {port}: {reason}") from error
 
 
 def run(
