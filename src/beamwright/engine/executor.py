@@ -20,8 +20,9 @@ from functools import partial
 import torch
 
 from beamwright.counters import Progress
-from beamwright.engine.scoring import Scoring, no_more_memory, without
+from beamwright.engine.scoring import LESS, Scoring, without
 from beamwright.engine.timeline import Accounting, Timeline
+from beamwright.models.load import no_more_memory
 from beamwright.models.tree_model import TreeModel
 from beamwright.protocols import DecodesAhead, Event, StepWriter, Verifier
 from beamwright.sections import ScheduleSettings
@@ -99,7 +100,7 @@ class PlainExecutor:
     def _iterate(self) -> list[Event]:
         number = self.writer.num_groups - self._groups_before
         with (
-            no_more_memory("decode"),
+            no_more_memory("a round cannot be finished (decode)", LESS),
             self._accounting.phase("decode", self._stalled_s),
             self._scoring.timeline.span("decode", "compute", group=number) as facts,
         ):

@@ -6,8 +6,7 @@ wrote it. The queue is Alg. 2 of decoupled tree exploration.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from itertools import groupby
 from numbers import Real
 from operator import attrgetter
@@ -17,18 +16,17 @@ from beamwright.engine.timeline import Accounting, NullTimeline, Timeline
 from beamwright.errors import (
     BeamwrightError,
     CapacityError,
-    DeviceMemoryError,
     InputError,
     LinkError,
     NotFiniteError,
 )
-from beamwright.models.load import is_out_of_memory
+from beamwright.models.load import no_more_memory
 from beamwright.protocols import Event, StepFailed, StepScored, Verifier
 from beamwright.tree import Node, by_root
 
 _depth = attrgetter("depth")
 _LARGEST_SCORE = 1e30  # sums and squares of many such scores are floats still
-_LESS = "lower --n, --max-batch or --kv-memory; other programs may hold some of it"
+LESS = "lower --n, --max-batch or --kv-memory; other programs may hold some of it"
 
 
 class ScoringQueue(PriorityQueue[tuple[Node, ...]]):
@@ -141,7 +139,7 @@ class Scoring:
         if not nodes:
             return []
         with (
-            no_more_memory("verify"),
+            no_more_memory("a round cannot be finished (verify)", LESS),
             self.accounting.phase("verify", self._stalled_s),
             self.timeline.span("verify", "verify", steps=len(nodes)),
         ):
@@ -195,14 +193,3 @@ def _is_usable(score: float | None) -> bool:
 
 def _place(node: Node) -> str:
     return f"problem {node.problem_id}, step {node.depth}"
-
-
-@contextmanager
-def no_more_memory(phase: str) -> Iterator[None]:
-    """Memory that is refused is an error with a line of advice."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise DeviceMemoryError(f"a round cannot be finished ({phase})", _LESS) from error

@@ -9,7 +9,8 @@ they were seen to.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from beamwright.attention.kernels import has_matrix_units
-from beamwright.errors import InputError, UnsupportedModelError
+from beamwright.errors import DeviceMemoryError, InputError, UnsupportedModelError
 from beamwright.models.config import read_shape, resolve_folder
 from beamwright.models.decoder import TILE_ROWS, Decoder, Linear
 from beamwright.models.linear import packer, prepack, quiet_import, storage_for
@@ -257,3 +258,14 @@ def products_are_invariant(projections: tuple[tuple[int, int], ...], dtype: torc
         if not all(torch.equal(product(x[:count]), whole[:count]) for count in _ROWS):
             return False
     return True
+
+
+@contextmanager
+def no_more_memory(what: str, hint: str) -> Iterator[None]:
+    """Memory that is refused is an error that says what failed, with a line of advice."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise DeviceMemoryError(what, hint) from error

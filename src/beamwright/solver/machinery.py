@@ -6,8 +6,6 @@ memory number is spent. Knows every room below and no problem (LBS, section 4; F
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,7 +23,7 @@ from beamwright.engine.selftest import batches_are_exact, kind
 from beamwright.engine.speculation import Payoff
 from beamwright.engine.tensor_rows import make_running_batch
 from beamwright.engine.timeline import Timeline
-from beamwright.errors import DeviceMemoryError, InputError
+from beamwright.errors import InputError
 from beamwright.kv.link import Link, StreamLink, Wire
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.kv.store import HostedStore
@@ -38,8 +36,8 @@ from beamwright.models.load import (
     cap_memory,
     check_device,
     free_bytes,
-    is_out_of_memory,
     load_model,
+    no_more_memory,
 )
 from beamwright.models.tree_model import HostOptions, TreeModel
 from beamwright.plan.costs import ModelCosts
@@ -66,6 +64,8 @@ from beamwright.solver.settled import (
 from beamwright.sparse.host import HostStore
 from beamwright.sparse.rule import SparseRule
 from beamwright.verify.find import VerifierSource, resolve_verifier
+
+_SMALLER = "take a smaller model, int8 or int4 weights, or a narrower --dtype"
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Machinery:
         """Both models here; returns what each of them attends with."""
         model = self.settings.model
         self.progress.doing(f"loading the generator {model.model}")
-        with _refusals_named(f"--model {model.model}"):
+        with no_more_memory(f"--model {model.model} cannot be loaded", _SMALLER):
             loaded = load_model(model.model, model, chat_template=model.chat_template)
         self.reader, decoder = loaded, loaded.decoder
         # One precision for both models: attention is made for it.
@@ -223,7 +223,7 @@ class Machinery:
         if verifier is not None:
             return VerifierSource(None, None, verifier)
         self.progress.doing(f"loading the verifier {model.verifier}")
-        with _refusals_named(f"--verifier {model.scorer}"):
+        with no_more_memory(f"--verifier {model.scorer} cannot be loaded", _SMALLER):
             return resolve_verifier(model)
 
     def _attention(self, decoder: Decoder, *, wrapped: bool = False) -> AttentionBackend:
@@ -391,15 +391,3 @@ def _sizes(model: LoadedModel) -> ModelBytes:
 
 def _costs(model: TreeModel) -> ModelCosts:
     return ModelCosts.of(model.decoder.shape, model.decoder.dtype.itemsize)
-
-
-@contextmanager
-def _refusals_named(option: str) -> Iterator[None]:
-    """Memory that is refused while a model is read."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        hint = "take a smaller model, int8 or int4 weights, or a narrower --dtype"
-        raise DeviceMemoryError(f"{option} cannot be loaded", hint) from error
