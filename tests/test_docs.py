@@ -19,8 +19,8 @@ from beamwright.config import Settings
 from beamwright.search.doubts import doubts_about_problem
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = sorted([ROOT / "README.md", ROOT / "recipes" / "README.md", *ROOT.glob("docs/*.md")])
-DOCUMENTS = [file for file in DOCUMENTS if file.is_file()]
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "recipes" / "README.md", *ROOT.glob("docs/**/*.md")])
+DOCUMENTS = [file for file in DOCUMENTS if file.is_file() and file.parent.name != "log"]
 FENCE = re.compile(r"^( *)```([\w-]*)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 SHELL, PYTHON = {"bash", "sh", "console"}, {"python"}
 NOT_RUN = {"js", "text", "yaml", "json", "jsonl", "toml", "jinja"}

@@ -1,4 +1,4 @@
-"""Every block of docs/extending.md runs, one after another as its reader would."""
+"""Every block of docs/guides/extend.md runs, one after another as its reader would."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from beamwright.verify.find import show_verifier
 from prm_checkpoints import write_qwen
 from restored import restored
 
-PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
+PAGE = Path(__file__).parents[1] / "docs" / "guides" / "extend.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 

@@ -1,11 +1,11 @@
-"""The examples in docs/python.md, as one session."""
+"""The examples in docs/guides/python.md, as one session."""
 
 import re
 from pathlib import Path
 
 from test_docs import exact_answer
 
-PAGE = Path(__file__).parents[1] / "docs" / "python.md"
+PAGE = Path(__file__).parents[1] / "docs" / "guides" / "python.md"
 
 
 def test_the_examples_run(capsys):

@@ -3,9 +3,12 @@ wrote it.
 
     python -m beamwright_lab.publish NAME...   takes results/NAME.json over, whole or, where there
                                                 is one, its `quoted`
+    python -m beamwright_lab.publish --write   writes the blocks of pages
     python -m beamwright_lab.publish           only says what pages lack
 
-Then prints what pages have to say and do not (`tests/test_figures.py` fails until they do).
+A page has figures in blocks, which are written from the files (tables), and in quotes, which
+somebody writes (a phrase in a sentence). Prints what pages have to say and do not
+(`tests/test_figures.py` fails until they do).
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,10 @@ from beamwright_lab.common import RESULTS, say
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = ROOT / "docs" / "figures"
+BLOCK = re.compile(
+    r"^<!-- figures: (?P<name>[\w.-]+) -->\n(?P<text>.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL
+)
+"""A block of a page: its name and what it says."""
 Found = Mapping[str, Any]
 Quote = tuple[str, str]
 """A page, and what it says."""
@@ -120,6 +128,30 @@ QUOTES: Mapping[str, Callable[[Found], Iterator[Quote]]] = {
 """By name of a file, what pages quote of it."""
 
 
+BLOCKS: Mapping[str, Callable[[], str]] = {}
+"""By name of a block, its markdown, made of any files (`read`)."""
+
+
+def pages() -> list[Path]:
+    """README and all pages of the site, without the log."""
+    found = sorted(ROOT.glob("docs/**/*.md"))
+    return [ROOT / "README.md", *(page for page in found if page.parent.name != "log")]
+
+
+def rewritten(text: str) -> str:
+    """A page with its blocks as the files have them.
+
+    Raises:
+        KeyError: for a block that nobody makes.
+    """
+
+    def block(match: re.Match[str]) -> str:
+        name = match["name"]
+        return f"<!-- figures: {name} -->\n\n{BLOCKS[name]().strip()}\n\n<!-- end -->"
+
+    return BLOCK.sub(block, text)
+
+
 def read(name: str) -> dict[str, Any]:
     """What a file says."""
     found: dict[str, Any] = json.loads((FIGURES / f"{name}.json").read_text(encoding="utf-8"))
@@ -139,13 +171,17 @@ def quotes() -> Iterator[tuple[str, str, str]]:
 
 def lacking() -> list[str]:
     """What pages do not say, line breaks aside."""
-    pages: dict[str, str] = {}
+    texts: dict[str, str] = {}
     found = []
     for name, page, text in quotes():
-        if page not in pages:
-            pages[page] = " ".join((ROOT / page).read_text(encoding="utf-8").split())
-        if text not in pages[page]:
+        if page not in texts:
+            texts[page] = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+        if text not in texts[page]:
             found.append(f"{page} does not say (docs/figures/{name}.json): {text}")
+    for file in pages():
+        text = file.read_text(encoding="utf-8")
+        if rewritten(text) != text:
+            found.append(f"{file.relative_to(ROOT)}: blocks to be written anew (--write)")
     return found
 
 
@@ -162,8 +198,12 @@ def take_over(name: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(QUOTES))
-    for name in parser.parse_args().names:
+    parser.add_argument("--write", action="store_true", help="write the blocks of pages")
+    given = parser.parse_args()
+    for name in given.names:
         take_over(name)
+    for page in pages() if given.write else ():
+        page.write_text(rewritten(page.read_text(encoding="utf-8")), encoding="utf-8")
     left = lacking()
     say("\n".join(left) or "all pages say what the files do")
     raise SystemExit(bool(left))

@@ -1,7 +1,7 @@
 """The seams between rooms: what each room promises the loop. Types and data only, no torch.
 
 Work goes down to a step writer, events come back up; policies get views and return data
-(docs/architecture.md). The imports under TYPE_CHECKING name types and are never executed.
+(docs/develop/architecture.md). The imports under TYPE_CHECKING name types and are never executed.
 """
 
 from __future__ import annotations

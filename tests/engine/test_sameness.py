@@ -1,4 +1,4 @@
-"""Equal trees whatever the grouping, and whatever the backend in float64 (docs/architecture.md)."""
+"""Equal trees whatever the grouping, and whatever the backend in float64 (docs/concepts/sameness.md)."""
 
 import pytest
 

@@ -7,7 +7,7 @@ from beamwright.errors import InputError
 from beamwright.search import STRATEGIES
 from beamwright.search.defaults import resolved, vote_note
 
-WAYS = ("--verifier PATH", "judge:PATH", "likelihood:PATH", "logprob", "docs/verifiers.md")
+WAYS = ("--verifier PATH", "judge:PATH", "likelihood:PATH", "logprob", "docs/guides/verifiers.md")
 
 
 def names(**options):

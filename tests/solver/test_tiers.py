@@ -1,4 +1,4 @@
-"""The tree does not depend on tiers, budgets or schedules (docs/architecture.md, "Sameness")."""
+"""The tree does not depend on tiers, budgets or schedules (docs/concepts/sameness.md)."""
 
 import re
 from functools import cache, partial

@@ -5,7 +5,7 @@
     python -m beamwright_lab.gpu.check --smoke --device cpu  # the same code at a tiny scale
 
 Each stage is a process with a time budget of its own, and every row is written as it is measured.
-Needs no network, pip or make; what a machine lacks is named, and the rest runs. See `docs/gpu.md`.
+Needs no network, pip or make; what a machine lacks is named (`docs/develop/gpu-check.md`).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def inspect_machine() -> dict[str, Any]:
     small, large = threads_for(SMALL_PARAMETERS), threads_for(SMALL_PARAMETERS + 1)
     with small.in_use():
         checks = run_selftest()
-    # What to do where the CPU's default attention depends on the batch (docs/architecture.md).
+    # What to do where the CPU's default attention depends on the batch (docs/concepts/sameness.md).
     hint = "--attention tree is not exact on this CPU; --attention dense is, and reads more KV"
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return {

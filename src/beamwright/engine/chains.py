@@ -2,7 +2,7 @@
 
 A checkpoint holds no KV: a resumed tree's is computed again, by prefill, for the nodes that the
 search still needs. What prefill computes differs from what decoding computed in float32's last
-bits, so the tree goes on exactly as before in float64 only (docs/architecture.md, "Sameness", layer
+bits, so the tree goes on exactly as before in float64 only (docs/concepts/sameness.md, layer
 2). Knows which tokens of a path have KV; no random draws, no stops.
 """
 

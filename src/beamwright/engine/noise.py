@@ -2,7 +2,7 @@
 
 A token's noise is a hash of those four, so a node's tokens do not depend on the batch, and
 removing tokens from the vocabulary never shifts the draws of the others
-(docs/architecture.md, "Sameness").
+(docs/concepts/sameness.md).
 
 One row's token from a large vocabulary, on a CPU: Gumbel noise made of 23 bits is bounded both ways
 (`MOST_NOISE`, `LEAST_NOISE`): a token whose scaled logit lies further than their difference below

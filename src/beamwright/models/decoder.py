@@ -2,7 +2,7 @@
 
 Tokens come packed: [tokens] with their positions; whose KV they see is the attention view's
 business. Every matrix product gets a multiple of 8 rows (`padded_rows`), so that a row's bits do
-not depend on the batch it is in; that is measured on CPUs (docs/architecture.md). With
+not depend on the batch it is in; that is measured on CPUs (docs/concepts/sameness.md). With
 tiles of fixed size it holds on any device whose operators do the same for the same shape.
 """
 

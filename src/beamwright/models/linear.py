@@ -4,7 +4,7 @@
 which for a few dozen rows costs as much as the product, hardly uses a second core
 (docs/experiments.md), and takes another kernel, with other last bits, for another number of rows:
 on some CPUs at 8, on others at any. oneDNN's products were batch-invariant on every CPU tried
-(docs/architecture.md, "Sameness"), but for bfloat16 where a CPU multiplies tiles (AMX). Sums of
+(docs/concepts/sameness.md), but for bfloat16 where a CPU multiplies tiles (AMX). Sums of
 int8 are exact, so they are anywhere. The operators are private to torch, so they are tried, and
 compared, before they are trusted.
 

@@ -2,7 +2,7 @@
 
 The tail's size is a constant of the backend, never a function of the budget or of the batch: it
 sets where attention's partial sums are cut, and results must not depend on the schedule
-(docs/architecture.md, "Sameness").
+(docs/concepts/sameness.md).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ every lease is the same.
 
 Chunk and tail sizes are constants, never functions of the budget or of the batch: they set where
 attention's partial sums are cut, and results must not depend on the schedule
-(docs/architecture.md, "Sameness").
+(docs/concepts/sameness.md).
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def tree_settings(
 
     dtype: the precision that `auto` stands for. owners: who decides in the place of what an option
     names, by option (`identity_of`). Where and in which order things are computed is
-    left out: it changes the time, and in float32 the last bits (docs/architecture.md, "Sameness").
+    left out: it changes the time, and in float32 the last bits (docs/concepts/sameness.md).
     """
     chosen = settings.model_dump(mode="json", include=set(DECISIVE_SECTIONS))
     found = {

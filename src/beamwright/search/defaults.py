@@ -19,7 +19,7 @@ _WAYS = (
     "--verifier PATH or hf:ORG/NAME (a process reward model), judge:PATH (a chat model), "
     "likelihood:PATH (another model's probabilities) or logprob (the model's own confidence)"
 )
-_PAGE = "see docs/verifiers.md"
+_PAGE = "see docs/guides/verifiers.md"
 
 
 def with_defaults(

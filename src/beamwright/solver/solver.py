@@ -46,7 +46,7 @@ class Solver:
 
     Settings come as one object, or as the flat options of the command line:
     `Solver(model="bundled", search="beam", n=16, width=4, seed=7)`.
-    strategy, verifier and stop take objects of the user's own (docs/extending.md);
+    strategy, verifier and stop take objects of the user's own (docs/guides/extend.md);
     plugins: files that declare any of these by name.
     timeline: collects what ran when, and where each segment's KV was. progress: hears of phases
     and tokens while it loads and searches.
@@ -174,7 +174,7 @@ class Solver:
         """Go on with a search from its checkpoint, to the tree that it would have grown anyway.
 
         Required with `dtype="float64"`; elsewhere KV that is computed again may flip a token in a
-        million (docs/architecture.md, "Sameness"). Bytes, groups and phases are those of this
+        million (docs/concepts/sameness.md). Bytes, groups and phases are those of this
         process; `time.total_s` is of all.
         problem: what the checkpoint has to be of. checkpoint: where to save further rounds.
         strategy, options: those that it was begun with.

@@ -3,7 +3,7 @@
 A path is cut into parts by a pure function of the lengths on it. Each part gives one partial result
 per row, and a row's parts are merged in path order. So the cuts may depend on the row's own path
 and on constants, and on nothing else: then its bits are the same whoever is in the batch
-(docs/architecture.md, "Sameness").
+(docs/concepts/sameness.md).
 
 A part is attended once for all rows that share it. Its rows are cut into items of as
 many rows as a tile holds; sessions order rows depth-first, so these are ranges. Every (part, row)
