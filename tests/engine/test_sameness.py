@@ -1,4 +1,4 @@
-"""Equal trees whatever the grouping, and whatever the backend in float64 (docs/concepts/sameness.md)."""
+"""Equal trees whatever the grouping or, in float64, the backend (docs/concepts/sameness.md)."""
 
 import pytest
 

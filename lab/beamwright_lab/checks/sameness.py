@@ -278,7 +278,7 @@ def _flip_rates(
 
 
 def _ok(result: dict[str, Any]) -> bool:
-    """What docs/concepts/sameness.md requires: layer 1 where the self-test says so, layer 2, seeds."""
+    """Whether docs/concepts/sameness.md is kept: layer 1 where exact, layer 2, seeds."""
     required = [
         check
         for backend in result["float32_one_backend"].values()
