@@ -42,12 +42,15 @@ def test_every_file_is_quoted_and_says_where_it_is_from():
 
 
 def test_another_figure_is_found(monkeypatch):
-    found = publish.read("accuracy")
-    for row in found["rows"]:
-        row["accuracy"] -= 0.1
-    monkeypatch.setattr(publish, "read", lambda name: found)
-    monkeypatch.setattr(publish, "QUOTES", {"accuracy": publish.QUOTES["accuracy"]})
-    assert len(publish.lacking()) == 5  # lines of the table
+    changed = {name: publish.read(name) for name in publish.QUOTES}
+    for row in changed["accuracy"]["paired"]:
+        row["difference"] = "+1"
+    for row in changed["peers-search"]["rows"]:
+        row["s / problem"] += 1
+    monkeypatch.setattr(publish, "read", changed.__getitem__)
+    found = publish.lacking()
+    assert "README.md: blocks to be written anew (--write)" in found
+    assert sum("accuracy.json" in line for line in found) == 4  # sentences
 
 
 def test_a_block_that_differs_is_found_and_written(monkeypatch, tmp_path):

