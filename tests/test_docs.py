@@ -180,7 +180,8 @@ def test_every_benchmark_that_is_named_exists():
     """In running text, too, where nothing is parsed as a command."""
     others = ("CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "lab/beamwright_lab/README.md")
     named = re.compile(r"(?<![:/])\blab/[\w/]+\.(?:py|sh)|(?<=-m )beamwright_lab[\w.]+\w")
-    for file in [*DOCUMENTS, *(ROOT / name for name in others)]:
+    log = ROOT.glob("docs/log/*.md")
+    for file in [*DOCUMENTS, *log, *(ROOT / name for name in others)]:
         for name in named.findall(file.read_text(encoding="utf-8")):
             path = name if "/" in name else f"lab/{name.replace('.', '/')}.py"
             assert (ROOT / path).is_file(), f"{file.name}: there is no {name}"

@@ -52,8 +52,9 @@ def attend_few(
 
     In float32 by two batched products: the flash operator gives each (item, head) to one thread as
     a product of its own; with two threads and a few rows a head that is slower than with one
-    (docs/experiments.md). The scores [items * kv_heads, rows, tokens] are written out, which a
-    prefill could not afford. In bfloat16 the flash operator is faster than anything in float32.
+    (docs/log/2026-11-21-operators-and-layout.md). The scores [items * kv_heads, rows, tokens] are
+    written out, which a prefill could not afford. In bfloat16 the flash operator is faster than
+    anything in float32.
 
     Returns:
         (context [items, kv_heads, rows, head_dim], log-sum-exp [items, kv_heads, rows]), both

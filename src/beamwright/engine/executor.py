@@ -357,10 +357,10 @@ def overlaps(
 ) -> bool:
     """True if the verifier has a thread of its own; never one that does not say that it may.
 
-    "auto": where that is faster (docs/experiments.md), and changes nothing else: models on
-    different devices, a generator elsewhere, or a CPU with a core for each of the worker's threads
-    and results that do not depend on a batch; with several trees in flight, and no KV that has had
-    to leave the device so far.
+    "auto": where that is faster (docs/log/2026-11-22-scoring-beside-decoding.md), and changes
+    nothing else: models on different devices, a generator elsewhere, or a CPU with a core for each
+    of the worker's threads and results that do not depend on a batch; with several trees in
+    flight, and no KV that has had to leave the device so far.
 
     in_flight: trees at a time; None for as many as there is work for.
     """
@@ -390,7 +390,7 @@ class Threads:
     torch's OpenMP threads wait for one another by spinning. A small model's products are over in
     microseconds, so a second thread gains little; and where another process has the second core,
     every one of thousands of parallel regions waits for a thread that does not run
-    (docs/experiments.md).
+    (docs/log/2026-11-22-one-thread.md).
     """
 
     count: int

@@ -3,7 +3,7 @@
 `decoupled` fills the generator's batch from queued problems before anything else (eager; decoupled
 tree exploration, Alg. 5), only where a tree's KV fits as well: how much that becomes is known when
 the first one has ended. Where a number of problems is given, it is taken at its word: KV that has
-to leave may cost less than rows that stay empty (docs/experiments.md).
+to leave may cost less than rows that stay empty (docs/log/2026-11-22-decoupled-simulated.md).
 
 A larger priority goes first. Decoding, and of equal priority, whoever was served least; elsewhere,
 whoever came first.

@@ -3,9 +3,9 @@
 The store writes, reads and copies the KV of segments. A tail is a working copy in the layout that
 attention wants, contiguous per row, of any lengths; its tokens are stored in the blocks that are
 filled beside it. Tokens of one head lie next to each other: at 256 rows that reads four to six
-times as fast as token by token (docs/experiments.md). Where a token is written and how many are
-read is in tensors, at addresses that stay as long as `num_moves` does: a captured step can be
-replayed.
+times as fast as token by token (docs/log/2026-11-21-operators-and-layout.md). Where a token is
+written and how many are read is in tensors, at addresses that stay as long as `num_moves` does: a
+captured step can be replayed.
 
 Keys are padded to few lengths, so that a row's sums do not depend on how long others' are. With
 zeros behind a row's own tokens its sums are the same at every length given here, because

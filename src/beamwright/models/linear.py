@@ -2,11 +2,11 @@
 
 *oneDNN.* `torch.nn.functional.linear` goes to MKL on a CPU. MKL packs the weights in each call,
 which for a few dozen rows costs as much as the product, hardly uses a second core
-(docs/experiments.md), and takes another kernel, with other last bits, for another number of rows:
-on some CPUs at 8, on others at any. oneDNN's products were batch-invariant on every CPU tried
-(docs/concepts/sameness.md), but for bfloat16 where a CPU multiplies tiles (AMX). Sums of
-int8 are exact, so they are anywhere. The operators are private to torch, so they are tried, and
-compared, before they are trusted.
+(docs/log/2026-11-21-operators-and-layout.md), and takes another kernel, with other last bits, for
+another number of rows: on some CPUs at 8, on others at any. oneDNN's products were batch-invariant
+on every CPU tried (docs/concepts/sameness.md), but for bfloat16 where a CPU multiplies tiles (AMX).
+Sums of int8 are exact, so they are anywhere. The operators are private to torch, so they are tried,
+and compared, before they are trusted.
 
 *int8* is symmetric, one scale per row: torchao's tensor on a GPU, the same numbers without torchao,
 whose import alone takes 0.15 GiB, on a CPU. Where that multiplies int8 exactly it ends as

@@ -11,7 +11,7 @@ from beamwright.plan.machines import HardwareProfile
 
 _COPY_PIECE_BYTES = 2**19  # a KV block of a large model
 _DECODE_ROWS = 32
-# Operator calls of one layer of this package's decoder in one decode step (docs/experiments.md).
+# Operator calls of one layer in one decode step (docs/log/2026-11-21-where-a-step-goes.md).
 _DECODE_OPS_PER_LAYER = 35
 
 

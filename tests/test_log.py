@@ -1,0 +1,32 @@
+"""The indexes of the log and of decisions list what there is; lines end before column 121."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parent.parent / "docs"
+NOTES = sorted(file for file in DOCS.glob("log/*.md") if file.name != "index.md")
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#:]+)(?:#[^)]*)?\)")
+
+
+def test_every_note_is_in_the_index_with_its_title_and_date():
+    index = (DOCS / "log" / "index.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\S+) \| \[(.*)\]\((\S+)\) \| (.*) \|$", index, re.MULTILINE)
+    listed = []
+    for note in NOTES:
+        title, empty, date = note.read_text(encoding="utf-8").splitlines()[:3]
+        assert not empty
+        assert note.name.startswith(date.removeprefix("Date: "))
+        listed.append((date.removeprefix("Date: "), title.removeprefix("# "), note.name))
+    assert sorted(row[:3] for row in rows) == sorted(listed)
+    assert [row[0] for row in rows] == sorted(row[0] for row in rows)
+    assert not [found for *_, found in rows if len(found.split()) > 15]
+
+
+@pytest.mark.parametrize("page", [*NOTES, DOCS / "log" / "index.md"], ids=lambda page: page.stem)
+def test_links_lead_somewhere_and_lines_are_short(page):
+    text = page.read_text(encoding="utf-8")
+    for target in LINK.findall(text):
+        assert (page.parent / target).exists(), target
+    assert not [x for x in text.splitlines() if len(x) > 120 and not x.startswith("|")]
