@@ -7,7 +7,7 @@ PEERS  := .venv-peers
 # The default build of PyTorch; where the index offers a CPU build, pip takes what the range allows.
 TORCH  := torch>=2.11,<2.14
 
-.PHONY: help demo test test-fast test-nightly test-cpus check dist-check stubs bench peers peers-setup gpu-check clean
+.PHONY: help demo test test-fast test-nightly test-cpus check dist-check docs stubs bench peers peers-setup gpu-check clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -22,6 +22,10 @@ $(BIN)/.installed: pyproject.toml
 
 $(BIN)/.installed-dev: $(BIN)/.installed lab/pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]" --editable lab
+	@touch $@
+
+$(BIN)/.installed-docs: $(BIN)/.installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
 	@touch $@
 
 demo: $(BIN)/.installed ## solve one word problem by search, watch the tree grow, and by a vote
@@ -62,6 +66,9 @@ check: $(BIN)/.installed-dev ## lint, format, types, and the import rule between
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_imports.py
 
+docs: $(BIN)/.installed-docs ## build the site into site/; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
 stubs: $(BIN)/.installed-dev ## write solver/options.pyi from the settings
 	$(BIN)/python .ci/make_stubs
 
@@ -79,4 +86,4 @@ gpu-check: ## everything worth measuring on a GPU, in 500 seconds; resumable
 	PYTHONPATH=src:lab:$$PYTHONPATH $(or $(wildcard $(BIN)/python),$(PYTHON)) -m beamwright_lab.gpu.check $(ARGS)
 
 clean: ## remove environments and caches
-	rm -rf $(VENV) $(PEERS) .pytest_cache .mypy_cache .ruff_cache results
+	rm -rf $(VENV) $(PEERS) .pytest_cache .mypy_cache .ruff_cache results site

@@ -128,9 +128,10 @@ class Solver:
 
         Raises:
             InputError: if the problem is empty or too long, an option is bad or the same for all
-            problems, or the checkpoint cannot be written;
+                problems, or the checkpoint cannot be written.
             CapacityError: if KV runs out; DeviceMemoryError: if other memory does; LinkError: if
-            the link fails; Interrupted: on Ctrl-C. What was finished is in the error's `partial`.
+                the link fails; Interrupted: on Ctrl-C. What was finished is in the error's
+                `partial`.
         """
         named: dict[str, Any] = {"strategy": strategy, **options}
         return self._solve_alone(self._request(problem, problem_id, named, on_round, checkpoint))
@@ -181,7 +182,7 @@ class Solver:
 
         Raises:
             InputError: if the file is no whole checkpoint, or of other settings or another
-            problem; otherwise as `solve`.
+                problem; otherwise as `solve`.
         """
         expect(file, str | os.PathLike, "file: a path is a str or a Path")
         file = Path(file)

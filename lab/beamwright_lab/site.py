@@ -1,0 +1,326 @@
+"""What the site has beside its written pages, and how links of the repository become its own.
+
+`mkdocs.yml` names this file as a hook. The reference is made of what the product declares: the
+command line of its commands, the settings of their sections, HTTP of the server's OpenAPI, the keys
+of `solve --json` of a search that is made here with the bundled pair. Nothing of it is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import typer
+from pydantic.fields import FieldInfo
+from rich.markup import render
+
+from beamwright import Solver
+from beamwright.cli.app import make_app
+from beamwright.config import Settings
+from beamwright.io import installed
+from beamwright.registry import extra_of, flag_of, rows_under
+from beamwright.search import STRATEGIES
+from beamwright.serve.body import NEUTRAL
+
+ROOT = Path(__file__).resolve().parents[2]
+REPOSITORY = "https://github.com/beamwright/beamwright"
+SHOWN = {
+    "CHANGELOG.md": "develop/changelog.md",
+    "CONTRIBUTING.md": "develop/contributing.md",
+    "SECURITY.md": "develop/security.md",
+    "recipes/README.md": "guides/recipes.md",
+}
+"""Files of the repository that are pages of the site, too."""
+
+PROBLEM = (
+    "Jack has 70 eggs. In April Jack gets 9 eggs. In May Jack sells 19 eggs. "
+    "How many eggs does Jack have now?"
+)
+GENERATED = ("cli", "settings", "json", "http", "python")
+_LINK = re.compile(r"(?<=\]\()([^)#\s]+)((?:#[^)\s]*)?)(?=\))")
+_CODE = re.compile(r"(^ *```.*?^ *```|`[^`\n]*`)", re.MULTILINE | re.DOTALL)
+
+
+# --- hooks of mkdocs ----------------------------------------------------------------------------
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the generated pages, and the files of the repository that are shown."""
+    from mkdocs.structure.files import File
+
+    for source, page in SHOWN.items():
+        if (ROOT / source).is_file():
+            text = (ROOT / source).read_text(encoding="utf-8")
+            files.append(File.generated(config, page, content=moved(text, source, page)))
+    for name in GENERATED:
+        text = globals()[f"{name}_page"]()
+        files.append(File.generated(config, f"reference/{name}.md", content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Links into the repository lead there; the log is not searched."""
+    del config, files
+    path = page.file.src_uri
+    if path.startswith("log/"):
+        page.meta["search"] = {"exclude": True}
+    if path in SHOWN.values() or path.startswith("reference/"):
+        return markdown
+    return moved(markdown, f"docs/{path}", path)
+
+
+def moved(text: str, source: str, page: str) -> str:
+    """A text of the file `source` as the page `page`: its links lead where they did.
+
+    To a page of the site where there is one, else to the file in the public repository.
+    """
+    home = (ROOT / source).parent
+
+    def link(match: re.Match[str]) -> str:
+        target, anchor = match[1], match[2]
+        if "://" in target or target.startswith("mailto:"):
+            return match[0]
+        file = (home / target).resolve()
+        if not file.is_relative_to(ROOT) or not file.exists():
+            return match[0]
+        place = str(file.relative_to(ROOT))
+        shown = SHOWN.get(place) or place.removeprefix("docs/")
+        if place == "README.md":
+            shown = "index.md"
+        elif shown == place:  # nothing that the site has
+            return f"{REPOSITORY}/{'tree' if file.is_dir() else 'blob'}/main/{place}{anchor}"
+        return _relative(shown, page) + anchor
+
+    parts = _CODE.split(text)
+    parts[::2] = [_LINK.sub(link, part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def _relative(target: str, page: str) -> str:
+    return posixpath.relpath(target, posixpath.dirname(page) or ".")
+
+
+# --- the reference ------------------------------------------------------------------------------
+
+
+def cli_page() -> str:
+    """Every command with every option, as `--help-all` has them."""
+    parts = [
+        "# Command line",
+        "Every command takes `--json` and then prints one JSON object on standard output. "
+        "Exit codes: 0 for success, 2 for bad usage or input, 1 for another failure. Sizes read "
+        "as `7GiB`, `512MiB`, `4GB`.",
+    ]
+    group: Any = typer.main.get_command(make_app())
+    with group.make_context("beamwright", [], resilient_parsing=True) as parent:
+        others = {point.name for point in installed("beamwright.commands")}
+        for name in group.list_commands(parent):
+            if name not in others:
+                _, command, _ = group.resolve_command(parent, [name])
+                parts += _command(name, command)
+    return "\n\n".join(parts) + "\n"
+
+
+def _command(name: str, command: Any) -> Iterator[str]:
+    arguments = [param for param in command.params if param.param_type_name == "argument"]
+    words = " ".join(param.metavar or param.name.upper() for param in arguments)
+    yield f"## {name}"
+    yield (command.help or "").strip()
+    yield f"```text\nbeamwright {name} {words} [OPTIONS]\n```".replace("  ", " ")
+    if arguments:
+        yield _table(
+            ("argument", "meaning"),
+            [
+                (f"`{param.metavar or param.name.upper()}`", _plain(render(param.help or "").plain))
+                for param in arguments
+            ],
+        )
+    panels: dict[str, list[Any]] = {}
+    for param in command.params:
+        if param.param_type_name == "option" and param.name != "help":
+            panels.setdefault(getattr(param, "rich_help_panel", None) or "Options", []).append(
+                param
+            )
+    for panel, params in sorted(panels.items(), key=lambda pair: pair[0] != "Options"):
+        yield f"**{panel}**"
+        yield _table(("option", "meaning"), [_option(param) for param in params])
+
+
+def _option(param: Any) -> tuple[str, str]:
+    flags = " ".join(f"`{flag}`" for flag in (*param.opts, *param.secondary_opts))
+    value = "" if param.is_flag or not param.metavar else f" `{param.metavar}`"
+    return flags + value, _plain(render(param.help or "").plain)
+
+
+def settings_page() -> str:
+    """Every setting by section: a recipe's keys, `Solver`'s options, the command line's names."""
+    parts = [
+        "# Settings",
+        "One declaration has each setting: it is a key of a recipe (`search: {n: 16}`), an option "
+        "of `Solver` (`n=16`), of the command line (`--n 16`) and, where a problem may have its "
+        "own, a field of the server's `search` object.",
+    ]
+    for section, info in Settings.model_fields.items():
+        kind: Any = info.annotation
+        parts += [f"## {section}", (kind.__doc__ or "").strip()]
+        parts.append(_settings_table(kind.model_fields))
+        for name in kind.model_fields:
+            rows = STRATEGIES.values() if name == "search" else rows_under(flag_of(name))
+            for row in rows:
+                if row.options:
+                    parts += [f"### {name}: {row.name}", row.meaning, _settings_table(row.options)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _settings_table(declared: Mapping[str, FieldInfo]) -> str:
+    rows = [
+        (f"`{name}`", f"`{_default(field)}`", _values(field), _plain(field.description))
+        for name, field in declared.items()
+    ]
+    return _table(("setting", "default", "values", "meaning"), rows)
+
+
+def _default(field: FieldInfo) -> str:
+    return "required" if field.is_required() else json.dumps(field.default, default=str)
+
+
+def _values(field: FieldInfo) -> str:
+    """What it may be: its choices, its type with its bounds, or what the help calls its value."""
+    kinds = (field.annotation, *get_args(field.annotation))
+    for kind in kinds:
+        if get_origin(kind) is Literal:
+            return ", ".join(f"`{value}`" for value in get_args(kind))
+    named = extra_of(field, "metavar")
+    plain = [kind.__name__ for kind in kinds if kind in (bool, int, float, str)]
+    bounds = [
+        f"{sign} {getattr(limit, each):g}"
+        for limit in field.metadata
+        for each, sign in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
+        if hasattr(limit, each)
+    ]
+    return " ".join([f"`{named}`" if named else (plain or ["text"])[0], *bounds])
+
+
+def json_page() -> str:
+    """The keys of `solve --json`, of a search that was made for it."""
+    with Solver(n=4, width=2) as solver:
+        found = solver.solve(PROBLEM).to_json()
+    rows = [(f"`{key}`", f"`{value}`") for key, value in _flat(found)]
+    return "\n\n".join(
+        (
+            "# JSON",
+            "What `solve --json` prints, key by key, with the values of one small search. A figure "
+            "that does not apply is `null`. Counts are explained in the [Python reference]"
+            "(python.md), whose objects these are.",
+            _table(("key", "of one search"), rows),
+        )
+    )
+
+
+def _flat(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    """Keys down to plain values, as `tokens.kept`; of a list its first."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _flat(inner, f"{place}.{key}" if place else key)
+    elif isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
+        yield from _flat(value[0], f"{place}[]")
+    else:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+        yield place, text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def http_page() -> str:
+    """The server's OpenAPI, route by route."""
+    document = openapi()
+    parts = [
+        "# HTTP",
+        "The server's OpenAPI document is at `/openapi.json`, and a page to try it at `/docs`. "
+        "A request may also hold a `search` object with [settings](settings.md) of its own.",
+    ]
+    for path, methods in document["paths"].items():
+        for method, route in methods.items():
+            parts += [f"## {method.upper()} {path}", (route.get("description") or "").strip()]
+            body = route.get("requestBody", {}).get("content", {}).get("application/json", {})
+            fields = body.get("schema", {}).get("properties", {})
+            if read := {name: fields[name] for name in fields if name not in NEUTRAL}:
+                parts.append(_table(("field", "type"), map(_field, read.items())))
+                idle = ", ".join(f"`{name}`" for name in fields if name in NEUTRAL)
+                parts.append(f"Taken where they change nothing, else refused: {idle}.")
+            if parameters := route.get("parameters"):
+                named = [
+                    (f"`{each['name']}`", each["in"], _kind(each["schema"])) for each in parameters
+                ]
+                parts.append(_table(("parameter", "in", "type"), named))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def openapi() -> dict[str, Any]:
+    """The document of a server of the bundled pair."""
+    from beamwright.serve.app import make_app as make_server
+    from beamwright.serve.body import ServerLimits
+    from beamwright.serve.queue import RequestQueue
+
+    with Solver(n=4, width=2) as solver:
+        found: dict[str, Any] = make_server(
+            RequestQueue(solver, "bundled", ServerLimits())
+        ).openapi()
+    return found
+
+
+def _field(item: tuple[str, Mapping[str, Any]]) -> tuple[str, str]:
+    return f"`{item[0]}`", _kind(item[1])
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    """A JSON schema in few words."""
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(map(_kind, schema["anyOf"])))
+    if "enum" in schema:
+        return ", ".join(f"`{json.dumps(value)}`" for value in schema["enum"])
+    if "$ref" in schema:
+        return f"`{schema['$ref'].rpartition('/')[2]}`"
+    if schema.get("type") == "array":
+        return f"list of {_kind(schema.get('items', {}))}"
+    return str(schema.get("type", "anything"))
+
+
+_COUNTS = ("TreeStats", "TokenCounts", "KVStats", "MemoryStats", "CacheStats", "TimeStats")
+
+
+def python_page() -> str:
+    """What mkdocstrings writes of the public names."""
+    names = ("Solver", "Solution", "Candidate")
+    parts = [
+        "# Python",
+        "The public names of `beamwright`; a guide is [here](../guides/python.md).",
+    ]
+    parts += [f"::: beamwright.{where}.{name}" for where, name in _public(names)]
+    parts += [f"::: beamwright.solver.solution.{name}" for name in _COUNTS]
+    return "\n\n".join(parts) + "\n"
+
+
+def _public(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    import beamwright
+
+    for name in names:
+        yield getattr(beamwright, name).__module__.removeprefix("beamwright."), name
+
+
+# --- markdown -----------------------------------------------------------------------------------
+
+
+def _plain(text: str | None) -> str:
+    """Words of a help as a cell of a table."""
+    words = " ".join((text or "").split())
+    return re.sub(r"([\\<>|*_{}])", r"\\\1", words)
+
+
+def _table(heading: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [heading, ("---",) * len(heading), *rows]
+    return "\n".join(
+        f"| {' | '.join(cell.replace(chr(10), ' ') for cell in line)} |" for line in lines
+    )

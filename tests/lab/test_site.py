@@ -1,0 +1,54 @@
+"""The generated pages say what is declared, and links of the repository lead to pages."""
+
+import re
+
+import pytest
+
+from beamwright.config import option_owners
+from beamwright_lab import site
+
+PAGES = {name: getattr(site, f"{name}_page") for name in site.GENERATED}
+
+
+@pytest.fixture(scope="module")
+def cli():
+    return site.cli_page()
+
+
+def test_every_command_has_its_options(cli):
+    commands = re.findall(r"^## (\w+)$", cli, re.MULTILINE)
+    assert {"solve", "eval", "serve", "plan", "doctor", "view", "report"} <= set(commands)
+    assert "simulate" not in commands  # the lab's
+    solve = cli.partition("## solve")[2].partition("\n## ")[0]
+    assert "`--n`" in solve
+    assert "`--plugin` `FILE.py`" in solve
+    assert "[dim]" not in cli
+
+
+def test_every_setting_is_there_once_or_under_its_owners():
+    page = site.settings_page()
+    for name in option_owners():
+        assert f"| `{name}` |" in page, name
+
+
+def test_json_has_keys_of_a_real_search():
+    page = site.json_page()
+    assert '| `answer` | `"60"` |' in page
+    for key in ("tree_hash", "tokens.kept", "kv.device_budget_bytes", "candidates[].answer"):
+        assert f"`{key}`" in page
+
+
+def test_http_has_every_route_with_its_fields():
+    page = site.http_page()
+    for route in ("POST /v1/chat/completions", "GET /v1/models", "GET /health", "GET /metrics"):
+        assert f"## {route}" in page
+    assert "| `messages` | list of `Message` |" in page
+    assert "`frequency_penalty`" in page.partition("Taken where they change nothing")[2]
+
+
+def test_links_lead_to_pages_and_else_to_the_repository():
+    text = "[a](docs/glossary.md#words) [b](Makefile) [c](https://x.y) [d](README.md) `[e](f.md)`"
+    assert site.moved(text, "CONTRIBUTING.md", "develop/contributing.md") == (
+        f"[a](../glossary.md#words) [b]({site.REPOSITORY}/blob/main/Makefile) [c](https://x.y) "
+        "[d](../index.md) `[e](f.md)`"
+    )
