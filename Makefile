@@ -29,9 +29,7 @@ $(BIN)/.installed-docs: $(BIN)/.installed-dev
 	@touch $@
 
 demo: $(BIN)/.installed ## solve one word problem by search, watch the tree grow, and by a vote
-	$(BIN)/beamwright solve --problem-file demo.txt --n 16 --width 4 --seed 1
-	@echo "Without the search, the majority of 16 samples of the same model says:"
-	$(BIN)/beamwright solve --problem-file demo.txt --n 16 --search majority --seed 1 --no-progress
+	$(BIN)/beamwright demo
 
 # worksteal: a worker has whole modules, with their fixtures, until another has nothing left to do.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal

@@ -8,6 +8,7 @@ import pytest
 import beamwright
 from beamwright import Solver
 from beamwright.checks.model import check_parity
+from beamwright.cli.demo import ANSWER, PROBLEM
 from beamwright.sections import ModelSettings
 from engines import exact_dtype, grow
 from fakes import Grouping
@@ -102,14 +103,12 @@ def test_searching_solves_more_than_one_sample(solved, problems):
 
 def test_the_demo_is_a_problem_that_needs_the_search():
     """With the demo's seed, in float64, where another CPU's rounding flips no token."""
-    file = Path(__file__).parents[1] / "demo.txt"
-    problem, right = file.read_text(encoding="utf-8"), "113"
     greedy = Solver(search="best-of-n", n=1, temperature=0.0, dtype="float64", seed=1)
     votes = Solver(search="best-of-n", n=16, choose="majority", dtype="float64", seed=1)
-    found = Solver(n=16, width=4, dtype="float64", seed=1).solve(problem)
-    answers = [each.answer for each in votes.solve(problem).candidates]
-    assert found.answer == right
+    found = Solver(n=16, width=4, dtype="float64", seed=1).solve(PROBLEM)
+    answers = [each.answer for each in votes.solve(PROBLEM).candidates]
+    assert found.answer == ANSWER
     assert found.score > 0.5
-    assert greedy.solve(problem).answer != right
-    assert answers[0] != right
-    assert max(set(answers), key=answers.count) != right
+    assert greedy.solve(PROBLEM).answer != ANSWER
+    assert answers[0] != ANSWER
+    assert max(set(answers), key=answers.count) != ANSWER

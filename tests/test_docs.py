@@ -15,6 +15,7 @@ import typer
 
 from beamwright import Solver
 from beamwright.cli import app as cli_app
+from beamwright.cli.demo import PROBLEM
 from beamwright.config import Settings
 from beamwright.search.doubts import doubts_about_problem
 
@@ -24,7 +25,7 @@ DOCUMENTS = [file for file in DOCUMENTS if file.is_file() and file.parent.name !
 FENCE = re.compile(r"^( *)```([\w-]*)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 SHELL, PYTHON = {"bash", "sh", "console"}, {"python"}
 NOT_RUN = {"js", "text", "yaml", "json", "jsonl", "toml", "jinja"}
-RUN = {"plan", "simulate", "solve"}
+RUN = {"demo", "plan", "simulate", "solve"}
 OF_ONES_OWN = {"measured", "--model", "--problem-file", "--recipe", "--resume", "--verifier"}
 OWN_FILES = re.compile(r"model=(?!.bundled)|/|\.jsonl?|plugin|\.\.\.")
 SETUP = {"git", "cd", "pip", "export", "source", ".", "uv"}
@@ -103,7 +104,7 @@ def check_python(words):
 
 PLAIN = re.compile(r'"([A-Z][^"{]*How many [a-z][^"{]*\?)"')
 PROBLEMS = sorted(
-    {(ROOT / "demo.txt").read_text().strip()}
+    {PROBLEM}
     | {
         problem
         for file in [*DOCUMENTS, ROOT / "src" / "beamwright" / "__init__.py"]

@@ -91,7 +91,7 @@ class FakeSolver:
     def __exit__(self, *error):
         pass
 
-    def solve(self, problem, *, on_round=None, checkpoint=None):
+    def solve(self, problem, *, on_round=None, checkpoint=None, search=None):
         return self._answer(problem, on_round)
 
     def synthetic(self, num_prompt_tokens, *, on_round=None, checkpoint=None):

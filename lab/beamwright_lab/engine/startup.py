@@ -18,11 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from beamwright.cli.demo import PROBLEM
 from beamwright_lab.common import Timing, finish, interleave, say, table
 
 _ROOT = Path(__file__).resolve().parents[3]
 _COLUMNS = ("command", "checkout", "OMP_NUM_THREADS", "min s", "median s", "CPU min s")
-_DEMO = ("solve", "--n", "16", "--width", "4", "--seed", "0", "--progress", "--problem-file")
+_DEMO = ("solve", "--n", "16", "--width", "4", "--seed", "0", "--progress", PROBLEM)
 _DEMO_NAME = "demo"
 _COMMANDS = {
     "version": ("--version",),
@@ -81,12 +82,12 @@ def of_checkout(
 
 
 def measure(
-    checkouts: list[Path], problem: Path, omp: str | None, rounds: int, names: list[str]
+    checkouts: list[Path], omp: str | None, rounds: int, names: list[str]
 ) -> list[dict[str, Any]]:
     """Rows of the table."""
     rows = []
     for name in [*names, _DEMO_NAME]:
-        words = _COMMANDS.get(name, (*_DEMO, str(problem)))
+        words = _COMMANDS.get(name, _DEMO)
         begins = "round 1 " if name == _DEMO_NAME else ""
         runs = {str(c): Started(*of_checkout(c, words, omp), c, begins) for c in checkouts}
         for checkout, timing in interleave(runs, rounds).items():
@@ -123,15 +124,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--omp", nargs="+", default=["unset", "1"], help="OMP_NUM_THREADS")
     parser.add_argument("--commands", nargs="*", choices=list(_COMMANDS), default=list(_COMMANDS))
-    parser.add_argument("--problem-file", type=Path, default=_ROOT / "demo.txt")
     args = parser.parse_args()
-    checkouts, problem = [each.resolve() for each in args.checkouts], args.problem_file.resolve()
+    checkouts = [each.resolve() for each in args.checkouts]
     say("once each, not counted: bytecode is written, files are read")
-    measure(checkouts, problem, None, 1, args.commands)
+    measure(checkouts, None, 1, args.commands)
     rows = []
     for omp in args.omp:
         threads = None if omp == "unset" else omp
-        rows += measure(checkouts, problem, threads, args.rounds, args.commands)
+        rows += measure(checkouts, threads, args.rounds, args.commands)
     print(table(rows, _COLUMNS))
     finish("startup", {"rounds": args.rounds, "rows": rows})
 

@@ -27,6 +27,7 @@ _Row = tuple[str, str, str]
 
 _COMMANDS = MappingProxyType[str, tuple[str, str, str]](
     {
+        "demo": ("demo", "demo", "Solve the bundled problem by search, and by a vote."),
         "solve": ("solve", "solve", "Solve one problem by verifier-guided tree search."),
         "eval": ("eval", "evaluate", "Solve a set of problems and report the accuracy."),
         "report": ("pages", "report", "Make one page of evaluations: accuracy, tokens, seconds."),

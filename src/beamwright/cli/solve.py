@@ -82,7 +82,7 @@ def solve(
 
         timeline = Timeline()
     title = text or ("(resumed)" if resume else f"({prompt_tokens} synthetic tokens)")
-    with _watching(console, title, status, as_lines=bool(progress)) as on_round:
+    with watching(console, title, status, as_lines=bool(progress)) as on_round:
         with first_import("beamwright.solver.solver"):
             from beamwright.solver.solver import Solver
 
@@ -90,7 +90,7 @@ def solve(
             asked = text or prompt_tokens
             solution, stopped = _search(solver, asked, resume, on_round, checkpoint)
     if solution is not None:
-        _print(solution, console, stopped, as_json=invocation.as_json)
+        print_solution(solution, console, stopped, as_json=invocation.as_json)
         try:  # behind the answer, so that a file that cannot be written takes nothing with it
             with quiet_stdout():
                 _write_files(files, solution, timeline)
@@ -182,7 +182,7 @@ def _settled(settings: Settings, resume: Path | None, *, measures: bool) -> Sett
 
 
 @contextmanager
-def _watching(
+def watching(
     console: Console | None, title: str, status: Status, *, as_lines: bool
 ) -> Iterator[RoundCallback | None]:
     """What shows the rounds: the tree in a terminal, lines on standard error, or nothing."""
@@ -194,7 +194,7 @@ def _watching(
         yield (lambda report: typer.echo(round_line(report), err=True)) if as_lines else None
 
 
-def _print(
+def print_solution(
     solution: Solution, console: Console | None, stopped: BaseException | None, *, as_json: bool
 ) -> None:
     """The answer, below its path in a terminal. Of a search that failed it is but a remark."""
