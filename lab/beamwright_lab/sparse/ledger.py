@@ -9,12 +9,14 @@ is due (`copied`); then the answer, and the share of the solution before the fir
 
     python -m beamwright_lab.sparse.ledger
     python -m beamwright_lab.sparse.ledger --tokens 4096 --option dtype=bfloat16
+    python -m beamwright_lab.sparse.ledger --methods off exact --option sparse_from=0
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import re
 import sys
 import time
 from pathlib import Path
@@ -28,10 +30,11 @@ from beamwright_lab.common import fingerprint, finish, say, table
 
 MODEL = Path(__file__).parent / "ledger_model"
 TRAINING = Path(__file__).resolve().parents[3] / "training"
+SELECTS = re.compile(r"select$|sparse_")
 LENGTHS = (256, 1024, 2048, 4096, 8000)
 COLUMNS = (
-    "variant", "tokens", "problems", "statements", "recall", "looked_up", "added", "copied",
-    "right_tokens", "answered", "complete", "tokens/s",
+    "sparse", "variant", "tokens", "problems", "statements", "recall", "looked_up", "added",
+    "copied", "right_tokens", "answered", "complete", "tokens/s",
 )  # fmt: skip
 
 
@@ -83,6 +86,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--tokens", type=int, nargs="+", default=list(LENGTHS))
     parser.add_argument("--variants", nargs="+", default=["plain", "announced"])
+    parser.add_argument("--methods", nargs="+", default=["off"], help="of sparse decoding")
     parser.add_argument("--problems", type=int, help="of each row (default: 16384 / tokens)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
@@ -92,13 +96,19 @@ def main() -> None:
     args = parser.parse_args()
     maker, options = load_maker(), dict(args.option)
     defaults = {"verifier": "none", "search": "best-of-n", "n": 1, "temperature": 0.0}
-    with Solver(model=args.model, **{**defaults, **options}) as solver:
-        rows = [
-            row(solver, maker, length, args.problems or max(2, 16384 // length),
-                variant == maker.ANNOUNCED, args.seed)
-            for length in args.tokens
-            for variant in args.variants
-        ]  # fmt: skip
+    rows = []
+    for method in args.methods:
+        own = {"sparse": method, **options}
+        if method == "off":  # those of a selection mean nothing there
+            own = {name: value for name, value in own.items() if not SELECTS.match(name)}
+        with Solver(**{**defaults, **own}, model=args.model) as solver:
+            rows += [
+                {"sparse": method}
+                | row(solver, maker, length, args.problems or max(2, 16384 // length),
+                      variant == maker.ANNOUNCED, args.seed)
+                for length in args.tokens
+                for variant in args.variants
+            ]  # fmt: skip
     say(table(rows, COLUMNS))
     finish("sparse_ledger", {"model": fingerprint(args.model), "options": options, "rows": rows})
 

@@ -1,0 +1,142 @@
+"""What AsyncSpade starts from (Figures 4 and 5), measured on the two small models: do the queries
+of neighbouring tokens select the same keys, and does the predicted query select what the true one
+does?
+
+Overlap (Eq. 1) of the best eighth of the keys before a token, by the query of so many tokens
+before, and by the query that `asyncspade` predicts from the seventeen before; means over heads and
+the tokens of the solution. An eighth overlaps with a random other one by an eighth. Queries are
+behind rotary positions, from one pass of the model over problem and right solution; no budget, no
+token that is always selected.
+
+    python -m beamwright_lab.sparse.locality
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
+
+import beamwright
+from beamwright.sparse.rule import WINDOW, asyncspade
+from beamwright_lab.common import fingerprint, finish, say, table
+from beamwright_lab.sparse.ledger import MODEL, load_maker
+
+BUNDLED = Path(beamwright.__file__).parent / "bundled"
+SHARE = 1 / 8
+DISTANCES = (1, 16)
+Text = tuple[str, str]
+"""What is read, and the solution whose tokens count."""
+
+
+class Probe:
+    """Queries and keys of every layer, as attention has them."""
+
+    def __init__(self) -> None:
+        self.layers: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *args: Any,
+        **options: Any,
+    ) -> tuple[torch.Tensor, None]:
+        groups = query.shape[1] // key.shape[1]
+        key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
+        self.layers.append((query[0], key[0]))
+        found = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return found.transpose(1, 2), None
+
+
+def ledger_texts(num: int, tokens: int) -> Iterator[Text]:
+    maker = load_maker()
+    for ledger in maker.ledgers(tokens, num, False, 0):
+        prompt = "".join(text for text, _ in maker.prompt_pieces(ledger))
+        yield prompt, "".join(text for text, _ in maker.solution_pieces(ledger))
+
+
+def bundled_texts(num: int) -> Iterator[Text]:
+    lines = (BUNDLED / "test.jsonl").read_text(encoding="utf-8").splitlines()
+    for line in lines[:num]:
+        found = json.loads(line)
+        yield f"<|bos|>{found['problem']}\n\n", found["solution"]
+
+
+def selected(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """A mask [heads, keys] of the best eighth. query: [heads, dim], keys: [heads, keys, dim]."""
+    scores = (keys @ query[..., None]).squeeze(-1)
+    best = scores.topk(max(1, round(SHARE * keys.shape[1])), dim=-1).indices
+    return torch.zeros_like(scores, dtype=torch.bool).scatter(1, best, value=True)
+
+
+def overlap(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Eq. 1, the mean over heads."""
+    return float(((one & other).sum(-1) / other.sum(-1)).mean())
+
+
+def overlaps(query: torch.Tensor, key: torch.Tensor, first: int) -> dict[str, float]:
+    """One layer, means over the tokens from `first` on. query, key: [heads, tokens, dim]."""
+    sums: dict[str, float] = {}
+    begin = max(first, WINDOW + 2, max(DISTANCES) + 1)
+    for token in range(begin, query.shape[1]):
+        keys, window = key[:, :token], query[:, token - WINDOW - 1 : token]
+        true = selected(query[:, token], keys)
+        guesses = {f"{d} before": query[:, token - d] for d in DISTANCES}
+        guesses["predicted"] = asyncspade(window)
+        for name, guess in guesses.items():
+            sums[name] = sums.get(name, 0.0) + overlap(selected(guess, keys), true)
+    return {name: total / (query.shape[1] - begin) for name, total in sums.items()}
+
+
+@torch.inference_mode()
+def rows_of(name: str, folder: Path, texts: Sequence[Text]) -> list[dict[str, Any]]:
+    """A row of each layer, means over the texts."""
+    probe = Probe()
+    AttentionInterface.register("probe", probe)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="probe", dtype=torch.float32
+    )
+    found: list[list[dict[str, float]]] = []
+    lengths = []
+    for prompt, solution in texts:
+        read, written = (tokenizer.encode(text) for text in (prompt, solution))
+        probe.layers.clear()
+        model(torch.tensor([read + written]))
+        found.append([overlaps(*layer, first=len(read)) for layer in probe.layers])
+        lengths.append(len(read + written))
+    rows = []
+    for number in range(len(found[0])):
+        row: dict[str, Any] = {"model": name, "texts": len(texts), "layer": number}
+        row["tokens"] = round(sum(lengths) / len(lengths))
+        for column in found[0][number]:
+            row[column] = round(sum(each[number][column] for each in found) / len(found), 3)
+        rows.append(row)
+        say("  ", *row.values())
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--ledgers", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=960, help="of a ledger")
+    parser.add_argument("--problems", type=int, default=32, help="of the bundled pair")
+    args = parser.parse_args()
+    rows = rows_of("ledger", MODEL, list(ledger_texts(args.ledgers, args.tokens)))
+    generator = BUNDLED / "generator"
+    rows += rows_of("bundled", generator, list(bundled_texts(args.problems)))
+    say(table(rows, list(rows[0])))
+    models = {"ledger": fingerprint(MODEL), "bundled": fingerprint(generator)}
+    finish("sparse_locality", {"models": models, "share": SHARE, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
