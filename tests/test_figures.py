@@ -15,6 +15,8 @@ PAGES = {
         *("3.11", "1.3"),  # Python, GB that an installation takes
         *("0.8", "95 %", "2.0"),  # temperature; of intervals; the licence
     },
+    # tokens of a path, and of verifiers; versions of models and licences
+    "docs/pair.md": {"1,024", "4,096", "2.0", "2.5", "0.5", "1.5", "3.1"},
 }
 """Pages whose every figure is quoted from a file, and those that nobody measured."""
 

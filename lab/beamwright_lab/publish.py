@@ -139,7 +139,11 @@ def _speed_rows() -> str:
     return table(rows, list(rows[0]))
 
 
-BLOCKS: Mapping[str, Callable[[], str]] = {"accuracy": _accuracy_rows, "speed": _speed_rows}
+BLOCKS: Mapping[str, Callable[[], str]] = {
+    "accuracy": _accuracy_rows,
+    "pairs": lambda: pairs.block(read("pairs")),
+    "speed": _speed_rows,
+}
 """By name of a block, its markdown, made of any files (`read`)."""
 
 

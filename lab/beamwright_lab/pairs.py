@@ -1,0 +1,196 @@
+"""Which generator and verifier go on which card: what `beamwright plan` says of each pair.
+
+    python -m beamwright_lab.pairs
+
+Predictions from data sheets, nothing measured: `docs/pair.md` shows them as `block` writes them.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from typing import Any
+
+from beamwright.cli.app import main as beamwright
+from beamwright.units import GIB
+from beamwright_lab.common import finish, say
+
+SKYWORK = "Skywork/Skywork-o1-Open-PRM-Qwen-2.5-1.5B"
+QWEN = "Qwen/Qwen2.5-1.5B-Instruct"
+MATH_PRM = "Qwen/Qwen2.5-Math-PRM-7B"
+RLHFLOW = "RLHFlow/Llama3.1-8B-PRM-Deepseek-Data"
+INT4 = ("--weights", "int4", "--verifier-weights", "int4")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A machine, two models of the hub, and how they are kept.
+
+    gpu: as `plan --gpu` calls it. memory_gib: what `--memory` says. generate: tokens of a path.
+    """
+
+    heading: str
+    gpu: str
+    generator: str
+    verifier: str
+    n: int
+    memory_gib: int
+    options: tuple[str, ...] = ()
+    generate: int = 1024
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.gpu != "epyc-2core"
+
+    def plan(self) -> list[str]:
+        """The words of `beamwright plan`, whose models are named without their owners."""
+        models = ["--model", _short(self.generator), "--verifier", _short(self.verifier)]
+        where = ["--gpu", self.gpu, "--memory", f"{self.memory_gib}GiB"]
+        search = ["--n", str(self.n), "--generate", str(self.generate)]
+        return ["plan", *models, *self.options, *where, *search]
+
+    def solve(self) -> list[str]:
+        """The words of `beamwright solve` for the same."""
+        models = ["--model", f"hf:{self.generator}", "--verifier", f"hf:{self.verifier}"]
+        where = ["--device", "cuda"] if self.on_gpu else []
+        where += ["--memory", f"{self.memory_gib}GiB", "--n", str(self.n)]
+        limit = ["--max-tokens", str(self.generate)]
+        return ["solve", "--problem-file", "problem.txt", *models, *self.options, *where, *limit]
+
+
+PAIRS = (
+    Pair(
+        "Laptop without a GPU, 16 GB of RAM", "epyc-2core", "Qwen/Qwen2.5-0.5B-Instruct", SKYWORK,
+        8, 8, ("--weights", "int8", "--verifier-weights", "int8"), 512,
+    ),
+    Pair("RTX 4060, 8 GB", "rtx-4060", QWEN, SKYWORK, 16, 7),
+    Pair(
+        "RTX 3060, 12 GB", "rtx-3060", QWEN, "Skywork/Skywork-o1-Open-PRM-Qwen-2.5-7B", 16, 11,
+        ("--verifier-weights", "int4"),
+    ),
+    Pair("T4, 16 GB (free notebooks)", "t4", QWEN, SKYWORK, 16, 13),
+    Pair(
+        "RTX 4060 Ti, 16 GB", "rtx-4060-ti-16gb", "Qwen/Qwen2.5-7B-Instruct", MATH_PRM, 16, 14, INT4
+    ),
+    Pair("RTX 3090, 24 GB", "rtx-3090", "meta-llama/Llama-3.2-1B-Instruct", RLHFLOW, 64, 22),
+    Pair(
+        "RTX 4090, 24 GB", "rtx-4090", "meta-llama/Llama-3.1-8B-Instruct", RLHFLOW, 64, 22, INT4
+    ),
+    Pair("Radeon RX 7800 XT, 16 GB (untried)", "rx-7800-xt", QWEN, SKYWORK, 16, 14),
+    Pair("Radeon RX 7900 XTX, 24 GB (untried)", "rx-7900-xtx", QWEN, MATH_PRM, 64, 22),
+)  # fmt: skip
+
+
+def _short(name: str) -> str:
+    return name.partition("/")[2]
+
+
+def planned(words: Sequence[str]) -> dict[str, Any]:
+    """What `beamwright plan --json` prints.
+
+    Raises:
+        ValueError: if it refuses.
+    """
+    written = io.StringIO()
+    with redirect_stdout(written):
+        code = beamwright([*words, "--json"])
+    if code:
+        raise ValueError(f"beamwright {' '.join(words)}: exit code {code}")
+    found: dict[str, Any] = json.loads(written.getvalue())
+    return found
+
+
+def row(pair: Pair) -> dict[str, Any]:
+    """What the page says of a pair: sizes to a tenth, seconds to two digits."""
+    found = planned(pair.plan())
+    memory, resident = found["memory"], found["schedules"]["in-gpu/tree"]
+    return {
+        "machine": pair.heading,
+        "plan": pair.plan(),
+        "solve": pair.solve(),
+        "gpu_source": found["gpu_source"],
+        "fits": found["fits"],
+        "advice": found["advice"],
+        "beams": found["max_beams_in_gpu"],
+        "needs_gib": round(memory["needed_bytes"] / GIB, 1),
+        "of_gib": round(memory["limit_bytes"] / GIB, 1),
+        "seconds": float(f"{resident['time_s']:.2g}"),
+    }
+
+
+def rows() -> list[dict[str, Any]]:
+    """Of all pairs."""
+    return [row(pair) for pair in PAIRS]
+
+
+# --- the page ----------------------------------------------------------------------------------
+
+
+def block(found: Mapping[str, Any]) -> str:
+    """A table, then the commands of every machine; found: the file of figures."""
+    heads = "| you have | generator | verifier | n | needs | fit | predicted time |"
+    table = [heads, "|" + "---|" * 7, *map(_line, found["rows"])]
+    return "\n".join([*table, *(line for each in found["rows"] for line in _commands(each))])
+
+
+def _line(each: Mapping[str, Any]) -> str:
+    words = each["plan"]
+    kept = {
+        option: f", {words[words.index(option) + 1]}" for option in words if "weights" in option
+    }
+
+    def model(option: str, weights: str) -> str:
+        return f"`{words[words.index(option) + 1]}`{kept.get(weights, '')}"
+
+    anchor = "".join(
+        c for c in each["machine"].lower().replace(" ", "-") if c.isalnum() or c == "-"
+    )
+    cells = (
+        f"[{each['machine']}](#{anchor})",
+        model("--model", "--weights"),
+        model("--verifier", "--verifier-weights"),
+        words[words.index("--n") + 1],
+        f"{each['needs_gib']} of {each['of_gib']} GiB",
+        f"{each['beams']} beams",
+        _time(each["seconds"]),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.1f} min"
+
+
+def _commands(each: Mapping[str, Any]) -> Iterator[str]:
+    fits = "up to" if each["fits"] else "about"
+    said = f"{fits} {each['beams']:,} beams fit; {each['advice']}"
+    total = f"needs {each['needs_gib']} of {each['of_gib']} GiB"
+    yield from ("", f"### {each['machine']}", "", "```bash", f"# {said}; {total}")
+    yield _wrapped(each["plan"])
+    yield from (_wrapped(each["solve"]), "```")
+
+
+def _wrapped(words: Sequence[str]) -> str:
+    """A command on lines that a page may have, broken before options."""
+    lines, current = [], "beamwright"
+    for index, word in enumerate(words):
+        whole = f"{word} {words[index + 1]}" if word.startswith("--") else word
+        if index and words[index - 1].startswith("--"):
+            continue
+        if len(current) + len(whole) > 100:
+            lines, current = [*lines, f"{current} \\"], " "
+        current = f"{current} {whole}"
+    return "\n".join([*lines, current])
+
+
+def main() -> None:
+    found = {"rows": rows()}
+    say(block(found))
+    finish("pairs", found)
+
+
+if __name__ == "__main__":
+    main()
