@@ -44,7 +44,7 @@ def test_every_file_is_quoted_and_says_where_it_is_from():
 
 
 def test_another_figure_is_found(monkeypatch):
-    changed = {name: publish.read(name) for name in publish.QUOTES}
+    changed = {file.stem: publish.read(file.stem) for file in publish.FIGURES.glob("*.json")}
     for row in changed["accuracy"]["paired"]:
         row["difference"] = "+1"
     for row in changed["peers-search"]["rows"]:

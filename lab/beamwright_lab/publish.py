@@ -22,6 +22,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from beamwright_lab import pairs
 from beamwright_lab.common import RESULTS, say, table
 
 ROOT = Path(__file__).resolve().parents[2]
