@@ -250,21 +250,31 @@ def _fastest(systems: Mapping[str, Row], seconds: str) -> tuple[float, str] | No
 
 
 def quoted(rows: Sequence[Row]) -> dict[str, Any]:
-    """By share of the KV: the searches that fit, GiB, and the least and the most that the fastest
-    engine takes over ours, reading shared KV once and by row."""
-    found: dict[str, Any] = {}
+    """Each search and budget that fits, beside the fastest engine, reading shared KV once and by
+    row; and by share of the KV the least and the most of its GiB and of those two."""
+    shares: dict[str, Any] = {}
+    lines = []
     for systems in _side_by_side(rows):
         once, by_row = (_fastest(systems, each) for each in ("time_s", "by_row_s"))
         if once is None or by_row is None:
             continue
         ours = systems[OURS]
-        share = found.setdefault(f"{ours['percent']} %", {"searches": 0})
-        share["searches"] += 1
         values = {"gib": ours["kv_bytes"] / GIB, "once": once[0], "by_row": by_row[0]}
+        lines.append(
+            {
+                "search": ours["search"],
+                "percent": ours["percent"],
+                "ours_s": round(ours["time_s"], 2),
+                **{name: round(value, 4) for name, value in values.items()},
+                "engine": HEADINGS[once[1]],
+            }
+        )
+        share = shares.setdefault(f"{ours['percent']} %", {"searches": 0})
+        share["searches"] += 1
         for name, value in values.items():
             least, most = share.get(name, (value, value))
             share[name] = [round(min(least, value), 4), round(max(most, value), 4)]
-    return {"shares": found}
+    return {"shares": shares, "lines": lines}
 
 
 # --- the figure --------------------------------------------------------------------------------
