@@ -33,6 +33,7 @@ _COMMANDS = MappingProxyType[str, tuple[str, str, str]](
         "report": ("pages", "report", "Make one page of evaluations: accuracy, tokens, seconds."),
         "view": ("pages", "view", "Open saved searches in the browser: replay, compare, export."),
         "serve": ("serve", "serve", "Serve an OpenAI-compatible API, a live page, and metrics."),
+        "mcp": ("mcp", "mcp", "Serve one tool, solve, to agents (Model Context Protocol)."),
         "plan": ("plan", "plan", "Estimate memory and time of a search. Loads no model."),
         "doctor": ("doctor", "doctor", "Check this machine, a checkpoint, or a verifier."),
     }

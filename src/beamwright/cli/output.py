@@ -133,8 +133,8 @@ def first_import(module: str) -> Iterator[None]:
 
 
 @contextmanager
-def needs_serve(command: str) -> Iterator[None]:
-    """Import what the extra `serve` brings inside.
+def needs_extra(command: str, extra: str = "serve") -> Iterator[None]:
+    """Import what an extra brings inside.
 
     Raises:
         InputError: where it is not installed; one line says what to install.
@@ -144,5 +144,5 @@ def needs_serve(command: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("beamwright"):
             raise
-        hint = "(pip install 'beamwright[serve]')"
+        hint = f"(pip install 'beamwright[{extra}]')"
         raise InputError(f"beamwright {command} needs {error.name} {hint}") from error

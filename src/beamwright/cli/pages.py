@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from beamwright.cli.options import DEBUG, JSON, option
-from beamwright.cli.output import complain, guard, needs_serve, one_line, print_json
+from beamwright.cli.output import complain, guard, needs_extra, one_line, print_json
 from beamwright.errors import InputError
 from beamwright.io import check_writable
 
@@ -70,7 +70,7 @@ def view(
 ) -> None:
     """Open saved searches in the browser: replay, compare, export."""
     with guard(debug):
-        with needs_serve("view"):
+        with needs_extra("view"):
             import uvicorn
             from fastapi import FastAPI
             from starlette.middleware.trustedhost import TrustedHostMiddleware

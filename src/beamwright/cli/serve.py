@@ -17,7 +17,7 @@ from beamwright.cli.options import (
     option,
     with_settings,
 )
-from beamwright.cli.output import complain, first_import, needs_serve, print_json, quiet_stdout
+from beamwright.cli.output import complain, first_import, needs_extra, print_json, quiet_stdout
 from beamwright.errors import InputError, format_bytes
 from beamwright.io import read_regular
 from beamwright.search.defaults import resolved
@@ -66,7 +66,7 @@ def serve(
     cluster = find_cluster(spread, replicas, replica_cores, invocation.plugins)
     with quiet_stdout(), ExitStack() as stack:
         check_models(model)
-        with needs_serve("serve"), first_import("torch"):
+        with needs_extra("serve"), first_import("torch"):
             from beamwright.serve.app import make_app
             from beamwright.serve.body import ServerLimits
             from beamwright.serve.guard import Guard

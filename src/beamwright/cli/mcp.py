@@ -1,0 +1,238 @@
+"""`beamwright mcp`: one tool, `solve`, for agents that speak the Model Context Protocol.
+
+Searches go the way of `serve`'s: its queue, its bounds and its refusals in a line. Standard output
+is the protocol's alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
+
+import beamwright
+from beamwright.cli.options import Invocation, option, with_settings
+from beamwright.cli.output import (
+    complain,
+    first_import,
+    needs_extra,
+    one_line,
+    print_json,
+    quiet_stdout,
+)
+from beamwright.errors import BeamwrightError, InputError
+from beamwright.io import finite
+from beamwright.search.defaults import resolved
+from beamwright.verify.find import check_models
+
+if TYPE_CHECKING:
+    from mcp.server.context import ServerRequestContext as Context
+    from mcp.server.lowlevel import Server
+    from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult
+
+    from beamwright.serve.queue import RequestQueue
+    from beamwright.solver.solution import Solution
+
+    # Of one that is loaded, or being loaded.
+    Loading = asyncio.Task[RequestQueue]
+
+_HOST = "127.0.0.1"
+_ABOUT = (
+    "Solve one hard problem with a short, checkable answer by tree search: a local model writes "
+    "many attempts step by step, a verifier keeps the best. Takes seconds to minutes. Give the "
+    "whole problem in words. Doubt an answer that comes with warnings or a low score."
+)
+
+_GIVEN: dict[str, dict[str, Any]] = {
+    "problem": {"type": "string", "minLength": 1, "description": "The whole problem."},
+    "n": {"type": "integer", "minimum": 1, "description": "Candidates; a multiple of width."},
+    "width": {"type": "integer", "minimum": 1, "description": "Children of each that goes on."},
+    "search": {"type": "string", "description": "The strategy, such as beam or majority."},
+    "seed": {"type": "integer", "description": "Equal seeds give equal trees."},
+    "deadline_s": {"type": "number", "description": "Then the best so far is the answer."},
+}
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": _GIVEN,
+    "required": ["problem"],
+    "additionalProperties": False,
+}
+"""Of the arguments; all but the problem are as the server was started. The queue bounds them."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the tool returns. answers: how many candidates end in which, the most frequent first."""
+
+    answer: str | None
+    text: str
+    score: float | None
+    warnings: tuple[str, ...]
+    tree_hash: str
+    seed: int
+    rounds: int
+    tokens: int
+    seconds: float
+    answers: dict[str, int]
+
+
+@with_settings()
+def mcp(
+    invocation: Invocation,
+    http: bool = option(False, f"Streamable HTTP at {_HOST} in the place of standard input."),
+    port: int = option(8001, "Port of --http; 0: any free one.", "PORT", min=0, max=65535),
+) -> None:
+    """Serve one tool, `solve`, over the Model Context Protocol, on standard input and output.
+
+    A client starts it by itself. The models are loaded once, while it says hello.
+    """
+    if invocation.as_json and not http:
+        raise InputError("--json goes with --http: standard output is the protocol's")
+    with quiet_stdout():
+        check_models(invocation.settings.model)
+        with needs_extra("mcp", "mcp"):
+            import uvicorn
+            from mcp.server.stdio import stdio_server
+
+            from beamwright.serve.body import ServerLimits
+            from beamwright.serve.server import bind
+        listening = bind(_HOST, port) if http else None
+
+    def load() -> RequestQueue:
+        with first_import("torch"):
+            from beamwright.serve.queue import RequestQueue
+            from beamwright.solver.solver import Solver
+        seed = invocation.settings.search.seed if "seed" in invocation.given else None
+        solver = Solver(resolved(invocation.settings))
+        return RequestQueue(solver, "beamwright", ServerLimits(), seed)
+
+    server = make_server(load)
+
+    async def serve() -> None:
+        # It takes descriptor 1 for itself: whatever else is printed goes where errors go.
+        async with stdio_server() as (read, write):
+            with quiet_stdout():
+                await server.run(read, write, server.create_initialization_options())
+
+    if listening is None:
+        asyncio.run(serve())
+        return
+    url = f"http://{_HOST}:{listening.getsockname()[1]}/mcp"
+    if invocation.as_json:
+        print_json({"url": url})
+        sys.stdout.flush()
+    else:
+        complain(f"MCP at {url}. Ctrl-C ends it.")
+    config = uvicorn.Config(server.streamable_http_app(), log_level="warning")
+    with suppress(KeyboardInterrupt):  # that is how it ends
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def make_server(load: Callable[[], RequestQueue]) -> Server[Loading]:
+    """A server whose tool has a queue search. load: makes it, in a thread."""
+    from mcp.server.lowlevel import Server
+    from mcp_types import CallToolResult, ListToolsResult, TextContent, Tool
+
+    from beamwright.serve.errors import ApiError
+
+    tool = Tool(
+        name="solve",
+        description=_ABOUT,
+        input_schema=_SCHEMA,
+        output_schema=TypeAdapter(Found).json_schema(),
+    )
+
+    async def tools(ctx: Context[Loading], params: object) -> ListToolsResult:
+        del ctx, params
+        return ListToolsResult(tools=[tool])
+
+    async def call(ctx: Context[Loading], params: CallToolRequestParams) -> CallToolResult:
+        try:
+            if params.name != tool.name:
+                raise InputError(f"{params.name}: no such tool; there is {tool.name}")
+            found = _found(await _solve(ctx, params.arguments or {}))
+        except (ApiError, BeamwrightError) as error:
+            line = one_line(str(error)).removeprefix("search.")
+            return CallToolResult(content=[TextContent(text=line)], is_error=True)
+        return CallToolResult(content=[TextContent(text=_said(found))], structured_content=found)
+
+    @asynccontextmanager
+    async def lifespan(server: Server[Loading]) -> AsyncIterator[Loading]:
+        del server
+        loading = asyncio.create_task(asyncio.to_thread(load))
+        try:
+            yield loading
+        finally:  # whoever called has gone, and what was cancelled ends at once
+            with suppress(BeamwrightError):  # they were told why there is none
+                queue = await loading
+                await queue.drain()
+                await asyncio.to_thread(queue.solver.close)
+
+    return Server(
+        "beamwright",
+        version=beamwright.__version__,
+        lifespan=lifespan,
+        on_list_tools=tools,
+        on_call_tool=call,
+    )
+
+
+async def _solve(ctx: Context[Loading], given: Mapping[str, Any]) -> Solution:
+    """Search, and tell of every round. Raises ApiError, BeamwrightError."""
+    options = dict(given)
+    for name in options.keys() - _SCHEMA["properties"]:
+        raise InputError(f"{name:.40}: no such argument")
+    problem = options.pop("problem", None)
+    if not isinstance(problem, str) or not problem.strip():
+        raise InputError("problem: is a text, and not an empty one")
+    seconds = options.pop("deadline_s", None)
+    if seconds is not None and not (type(seconds) in (int, float) and seconds > 0):
+        raise InputError("deadline_s: is a number of seconds")
+    options["deadline"] = seconds
+    queue: RequestQueue = await asyncio.shield(
+        ctx.lifespan_context
+    )  # who stops waiting does not stop it
+    job = await queue.begin_search(problem, options)
+    try:
+        async for _ in job.changes():
+            rounds, job.rounds = job.rounds, []
+            for each in rounds:
+                await ctx.session.report_progress(each.number, message=str(each).strip())
+        return await job.solution()
+    finally:  # cancelled, or the client has gone: its KV is freed; one that has ended stays
+        job.cancel()
+
+
+def _found(solution: Solution) -> dict[str, Any]:
+    answers = Counter(each.answer for each in solution.candidates if each.answer is not None)
+    found = Found(
+        answer=solution.answer,
+        text=solution.text,
+        score=solution.score,
+        warnings=solution.warnings,
+        tree_hash=solution.tree_hash,
+        seed=solution.seed,
+        rounds=solution.rounds,
+        tokens=solution.tokens.generated,
+        seconds=round(solution.time.total_s, 3),
+        answers=dict(answers.most_common()),
+    )
+    return dict(finite(asdict(found)))
+
+
+def _said(found: Mapping[str, Any]) -> str:
+    """The same for a model to read."""
+    answer, score = found["answer"], found["score"]
+    votes = ", ".join(f"{one_line(each)} ({n})" for each, n in list(found["answers"].items())[:5])
+    lines = [
+        f"No answer was stated. {found['text']}" if answer is None else f"Answer: {answer}",
+        f"Score {'-' if score is None else f'{score:.3g}'}; candidates say {votes or 'nothing'}.",
+        *(f"Warning: {warning}" for warning in found["warnings"]),
+    ]
+    return "\n".join(lines)

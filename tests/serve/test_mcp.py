@@ -1,0 +1,179 @@
+"""The one tool of `beamwright mcp`, asked by the protocol's own client."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("mcp")
+import mcp
+
+from beamwright.cli.mcp import make_server
+from beamwright.errors import Cancelled, InputError
+from beamwright.serve.body import ServerLimits
+from beamwright.serve.queue import RequestQueue
+from engines import assert_nothing_allocated
+from served import ASKED, PATIENCE, held, until
+
+EGGS = (
+    "Jack has 70 eggs. In April Jack gets 9 eggs. In May Jack sells 19 eggs. "
+    "How many eggs does Jack have now?"
+)
+COMMAND = [sys.executable, "-m", "beamwright", "mcp", "--n", "8", "--width", "4"]
+
+
+@pytest.fixture
+def queue(engine):
+    with engine(search="beam", n=8, width=4, max_rounds=4, max_step_tokens=12) as solver:
+        yield RequestQueue(solver, "tiny", ServerLimits(drain_s=5.0), seed=1)
+
+
+def talk(load, conversation, **options):
+    """What a client of this server has to say."""
+
+    async def run():
+        async with mcp.Client(make_server(load), **options) as client:
+            return await asyncio.wait_for(conversation(client), PATIENCE)
+
+    return asyncio.run(run())
+
+
+def solve(client, problem=ASKED, **arguments):
+    return client.call_tool("solve", {"problem": problem, **arguments})
+
+
+# --- the command -----------------------------------------------------------------------------
+
+
+def test_a_client_starts_it_and_gets_an_answer():
+    odd = []
+
+    async def hear(message):
+        odd.extend([message] if isinstance(message, Exception) else [])
+
+    async def run():
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        server = mcp.StdioServerParameters(command=COMMAND[0], args=COMMAND[1:], env=env)
+        async with mcp.Client(server, message_handler=hear) as client:
+            assert client.server_info.name == "beamwright"
+            (tool,) = (await client.list_tools()).tools
+            assert (tool.name, tool.input_schema["required"]) == ("solve", ["problem"])
+            return await solve(client, EGGS, seed=1), await solve(client, EGGS, n=16, seed=1)
+
+    one, other = asyncio.run(run())
+    assert one.structured_content["answer"] == other.structured_content["answer"] == "60"
+    assert one.content[0].text.startswith("Answer: 60\nScore ")
+    assert sum(one.structured_content["answers"].values()) <= 8
+    assert one.structured_content["tree_hash"] != other.structured_content["tree_hash"]
+    assert not odd, "standard output is the protocol's alone"
+
+
+def test_it_is_had_by_http_too():
+    command = [*COMMAND, "--http", "--port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            url = json.loads(server.stdout.readline())["url"]
+
+            async def run():
+                async with mcp.Client(url) as client:
+                    return await solve(client, EGGS, seed=1)
+
+            assert asyncio.run(run()).structured_content["answer"] == "60"
+        finally:
+            server.terminate()
+
+
+def test_without_the_extra_a_line_says_what_to_install(monkeypatch, capsys):
+    from beamwright.cli import main
+
+    monkeypatch.setitem(sys.modules, "mcp.server.stdio", None)
+    assert main(["mcp"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert "pip install 'beamwright[mcp]'" in captured.err
+
+
+# --- the tool --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_every_round_is_told(queue, mode):
+    told = []
+
+    async def hear(progress, total, message):
+        told.append((progress, message))
+
+    async def conversation(client):
+        arguments = {"problem": ASKED, "n": 4, "width": 2, "seed": 7, "deadline_s": 60}
+        return await client.call_tool("solve", arguments, progress_callback=hear)
+
+    found = talk(lambda: queue, conversation, mode=mode).structured_content
+    assert [number for number, _ in told] == [*range(1, found["rounds"] + 1)]
+    assert told[0][1].startswith("Round 1: 4 candidates")
+    assert found["seed"] == 7
+    same = queue.solver.solve(ASKED, n=4, width=2, seed=7)
+    assert (found["tree_hash"], found["tokens"]) == (same.tree_hash, same.tokens.generated)
+
+
+def test_what_is_wrong_is_a_line(queue):
+    wrong = {
+        "n: 600 candidates; at most 512 here": {"n": 600},
+        "seed: is a whole number": {"seed": "x"},
+        "--n 7 is not a multiple of": {"n": 7},
+        "choose one of beam": {"search": "bim"},
+        "deadline_s: is a number": {"deadline_s": -1},
+        "temperature: no such argument": {"temperature": 2},
+        "problem: is a text": {"problem": " "},
+        "the conversation has": {"problem": "many words " * 1000},
+    }
+
+    async def conversation(client):
+        results = [await solve(client, **arguments) for arguments in wrong.values()]
+        return [*results, await client.call_tool("sovle", {})]
+
+    results = talk(lambda: queue, conversation)
+    assert all(result.is_error for result in results)
+    lines = [result.content[0].text for result in results]
+    for said, line in zip([*wrong, "sovle: no such tool"], lines, strict=True):
+        assert said in line
+        assert "\n" not in line
+
+
+def test_two_at_once_are_both_right(queue):
+    async def conversation(client):
+        return await asyncio.gather(*(solve(client, seed=seed) for seed in (1, 2)))
+
+    found = [each.structured_content["tree_hash"] for each in talk(lambda: queue, conversation)]
+    assert found == [queue.solver.solve(ASKED, seed=seed).tree_hash for seed in (1, 2)]
+
+
+def test_one_that_is_cancelled_frees_its_kv(queue):
+    handles = []
+
+    async def conversation(client):
+        with held(SimpleNamespace(queue=queue)) as gate:
+            task = asyncio.create_task(solve(client))
+            await asyncio.to_thread(until, lambda: gate.reached)
+            handles.extend(job.handle for job in queue.jobs.values())
+            task.cancel()
+            await asyncio.wait([task])
+        await asyncio.to_thread(until, lambda: not queue.jobs)
+        return await solve(client)
+
+    assert talk(lambda: queue, conversation, mode="legacy").structured_content
+    with pytest.raises(Cancelled):
+        handles[0].result(30)
+    assert_nothing_allocated(queue.solver)
+
+
+def test_models_that_cannot_be_loaded_are_told_of():
+    def load():
+        raise InputError("--memory 1GiB: too little")
+
+    result = talk(load, solve)
+    assert (result.is_error, result.content[0].text) == (True, "--memory 1GiB: too little")
