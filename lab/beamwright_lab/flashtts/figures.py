@@ -46,7 +46,7 @@ from beamwright_lab.flashtts.baseline import (
 from beamwright_lab.flashtts.split import PAIRS, cases, costs_of
 from beamwright_lab.rivals.requests import requests_by_round
 from beamwright_lab.simulator.bench import Simulation
-from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright_lab.simulator.costs import RooflineCosts, Work
 from beamwright_lab.simulator.run import SimulationResult, simulate
 from beamwright_lab.simulator.synthetic import SyntheticSearch, foresight, grow
 from beamwright_lab.simulator.verifier import VerifierCase
@@ -444,21 +444,20 @@ class Watched(RooflineCosts):
 
     def tokens(
         self, num_rows: int, read_tokens: int, seen_tokens: int, grow: int, count: int
-    ) -> float:
+    ) -> Work:
         each = self.roofline.decode_step
-        total = 0.0
         for i in range(count):
             seconds = each(num_rows, read_tokens + i * grow, seen_tokens + i * grow, self.layout)
             self.log.append(
                 (True, num_rows, self._flops(num_rows, seen_tokens + i * grow), seconds)
             )
-            total += seconds
-        return total
+        return super().tokens(num_rows, read_tokens, seen_tokens, grow, count)
 
-    def prefill(self, num_tokens: int, read_tokens: int, seen_tokens: int) -> float:
-        seconds = super().prefill(num_tokens, read_tokens, seen_tokens)
-        self.log.append((False, num_tokens, self._flops(num_tokens, seen_tokens), seconds))
-        return seconds
+    def prefill(self, num_tokens: int, read_tokens: int, seen_tokens: int) -> Work:
+        work = super().prefill(num_tokens, read_tokens, seen_tokens)
+        flops = self._flops(num_tokens, seen_tokens)
+        self.log.append((False, num_tokens, flops, work.seconds))
+        return work
 
     def _flops(self, num_tokens: int, seen_tokens: int) -> float:
         model = self.roofline.model
