@@ -1,6 +1,7 @@
 """The indexes of the log and of decisions list what there is; lines end before column 121."""
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,10 @@ def test_the_table_of_decisions_says_what_the_records_say():
         told.append([f"[{number}]({record.name})", date, named, status])
     assert rows == told
     assert sum(len(page.read_text().split()) for page in [index, *DECISIONS]) <= 3000
+
+
+def test_an_entry_of_the_changelog_is_one_line():
+    lines = (DOCS.parent / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
+    assert not [line for line in lines if len(line) > 120 and not line.startswith("|")]
+    for line, following in pairwise(lines):
+        assert not line.startswith("- ") or following == "" or following.startswith("- "), line
