@@ -39,7 +39,7 @@ FENCE = re.compile(
 )
 TITLE = re.compile(r'title="([\w./-]+\.\w+)"')
 OUTPUT = re.compile(r"# ?-> ?(.*)")
-TOOLS = {"cat", "echo", "grep", "head", "ls", "mkdir", "mv", "printf", "sort", "tail", "wc"}
+TOOLS = {"cat", "cmp", "diff", "echo", "grep", "head", "ls", "mkdir", "mv", "sort", "tail", "wc"}
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,11 @@ class Part:
     to: str | None = None
 
 
-def parts_of(line: str) -> list[Part]:
-    """`A=1 a && b | c > file  # why` are a, b and c."""
+def parts_of(line: str, variables: dict[str, str] | None = None) -> list[Part]:
+    """`A=1 a && b | c > file  # why` are a, b and c; `A=1` alone is none, and kept for later."""
+    known = {} if variables is None else variables
+    for name, value in known.items():
+        line = re.sub(rf"\${name}\b|\${{{name}}}", lambda _, value=value: value, line)
     lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
     lexer.whitespace_split = True
     lexer.commenters = "#"
@@ -173,20 +176,21 @@ def parts_of(line: str) -> list[Part]:
                 at = words.index(sign)
                 del words[at : at + 2]
         while words and re.fullmatch(r"[A-Z_0-9]+=.*", words[0]):
-            del words[0]
+            name, _, value = words.pop(0).partition("=")
+            if not words:
+                known[name] = value
         if words:
             found.append(Part(words, pipes, to))
     return found
 
 
 def run_line(
-    command: Command, ours: Callable[[list[str]], int], runs: Callable[[list[str]], bool]
+    parts: list[Part], ours: Callable[[list[str]], int], runs: Callable[[list[str]], bool]
 ) -> str | None:
     """Run a line, as far as its programs may. Returns everything it printed; None: it did not run.
 
     ours: the `beamwright` of this source. runs: whether these words, name first, may run here.
     """
-    parts = parts_of(command.line)
     if not all(runs(part.words) for part in parts):
         return None
     heard, told = "", ""

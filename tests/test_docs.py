@@ -93,15 +93,15 @@ def run_ours(words, promises):
     return cli_app.main([*words, *smaller])
 
 
-def run_shell(fence: Fence) -> Iterator[str]:
+def run_shell(fence: Fence, variables: dict[str, str]) -> Iterator[str]:
     for command in commands(fence):
-        printed = None
+        printed, parts = None, parts_of(command.line, variables)
         if fence.language in documents.SHELL and fence.not_run is None:
             printed = documents.run_line(
-                command, lambda words, has=command.prints: run_ours(words, has), runs
+                parts, lambda words, has=command.prints: run_ours(words, has), runs
             )
         if printed is None:
-            check(command.line)
+            check(parts)
             if command.prints and fence.not_run is None:
                 yield f"{fence.where}: {command.line}: promises what is not run"
         else:
@@ -112,14 +112,14 @@ def run_shell(fence: Fence) -> Iterator[str]:
 @pytest.mark.parametrize("page", BY_PAGE)
 @pytest.mark.filterwarnings("ignore")
 def test_examples_of_a_page_do_what_it_says(page, reader, kinds):
-    names, wrong = {"__name__": "example"}, []
+    names, variables, wrong = {"__name__": "example"}, {}, []
     give(reader, BY_PAGE[page], kinds)
     with restored():
         for fence in BY_PAGE[page]:
             if fence.title is not None:
                 continue
             if fence.language in documents.SHELL | {""}:
-                wrong += run_shell(fence)
+                wrong += run_shell(fence, variables)
             elif fence.language == "python" and fence.not_run is None:
                 wrong += documents.run_python(fence, names)
             elif fence.language == "python":
@@ -133,9 +133,9 @@ def test_examples_of_a_page_do_what_it_says(page, reader, kinds):
 # --- what is parsed --------------------------------------------------------------------------
 
 
-def check(line):
-    """Every program of this line is one that exists, with its options."""
-    for part in parts_of(line):
+def check(parts):
+    """Every program of a line is one that exists, with its options."""
+    for part in parts:
         name = part.words[0].rpartition("/")[2]
         if name in CHECKS:
             CHECKS[name](part.words[1:])
@@ -266,28 +266,28 @@ def test_a_wrong_answer_is_found():
 
 
 def test_a_wrong_output_is_found(reader):
-    said = 'echo "a  b" | cat > "x y"; cat "x y"\n# -> a ...\n# -> c\n'
-    (wrong,) = run_shell(fence("bash", said))
+    said = 'B="a  b"\necho "$B" | cat > "x y"; cat "x y"\n# -> a ...\n# -> c\n'
+    (wrong,) = run_shell(fence("bash", said), {})
     assert "no 'c' in\na  b" in wrong
     assert (reader / "x y").read_text() == "a  b\n"
-    assert list(run_shell(fence("bash", "beamwright solve --model hf:a/b x\n# -> 1\n")))
+    assert list(run_shell(fence("bash", "beamwright solve --model hf:a/b x\n# -> 1\n"), {}))
     with pytest.raises(AssertionError, match="neither known"):
-        list(run_shell(fence("bash", "frobnicate")))
+        list(run_shell(fence("bash", "frobnicate"), {}))
     with pytest.raises(AssertionError):
-        list(run_shell(fence("bash", "beamwright solve --n 3 --width 4 'x'")))
+        list(run_shell(fence("bash", "beamwright solve --n 3 --width 4 'x'"), {}))
 
 
 def test_wrong_commands_are_found():
     lines = [part.words for part in parts_of("A=1 make x && beamwright plan 'a b' > f  # why")]
     assert lines == [["make", "x"], ["beamwright", "plan", "a b"]]
     with pytest.raises(AssertionError):
-        check("make no-such-target")
+        check(parts_of("make no-such-target"))
     with pytest.raises(AssertionError):
-        check("python lab/beamwright_lab/no_such_file.py")
+        check(parts_of("python lab/beamwright_lab/no_such_file.py"))
     with pytest.raises(AssertionError):
-        check("python -m beamwright_lab.no_such_module")
+        check(parts_of("python -m beamwright_lab.no_such_module"))
     with pytest.raises(Exception, match="no-such-option"):
-        check("beamwright plan --no-such-option")
+        check(parts_of("beamwright plan --no-such-option"))
 
 
 def test_fences_are_read_with_what_is_said_of_them(tmp_path, monkeypatch):
