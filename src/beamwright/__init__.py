@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from beamwright.solver.solution import Candidate, Solution
     from beamwright.solver.solver import Solver
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Candidate", "Settings", "Solution", "Solver", "__version__"]
 
 _WHERE = {

@@ -2,6 +2,7 @@ from functools import partial
 
 import pytest
 
+from beamwright import __version__
 from beamwright.errors import UnsupportedModelError
 from beamwright.plan.machines import HardwareProfile, default_cache_file, find_profile
 from beamwright.plan.probe import measure_profile
@@ -54,6 +55,7 @@ def test_the_machine(cli, monkeypatch):
     monkeypatch.setattr("beamwright.checks.machine.inspect_machine", lambda: machine)
     report = cli("doctor", "--json").json
     assert report.pop("python")
+    assert report.pop("beamwright") == __version__
     assert report == machine
     assert "selftest: a" in cli("doctor").out
 

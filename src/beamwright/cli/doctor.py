@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+import beamwright
 from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import add_row, first_import, print_json, quiet_stdout
 from beamwright.errors import InputError, UnsupportedModelError
@@ -46,7 +47,11 @@ def doctor(
             with first_import("beamwright.checks.machine"):
                 from beamwright.checks import machine
 
-            report = {"python": platform.python_version(), **machine.inspect_machine()}
+            report = {
+                "beamwright": beamwright.__version__,
+                "python": platform.python_version(),
+                **machine.inspect_machine(),
+            }
             report |= machine.probe_machine() if probe else {}
     if invocation.as_json:
         print_json(report)
