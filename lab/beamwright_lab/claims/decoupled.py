@@ -1,0 +1,197 @@
+"""Decoupled tree exploration: McCreanor's thesis on a runtime for test-time compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from beamwright_lab.claims import Claim, Found, Judged, near, of
+
+CALM = "lru", "tree"
+
+
+def _runs(found: Found, victims: str) -> dict[float, dict[str, Any]]:
+    """By split, of what fits."""
+    return {
+        row["split"]: row
+        for row in found["split"]
+        if row["victims"] == victims and not isinstance(row["tok/s"], str)
+    }
+
+
+def _peak(found: Found) -> Judged:
+    runs = _runs(found, "lru")
+    rates = {split: row["tok/s"] for split, row in runs.items()}
+    best = max(rates, key=rates.__getitem__)
+    said = "; ".join(f"{split}: {rate:,.0f} tok/s" for split, rate in rates.items())
+    return f"{said} (24 GB)", of(near(best, 0.3), "partly")
+
+
+def _hits(found: Found) -> Judged:
+    rows = [*_runs(found, "lru").values()]
+    own, other = (sorted(row[name] for row in rows) for name in ("hits", "verifier hits"))
+    said = f"{own[0]:.3f} to {own[-1]:.3f}; the verifier {other[0]:.3f} to {other[-1]:.3f}"
+    return said, of(min(own[0], other[0]) > 0.8)
+
+
+def _thrash(found: Found) -> Judged:
+    rows = [*_runs(found, "lru").values()]
+    most = max(max(row["thrash"], row["verifier thrash"]) for row in rows)
+    none = sum(row["thrash"] == row["verifier thrash"] == 0 for row in rows)
+    said = f"none in {none} of {len(rows)} splits, up to {100 * most:.1f} % of what is needed"
+    return said, of(most < 0.01)
+
+
+def _eviction(found: Found) -> Judged:
+    plain, tree = (_runs(found, victims) for victims in CALM)
+    gains = {split: tree[split]["tok/s"] / plain[split]["tok/s"] for split in plain}
+    most = max(gains, key=gains.__getitem__)
+    said = (
+        f"evicting by the tree is up to {100 * (gains[most] - 1):.0f} % faster than LRU "
+        f"(split {most})"
+    )
+    return said, of(gains[most] < 1.02)
+
+
+def _requests(found: Found) -> Judged:
+    own, other = found["batches"]
+    said = f"{100 * own['requests of 1']:.2f} % of the generator's, "
+    said += f"{100 * other['requests of 1']:.0f} % of the verifier's"
+    return said, of(own["requests of 1"] > 0.9 > other["requests of 1"])
+
+
+def _underfilled(found: Found) -> Judged:
+    own, other = found["batches"]
+    said = f"a pass has {100 * own['of 2,048']:.1f} % of 2,048 tokens, "
+    said += f"the verifier's {100 * other['of 2,048']:.0f} %"
+    return said, of(own["of 2,048"] < 0.2)
+
+
+def _sizes(found: Found) -> Judged:
+    rows = {row["requests"]: row for row in found["sizes"]}
+    own, other = rows[16]["of its most"], rows[16]["of the verifier's most"]
+    said = f"at 16 requests {100 * own:.0f} % of its most; the verifier {100 * other:.0f} %"
+    return said, of(other > 2 * own, "partly")
+
+
+def _hybrid(found: Found) -> Judged:
+    row = next(row for row in found["hybrid"] if row["rows"] == 64)
+    said = (
+        f"a step of 64 rows takes {row['times, 200']}x with a prompt of 200 tokens in it, "
+        f"{row['times, 1000']}x with 1,000"
+    )
+    return said, of(row["times, 200"] > 1)
+
+
+def _settings(found: Found) -> dict[str, dict[str, Any]]:
+    return {row["setting"]: row for row in found["settings"]}
+
+
+def _batching(found: Found) -> Judged:
+    rows = _settings(found)
+    few, many = (rows[f"lockstep{each}"]["seconds"] for each in ("", ", more"))
+    gains = [
+        few / rows["continuous"]["seconds"],
+        many / rows["continuous, more"]["seconds"],
+    ]
+    said = f"{gains[0]:.2f}x over lockstep with 4 problems at a time, {gains[1]:.2f}x with 16"
+    return said, of(min(gains) > 1.1, "partly")
+
+
+def _utilisation(found: Found) -> Judged:
+    times = {row["share"]: row["times"] for row in found["utilisation"]}
+    return f"{times[0.4]}x", of(near(times[0.4], 4), "partly")
+
+
+def _invocations(found: Found) -> Judged:
+    rows = [row for row in found["invocations"] if row["in flight"] == 1]
+    said = ", ".join(f"{row['kept']:.2f} kept leaves {row['passes']:.2f}" for row in rows)
+    least = min(row["passes"] for row in rows)
+    return f"{said} of the passes", of(near(least, 0.5), "partly")
+
+
+def _decoupled(found: Found) -> Judged:
+    rows = _settings(found)
+    one, other = rows["decoupled, eager"], rows["continuous, more"]
+    gain = other["seconds"] / one["seconds"]
+    said = f"{one['times']}x one problem at a time; {gain:.2f}x continuous batching with as many"
+    return said, "beyond the paper"
+
+
+def _pipelining(found: Found) -> Judged:
+    rows = _settings(found)
+    turns, both = rows["decoupled, eager"], rows["decoupled, eager + overlap"]
+    two, own = rows["the same, two PRMs"], rows["the same, a card for the PRM"]
+    said = (
+        f"both models at once {turns['seconds'] / both['seconds']:.2f}x; a second verifier on the "
+        f"card {both['seconds'] / two['seconds']:.2f}x more, a card of its own "
+        f"{both['seconds'] / own['seconds']:.2f}x"
+    )
+    return said, "beyond the paper"
+
+
+def _loop(found: Found) -> Judged:
+    rows = [row for row in found["settings"] if not row["setting"].startswith("the same")]
+    shares = [100 * row["loop_cpu_s"] / row["seconds"] for row in rows]
+    said = f"{min(shares):.1f} to {max(shares):.1f} % of the search's time, in Python"
+    return said, of(max(shares) < 1, "partly")
+
+
+CLAIMS = (
+    Claim(
+        "Throughput peaks where the generator has", "0.3 of the card (Fig. 5.2)",
+        "decoupled_cache", _peak, "simulated",
+    ),
+    Claim(
+        "Prefix caches are hit", "at a high rate, over many splits (Fig. 6.1)",
+        "decoupled_cache", _hits, "simulated",
+    ),
+    Claim(
+        "KV that left and is needed again", "extremely rare (Fig. 6.2)", "decoupled_cache",
+        _thrash, "simulated",
+    ),
+    Claim(
+        "LRU suits tree search", "no need of another rule (section 6.2)", "decoupled_cache",
+        _eviction, "simulated",
+    ),
+    Claim(
+        "Requests of one token", "the generator's, not the verifier's (Fig. 7.1)",
+        "decoupled_cache", _requests, "simulated",
+    ),
+    Claim(
+        "The generator's batches are under-filled", "10 % in its example (section 8.1.1)",
+        "decoupled_cache", _underfilled, "simulated",
+    ),
+    Claim(
+        "The generator gains from larger batches, the verifier soon does not", "Fig. 7.2",
+        "decoupled_cache", _sizes, "computed",
+    ),
+    Claim(
+        "A prompt in a decode batch delays it", "higher latency (Fig. 8.1)", "decoupled_cache",
+        _hybrid, "computed",
+    ),
+    Claim(
+        "Problems join as others end", "a dramatic gain (section 4.3.3)",
+        "decoupled_throughput", _batching, "simulated",
+    ),
+    Claim(
+        "Batches of 40 % for 10 %", "up to 4x the generator's rate (section 8.1.1)",
+        "decoupled_throughput", _utilisation, "computed",
+    ),
+    Claim(
+        "Half of the speculation kept", "half of the passes (section 8.1.1)",
+        "decoupled_throughput", _invocations, "simulated",
+    ),
+    Claim(
+        "Decoupled exploration", "designed, not built (section 9.1.1)", "decoupled_throughput",
+        _decoupled, "simulated",
+    ),
+    Claim(
+        "Pipelining, several verifiers", "proposed (section 9.1.2)", "decoupled_throughput",
+        _pipelining, "simulated",
+    ),
+    Claim(
+        "Queues cost nothing to speak of", "likely negligible (section 8.1.3)",
+        "decoupled_throughput", _loop, "measured",
+    ),
+    Claim("Seconds of vLLM on a card, accuracy on MATH", "chapters 5 to 7"),
+)  # fmt: skip

@@ -1,0 +1,153 @@
+"""FlashTTS: speculation, order and memory for verifier-guided search (Chen and others)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from beamwright_lab.claims import Claim, Found, Judge, Judged, near, of, same_trees
+
+
+def _summary(found: Found, ratio: str) -> dict[str, Any]:
+    return next(row for row in found["summary"] if row["ratio"] == ratio)
+
+
+def _numbers(found: Found) -> str:
+    beams = sorted({row["n"] for row in found["13: latency"]})
+    return "n = " + " and ".join(map(str, beams))
+
+
+def _goodput(found: Found) -> Judged:
+    row, other = (
+        _summary(found, f"goodput, full / {each}") for each in ("baseline", "baseline, uncached")
+    )
+    mean = float(row["mean"])
+    said = (
+        f"mean {row['mean']}x, {row['least']} to {row['most']}x ({_numbers(found)}); over a "
+        f"verifier without prefix cache {other['mean']}x"
+    )
+    return said, of(near(mean, 2.2), "partly" if mean > 1 else "not reproduced")
+
+
+def _methods(found: Found) -> Judged:
+    rows = [row for row in found["3 left and 11: methods"] if row["search"] != "best-of-n"]
+    values = sorted(float(row["P+M+S / baseline"]) for row in rows)
+    said = f"{values[0]} to {values[-1]}x at n = {rows[0]['n']}"
+    return said, of(near(values[-1], 3.9), "partly" if values[0] > 1 else "not reproduced")
+
+
+def _falls(ratio: str, low: int, high: int) -> Judge:
+    """Seconds fall by so many percent; low, high: the paper's."""
+
+    def judge(found: Found) -> Judged:
+        row = _summary(found, f"{ratio}, full / baseline")
+        other = _summary(found, f"{ratio}, full / baseline, uncached")
+        # A ratio of 0.7 is a fall of 30 %.
+        least, most, mean = (round(100 * (1 - float(row[n]))) for n in ("most", "least", "mean"))
+        uncached = round(100 * (1 - float(other["mean"])))
+        said = f"mean -{mean} %, -{least} to -{most} %; over a verifier without cache -{uncached} %"
+        said = said.replace("--", "+")
+        holds = low <= uncached <= high or low <= mean <= high
+        return said, of(holds, "partly" if max(mean, uncached) > 0 else "not reproduced")
+
+    return judge
+
+
+def _speculation(found: Found) -> Judged:
+    exact, auto = found["gains"]["P+M+S"], found["gains"]["auto"]
+    least, most = found["n"]
+    said = (
+        f"{exact[0]:.2f} to {exact[1]:.2f}x at n = {least} to {most}; as the default decides "
+        f"{auto[0]:.2f} to {auto[1]:.2f}x"
+    )
+    return said, of(exact[0] > 1.1, "partly")
+
+
+def _look_ahead(found: Found) -> Judged:
+    gains = found["gains"]
+    pairs = [("P+M+S+L", "P+M+S"), ("auto+L", "auto")]
+    loss = max(1 - gains[ahead][0] / gains[plain][0] for ahead, plain in pairs)
+    said = f"with it the least gain of speculation is {100 * loss:.0f} % smaller"
+    return said, of(loss < 0, "not reproduced")
+
+
+def _utilisation(found: Found) -> Judged:
+    without, with_it = found["4 and 16 left: utilisation"]
+    last = "rows, fifth 5"
+    said = (
+        f"rows at the end of a round {without[last]} without, {with_it[last]} with; decoding "
+        f"reaches {without['FLOP/s, decoding']} and {with_it['FLOP/s, decoding']} of the FLOP/s"
+    )
+    return said, of(float(with_it[last]) > float(without[last]), "not reproduced")
+
+
+def _memory_of_stages(found: Found) -> Judged:
+    row = next(row for row in found["6: throughput and KV"] if row["model"] == "1.5B")
+    prefill, decode = float(row["prefill, GiB at 80 %"]), float(row["decode, GiB at 80 %"])
+    said = f"{prefill:g} GiB and {decode:g} GiB, {decode / prefill:.0f} times"
+    return said, of(prefill < 1 and decode / prefill >= 5)
+
+
+def _split(found: Found) -> Judged:
+    rows = [row for row in found["10: split"] if "throughput over half and half" in row]
+    values = [(float(row["throughput over half and half"]), row["KV, GiB"]) for row in rows]
+    (most, least_kv), (least, most_kv) = max(values), min(values)
+    said = f"{least:g}x with {most_kv} GiB to {most:g}x with {least_kv} GiB over half and half"
+    return said, of(least > 1, "partly")
+
+
+def _short_memory(found: Found) -> Judged:
+    row = next(row for row in found["17 right: memory"] if row["KV, GiB"] == 1.5)
+    order, both = (100 * (float(row[f"{name} / baseline"]) - 1) for name in ("P", "P+M"))
+    strong = 100 * (float(row["strong / baseline"]) - 1)
+    said = f"+{order:.0f} % and +{both:.0f} %, of which +{strong:.0f} % is the engine without them"
+    return said, of(near(order, 58) and near(both, 145))
+
+
+CLAIMS = (
+    Claim(
+        "Goodput over two vLLM", "mean 2.2x, 1.2 to 5.4x, n = 8 to 512 (Fig. 12)",
+        "flashtts_figures", _goodput, "simulated",
+    ),
+    Claim(
+        "By search method", "1.2 to 3.9x (Fig. 11)", "flashtts_figures", _methods, "simulated",
+    ),
+    Claim(
+        "Latency", "-38 to -68 % (Fig. 13)", "flashtts_figures", _falls("latency", 38, 68),
+        "simulated",
+    ),
+    Claim(
+        "Seconds of the verifier", "-75 to -85 % (section 6.2)", "flashtts_figures",
+        _falls("verification", 75, 85), "simulated",
+    ),
+    Claim(
+        "Decoding ahead of selection", "often the largest part (section 6.4.1)",
+        "flashtts_speculation", _speculation, "simulated",
+    ),
+    Claim(
+        "LookAhead Verification saves verifier time", "most of it (section 6.2)",
+        "flashtts_speculation", _look_ahead, "simulated",
+    ),
+    Claim(
+        "A round's end stays busy", "higher, more even (Fig. 16 left)", "flashtts_figures",
+        _utilisation, "simulated",
+    ),
+    Claim(
+        "KV for 80 % of the throughput, prefill and decoding",
+        "below 1 GB, and 5 to 10 times that (Fig. 6)", "flashtts_figures", _memory_of_stages,
+        "computed",
+    ),
+    Claim(
+        "A split by roofline beats an even one", "no number in the text (Fig. 10)",
+        "flashtts_figures", _split, "computed",
+    ),
+    Claim(
+        "Order, and order with memory, at 1.5 GB", "+58 and +145 % (Fig. 17 right)",
+        "flashtts_figures", _short_memory, "simulated",
+    ),
+    Claim(
+        "Answers stay the same", "comparable accuracy (Fig. 14)", "schedules", same_trees,
+        "measured",
+    ),
+    Claim("Accuracy on AIME and AMC", "Fig. 14"),
+    Claim("Seconds on a card", "RTX 4090 (section 6)"),
+)  # fmt: skip

