@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 from beamwright.cli.app import main as beamwright
 from beamwright.units import GIB
@@ -88,19 +90,31 @@ def _short(name: str) -> str:
     return name.partition("/")[2]
 
 
-def planned(words: Sequence[str]) -> dict[str, Any]:
-    """What `beamwright plan --json` prints.
+def printed(words: Sequence[str]) -> str:
+    """What a command prints, in 100 columns.
 
     Raises:
         ValueError: if it refuses.
     """
     written = io.StringIO()
-    with redirect_stdout(written):
-        code = beamwright([*words, "--json"])
+    with redirect_stdout(written), patch.dict(os.environ, COLUMNS="100"):
+        code = beamwright(words)
     if code:
         raise ValueError(f"beamwright {' '.join(words)}: exit code {code}")
-    found: dict[str, Any] = json.loads(written.getvalue())
+    return written.getvalue()
+
+
+def planned(words: Sequence[str]) -> dict[str, Any]:
+    """What `beamwright plan --json` says."""
+    found: dict[str, Any] = json.loads(printed([*words, "--json"]))
     return found
+
+
+def sample() -> list[str]:
+    """The first lines that `plan` prints of one pair: the answer, the total and its parts."""
+    lines = printed(PAIRS[1].plan()).splitlines()
+    empty = next(number for number, line in enumerate(lines) if not line.strip())
+    return [line.rstrip() for line in lines[:empty]]
 
 
 def row(pair: Pair) -> dict[str, Any]:
@@ -134,6 +148,12 @@ def block(found: Mapping[str, Any]) -> str:
     heads = "| you have | generator | verifier | n | needs | fit | predicted time |"
     table = [heads, "|" + "---|" * 7, *map(_line, found["rows"])]
     return "\n".join([*table, *(line for each in found["rows"] for line in _commands(each))])
+
+
+def sample_block(found: Mapping[str, Any]) -> str:
+    """The command and the first lines that it prints."""
+    command = ["```bash", _wrapped(PAIRS[1].plan()), "```", "", "```text"]
+    return "\n".join([*command, *found["sample"], "...", "```"])
 
 
 def _line(each: Mapping[str, Any]) -> str:
@@ -187,7 +207,7 @@ def _wrapped(words: Sequence[str]) -> str:
 
 
 def main() -> None:
-    found = {"rows": rows()}
+    found = {"rows": rows(), "sample": sample()}
     say(block(found))
     finish("pairs", found)
 

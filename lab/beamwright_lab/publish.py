@@ -121,6 +121,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "paths": lambda: _whole(tables.paths, "peers-paths"),
     "frontier": lambda: _whole(tables.frontier, "frontier"),
     "pairs": lambda: pairs.block(read("pairs")),
+    "plan": lambda: pairs.sample_block(read("pairs")),
     **{f"claims-{name}": partial(_claims, claims) for name, claims in PAPERS.items()},
 }
 """By name of a block, its markdown, made of any files (`read`)."""

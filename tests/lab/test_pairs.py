@@ -6,7 +6,9 @@ from beamwright_lab import pairs, publish
 
 
 def test_plan_still_says_what_the_file_says():
-    assert json.loads(json.dumps(pairs.rows())) == publish.read("pairs")["rows"]
+    said = publish.read("pairs")
+    assert json.loads(json.dumps(pairs.rows())) == said["rows"]
+    assert pairs.sample() == said["sample"]
 
 
 def test_every_pair_fits():
