@@ -19,6 +19,7 @@ COMMON = {
 PAGES = {
     "README.md": {"3.11", "1.3", "2.0"},  # Python, GB that an installation takes, the licence
     "docs/benchmarks.md": set(),
+    "docs/papers/lbs.md": set(),
     # tokens of a path, and of verifiers; a licence
     "docs/pair.md": {"1,024", "4,096", "2.0"},
 }
@@ -57,6 +58,17 @@ def test_another_figure_is_found(monkeypatch):
     found = publish.lacking()
     assert "README.md: blocks to be written anew (--write)" in found
     assert sum("accuracy.json" in line for line in found) == 4  # sentences
+
+
+def test_a_claim_is_judged_by_what_its_file_says():
+    found = publish.read("lbs_figures")
+    for row in found["table"]:
+        if row["figure"] == "10b":
+            row["ours"] = row["ours"].replace(row["ours"].partition(" ")[0], "1.9")
+    claim = next(each for each in publish.PAPERS["lbs"] if "Fig. 10b" in each.paper)
+    assert claim.row(publish.read("lbs_figures"), "A")["verdict"] == "reproduced"
+    assert claim.row(found, "A")["verdict"] == "partly"
+    assert claim.row(found, "A")["ours"] == "1.9x / 1.9x / 1.9x"
 
 
 def test_a_block_that_differs_is_found_and_written(monkeypatch, tmp_path):

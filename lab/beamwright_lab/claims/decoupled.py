@@ -36,8 +36,8 @@ def _hits(found: Found) -> Judged:
 def _thrash(found: Found) -> Judged:
     rows = [*_runs(found, "lru").values()]
     most = max(max(row["thrash"], row["verifier thrash"]) for row in rows)
-    none = sum(row["thrash"] == row["verifier thrash"] == 0 for row in rows)
-    said = f"none in {none} of {len(rows)} splits, up to {100 * most:.1f} % of what is needed"
+    none = [f"{row['split']}" for row in rows if not row["thrash"] and not row["verifier thrash"]]
+    said = f"none at a split of {' and '.join(none)}, elsewhere up to {100 * most:.1f} % of tokens"
     return said, of(most < 0.01)
 
 
@@ -49,7 +49,7 @@ def _eviction(found: Found) -> Judged:
         f"evicting by the tree is up to {100 * (gains[most] - 1):.0f} % faster than LRU "
         f"(split {most})"
     )
-    return said, of(gains[most] < 1.02)
+    return said, of(gains[most] < 1.02, "not reproduced")
 
 
 def _requests(found: Found) -> Judged:

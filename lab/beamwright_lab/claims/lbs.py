@@ -157,7 +157,7 @@ CLAIMS = (
         "measured",
     ),
     Claim(
-        "A segment stored once for all beams, OPT-6.7B", "a copy per beam", "lbs_figures",
+        "Shared KV stored once, OPT-6.7B", "it keeps a copy per beam (section 4.1)", "lbs_figures",
         _shared_speedup, "simulated",
     ),
     Claim(
