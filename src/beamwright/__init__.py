@@ -40,5 +40,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What Tab shows: names that wait to be imported, too."""
-    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
+    """What Tab shows: what people call, imported or not, and none of the package's own names."""
+    return list(__all__)

@@ -52,6 +52,16 @@ class Settings(Section):
     schedule: sections.ScheduleSettings = sections.ScheduleSettings()
     sparse: sections.SparseSettings = sections.SparseSettings()
 
+    def __repr__(self) -> str:
+        """What differs from the defaults, as `build` takes it."""
+        usual, shown = type(self)(), []
+        for name, _ in self:
+            section, plain = dict(getattr(self, name)), dict(getattr(usual, name))
+            shown += [f"{k}={v!r:.80}" for k, v in section.items() if v != plain.get(k)]
+        return f"Settings({', '.join(shown)})"
+
+    __str__ = __repr__
+
     @classmethod
     def build(cls, recipe: str | os.PathLike[str] | None = None, **options: Any) -> Settings:
         """Settings from an optional recipe and flat options, which override it.

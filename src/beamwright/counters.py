@@ -197,3 +197,6 @@ class Progress:
 
     def wrote(self, num_tokens: int) -> None:
         """So many tokens were decoded, of all beams together."""
+
+    def ended(self) -> None:
+        """What was begun is over: loading, or a call's searches."""

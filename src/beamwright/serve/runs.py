@@ -65,10 +65,15 @@ def write_tree_page(tree: SearchTree, chosen: Node | None, path: Path, title: st
     Raises:
         InputError: if the file cannot be written.
     """
+    write_whole(path, tree_page(tree, chosen, path.stem, title))
+
+
+def tree_page(tree: SearchTree, chosen: Node | None, name: str, title: str) -> str:
+    """The page of a tree, in ASCII. name: what the run is called. See `write_tree_page`."""
     problem = tree.root.problem_text
     answer = None if chosen is None else extract_answer(chosen.text)
     events = saved_run(
-        path.stem,
+        name,
         _about(problem, {}),
         PageTree().changes(tree),
         answer=answer,
@@ -89,7 +94,7 @@ def write_tree_page(tree: SearchTree, chosen: Node | None, path: Path, title: st
         answer=answer or "",
     )
     # ASCII throughout: a model's text may hold what UTF-8 cannot.
-    write_whole(path, page.encode("ascii", "xmlcharrefreplace").decode("ascii"))
+    return page.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
 def _about(problem: str, search: Mapping[str, Any]) -> dict[str, Any]:

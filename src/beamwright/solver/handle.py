@@ -55,6 +55,13 @@ class Handle:
         self._on_round = request.on_round
         request.on_round = self._hear
 
+    def __repr__(self) -> str:
+        state = "running" if self.begun else "waiting"
+        if self.done():
+            error = self._future.exception()
+            state = "solved" if error is None else type(error).__name__
+        return f"<Handle {self.problem_id!r:.80}: {state}>"
+
     @property
     def begun(self) -> bool:
         """True once its search has begun; until then it waits for a place."""

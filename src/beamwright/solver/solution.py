@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from html import escape
+from importlib import import_module
+from math import inf
 from typing import Any
 
 from beamwright.config import Settings
 from beamwright.counters import Counters
 from beamwright.tree import Lineage, SearchTree
+
+_SHOWN = 5  # candidates, in a notebook
+_LIGHT = 300_000
+"""Characters of a page that a notebook may keep for each solution it shows."""
 
 
 @dataclass(frozen=True)
@@ -315,22 +321,44 @@ class Solution:
     def __repr__(self) -> str:
         took = f"{self.tokens.generated:,} tokens, {self.time.total_s:.2f} s"
         doubts = f", warnings: {len(self.warnings)}" if self.warnings else ""
-        score = "-" if self.score is None else f"{self.score:.3g}"
-        num = len(self.candidates)
+        score, num = _short(self.score), len(self.candidates)
         return f"<Solution {self.answer!r:.80}, score {score}, {num} candidates, {took}{doubts}>"
 
     def _repr_html_(self) -> str:
-        """For notebooks: the answer, what makes it doubtful, and all candidates."""
-        answer = self.last_step or self.text if self.answer is None else self.answer
+        """For notebooks: answer, score, what makes it doubtful, five candidates, and the tree."""
+        stated = self.last_step or self.text if self.answer is None else self.answer
+        doubts = "".join(f"<p>Warning: {escape(line)}</p>" for line in self.warnings)
         rows = [("answer", "score", "ended", "tokens")]
-        for candidate in self.candidates:
-            score = "-" if candidate.score is None else f"{candidate.score:.3g}"
-            rows.append((candidate.answer or "-", score, candidate.stop, f"{candidate.tokens:,}"))
+        for each in sorted(self.candidates, key=self._rank)[:_SHOWN]:
+            rows.append((each.answer or "-", _short(each.score), each.stop, f"{each.tokens:,}"))
         cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
         table = "".join(f"<tr>{row}</tr>" for row in cells)
-        doubts = "".join(f"<p>Warning: {escape(line)}</p>" for line in self.warnings)
-        rest = f"<summary>{len(self.candidates)} candidates</summary><table>{table}</table>"
-        return f"<p><b>{escape(answer)}</b></p>{doubts}<details>{rest}</details>"
+        shown = f"{len(rows) - 1} of {len(self.candidates)} candidates"
+        return (
+            f"<p><b>{escape(stated)}</b> (score {_short(self.score)})</p>{doubts}"
+            f"<details open><summary>{shown}</summary><table>{table}</table></details>"
+            f"<details><summary>The tree: {self.tree_stats.nodes:,} steps</summary>"
+            f"{self._tree_html()}</details>"
+        )
+
+    def _rank(self, candidate: Candidate) -> tuple[bool, float]:
+        """The chosen one first, then by score."""
+        score = -inf if candidate.score is None else candidate.score
+        return candidate.lineage != self.lineage, -score
+
+    def _tree_html(self) -> str:
+        """The page that `--tree` writes, where it is light; else the chosen path."""
+        # By name: the page is of a room above, and nobody but a notebook asks for it here.
+        runs = import_module("beamwright.serve.runs")
+        title = self.problem or "synthetic prompt"
+        page = runs.tree_page(self.tree, self.tree.node(self.lineage), "search", title)
+        if len(page) > _LIGHT:
+            return f"<pre>{escape(self.text)}</pre><p>The whole tree is too large to show here.</p>"
+        # No origin of its own: what is in it reaches nothing of the notebook's.
+        return (
+            '<iframe sandbox="allow-scripts allow-downloads" loading="lazy" title="The tree" '
+            f'style="width:100%;height:640px;border:0" srcdoc="{escape(page)}"></iframe>'
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The object that `solve --json` prints: everything but the tree's nodes.
@@ -346,3 +374,7 @@ class Solution:
         found["tree"] = asdict(self.tree_stats)
         found["settings"] = self.settings.model_dump(mode="json")
         return found
+
+
+def _short(score: float | None) -> str:
+    return "-" if score is None else f"{score:.3g}"

@@ -26,6 +26,7 @@ from beamwright.saved.checkpoint import CheckpointWriter, read_checkpoint, tree_
 from beamwright.search import SearchPolicy
 from beamwright.solver.handle import Handle, OneAtATime, SubmitQueue
 from beamwright.solver.machinery import Machinery
+from beamwright.solver.notebook import usual_progress
 from beamwright.solver.options import ProblemOptions, RequestOptions, SolverOptions
 from beamwright.solver.request import (
     GivenProblem,
@@ -49,7 +50,7 @@ class Solver:
     strategy, verifier and stop take objects of the user's own (docs/guides/extend.md);
     plugins: files that declare any of these by name.
     timeline: collects what ran when, and where each segment's KV was. progress: hears of phases
-    and tokens while it loads and searches.
+    and tokens while it loads and searches; by default a line in a notebook's cell, else nobody.
     codec: the generator's tokenizer, None where it has none; context: most tokens of a path.
     most_submitted: problems of `submit` in flight at a time; None, as at first, for as many as keep
     the device busy.
@@ -77,7 +78,7 @@ class Solver:
         problem = ProblemSettings.of_call(settings, given)
         self.strategy = problem.strategy
         self.most_submitted: int | None = None
-        self.timeline, self.progress = timeline or NullTimeline(), progress or Progress()
+        self.timeline, self.progress = timeline or NullTimeline(), progress or usual_progress()
         scorer = problem.parts.verifier or declared_verifier(problem.settings.model)
         made = Machinery(problem.settings, scorer, self.strategy, self.timeline, self.progress)
         self._machinery, self._default = made, problem.settled(made.settings)
@@ -90,6 +91,14 @@ class Solver:
         self._check(self._default)
         self._calls = OneAtATime()
         self._queue = SubmitQueue(lambda arrivals: self._run(arrivals, self.most_submitted))
+        self.progress.ended()
+
+    def __repr__(self) -> str:
+        model, search = self.settings.model, self.settings.search
+        own = self._default.parts.verifier  # an object of the user's
+        verifier = model.verifier if own is None else type(own).__name__
+        shape = f"{search.search} n={search.n} width={search.width} seed={search.seed}"
+        return f"<Solver {model.model}, verifier {verifier}, {shape}>"
 
     def close(self) -> None:
         """Cancel what is submitted, and stop all threads; the solver can still be used."""
@@ -347,4 +356,7 @@ class Solver:
             scheduler = RequestScheduler(
                 self._machinery, self.schedule, self._prompts.turn, in_flight
             )
-            yield from scheduler.run(arrivals)
+            try:
+                yield from scheduler.run(arrivals)
+            finally:
+                self.progress.ended()

@@ -120,7 +120,8 @@ class Page {
   pick(id) {
     this.following = id === "";
     element("run").value = id;
-    history.replaceState(null, "", this.following ? location.pathname : `#${encodeURIComponent(id)}`);
+    const place = this.following ? location.pathname : `#${encodeURIComponent(id)}`;
+    if (location.protocol !== "about:") history.replaceState(null, "", place); // not a notebook's frame
   }
   async open(id) {
     this.touched = false;
