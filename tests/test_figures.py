@@ -17,7 +17,7 @@ COMMON = {
 """What any page may say: nobody measured it."""
 
 PAGES = {
-    "README.md": {"3.11", "1.3", "2.0"},  # Python, GB that an installation takes, the licence
+    "README.md": {"3.11", "2.0"},  # Python, the licence
     "docs/benchmarks.md": set(),
     "docs/papers/lbs.md": set(),
     # tokens of a path, and of verifiers; a licence
@@ -50,14 +50,10 @@ def test_every_file_is_quoted_and_says_where_it_is_from():
 
 def test_another_figure_is_found(monkeypatch):
     changed = {file.stem: publish.read(file.stem) for file in publish.FIGURES.glob("*.json")}
-    for row in changed["accuracy"]["paired"]:
-        row["difference"] = "+1"
     for row in changed["peers-search"]["rows"]:
         row["s / problem"] += 1
     monkeypatch.setattr(publish, "read", changed.__getitem__)
-    found = publish.lacking()
-    assert "README.md: blocks to be written anew (--write)" in found
-    assert sum("accuracy.json" in line for line in found) == 4  # sentences
+    assert "README.md: blocks to be written anew (--write)" in publish.lacking()
 
 
 def test_a_claim_is_judged_by_what_its_file_says():

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -37,61 +36,7 @@ Quote = tuple[str, str]
 """A page, and what it says."""
 
 
-def _accuracy(found: Found) -> Iterator[Quote]:
-    cells = {(row["generator"], row["method"], row["n"]): row for row in found["rows"]}
-    paired = {(row["this"], row["less"]): row for row in found["paired"]}
-    apart = max(
-        abs(cells[each, "beam", n]["tokens / problem"] / same["tokens / problem"] - 1)
-        for each in ("weak", "strong")
-        for n in (4, 16)
-        if (same := cells[each, "majority", n])
-    )
-    yield "README.md", f"the same number of tokens, within {math.ceil(100 * apart)} %"
-    for this, less, said in (
-        ("weak, beam, n = 16", "weak, majority, n = 16", "a majority vote"),
-        ("weak, beam, n = 16", "strong, one sample", "one sample of the strong one"),
-        ("strong, beam, n = 16", "strong, one sample", "one sample"),
-        ("strong, beam, n = 16", "strong, majority, n = 16", "a majority vote"),
-    ):
-        row = paired[this, less]
-        yield "README.md", f"{said} ({row['difference']}, {row['95 % interval']})"
-
-
-def _peers_search(found: Found) -> Iterator[Quote]:
-    rows = {(row["n"], row["side"]): row for row in found["rows"]}
-    best = rows[64, "search-and-learn's loop, transformers"]["s / problem, best rounds"]
-    yield "README.md", f"({best:.2f} by each problem's best round)"
-    date = found["machine"]["date"]
-    yield "README.md", f"`python -m beamwright_lab.peers.run search --models bundled`, {date}"
-
-
-def _frontier(found: Found) -> Iterator[Quote]:
-    quarter, tenth = found["shares"]["25 %"], found["shares"]["10 %"]
-
-    def span(values: tuple[float, float], digits: int = 2) -> str:
-        return " to ".join(f"{value:.{digits}f}" for value in values)
-
-    yield "README.md", f"({span(quarter['gib'], 1)} GiB, {quarter['searches']} searches)"
-    yield (
-        "README.md",
-        f"needs {span(quarter['once'])} of our time, row by row, as they read today, "
-        f"{span(quarter['by_row'])}; at a tenth {span(tenth['once'])}, "
-        f"by row {span(tenth['by_row'])}",
-    )
-
-
-def _flashtts_speculation(found: Found) -> Iterator[Quote]:
-    gain, n = found["gains"]["auto"], found["n"]
-    said = f"{gain[0]:.1f} to {gain[1]:.1f} times the goodput at n = {n[0]} to {n[1]}"
-    yield "README.md", said
-
-
-QUOTES: Mapping[str, Callable[[Found], Iterator[Quote]]] = {
-    "accuracy": _accuracy,
-    "flashtts_speculation": _flashtts_speculation,
-    "frontier": _frontier,
-    "peers-search": _peers_search,
-}
+QUOTES: Mapping[str, Callable[[Found], Iterator[Quote]]] = {}
 """By name of a file, what pages quote of it."""
 
 
