@@ -8,7 +8,7 @@ import pytest
 from beamwright_lab import publish
 
 ROOT = Path(__file__).parent.parent
-NOT_TEXT = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)", re.DOTALL)
+NOT_TEXT = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)|arXiv [\d.]+", re.DOTALL)
 FIGURE = re.compile(r"\d+\.\d+|\d+(?:,\d{3})+|\d+(?:x\b| %)")
 COMMON = {
     *("0.8", "95 %"),  # the temperature; of intervals
