@@ -132,7 +132,10 @@ def _pipelining(found: Found) -> Judged:
 def _loop(found: Found) -> Judged:
     rows = [row for row in found["settings"] if not row["setting"].startswith("the same")]
     shares = [100 * row["loop_cpu_s"] / row["seconds"] for row in rows]
-    said = f"{min(shares):.1f} to {max(shares):.1f} % of the search's time, in Python"
+    said = (
+        f"{min(shares):.1f} to {max(shares):.1f} % of the time, in Python (CPU seconds of the loop "
+    )
+    said += "and of the simulator's counting, over simulated seconds)"
     return said, of(max(shares) < 1, "partly")
 
 
