@@ -259,7 +259,7 @@ def test_tools_are_shown_to_a_model_that_knows_them(serve):
 
 
 def test_an_agent_s_loop(serve, monkeypatch):
-    """The loop of docs/guides/serve.md, with a model that is made to call."""
+    """An agent's loop, with a model that is made to call."""
     server = serve(search={"chat_template": SHOWS_TOOLS})
     calls = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
     monkeypatch.setattr(
