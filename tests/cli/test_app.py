@@ -135,6 +135,8 @@ def test_bad_usage_is_one_line_and_exit_2(cli, fake, words, message):
 
 def test_version(cli):
     assert cli("--version").out == f"beamwright {beamwright.__version__}\n"
+    citation = (Path(__file__).parents[2] / "CITATION.cff").read_text()
+    assert f"\nversion: {beamwright.__version__}\n" in citation
 
 
 def test_make_checks_the_python_before_it_installs_anything(tmp_path):
