@@ -105,7 +105,8 @@ SOLVED = {
     "sparse": ["--n", "4", "--sparse", "exact", "--select", "64", "--sparse-from", "64"],
     "speculation": ["--n", "8", "--speculation", "exact"],
 }
-_OF_TIME = ("/time/*", "/goodput_tok_s", "/io_share")
+_OF_HERE = ("*/receipt/machine/processor", "*/receipt/versions/*")
+_OF_TIME = ("/time/*", "/goodput_tok_s", "/io_share", *_OF_HERE)
 _AS_THREADS_RUN = ("/kv/d2h_bytes",)
 """Tokens go to the host while others are written: how many of those that do not have to go, is as
 it happens."""
@@ -114,6 +115,7 @@ EVALUATED = {"three in flight": [], "one by one": ["--in-flight", "1"]}
 _OF_TIMES = (
     *("/time/*", "*/goodput_tok_s", "/precise_goodput_tok_s/*", "/latency_s/*", "/completion_s/*"),
     "/per_problem/seconds/*",
+    *_OF_HERE,
 )
 _AS_THEY_MEET = (
     *("/tokens/overrun", "/per_problem/kv_device_peak_bytes/*", "/kv/device_peak_bytes"),

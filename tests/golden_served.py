@@ -19,6 +19,7 @@ PATIENCE_S = 240.0
 OF_THE_MOMENT = (
     *("/id", "/kinds/*/id", "/searches/*/id", "/[0-9]*/id", "*/created", "*/started"),
     *("*_s", "*/seconds", "*/system_fingerprint"),
+    *("*/receipt/machine/processor", "*/receipt/versions/*"),
 )
 """Names of searches, instants, durations and rates; the fingerprint is of the version, too."""
 

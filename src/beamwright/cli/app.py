@@ -30,6 +30,7 @@ _COMMANDS = MappingProxyType[str, tuple[str, str, str]](
         "demo": ("demo", "demo", "Solve the bundled problem by search, and by a vote."),
         "solve": ("solve", "solve", "Solve one problem by verifier-guided tree search."),
         "eval": ("eval", "evaluate", "Solve a set of problems and report the accuracy."),
+        "verify": ("verify", "verify", "Grow answers' trees again from receipts, and compare."),
         "report": ("pages", "report", "Make one page of evaluations: accuracy, tokens, seconds."),
         "view": ("pages", "view", "Open saved searches in the browser: replay, compare, export."),
         "serve": ("serve", "serve", "Serve an OpenAI-compatible API, a live page, and metrics."),

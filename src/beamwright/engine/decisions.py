@@ -36,6 +36,7 @@ from beamwright.sections import SearchSettings, StopSettings
 from beamwright.tree import Node, NodeState, SearchTree
 
 _ACTIONS = (Extend, Ask, Prune, Complete, Finish)
+_SETTLED = "the vote was settled (--stop-votes)"
 
 StopFunction = Callable[[SearchTree], str | None]
 """A stop of the user's own: why a tree, whose round is scored, ends here; None to go on."""
@@ -229,6 +230,14 @@ class StopRule:
         """What is said when it has passed."""
         return f"--deadline {self._settings.deadline:g}s had passed"
 
+    @property
+    def _spent(self) -> str:
+        return f"--token-budget {self._settings.token_budget} was spent"
+
+    def is_of_the_tree(self, why: str) -> bool:
+        """True if the same tree would be stopped there again, whatever the time."""
+        return why in (_SETTLED, self._spent)
+
     def out_of_time(self, elapsed_s: float) -> bool:
         """True if the deadline has passed."""
         return self._settings.deadline is not None and elapsed_s >= self._settings.deadline
@@ -258,9 +267,9 @@ class StopRule:
                 voters = self._row.finals(ended, self._n)[: len(ended)]
             remaining = max(0, self._n - len(voters))
             if vote_is_settled(voters, remaining, weighted=self._search.choose == "weighted"):
-                return "the vote was settled (--stop-votes)"
+                return _SETTLED
         if settings.token_budget is not None and num_generated(tree) >= settings.token_budget:
-            return f"--token-budget {settings.token_budget} was spent"
+            return self._spent
         if self.out_of_time(elapsed_s):
             return self.deadline
         return self._asked(tree)

@@ -53,6 +53,7 @@ class TreeRun:
     priority: a larger one is decoded and scored first. waited_s: seconds before it was started
     that its deadline counts.
     speculative: children that selection may open when the round is over.
+    stopped: what of the rule has stopped it early.
     began: what was spent when the round began. num_submits: of this round, to the verifier.
     error: why the tree could not be finished.
     """
@@ -81,6 +82,7 @@ class TreeRun:
     priority: int = 0
     waited_s: float = 0.0
     speculative: SpeculativeChildren = field(default_factory=SpeculativeChildren)
+    stopped: str | None = None
     began: Counters = field(default_factory=Counters)
     num_submits: int = 0
     error: BeamwrightError | None = None
@@ -201,6 +203,7 @@ class TreeRun:
         if rule is None or ends or tree.rounds == 0:
             return actions
         why = rule.why(tree, self._own_s + self.waited_s, actions, cut=self.cut)
+        self.stopped = why
         return actions if why is None else rule.ending(tree, why, actions)
 
     def obey(self, action: Action) -> None:
@@ -228,6 +231,14 @@ class TreeRun:
             case Finish(reason):
                 tree.done = True
                 tree.reason_fewer = reason
+
+    @property
+    def ended_by_time(self) -> bool:
+        """True if the same search may end elsewhere another time: of a deadline, or by a stop of
+        the user's own, of which nothing is known."""
+        if self.cut or self.stopped is None or self.rule is None:
+            return self.cut
+        return not self.rule.is_of_the_tree(self.stopped)
 
     def duplicates(self) -> list[tuple[Node, Node, float]]:
         """FlashTTS's DuplicateThenTruncate (Alg. 1): children of which nothing is written, with a

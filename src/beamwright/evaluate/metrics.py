@@ -70,6 +70,7 @@ class Record:
     goodput_tok_s: _Figure | None = None
     tree_hash: str | None = None
     exact: bool | None = None
+    receipt: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         """What a file may say in the right types, and cannot be of a problem."""

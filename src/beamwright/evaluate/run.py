@@ -93,6 +93,7 @@ def make_record(problem: Problem, solution: Mapping[str, Any], checker: AnswerCh
         choices=choices,
         num_correct=None if problem.answer is None else sum(bool(verdicts[a]) for a in ended),
         mean_path_tokens=sum(lengths) / len(lengths) if lengths else None,
+        receipt=solution.get("receipt"),
         **{name: solution[name] for name in _COPIED},
     )
 

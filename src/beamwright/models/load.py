@@ -10,6 +10,7 @@ they were seen to.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,6 +23,7 @@ from beamwright.attention.kernels import has_matrix_units
 from beamwright.errors import DeviceMemoryError, InputError, UnsupportedModelError
 from beamwright.models.config import read_shape, resolve_folder
 from beamwright.models.decoder import TILE_ROWS, Decoder, Linear
+from beamwright.models.digest import Digest, digest_later
 from beamwright.models.linear import packer, prepack, quiet_import, storage_for
 from beamwright.models.shape import ModelShape, capped, shape_from_text
 from beamwright.models.tokenizer import TextCodec
@@ -41,13 +43,14 @@ _ROWS = (8, 16, 64, 160)
 class LoadedModel:
     """A decoder, its tokenizer and its folder; random shapes have neither of the latter.
 
-    storage: how the projections of its layers are kept.
+    storage: how the projections of its layers are kept. digest: of the folder's files.
     """
 
     decoder: Decoder
     codec: TextCodec | None
     folder: Path | None
     storage: Storage = Storage.PLAIN
+    digest: Future[Digest | None] | None = None
 
     @property
     def context(self) -> int:
@@ -81,15 +84,16 @@ def load_model(
     shape = replace(_shape(spec, folder, settings, role), has_lm_head=reads_logits)
     dtype, storage = _precision(settings, shape, role)
     pack = packer(storage, dtype, device)
-    codec = None
+    codec, digest = None, None
     if folder is None:
         weights = random_weights(shape, dtype, device, _RANDOM_SEED, storage, pack)
     else:
         codec = TextCodec.load(folder, chat_template)
         folder = resolve_folder(spec, role)
+        digest = digest_later(folder)
         weights = load_weights(folder, shape, dtype, device, storage=storage, pack=pack)
     tile = TILE_ROWS if settings.deterministic else None
-    return LoadedModel(Decoder(shape, weights, tile), codec, folder, storage)
+    return LoadedModel(Decoder(shape, weights, tile), codec, folder, storage, digest)
 
 
 def _shape(spec: str, folder: Path | None, settings: ModelSettings, role: str) -> ModelShape:

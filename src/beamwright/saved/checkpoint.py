@@ -61,28 +61,38 @@ class Checkpoint:
 
     def check_settings(self, file: Path, wanted: Mapping[str, Any]) -> None:
         """Raises InputError that names the first option that was another when `file` was saved."""
-        self.check_plugins(file)
+        check_plugins(self.settings, file)
         for option in dict.fromkeys([*wanted, *self.settings]):
             was, now = self.settings.get(option), wanted.get(option)
             if was != now:
                 name = f"--{option.replace('_', '-')}"
                 raise InputError(f"{file}: was saved with {name} {_shown(was)}, not {_shown(now)}")
 
-    def check_plugins(self, file: Path) -> None:
-        """Raises InputError that names the plugin of `file` that is not loaded here."""
-        for code, option in CODE.items():
-            name = str(self.settings.get(option))
-            if code in self.settings and name not in _TABLES[option]:
-                owner = str(self.settings[code]).partition("@")[0].removeprefix(PLUGIN_MODULE)
-                raise InputError(
-                    f"{file}: was saved with --{option} {name} of the plugin {owner}, "
-                    "which is not loaded here (--plugin)"
-                )
-
     def go_on(self, run: TreeRun) -> None:
         """Tell a run how far it is."""
         run.elapsed_s, run.finished_s = self.elapsed_s, dict(self.finished_s)
         run.round_tokens.extend(self.round_tokens)
+
+
+def check_plugins(saved: Mapping[str, Any], place: object) -> None:
+    """Raises InputError that names the plugin of what was saved in `place`, not loaded here."""
+    for code, option in CODE.items():
+        name = str(saved.get(option))
+        if code in saved and name not in _TABLES[option]:
+            owner = str(saved[code]).partition("@")[0].removeprefix(PLUGIN_MODULE)
+            raise InputError(
+                f"{place}: was saved with --{option} {name} of the plugin {owner}, "
+                "which is not loaded here (--plugin)"
+            )
+
+
+def check_own(saved: Mapping[str, Any], place: object, instead: str = "") -> None:
+    """Raises InputError for a part that was an object. instead: what its owner can do."""
+    for option in _TABLES:
+        named = str(saved.get(option))
+        if named.startswith(OWN) and "@" in named:
+            owned = f"was saved with the {option} {named}, which only Python has"
+            raise InputError(f"{place}: {owned}{instead}")
 
 
 def tree_settings(
@@ -335,14 +345,9 @@ def resumed_settings(file: Path, given: Settings) -> Settings:
             when the file was saved.
     """
     saved = read_checkpoint(file)
-    for option in _TABLES:
-        named = str(saved.settings.get(option))
-        if named.startswith(OWN) and "@" in named:
-            raise InputError(
-                f"--resume {file}: was saved with the {option} {named}, "
-                "which only Python has: give it to Solver, and call resume there"
-            )
-    saved.check_plugins(file)
+    instead = ": give it to Solver, and call resume there"
+    check_own(saved.settings, f"--resume {file}", instead)
+    check_plugins(saved.settings, file)
     here: dict[str, Any] = {}
     for name in DECISIVE_SECTIONS:
         here |= getattr(given, name).model_dump(mode="json", exclude_unset=True)

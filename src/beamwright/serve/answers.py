@@ -173,6 +173,7 @@ def search_facts(job: SearchJob) -> dict[str, Any]:
             {"index": index, **{name: getattr(candidate, name) for name in shown}}
             for index, candidate in enumerate(choices_of(job))
         ],
+        "receipt": solution.receipt,
     }
 
 

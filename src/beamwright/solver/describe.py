@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from beamwright.config import Settings
 from beamwright.counters import PHASES, Counters
@@ -17,6 +18,15 @@ from beamwright.engine.timeline import Accounting
 from beamwright.engine.tree_run import TreeRun
 from beamwright.plan.workload import dm_lower_bound_bytes
 from beamwright.protocols import SchedulePolicy
+from beamwright.saved.checkpoint import tree_settings
+from beamwright.saved.receipt import (
+    FORMAT,
+    asked_as,
+    processor,
+    prompt_digest,
+    receipt_settings,
+    versions,
+)
 from beamwright.search import doubts, strategy_row
 from beamwright.search.answers import extract_answer
 from beamwright.search.choose import choose
@@ -24,8 +34,17 @@ from beamwright.search.revise import asked_again, best_answer
 from beamwright.search.rounds import ranked
 from beamwright.solver import solution as result
 from beamwright.solver.machinery import Machinery
+from beamwright.solver.request import ProblemSettings
 from beamwright.solver.solution import Candidate, Solution
-from beamwright.tree import COMPLETE_STOPS, Node, NodeState, SearchTree, tree_hash
+from beamwright.tree import (
+    COMPLETE_STOPS,
+    Node,
+    NodeState,
+    Problem,
+    SearchTree,
+    round_digests,
+    tree_hash,
+)
 
 _ROUND_LIMIT = "round_limit"
 _TRUNCATED = (
@@ -102,12 +121,19 @@ class Meter:
         return time.perf_counter(), self._machinery.counted()
 
     def solution(
-        self, run: TreeRun, settings: Settings, since: Mark, nodes: list[Node] | None = None
+        self,
+        run: TreeRun,
+        problem: ProblemSettings,
+        asked: Problem | int,
+        since: Mark,
+        nodes: list[Node] | None = None,
     ) -> Solution:
         """The solution of a tree that was admitted `since` then.
 
-        settings: it was solved with. nodes: its candidates, where it was broken off.
+        problem: what it was solved with; asked: for. nodes: its candidates, where it was broken
+        off.
         """
+        settings, is_whole = problem.settings, nodes is None
         machinery, tree, search = self._machinery, run.tree, settings.search
         (began_s, before), (now_s, now) = since, self.mark()
         if nodes is None:
@@ -141,6 +167,7 @@ class Meter:
         phases = {f"{name}_s": share * getattr(engine, f"{name}_s") for name in PHASES}
         mixed = rule is not None and run.restore is not None  # a resumed path has full attention's
         exact = machinery.exact and settings.schedule.speculation != "truncate" and not mixed
+        exact = exact and machinery.generator is not None
         return Solution(
             problem_id=tree.root.problem_id,
             problem=tree.root.problem_text,
@@ -182,13 +209,62 @@ class Meter:
             io_share=phases["stall_s"] / total_s if total_s else 0.0,
             goodput_tok_s=run.goodput_tok_s(nodes, best_answer),
             tree_hash=tree_hash(tree),
-            exact=exact and machinery.generator is not None,
+            exact=exact,
             seed=search.seed,
             schedule=policy_name(self._schedule),
             attention=None if machinery.generator is None else machinery.generator.backend.name,
             settings=settings,
+            receipt=self._receipt(
+                run,
+                problem,
+                asked,
+                exact=exact,
+                is_whole=is_whole,
+                recomputed=any(counted.recomputed_tokens for counted in new.values()),
+            ),
             tree=tree,
         )
+
+    def _receipt(
+        self,
+        run: TreeRun,
+        problem: ProblemSettings,
+        asked: Problem | int,
+        *,
+        exact: bool,
+        is_whole: bool,
+        recomputed: bool,
+    ) -> dict[str, Any]:
+        """See `saved.receipt`."""
+        machinery, tree, settings = self._machinery, run.tree, problem.settings
+        generator, device = machinery.generator, settings.model.device
+        decisive = tree_settings(settings, machinery.dtype, problem.parts.identities())
+        unrepeatable = None
+        if generator is None:
+            unrepeatable = f"--model {settings.model.model} draws its tokens elsewhere"
+        elif settings.schedule.speculation == "truncate":
+            unrepeatable = "--speculation truncate: the tree depends on the time"
+        elif not is_whole or run.ended_by_time:
+            unrepeatable = run.stopped or tree.reason_fewer or "the search was broken off"
+        return {
+            "format": FORMAT,
+            "tree_hash": tree_hash(tree),
+            "rounds": round_digests(tree),
+            "problem_id": tree.root.problem_id,
+            "problem": asked_as(asked),
+            "prompt": prompt_digest(tree.root),
+            "settings": receipt_settings(settings, decisive),
+            "exact": exact,
+            "recomputed": recomputed,
+            "unrepeatable": unrepeatable,
+            **machinery.identities(),
+            "machine": {
+                "device": device,
+                "processor": processor(device),
+                "attention": None if generator is None else generator.backend.name,
+            },
+            "versions": versions(),
+        }
 
     def _kv(self, run: TreeRun, settings: Settings, new: Mapping[str, Counters]) -> result.KVStats:
         machinery, plan, engine = self._machinery, self._machinery.plan, new["engine"]

@@ -31,6 +31,7 @@ from beamwright.kv.streams import CudaStreams, HostStreams
 from beamwright.layerwise.backend import LayerwiseAttention
 from beamwright.layerwise.store import LayeredStore
 from beamwright.models.decoder import Decoder
+from beamwright.models.digest import Digest
 from beamwright.models.load import (
     LoadedModel,
     cap_memory,
@@ -106,7 +107,8 @@ class Machinery:
     prompts. generator: the model with its KV, None where it is remote. verifier, and scorer: its
     model, None where it has none. tier: None where all KV is on the device. shared: the memory of
     both models, where it can move between them; moving: what moves it. rule: of sparse decoding.
-    remote: the generator where it is not here. batch: writes the steps of all trees.
+    remote: the generator where it is not here. scored_by: the verifier's model as it was loaded.
+    batch: writes the steps of all trees.
 
     exact: results of what runs here do not depend on the batch. token_stats: that are kept of every
     token. payoff: what problems have taught of speculation.
@@ -126,6 +128,7 @@ class Machinery:
     moving: MovingSplit | None = None
     rule: SparseRule | None = None
     remote: RemoteGenerator | None = None
+    scored_by: LoadedModel | None = None
 
     def __init__(
         self,
@@ -258,6 +261,7 @@ class Machinery:
             assert source.without_model is not None
             self.verifier = source.without_model
             return []
+        self.scored_by = source.model
         decoder, kv_bytes = source.model.decoder, self.plan.verifier_kv_bytes
         backend = self._attention(decoder)
         self.scorer = TreeModel(decoder, backend, kv_bytes, host=host, shared=self.shared)
@@ -345,6 +349,13 @@ class Machinery:
     def dtype(self) -> str:
         """The generator's; where it is remote, nobody here knows."""
         return "elsewhere" if self.generator is None else _dtype(self.generator.decoder)
+
+    def identities(self) -> dict[str, Digest | None]:
+        """Whose files generator and verifier are; waits until all of these are read. None where
+        there are none."""
+        models = {"generator": self.reader, "verifier": self.scored_by}
+        digests = {name: getattr(model, "digest", None) for name, model in models.items()}
+        return {name: digest and digest.result() for name, digest in digests.items()}
 
     @property
     def device_peak_bytes(self) -> int:

@@ -32,7 +32,7 @@ from beamwright.solver.describe import Mark, Meter, complete_nodes, final_nodes
 from beamwright.solver.machinery import Machinery
 from beamwright.solver.request import ProblemSettings
 from beamwright.solver.solution import Solution
-from beamwright.tree import SearchTree
+from beamwright.tree import Problem, SearchTree
 from beamwright.verify.spec import aggregate
 
 Outcome = Solution | BeamwrightError
@@ -42,7 +42,8 @@ Outcome = Solution | BeamwrightError
 class Request:
     """One problem on its way.
 
-    make_tree: called once more where the tree did not fit beside others.
+    make_tree: called once more where the tree did not fit beside others. asked: what the problem
+    is, or the tokens of a synthetic prompt.
     save: writes its checkpoints. resume: makes a run go on where an earlier process was.
     priority: a larger one goes first. submitted_s: on `time.perf_counter`: what its deadline counts
     from; None: from where its search starts.
@@ -52,6 +53,7 @@ class Request:
 
     make_tree: Callable[[], SearchTree]
     problem: ProblemSettings
+    asked: Problem | int
     on_round: RoundCallback | None = None
     save: CheckpointWriter | None = None
     resume: Callable[[TreeRun], None] | None = None
@@ -251,11 +253,15 @@ class RequestScheduler:
                 self._stopped(run.error, {run: (request, since)})
                 self._ended.append((request, run.error))
             else:
-                found = self._meter.solution(run, request.problem.settings, since)
+                found = self._meter.solution(run, request.problem, request.asked, since)
                 if request.save is not None:
                     chosen = ".".join(map(str, found.lineage[1:]))
-                    why = found.reason_fewer
-                    request.save.end(answer=found.answer, chosen=chosen, reason_fewer=why)
+                    request.save.end(
+                        answer=found.answer,
+                        chosen=chosen,
+                        reason_fewer=found.reason_fewer,
+                        receipt=found.receipt,
+                    )
                 self._ended.append((request, found))
 
     def _stopped(
@@ -276,11 +282,11 @@ class RequestScheduler:
             error.hint = self._machinery.advice(self._schedule.name, settings, prompt_tokens)
         if len(ended) == 1:
             ((run, (request, since)),) = ended.items()
-            settings = request.problem.settings
+            problem = request.problem
             run.tree.reason_fewer = str(error) or "interrupted"
             nodes = complete_nodes(run.tree)
             if not nodes and isinstance(stopped, Interrupted | Cancelled):
-                nodes = final_nodes(run.tree, settings.search.n)
+                nodes = final_nodes(run.tree, problem.settings.search.n)
             if nodes:
-                stopped.partial = self._meter.solution(run, settings, since, nodes)
+                stopped.partial = self._meter.solution(run, problem, request.asked, since, nodes)
         return stopped

@@ -283,6 +283,7 @@ class Solution:
     warnings: what makes the result doubtful, a line each. last_step: of the chosen candidate,
     where it states no answer.
     settings: what it was solved with, the strategy's and the verifier's defaults filled in.
+    receipt: what the tree follows from, for whoever grows it again (`saved.receipt`).
     tree: every node with its tokens, text, scores and state; it holds no KV any more.
     """
 
@@ -316,6 +317,7 @@ class Solution:
     schedule: str
     attention: str | None
     settings: Settings
+    receipt: Mapping[str, Any] = field(repr=False)
     tree: SearchTree = field(compare=False)
 
     def __repr__(self) -> str:

@@ -21,6 +21,7 @@ from beamwright.engine.sampling import stats_read_by
 from beamwright.engine.timeline import NullTimeline, Timeline
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import BeamwrightError, InputError
+from beamwright.models.digest import Digest
 from beamwright.protocols import RoundCallback, Strategy
 from beamwright.saved.checkpoint import CheckpointWriter, read_checkpoint, tree_settings
 from beamwright.search import SearchPolicy
@@ -205,7 +206,9 @@ class Solver:
             saved.go_on(run)
 
         saving = self._saving(checkpoint, asked)
-        request = Request(lambda: saved.tree, asked, on_round, saving, resume=begin)
+        root = saved.tree.root
+        was = root.problem_text or len(root.token_ids)
+        request = Request(lambda: saved.tree, asked, was, on_round, saving, resume=begin)
         with self._calls.turn():
             self._prompts.check(saved.tree, file, problem)
         return self._solve_alone(request)
@@ -224,7 +227,7 @@ class Solver:
         """
         make_tree, asked = partial(self._prompts.synthetic, num_prompt_tokens), self._default
         saving = self._saving(checkpoint, asked)
-        return self._solve_alone(Request(make_tree, asked, on_round, saving))
+        return self._solve_alone(Request(make_tree, asked, num_prompt_tokens, on_round, saving))
 
     # --- many problems -----------------------------------------------------------------------
 
@@ -287,6 +290,10 @@ class Solver:
         ended = self._run(listed(requests), most)
         return ((requests[request], outcome) for request, outcome in ended)
 
+    def identities(self) -> dict[str, Digest | None]:
+        """Digests of the files of generator and verifier, as receipts have them."""
+        return self._machinery.identities()
+
     def prompt_tokens(self, problem: Problem) -> int:
         """Tokens of a problem's prompt, by any thread; raises what is wrong with it."""
         return len(self._prompts.tree(0, problem).root.token_ids)
@@ -326,7 +333,7 @@ class Solver:
             raise InputError("checkpoint: only a search whose problem is a text is saved")
         make_tree = partial(self._prompts.tree, problem_id, problem)
         saving = self._saving(checkpoint, asked)
-        return Request(make_tree, asked, on_round, saving, priority=priority)
+        return Request(make_tree, asked, problem, on_round, saving, priority=priority)
 
     def _decisive(self, asked: ProblemSettings) -> dict[str, Any]:
         """What the tree depends on, for checkpoints."""

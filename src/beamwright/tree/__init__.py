@@ -11,6 +11,7 @@ from beamwright.tree.node import (
     Turn,
     by_root,
 )
+from beamwright.tree.parting import Parting, first_other, round_digests, where_they_part
 from beamwright.tree.recorded import RecordedNode, RecordedTree
 from beamwright.tree.search_tree import SearchTree, tree_hash, unborn
 
@@ -20,6 +21,7 @@ __all__ = [
     "Lineage",
     "Node",
     "NodeState",
+    "Parting",
     "Problem",
     "RawPrompt",
     "RecordedNode",
@@ -29,6 +31,9 @@ __all__ = [
     "TopTokens",
     "Turn",
     "by_root",
+    "first_other",
+    "round_digests",
     "tree_hash",
     "unborn",
+    "where_they_part",
 ]

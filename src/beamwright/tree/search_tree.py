@@ -191,7 +191,11 @@ def tree_hash(tree: SearchTree) -> str:
         if node.state is NodeState.OPEN:
             continue
         kept = "pruned" if node.state is NodeState.PRUNED else "kept"
-        ordinals = ".".join(map(str, node.lineage[1:]))
-        tokens = ",".join(map(str, node.token_ids))
-        digest.update(f"{ordinals}|{tokens}|{node.stop}|{kept}\n".encode())
+        digest.update(f"{written(node)}|{kept}\n".encode())
     return digest.hexdigest()
+
+
+def written(node: Node) -> str:
+    """What a step has written, in a line for digests: lineage, tokens, stop reason."""
+    ordinals = ".".join(map(str, node.lineage[1:]))
+    return f"{ordinals}|{','.join(map(str, node.token_ids))}|{node.stop}"

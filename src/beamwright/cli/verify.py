@@ -1,0 +1,374 @@
+"""`beamwright verify`: trees of answers grown again from their receipts, and where they part.
+
+Knows files that hold receipts, and what may be another here without another tree: the memory, the
+schedule and the like. Models, and all that decides a tree, are as the receipt says.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from beamwright.cli.options import Invocation, option, with_settings
+from beamwright.cli.output import complain, first_import, one_line, print_json, quiet_stdout
+from beamwright.config import Settings, option_owners
+from beamwright.errors import InputError
+from beamwright.evaluate.run import parse_records
+from beamwright.io import read_object, read_regular
+from beamwright.registry import extra_of
+from beamwright.saved.identity import CODE, plugin_code
+from beamwright.verify.find import check_models
+
+if TYPE_CHECKING:
+    from beamwright.saved.receipt import Receipt
+    from beamwright.solver.solution import Solution
+    from beamwright.solver.solver import Solver
+    from beamwright.tree import Problem, SearchTree
+
+_SCORE_TOLERANCE = 1e-4  # scores are compared apart (docs/concepts/sameness.md)
+_SAID = ("answer", "text", "score", "stop", "rounds", "tree_hash")  # beside a receipt
+_RECOMPUTED = "KV that was computed again"
+_SHOWN = 10  # digits of a tree's hash, for people
+_OPTIONS = (
+    *("model", "verifier", "device", "attention", "sparse_home"),
+    *(
+        name
+        for section in ("memory", "schedule")
+        for name, each in Settings.model_fields[section].annotation.model_fields.items()  # type: ignore[union-attr]
+        if not extra_of(each, "recipe_only")
+    ),
+)
+"""Where the models are, and what changes the time, or the last bits, alone."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """An answer with its receipt. said: what its file says of it; tree: that the file holds.
+
+    place: of it, for messages.
+    """
+
+    place: str
+    receipt: Receipt
+    problem: Problem | int
+    said: Mapping[str, Any]
+    tree: SearchTree | None = None
+
+
+@with_settings(only=_OPTIONS, recipe=False)
+def verify(
+    invocation: Invocation,
+    run: Path = typer.Argument(
+        ...,
+        metavar="RUN",
+        help="What `solve --json` printed, a folder of `eval --out`, a reply of the server, or a "
+        "checkpoint of a search that has ended.",
+    ),
+    limit: int | None = option(None, "Of a folder: the first N answers.", "N", min=1),
+    problem: str | None = option(None, "Of a folder: the answer to this problem.", "ID"),
+    in_flight: str = option("auto", "Problems solved at a time.", "N"),
+) -> None:
+    """Grow answers' trees again from receipts, with another memory and schedule if asked.
+
+    Exit code: 0 all are equal, 1 some part, 2 for what cannot be grown again.
+    """
+    if invocation.given.get("speculation") == "truncate":
+        raise InputError("--speculation truncate: grows another tree each time")
+    if in_flight != "auto" and not (in_flight.isdecimal() and int(in_flight)):
+        raise InputError(f"--in-flight {in_flight}: give a number, or auto")
+    out = sys.stdout
+    with quiet_stdout():
+        with first_import("beamwright.solver.solver"):
+            from beamwright.solver.solver import Solver
+        claims, skipped = _repeatable(list(read_claims(run, limit, problem)))
+        settings = _settings_of(claims, invocation.given)
+        check_models(settings.model)
+        with Solver(settings) as solver:
+            for claim in claims:
+                _check_models_are(claim, solver.identities())
+            solver.most_submitted = None if in_flight == "auto" else int(in_flight)
+            report = _Report(claims, skipped, invocation.given, solver)
+            for claim, solve in [(claim, _begin(solver, claim)) for claim in claims]:
+                line = report.compare(claim, solve())
+                if not invocation.as_json:
+                    typer.echo(one_line(line), file=out)
+    if invocation.as_json:
+        print_json(report.content())
+    else:
+        complain(report.summary())
+    if report.parted:
+        raise typer.Exit(1)
+
+
+# --- what is read ----------------------------------------------------------------------------
+
+
+def read_claims(run: Path, limit: int | None = None, problem: str | None = None) -> Iterator[Claim]:
+    """The receipts in a file or folder.
+
+    Raises:
+        InputError: if there is none, or none of this problem; names the file.
+    """
+    if run.is_dir() or run.suffix == ".jsonl":
+        yield from _of_folder(run, limit, problem)
+        return
+    if limit is not None or problem is not None:
+        raise InputError(f"{run}: --limit and --problem are for folders of `eval --out`")
+    content = read_object(run, "JSON with a receipt")
+    if content.get("format") == "beamwright checkpoint":
+        yield _of_checkpoint(run, content)
+    elif isinstance(content.get("search"), dict | list):
+        facts = content["search"]
+        several = facts if isinstance(facts, list) else [facts]
+        for number, each in enumerate(several):
+            place = str(run) if len(several) == 1 else f"{run}, search {number}"
+            if not isinstance(each, dict):
+                raise InputError(f"{place}: not a reply of the server")
+            yield _claim(place, each.get("receipt"), {**each, **_message(content)})
+    elif str(content.get("format")).startswith("beamwright receipt"):  # alone
+        yield _claim(str(run), content, {})
+    else:
+        yield _claim(str(run), content.get("receipt"), content)
+
+
+def _of_folder(run: Path, limit: int | None, problem: str | None) -> Iterator[Claim]:
+    file = run / "results.jsonl" if run.is_dir() else run
+    try:
+        records, _ = parse_records(file, read_regular(file))
+    except OSError as error:
+        why = error.strerror or error
+        raise InputError(
+            f"{file}: cannot be read ({why}); give a folder of `eval --out`"
+        ) from error
+    if problem is not None and problem not in records:
+        raise InputError(f"{file}: holds no problem {problem!r}")
+    names = [name for name, record in records.items() if record.receipt is not None]
+    names = names[:limit] if problem is None else [name for name in names if name == problem]
+    if not names:
+        raise InputError(f"{file}: holds no answer with a receipt")
+    for name in names:
+        yield _claim(f"{file}, {name}", records[name].receipt, asdict(records[name]))
+
+
+def _of_checkpoint(file: Path, content: Mapping[str, Any]) -> Claim:
+    from beamwright.saved.checkpoint import ENDED, read_checkpoint
+    from beamwright.tree import round_digests
+
+    tree, ended = read_checkpoint(file).tree, content.get(ENDED)
+    if not isinstance(ended, dict) or "receipt" not in ended:
+        raise InputError(f"{file}: its search has not ended; solve --resume goes on with it")
+    found = _claim(str(file), ended["receipt"], {"answer": ended.get("answer")}, tree)
+    if round_digests(tree) != [*found.receipt.rounds]:
+        raise InputError(f"{file}: its receipt is of another tree")
+    return found
+
+
+def _claim(
+    place: str, receipt: Any, said: Mapping[str, Any], tree: SearchTree | None = None
+) -> Claim:
+    from beamwright.saved.receipt import problem_of, read_receipt
+
+    if receipt is None:
+        raise InputError(f"{place}: holds no receipt")
+    read = read_receipt(receipt, place)
+    said = {name: said[name] for name in _SAID if name in said}
+    return Claim(place, read, problem_of(read.problem, place), said, tree)
+
+
+def _message(reply: Mapping[str, Any]) -> dict[str, Any]:
+    """The text of a chat's reply; calls of tools were taken out of theirs."""
+    match reply:
+        case {"choices": [{"message": {"content": str() as text, **rest}}, *_]}:
+            return {} if rest.get("tool_calls") else {"text": text}
+    return {}
+
+
+# --- what is grown again -----------------------------------------------------------------------
+
+
+def _repeatable(claims: Sequence[Claim]) -> tuple[list[Claim], list[str]]:
+    """Those that can be, and why others cannot. Raises InputError where there is none."""
+    skipped = [
+        f"{claim.place}: cannot be derived again ({claim.receipt.unrepeatable})"
+        for claim in claims
+        if claim.receipt.unrepeatable is not None
+    ]
+    if len(skipped) == len(claims):
+        raise InputError(skipped[0])
+    return [claim for claim in claims if claim.receipt.unrepeatable is None], skipped
+
+
+def _settings_of(claims: Sequence[Claim], given: Mapping[str, Any]) -> Settings:
+    """What a solver for all of them is made with. Raises InputError for what they do not share."""
+    from beamwright.solver.options import SHARED
+
+    several = [_settings(claim, given) for claim in claims]
+    for claim, settings in zip(claims, several, strict=True):
+        if any(getattr(settings, name) != getattr(several[0], name) for name in SHARED):
+            raise InputError(f"{claim.place}: is of other models than {claims[0].place}")
+    return several[0]
+
+
+def _settings(claim: Claim, given: Mapping[str, Any]) -> Settings:
+    from beamwright.saved.checkpoint import check_own, check_plugins
+
+    saved = claim.receipt.settings
+    check_own(saved, claim.place)
+    check_plugins(saved, claim.place)
+    kept = {name: value for name, value in saved.items() if name not in CODE}
+    try:
+        settings = Settings.build(**{**kept, **given})
+        code = plugin_code(settings)
+    except InputError as error:
+        raise InputError(f"{claim.place}: {error}") from error
+    for name, named in CODE.items():
+        if code.get(name) != saved.get(name):
+            was = f"--{named} {saved.get(named)}"
+            raise InputError(f"{claim.place}: the plugin of {was} has other code here")
+    return settings
+
+
+def _check_models_are(claim: Claim, here: Mapping[str, Mapping[str, Any] | None]) -> None:
+    """Raises InputError that names the first model whose files are others, and these files."""
+    for role, now in here.items():
+        was = getattr(claim.receipt, role)
+        if was is None or now is None or was.get("sha256") == now["sha256"]:
+            continue
+        files = [dict(each.get("files") or {}) for each in (was, now)]
+        names = [name for name in files[0] | files[1] if files[0].get(name) != files[1].get(name)]
+        by = f"by {', '.join(names) or 'its sha256'}"
+        where = f"; it was revision {was['revision']}" if was.get("revision") else ""
+        raise InputError(f"{claim.place}: the {role} here is another, {by}{where}")
+
+
+def _begin(solver: Solver, claim: Claim) -> Callable[[], Solution]:
+    """Have it solved; what is returned waits for it."""
+    from beamwright.solver.options import SHARED
+
+    problem, owners = claim.problem, option_owners()
+    if isinstance(problem, int):
+        return lambda: solver.synthetic(problem)
+    saved = claim.receipt.settings.items()
+    options: Any = {name: value for name, value in saved if owners.get(name, "model") not in SHARED}
+    handle = solver.submit(problem, problem_id=claim.receipt.problem_id, **options)
+    return handle.result
+
+
+# --- what is found -----------------------------------------------------------------------------
+
+
+@dataclass
+class _Report:
+    """What was compared so far. parted: an entry for each tree that is not equal."""
+
+    claims: Sequence[Claim]
+    skipped: Sequence[str]
+    given: Mapping[str, Any]
+    solver: Solver
+    equal: int = 0
+    recomputed: bool = False
+    parted: list[dict[str, Any]] = field(default_factory=list)
+    differs: dict[str, list[str | None]] = field(default_factory=dict)
+
+    def compare(self, claim: Claim, solution: Solution) -> str:
+        """A line for people."""
+        was, now = claim.receipt, solution.receipt
+        for part in ("machine", "versions"):
+            then = getattr(was, part)
+            for name in then | now[part]:
+                if then.get(name) != now[part].get(name):
+                    self.differs[name] = [then.get(name), now[part].get(name)]
+        self.recomputed |= was.recomputed or now["recomputed"]
+        found, line = self._difference(claim, solution)
+        if found is None:
+            self.equal += 1
+            answer = "" if solution.answer is None else f", answer {solution.answer}"
+            return f"equal {was.problem_id}: tree {was.tree_hash[:_SHOWN]}{answer}"
+        self.parted.append({"problem_id": was.problem_id, **found})
+        return f"parts {was.problem_id}: {line}"
+
+    def _difference(self, claim: Claim, solution: Solution) -> tuple[dict[str, Any] | None, str]:
+        """The first, and in words; None if all is equal."""
+        from beamwright.tree import first_other, where_they_part
+
+        was, now = claim.receipt, solution.receipt
+        if was.prompt != now["prompt"]:
+            return {"what": "prompt"}, "the prompt has other tokens"
+        number = first_other(was.rounds, now["rounds"])
+        if number is None and was.tree_hash == solution.tree_hash:
+            said = [name for name, value in claim.said.items() if not _same(value, name, solution)]
+            if not said:
+                return None, ""
+            other = ", ".join(f"{name} is {getattr(solution, name)!r:.60}" for name in said)
+            return {"what": "answer", "said": said}, f"the tree is equal, but its {other}"
+        if number is None:
+            return {"what": "decisions"}, "all steps are equal; they were kept or pruned otherwise"
+        line = f"in round {number} of {len(was.rounds)}"
+        found: dict[str, Any] = {"what": "round", "round": number}
+        parting = None if claim.tree is None else where_they_part(claim.tree, solution.tree)
+        if parting is not None:
+            found = asdict(parting)
+            step = ".".join(map(str, parting.lineage))
+            line = f"in round {parting.round} of {len(was.rounds)}, step {step}: "
+            line += {
+                "tokens": f"position {parting.position} was {self._token(parting.was)}, "
+                f"is {self._token(parting.now)}",
+                "stop": "it stops otherwise",
+                "steps": "one tree alone has it; scores chose otherwise the round before",
+            }[parting.what]
+        return found, line
+
+    def _token(self, token: int | None) -> str:
+        if token is None:
+            return "the step's end"
+        codec = self.solver.codec
+        return f"token {token}" + (f" {codec.decode_raw([token])!r}" if codec else "")
+
+    @property
+    def exact(self) -> bool:
+        """On both sides."""
+        return self.solver.exact and all(claim.receipt.exact for claim in self.claims)
+
+    @property
+    def promised(self) -> str:
+        """What may be expected of these two runs (docs/concepts/sameness.md)."""
+        dtype = self.claims[0].receipt.settings.get("dtype")
+        others = [*self.differs, *([_RECOMPUTED] if self.recomputed else [])]
+        if not self.exact:
+            return "exact is false on one side: trees may depend on who is computed beside whom"
+        if not others or (dtype == "float64" and {*others} <= {"attention", _RECOMPUTED}):
+            return "equal trees are required: both sides are exact"
+        often = "hardly ever, in float64" if dtype == "float64" else "now and then"
+        named = ", ".join(others)
+        return f"equal trees are not required: {named} may change last bits, a token {often}"
+
+    def summary(self) -> str:
+        """In a line."""
+        changed = "".join(f", --{k.replace('_', '-')} {v}" for k, v in self.given.items())
+        left = f", {len(self.skipped)} cannot be derived again" if self.skipped else ""
+        return f"{self.equal} of {len(self.claims)} equal{changed}{left}; {self.promised}"
+
+    def content(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "checked": len(self.claims),
+            "equal": self.equal,
+            "parted": self.parted,
+            "skipped": self.skipped,
+            "changed": self.given,
+            "differs": self.differs,
+            "exact": self.exact,
+            "promised": self.promised,
+        }
+
+
+def _same(value: Any, name: str, solution: Solution) -> bool:
+    now = getattr(solution, name)
+    if name == "score" and isinstance(value, float) and isinstance(now, float):
+        return abs(value - now) <= _SCORE_TOLERANCE
+    return bool(value == now)

@@ -1,0 +1,246 @@
+"""`beamwright verify` with the bundled pair: equal elsewhere, and what was changed is found."""
+
+import hashlib
+import json
+import shutil
+
+import pytest
+
+from beamwright import Solver
+from beamwright.models.config import BUNDLED
+from beamwright.saved.checkpoint import read_checkpoint
+from beamwright.tree import RawPrompt, round_digests, tree_hash
+from served import Served
+
+PROBLEM = "Jack has 70 eggs. In April Jack gets 9 eggs. How many eggs does Jack have now?"
+SMALL = ("--n", "4", "--width", "2", "--dtype", "float64")
+ODD = "beamwright_plugin_odd.Odd@123456789abc"
+ELSEWHERE = ("--schedule", "locality", "--kv-memory", "900KiB", "--max-batch", "3")
+
+
+@pytest.fixture
+def answer(cli, tmp_path):
+    """An answer in a file, and how it is changed there."""
+    file = tmp_path / "answer.json"
+    content = cli("solve", PROBLEM, *SMALL, "--json").json
+
+    def write(change=lambda content: None):
+        changed = json.loads(json.dumps(content))
+        change(changed)
+        file.write_text(json.dumps(changed))
+        return file
+
+    return write
+
+
+def report(cli, *words, code=0):
+    found = cli("verify", *words, "--json")
+    assert found.code == code, found.err
+    return found.json
+
+
+@pytest.mark.parametrize("search", ["beam", "dvts", "mcts"])
+def test_a_tree_is_the_same_at_another_budget_and_schedule(cli, tmp_path, search):
+    file = tmp_path / "answer.json"
+    solved = cli("solve", PROBLEM, *SMALL, "--search", search, "--seed", "5", "--json")
+    file.write_text(solved.out)
+    found = report(cli, file, *ELSEWHERE, "--speculation", "exact")
+    assert (found["checked"], found["equal"], found["parted"]) == (1, 1, [])
+    assert found["changed"]["schedule"] == "locality"
+    assert "are required" in found["promised"]
+
+
+def test_a_receipt_is_small_and_alone_enough(cli, tmp_path, answer):
+    receipt = json.loads(answer().read_text())["receipt"]
+    assert len(json.dumps(receipt)) < 2000
+    file = tmp_path / "receipt.json"
+    file.write_text(json.dumps(receipt))
+    found = cli("verify", file)
+    assert found.code == 0
+    assert found.out == f"equal 0: tree {receipt['tree_hash'][:10]}, answer 79\n"
+    assert "1 of 1 equal" in found.complaint
+
+
+@pytest.mark.parametrize(
+    ("change", "what", "number"),
+    [
+        (lambda c: c["receipt"]["settings"].update(seed=1), "round", 1),
+        (lambda c: c["receipt"]["settings"].update(width=4), "round", 2),
+        (lambda c: c["receipt"]["settings"].update(n=6), "round", 1),
+        (lambda c: c["receipt"]["rounds"].__setitem__(1, "00000000"), "round", 2),
+        (lambda c: c["receipt"].update(tree_hash="0" * 64), "decisions", None),
+        (lambda c: c["receipt"].update(problem="Jack has 3 eggs."), "prompt", None),
+        (lambda c: c.update(answer="80"), "answer", None),
+        (lambda c: c.update(score=c["score"] - 0.01), "answer", None),
+        (lambda c: c.update(text=c["text"] + "."), "answer", None),
+    ],
+)
+def test_what_was_changed_is_found(cli, answer, change, what, number):
+    file = answer(change)
+    found = report(cli, file, code=1)
+    assert found["equal"] == 0
+    assert (found["parted"][0]["what"], found["parted"][0].get("round")) == (what, number)
+    assert cli("verify", file).out.startswith("parts 0: ")
+
+
+def test_a_changed_file_of_a_model_is_named(cli, tmp_path, answer):
+    folder = tmp_path / "generator"
+    shutil.copytree(BUNDLED / "generator", folder)
+    assert report(cli, answer(), "--model", folder)["equal"] == 1
+    weights = folder / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    found = cli("verify", answer(), "--model", folder)
+    assert found.code == 2
+    assert "the generator here is another, by model.safetensors" in found.complaint
+
+
+def test_versions_that_differ_are_told_and_nothing_is_required_then(cli, answer):
+    file = answer(lambda c: c["receipt"]["versions"].update(torch="2.0.0"))
+    found = report(cli, file)
+    assert found["differs"]["torch"][0] == "2.0.0"
+    assert "not required: torch may change" in found["promised"]
+    file = answer(lambda c: c["receipt"].update(exact=False))
+    assert report(cli, file)["exact"] is False
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda c: c.pop("receipt"), "holds no receipt"),
+        (lambda c: c["receipt"].update(unrepeatable="--deadline 1s had passed"), "--deadline 1s"),
+        (lambda c: c["receipt"]["settings"].update(color=3), "unknown option 'color'"),
+        (lambda c: c["receipt"]["settings"].update(n="many"), "--n"),
+        (lambda c: c["receipt"]["settings"].update(search="python:a.B@12"), "only Python has"),
+        (lambda c: c["receipt"]["settings"].update(search="odd", search_code=ODD), "plugin odd"),
+        (lambda c: c["receipt"]["settings"].update(search_code="x.Beam@12"), "other code"),
+    ],
+)
+def test_what_cannot_be_grown_again_is_one_line(cli, answer, change, said):
+    found = cli("verify", answer(change))
+    assert (found.code, found.out) == (2, "")
+    assert said in found.complaint
+
+
+def test_a_deadline_and_a_stop_of_ones_own_leave_no_repeatable_tree():
+    with Solver(n=4, width=2, dtype="float64") as solver:
+        for options in ({"deadline": 1e-9}, {"stop": lambda tree: "enough"}):
+            assert solver.solve(PROBLEM, **options).receipt["unrepeatable"] is not None
+        for options in ({"deadline": 900}, {"token_budget": 30}, {"stop": lambda tree: None}):
+            assert solver.solve(PROBLEM, **options).receipt["unrepeatable"] is None
+
+
+# --- other files -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkpoint(cli, tmp_path):
+    file = tmp_path / "search.json"
+    assert cli("solve", PROBLEM, *SMALL, "--checkpoint", file).code == 0
+    return file
+
+
+def test_a_checkpoint_says_which_token_is_another(cli, checkpoint):
+    assert report(cli, checkpoint)["equal"] == 1
+    content = json.loads(checkpoint.read_text())
+    step = content["search"]["nodes"][1]
+    step["token_ids"][2] = was = step["token_ids"][2] ^ 1
+    digest = hashlib.sha256(json.dumps(content["search"], separators=(",", ":")).encode())
+    content["sha256"] = digest.hexdigest()
+    checkpoint.write_text(json.dumps(content))
+    assert "receipt is of another tree" in cli("verify", checkpoint).complaint
+    tree = read_checkpoint(checkpoint).tree
+    receipt = content["ended"]["receipt"]
+    receipt.update(rounds=round_digests(tree), tree_hash=tree_hash(tree))
+    checkpoint.write_text(json.dumps(content))
+    (parted,) = report(cli, checkpoint, code=1)["parted"]
+    place = tree.node((0, *step["lineage"])).start + 2
+    assert (parted["what"], parted["lineage"]) == ("tokens", step["lineage"])
+    assert [parted[name] for name in ("position", "was", "now")] == [place, was, was ^ 1]
+    said = f"in round 2 of {tree.rounds}, step 0.0: position {place} was token {was}"
+    assert said in cli("verify", checkpoint).out
+
+
+def test_a_checkpoint_of_a_search_under_way(cli, checkpoint):
+    content = json.loads(checkpoint.read_text())
+    del content["ended"]
+    checkpoint.write_text(json.dumps(content))
+    assert "has not ended" in cli("verify", checkpoint).complaint
+
+
+def test_a_folder_of_an_evaluation(cli, tmp_path):
+    out = tmp_path / "out"
+    cli("eval", "bundled:test", "--limit", "3", *SMALL, "--out", out)
+    assert report(cli, out, *ELSEWHERE, "--in-flight", "2")["equal"] == 3
+    assert report(cli, out / "results.jsonl", "--limit", "2")["checked"] == 2
+    found = cli("verify", out, "--problem", "test/0001")
+    assert found.out.startswith("equal test/0001: ")
+    assert "holds no problem 'x'" in cli("verify", out, "--problem", "x").complaint
+    lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    lines[0]["receipt"]["settings"]["seed"] = 9
+    lines[1]["receipt"]["unrepeatable"] = "--deadline 1s had passed"
+    (out / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = report(cli, out, code=1)
+    assert (found["checked"], found["equal"], len(found["skipped"])) == (2, 1, 1)
+    assert found["parted"][0]["problem_id"] == lines[0]["unique_id"]
+
+
+def test_a_reply_of_a_server(cli, tmp_path):
+    file = tmp_path / "reply.json"
+    with Solver(n=4, width=2, dtype="float64") as solver, Served(solver) as server:
+        reply = server.chat(PROBLEM, seed=3, temperature=0.7).json()
+        body = {"model": "tiny", "prompt": ["One egg", "Two eggs"], "max_tokens": 20}
+        several = server.http.post("/v1/completions", json=body).json()
+    file.write_text(json.dumps(reply))
+    assert report(cli, file, *ELSEWHERE)["equal"] == 1
+    reply["choices"][0]["message"]["content"] += " "
+    file.write_text(json.dumps(reply))
+    assert report(cli, file, code=1)["parted"][0]["said"] == ["text"]
+    file.write_text(json.dumps(several))
+    assert report(cli, file)["equal"] == 2
+
+
+def test_a_prompt_as_it_is_and_a_synthetic_one(cli, tmp_path):
+    file = tmp_path / "found.json"
+    with Solver(n=4, width=2, dtype="float64") as solver:
+        file.write_text(json.dumps(dict(solver.solve(RawPrompt((5, 6, 7))).receipt)))
+    assert report(cli, file)["equal"] == 1
+    shape = "random:llama,layers=1,hidden=32,heads=2,kv_heads=2,intermediate=64,vocab=99,context=99"
+    words = ("--prompt-tokens", "9", "--model", shape, "--step-tokens", "4", "--max-tokens", "8")
+    file.write_text(cli("solve", *words, *SMALL, "--json").out)
+    assert report(cli, file)["equal"] == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[]", "not JSON with a receipt"),
+        ("{", "not JSON with a receipt"),
+        ("{}", "holds no receipt"),
+        ('{"search": [3]}', "not a reply"),
+        ('{"search": {}}', "holds no receipt"),
+        ('{"format": "beamwright checkpoint"}', "checkpoint"),
+    ],
+)
+def test_foreign_json_is_one_line(cli, tmp_path, content, said):
+    file = tmp_path / "x.json"
+    file.write_text(content)
+    found = cli("verify", file)
+    assert found.code == 2
+    assert said in found.complaint
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("nowhere.json",), "cannot be read"),
+        (("f.json", "--speculation", "truncate"), "another tree each time"),
+        (("f.json", "--in-flight", "0"), "--in-flight 0"),
+        (("f.json", "--n", "3"), "--n"),
+    ],
+)
+def test_bad_words_are_one_line(cli, words, said):
+    found = cli("verify", *words)
+    assert found.code == 2
+    assert said in found.complaint
