@@ -19,6 +19,7 @@ COMMON = {
 PAGES = {
     "README.md": {"3.11", "2.0"},  # Python, the licence
     "docs/benchmarks.md": set(),
+    "docs/papers/asyncspade.md": set(),
     "docs/papers/decoupled.md": set(),
     "docs/papers/flashtts.md": set(),
     "docs/papers/lbs.md": set(),

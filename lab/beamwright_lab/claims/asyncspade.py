@@ -35,27 +35,26 @@ def _hidden(found: Found) -> Judged:
     hidden = {name: [row["hidden"] for row in rows if row["case"].startswith(name)] for name in
               ("8B", "32B")}  # fmt: skip
     said = f"with Table 2's times nobody waits ({waits:.1f} ms)"
-    for name, each in hidden.items():
-        word = "" if all(each) else "not " if not any(each) else "partly "
-        said += f"; by the roofline it is {word}hidden for {name}"
+    words = [
+        f"{name} {'is' if all(each) else 'is not' if not any(each) else 'is partly'}"
+        for name, each in hidden.items()
+    ]
+    said += f"; by the roofline {', '.join(words)} hidden"
     return said, of(all(map(all, hidden.values())) and not waits)
 
 
-def _faster(than: str, claimed: int) -> Judge:
+def _faster(column: str, claimed: int) -> Judge:
+    """column: "-11; -3; -20" by the roofline, where all is as much above it as the paper's own
+    times, and what it claims."""
+
     def judge(found: Found) -> Judged:
-        rows = found["tables"]["TPOT"]
-        falls = sorted(round(100 * (1 - row["asyncspade"] / row[than])) for row in rows)
-        # Where the paper's own times are above the roofline, the other is taken to be, too.
-        paper = sorted(
-            round(100 * (1 - at / (at + row[than] - row["asyncspade"])))
-            for row in rows
-            for at in [row["paper, asyncspade"]]
-        )
+        cells = [row[column].split("; ") for row in found["tables"]["TPOT"]]
+        roofline, above = (sorted(int(cell[place]) for cell in cells) for place in (0, 1))
         said = (
-            f"-{falls[0]} to -{falls[-1]} % by the roofline; -{paper[0]} to -{paper[-1]} % at the "
-            f"paper's own times"
+            f"{roofline[0]} to {roofline[-1]} % by the roofline; {above[0]} to {above[-1]} % if "
+            f"all methods are as far above it as the paper's own times"
         )
-        return said, of(min(falls[0], paper[0]) >= claimed)
+        return said, of(max(roofline[-1], above[-1]) <= -claimed)
 
     return judge
 
@@ -102,7 +101,7 @@ def _accuracy(found: Found) -> Judged:
         rows.setdefault(row["sparse"], []).append(row["looked_up"])
     mean = {name: sum(values) / len(values) for name, values in rows.items()}
     said = (
-        f"look-ups right with {tokens} of {found['rows'][0]['tokens']:,} tokens: "
+        f"look-ups right with {tokens} of {found['rows'][0]['tokens']:,} tokens, ledger model: "
         f"{mean['asyncspade']:.2f}, Quest {mean['quest']:.2f}, the true query "
         f"{mean['exact']:.2f}, all tokens {mean['off']:.2f}"
     )
@@ -123,11 +122,11 @@ CLAIMS = (
     ),
     Claim(
         "Time per token against Quest", "over 20 % less (Fig. 10)", "sparse_paper",
-        _faster("quest", 20), "computed",
+        _faster("against quest %: roofline; so much above; claimed", 20), "computed",
     ),
     Claim(
         "Time per token against full attention", "at least 50 % less (Fig. 10)",
-        "sparse_paper", _faster("full", 50), "computed",
+        "sparse_paper", _faster("against full %", 50), "computed",
     ),
     Claim(
         "Selecting dominates a block's time", "in large batches or contexts (Fig. 2)",
