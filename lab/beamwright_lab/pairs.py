@@ -25,6 +25,14 @@ QWEN = "Qwen/Qwen2.5-1.5B-Instruct"
 MATH_PRM = "Qwen/Qwen2.5-Math-PRM-7B"
 RLHFLOW = "RLHFlow/Llama3.1-8B-PRM-Deepseek-Data"
 INT4 = ("--weights", "int4", "--verifier-weights", "int4")
+_CALLED = {
+    "Skywork-o1-Open-PRM-Qwen-2.5-1.5B": "Skywork PRM 1.5B",
+    "Skywork-o1-Open-PRM-Qwen-2.5-7B": "Skywork PRM 7B",
+    "Qwen2.5-Math-PRM-7B": "Qwen Math PRM 7B",
+    "Llama3.1-8B-PRM-Deepseek-Data": "RLHFlow PRM 8B",
+}
+"""In the table, whose columns are narrow; the commands below it have whole names."""
+_WIDTH = 80
 
 
 @dataclass(frozen=True)
@@ -145,7 +153,7 @@ def rows() -> list[dict[str, Any]]:
 
 def block(found: Mapping[str, Any]) -> str:
     """A table, then the commands of every machine; found: the file of figures."""
-    heads = "| you have | generator | verifier | n | needs | fit | predicted time |"
+    heads = "| you have | generator | verifier | n | needs, GiB | paths that fit | predicted |"
     table = [heads, "|" + "---|" * 7, *map(_line, found["rows"])]
     return "\n".join([*table, *(line for each in found["rows"] for line in _commands(each))])
 
@@ -163,7 +171,9 @@ def _line(each: Mapping[str, Any]) -> str:
     }
 
     def model(option: str, weights: str) -> str:
-        return f"`{words[words.index(option) + 1]}`{kept.get(weights, '')}"
+        name = words[words.index(option) + 1]
+        short = _CALLED.get(name) or name.removesuffix("-Instruct").replace("-", " ")
+        return f"{short}{kept.get(weights, '')}"
 
     anchor = "".join(
         c for c in each["machine"].lower().replace(" ", "-") if c.isalnum() or c == "-"
@@ -173,8 +183,8 @@ def _line(each: Mapping[str, Any]) -> str:
         model("--model", "--weights"),
         model("--verifier", "--verifier-weights"),
         words[words.index("--n") + 1],
-        f"{each['needs_gib']} of {each['of_gib']} GiB",
-        f"{each['beams']} beams",
+        f"{each['needs_gib']} of {each['of_gib']}",
+        str(each["beams"]),
         _time(each["seconds"]),
     )
     return f"| {' | '.join(cells)} |"
@@ -200,7 +210,7 @@ def _wrapped(words: Sequence[str]) -> str:
         whole = f"{word} {words[index + 1]}" if word.startswith("--") else word
         if index and words[index - 1].startswith("--"):
             continue
-        if len(current) + len(whole) > 100:
+        if len(current) + len(whole) > _WIDTH - 3:
             lines, current = [*lines, f"{current} \\"], " "
         current = f"{current} {whole}"
     return "\n".join([*lines, current])
