@@ -66,7 +66,9 @@ def speed(found: Found) -> str:
         for n in (16, 64):
             own, theirs = (cells[n, each]["s / problem"] for each in ("beamwright", side))
             factor = "" if side == "beamwright" else f" ({theirs / own:.1f}x)"
-            row[f"n = {n}"] = f"{theirs:.2f}{factor}"
+            best = cells[n, side].get("s / problem, best rounds")
+            least = "" if best is None else f"; {best:.2f} by each problem's best round"
+            row[f"n = {n}"] = f"{theirs:.2f}{factor}{least}"
         row["verifier tokens, n = 64"] = f"{cells[64, side]['PRM tokens']:,}"
         rows.append(row)
     return table(rows, list(rows[0]))
