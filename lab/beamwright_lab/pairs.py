@@ -153,8 +153,8 @@ def rows() -> list[dict[str, Any]]:
 
 def block(found: Mapping[str, Any]) -> str:
     """A table, then the commands of every machine; found: the file of figures."""
-    heads = "| you have | generator | verifier | n | needs, GiB | paths that fit | predicted |"
-    table = [heads, "|" + "---|" * 7, *map(_line, found["rows"])]
+    heads = "| you have | generator | verifier | needs, GiB | paths | predicted |"
+    table = [heads, "|" + "---|" * 6, *map(_line, found["rows"])]
     return "\n".join([*table, *(line for each in found["rows"] for line in _commands(each))])
 
 
@@ -182,9 +182,8 @@ def _line(each: Mapping[str, Any]) -> str:
         f"[{each['machine']}](#{anchor})",
         model("--model", "--weights"),
         model("--verifier", "--verifier-weights"),
-        words[words.index("--n") + 1],
         f"{each['needs_gib']} of {each['of_gib']}",
-        str(each["beams"]),
+        f"{words[words.index('--n') + 1]} of {each['beams']}",
         _time(each["seconds"]),
     )
     return f"| {' | '.join(cells)} |"
