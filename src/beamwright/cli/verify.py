@@ -337,15 +337,18 @@ class _Report:
     @property
     def promised(self) -> str:
         """What may be expected of these two runs (docs/concepts/sameness.md)."""
-        dtype = self.claims[0].receipt.settings.get("dtype")
-        others = [*self.differs, *([_RECOMPUTED] if self.recomputed else [])]
+        settings = self.solver.settings.model
+        loose = settings.device.startswith("cuda") and not settings.deterministic
+        also = {_RECOMPUTED: self.recomputed, "a GPU without --deterministic": loose}
+        others = [*self.differs, *(name for name, holds in also.items() if holds)]
         if not self.exact:
             return "exact is false on one side: trees may depend on who is computed beside whom"
-        if not others or (dtype == "float64" and {*others} <= {"attention", _RECOMPUTED}):
+        is_double = settings.dtype == "float64"
+        if not others or (is_double and {*others} <= {"attention", "processor", _RECOMPUTED}):
             return "equal trees are required: both sides are exact"
-        often = "hardly ever, in float64" if dtype == "float64" else "now and then"
+        often = "hardly ever" if is_double else "now and then"
         named = ", ".join(others)
-        return f"equal trees are not required: {named} may change last bits, a token {often}"
+        return f"equal trees are not required: {named} may change last bits, {often} a token"
 
     def summary(self) -> str:
         """In a line."""
