@@ -2,7 +2,7 @@
 
 The first paths run to their end and set a bar for the others, which go step by step and are pruned
 at the end of the first step after which their score lies below it. The published method watches
-every token, and stops early where enough votes agree; here `--stop-votes` does that for any search.
+every token, and stops early where enough votes agree, which is not done here.
 """
 
 from __future__ import annotations
