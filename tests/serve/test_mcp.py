@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -70,6 +71,21 @@ def test_a_client_starts_it_and_gets_an_answer():
     assert sum(one.structured_content["answers"].values()) <= 8
     assert one.structured_content["tree_hash"] != other.structured_content["tree_hash"]
     assert not odd, "standard output is the protocol's alone"
+
+
+def test_ctrl_c_ends_it_at_once_and_only_the_protocol_is_printed():
+    said = {"capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize"}
+    hello["params"] = {"protocolVersion": "2025-06-18", **said}
+    with subprocess.Popen(
+        COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        server.stdin.write(f"{json.dumps(hello)}\n")
+        server.stdin.flush()
+        assert json.loads(server.stdout.readline())["result"]["serverInfo"]["name"] == "beamwright"
+        server.send_signal(signal.SIGINT)
+        assert server.wait(PATIENCE) == -signal.SIGINT
+        assert server.stdout.read() == ""
 
 
 def test_it_is_had_by_http_too():

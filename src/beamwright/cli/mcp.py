@@ -7,6 +7,7 @@ is the protocol's alone.
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -121,6 +122,8 @@ def mcp(
                 await server.run(read, write, server.create_initialization_options())
 
     if listening is None:
+        # Python's own handler would wait for the thread that reads standard input.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         asyncio.run(serve())
         return
     url = f"http://{_HOST}:{listening.getsockname()[1]}/mcp"
@@ -129,7 +132,8 @@ def mcp(
         sys.stdout.flush()
     else:
         complain(f"MCP at {url}. Ctrl-C ends it.")
-    config = uvicorn.Config(server.streamable_http_app(), log_level="warning")
+    config = uvicorn.Config(server.streamable_http_app(), log_level="critical")
+    config.timeout_graceful_shutdown = 1
     with suppress(KeyboardInterrupt):  # that is how it ends
         uvicorn.Server(config).run(sockets=[listening])
 
