@@ -115,6 +115,9 @@ def test_versions_that_differ_are_told_and_nothing_is_required_then(cli, answer)
         (lambda c: c["receipt"]["settings"].update(search="python:a.B@12"), "only Python has"),
         (lambda c: c["receipt"]["settings"].update(search="odd", search_code=ODD), "plugin odd"),
         (lambda c: c["receipt"]["settings"].update(search_code="x.Beam@12"), "other code"),
+        (lambda c: c["receipt"]["settings"].update(model="openai:http://a/v1#b"), "elsewhere"),
+        (lambda c: c["receipt"].update(verifier={"sha256": "0", "files": 5}), "verifier here is"),
+        (lambda c: c["receipt"].update(generator={"sha256": "0"}), "generator here is"),
     ],
 )
 def test_what_cannot_be_grown_again_is_one_line(cli, answer, change, said):

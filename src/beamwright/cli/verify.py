@@ -7,6 +7,7 @@ schedule and the like. Models, and all that decides a tree, are as the receipt s
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -93,7 +94,9 @@ def verify(
                 _check_models_are(claim, solver.identities())
             solver.most_submitted = None if in_flight == "auto" else int(in_flight)
             report = _Report(claims, skipped, invocation.given, solver)
-            for claim, solve in [(claim, _begin(solver, claim)) for claim in claims]:
+            begun = deque((claim, _begin(solver, claim)) for claim in claims)
+            while begun:  # trees that are compared go
+                claim, solve = begun.popleft()
                 line = report.compare(claim, solve())
                 if not invocation.as_json:
                     typer.echo(one_line(line), file=out)
@@ -226,6 +229,9 @@ def _settings(claim: Claim, given: Mapping[str, Any]) -> Settings:
         code = plugin_code(settings)
     except InputError as error:
         raise InputError(f"{claim.place}: {error}") from error
+    if settings.model.runs_elsewhere:  # nor is a stranger's file to say whom to send what
+        elsewhere = f"--model {settings.model.model} draws its tokens elsewhere"
+        raise InputError(f"{claim.place}: cannot be derived again ({elsewhere})")
     for name, named in CODE.items():
         if code.get(name) != saved.get(name):
             was = f"--{named} {saved.get(named)}"
@@ -239,8 +245,9 @@ def _check_models_are(claim: Claim, here: Mapping[str, Mapping[str, Any] | None]
         was = getattr(claim.receipt, role)
         if was is None or now is None or was.get("sha256") == now["sha256"]:
             continue
-        files = [dict(each.get("files") or {}) for each in (was, now)]
-        names = [name for name in files[0] | files[1] if files[0].get(name) != files[1].get(name)]
+        then, files = was.get("files"), now["files"]
+        then = then if isinstance(then, dict) else {}
+        names = [name for name in then | files if then.get(name) != files.get(name)]
         by = f"by {', '.join(names) or 'its sha256'}"
         where = f"; it was revision {was['revision']}" if was.get("revision") else ""
         raise InputError(f"{claim.place}: the {role} here is another, {by}{where}")
