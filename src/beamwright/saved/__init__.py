@@ -1,4 +1,4 @@
-"""A search in a file: a checkpoint to go on from, and who a user's own code is.
+"""A search in a file: a checkpoint to go on from, a receipt to check it by, whose code it was.
 
-Import from the files: `checkpoint` loads torch, `identity` does not.
+Import from the files: `checkpoint` and `receipt` load torch, `identity` does not.
 """
