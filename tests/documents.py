@@ -217,3 +217,47 @@ def missing(command: Command, printed: str) -> list[str]:
     """The promised lines that are not there, in their order."""
     lines = iter(printed.splitlines())
     return [text for text in command.prints if not any(matches(text, line) for line in lines)]
+
+
+# --- what is written by hand -----------------------------------------------------------------
+
+COMMENT = re.compile(r"<!-- figures:.*?<!-- end -->|<!--.*?-->", re.DOTALL)
+LINK = re.compile(r"\]\((?P<target>[^)#\s]*)(?:#(?P<anchor>[^)\s]*))?\)")
+HEADING = re.compile(
+    r"^#+ (.*?)(?: \{.*\})?$|\bid=\"([\w-]+)\"|\{[^}\n]*#([\w-]+)[^}\n]*\}", re.MULTILINE
+)
+
+
+def prose(page: Path) -> str:
+    """A page without its code, and without what a command writes into it."""
+    return COMMENT.sub("", FENCE.sub("", page.read_text(encoding="utf-8")))
+
+
+def num_words(text: str) -> int:
+    """Words that somebody reads: link targets, marks and lines of tables are none."""
+    words = LINK.sub("]", text).split()
+    return sum(any(letter.isalnum() for letter in word) for word in words)
+
+
+def anchors(page: Path) -> set[str]:
+    """What `#...` may follow a link to it, in the site and on GitHub."""
+    found = set()
+    for heading, *ids in HEADING.findall(prose(page)):
+        words = re.sub(r"[^\w\s-]", "", re.sub(r"\]\([^)]*\)", "", heading)).strip().lower()
+        found |= {re.sub(r"[-\s]+", "-", words), words.replace(" ", "-"), *ids}
+    return found
+
+
+def broken_links(page: Path, made: set[str]) -> Iterator[str]:
+    """Links that lead nowhere. made: pages that a build makes, from the root."""
+    for link in LINK.finditer(re.sub(r"`[^`\n]*`", "", prose(page))):
+        target = (page.parent / link["target"]).resolve() if link["target"] else page
+        if ":" in link["target"] or not target.is_relative_to(ROOT):
+            if "://" not in link["target"] and not link["target"].startswith("mailto:"):
+                yield f"{page.relative_to(ROOT)}: {link['target']}"
+        elif target.relative_to(ROOT).as_posix() in made:
+            continue
+        elif not target.exists():
+            yield f"{page.relative_to(ROOT)}: there is no {link['target']}"
+        elif link["anchor"] and target.suffix == ".md" and link["anchor"] not in anchors(target):
+            yield f"{page.relative_to(ROOT)}: {link['target']} has no #{link['anchor']}"
