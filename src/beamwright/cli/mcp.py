@@ -12,10 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
-
-from pydantic import TypeAdapter
 
 import beamwright
 from beamwright.cli.options import Invocation, option, with_settings
@@ -66,21 +63,12 @@ _SCHEMA: dict[str, Any] = {
 }
 """Of the arguments; all but the problem are as the server was started. The queue bounds them."""
 
-
-@dataclass(frozen=True)
-class Found:
-    """What the tool returns. answers: how many candidates end in which, the most frequent first."""
-
-    answer: str | None
-    text: str
-    score: float | None
-    warnings: tuple[str, ...]
-    tree_hash: str
-    seed: int
-    rounds: int
-    tokens: int
-    seconds: float
-    answers: dict[str, int]
+_RETURNED: dict[str, Any] = {
+    **{"answer": ["string", "null"], "text": "string", "score": ["number", "null"]},
+    **{"tree_hash": "string", "seed": "integer", "rounds": "integer", "warnings": "array"},
+    **{"tokens": "integer", "seconds": "number", "answers": "object"},
+}
+"""Types of what is returned. answers: how many candidates end in which, the most frequent first."""
 
 
 @with_settings()
@@ -145,12 +133,9 @@ def make_server(load: Callable[[], RequestQueue]) -> Server[Loading]:
 
     from beamwright.serve.errors import ApiError
 
-    tool = Tool(
-        name="solve",
-        description=_ABOUT,
-        input_schema=_SCHEMA,
-        output_schema=TypeAdapter(Found).json_schema(),
-    )
+    returned = {name: {"type": kind} for name, kind in _RETURNED.items()}
+    output = {"type": "object", "properties": returned, "required": [*returned]}
+    tool = Tool(name="solve", description=_ABOUT, input_schema=_SCHEMA, output_schema=output)
 
     async def tools(ctx: Context[Loading], params: object) -> ListToolsResult:
         del ctx, params
@@ -199,9 +184,8 @@ async def _solve(ctx: Context[Loading], given: Mapping[str, Any]) -> Solution:
     if seconds is not None and not (type(seconds) in (int, float) and seconds > 0):
         raise InputError("deadline_s: is a number of seconds")
     options["deadline"] = seconds
-    queue: RequestQueue = await asyncio.shield(
-        ctx.lifespan_context
-    )  # who stops waiting does not stop it
+    # Who stops waiting for the models does not stop their loading.
+    queue: RequestQueue = await asyncio.shield(ctx.lifespan_context)
     job = await queue.begin_search(problem, options)
     try:
         async for _ in job.changes():
@@ -215,19 +199,10 @@ async def _solve(ctx: Context[Loading], given: Mapping[str, Any]) -> Solution:
 
 def _found(solution: Solution) -> dict[str, Any]:
     answers = Counter(each.answer for each in solution.candidates if each.answer is not None)
-    found = Found(
-        answer=solution.answer,
-        text=solution.text,
-        score=solution.score,
-        warnings=solution.warnings,
-        tree_hash=solution.tree_hash,
-        seed=solution.seed,
-        rounds=solution.rounds,
-        tokens=solution.tokens.generated,
-        seconds=round(solution.time.total_s, 3),
-        answers=dict(answers.most_common()),
-    )
-    return dict(finite(asdict(found)))
+    found = {name: getattr(solution, name) for name in _RETURNED if hasattr(solution, name)}
+    found |= {"warnings": list(solution.warnings), "tokens": solution.tokens.generated}
+    found |= {"seconds": round(solution.time.total_s, 3), "answers": dict(answers.most_common())}
+    return dict(finite(found))
 
 
 def _said(found: Mapping[str, Any]) -> str:
