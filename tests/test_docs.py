@@ -6,7 +6,6 @@ kind fails, as does a fence in an unknown language.
 """
 
 import re
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -261,15 +260,6 @@ def test_every_problem_that_people_read_is_solved():
     answers = {each.problem: each.answer for each in found}
     assert answers == {problem: exact_answer(problem) for problem in PROBLEMS}
     assert not any(each.warnings for each in found)
-
-
-PLANNED = re.findall(r"^# .*?: (.*)\nbeamwright (plan .*)$", (ROOT / "README.md").read_text(), re.M)
-
-
-@pytest.mark.parametrize(("said", "words"), PLANNED)
-def test_plan_prints_what_readme_says(said, words, capsys):
-    assert cli_app.main(shlex.split(words)) == 0
-    assert capsys.readouterr().out.startswith(said)
 
 
 # --- the test itself -------------------------------------------------------------------------
