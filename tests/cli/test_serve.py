@@ -34,7 +34,8 @@ def test_a_search_is_served_until_it_is_told_to_end(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("# mine\nsesame\n")
     words = ["--port", "0", "--api-keys", str(keys), "--n", "4", "--width", "2", "--json"]
-    command = [sys.executable, "-m", "beamwright", "serve", *words, "--log-json", "--seed", "5"]
+    own = ("--log-json", "--seed", "5", "--no-receipts", "--system-prompt", "between us")
+    command = [sys.executable, "-m", "beamwright", "serve", *words, *own]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         cwd=Path(beamwright.__file__).parents[2],
@@ -51,6 +52,8 @@ def test_a_search_is_served_until_it_is_told_to_end(tmp_path):
     assert server.returncode == 0
     assert said == ""
     assert found["search"]["seed"] == 5
+    assert "receipt" not in found["search"]
+    assert "between us" not in json.dumps(found)
     assert found["choices"][0]["message"]["content"]
     lines = [json.loads(line) for line in logged.splitlines()]
     (line,) = [each for each in lines if each.get("path") == "/v1/chat/completions"]

@@ -51,6 +51,11 @@ def serve(
         600.0, "Of one search; then the best so far is the answer.", "S", min=1
     ),
     drain: float = option(30.0, "Seconds that searches have to end after SIGTERM.", "S", min=0),
+    receipts: bool = option(
+        True,
+        "Replies hold receipts: system prompt, models' places and the processor's name, too.",
+        flag="--receipts/--no-receipts",
+    ),
     log_json: bool = option(False, "A line of JSON on standard error per request."),
     ray: str | None = RAY,
     replicas: str | None = REPLICAS,
@@ -92,7 +97,7 @@ def serve(
         called = model.model.partition("@")[0] if model.model.startswith("hf:") else model.model
         name = name or Path(called).name or called
         seed = invocation.settings.search.seed if "seed" in invocation.given else None
-        queue = RequestQueue(solver, name, limits, seed)
+        queue = RequestQueue(solver, name, limits, seed, receipts=receipts)
         hosts = ["localhost", host, *(allow_host or [])]
         url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
 

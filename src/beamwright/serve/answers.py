@@ -155,8 +155,8 @@ def usage(jobs: Sequence[SearchJob]) -> dict[str, Any]:
     }
 
 
-def search_facts(job: SearchJob) -> dict[str, Any]:
-    """What is said of the search itself, beside OpenAI's fields."""
+def search_facts(job: SearchJob, *, receipt: bool) -> dict[str, Any]:
+    """What is said of the search itself, beside OpenAI's fields. receipt: its receipt, too."""
     solution = solution_of(job)
     settings = solution.settings.search
     shown = ("answer", "score", "stop", "tokens")
@@ -173,7 +173,7 @@ def search_facts(job: SearchJob) -> dict[str, Any]:
             {"index": index, **{name: getattr(candidate, name) for name in shown}}
             for index, candidate in enumerate(choices_of(job))
         ],
-        "receipt": solution.receipt,
+        **({"receipt": solution.receipt} if receipt else {}),
     }
 
 

@@ -168,7 +168,7 @@ class ChoicesEndpoint(Endpoint):
             for number, job in enumerate(self.jobs)
             for index, candidate in enumerate(choices_of(job))
         ]
-        facts = [search_facts(job) for job in self.jobs]
+        facts = [search_facts(job, receipt=self.queue.receipts) for job in self.jobs]
         return {
             **self._head(self.kind),
             "choices": choices,
@@ -207,8 +207,10 @@ class ChoicesEndpoint(Endpoint):
                 numbered = [{"index": number, **call} for number, call in enumerate(calls)]
                 yield self._chunk(index, {"tool_calls": numbered})
             finish = "tool_calls" if calls else finish_of(candidate)
-            facts = {"search": search_facts(job)} if index == offset else {}
-            yield self._chunk(index, {}, finish, **facts)
+            shown = {}
+            if index == offset:
+                shown = {"search": search_facts(job, receipt=self.queue.receipts)}
+            yield self._chunk(index, {}, finish, **shown)
 
     def _rounds(self, job: SearchJob, index: int, *, thinks: bool) -> Iterator[bytes]:
         """What was decided since: for people, where there is a search to tell of, and programs.

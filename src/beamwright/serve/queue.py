@@ -39,12 +39,22 @@ class Listener(Protocol):
 
 
 class RequestQueue:
-    """Takes requests for an engine. seed: of searches that name none; None: drawn anew."""
+    """Takes requests for an engine.
+
+    seed: of searches that name none; None: drawn anew. receipts: replies hold them.
+    """
 
     def __init__(
-        self, solver: Engine, name: str, limits: ServerLimits, seed: int | None = None
+        self,
+        solver: Engine,
+        name: str,
+        limits: ServerLimits,
+        seed: int | None = None,
+        *,
+        receipts: bool = True,
     ) -> None:
         self.solver, self.limits, self.started_s = solver, limits, time.time()
+        self.receipts = receipts
         self.reader = RequestReader(name, solver.settings.search, limits, seed)
         self.jobs: dict[str, SearchJob] = {}
         self.listeners: list[Listener] = []

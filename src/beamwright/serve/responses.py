@@ -64,7 +64,7 @@ class ResponsesEndpoint(Endpoint):
                 "output_tokens_details": counts["completion_tokens_details"],
                 "total_tokens": counts["total_tokens"],
             },
-            "search": search_facts(job),
+            "search": search_facts(job, receipt=self.queue.receipts),
         }
 
     async def parts(self) -> AsyncIterator[bytes]:
