@@ -41,17 +41,13 @@ def test_what_is_allowed_is_of_pages_that_are():
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_figure_of_a_page_is_quoted_from_a_file(page):
+def test_every_figure_of_a_page_stands_in_a_block(page):
     text = publish.BLOCK.sub("", (ROOT / page).read_text(encoding="utf-8"))
     text = " ".join(text.split())
-    for _, named, quoted in publish.quotes():
-        if named == page:
-            text = text.replace(quoted, "")
     assert set(FIGURE.findall(NOT_TEXT.sub("", text))) <= COMMON | OWN.get(page, set())
 
 
-def test_every_file_is_quoted_and_says_where_it_is_from():
-    assert set(publish.QUOTES) <= {file.stem for file in publish.FIGURES.glob("*.json")}
+def test_every_file_says_where_it_is_from():
     for file in publish.FIGURES.glob("*.json"):
         found = publish.read(file.stem)
         assert found["command"].startswith("python -m beamwright_lab.")
@@ -84,7 +80,6 @@ def test_a_block_that_differs_is_found_and_written(monkeypatch, tmp_path):
     page.write_text(text)
     monkeypatch.setattr(publish, "pages", lambda: [page])
     monkeypatch.setattr(publish, "ROOT", tmp_path)
-    monkeypatch.setattr(publish, "QUOTES", {})
     assert publish.lacking() == ["page.md: blocks to be written anew (--write)"]
     page.write_text(publish.rewritten(text))
     assert page.read_text() == text.replace("2", "3")

@@ -1,14 +1,12 @@
-"""Figures that pages quote, and the files they come from: `docs/figures/NAME.json`, as a command
-wrote it.
+"""Figures of pages, and the files they come from: `docs/figures/NAME.json`, as a command wrote it.
 
     python -m beamwright_lab.publish NAME...   takes results/NAME.json over, whole or, where there
                                                 is one, its `quoted`
     python -m beamwright_lab.publish --write   writes the blocks of pages
     python -m beamwright_lab.publish           only says what pages lack
 
-A page has figures in blocks, which are written from the files (tables), and in quotes, which
-somebody writes (a phrase in a sentence). Prints what pages have to say and do not
-(`tests/test_figures.py` fails until they do).
+A page has figures in blocks alone, between `<!-- figures: NAME -->` and `<!-- end -->`: tables made
+of the files. Prints which are to be written anew (`tests/test_figures.py` fails until they are).
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,12 +30,6 @@ BLOCK = re.compile(
 )
 """A block of a page: its name and what it says."""
 Found = Mapping[str, Any]
-Quote = tuple[str, str]
-"""A page, and what it says."""
-
-
-QUOTES: Mapping[str, Callable[[Found], Iterator[Quote]]] = {}
-"""By name of a file, what pages quote of it."""
 
 
 def _claims(claims: Sequence[Claim]) -> str:
@@ -102,31 +94,17 @@ def as_text(found: Found) -> str:
     return json.dumps(found, indent=1) + "\n"
 
 
-def quotes() -> Iterator[tuple[str, str, str]]:
-    """Name of the file, page, and what it has to say, of all files."""
-    for name, quoted in QUOTES.items():
-        for page, text in quoted(read(name)):
-            yield name, page, text
-
-
 def lacking() -> list[str]:
-    """What pages do not say, line breaks aside."""
-    texts: dict[str, str] = {}
-    found = []
-    for name, page, text in quotes():
-        if page not in texts:
-            texts[page] = " ".join((ROOT / page).read_text(encoding="utf-8").split())
-        if text not in texts[page]:
-            found.append(f"{page} does not say (docs/figures/{name}.json): {text}")
-    for file in pages():
-        text = file.read_text(encoding="utf-8")
-        if rewritten(text) != text:
-            found.append(f"{file.relative_to(ROOT)}: blocks to be written anew (--write)")
-    return found
+    """Pages whose blocks are not what the files say."""
+    return [
+        f"{file.relative_to(ROOT)}: blocks to be written anew (--write)"
+        for file in pages()
+        if rewritten(text := file.read_text(encoding="utf-8")) != text
+    ]
 
 
 def take_over(name: str) -> None:
-    """Put a result where pages quote it."""
+    """Put a result where blocks are made of it."""
     found = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     facts = ("benchmark", "command", "commit", "machine")
     if "quoted" in found:
@@ -137,7 +115,7 @@ def take_over(name: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(QUOTES))
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a result, by its file")
     parser.add_argument("--write", action="store_true", help="write the blocks of pages")
     given = parser.parse_args()
     for name in given.names:

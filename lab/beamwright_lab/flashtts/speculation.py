@@ -1,7 +1,7 @@
 """What decoding ahead of selection gives, with LookAhead Verification and without: simulated.
 
 FlashTTS's three pairs as `flashtts.figures` has them; `--verify-ahead slack` (4.1.3) is `+L`, the
-default is without it. README quotes the gains.
+default is without it. docs/papers/flashtts.md has the gains.
 """
 
 from __future__ import annotations
