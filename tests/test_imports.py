@@ -39,6 +39,7 @@ LEVELS = (
     ("remote",),
     ("verify",),
     ("saved",),
+    ("page",),
     ("solver",),
     ("evaluate",),
     ("cluster",),

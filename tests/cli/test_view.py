@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 import beamwright
-from beamwright.serve.runs import write_tree_page
+from beamwright.page.runs import write_tree_page
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 
 from beamwright import Solver
 from beamwright.cluster.mirror import Changes, Mirror
+from beamwright.page.events import PageTree
 from beamwright.serve.answers import final_text
-from beamwright.serve.events import PageTree
 from beamwright.tree import tree_hash
 
 PROBLEM = "Ann has 12 apples. She eats 3. How many are left?"

@@ -6,9 +6,9 @@ import pytest
 
 import feeding
 from beamwright import Solver
-from beamwright.serve.events import begin, end
+from beamwright.page.events import begin, end
+from beamwright.page.runs import write_tree_page
 from beamwright.serve.feed import Feed
-from beamwright.serve.runs import write_tree_page
 from beamwright_lab.serve.browser import chromium, chromium_path, running
 from served import Served
 
@@ -270,7 +270,7 @@ def test_the_saved_tree_page_draws_without_a_word_on_the_console(visit, tmp_path
 def test_what_is_exported_can_be_opened_again(serve_runs, visit, tmp_path):
     from xml.etree import ElementTree
 
-    from beamwright.serve.runs import read_runs
+    from beamwright.page.runs import read_runs
 
     run = a_run(**{"0.0": {"text": HOSTILE}})
     page = visit(serve_runs(run))

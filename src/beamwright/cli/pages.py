@@ -20,7 +20,7 @@ from beamwright.errors import InputError
 from beamwright.io import check_writable
 
 if TYPE_CHECKING:
-    from beamwright.serve.events import Event
+    from beamwright.page.events import Event
 
 _HOST = "127.0.0.1"
 
@@ -75,8 +75,8 @@ def view(
             from fastapi import FastAPI
             from starlette.middleware.trustedhost import TrustedHostMiddleware
 
+            from beamwright.page.runs import read_runs, with_unique_ids
             from beamwright.serve.feed import Feed, feed_routes, page_routes
-            from beamwright.serve.runs import read_runs, with_unique_ids
             from beamwright.serve.server import bind
         runs = with_unique_ids([run for path in paths for run in read_runs(path)])
         feed = Feed(most=float("inf"), most_bytes=float("inf"))

@@ -270,7 +270,7 @@ def _title(solution: Solution) -> str:
 
 def write_page(file: Path, solution: Solution) -> None:
     """Write the page of a solution's tree; raises InputError where that is not possible."""
-    from beamwright.serve.runs import write_tree_page
+    from beamwright.page.runs import write_tree_page
 
     tree = solution.tree
     chosen = tree.node(solution.lineage)

@@ -24,13 +24,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from beamwright.errors import BeamwrightError, Cancelled
 from beamwright.io import finite
+from beamwright.page.events import EndState, Event, PageTree, begin, dotted, end
+from beamwright.page.runs import filled_page
 from beamwright.protocols import RoundReport
 from beamwright.search import STRATEGIES
 from beamwright.serve.body import parsed, read_body
 from beamwright.serve.errors import AsciiJSON
-from beamwright.serve.events import EndState, Event, PageTree, begin, dotted, end
 from beamwright.serve.guard import owner_of
-from beamwright.serve.runs import filled_page
 from beamwright.tree import Node
 
 if TYPE_CHECKING:
@@ -303,7 +303,7 @@ def feed_routes(feed: Feed, queue: RequestQueue | None, gauges: Gauges = tuple) 
 def page_routes() -> APIRouter:
     """`/`, `/docs` and `/page/*`: the pages' files, read once."""
     routes = APIRouter(include_in_schema=False)
-    folder = resources.files("beamwright.serve") / "page"
+    folder = resources.files("beamwright.page") / "web"
     files = {part.name: part.read_bytes() for part in folder.iterdir() if part.is_file()}
     files["index.html"] = filled_page(_HEAD, "", title="Beamwright").encode()
 

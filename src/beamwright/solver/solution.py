@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from html import escape
-from importlib import import_module
 from math import inf
 from typing import Any
 
 from beamwright.config import Settings
 from beamwright.counters import Counters
+from beamwright.page.runs import tree_page
 from beamwright.tree import Lineage, SearchTree
 
 _SHOWN = 5  # candidates, in a notebook
@@ -350,10 +350,8 @@ class Solution:
 
     def _tree_html(self) -> str:
         """The page that `--tree` writes, where it is light; else the chosen path."""
-        # By name: the page is of a room above, and nobody but a notebook asks for it here.
-        runs = import_module("beamwright.serve.runs")
         title = self.problem or "synthetic prompt"
-        page = runs.tree_page(self.tree, self.tree.node(self.lineage), "search", title)
+        page = tree_page(self.tree, self.tree.node(self.lineage), "search", title)
         if len(page) > _LIGHT:
             return f"<pre>{escape(self.text)}</pre><p>The whole tree is too large to show here.</p>"
         # No origin of its own: what is in it reaches nothing of the notebook's.

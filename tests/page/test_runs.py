@@ -8,8 +8,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from beamwright.errors import InputError
-from beamwright.serve.events import Event, begin, end
-from beamwright.serve.runs import read_runs, with_unique_ids, write_tree_page
+from beamwright.page.events import Event, begin, end
+from beamwright.page.runs import read_runs, with_unique_ids, write_tree_page
 from beamwright.tree import StopReason
 from fakes import add_step, grow, new_tree
 

@@ -18,8 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from beamwright.errors import InputError
 from beamwright.io import read_regular, write_whole
-from beamwright.search.answers import extract_answer
-from beamwright.serve.events import (
+from beamwright.page.events import (
     RUN_FORMAT,
     RUN_VERSION,
     Event,
@@ -28,9 +27,10 @@ from beamwright.serve.events import (
     end,
     saved_run,
 )
+from beamwright.search.answers import extract_answer
 from beamwright.tree import Node, SearchTree
 
-_PARTS = Path(__file__).parent / "page"
+_PARTS = Path(__file__).parent / "web"
 # Each may name what those before it export; `saved.js` stands for `api.js`.
 _SCRIPTS = (
     "common", "layout", "tree", "details", "rounds", "saved", "run", "pane", "controls", "export",
