@@ -112,10 +112,18 @@ def test_versions_that_differ_are_told_and_nothing_is_required_then(cli, answer)
         (lambda c: c["receipt"].update(unrepeatable="--deadline 1s had passed"), "--deadline 1s"),
         (lambda c: c["receipt"]["settings"].update(color=3), "unknown option 'color'"),
         (lambda c: c["receipt"]["settings"].update(n="many"), "--n"),
+        (lambda c: c["receipt"]["settings"].update(recipe="/etc/passwd"), "option 'recipe'"),
+        (lambda c: c["receipt"]["settings"].update(cls=3), "unknown option 'cls'"),
+        (lambda c: c["receipt"]["settings"].update(link_bandwidth=1), "option 'link_bandwidth'"),
+        (lambda c: c["receipt"]["settings"].update(model="hf:a/b"), "add --model hf:a/b"),
+        (lambda c: c["receipt"]["settings"].update(verifier="judge:hf:a/b"), "add --verifier"),
+        (lambda c: c["receipt"]["settings"].update(chat_template="/etc/passwd"), "add --chat-tem"),
         (lambda c: c["receipt"]["settings"].update(search="python:a.B@12"), "only Python has"),
         (lambda c: c["receipt"]["settings"].update(search="odd", search_code=ODD), "plugin odd"),
         (lambda c: c["receipt"]["settings"].update(search_code="x.Beam@12"), "other code"),
         (lambda c: c["receipt"]["settings"].update(model="openai:http://a/v1#b"), "elsewhere"),
+        (lambda c: c["receipt"].update(problem={"prompt_tokens": True}), "its problem is none"),
+        (lambda c: c["receipt"].update(problem={"prompt_tokens": 10**12}), "tokens long"),
         (lambda c: c["receipt"].update(verifier={"sha256": "0", "files": 5}), "verifier here is"),
         (lambda c: c["receipt"].update(generator={"sha256": "0"}), "generator here is"),
     ],
@@ -124,6 +132,24 @@ def test_what_cannot_be_grown_again_is_one_line(cli, answer, change, said):
     found = cli("verify", answer(change))
     assert (found.code, found.out) == (2, "")
     assert said in found.complaint
+
+
+def test_what_a_receipt_would_have_read_is_read_once_its_reader_says_so(cli, tmp_path, answer):
+    template = tmp_path / "template.jinja"
+    written = json.loads((BUNDLED / "generator" / "tokenizer_config.json").read_text())
+    template.write_text(written["chat_template"])
+    file = answer(lambda c: c["receipt"]["settings"].update(chat_template=str(template)))
+    assert "add --chat-template" in cli("verify", file).complaint
+    assert report(cli, file, "--chat-template", template)["equal"] == 1
+    template.write_bytes(b"\xff{")
+    assert "not a template" in cli("verify", file, "--chat-template", template).complaint
+
+
+def test_a_line_stays_short_whatever_a_receipt_holds(cli, answer):
+    file = answer(lambda c: c["receipt"].update(unrepeatable="long " * 100_000))
+    assert len(cli("verify", file).complaint) < 3000
+    file = answer(lambda c: c["receipt"].update(problem_id="long " * 100_000))
+    assert len(cli("verify", file).out) < 3000
 
 
 def test_a_deadline_and_a_stop_of_ones_own_leave_no_repeatable_tree():

@@ -21,6 +21,7 @@ from beamwright.errors import BeamwrightError, InputError
 from beamwright.io import finite
 
 INTERRUPTED = 130
+LONGEST_LINE = 2000  # characters
 
 
 @contextmanager
@@ -75,8 +76,8 @@ def short_number(number: float) -> str:
 
 
 def complain(line: str) -> None:
-    """One line on standard error, whatever the text holds."""
-    typer.echo(f"beamwright: {one_line(line)}", err=True)
+    """One line on standard error, whatever the text holds, and however long a file has made it."""
+    typer.echo(f"beamwright: {one_line(line):.{LONGEST_LINE}}", err=True)
 
 
 @contextmanager
@@ -100,7 +101,8 @@ def guard(debug: bool) -> Iterator[None]:
         elif isinstance(error, BeamwrightError):
             line, code = f"error: {error}", error.exit_code
         elif isinstance(error, OSError):  # of what nobody reads or writes on purpose: a full disk
-            line = f"error: {error.filename or 'standard output'}: {error.strerror or error}"
+            where = str(error.filename or "standard output")
+            line = f"error: {where:.500}: {error.strerror or error!s:.500}"
         elif isinstance(error, MemoryError):
             line = "error: out of memory (lower --n, --kv-memory or --host-memory)"
         else:

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from beamwright.cli.options import Invocation, option, with_settings
-from beamwright.cli.output import complain, first_import, one_line, print_json, quiet_stdout
+from beamwright.cli.output import (
+    LONGEST_LINE,
+    complain,
+    first_import,
+    one_line,
+    print_json,
+    quiet_stdout,
+)
 from beamwright.config import Settings, option_owners
 from beamwright.errors import InputError
 from beamwright.evaluate.run import parse_records
@@ -36,7 +43,7 @@ _SAID = ("answer", "text", "score", "stop", "rounds", "tree_hash")  # beside a r
 _RECOMPUTED = "KV that was computed again"
 _SHOWN = 10  # digits of a tree's hash, for people
 _OPTIONS = (
-    *("model", "verifier", "device", "attention", "sparse_home"),
+    *("model", "verifier", "chat_template", "device", "attention", "sparse_home"),
     *(
         name
         for section in ("memory", "schedule")
@@ -99,7 +106,7 @@ def verify(
                 claim, solve = begun.popleft()
                 line = report.compare(claim, solve())
                 if not invocation.as_json:
-                    typer.echo(one_line(line), file=out)
+                    typer.echo(f"{one_line(line):.{LONGEST_LINE}}", file=out)
     if invocation.as_json:
         print_json(report.content())
     else:
@@ -218,12 +225,20 @@ def _settings_of(claims: Sequence[Claim], given: Mapping[str, Any]) -> Settings:
 
 
 def _settings(claim: Claim, given: Mapping[str, Any]) -> Settings:
-    from beamwright.saved.checkpoint import check_own, check_plugins
+    from beamwright.saved.checkpoint import DECISIVE_SECTIONS, check_own, check_plugins
 
-    saved = claim.receipt.settings
+    saved, owners = claim.receipt.settings, option_owners()
     check_own(saved, claim.place)
     check_plugins(saved, claim.place)
     kept = {name: value for name, value in saved.items() if name not in CODE}
+    for name, value in kept.items():
+        if owners.get(name) not in (*DECISIVE_SECTIONS, "stop"):
+            raise InputError(f"{claim.place}: unknown option {name!r:.80} of a tree")
+        # A stranger's file does not choose what is downloaded, or which files are a template.
+        fetched = name in ("model", "verifier") and "hf:" in str(value)
+        if name not in given and (fetched or (name == "chat_template" and "{" not in str(value))):
+            flag = f"--{name.replace('_', '-')} {value}"
+            raise InputError(f"{claim.place}: to have it loaded, add {flag:.200}")
     try:
         settings = Settings.build(**{**kept, **given})
         code = plugin_code(settings)

@@ -123,9 +123,9 @@ class Prompts:
         Raises:
             ProblemTooLongError: if the prompt fills the context.
         """
+        self._check_length(num_tokens)
         generator = torch.Generator().manual_seed(_SYNTHETIC_SEED)
         ids = torch.randint(self._vocab, (num_tokens,), generator=generator).tolist()
-        self._check_length(len(ids))
         return SearchTree(0, tuple(ids), "")
 
     def check(self, tree: SearchTree, file: Path, problem: str | None) -> None:

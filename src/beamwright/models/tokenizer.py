@@ -292,7 +292,7 @@ def _template_text(chat_template: str) -> str:
     try:
         if path.is_file():
             return path.read_text(encoding="utf-8-sig")
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         pass  # a long literal template is no file name
     if "{" not in chat_template:
         raise InputError(f"--chat-template {chat_template!r}: no such file, and not a template")

@@ -107,7 +107,7 @@ def problem_of(asked: Any, where: str) -> Problem | int:
             return RawPrompt(text)
         case {"prompt": [*ids]} if all(type(token) is int for token in ids):
             return RawPrompt(tuple(ids))
-        case {"prompt_tokens": int() as number} if number > 0:
+        case {"prompt_tokens": number} if type(number) is int and number > 0:
             return number
     raise InputError(f"{where}: not a receipt (its problem is none)")
 
