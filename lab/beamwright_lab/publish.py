@@ -53,6 +53,7 @@ PAPERS: Mapping[str, Sequence[Claim]] = {
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "accuracy": lambda: tables.accuracy(read("accuracy")),
     "accuracy-all": lambda: _whole(partial(tables.accuracy, more=True), "accuracy"),
+    "accuracy-paired": lambda: tables.paired(read("accuracy")),
     "speed": lambda: tables.speed(read("peers-search")),
     "speed-all": lambda: _whole(tables.speed, "peers-search"),
     "paths": lambda: _whole(tables.paths, "peers-paths"),

@@ -50,6 +50,31 @@ def accuracy(found: Found, *, more: bool = False) -> str:
     return table(rows, list(rows[1]))
 
 
+_PAIRS = (
+    ("weak", "majority"),
+    ("weak", "best-of-n"),
+    ("strong", "majority"),
+    ("strong", "best-of-n"),
+)
+
+
+def paired(found: Found) -> str:
+    """Beam search against other ways to spend n = 16, problem by problem."""
+    names = {method: heading for heading, method in _METHODS.items()}
+    rows = []
+    for generator, less in _PAIRS:
+        (row,) = (
+            each
+            for each in found["paired"]
+            if each["this"] == f"{generator}, beam, n = 16"
+            and each["less"] == f"{generator}, {less}, n = 16"
+        )
+        shown = {"beam search, n = 16": f"{generator}, less {names[less]}"}
+        rows.append({**shown, **{key: row[key] for key in ("difference", "95 % interval")}})
+    problems = f"Problem by problem, over {found['problems']} problems:"
+    return f"{problems}\n\n{table(rows, list(rows[0]))}"
+
+
 _SIDES = {
     "Beamwright": "beamwright",
     "loop over `transformers`": "search-and-learn's loop, transformers",

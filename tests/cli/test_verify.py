@@ -73,6 +73,9 @@ def test_a_receipt_is_small_and_alone_enough(cli, tmp_path, answer):
         (lambda c: c.update(answer="80"), "answer", None),
         (lambda c: c.update(score=c["score"] - 0.01), "answer", None),
         (lambda c: c.update(text=c["text"] + "."), "answer", None),
+        (lambda c: c.update(problem=c["problem"].replace("7", "8")), "answer", None),
+        (lambda c: c.update(seed=1), "answer", None),
+        (lambda c: c["candidates"][-1].update(answer="80"), "answer", None),
     ],
 )
 def test_what_was_changed_is_found(cli, answer, change, what, number):

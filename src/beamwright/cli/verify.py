@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from beamwright.tree import Problem, SearchTree
 
 _SCORE_TOLERANCE = 1e-4  # scores are compared apart (docs/concepts/sameness.md)
-_SAID = ("answer", "text", "score", "stop", "rounds", "tree_hash")  # beside a receipt
+_SAID = ("problem", "seed", "answer", "text", "score", "stop", "rounds", "tree_hash")
+"""Beside a receipt, where a file has them; candidates, too, of `solve --json`."""
 _RECOMPUTED = "KV that was computed again"
 _SHOWN = 10  # digits of a tree's hash, for people
 _OPTIONS = (
@@ -186,8 +187,11 @@ def _claim(
     if receipt is None:
         raise InputError(f"{place}: holds no receipt")
     read = read_receipt(receipt, place)
-    said = {name: said[name] for name in _SAID if name in said}
-    return Claim(place, read, problem_of(read.problem, place), said, tree)
+    several = said.get("candidates")
+    stated = {name: said[name] for name in _SAID if name in said}
+    if isinstance(several, list) and all(isinstance(c, dict) and "lineage" in c for c in several):
+        stated["candidates"] = several
+    return Claim(place, read, problem_of(read.problem, place), stated, tree)
 
 
 def _message(reply: Mapping[str, Any]) -> dict[str, Any]:
@@ -323,10 +327,14 @@ class _Report:
             return {"what": "prompt"}, "the prompt has other tokens"
         number = first_other(was.rounds, now["rounds"])
         if number is None and was.tree_hash == solution.tree_hash:
-            said = [name for name, value in claim.said.items() if not _same(value, name, solution)]
+            now_said = {name: _stated(name, solution) for name in claim.said}
+            said = [n for n, value in claim.said.items() if not _same(value, now_said[n])]
             if not said:
                 return None, ""
-            other = ", ".join(f"{name} is {getattr(solution, name)!r:.60}" for name in said)
+            other = ", ".join(
+                f"{name} is {now_said[name]!r:.60}" if name != "candidates" else "candidates differ"
+                for name in said
+            )
             return {"what": "answer", "said": said}, f"the tree is equal, but its {other}"
         if number is None:
             return {"what": "decisions"}, "all steps are equal; they were kept or pruned otherwise"
@@ -392,8 +400,19 @@ class _Report:
         }
 
 
-def _same(value: Any, name: str, solution: Solution) -> bool:
-    now = getattr(solution, name)
-    if name == "score" and isinstance(value, float) and isinstance(now, float):
-        return abs(value - now) <= _SCORE_TOLERANCE
-    return bool(value == now)
+def _stated(name: str, solution: Solution) -> Any:
+    if name == "candidates":
+        return [each.to_json() for each in solution.candidates]
+    return getattr(solution, name)
+
+
+def _same(was: Any, now: Any) -> bool:
+    """Scores, the only fractions, differ in their last digits."""
+    match was, now:
+        case float(), float():
+            return abs(was - now) <= _SCORE_TOLERANCE
+        case [*first], [*second]:
+            return len(first) == len(second) and all(map(_same, first, second))
+        case dict(), dict():
+            return was.keys() == now.keys() and all(_same(was[k], now[k]) for k in was)
+    return bool(was == now)

@@ -16,6 +16,7 @@ from beamwright.engine.decisions import cut_short, policy_name
 from beamwright.engine.moving import MovingSplit
 from beamwright.engine.timeline import Accounting
 from beamwright.engine.tree_run import TreeRun
+from beamwright.errors import PolicyError
 from beamwright.plan.workload import dm_lower_bound_bytes
 from beamwright.protocols import SchedulePolicy
 from beamwright.saved.checkpoint import tree_settings
@@ -140,6 +141,8 @@ class Meter:
             nodes, finals = final_nodes(tree, search.n), strategy_row(search).finals
             if finals is not None:
                 nodes = finals(tree.finished(), search.n) or nodes
+        if not nodes:
+            raise PolicyError(f"strategy {search.search}: ends the search without a candidate")
         candidates = tuple(map(candidate_of, nodes))
         place = choose(
             [candidate.answer for candidate in candidates],
