@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 from beamwright.cli.app import main as beamwright
 from beamwright.units import GIB
-from beamwright_lab.common import finish, say
+from beamwright_lab.common import finish, say, table
 
 SKYWORK = "Skywork/Skywork-o1-Open-PRM-Qwen-2.5-1.5B"
 QWEN = "Qwen/Qwen2.5-1.5B-Instruct"
@@ -153,9 +153,9 @@ def rows() -> list[dict[str, Any]]:
 
 def block(found: Mapping[str, Any]) -> str:
     """A table, then the commands of every machine; found: the file of figures."""
-    heads = "| you have | generator | verifier | needs, GiB | paths | predicted |"
-    table = [heads, "|" + "---|" * 6, *map(_line, found["rows"])]
-    return "\n".join([*table, *(line for each in found["rows"] for line in _commands(each))])
+    rows = [*map(_row, found["rows"])]
+    commands = (line for each in found["rows"] for line in _commands(each))
+    return "\n".join([table(rows, list(rows[0])), *commands])
 
 
 def sample_block(found: Mapping[str, Any]) -> str:
@@ -164,7 +164,7 @@ def sample_block(found: Mapping[str, Any]) -> str:
     return "\n".join([*command, *found["sample"], "...", "```"])
 
 
-def _line(each: Mapping[str, Any]) -> str:
+def _row(each: Mapping[str, Any]) -> dict[str, str]:
     words = each["plan"]
     kept = {
         option: f", {words[words.index(option) + 1]}" for option in words if "weights" in option
@@ -178,15 +178,14 @@ def _line(each: Mapping[str, Any]) -> str:
     anchor = "".join(
         c for c in each["machine"].lower().replace(" ", "-") if c.isalnum() or c == "-"
     )
-    cells = (
-        f"[{each['machine']}](#{anchor})",
-        model("--model", "--weights"),
-        model("--verifier", "--verifier-weights"),
-        f"{each['needs_gib']} of {each['of_gib']}",
-        f"{words[words.index('--n') + 1]} of {each['beams']}",
-        _time(each["seconds"]),
-    )
-    return f"| {' | '.join(cells)} |"
+    return {
+        "you have": f"[{each['machine']}](#{anchor})",
+        "generator": model("--model", "--weights"),
+        "verifier": model("--verifier", "--verifier-weights"),
+        "needs, GiB": f"{each['needs_gib']} of {each['of_gib']}",
+        "paths": f"{words[words.index('--n') + 1]} of {each['beams']}",
+        "predicted": _time(each["seconds"]),
+    }
 
 
 def _time(seconds: float) -> str:

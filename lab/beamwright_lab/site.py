@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -25,6 +25,7 @@ from beamwright.io import installed
 from beamwright.registry import extra_of, flag_of, rows_under
 from beamwright.search import STRATEGIES
 from beamwright.serve.body import NEUTRAL
+from beamwright_lab.common import table
 
 ROOT = Path(__file__).resolve().parents[2]
 REPOSITORY = "https://github.com/beamwright/beamwright"
@@ -40,7 +41,6 @@ PROBLEM = (
     "Jack has 70 eggs. In April Jack gets 9 eggs. In May Jack sells 19 eggs. "
     "How many eggs does Jack have now?"
 )
-GENERATED = ("cli", "settings", "json", "http", "python")
 _LINK = re.compile(r"(?<=\]\()([^)#\s]+)((?:#[^)\s]*)?)(?=\))")
 _CODE = re.compile(r"(^ *```.*?^ *```|`[^`\n]*`)", re.MULTILINE | re.DOTALL)
 
@@ -56,9 +56,8 @@ def on_files(files: Any, config: Any) -> Any:
         if (ROOT / source).is_file():
             text = (ROOT / source).read_text(encoding="utf-8")
             files.append(File.generated(config, page, content=moved(text, source, page)))
-    for name in GENERATED:
-        text = globals()[f"{name}_page"]()
-        files.append(File.generated(config, f"reference/{name}.md", content=text))
+    for name, make in GENERATED.items():
+        files.append(File.generated(config, f"reference/{name}.md", content=make()))
     return files
 
 
@@ -93,15 +92,11 @@ def moved(text: str, source: str, page: str) -> str:
             shown = "index.md"
         elif shown == place:  # nothing that the site has
             return f"{REPOSITORY}/{'tree' if file.is_dir() else 'blob'}/main/{place}{anchor}"
-        return _relative(shown, page) + anchor
+        return posixpath.relpath(shown, posixpath.dirname(page) or ".") + anchor
 
     parts = _CODE.split(text)
     parts[::2] = [_LINK.sub(link, part) for part in parts[::2]]
     return "".join(parts)
-
-
-def _relative(target: str, page: str) -> str:
-    return posixpath.relpath(target, posixpath.dirname(page) or ".")
 
 
 # --- the reference ------------------------------------------------------------------------------
@@ -127,17 +122,14 @@ def cli_page() -> str:
 
 def _command(name: str, command: Any) -> Iterator[str]:
     arguments = [param for param in command.params if param.param_type_name == "argument"]
-    words = " ".join(param.metavar or param.name.upper() for param in arguments)
+    words = " ".join(map(_called, arguments))
     yield f"## {name}"
     yield (command.help or "").strip()
     yield f"```text\nbeamwright {name} {words} [OPTIONS]\n```".replace("  ", " ")
     if arguments:
         yield _table(
             ("argument", "meaning"),
-            [
-                (f"`{param.metavar or param.name.upper()}`", _plain(render(param.help or "").plain))
-                for param in arguments
-            ],
+            [(f"`{_called(param)}`", _help(param)) for param in arguments],
         )
     panels: dict[str, list[Any]] = {}
     for param in command.params:
@@ -153,7 +145,15 @@ def _command(name: str, command: Any) -> Iterator[str]:
 def _option(param: Any) -> tuple[str, str]:
     flags = " ".join(f"`{flag}`" for flag in (*param.opts, *param.secondary_opts))
     value = "" if param.is_flag or not param.metavar else f" `{param.metavar}`"
-    return flags + value, _plain(render(param.help or "").plain)
+    return flags + value, _help(param)
+
+
+def _called(argument: Any) -> str:
+    return str(argument.metavar or argument.name.upper())
+
+
+def _help(param: Any) -> str:
+    return _plain(render(param.help or "").plain)
 
 
 def settings_page() -> str:
@@ -320,7 +320,14 @@ def _plain(text: str | None) -> str:
 
 
 def _table(heading: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [heading, ("---",) * len(heading), *rows]
-    return "\n".join(
-        f"| {' | '.join(cell.replace(chr(10), ' ') for cell in line)} |" for line in lines
-    )
+    return table([dict(zip(heading, row, strict=True)) for row in rows], heading)
+
+
+GENERATED: Mapping[str, Callable[[], str]] = {
+    "cli": cli_page,
+    "settings": settings_page,
+    "json": json_page,
+    "http": http_page,
+    "python": python_page,
+}
+"""Pages of the reference, by name."""

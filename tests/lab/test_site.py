@@ -7,8 +7,6 @@ import pytest
 from beamwright.config import option_owners
 from beamwright_lab import site
 
-PAGES = {name: getattr(site, f"{name}_page") for name in site.GENERATED}
-
 
 @pytest.fixture(scope="module")
 def cli():

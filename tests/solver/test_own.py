@@ -7,7 +7,7 @@ import pytest
 from beamwright import Solver
 from beamwright.config import Settings
 from beamwright.errors import InputError, PolicyError
-from beamwright.protocols import Complete, Extend, Finish
+from beamwright.protocols import Complete, Extend, Finish, Prune
 from beamwright.saved.checkpoint import read_checkpoint, resumed_settings
 from beamwright.saved.identity import identity_of
 from beamwright.search.particles import ParticleFilter
@@ -99,6 +99,20 @@ def test_a_stop_of_ones_own_ends_the_search_and_says_why(make_solver):
     assert "it is late" in found.reason_fewer
     with pytest.raises(PolicyError, match="it returned bool, not a reason"):
         make_solver(**SMALL, stop=[lambda tree: True]).solve(PROBLEM)
+
+
+class PrunesAll:
+    """Opens two paths, and leaves none."""
+
+    def select(self, tree, rng):
+        if tree.rounds == 0:
+            return [Extend(tree.root, 2)]
+        return [*map(Prune, tree.candidates()), Finish("enough")]
+
+
+def test_a_strategy_that_leaves_no_candidate_is_named(make_solver):
+    with pytest.raises(PolicyError, match="ends the search without a candidate"):
+        make_solver(**SMALL, strategy=PrunesAll()).solve(PROBLEM)
 
 
 def test_a_declared_strategy_is_the_same_as_an_object(make_solver):

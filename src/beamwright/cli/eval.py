@@ -22,6 +22,7 @@ from beamwright.cli.options import (
     REPLICAS,
     Invocation,
     find_cluster,
+    number_or_auto,
     option,
     with_settings,
 )
@@ -96,8 +97,7 @@ def evaluate(
     """Solve a set of problems and report the accuracy."""
     if trees is not None and out is None:
         raise InputError("--trees needs --out DIR to write to")
-    if in_flight != "auto" and not in_flight.isdecimal():
-        raise InputError(f"--in-flight {in_flight}: give a number, or auto")
+    together = number_or_auto("--in-flight", in_flight)
     cluster = find_cluster(ray, replicas, replica_cores, invocation.plugins)
     recipe = read_recipe(recipe_file, invocation.given)
     dataset = dataset or recipe.dataset
@@ -111,7 +111,6 @@ def evaluate(
             if note is not None:
                 check_models(model)
                 complain(note)
-    together = None if in_flight == "auto" else int(in_flight)
     # On a cluster the driver's cores have nothing else to do.
     alone = cluster is None or cluster.address is None
     most = 2 if alone else max(2, min(_MOST_CHECKERS, (os.cpu_count() or 1) - 1))

@@ -307,6 +307,15 @@ def meant_by(flag: str, offered: Collection[str]) -> str:
     return f"did you mean {' or '.join(f'--{key}' for key in close)}?"
 
 
+def number_or_auto(flag: str, text: str | None, least: int = 0) -> int | None:
+    """None for auto, and where nothing is given. Raises InputError."""
+    if text in (None, "auto"):
+        return None
+    if not text.isdecimal() or int(text) < least:
+        raise InputError(f"{flag} {text}: give a number, or auto")
+    return int(text)
+
+
 def find_cluster(
     address: str | None, replicas: str | None, cores: int | None, plugins: Sequence[Path]
 ) -> Cluster | None:
@@ -316,10 +325,8 @@ def find_cluster(
             if value is not None:
                 raise InputError(f"--{name} {value}: does nothing without --ray")
         return None
-    if replicas is not None and replicas != "auto" and not replicas.isdecimal():
-        raise InputError(f"--replicas {replicas}: give a number, or auto")
+    number = number_or_auto("--replicas", replicas)
     from beamwright.cluster.serving import Cluster
 
-    number = None if replicas in (None, "auto") else int(replicas)
     files = tuple(str(file.resolve()) for file in plugins)
     return Cluster(None if address == "local" else address, number, cores or 1, files)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from beamwright.cli.options import Invocation, option, with_settings
+from beamwright.cli.options import Invocation, number_or_auto, option, with_settings
 from beamwright.cli.output import (
     LONGEST_LINE,
     complain,
@@ -88,8 +88,7 @@ def verify(
     """
     if invocation.given.get("speculation") == "truncate":
         raise InputError("--speculation truncate: grows another tree each time")
-    if in_flight != "auto" and not (in_flight.isdecimal() and int(in_flight)):
-        raise InputError(f"--in-flight {in_flight}: give a number, or auto")
+    together = number_or_auto("--in-flight", in_flight, least=1)
     out = sys.stdout
     with quiet_stdout():
         with first_import("beamwright.solver.solver"):
@@ -100,7 +99,7 @@ def verify(
         with Solver(settings) as solver:
             for claim in claims:
                 _check_models_are(claim, solver.identities())
-            solver.most_submitted = None if in_flight == "auto" else int(in_flight)
+            solver.most_submitted = together
             report = _Report(claims, skipped, invocation.given, solver)
             begun = deque((claim, _begin(solver, claim)) for claim in claims)
             while begun:  # trees that are compared go

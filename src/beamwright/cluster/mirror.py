@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from beamwright.protocols import RoundReport
-from beamwright.tree import Node, NodeState, SearchTree
+from beamwright.tree import Node, SearchTree
 
 Ordinals = tuple[str | int, ...]
 """A lineage without the problem's id."""
@@ -64,15 +64,7 @@ class Changes:
     def of(self, tree: SearchTree, report: RoundReport | None = None) -> TreeNews:
         """All that is not known of it; in a round known pruned branches are looked past."""
         fresh, self._tree = tree is not self._tree, tree
-        steps: list[StepDelta] = []
-        stack = [tree.root]
-        while stack:
-            node = stack.pop()
-            changed = self._change(node)
-            if changed is not None:
-                steps.append(changed)
-            if report is None or node.state is not NodeState.PRUNED or changed is not None:
-                stack.extend(reversed(node.children))
+        steps = tree.changed(self._change, whole=report is None)
         told: dict[str, Any] = {}
         if report is not None:
             told = {"round": report.round, "elapsed_s": report.elapsed_s}

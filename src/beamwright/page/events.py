@@ -121,16 +121,7 @@ class PageTree:
 
     def changes(self, tree: SearchTree) -> list[StepEvent]:
         """New nodes and what has changed of others, parents first; looks past pruned branches."""
-        steps: list[StepEvent] = []
-        stack = [tree.root]
-        while stack:
-            node = stack.pop()
-            step = self._change(node)
-            if step is not None:
-                steps.append(step)
-            if node.state is not NodeState.PRUNED or step is not None:
-                stack.extend(reversed(node.children))
-        return steps
+        return tree.changed(self._change)
 
     def over(self, tree: SearchTree) -> list[StepEvent]:
         """What has changed last; that no step has KV any more goes without saying."""

@@ -17,7 +17,6 @@ from beamwright.serve.answers import (
     calls_of,
     choices_of,
     finish_of,
-    search_facts,
     solution_of,
     token_logprobs,
     usage,
@@ -168,7 +167,7 @@ class ChoicesEndpoint(Endpoint):
             for number, job in enumerate(self.jobs)
             for index, candidate in enumerate(choices_of(job))
         ]
-        facts = [search_facts(job, receipt=self.queue.receipts) for job in self.jobs]
+        facts = [*map(self.facts, self.jobs)]
         return {
             **self._head(self.kind),
             "choices": choices,
@@ -207,10 +206,8 @@ class ChoicesEndpoint(Endpoint):
                 numbered = [{"index": number, **call} for number, call in enumerate(calls)]
                 yield self._chunk(index, {"tool_calls": numbered})
             finish = "tool_calls" if calls else finish_of(candidate)
-            shown = {}
-            if index == offset:
-                shown = {"search": search_facts(job, receipt=self.queue.receipts)}
-            yield self._chunk(index, {}, finish, **shown)
+            facts = {"search": self.facts(job)} if index == offset else {}
+            yield self._chunk(index, {}, finish, **facts)
 
     def _rounds(self, job: SearchJob, index: int, *, thinks: bool) -> Iterator[bytes]:
         """What was decided since: for people, where there is a search to tell of, and programs.

@@ -16,6 +16,7 @@ from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from beamwright.serve.answers import search_facts
 from beamwright.serve.body import Fields, read_body
 from beamwright.serve.errors import ApiError, AsciiJSON, api_error, log
 from beamwright.serve.guard import owner_of
@@ -50,6 +51,10 @@ class Endpoint(ABC):
     @abstractmethod
     def parts(self) -> AsyncIterator[bytes]:
         """All events of jobs that are under way, as long as nothing goes wrong."""
+
+    def facts(self, job: SearchJob) -> dict[str, Any]:
+        """What is said of a search beside OpenAI's fields."""
+        return search_facts(job, receipt=self.queue.receipts)
 
     @abstractmethod
     def failed(self, error: ApiError) -> bytes:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from beamwright.serve.answers import behind, choices_of, finish_of, search_facts, usage
+from beamwright.serve.answers import behind, choices_of, finish_of, usage
 from beamwright.serve.body import ITEMS, Count, Fields, parsed
 from beamwright.serve.chat import Message, conversation
 from beamwright.serve.endpoint import Endpoint, event
@@ -64,7 +64,7 @@ class ResponsesEndpoint(Endpoint):
                 "output_tokens_details": counts["completion_tokens_details"],
                 "total_tokens": counts["total_tokens"],
             },
-            "search": search_facts(job, receipt=self.queue.receipts),
+            "search": self.facts(job),
         }
 
     async def parts(self) -> AsyncIterator[bytes]:

@@ -171,6 +171,14 @@ class Meter:
         mixed = rule is not None and run.restore is not None  # a resumed path has full attention's
         exact = machinery.exact and settings.schedule.speculation != "truncate" and not mixed
         exact = exact and machinery.generator is not None
+        receipt = self._receipt(
+            run,
+            problem,
+            asked,
+            exact=exact,
+            is_whole=is_whole,
+            recomputed=any(counted.recomputed_tokens for counted in new.values()),
+        )
         return Solution(
             problem_id=tree.root.problem_id,
             problem=tree.root.problem_text,
@@ -211,20 +219,13 @@ class Meter:
             ),
             io_share=phases["stall_s"] / total_s if total_s else 0.0,
             goodput_tok_s=run.goodput_tok_s(nodes, best_answer),
-            tree_hash=tree_hash(tree),
+            tree_hash=receipt["tree_hash"],
             exact=exact,
             seed=search.seed,
             schedule=policy_name(self._schedule),
-            attention=None if machinery.generator is None else machinery.generator.backend.name,
+            attention=receipt["machine"]["attention"],
             settings=settings,
-            receipt=self._receipt(
-                run,
-                problem,
-                asked,
-                exact=exact,
-                is_whole=is_whole,
-                recomputed=any(counted.recomputed_tokens for counted in new.values()),
-            ),
+            receipt=receipt,
             tree=tree,
         )
 

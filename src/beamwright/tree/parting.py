@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,10 +35,10 @@ def round_digests(tree: SearchTree) -> list[str]:
 
     What became of a step is left out: a later round may still change that.
     """
-    digests = [hashlib.sha256() for _ in range(max(map(_round, tree.nodes())))]
-    for node in tree.nodes():
-        if node.parent is not None and node.state is not NodeState.OPEN:
-            digests[node.round - 1].update(f"{written(node)}\n".encode())
+    steps = _steps(tree)
+    digests = [hashlib.sha256() for _ in range(max((node.round for node in steps), default=0))]
+    for node in steps:
+        digests[node.round - 1].update(f"{written(node)}\n".encode())
     return [digest.hexdigest()[:_DIGITS] for digest in digests]
 
 
@@ -53,7 +53,7 @@ def first_other(was: Sequence[str], now: Sequence[str]) -> int | None:
 
 def where_they_part(was: SearchTree, now: SearchTree) -> Parting | None:
     """The first difference of what was written; None if there is none."""
-    trees = [_steps(tree) for tree in (was, now)]
+    trees = [{(node.round, node.lineage[1:]): node for node in _steps(tree)} for tree in (was, now)]
     for number, lineage in sorted(trees[0].keys() | trees[1].keys()):
         one, other = (steps.get((number, lineage)) for steps in trees)
         if one is None or other is None:
@@ -74,13 +74,7 @@ def _first_token(one: Node, other: Node) -> tuple[int, int | None, int | None]:
     return one.start + place, was, now
 
 
-def _steps(tree: SearchTree) -> Mapping[tuple[int, Lineage], Node]:
-    return {
-        (node.round, node.lineage[1:]): node
-        for node in tree.nodes()
-        if node.parent is not None and node.state is not NodeState.OPEN
-    }
-
-
-def _round(node: Node) -> int:
-    return 0 if node.state is NodeState.OPEN else node.round
+def _steps(tree: SearchTree) -> list[Node]:
+    """Those that are written, in lineage order."""
+    nodes = (node for node in tree.nodes() if node.parent is not None)
+    return [node for node in nodes if node.state is not NodeState.OPEN]

@@ -7,10 +7,12 @@ be extended or waits for its score; the moment that ends, `release_dead` returns
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 from beamwright.tree.node import Lineage, Node, NodeState, StopReason, TopTokens, Turn
 
+T = TypeVar("T")
 _LIVE = (NodeState.OPEN, NodeState.CANDIDATE, NodeState.KEPT)
 
 
@@ -118,6 +120,23 @@ class SearchTree:
             node = stack.pop()
             yield node
             stack.extend(reversed(node.children))
+
+    def changed(self, change: Callable[[Node], T | None], *, whole: bool = False) -> list[T]:
+        """What `change` finds of nodes, parents first; looks past pruned branches of which it finds
+        nothing.
+
+        whole: looks at every node.
+        """
+        found: list[T] = []
+        stack = [self.root]
+        while stack:
+            node = stack.pop()
+            each = change(node)
+            if each is not None:
+                found.append(each)
+            if whole or node.state is not NodeState.PRUNED or each is not None:
+                stack.extend(reversed(node.children))
+        return found
 
     def node(self, lineage: Lineage) -> Node:
         """The node with this lineage.
