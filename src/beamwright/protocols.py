@@ -324,10 +324,12 @@ class AttentionView(Protocol):
 
     `attend(layer, query, key_value)` stores the tokens' own keys and values
     [tokens, 2, kv_heads, head_dim], then returns their context [tokens, heads, head_dim] for
-    `query` [tokens, heads, head_dim]. It may wait (for a transfer) before it answers.
+    `query` [tokens, heads, head_dim]. Scores are divided by the root of head_dim. It may wait (for
+    a transfer) before it answers.
+    sinks: a score per head [heads] that joins the softmax, and brings no value.
     """
 
-    def attend(self, layer: int, query: Any, key_value: Any) -> Any: ...
+    def attend(self, layer: int, query: Any, key_value: Any, sinks: Any = None) -> Any: ...
 
     def close(self) -> None:
         """Give back what the view charged to the budget."""

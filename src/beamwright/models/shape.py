@@ -19,8 +19,28 @@ _SIZES = ("hidden", "layers", "heads", "kv_heads", "intermediate", "vocab", "con
 
 
 @dataclass(frozen=True)
+class LayerGroup:
+    """Layers whose keys, values and attention are alike.
+
+    layers: their numbers, of those that have KV of their own. window: how many tokens a token sees,
+    itself included; None for all. softcap: scores become `softcap * tanh(score / softcap)`.
+    """
+
+    layers: tuple[int, ...]
+    kv_heads: int
+    head_dim: int
+    window: int | None = None
+    softcap: float | None = None
+
+    @property
+    def elements_per_token(self) -> int:
+        """Numbers of one token's K and V in these layers."""
+        return 2 * len(self.layers) * self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
 class ModelShape:
-    """One dense decoder.
+    """One decoder.
 
     context: most positions a path may have; full_context: what the checkpoint was made for.
     norm: "rms" or "layer", before each block's two halves and behind the last.
@@ -30,6 +50,8 @@ class ModelShape:
     a head of its own.
     stored_bfloat16: whether the checkpoint says that its weights are in bfloat16.
     inv_freq: rotary inverse frequencies [head_dim / 2]; rope_scale multiplies cos and sin (yarn).
+    groups: layers by what attention does in them; () where all do alike, and see all tokens.
+    shared: (layer, whose KV it reads) of layers that have none of their own.
     """
 
     architecture: str
@@ -56,6 +78,14 @@ class ModelShape:
     inv_freq: tuple[float, ...] = ()
     rope_scale: float = 1.0
     stored_bfloat16: bool = False
+    groups: tuple[LayerGroup, ...] = ()
+    shared: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def kv_groups(self) -> tuple[LayerGroup, ...]:
+        """Every layer with KV of its own, in one of these."""
+        every = tuple(range(self.layers))
+        return self.groups or (LayerGroup(every, self.kv_heads, self.head_dim),)
 
     @property
     def num_parameters(self) -> int:
@@ -95,7 +125,7 @@ class ModelShape:
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """K and V of one token over all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes
+        return sum(group.elements_per_token for group in self.kv_groups) * element_bytes
 
 
 @dataclass(frozen=True)
