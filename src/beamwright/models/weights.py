@@ -1,113 +1,47 @@
 """Weights: from a Hugging Face folder, or random, to DecoderWeights, by one table per family.
 
 Fused weights are rows of the table. A checkpoint is read tensor by tensor, and each projection is
-brought into the form that stays before the next is read: only one of them is held twice at a time,
-and no page of a file stays mapped, as it would count as this process's memory.
+brought into the form that stays before the next is read: only one of them is held twice at a time.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
-import pickle
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from beamwright.errors import InputError, NotFiniteError
-from beamwright.io import read_regular
 from beamwright.models.decoder import DecoderWeights, Layer, Linear, Norm
+from beamwright.models.formats import StoredWeights, open_checkpoint
 from beamwright.models.linear import quantise_linear
 from beamwright.models.shape import FAMILIES, ModelShape, TensorNames
 from beamwright.plan.costs import Storage
 
-TensorSource = Callable[[str], torch.Tensor | None]
 Convert = Callable[[Linear], Linear]
 
 _CHECKED_VALUES = 1 << 22  # at a time: a sum in another precision casts all that it sums
-_DAMAGED = (
-    SafetensorError, pickle.UnpicklingError, OSError, RuntimeError, EOFError, ValueError, TypeError,
-    AttributeError,
-)  # fmt: skip
-
-
-class _WeightFiles:
-    """Tensors by name from safetensors or `pytorch_model*.bin` files, single or sharded."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._where = dict(self._index())
-        if not self._where:
-            raise InputError(f"model {folder}: no *.safetensors or pytorch_model*.bin weights")
-
-    def _index(self) -> Iterator[tuple[str, Path]]:
-        safe = sorted(
-            path for path in self.folder.glob("*.safetensors") if path.name.startswith("model")
-        )
-        bins = sorted(self.folder.glob("pytorch_model*.bin"))
-        indexes = [*self.folder.glob("*.safetensors.index.json")]
-        if not safe and not indexes:
-            indexes = [*self.folder.glob("pytorch_model*.bin.index.json")]
-        for index in indexes:
-            for file in set(_weight_map(index).values()):
-                if not (self.folder / file).exists():
-                    raise InputError(f"model {self.folder}: shard {file} is missing")
-        for path in safe or bins:
-            names = self._open(path).keys()
-            yield from ((name, path) for name in names)
-
-    def _open(self, path: Path) -> Any:
-        """A file, mapped until what is returned, and what was read of it, is dropped."""
-        try:
-            if path.suffix == ".safetensors":
-                return safe_open(path, framework="pt")
-            tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            if not isinstance(tensors, dict):
-                raise ValueError(f"a {type(tensors).__name__}, not tensors by name")
-            return {name: t for name, t in tensors.items() if isinstance(t, torch.Tensor)}
-        except _DAMAGED as error:
-            line = " ".join(str(error).split())[:200]
-            raise InputError(f"model file {path}: cannot be read ({line})") from error
-
-    def get(self, name: str) -> torch.Tensor | None:
-        """A copy of the tensor of that name, or None; its file is not mapped any more."""
-        if name not in self._where:
-            return None
-        handle = self._open(self._where[name])
-        mapped: torch.Tensor
-        mapped = handle[name] if isinstance(handle, dict) else handle.get_tensor(name)
-        return mapped.clone()
-
-    def names(self) -> list[str]:
-        return list(self._where)
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    try:
-        files: dict[str, str] = json.loads(read_regular(index))["weight_map"]
-        if not all(isinstance(file, str) for file in files.values()):
-            raise TypeError("weight_map names something that is no file")
-        return files
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        line = " ".join(f"{type(error).__name__}: {error}".split())
-        raise InputError(f"model index {index}: cannot be read ({line})") from error
 
 
 class _Reader:
     """Named tensors of one checkpoint, cast and placed; says what is missing."""
 
     def __init__(
-        self, source: TensorSource, prefix: str, dtype: torch.dtype, device: str, where: str
+        self,
+        stored: StoredWeights | None,
+        prefix: str,
+        dtype: torch.dtype,
+        device: str,
+        where: str,
     ) -> None:
-        self._source, self._prefix = source, prefix
+        self._stored, self._prefix = stored, prefix
         self._dtype, self._device, self._where = dtype, device, where
 
     def need(self, name: str, *size: int) -> torch.Tensor:
-        tensor = self._source(self._prefix + name)
+        stored = self._stored
+        tensor = None if stored is None else stored.tensor(self._prefix + name)
         if tensor is None:
             raise InputError(f"model {self._where}: weight {self._prefix + name} is missing")
         if tuple(tensor.shape) != size:
@@ -167,7 +101,7 @@ def tensor_names(folder: Path) -> frozenset[str]:
     Raises:
         InputError: for missing or unreadable files.
     """
-    return frozenset(_WeightFiles(folder).names())
+    return frozenset(open_checkpoint(folder).names())
 
 
 def read_tensors(folder: Path, names: Iterable[str]) -> dict[str, torch.Tensor]:
@@ -176,8 +110,8 @@ def read_tensors(folder: Path, names: Iterable[str]) -> dict[str, torch.Tensor]:
     Raises:
         InputError: for missing or unreadable files.
     """
-    checkpoint = _WeightFiles(folder)
-    return {name: tensor for name in names if (tensor := checkpoint.get(name)) is not None}
+    checkpoint = open_checkpoint(folder)
+    return {name: tensor for name in names if (tensor := checkpoint.tensor(name)) is not None}
 
 
 def load_weights(
@@ -197,12 +131,12 @@ def load_weights(
     Raises:
         InputError: for missing, unreadable or wrongly shaped weights, naming the tensor.
     """
-    checkpoint = _WeightFiles(folder)
+    checkpoint = open_checkpoint(folder)
     names = checkpoint.names()
     stem = FAMILIES[shape.architecture].tensors.prefix
     prefix = stem if any(name.startswith(stem) for name in names) else stem.partition(".")[2]
-    reader = _Reader(checkpoint.get, prefix, dtype, device, str(folder))
-    head = _Reader(checkpoint.get, "", dtype, device, str(folder))
+    reader = _Reader(checkpoint, prefix, dtype, device, str(folder))
+    head = _Reader(checkpoint, "", dtype, device, str(folder))
     return _assemble(shape, reader, head, storage, pack)
 
 
@@ -227,7 +161,7 @@ def random_weights(
             drawn = torch.randn(size, generator=generator, device=device).mul_(0.02)
             return drawn.to(dtype)
 
-    reader = _Random(lambda name: None, "", dtype, device, "random")
+    reader = _Random(None, "", dtype, device, "random")
     return _assemble(shape, reader, reader, storage, pack)
 
 
