@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from beamwright.engine.sampling import Sampler
-from beamwright.models.decoder import Decoder
+from beamwright.models.dense import DenseDecoder
 from beamwright.models.session import DecodeSession
 from beamwright.models.tree_model import TreeModel
 
@@ -45,5 +45,5 @@ def _attention(backend):
 
 def _functions():
     """The functions that compute; the key keeps them, so that none of them has another's id."""
-    classes = (Decoder, TreeModel, DecodeSession, Sampler)
+    classes = (DenseDecoder, TreeModel, DecodeSession, Sampler)
     return (F.linear, *(each for kind in classes for each in vars(kind).values() if callable(each)))

@@ -6,7 +6,7 @@ import torch
 
 from beamwright import Solver
 from beamwright.checks.machine import run_selftest
-from beamwright.models.decoder import Decoder
+from beamwright.models.dense import DenseDecoder
 from beamwright.models.tree_model import TreeModel
 from beamwright.solver.request import IGNORED
 
@@ -101,7 +101,8 @@ class FailingDevice:
 
     def __init__(self, monkeypatch, fails):
         self.num_calls = self.num_failures = 0
-        for owner, name in [(Decoder, "hidden"), (Decoder, "logits"), (TreeModel, "open_session")]:
+        calls = [(DenseDecoder, "hidden"), (DenseDecoder, "logits"), (TreeModel, "open_session")]
+        for owner, name in calls:
             monkeypatch.setattr(owner, name, self.guarded(name, getattr(owner, name), fails))
 
     def guarded(self, name, real, fails):

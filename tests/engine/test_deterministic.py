@@ -7,7 +7,8 @@ from beamwright.attention import check_deterministic, make_attention
 from beamwright.engine.selftest import batches_are_exact
 from beamwright.errors import InputError
 from beamwright.models import decoder as decoder_module
-from beamwright.models.decoder import TILE_ROWS, Decoder
+from beamwright.models.decoder import TILE_ROWS
+from beamwright.models.dense import DenseDecoder
 from beamwright.models.shape import shape_from_text
 from beamwright.models.weights import random_weights
 from engines import exact_dtype, grow
@@ -19,7 +20,7 @@ TINY = "llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=128,vocab=256,c
 
 def tiny_decoder(tile_rows):
     shape = shape_from_text(TINY)
-    return Decoder(shape, random_weights(shape, torch.float32, "cpu", 0), tile_rows)
+    return DenseDecoder(shape, random_weights(shape, torch.float32, "cpu", 0), tile_rows)
 
 
 class NoAttention:
@@ -87,7 +88,7 @@ def test_on_a_gpu_attention_needs_fixed_shapes():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no card")
 def test_tiles_and_kernels_are_exact_on_a_card():
     shape, device = shape_from_text(TINY), torch.device("cuda")
-    decoder = Decoder(shape, random_weights(shape, torch.bfloat16, "cuda", 0), TILE_ROWS)
+    decoder = DenseDecoder(shape, random_weights(shape, torch.bfloat16, "cuda", 0), TILE_ROWS)
     for name in ("tree", "dense"):
         backend = make_attention(name, device, torch.bfloat16)
         check_deterministic(backend, device, torch.bfloat16)

@@ -101,28 +101,28 @@ def test_the_self_test_asks_what_the_search_runs(make_solver, monkeypatch):
 @pytest.mark.parametrize("rows", [8, 24, 100])
 def test_the_self_test_finds_a_kernel_for_many_rows(make_solver, monkeypatch, rows):
     """A library may change kernels, and a row's last bits, at any number of rows."""
-    from beamwright.models.decoder import Decoder
+    from beamwright.models.dense import DenseDecoder
 
     solver = make_solver(attention="reference", dtype="float64")
-    real = Decoder._after
+    real = DenseDecoder._after
 
     def after(self, layer, x, context):
         (hidden,) = real(self, layer, x, context)
         return (hidden * (1 + 1e-9 * (len(x) > rows)),)
 
-    monkeypatch.setattr(Decoder, "_after", after)
+    monkeypatch.setattr(DenseDecoder, "_after", after)
     assert not batches_are_exact(solver.generator.decoder, solver.generator.backend)
 
 
 def test_the_self_test_fails_where_batches_matter(make_solver, monkeypatch):
     """A decoder whose rows depend on the batch must be found out."""
-    from beamwright.models.decoder import Decoder
+    from beamwright.models.dense import DenseDecoder
 
     solver = make_solver()
-    real = Decoder.logits
+    real = DenseDecoder.logits
 
     def leaky(self, hidden):
         return real(self, hidden) + hidden.shape[0] * 1e-5
 
-    monkeypatch.setattr(Decoder, "logits", leaky)
+    monkeypatch.setattr(DenseDecoder, "logits", leaky)
     assert not batches_are_exact(solver.generator.decoder, solver.generator.backend)

@@ -7,7 +7,7 @@ import torch
 
 from beamwright.attention import BACKENDS, make_attention, tree
 from beamwright.engine.selftest import LEAST_CONTEXT, batches_are_exact, kind
-from beamwright.models.decoder import Decoder
+from beamwright.models.dense import DenseDecoder
 from beamwright.models.linear import prepack
 from beamwright.models.shape import shape_from_text
 from beamwright.models.weights import random_weights
@@ -20,7 +20,7 @@ def decoder_of(context=128):
     """In a dtype in which this machine's products do not depend on the batch."""
     shape = replace(shape_from_text(SHAPE), context=context)
     dtype = getattr(torch, exact_dtype())
-    return Decoder(shape, random_weights(shape, dtype, "cpu", 0, pack=prepack))
+    return DenseDecoder(shape, random_weights(shape, dtype, "cpu", 0, pack=prepack))
 
 
 @pytest.mark.parametrize("context", [LEAST_CONTEXT, LEAST_CONTEXT + 5, 128])
@@ -45,8 +45,9 @@ def test_models_of_one_kind_are_asked_about_once():
     tree, dense = make_attention("tree"), make_attention("dense")
     one, other = decoder_of(), decoder_of()
     assert kind(one, tree) == kind(other, make_attention("tree"))
-    tiled = Decoder(one.shape, one.weights, 64)
+    tiled = DenseDecoder(one.shape, one.weights, 64)
     unlike = [(one, tree), (decoder_of(context=64), tree), (tiled, tree), (one, dense)]
     if one.dtype == torch.float32:
-        unlike.append((Decoder(one.shape, random_weights(one.shape, one.dtype, "cpu", 0)), tree))
+        plain = random_weights(one.shape, one.dtype, "cpu", 0)
+        unlike.append((DenseDecoder(one.shape, plain), tree))
     assert len({kind(*pair) for pair in unlike}) == len(unlike)

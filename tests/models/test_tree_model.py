@@ -5,7 +5,7 @@ import torch
 
 from beamwright.attention import make_attention
 from beamwright.kv.segments import PathPart
-from beamwright.models.decoder import Decoder
+from beamwright.models.dense import DenseDecoder
 from beamwright.models.linear import prepack
 from beamwright.models.shape import shape_from_text
 from beamwright.models.tree_model import PrefillRequest, TreeModel
@@ -19,7 +19,7 @@ LENGTHS = (13, 5, 39, 31)
 @pytest.fixture(scope="module")
 def decoder():
     shape = shape_from_text(SHAPE)
-    return Decoder(shape, random_weights(shape, torch.float32, "cpu", 0, pack=prepack))
+    return DenseDecoder(shape, random_weights(shape, torch.float32, "cpu", 0, pack=prepack))
 
 
 def prefilled(decoder, backend, chunk_tokens, reads):

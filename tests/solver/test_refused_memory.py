@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from beamwright.errors import DeviceMemoryError, InputError
-from beamwright.models import decoder
+from beamwright.models.dense import DenseDecoder
 from beamwright.models.load import is_out_of_memory
 from beamwright.models.shape import NAMED_SHAPES
 from beamwright.sections import MemorySettings
@@ -34,17 +34,17 @@ def test_a_round_that_is_refused_memory_is_cut_in_half(make_solver, monkeypatch,
     """As on a card: the tree is the same, as long as one beam fits."""
     with make_solver(n=8, width=2) as solver:
         expected = solver.solve(PROBLEM).tree_hash
-        real = decoder.Decoder.hidden
+        real = DenseDecoder.hidden
 
         def hidden(self, token_ids, *words):
             if len(token_ids) > 8 and words[0][0] != 0:  # the prompt is in one piece
                 raise kind
             return real(self, token_ids, *words)
 
-        monkeypatch.setattr(decoder.Decoder, "hidden", hidden)
+        monkeypatch.setattr(DenseDecoder, "hidden", hidden)
         assert solver.solve(PROBLEM).tree_hash == expected
         assert_nothing_allocated(solver)
-        monkeypatch.setattr(decoder.Decoder, "hidden", lambda *words: (_ for _ in ()).throw(kind))
+        monkeypatch.setattr(DenseDecoder, "hidden", lambda *words: (_ for _ in ()).throw(kind))
         with pytest.raises(DeviceMemoryError):
             solver.solve(PROBLEM)
         assert_nothing_allocated(solver)

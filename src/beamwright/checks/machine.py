@@ -12,7 +12,8 @@ from beamwright.attention import BACKENDS, KERNEL_BACKENDS, make_attention
 from beamwright.attention.kernels import triton_version, why_no_kernels
 from beamwright.engine.executor import SMALL_PARAMETERS, threads_for
 from beamwright.engine.selftest import batches_are_exact
-from beamwright.models.decoder import TILE_ROWS, Decoder
+from beamwright.models.decoder import TILE_ROWS
+from beamwright.models.dense import DenseDecoder
 from beamwright.models.linear import prepack
 from beamwright.models.shape import shape_from_text
 from beamwright.models.weights import random_weights
@@ -51,7 +52,7 @@ def run_selftest() -> dict[str, bool]:
     Where there is a GPU, also of what runs on it, in tiles of fixed size and without.
     """
     shape = shape_from_text(_SHAPE)
-    decoder = Decoder(shape, random_weights(shape, torch.float32, "cpu", 0, pack=prepack))
+    decoder = DenseDecoder(shape, random_weights(shape, torch.float32, "cpu", 0, pack=prepack))
     exact = {name: batches_are_exact(decoder, make_attention(name)) for name in BACKENDS}
     if not torch.cuda.is_available():
         return exact
@@ -61,7 +62,7 @@ def run_selftest() -> dict[str, bool]:
     for name in names or BACKENDS:
         backend = make_attention(name, device, torch.bfloat16)
         for label, tile_rows in (("", None), (", --deterministic", TILE_ROWS)):
-            decoder = Decoder(shape, weights, tile_rows)
+            decoder = DenseDecoder(shape, weights, tile_rows)
             exact[f"{name} on cuda{label}"] = batches_are_exact(decoder, backend)
     return exact
 

@@ -6,7 +6,6 @@ Probed on the machine at hand, because another CPU or another matrix library may
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -33,24 +32,18 @@ _ON_CPU, _ON_CARD, _INTERPRETED = (0, 1, 9, 45), (0, 1, 9, 30, 70), (0, 3, 9)
 
 
 def kind(decoder: Decoder, backend: AttentionBackend) -> tuple[object, ...]:
-    """What models have in common for which one self-test answers: they run the same code.
-
-    Libraries choose a product's kernel by its sizes, dtype and device, never by what is multiplied.
-    """
-    products = decoder.weights.layers[0].down, decoder.weights.lm_head
-    kinds = [(type(product), type(getattr(product, "weight", None))) for product in products]
-    fixed = decoder.dtype, decoder.device, decoder.tile_rows, type(backend), backend.name
-    return (replace(decoder.shape, layers=1), *kinds, *fixed)
+    """What models have in common for which one self-test answers: they run the same code."""
+    return *decoder.kind, type(backend), backend.name
 
 
 @torch.inference_mode()
 def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
     """True if rows computed in one batch equal, bit for bit, the same rows in smaller batches.
 
-    Runs the decoder's first layer in batches of up to 256 rows, and the layer, attention and LM
-    head as a search does, in batches of some dozen rows that have decoded differently many tokens;
-    fewer where an interpreter runs kernels. On the device and with the attention that it has. False
-    where the device has no memory left to try.
+    Runs the decoder's first layer of each kind in batches of up to 256 rows, and with attention and
+    LM head as a search does, in batches of some dozen rows that have decoded differently many
+    tokens; fewer where an interpreter runs kernels. On the device and with the attention that it
+    has. False where the device has no memory left to try.
 
     Raises:
         InputError: if the context is shorter than the few tokens that this takes.
@@ -60,8 +53,7 @@ def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
             f"a context of {decoder.shape.context} tokens is too short to search in: "
             f"--context must be at least {LEAST_CONTEXT}"
         )
-    weights = replace(decoder.weights, layers=decoder.weights.layers[:1])
-    first = Decoder(replace(decoder.shape, layers=1), weights, decoder.tile_rows)
+    first = decoder.first_layers()
     bounds: Sequence[int] = _ON_CARD
     if decoder.device.type == "cpu":
         bounds = _INTERPRETED if backend.name in KERNEL_BACKENDS else _ON_CPU
@@ -87,7 +79,9 @@ def _on_their_own(decoder: Decoder, batches: Sequence[int]) -> torch.Tensor:
 class _OwnTokenOnly:
     """An `AttentionView` in which a token sees nothing but itself."""
 
-    def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self, layer: int, query: torch.Tensor, key_value: torch.Tensor, sinks: Any = None
+    ) -> torch.Tensor:
         value = key_value[:, 1]
         return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
 

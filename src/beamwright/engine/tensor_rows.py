@@ -307,8 +307,8 @@ class TensorRows:
     def _step_buffers(self) -> StepBuffers:
         """Those of as many rows as there are."""
         if self.num_rows not in self._buffers:
-            embedding = self._decoder.weights.embedding
-            hidden = embedding.new_empty(self.num_rows, embedding.shape[1])
+            decoder, sizes = self._decoder, (self.num_rows, self._decoder.shape.hidden)
+            hidden = torch.empty(sizes, dtype=decoder.dtype, device=decoder.device)
             self._buffers[self.num_rows] = self._make_buffers(self.num_rows, hidden)
         return self._buffers[self.num_rows]
 

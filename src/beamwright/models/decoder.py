@@ -1,4 +1,4 @@
-"""One dense decoder for all families, driven by ModelShape's flags.
+"""What engine, solver and verifiers ask of a decoder, and what all decoders share. No weights.
 
 Tokens come packed: [tokens] with their positions; whose KV they see is the attention view's
 business. Every matrix product gets a multiple of 8 rows (`padded_rows`), so that a row's bits do
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
 from beamwright.models.shape import ModelShape
-from beamwright.protocols import AttentionView, LooksAhead
+from beamwright.protocols import AttentionView
 
 ROW_MULTIPLE = 8
 TILE_ROWS = 64
@@ -61,81 +61,27 @@ class Linear:
         return F.linear(x, self.weight, self.bias)
 
 
-@dataclass
-class Norm:
-    """RMS or layer normalisation over the last dimension."""
-
-    kind: str
-    eps: float
-    weight: torch.Tensor
-    bias: torch.Tensor | None = None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self.kind == "rms":
-            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
-
-
-@dataclass
-class Layer:
-    """Weights of one block; `qkv` is fused, `gate_up` is fused where the MLP is gated."""
-
-    attention_norm: Norm
-    qkv: Linear
-    out: Linear
-    mlp_norm: Norm
-    gate_up: Linear
-    down: Linear
-    query_norm: Norm | None = None
-    key_norm: Norm | None = None
-
-
-@dataclass
-class DecoderWeights:
-    """All weights. `lm_head` may be the embedding itself (tied)."""
-
-    embedding: torch.Tensor
-    layers: list[Layer]
-    lm_head: Linear
-    final_norm: Norm
-    positions: torch.Tensor | None = None
-
-
-_ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": F.silu,
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-}
-
-
-class Decoder:
-    """The forward pass. Stateless: KV lives in the view.
+class Decoder(Protocol):
+    """The forward pass of a causal model. Stateless: KV lives in the view.
 
     tile_rows: everything but attention runs on so many rows at a time, padded with zeros, so that
         no library can choose another kernel for another batch; None: on the whole batch.
-
-    FLOPs per token: 2 * parameters, plus 4 * layers * heads * head_dim * visible tokens.
     """
 
-    def __init__(
-        self, shape: ModelShape, weights: DecoderWeights, tile_rows: int | None = None
-    ) -> None:
-        self.shape = shape
-        self.weights = weights
-        self.tile_rows = tile_rows
-        self._activate = _ACTIVATE[shape.activation]
-        self._cos, self._sin = self._rotary_tables()
+    shape: ModelShape
+    tile_rows: int | None
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights, and of all computation."""
-        return self.weights.embedding.dtype
+        """Of the weights that are not quantised, and of all computation."""
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.weights.embedding.device
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What decoders have in common that run the same code on the same sizes."""
 
     def hidden(
         self,
@@ -147,33 +93,17 @@ class Decoder:
         """Final-normalised hidden states [tokens, hidden] of packed tokens.
 
         token_ids, positions: [tokens], a multiple of 8 (see `padded_rows`).
-        read: the tokens that are wanted, as many as a multiple of 8; None for all. Of the others
-            the last layer computes keys and values, and nothing behind them.
+        read: the tokens that are wanted, as many as a multiple of 8; None for all.
         """
-        weights, shape = self.weights, self.shape
-        x = F.embedding(token_ids, weights.embedding)
-        rotary: tuple[torch.Tensor, ...] = ()
-        if weights.positions is not None:
-            x = x + F.embedding(positions + (shape.learned_positions or 0), weights.positions)
-        else:
-            rotary = (self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1))
-        ahead = view if isinstance(view, LooksAhead) and view.looks_ahead else None
-        for number, layer in enumerate(weights.layers):
-            if ahead is not None and number + 1 < len(weights.layers):
-                nearly = self._by_tile(
-                    partial(self._before, weights.layers[number + 1]), x, *rotary
-                )
-                ahead.foresee(number + 1, nearly[0])
-            query, key_value = self._by_tile(partial(self._before, layer), x, *rotary)
-            context: torch.Tensor = view.attend(number, query, key_value)
-            if read is not None and number == len(weights.layers) - 1:
-                x, context = x.index_select(0, read), context.index_select(0, read)
-            (x,) = self._by_tile(partial(self._after, layer), x, context)
-        return self._by_tile(lambda tile: (weights.final_norm(tile),), x)[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[tokens, vocab] of hidden states; rows are padded to a multiple of 8 inside."""
-        return self.by_rows(self.weights.lm_head, hidden)
+
+    def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Rows [tokens, hidden] of the embedding table."""
+
+    def first_layers(self) -> Decoder:
+        """With the first layer of each kind alone: for tests of what all layers do."""
 
     def by_rows(
         self, work: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
@@ -184,59 +114,8 @@ class Decoder:
         """
         rows = x.shape[0]
         if self.tile_rows is not None:
-            return self._by_tile(lambda tile: (work(tile),), x)[0]
+            return in_tiles(self.tile_rows, lambda tile: (work(tile),), x)[0]
         padded = padded_rows(rows)
         if padded != rows:
             x = torch.cat([x, x[:1].expand(padded - rows, -1)])
         return work(x)[:rows]
-
-    def _by_tile(
-        self, work: Callable[..., tuple[torch.Tensor, ...]], *tensors: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        return in_tiles(self.tile_rows, work, *tensors)
-
-    def _before(
-        self, layer: Layer, x: torch.Tensor, *rotary: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Query [rows, heads, head_dim] and key and value [rows, 2, kv_heads, head_dim].
-
-        Both are views of one tensor: who keeps a key and value keeps the query, too.
-        """
-        shape = self.shape
-        heads = layer.qkv(layer.attention_norm(x)).view(x.shape[0], -1, shape.head_dim)
-        queries_keys = found = heads[:, : shape.heads + shape.kv_heads]
-        if layer.query_norm is not None and layer.key_norm is not None:
-            query = layer.query_norm(queries_keys[:, : shape.heads])
-            key = layer.key_norm(queries_keys[:, shape.heads :])
-            found = torch.cat([query, key], dim=1)
-        # In place, beside the values: nothing is stacked.
-        if rotary:
-            cos, sin = rotary
-            swapped = found.roll(shape.head_dim // 2, dims=-1)
-            torch.addcmul(found * cos, swapped, sin, out=queries_keys)
-        elif found is not queries_keys:
-            queries_keys.copy_(found)
-        key_value = heads[:, shape.heads :].unflatten(1, (2, shape.kv_heads))
-        return heads[:, : shape.heads], key_value
-
-    def _after(self, layer: Layer, x: torch.Tensor, context: torch.Tensor) -> tuple[torch.Tensor]:
-        """The rest of a block, behind attention."""
-        x = x + layer.out(context.flatten(1))
-        inner = layer.gate_up(layer.mlp_norm(x))
-        if self.shape.gated:
-            gate, up = inner.chunk(2, dim=-1)
-            return (x + layer.down(self._activate(gate).mul_(up)),)
-        return (x + layer.down(self._activate(inner)),)
-
-    def _rotary_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin [context, head_dim]; sin's first half is negated: halves are swapped."""
-        if not self.shape.inv_freq:
-            empty = torch.zeros(0, device=self.device, dtype=self.dtype)
-            return empty, empty
-        # float32 angles in every precision but float64: what the checkpoints were trained with.
-        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
-        freq = torch.tensor(self.shape.inv_freq, dtype=torch.float32).to(wide)
-        angles = torch.outer(torch.arange(self.shape.context).to(wide), freq)
-        cos, sin = angles.cos() * self.shape.rope_scale, angles.sin() * self.shape.rope_scale
-        both = (torch.cat([cos, cos], dim=1), torch.cat([-sin, sin], dim=1))
-        return both[0].to(self.device, self.dtype), both[1].to(self.device, self.dtype)

@@ -23,6 +23,7 @@ from beamwright.attention.kernels import has_matrix_units
 from beamwright.errors import DeviceMemoryError, InputError, UnsupportedModelError
 from beamwright.models.config import read_shape, resolve_folder
 from beamwright.models.decoder import TILE_ROWS, Decoder, Linear
+from beamwright.models.dense import DenseDecoder
 from beamwright.models.digest import Digest, digest_later
 from beamwright.models.linear import packer, prepack, quiet_import, storage_for
 from beamwright.models.shape import ModelShape, capped, shape_from_text
@@ -93,7 +94,7 @@ def load_model(
         digest = digest_later(folder)
         weights = load_weights(folder, shape, dtype, device, storage=storage, pack=pack)
     tile = TILE_ROWS if settings.deterministic else None
-    return LoadedModel(Decoder(shape, weights, tile), codec, folder, storage, digest)
+    return LoadedModel(DenseDecoder(shape, weights, tile), codec, folder, storage, digest)
 
 
 def _shape(spec: str, folder: Path | None, settings: ModelSettings, role: str) -> ModelShape:

@@ -265,9 +265,8 @@ class TreeModel:
             at += [0] * (padded_rows(len(at)) - len(at))
             read_at = torch.tensor(at, device=device)
         layout = self.store.pool.layout
-        key_values = self.decoder.weights.embedding.new_empty(
-            total, layout.num_layers, 2, layout.num_kv_heads, layout.head_dim
-        )
+        sizes = (total, layout.num_layers, 2, layout.num_kv_heads, layout.head_dim)
+        key_values = torch.empty(sizes, dtype=self.decoder.dtype, device=device)
         view = _Recording(self.backend.prefill_view(self.store, paths, lengths), key_values)
         try:
             hidden = self.decoder.hidden(

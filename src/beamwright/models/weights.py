@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from beamwright.errors import InputError, NotFiniteError
-from beamwright.models.decoder import DecoderWeights, Layer, Linear, Norm
+from beamwright.models.decoder import Linear
+from beamwright.models.dense import DecoderWeights, Layer, Norm
 from beamwright.models.formats import StoredWeights, open_checkpoint
 from beamwright.models.linear import quantise_linear
 from beamwright.models.shape import FAMILIES, ModelShape, TensorNames

@@ -183,7 +183,7 @@ def make_head(spec: VerifierSpec, model: LoadedModel) -> ValueHead:
         own = logprobs.gather(1, chosen.unsqueeze(1))
         parts = {
             "previous_hidden": lambda: previous,
-            "token_embedding": lambda: decoder.weights.embedding[chosen],
+            "token_embedding": lambda: decoder.embedded(chosen),
             "logprob": lambda: own,
             "entropy": lambda: -(logprobs.exp() * logprobs).sum(-1, keepdim=True),
             "gap": lambda: logprobs.amax(-1, keepdim=True) - own,

@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from beamwright.engine import selftest
-from beamwright.models.decoder import Decoder
+from beamwright.models.dense import DenseDecoder
 from beamwright.models.linear import prepack
 from beamwright.models.shape import shape_from_text
 from beamwright.models.weights import random_weights
@@ -42,7 +42,7 @@ def brief(monkeypatch):
     monkeypatch.setattr(selftest, "_KV_TOKENS", 1024)
     monkeypatch.setattr(selftest, "_STEPS", 2)
     monkeypatch.setattr(selftest, "_DECODED", (0, 15))
-    return Decoder(shape, random_weights(shape, torch.float32, "cpu", 0, pack=prepack))
+    return DenseDecoder(shape, random_weights(shape, torch.float32, "cpu", 0, pack=prepack))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the solver of this test is on the CPU")
@@ -55,6 +55,6 @@ def test_the_self_test_asks_kernels_too(kernels, brief, name):
 def test_with_kernels_too_a_decoder_that_follows_the_batch_is_found_out(
     kernels, brief, monkeypatch
 ):
-    real = Decoder.logits
-    monkeypatch.setattr(Decoder, "logits", lambda self, x: real(self, x) + 1e-5 * len(x))
+    real = DenseDecoder.logits
+    monkeypatch.setattr(DenseDecoder, "logits", lambda self, x: real(self, x) + 1e-5 * len(x))
     assert not selftest.batches_are_exact(brief, kernels("triton-tree"))

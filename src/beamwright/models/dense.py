@@ -1,0 +1,183 @@
+"""The decoder of our own: one for all dense families, driven by ModelShape's flags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from beamwright.models.decoder import Decoder, Linear, in_tiles
+from beamwright.models.shape import ModelShape
+from beamwright.protocols import AttentionView, LooksAhead
+
+
+@dataclass
+class Norm:
+    """RMS or layer normalisation over the last dimension."""
+
+    kind: str
+    eps: float
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kind == "rms":
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+@dataclass
+class Layer:
+    """Weights of one block; `qkv` is fused, `gate_up` is fused where the MLP is gated."""
+
+    attention_norm: Norm
+    qkv: Linear
+    out: Linear
+    mlp_norm: Norm
+    gate_up: Linear
+    down: Linear
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
+
+
+@dataclass
+class DecoderWeights:
+    """All weights. `lm_head` may be the embedding itself (tied)."""
+
+    embedding: torch.Tensor
+    layers: list[Layer]
+    lm_head: Linear
+    final_norm: Norm
+    positions: torch.Tensor | None = None
+
+
+_ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+class DenseDecoder(Decoder):
+    """A `Decoder` whose layers are the same two halves in every family.
+
+    FLOPs per token: 2 * parameters, plus 4 * layers * heads * head_dim * visible tokens.
+    """
+
+    def __init__(
+        self, shape: ModelShape, weights: DecoderWeights, tile_rows: int | None = None
+    ) -> None:
+        self.shape = shape
+        self.weights = weights
+        self.tile_rows = tile_rows
+        self._activate = _ACTIVATE[shape.activation]
+        self._cos, self._sin = self._rotary_tables()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weights.embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights.embedding.device
+
+    def hidden(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        view: AttentionView,
+        read: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `Decoder`. Of what is not read the last layer computes keys and values only."""
+        weights, shape = self.weights, self.shape
+        x = F.embedding(token_ids, weights.embedding)
+        rotary: tuple[torch.Tensor, ...] = ()
+        if weights.positions is not None:
+            x = x + F.embedding(positions + (shape.learned_positions or 0), weights.positions)
+        else:
+            rotary = (self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1))
+        ahead = view if isinstance(view, LooksAhead) and view.looks_ahead else None
+        for number, layer in enumerate(weights.layers):
+            if ahead is not None and number + 1 < len(weights.layers):
+                nearly = self._by_tile(
+                    partial(self._before, weights.layers[number + 1]), x, *rotary
+                )
+                ahead.foresee(number + 1, nearly[0])
+            query, key_value = self._by_tile(partial(self._before, layer), x, *rotary)
+            context: torch.Tensor = view.attend(number, query, key_value)
+            if read is not None and number == len(weights.layers) - 1:
+                x, context = x.index_select(0, read), context.index_select(0, read)
+            (x,) = self._by_tile(partial(self._after, layer), x, context)
+        return self._by_tile(lambda tile: (weights.final_norm(tile),), x)[0]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.by_rows(self.weights.lm_head, hidden)
+
+    def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return self.weights.embedding[token_ids]
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Libraries choose a product's kernel by its sizes, dtype and device, and by no value."""
+        products = self.weights.layers[0].down, self.weights.lm_head
+        kinds = [(type(product), type(getattr(product, "weight", None))) for product in products]
+        return replace(self.shape, layers=1), *kinds, self.dtype, self.device, self.tile_rows
+
+    def first_layers(self) -> DenseDecoder:
+        weights = replace(self.weights, layers=self.weights.layers[:1])
+        return DenseDecoder(replace(self.shape, layers=1), weights, self.tile_rows)
+
+    def _by_tile(
+        self, work: Callable[..., tuple[torch.Tensor, ...]], *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        return in_tiles(self.tile_rows, work, *tensors)
+
+    def _before(
+        self, layer: Layer, x: torch.Tensor, *rotary: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Query [rows, heads, head_dim] and key and value [rows, 2, kv_heads, head_dim].
+
+        Both are views of one tensor: who keeps a key and value keeps the query, too.
+        """
+        shape = self.shape
+        heads = layer.qkv(layer.attention_norm(x)).view(x.shape[0], -1, shape.head_dim)
+        queries_keys = found = heads[:, : shape.heads + shape.kv_heads]
+        if layer.query_norm is not None and layer.key_norm is not None:
+            query = layer.query_norm(queries_keys[:, : shape.heads])
+            key = layer.key_norm(queries_keys[:, shape.heads :])
+            found = torch.cat([query, key], dim=1)
+        # In place, beside the values: nothing is stacked.
+        if rotary:
+            cos, sin = rotary
+            swapped = found.roll(shape.head_dim // 2, dims=-1)
+            torch.addcmul(found * cos, swapped, sin, out=queries_keys)
+        elif found is not queries_keys:
+            queries_keys.copy_(found)
+        key_value = heads[:, shape.heads :].unflatten(1, (2, shape.kv_heads))
+        return heads[:, : shape.heads], key_value
+
+    def _after(self, layer: Layer, x: torch.Tensor, context: torch.Tensor) -> tuple[torch.Tensor]:
+        """The rest of a block, behind attention."""
+        x = x + layer.out(context.flatten(1))
+        inner = layer.gate_up(layer.mlp_norm(x))
+        if self.shape.gated:
+            gate, up = inner.chunk(2, dim=-1)
+            return (x + layer.down(self._activate(gate).mul_(up)),)
+        return (x + layer.down(self._activate(inner)),)
+
+    def _rotary_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin [context, head_dim]; sin's first half is negated: halves are swapped."""
+        if not self.shape.inv_freq:
+            empty = torch.zeros(0, device=self.device, dtype=self.dtype)
+            return empty, empty
+        # float32 angles in every precision but float64: what the checkpoints were trained with.
+        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
+        freq = torch.tensor(self.shape.inv_freq, dtype=torch.float32).to(wide)
+        angles = torch.outer(torch.arange(self.shape.context).to(wide), freq)
+        cos, sin = angles.cos() * self.shape.rope_scale, angles.sin() * self.shape.rope_scale
+        both = (torch.cat([cos, cos], dim=1), torch.cat([-sin, sin], dim=1))
+        return both[0].to(self.device, self.dtype), both[1].to(self.device, self.dtype)
