@@ -11,14 +11,26 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     AutoTokenizer,
     LlamaConfig,
     MistralConfig,
+    PretrainedConfig,
     Qwen2Config,
+    Qwen3Config,
 )
 
 import fakes
@@ -35,6 +47,10 @@ CHAT_ML = (
     "{% if messages[0].role != 'system' %}<|im_start|>system\nYou help.<|im_end|>\n{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+QWEN_3 = CHAT_ML.replace(
+    "{{ m.content }}",
+    "{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}",
 )
 LLAMA_3_TOKENS = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 CHAT_ML_TOKENS = ["<|im_start|>", "<|im_end|>", "<extra_0>"]
@@ -62,6 +78,31 @@ def _sentence_piece(folder: Path) -> int:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", 1)]
     )
+    wrapped = fakes.wrap(tokenizer)
+    wrapped.save_pretrained(folder)
+    return len(wrapped)
+
+
+def _cut_by_words(folder: Path, num_newlines: int, bos: bool = True) -> int:
+    """Words, runs of newlines and signs stay apart, as Llama 3's and Qwen's tokenizers do it."""
+    lines = [("Ċ" * n, "Ċ" * n) for n in (1, 2)]
+    lines += [("ĊĊĊĊ", "Ċ" * (num_newlines - 4))] if num_newlines > 4 else []
+    lines += [("Ġ", "Ċ" * num_newlines), ("Ġ", "ĊĊ"), ("Ġ", "+"), ("Ġ", "-")]
+    tokenizer = fakes.byte_level_bpe([*lines, ("t", "h"), (".", "Ċ"), ("1", "2")])
+    words = (
+        r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(words), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    if bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<bos> $A", special_tokens=[("<bos>", 1)]
+        )
     wrapped = fakes.wrap(tokenizer)
     wrapped.save_pretrained(folder)
     return len(wrapped)
@@ -112,15 +153,52 @@ def write_qwen(folder: Path) -> None:
     _change_config(folder, architectures=["Qwen2ForProcessRewardModel"], auto_map=remote)
 
 
-def write_outcome(folder: Path) -> None:
-    num_tokens = _byte_level(folder, LLAMA_3_TOKENS, LLAMA_3)
-    config = LlamaConfig(**{**SHAPE, "vocab_size": num_tokens}, num_labels=1)
+def _write_classifier(folder: Path, kind: type, config: PretrainedConfig) -> None:
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(5)
-        model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+        model = kind.from_config(config, dtype=torch.float32)
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape), alpha=0.1)
     model.save_pretrained(folder)
+
+
+def write_outcome(folder: Path) -> None:
+    num_tokens = _byte_level(folder, LLAMA_3_TOKENS, LLAMA_3)
+    config = LlamaConfig(**{**SHAPE, "vocab_size": num_tokens}, num_labels=1)
+    _write_classifier(folder, AutoModelForSequenceClassification, config)
+
+
+def write_outcome_qwen3(folder: Path) -> None:
+    num_tokens = _byte_level(folder, CHAT_ML_TOKENS, QWEN_3)
+    config = Qwen3Config(**{**SHAPE, "vocab_size": num_tokens}, head_dim=8, num_labels=1)
+    _write_classifier(folder, AutoModelForSequenceClassification, config)
+
+
+def write_trl(folder: Path) -> None:
+    num_tokens = _byte_level(folder, [], None)
+    config = Qwen2Config(**{**SHAPE, "vocab_size": num_tokens}, num_labels=2)
+    _write_classifier(folder, AutoModelForTokenClassification, config)
+
+
+def write_reasonflux_small(folder: Path) -> None:
+    num_tokens = _cut_by_words(folder, 4)
+    config = Qwen2Config(**{**SHAPE, "vocab_size": num_tokens})
+    fakes.write_checkpoint(folder, config, seed=7, noise=0.1)
+    with torch.random.fork_rng():
+        torch.manual_seed(8)
+        torch.save(torch.nn.Linear(32, 1).state_dict(), folder / "reward_head.pt")
+
+
+def write_versaprm(folder: Path) -> None:
+    num_tokens = _cut_by_words(folder, 4)
+    config = LlamaConfig(**{**SHAPE, "vocab_size": num_tokens})
+    fakes.write_checkpoint(folder, config, seed=9, noise=0.15)
+
+
+def write_math_psa(folder: Path) -> None:
+    num_tokens = _cut_by_words(folder, 5, bos=False)
+    config = Qwen2Config(**{**SHAPE, "vocab_size": num_tokens})
+    fakes.write_checkpoint(folder, config, seed=10, noise=0.15)
 
 
 # --- judges ----------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     AutoTokenizer,
 )
 
@@ -151,14 +152,111 @@ def recipe_outcome(folder: Path) -> Recipe:
     return score
 
 
+def recipe_reasonflux(folder: Path) -> Recipe:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModel.from_pretrained(folder, trust_remote_code=False).eval()
+    tensors = load_file(folder / "model.safetensors")
+    (separator,) = tokenizer.encode("<extra_0>")
+
+    def score(problem: str, steps: list[str]) -> list[float]:
+        messages = [
+            {"role": "user", "content": problem},
+            {"role": "assistant", "content": "<extra_0>".join(steps) + "<extra_0>"},
+        ]
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+        ids = torch.tensor([tokenizer.encode(text)])
+        x = model(ids).last_hidden_state[0]
+        x = torch.nn.functional.linear(x, tensors["score.0.weight"], tensors["score.0.bias"]).relu()
+        logits = torch.nn.functional.linear(x, tensors["score.2.weight"], tensors["score.2.bias"])
+        return logits.softmax(-1)[ids[0] == separator][:, 1].tolist()
+
+    return score
+
+
+def recipe_reasonflux_small(folder: Path) -> Recipe:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    head = torch.nn.Linear(32, 1)
+    head.load_state_dict(torch.load(folder / "reward_head.pt"))
+
+    def score(problem: str, steps: list[str]) -> list[float]:
+        encoded = tokenizer(problem + "\n\n".join(steps), return_tensors="pt")
+        hidden = model.model(encoded["input_ids"]).last_hidden_state
+        return [float(head(hidden[0, encoded["attention_mask"].sum() - 1]).sigmoid())]
+
+    return score
+
+
+def recipe_trl(separator: str) -> Callable[[Path], Recipe]:
+    """Tokens and places of the labels as `PRMTrainer.tokenize_row` makes them."""
+
+    def make(folder: Path) -> Recipe:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = AutoModelForTokenClassification.from_pretrained(folder).eval()
+
+        def encode(text: str) -> list[int]:
+            return tokenizer.encode(text, add_special_tokens=False)
+
+        def score(problem: str, steps: list[str]) -> list[float]:
+            completions = [encode(step) + encode(separator) for step in steps]
+            ids = [tokenizer.bos_token_id, *encode(problem)]
+            labelled = []
+            for completion in completions:
+                ids += completion
+                labelled.append(len(ids) - 1)
+            logits = model(torch.tensor([ids])).logits[0]
+            return logits.softmax(-1)[labelled, 1].tolist()
+
+        return score
+
+    return make
+
+
+def recipe_versaprm(folder: Path) -> Recipe:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    bad, good, tag = (tokenizer.encode(text)[1] for text in ("-", "+", " \n\n\n\n"))
+
+    def score(problem: str, steps: list[str]) -> list[float]:
+        text = f"{problem} \n\n" + "".join(f"{step} \n\n\n\n" for step in steps)
+        ids = torch.tensor([tokenizer.encode(text)])
+        probabilities = model(ids).logits[0][:, [bad, good]].softmax(-1)[:, 1]
+        found = probabilities[ids[0] == tag].tolist()
+        assert len(found) == len(steps)
+        return found
+
+    return score
+
+
+def recipe_math_psa(folder: Path) -> Recipe:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    candidates = tokenizer.encode(" + -")
+    tag = tokenizer.encode(" \n\n\n\n\n")[-1]
+
+    def score(problem: str, steps: list[str]) -> list[float]:
+        text = f"{problem} " + "".join(f"{step} \n\n\n\n\n " for step in steps)
+        ids = torch.tensor([tokenizer.encode(text)])
+        probabilities = model(ids).logits[0][:, candidates].softmax(-1)[:, 0]
+        found = probabilities[ids[0] == tag].tolist()
+        assert len(found) == len(steps)
+        return found
+
+    return score
+
+
 @dataclass(frozen=True)
 class Golden:
-    """folder: what the checkpoint's folder is called; option: how `--verifier` names it."""
+    """folder: what the checkpoint's folder is called; option: how `--verifier` names it.
+
+    family: where it is not the golden's own name.
+    """
 
     folder: str
     write: Callable[[Path], None]
     recipe: Callable[[Path], Recipe]
     option: str = "{folder}"
+    family: str = ""
 
 
 GOLDENS = {
@@ -183,7 +281,28 @@ GOLDENS = {
     ),
     "qwen2.5-math-prm": Golden("qwen", prm_checkpoints.write_qwen, recipe_qwen),
     "outcome": Golden("outcome", prm_checkpoints.write_outcome, recipe_outcome),
+    "skywork-reward-v2": Golden(
+        "Skywork-Reward-V2-Qwen3-0.6B",
+        prm_checkpoints.write_outcome_qwen3,
+        recipe_outcome,
+        family="outcome",
+    ),
+    "trl": Golden("Qwen2.5-0.5B-PRM", prm_checkpoints.write_trl, recipe_trl("\n")),
+    "trl-paragraphs": Golden(
+        "trl", prm_checkpoints.write_trl, recipe_trl("\n\n"), "family:trl-paragraphs:{folder}"
+    ),
+    "reasonflux-prm": Golden("ReasonFlux-PRM-7B", prm_checkpoints.write_qwen, recipe_reasonflux),
+    "reasonflux-prm-1.5b": Golden(
+        "ReasonFlux-PRM-1.5B", prm_checkpoints.write_reasonflux_small, recipe_reasonflux_small
+    ),
+    "versaprm": Golden("VersaPRM", prm_checkpoints.write_versaprm, recipe_versaprm),
+    "math-psa": Golden("Math-psa-merged", prm_checkpoints.write_math_psa, recipe_math_psa),
 }
+
+
+def family_of(golden: str) -> str:
+    """The family whose checkpoint a golden has."""
+    return GOLDENS[golden].family or golden
 
 
 # --- both sides ------------------------------------------------------------------------------

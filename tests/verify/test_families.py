@@ -13,9 +13,12 @@ from beamwright.tree import StopReason
 from beamwright.verify.find import find_verifier_shape, resolve_verifier
 from beamwright.verify.spec import families, load_spec
 from fakes import grow, new_tree
-from prm_goldens import GOLDENS, PROBLEM, verifier_of
+from prm_goldens import GOLDENS, PROBLEM, family_of, verifier_of
 
-EVERY_STEP = [name for name in GOLDENS if name != "outcome"]
+ENDED_PATHS = ("outcome", "skywork-reward-v2", "reasonflux-prm-1.5b")
+EVERY_STEP = [name for name in GOLDENS if name not in ENDED_PATHS]
+READS_LOGITS = ("math-shepherd", "rlhflow", "versaprm", "math-psa")
+NAMED_BY_ITSELF = [name for name, golden in GOLDENS.items() if golden.option == "{folder}"]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +55,7 @@ def test_scores_equal_the_published_recipe(family, tmp_path):
     for own, golden in pairs:
         assert own == pytest.approx(golden, abs=1e-4)
     assert len({round(own, 4) for own, _ in pairs}) > len(pairs) * 2 / 3, "steps must differ"
-    assert len(pairs) == (6 if family == "outcome" else 21)
+    assert len(pairs) == (6 if family in ENDED_PATHS else 21)
 
 
 @pytest.mark.parametrize("family", GOLDENS)
@@ -61,11 +64,11 @@ def test_the_shape_that_is_planned_is_the_one_that_is_loaded(family, options):
     settings = ModelSettings(verifier=options[family])
     planned, model = find_verifier_shape(settings), resolve_verifier(settings).model
     assert planned == model.decoder.shape
-    assert planned.has_lm_head == (family in ("math-shepherd", "rlhflow"))
+    assert planned.has_lm_head == (family in READS_LOGITS)
 
 
 def test_every_row_has_a_golden():
-    assert set(families()) == set(GOLDENS)
+    assert set(families()) == set(map(family_of, GOLDENS))
 
 
 # --- what has no score -----------------------------------------------------------------------
@@ -107,9 +110,12 @@ def test_an_outcome_model_scores_ended_paths_only(options):
 # --- which family ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", [n for n, g in GOLDENS.items() if g.option == "{folder}"])
-def test_a_family_is_recognised_by_its_checkpoint(options, family):
-    assert verifier_of(options[family]).spec == families()[family].spec
+@pytest.mark.parametrize("golden", NAMED_BY_ITSELF)
+def test_each_checkpoint_is_recognised_as_exactly_one_family(options, golden):
+    folder = Path(folder_of(options[golden]))
+    found = [name for name, row in families().items() if row.detect and row.detect.matches(folder)]
+    assert found == [family_of(golden)]
+    assert verifier_of(options[golden]).spec == families()[family_of(golden)].spec
 
 
 def test_the_hubs_cache_names_its_folders_by_commit(copied):
@@ -147,7 +153,10 @@ def test_a_specification_in_the_folder_wins_and_a_named_family_wins_over_it(copi
 @pytest.mark.parametrize(
     ("option", "complaint"),
     [
-        ("family:skyworks:{folder}", "'skyworks' is not known; there are math-shepherd, outcome"),
+        (
+            "family:skyworks:{folder}",
+            "'skyworks' is not known; there are math-psa, math-shepherd, o",
+        ),
         ("family:skywork-o1", "write family:NAME:PATH"),
         ("family:outcome:{folder}", "no tensor named score.weight"),
         ("family:skywork-o1:/nowhere", "/nowhere: no such folder"),

@@ -54,11 +54,19 @@ def test_a_head_of_another_shape(model, tensors, complaint):
     assert "head.safetensors" in str(caught.value)
 
 
+@pytest.mark.parametrize("file", ["head.safetensors", "head.pt"])
 @pytest.mark.parametrize("content", [b"", b"\0" * 64, b"not tensors"])
-def test_a_head_file_that_is_none(model, content):
-    (model.folder / "head.safetensors").write_bytes(content)
-    with pytest.raises(InputError, match="cannot be read"):
-        make_head(spec(), model)
+def test_a_head_file_that_is_none(model, file, content):
+    (model.folder / file).write_bytes(content)
+    with pytest.raises(InputError, match=f"{file}: cannot be read"):
+        make_head(spec(file=file), model)
+
+
+@pytest.mark.parametrize("saved", [[1], range, {"weight": 1}])
+def test_a_file_of_something_else_than_a_layer(model, saved):
+    torch.save(saved, model.folder / "head.pt")
+    with pytest.raises(InputError, match=r"head\.pt: (cannot be read|no tensor named layers\.0)"):
+        make_head(spec(file="head.pt"), model)
 
 
 @pytest.mark.parametrize("token", [-5, 10**6, "no such token", ""])

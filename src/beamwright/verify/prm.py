@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import count, groupby, islice, takewhile
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +40,10 @@ ValueHead = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 From hidden states [tokens, hidden] of one step's encoding, in order, their token ids [tokens],
 and indices of the tokens to read. A head that looks back reads hidden[at - 1].
 """
+_DAMAGED = (
+    SafetensorError, UnpicklingError, OSError, ValueError, RuntimeError, EOFError, TypeError,
+    AttributeError,
+)  # fmt: skip
 _ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "softmax": lambda values: values.softmax(-1)[:, 1],  # of [tokens, 2], the second column
     "sigmoid": lambda values: values[:, 0].sigmoid(),
@@ -208,6 +213,15 @@ def _token_id(token: str | int | None, model: LoadedModel) -> int:
     return ids[0]
 
 
+def _head_file(file: Path) -> dict[str, torch.Tensor]:
+    """Tensors by name; one bare layer (`.pt`) is `layers.0`."""
+    if file.suffix == ".safetensors":
+        return load_file(file)
+    stored = torch.load(file, map_location="cpu", weights_only=True)
+    tensors = {name: t for name, t in stored.items() if isinstance(t, torch.Tensor)}
+    return {name if "." in name else f"layers.0.{name}": t for name, t in tensors.items()}
+
+
 def _read_layers(spec: VerifierSpec, model: LoadedModel) -> list[Linear]:
     head, folder = spec.head, model.folder or Path(".")
     where = f"verifier head {folder if head.file is None else folder / head.file}"
@@ -215,8 +229,8 @@ def _read_layers(spec: VerifierSpec, model: LoadedModel) -> list[Linear]:
         stored = read_tensors(folder, [f"{n}.{p}" for n in head.layers for p in ("weight", "bias")])
     else:
         try:
-            stored = load_file(folder / head.file)
-        except (SafetensorError, OSError, ValueError) as error:
+            stored = _head_file(folder / head.file)
+        except _DAMAGED as error:
             line = " ".join(str(error).split())
             raise InputError(f"{where}: cannot be read ({line})") from error
     dtype, device = model.decoder.dtype, model.decoder.device

@@ -129,8 +129,8 @@ class Head(Section):
     softmax. two_layer: Linear-ReLU-Linear to two classes. token_mlp: Linear-GELU-...-Linear over
     features of each token and its predecessor. token_logprob: the token's own log-probability.
     layers: names of the linear layers, `NAME.weight` and, where there is one, `NAME.bias`.
-    file: safetensors inside the folder that hold them (by default as `layers.0`, `layers.1`, ...);
-    without it they are in the checkpoint itself.
+    file: safetensors inside the folder that hold them (by default as `layers.0`, `layers.1`, ...),
+    or a `.pt` of them or of one bare layer; without it they are in the checkpoint itself.
     """
 
     kind: Literal["logit_pair", "linear", "two_layer", "token_mlp", "token_logprob"]
