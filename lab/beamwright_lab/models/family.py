@@ -1,0 +1,142 @@
+"""One architecture, in a process of its own: parity, equal trees, speed. Prints one JSON line.
+
+    python -m beamwright_lab.models.family NAME FOLDER [--decoder own|transformers]
+
+What the line lacks was not reached; `error` says why, `stage` where.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from beamwright import Solution, Solver
+from beamwright.errors import BeamwrightError
+from beamwright.protocols import RoundReport
+from beamwright_lab.common import interleave
+from beamwright_lab.models.checkpoints import write_checkpoint
+from beamwright_lab.peers.adapters.transformers_loops import generate_paths
+
+PROBLEM = "Jack has 70 eggs. In April Jack gets 9 eggs. How many eggs does Jack have now?"
+NUM_TOKENS, _STEP, _N = 192, 16, 16
+_SEARCH: Mapping[str, Any] = {
+    # Eight subtrees that share the prompt alone: a quarter of the KV holds two paths of the eight.
+    **{"search": "dvts", "n": _N, "width": 2, "verifier": "logprob", "temperature": 1.0},
+    **{"step_tokens": _STEP, "max_tokens": NUM_TOKENS, "ignore_eos": True, "dtype": "float32"},
+}
+_PATHS: Mapping[str, Any] = {
+    **{"search": "best-of-n", "choose": "majority", "verifier": "none", "dtype": "float32"},
+    **{"n": _N, "step_tokens": 64, "max_tokens": 64, "ignore_eos": True},
+}
+
+
+def path_of(solution: Solution, number: int) -> tuple[list[int], list[float], int]:
+    """Of a final path: its token ids, the log-probabilities of those behind the prompt, and how
+    long the prompt is."""
+    root, *steps = solution.tree.node(solution.candidates[number].lineage).path()
+    ids = [*root.token_ids, *(token for step in steps for token in step.token_ids)]
+    return ids, [value for step in steps for value in step.logprobs], len(root.token_ids)
+
+
+@torch.inference_mode()
+def parity(model: Any, solution: Solution) -> float:
+    """Largest difference of a final path's log-probabilities to those of `transformers`' model."""
+    found = [path_of(solution, number) for number in range(len(solution.candidates))]
+    worst = 0.0
+    for ids, ours, start in found:
+        logits = model(torch.tensor([ids])).logits[0].float()
+        theirs = logits.log_softmax(-1)[start - 1 : -1]
+        drawn = theirs.gather(-1, torch.tensor(ids[start:])[:, None])[:, 0]
+        worst = max(worst, float((drawn - torch.tensor(ours)).abs().max()))
+    return worst
+
+
+def in_the_middle(solver: Solver, folder: Path) -> tuple[Solution, Solution]:
+    """The search, saved, and the one that goes on from where half of its rounds were over."""
+    file, kept = folder / "search.json", folder / "half.json"
+
+    def look(report: RoundReport) -> None:
+        if report.round == NUM_TOKENS // _STEP // 2:
+            kept.write_bytes(file.read_bytes())
+
+    return solver.solve(PROBLEM, on_round=look, checkpoint=file), solver.resume(kept)
+
+
+def check(facts: dict[str, Any], folder: Path, decoder: Mapping[str, str], rounds: int) -> None:
+    """Fill in what is found out, in this order, so that it is there if the next one fails."""
+    from transformers import AutoModelForCausalLM
+
+    facts["stage"] = "load"
+    model = str(folder)
+    with Solver(model=model, schedule="in-gpu", **_SEARCH, **decoder) as solver:
+        facts |= {"loads": True, "exact": solver.exact, "stage": "search"}
+        with TemporaryDirectory() as place:
+            base, resumed = in_the_middle(solver, Path(place))
+    facts["resumed"] = base.tree_hash == resumed.tree_hash
+    facts |= {"tokens": base.tokens.generated, "stage": "parity"}
+    reference = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    facts["parity"] = parity(reference, base)
+    facts["stage"] = "locality"
+    assert base.kv.device_peak_bytes is not None
+    quarter = base.kv.device_peak_bytes // 4
+    tight = {"schedule": "locality", "kv_memory": quarter}
+    with Solver(model=model, **_SEARCH, **tight, **decoder) as solver:
+        solution = solver.solve(PROBLEM)
+    facts["locality"] = solution.tree_hash == base.tree_hash
+    facts |= {"h2d_bytes": solution.kv.h2d_bytes, "stage": "speed"}
+    facts |= speed(folder, path_of(base, 0)[0][:32], decoder, rounds)
+    del facts["stage"]
+
+
+def speed(
+    folder: Path, prompt: Sequence[int], decoder: Mapping[str, str], rounds: int
+) -> dict[str, float]:
+    """Tokens a second of 16 paths of 64 tokens, best round, beside `transformers`' generate."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with Solver(model=str(folder), **_PATHS, **decoder) as solver:
+        sides = {
+            "tok_s": lambda: _done(solver.synthetic(len(prompt))),
+            "generate_tok_s": lambda: _done(generate_paths(model, prompt, _N, 64, 1.0)),
+        }
+        timings = interleave(sides, rounds + 1)  # the first warms up
+    return {name: round(_N * 64 / timing.min_s, 1) for name, timing in timings.items()}
+
+
+def _done(_: object) -> None:
+    """A side's seconds are taken from outside."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("name")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--decoder", choices=["own", "transformers"])
+    parser.add_argument("--rounds", type=int, default=2)
+    given = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    facts: dict[str, Any] = {"stage": "write"}
+    decoder = {} if given.decoder is None else {"decoder": given.decoder}
+    try:
+        write_checkpoint(given.name, given.folder)
+        check(facts, given.folder, decoder, given.rounds)
+    except BeamwrightError as error:
+        facts |= {"error": str(error), "refused": facts["stage"] == "load"}
+    except Exception as error:  # of any kind: the table goes on
+        facts["error"] = f"{type(error).__name__}: {error}"
+    print(json.dumps(facts), flush=True)
+
+
+if __name__ == "__main__":
+    main()
