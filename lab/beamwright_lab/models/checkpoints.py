@@ -152,6 +152,11 @@ def write_checkpoint(name: str, folder: Path) -> Path:
             if name in TIED_ROUTERS and parameter_name.endswith("mlp.gate.weight"):
                 parameter[1::2] = parameter[::2]
     model.save_pretrained(folder)
+    copy_tokenizer(folder)
+    return folder
+
+
+def copy_tokenizer(folder: Path) -> None:
+    """Give a checkpoint the bundled pair's tokenizer and chat template."""
     for file in _SOURCE.glob("tokenizer*"):
         shutil.copy(file, folder)
-    return folder

@@ -35,7 +35,9 @@ def run(name: str, decoder: str | None, limit_s: float, rounds: int) -> dict[str
         given = [sys.executable, "-m", "beamwright_lab.models.family", name, f"{folder}/{name}"]
         given += ["--rounds", str(rounds), *(() if decoder is None else ("--decoder", decoder))]
         try:
-            done = subprocess.run(given, capture_output=True, text=True, timeout=limit_s)
+            done = subprocess.run(
+                given, check=False, capture_output=True, text=True, timeout=limit_s
+            )
         except subprocess.TimeoutExpired:
             return facts | {"error": f"not done in {limit_s:.0f} s"}
         lines = done.stdout.splitlines()
@@ -49,11 +51,13 @@ def run(name: str, decoder: str | None, limit_s: float, rounds: int) -> dict[str
 def reason(found: Mapping[str, Any], folder: Path) -> str | None:
     """Why an architecture does not run, without where its checkpoint lies."""
     error: str | None = found.get("error")
-    return None if error is None else error.replace(f"model {folder}: ", "").replace(str(folder), "")
+    return (
+        None if error is None else error.replace(f"model {folder}: ", "").replace(str(folder), "")
+    )
 
 
 def verdict(row: Mapping[str, Any]) -> str:
-    """"runs", "refused" or "wrong": a failure, a tree that differs, log-probabilities too far."""
+    """ "runs", "refused" or "wrong": a failure, a tree that differs, log-probabilities too far."""
     if row.get("refused"):
         return "refused"
     same = row.get("resumed") and row.get("locality") and row.get("parity", 1.0) <= _TOLERANCE
@@ -96,7 +100,9 @@ def main() -> None:
         if verdict(row) == "refused"
     ]
     print(table(refused, ("architecture", "reason")))
-    counts = {kind: [verdict(row) for row in found].count(kind) for kind in ("runs", "refused", "wrong")}
+    counts = {
+        kind: [verdict(row) for row in found].count(kind) for kind in ("runs", "refused", "wrong")
+    }
     finish("families", {"counts": counts, "rows": found})
 
 

@@ -26,6 +26,8 @@ from beamwright_lab.peers.adapters.transformers_loops import generate_paths
 
 PROBLEM = "Jack has 70 eggs. In April Jack gets 9 eggs. How many eggs does Jack have now?"
 NUM_TOKENS, _STEP, _N = 192, 16, 16
+_PATH_TOKENS = 64
+_QUARTER = 4
 _SEARCH: Mapping[str, Any] = {
     # Eight subtrees that share the prompt alone: a quarter of the KV holds two paths of the eight.
     **{"search": "dvts", "n": _N, "width": 2, "verifier": "logprob", "temperature": 1.0},
@@ -33,7 +35,7 @@ _SEARCH: Mapping[str, Any] = {
 }
 _PATHS: Mapping[str, Any] = {
     **{"search": "best-of-n", "choose": "majority", "verifier": "none", "dtype": "float32"},
-    **{"n": _N, "step_tokens": 64, "max_tokens": 64, "ignore_eos": True},
+    **{"n": _N, "step_tokens": _PATH_TOKENS, "max_tokens": _PATH_TOKENS, "ignore_eos": True},
 }
 
 
@@ -87,7 +89,7 @@ def check(facts: dict[str, Any], folder: Path, decoder: Mapping[str, str], round
     facts["parity"] = parity(reference, base)
     facts["stage"] = "locality"
     assert base.kv.device_peak_bytes is not None
-    quarter = base.kv.device_peak_bytes // 4
+    quarter = base.kv.device_peak_bytes // _QUARTER
     tight = {"schedule": "locality", "kv_memory": quarter}
     with Solver(model=model, **_SEARCH, **tight, **decoder) as solver:
         solution = solver.solve(PROBLEM)
@@ -107,10 +109,10 @@ def speed(
     with Solver(model=str(folder), **_PATHS, **decoder) as solver:
         sides = {
             "tok_s": lambda: _done(solver.synthetic(len(prompt))),
-            "generate_tok_s": lambda: _done(generate_paths(model, prompt, _N, 64, 1.0)),
+            "generate_tok_s": lambda: _done(generate_paths(model, prompt, _N, _PATH_TOKENS, 1.0)),
         }
         timings = interleave(sides, rounds + 1)  # the first warms up
-    return {name: round(_N * 64 / timing.min_s, 1) for name, timing in timings.items()}
+    return {name: round(_N * _PATH_TOKENS / timing.min_s, 1) for name, timing in timings.items()}
 
 
 def _done(_: object) -> None:

@@ -1,0 +1,213 @@
+"""Files of each format: bits, error against `transformers`, load seconds and memory, damaged files.
+
+    python -m beamwright_lab.models.formats [--only NAME...] [--damaged 500] [--skip-large]
+
+The lab writes the files. Errors are of a small model: against the format's definition, and against
+what `transformers` makes of the same file, where it reads it on a CPU (GGUF needs `gguf`,
+compressed-tensors and nf4 their packages). Seconds and memory are of half a billion parameters, in
+a fresh process; damaged files are loaded 50 to a process, each with a time limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from beamwright.models.formats import StoredWeights, open_checkpoint
+from beamwright_lab.common import finish, say, table
+from beamwright_lab.models.damage import damaged
+from beamwright_lab.models.quantised import FORMATS, source_of, write_format
+
+_BATCH = 50
+COLUMNS = (
+    *("format", "bits", "to the definition", "to transformers", "as computed"),
+    *("load s", "peak MiB", "file MiB", "damaged: refused / loaded"),
+)
+
+
+def by_transformers(name: str, place: Path) -> Mapping[str, torch.Tensor] | str:
+    """Tensors as `transformers` turns them back, or why it does not."""
+    from transformers import AutoModelForCausalLM, FineGrainedFP8Config, Mxfp4Config
+
+    how: dict[str, Any] = {"dtype": torch.float32}
+    folder = place
+    if place.is_file():
+        folder, how["gguf_file"] = place.parent, place.name
+    elif name == "FP8 block":
+        how["quantization_config"] = FineGrainedFP8Config(dequantize=True)
+    elif name == "MXFP4":
+        how["quantization_config"] = Mxfp4Config(dequantize=True)
+    elif name.startswith("compressed"):
+        from transformers import CompressedTensorsConfig
+
+        how["quantization_config"] = CompressedTensorsConfig(run_compressed=False)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, **how)
+        found = {key: value.detach() for key, value in model.state_dict().items()}
+        if name == "nf4":
+            from bitsandbytes.functional import dequantize_4bit
+
+            for path, module in model.named_modules():
+                state = getattr(getattr(module, "weight", None), "quant_state", None)
+                if state is not None:
+                    found[f"{path}.weight"] = dequantize_4bit(module.weight.data, state).detach()
+    except Exception as error:  # a package that is not here, a card that it wants
+        return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return found
+
+
+def worst(weights: StoredWeights, expected: Mapping[str, torch.Tensor]) -> float | None:
+    """Largest difference of projections' values, over the largest value; None of none.
+
+    Where values are expected that were rounded to bfloat16, ours are, too.
+    """
+    found = []
+    for name, value in expected.items():
+        if "_proj" not in name or name.endswith("bias"):
+            continue
+        ours = weights.tensor(name)
+        if ours is None:
+            return None
+        meant = value.float() if ours.shape == value.shape else value.float().transpose(-1, -2)
+        rounded = torch.equal(meant, meant.bfloat16().float())
+        ours = ours.bfloat16().float() if rounded else ours.float()
+        found.append(float((ours - meant).abs().max() / meant.abs().max()))
+    return max(found, default=None)
+
+
+def computed(weights: StoredWeights, names: Sequence[str]) -> float | None:
+    """The same of what projections multiply with, against their values; None if dequantised."""
+    found = []
+    for name in names:
+        linear = weights.linear(name.removesuffix(".weight"))
+        meant = weights.tensor(name)
+        if linear is None or meant is None:
+            continue
+        ours = linear.placed(torch.float32, "cpu")(torch.eye(meant.shape[1])).T
+        found.append(float((ours - meant.float()).abs().max() / meant.abs().max()))
+    return max(found, default=None)
+
+
+def run(places: Sequence[Path], limit_s: float) -> Iterator[dict[str, Any]]:
+    """Load each place in one process; in another one from behind the place that ended it."""
+    while places:
+        given = [sys.executable, "-m", "beamwright_lab.models.load_file", *map(str, places)]
+        try:
+            done = subprocess.run(
+                given, check=False, capture_output=True, text=True, timeout=limit_s
+            )
+            out, why = done.stdout, f"exit {done.returncode}: {done.stderr[-300:]}"
+        except subprocess.TimeoutExpired as error:
+            out, why = (error.stdout or b"").decode(), "hang"
+        lines = [json.loads(line) for line in out.splitlines() if line.endswith("}")]
+        yield from lines
+        places = places[len(lines) :]
+        if places:
+            yield {
+                "place": str(places[0]),
+                "outcome": "hang" if why == "hang" else "crash",
+                "said": why,
+            }
+            places = places[1:]
+
+
+def hurt(place: Path, count: int, limit_s: float) -> dict[str, Any]:
+    """What became of damaged copies."""
+    outcomes: Counter[str] = Counter()
+    bad: list[dict[str, Any]] = []
+    for first in range(0, count, _BATCH):
+        with TemporaryDirectory() as folder:
+            seeds = range(first, min(count, first + _BATCH))
+            places = [damaged(place, Path(folder), seed) for seed in seeds]
+            for seed, each in zip(seeds, run(places, limit_s), strict=True):
+                outcomes[each["outcome"]] += 1
+                if each["outcome"] not in ("loaded", "refused") or "\n" in each["said"]:
+                    bad.append({"seed": seed, **each})
+    return {"outcomes": dict(outcomes), "bad": bad}
+
+
+def small(name: str, place: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """Errors, and damaged files, of a small model."""
+    checkpoint, meant = write_format(name, source_of(name, place, large=False), place)
+    facts: dict[str, Any] = {"format": name}
+    try:
+        weights = open_checkpoint(checkpoint)
+        theirs = by_transformers(name, checkpoint)
+        facts["definition"] = worst(weights, meant)
+        facts["transformers"] = theirs if isinstance(theirs, str) else worst(weights, theirs)
+        names = [each for each in weights.names() if "_proj.weight" in each]
+        facts["computed"] = computed(weights, names)
+    except Exception as error:
+        facts["error"] = f"{type(error).__name__}: {error}"
+    facts["alone"] = next(run([checkpoint], given.limit_s))
+    facts["damaged"] = hurt(checkpoint, given.damaged, given.limit_s)
+    return facts
+
+
+def large(name: str, place: Path, limit_s: float) -> dict[str, Any]:
+    """Bits, seconds and memory of half a billion parameters."""
+    source = source_of(name, place, large=True)
+    checkpoint, _ = write_format(name, source, place)
+    files = [checkpoint] if checkpoint.is_file() else [*checkpoint.glob("*.safetensors")]
+    size = sum(file.stat().st_size for file in files)
+    from safetensors import safe_open
+
+    with safe_open(source / "model.safetensors", framework="pt") as file:
+        count = sum(file.get_tensor(key).numel() for key in file.keys())  # noqa: SIM118
+    found = next(run([checkpoint], limit_s))
+    return {"file_bytes": size, "parameters": count, "bits": 8 * size / count, "load": found}
+
+
+def row_of(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the table."""
+
+    def error(value: Any) -> str:
+        return f"{value:.0e}".replace("0e+00", "0") if isinstance(value, float) else "-"
+
+    whole = facts.get("large", {})
+    load = whole.get("load", {})
+    outcomes = facts["damaged"]["outcomes"]
+    shown = f"{outcomes.get('refused', 0)} / {outcomes.get('loaded', 0)}"
+    others = {kind: n for kind, n in outcomes.items() if kind not in ("refused", "loaded")}
+    return {
+        "format": facts["format"],
+        "bits": f"{whole['bits']:.2f}" if whole else None,
+        "to the definition": error(facts.get("definition")),
+        "to transformers": error(facts.get("transformers")),
+        "as computed": error(facts.get("computed")),
+        "load s": load.get("seconds") if load.get("outcome") == "loaded" else load.get("outcome"),
+        "peak MiB": load["peak_bytes"] >> 20 if "peak_bytes" in load else None,
+        "file MiB": whole["file_bytes"] >> 20 if whole else None,
+        "damaged: refused / loaded": shown + (f", {others}" if others else ""),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", nargs="+", choices=FORMATS, default=list(FORMATS))
+    parser.add_argument("--damaged", type=int, default=500)
+    parser.add_argument("--limit-s", type=float, default=300.0)
+    parser.add_argument("--skip-large", action="store_true")
+    given = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for name in given.only:
+        with TemporaryDirectory() as folder:
+            rows.append(small(name, Path(folder), given))
+            if not given.skip_large:
+                rows[-1]["large"] = large(name, Path(folder), given.limit_s)
+        say(rows[-1])
+    print(table([row_of(row) for row in rows], COLUMNS))
+    finish("formats", {"rows": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""The commands that say which models and files run: checkpoints, parity, packings, damage."""
+
+import json
+import random
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.integrations.gguf.dequant import dequantize
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from beamwright_lab.models import damage, families, family, formats
+from beamwright_lab.models.checkpoints import ARCHITECTURES, TIED_ROUTERS, write_checkpoint
+from beamwright_lab.models.gguf_files import QUANTISE, kind_of
+from beamwright_lab.models.packings import PACKINGS
+from beamwright_lab.models.quantised import FORMATS, source_of, write_format
+
+SMALLER = {"n": 4, "max_tokens": 24, "step_tokens": 6}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return write_checkpoint("llama", tmp_path_factory.mktemp("llama"))
+
+
+def test_there_are_more_than_thirty_architectures_and_windows_are_shorter_than_paths():
+    assert len(ARCHITECTURES) > 30
+    windows = [each.get("sliding_window", 32) for each in ARCHITECTURES.values()]
+    assert 16 <= min(windows) <= max(windows) <= 64 < family.NUM_TOKENS
+
+
+@pytest.mark.parametrize("name", TIED_ROUTERS)
+def test_routers_tie(name, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(write_checkpoint(name, tmp_path))
+    router = model.model.layers[0].mlp.gate.weight
+    assert torch.equal(router[::2], router[1::2])
+
+
+@pytest.fixture
+def small_search(monkeypatch):
+    monkeypatch.setattr(family, "_SEARCH", {**family._SEARCH, **SMALLER})
+    monkeypatch.setattr(family, "_PATHS", {**family._PATHS, "n": 2, "step_tokens": 4})
+    monkeypatch.setattr(family, "NUM_TOKENS", 24)
+    monkeypatch.setattr(family, "_STEP", 6)
+    monkeypatch.setattr(family, "_PATH_TOKENS", 4)
+    monkeypatch.setattr(family, "_QUARTER", 1)
+
+
+def test_a_family_of_ours_runs(llama, small_search):
+    facts = {}
+    family.check(facts, llama, {}, 1)
+    assert [facts[name] for name in ("loads", "resumed", "locality")] == [True] * 3
+    assert facts["parity"] < 1e-5
+    assert facts["tok_s"] > 0 < facts["generate_tok_s"]
+    assert families.verdict(facts) == "runs"
+
+
+def test_another_model_has_other_log_probabilities(llama, tmp_path, small_search):
+    with family.Solver(model=str(llama), **family._SEARCH) as solver:
+        solution = solver.solve(family.PROBLEM)
+    other = AutoModelForCausalLM.from_pretrained(write_checkpoint("qwen2", tmp_path)).eval()
+    assert family.parity(other, solution) > 0.1
+
+
+def test_verdicts():
+    runs = {"parity": 1e-6, "resumed": True, "locality": True}
+    assert families.verdict(runs) == "runs"
+    for wrong in ({"parity": 1e-3}, {"resumed": False}, {"locality": None}, {"error": "x"}):
+        assert families.verdict({**runs, **wrong}) == "wrong"
+    assert families.verdict({"error": "no", "refused": True}) == "refused"
+    rows = [{"architecture": "a", "decoder": "own", **runs}, {"refused": True, "error": "no"}]
+    assert [row["log-probabilities"] for row in families.rows_of(rows)] == ["1e-06"]
+
+
+def test_a_process_that_ends_or_hangs_costs_its_own_row(monkeypatch):
+    def ends(*given, **how):
+        return SimpleNamespace(returncode=-11, stdout="", stderr="Segmentation fault")
+
+    monkeypatch.setattr(subprocess, "run", ends)
+    assert families.run("llama", None, 1.0, 1)["error"] == "exit -11: Segmentation fault"
+
+    def hangs(*given, timeout, **how):
+        raise subprocess.TimeoutExpired("x", timeout)
+
+    monkeypatch.setattr(subprocess, "run", hangs)
+    assert families.run("llama", None, 1.0, 1)["error"] == "not done in 1 s"
+
+
+# --- files -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def weight():
+    return 0.05 * torch.randn(256, 512, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("name", QUANTISE)
+def test_gguf_blocks_are_what_transformers_reads(name, weight):
+    kinds = {"Q8_0": 8, "Q4_K": 12, "Q6_K": 14}
+    size, quantise = QUANTISE[name]
+    blocks = quantise(weight.view(-1, size))
+    assert blocks.dtype == torch.uint8
+    if name in kinds:  # it has no Q5_0 of its own
+        values = dequantize(blocks.flatten(), kinds[name]).view_as(weight)
+        assert (values - weight).norm() < 0.1 * weight.norm()
+
+
+def test_llama_cpp_falls_back_where_a_row_has_no_long_blocks():
+    wide, narrow = torch.empty(8, 512), torch.empty(8, 896)
+    assert kind_of("blk.0.attn_q.weight", wide, "Q4_K_M") == "Q4_K"
+    assert kind_of("blk.0.attn_q.weight", narrow, "Q4_K_M") == "Q5_0"
+    assert kind_of("blk.0.attn_v.weight", wide, "Q4_K_M") == "Q6_K"
+    assert kind_of("token_embd.weight", narrow, "Q4_K_M") == "Q8_0"
+
+
+def nibble(words, index):
+    return words.long() >> 4 * index & 15
+
+
+@pytest.mark.parametrize("name", PACKINGS)
+def test_packed_values_are_near_the_weights(name, weight):
+    experts = PACKINGS[name].experts
+    packed = PACKINGS[name].pack(weight[None] if experts else weight)
+    assert (packed.values - weight).norm() < 0.15 * weight.norm()
+
+
+def test_one_value_of_each_packing_is_what_its_definition_says(weight):
+    row, column = 13, 301
+    t = {
+        name: PACKINGS[name].pack(weight[None] if PACKINGS[name].experts else weight)
+        for name in PACKINGS
+    }
+    awq = t["AWQ"].tensors
+    place = (0, 4, 1, 5, 2, 6, 3, 7)[row % 8]
+    code, zero = (
+        nibble(awq[part][at, row // 8], place) for part, at in (("qweight", column), ("qzeros", 2))
+    )
+    assert (code - zero) * awq["scales"][2, row].float() == t["AWQ"].values[row, column]
+    for name, less in (("GPTQ", 1), ("GPTQ v2, desc_act", 0)):
+        found = t[name].tensors
+        group = found["g_idx"][column]
+        code = nibble(found["qweight"][column // 8, row], column % 8)
+        zero = nibble(found["qzeros"][group, row // 8], row % 8) + less
+        assert (code - zero) * found["scales"][group, row].float() == t[name].values[row, column]
+    found = t["compressed-tensors int4"]
+    code = nibble(found.tensors["weight_packed"][row, column // 8], column % 8) - 8
+    assert code * found.tensors["weight_scale"][row, 2].float() == found.values[row, column]
+    found = t["MXFP4"]
+    theirs = convert_moe_packed_tensors(found.tensors["blocks"], found.tensors["scales"])
+    assert torch.equal(theirs.float().transpose(1, 2), found.values)
+
+
+def test_damage_follows_from_the_seed_and_changes_something(tmp_path):
+    source = source_of("AWQ", tmp_path, large=False)
+    place, meant = write_format("AWQ", source, tmp_path)
+    assert "AWQ" in FORMATS
+    assert all("_proj" in name for name in meant)
+    assert len(meant) == 14
+    config = json.loads((place / "config.json").read_text())
+    assert config["quantization_config"]["quant_method"] == "awq"
+    for seed in range(8):
+        (tmp_path / "a").mkdir(exist_ok=True)
+        copy = damage.damaged(place, tmp_path / "a", seed)
+        names = ("model.safetensors", "config.json")
+        changed = [n for n in names if (copy / n).read_bytes() != (place / n).read_bytes()]
+        again = [n for n in names if not (copy / n).is_symlink()]
+        assert len(again) == 1
+        assert set(changed) <= set(again)
+    data = bytes(range(256)) * 64
+    one, two = (damage.damage(data, random.Random(3)) for _ in range(2))
+    assert one == two != data
+
+
+def test_a_file_that_ends_its_process_does_not_take_the_others_along(monkeypatch, tmp_path):
+    def first_then_ends(given, **how):
+        places = [place for place in given[3:] if "bad" not in place]
+        line = json.dumps({"place": places[0], "outcome": "loaded", "said": ""}) if places else ""
+        return SimpleNamespace(returncode=-11, stdout=line, stderr="")
+
+    monkeypatch.setattr(subprocess, "run", first_then_ends)
+    outcomes = [each["outcome"] for each in formats.run([tmp_path / "a", tmp_path / "bad"], 1.0)]
+    assert outcomes == ["loaded", "crash"]
+
+
+def test_a_loaded_file_says_its_seconds_and_memory(llama):
+    given = [sys.executable, "-m", "beamwright_lab.models.load_file", str(llama), str(llama / "no")]
+    lines = subprocess.run(given, check=True, capture_output=True, text=True).stdout.splitlines()
+    loaded, refused = map(json.loads, lines)
+    assert (loaded["outcome"], refused["outcome"]) == ("loaded", "refused")
+    assert loaded["peak_bytes"] > loaded["before_bytes"] > 0
