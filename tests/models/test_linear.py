@@ -6,12 +6,16 @@ import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from beamwright.attention import make_attention
 from beamwright.engine.selftest import batches_are_exact
 from beamwright.errors import InputError
 from beamwright.models.decoder import Linear
 from beamwright.models.linear import (
+    _CACHED_VALUES,
+    UNPACK,
+    GroupedLinear,
     PackedInt8Linear,
     PackedLinear,
     multiplies_int8,
@@ -21,11 +25,12 @@ from beamwright.models.linear import (
     quiet_import,
     storage_for,
     to_bytes,
+    turned_back,
+    turns_back,
 )
 from beamwright.models.load import inspect_model, load_model
 from beamwright.models.tree_model import PrefillRequest, TreeModel
 from beamwright.plan.costs import (
-    INT4_BLOCK_ROWS,
     INT4_GROUP,
     Storage,
     matrix_bytes,
@@ -73,16 +78,49 @@ def test_logits_stay_near_those_of_the_weights_as_they_were(write_family, family
 
 
 @torch.inference_mode()
-def test_int4_is_off_by_half_a_step_at_most_and_multiplied_in_blocks():
-    rows = INT4_BLOCK_ROWS + 24
-    original = Linear(draw(0, rows, 2 * INT4_GROUP), draw(1, rows))
+def test_int4_is_off_by_half_a_step_at_most_and_multiplied_in_tiles():
+    rows, columns = 2 * _CACHED_VALUES // (2 * INT4_GROUP) + 24, 2 * INT4_GROUP
+    original = Linear(draw(0, rows, columns), draw(1, rows))
     linear = quantise_linear(original, Storage.INT4)
     values = linear.values(slice(None))
     groups = original.weight.view(rows, 2, INT4_GROUP)
     step = (groups.amax(2) - groups.amin(2)).repeat_interleave(INT4_GROUP, dim=1) / 15
-    assert ((values - original.weight).abs() <= 0.501 * step).all()
-    x = draw(2, 8, 2 * INT4_GROUP)
+    assert ((values - original.weight).abs() <= 0.502 * step).all()  # scale and low: 11 bits
+    x = draw(2, 8, columns)
     assert (linear(x) - Linear(values, original.bias)(x)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("columns", [64, 96, 100])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@torch.inference_mode()
+def test_columns_that_fill_no_group_are_no_columns(columns, dtype):
+    kind = getattr(torch, dtype)
+    linear = quantise_linear(Linear(draw(0, 24, columns).to(kind)), Storage.INT4)
+    x = draw(1, 8, columns).to(kind)
+    found, expected = linear(x), F.linear(x, linear.values(slice(None)).to(kind))
+    assert found.dtype == kind
+    assert (found - expected).abs().max() <= 2 * torch.finfo(kind).eps * 8 * expected.abs().max()
+
+
+@pytest.mark.parametrize("group", [16, 32, 64, 128])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_torchs_operator_turns_groups_back_as_plain_torch_does(monkeypatch, bits, group):
+    codes = torch.randint(
+        2**bits, (48, 3 * group), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    linear = GroupedLinear.of(bits, codes, *(draw(seed, 48, 3).half().float() for seed in (1, 2)))
+    scale, low = linear.ends.float().split(1, dim=-1)
+    expected = (codes.view(48, 3, group).float() * scale + low).flatten(1)
+    assert torch.equal(turned_back(linear.weight, bits), expected)
+    assert torch.equal(linear.values(slice(8, 40)), expected[8:40])
+
+    def wrong(table):
+        return torch.zeros(len(table), group)
+
+    turns_back.cache_clear()
+    monkeypatch.setitem(UNPACK, bits, wrong)
+    assert torch.equal(linear.values(slice(8, 40)), expected[8:40])  # it is not trusted
+    turns_back.cache_clear()
 
 
 @pytest.mark.usefixtures("unpacked")

@@ -46,12 +46,12 @@ def test_what_was_meant_is_said(spec, meant):
             resolve_folder(spec, "verifier")
 
 
-def test_gguf_says_what_to_take_instead(tmp_path):
+def test_an_empty_gguf_file_is_named(tmp_path):
     file = tmp_path / "x.gguf"
     file.touch()
     for spec in (file, tmp_path):
-        with pytest.raises(InputError, match=r"GGUF files are not read: .* with --weights int4"):
-            resolve_folder(str(spec), "generator")
+        with pytest.raises(InputError, match=r"x.gguf: cannot be read"):
+            load_model(str(spec), ModelSettings())
 
 
 def test_what_would_not_load_is_not_supported(llama_folder):

@@ -82,7 +82,7 @@ def qwen():
 def test_a_matrix_with_its_scales():
     assert matrix_bytes(10, 64, 4, Storage.PLAIN) == 10 * 64 * 4
     assert matrix_bytes(10, 64, 4, Storage.INT8) == 10 * (64 + 4 + 1)
-    assert matrix_bytes(10, 64, 4, Storage.INT4) == 10 * (32 + 2 * 4)
+    assert matrix_bytes(10, 64, 4, Storage.INT4) == 10 * (32 + 2 * 2)
     assert matrix_bytes(10, 65, 2, Storage.INT4) == 10 * 2 * (32 + 2 * 2)
     assert matrix_bytes(10, 65, 2, Storage.INT4_TILED) == 16 * 16 * (32 + 2 * 2)
 

@@ -174,7 +174,8 @@ def read_models(settings: Settings, machine: Machine) -> Models:
     has_kernel = has_kernel and (card is None or card.has_int4_kernel)
 
     def sized(name: str, shape: ModelShape, weights: str) -> SizedModel:
-        storage = storage_of(weights, has_int4_kernel=has_kernel)
+        is_packed = shape.packed is not None
+        storage = storage_of(weights, has_int4_kernel=has_kernel, is_packed=is_packed)
         sizes = ModelBytes(shape, element_bytes, storage)
         return SizedModel(name, shape, storage, sizes, ModelCosts.of(shape, element_bytes, storage))
 

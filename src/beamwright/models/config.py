@@ -12,12 +12,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from beamwright.errors import InputError, UnavailableError, UnsupportedModelError
 from beamwright.io import read_object
+from beamwright.models.formats import GGUF
+from beamwright.models.formats.described import kept_sizes, read_config, shards
 from beamwright.models.shape import (
     FAMILIES,
     NAMED_SHAPES,
@@ -31,10 +34,6 @@ from beamwright.sections import ELSEWHERE, ModelSettings
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
-_GGUF = (
-    "GGUF files are not read: give the folder or hf:ORG/NAME of the original checkpoint "
-    "(safetensors), with --weights int4 (a verifier's: --verifier-weights int4) to make it as small"
-)
 _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -90,11 +89,14 @@ def resolve_folder(
     if spec.startswith("hf:"):
         return _download(spec.removeprefix("hf:"), weights=weights)
     folder = Path(spec)
+    if folder.suffix == GGUF and folder.is_file():
+        return folder
     if not folder.is_dir():
         raise InputError(f"{option}: {_instead(spec, role, known)}")
+    if (file := _gguf_in(folder)) is not None:
+        return file
     if not (folder / "config.json").is_file():
-        hint = f"; {_GGUF}" if any(folder.glob("*.gguf")) else ""
-        raise InputError(f"{spec}: no config.json in this folder{hint}")
+        raise InputError(f"{spec}: no config.json in this folder")
     for file in folder.iterdir():
         # A pipe among a model's files would be waited for, a device be read for ever; so would
         # some files that the system makes up, which are regular ones by name.
@@ -104,11 +106,28 @@ def resolve_folder(
     return folder
 
 
+def _gguf_in(folder: Path, tag: str = "") -> Path | None:
+    """A folder's GGUF file, the first of a model's shards, where it has no other weights.
+
+    tag: part of its name, as the hub's users write it.
+
+    Raises:
+        InputError: if there are several models.
+    """
+    found = sorted(folder.rglob(f"*{GGUF}") if tag else folder.glob(f"*{GGUF}"))
+    found = [file for file in found if tag.lower() in file.name.lower()]
+    if not found or (not tag and any(folder.glob("*.safetensors"))):
+        return None
+    models = [file for file in found if "mmproj" not in file.name and file in shards(file)[:1]]
+    if len(models) != 1:
+        names = ", ".join(file.name for file in models)[:_LONGEST_LINE]
+        raise InputError(f"{folder}: which of its GGUF files? {names}")
+    return models[0]
+
+
 def _instead(spec: str, role: str, known: str) -> str:
     """What is wrong with a place that is no folder."""
     folder = Path(spec)
-    if folder.suffix.lower() == ".gguf":
-        return _GGUF
     if folder.is_file():
         return "a file; the checkpoint's folder is expected"
     meant = None
@@ -159,20 +178,30 @@ def find_shape(
 
 
 def _download(name: str, *, weights: bool = True) -> Path:
-    """The hub's ORG/NAME[@REVISION], a branch, tag or commit."""
+    """The hub's ORG/NAME[:GGUF][@REVISION], a branch, tag or commit.
+
+    GGUF: part of a file's name, such as Q4_K_M: it alone is downloaded, whatever `weights` says.
+    """
     from huggingface_hub import snapshot_download  # noqa: PLC0415 (slow import)
 
     name, _, revision = name.partition("@")
+    name, _, tag = name.partition(":")
     patterns = ["*.json", "*.model", "*.jinja", "*.txt", "verifier.yaml", "judge.yaml"]
     patterns += ["*.safetensors", "pytorch_model*.bin"] if weights else []
+    if tag:
+        patterns = [f"*{each}*{GGUF}" for each in (tag, tag.lower(), tag.upper())]
     try:
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
+        folder = Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
     except Exception as error:  # the hub client raises many kinds, network and not-found alike
         line = " ".join(str(error).split())[:160]
         raise UnavailableError(
             f"hf:{name}: cannot be downloaded ({type(error).__name__}: {line}); "
             "without a network, pass a local folder"
         ) from error
+    file = _gguf_in(folder, tag) if tag else None
+    if tag and file is None:
+        raise InputError(f"hf:{name}: no GGUF file of that name has {tag!r:.40} in it")
+    return file or folder
 
 
 # --- files -----------------------------------------------------------------------------------
@@ -190,6 +219,8 @@ def read_eos_ids(folder: Path) -> frozenset[int]:
     Raises:
         InputError: if one of the files is not a JSON object.
     """
+    if folder.suffix == GGUF:
+        return frozenset(read_config(folder)["eos_token_id"])
     for name in ("generation_config.json", "config.json"):
         file = folder / name
         value = read_object(file).get("eos_token_id") if file.is_file() else None
@@ -213,7 +244,8 @@ def read_shape(folder: Path, max_context: int | None, role: str = "generator") -
         values that make no model.
     """
     try:
-        written = read_object(folder / "config.json")
+        is_gguf = folder.suffix == GGUF
+        written = read_config(folder) if is_gguf else read_object(folder / "config.json")
         _check_counts(written)
         _check_kind(written)
         if folder.parent == BUNDLED:
@@ -221,11 +253,16 @@ def read_shape(folder: Path, max_context: int | None, role: str = "generator") -
         from transformers import AutoConfig  # noqa: PLC0415 (slow import)
 
         try:
-            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            config = (
+                AutoConfig.for_model(**written)
+                if is_gguf
+                else AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            )
         except Exception as error:  # of many kinds; each is about what the file says
             line = line_of(error)
             raise UnsupportedModelError(f"config cannot be read ({line}); {_SUPPORTED}") from error
-        return _shape_of(config, max_context)
+        shape = _shape_of(config, max_context)
+        return replace(shape, packed=kept_sizes(folder)) if is_gguf else shape
     except NotBuiltError as error:
         way = f"; {_ELSEWHERE}" if role == "generator" else ""
         raise UnsupportedModelError(f"model {folder}: {error}{way}") from error

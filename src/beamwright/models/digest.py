@@ -11,6 +11,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from beamwright.models.formats import GGUF
+from beamwright.models.formats.described import shards
+
 Digest = dict[str, Any]
 """`sha256` of all; `files`: the first digits of each, by name; `revision`, of the hub's."""
 
@@ -41,10 +44,16 @@ def digest_later(folder: Path) -> Future[Digest | None]:
 def digest_of(folder: Path) -> Digest:
     """Of the weights, as `models.weights` and verifiers find them, and of what makes tokens and
     formats. Raises OSError."""
+    if folder.suffix == GGUF:
+        files = {path.name: _sha256(path) for path in shards(folder)}
+        return _of(folder.parent, files)
     weights = [path for path in folder.glob("*.safetensors") if "consolidated" not in path.name]
     weights = weights or [*folder.glob("pytorch_model*.bin")]
     texts = {path for pattern in _TEXTS for path in folder.glob(pattern) if path.is_file()}
-    files = {path.name: _sha256(path) for path in sorted(texts.union(weights))}
+    return _of(folder, {path.name: _sha256(path) for path in sorted(texts.union(weights))})
+
+
+def _of(folder: Path, files: dict[str, str]) -> Digest:
     lines = "".join(f"{digest}  {name}\n" for name, digest in files.items())
     whole = hashlib.sha256(lines.encode()).hexdigest()
     hub = {"revision": folder.name} if folder.parent.name == "snapshots" else {}

@@ -34,14 +34,22 @@ import torch.nn.functional as F
 
 from beamwright.errors import InputError
 from beamwright.models.decoder import Linear
-from beamwright.plan.costs import INT4_BLOCK_ROWS, INT4_GROUP, Storage, storage_of
+from beamwright.plan.costs import GROUPED_TILE_VALUES, INT4_GROUP, Storage, storage_of
 
 _ROWS_HINT = 64
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 _BYTE_ZERO = 128
 _BYTE_MOST = 127
 _LEVELS = 15  # of 4 bits, above the lowest
-_MIDDLE = 8
+_NARROW = 4
+_ENDS = {4: torch.float16, 8: torch.float32}  # what scale and low are kept in, by the codes' bits
+UNPACK = {
+    4: torch.ops.quantized.embedding_bag_4bit_unpack,
+    8: torch.ops.quantized.embedding_bag_byte_unpack,
+}
+_LEAST_SCALE = 2.0**-24  # of float16
+_TILE_ROWS = 16
+_CACHED_VALUES = 1 << 18  # 1 MiB
 _BYTE_RANGE = 255
 _KERNEL_CAPABILITY = (8, 0)
 _BLOCK_VALUES = 1 << 20  # quantised at a time: in float32, with copies
@@ -140,6 +148,8 @@ def _close(found: torch.Tensor, expected: torch.Tensor) -> bool:
 def prepack(linear: Linear) -> Linear:
     """The same projection, prepacked where torch can do it and gives the same results."""
     weight = linear.weight
+    if isinstance(linear, JoinedLinear):
+        return JoinedLinear([prepack(part) for part in linear.parts])
     if type(linear) is not Linear or type(weight) is not torch.Tensor:
         return linear  # quantised
     if weight.device.type != "cpu" or weight.dtype not in _TOLERANCE:
@@ -156,38 +166,125 @@ def prepack(linear: Linear) -> Linear:
 # --- int8 and int4 ---------------------------------------------------------------------------
 
 
-class Int4Linear(Linear):
-    """Two weights per byte; value = (nibble - 8) * scale + zero.
+class GroupedLinear(Linear):
+    """Codes of 4 or 8 bits in groups of columns: value = code * scale + low, in float32.
 
-    weight: uint8 [out, groups, 32], a group's first 32 columns in the low nibbles; scale, zero:
-    [out, groups, 1] in the model's dtype. The last group is padded with zeros.
+    weight: uint8 [out, groups, bytes]: a group's codes, of 4 bits two to a byte, the first of them
+    low; then its scale and low, in float16 beside 4 bits and in float32 beside 8. That is the
+    layout of torch's embedding tables, whose operators turn tiles back on a CPU.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        rows, self.columns = weight.shape
-        padded = F.pad(weight, (0, -self.columns % INT4_GROUP)).view(rows, -1, INT4_GROUP)
-        wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        parts = [_to_nibbles(part.to(wide), weight.dtype) for part in padded.split(INT4_BLOCK_ROWS)]
-        nibbles, scales, zeros = (torch.cat(each) for each in zip(*parts, strict=True))
-        super().__init__(nibbles, bias)
-        self.scale, self.zero = scales, zeros
+    def __init__(
+        self, bits: int, weight: torch.Tensor, columns: int, bias: torch.Tensor | None = None
+    ) -> None:
+        super().__init__(weight, bias)
+        self.bits, self.columns = bits, columns
+
+    @classmethod
+    def of(
+        cls, bits: int, codes: torch.Tensor, scale: torch.Tensor, low: torch.Tensor
+    ) -> GroupedLinear:
+        """codes: uint8 [out, columns]; scale, low: [out, groups], rounded to what is kept."""
+        rows, columns = codes.shape
+        grouped = codes.view(rows, scale.shape[1], -1)
+        if bits == _NARROW:
+            grouped = grouped[..., ::2] | grouped[..., 1::2] << bits
+        ends = torch.stack([scale, low], dim=-1).to(_ENDS[bits]).view(torch.uint8)
+        return cls(bits, torch.cat([grouped, ends], dim=-1), columns)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.weight.shape[0], self.columns
+
+    @property
+    def ends(self) -> torch.Tensor:
+        """Scales and lows [out, groups, 2]."""
+        return _split(self.weight, self.bits)[1]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The product, by blocks of rows that are the same at any batch."""
-        rows = self.weight.shape[0]
-        parts = []
-        for first in range(0, rows, INT4_BLOCK_ROWS):
-            block = slice(first, first + INT4_BLOCK_ROWS)
-            bias = None if self.bias is None else self.bias[block]
-            parts.append(invariant_linear(x, self.values(block), bias))
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        """The product, by tiles of rows that are the same at any batch."""
+        rows, on_cpu = self.weight.shape[0], x.device.type == "cpu"
+        # A tile that was turned back stays in a core's cache for the product.
+        most = _CACHED_VALUES if on_cpu else GROUPED_TILE_VALUES
+        count = max(_TILE_ROWS, most // self.columns // _TILE_ROWS * _TILE_ROWS)
+        wide = torch.float32 if on_cpu and x.dtype != torch.float64 else x.dtype
+        values = x.to(wide)
+        tiles = (slice(first, first + count) for first in range(0, rows, count))
+        parts = [invariant_linear(values, self.values(tile).to(wide), None) for tile in tiles]
+        product = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        if self.bias is not None:
+            product.add_(self.bias)
+        return product.to(x.dtype)
 
-    def values(self, block: slice) -> torch.Tensor:
-        """Those rows [rows, columns] in the model's dtype."""
-        packed = self.weight[block]
-        nibbles = torch.cat([packed & 15, packed >> 4], dim=-1).to(self.scale.dtype).sub_(_MIDDLE)
-        values = torch.addcmul(self.zero[block], nibbles, self.scale[block])
-        return values.flatten(1)[:, : self.columns]
+    def values(self, rows: slice) -> torch.Tensor:
+        """Those rows [rows, columns] in float32."""
+        table = self.weight[rows]
+        if table.device.type == "cpu" and turns_back(self.bits, table.shape[-1]):
+            flat: torch.Tensor = UNPACK[self.bits](table.flatten(0, 1))
+            return flat.view(len(table), -1)[:, : self.columns]
+        return turned_back(table, self.bits)[:, : self.columns]
+
+
+def turned_back(table: torch.Tensor, bits: int) -> torch.Tensor:
+    """Values [rows, groups * group] in float32 of a table [rows, groups, bytes], in plain torch."""
+    codes, ends = _split(table, bits)
+    if bits == _NARROW:
+        codes = torch.stack([codes & _LEVELS, codes >> bits], dim=-1).flatten(2)
+    scale, low = ends.float().split(1, dim=-1)
+    return torch.addcmul(low, codes.float(), scale).flatten(1)
+
+
+def _split(table: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    codes, ends = table.tensor_split([-2 * _ENDS[bits].itemsize], dim=-1)
+    return codes, ends.contiguous().view(_ENDS[bits])
+
+
+@cache
+def turns_back(bits: int, width: int) -> bool:
+    """Whether torch's operator is here, and gives what plain torch does, for groups so wide."""
+    draws = torch.Generator().manual_seed(0)
+    of_ends = 2 * _ENDS[bits].itemsize
+    codes = torch.randint(256, (3, 1, width - of_ends), generator=draws, dtype=torch.uint8)
+    ends = torch.rand(3, 1, 2, generator=draws).half().to(_ENDS[bits]).view(torch.uint8)
+    table = torch.cat([codes, ends], dim=-1)
+    try:
+        return torch.equal(UNPACK[bits](table.flatten(0, 1)), turned_back(table, bits))
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False
+
+
+class JoinedLinear(Linear):
+    """Projections of one input that are kept in different ways; their outputs stand in a row."""
+
+    def __init__(self, parts: list[Linear]) -> None:
+        super().__init__(parts[0].weight)
+        self.parts = parts
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part(x) for part in self.parts], dim=-1)
+
+
+def joined(parts: list[Linear], bias: torch.Tensor | None) -> Linear:
+    """One projection of several, of which some are grouped. bias: of all of them."""
+    first, alike = parts[0], {(type(part), part.weight.shape[1:]) for part in parts}
+    if len(alike) == 1 and isinstance(first, GroupedLinear):  # bits follow from the shape
+        table = first.weight if len(parts) == 1 else torch.cat([part.weight for part in parts])
+        return GroupedLinear(first.bits, table, first.columns, bias)
+    if bias is not None:
+        rows = [part.weight.shape[0] for part in parts]
+        for part, own in zip(parts, bias.split(rows), strict=True):
+            part.bias = own
+    return JoinedLinear(parts)
+
+
+def as_grouped(weight: torch.Tensor) -> GroupedLinear:
+    """A plain weight rounded to 4 bits in groups of 64 columns, block by block of its rows."""
+    rows, columns = weight.shape
+    padded = F.pad(weight, (0, -columns % INT4_GROUP)).view(rows, -1, INT4_GROUP)
+    count = max(1, _BLOCK_VALUES // columns)
+    tables = [_to_nibbles(block.float()).weight for block in padded.split(count)]
+    return GroupedLinear(_NARROW, torch.cat(tables), columns)
 
 
 class Int8Linear(Linear):
@@ -211,21 +308,21 @@ class Int8Linear(Linear):
         return product if self.bias is None else product.add_(self.bias)
 
 
-def _to_nibbles(
-    groups: torch.Tensor, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Weights [rows, groups, 64] to packed nibbles, scales and zero points (of that dtype)."""
-    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
-    scale = ((high - low) / _LEVELS).clamp(min=torch.finfo(dtype).smallest_normal).to(dtype)
-    zero = (low + scale * _MIDDLE).to(dtype)
-    lowest = zero.to(groups.dtype) - scale.to(groups.dtype) * _MIDDLE
-    steps = ((groups - lowest) / scale).round_().clamp_(0, _LEVELS).to(torch.uint8)
-    first, second = steps.chunk(2, dim=-1)
-    return first | second << 4, scale, zero
+def _to_nibbles(groups: torch.Tensor) -> GroupedLinear:
+    """Weights [rows, groups, 64], float32, each to the nearest of 16 levels of its group."""
+    low, high = groups.amin(-1), groups.amax(-1)
+    scale = ((high - low) / _LEVELS).clamp(min=_LEAST_SCALE).to(_ENDS[_NARROW]).float()
+    low = low.to(_ENDS[_NARROW]).float()
+    steps = ((groups - low[..., None]) / scale[..., None]).round_().clamp_(0, _LEVELS)
+    return GroupedLinear.of(_NARROW, steps.to(torch.uint8).flatten(1), scale, low)
 
 
-def storage_for(weights: str, dtype: torch.dtype, device: str, option: str) -> Storage:
+def storage_for(
+    weights: str, dtype: torch.dtype, device: str, option: str, *, is_packed: bool = False
+) -> Storage:
     """How projections are kept on this device. option: the option that asks for it.
+
+    is_packed: the checkpoint is quantised.
 
     Raises:
         InputError: if torchao is needed and not installed.
@@ -237,7 +334,7 @@ def storage_for(weights: str, dtype: torch.dtype, device: str, option: str) -> S
         and torch.cuda.is_available()
         and torch.cuda.get_device_capability(device) >= _KERNEL_CAPABILITY
     )
-    storage = storage_of(weights, has_int4_kernel=has_kernel)
+    storage = storage_of(weights, has_int4_kernel=has_kernel, is_packed=is_packed)
     if storage in (Storage.INT8, Storage.INT4_TILED) and where != "cpu":
         _torchao(f"{option} {weights}")
     return storage
@@ -252,7 +349,7 @@ def quantise_linear(linear: Linear, storage: Storage) -> Linear:
         # From float32: torchao takes no float64, and scales are finer than a half precision.
         return Linear(ao.Int8Tensor.from_hp(linear.weight.float(), ao.PerRow()), linear.bias)
     if storage is Storage.INT4:
-        return Int4Linear(linear.weight, linear.bias)
+        return joined([as_grouped(linear.weight)], linear.bias)
     if storage is Storage.INT4_TILED:
         tensor = _torchao("int4").Int4TilePackedTo4dTensor
         return Linear(tensor.from_hp(linear.weight, [1, INT4_GROUP]), linear.bias)

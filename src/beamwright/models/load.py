@@ -110,7 +110,8 @@ def _precision(
     dtype = resolve_dtype(settings.dtype, settings.device, shape)
     option = "--weights" if role == "generator" else "--verifier-weights"
     weights = settings.weights if role == "generator" else settings.verifier_weights
-    return dtype, storage_for(weights, dtype, settings.device, option)
+    is_packed = shape.packed is not None
+    return dtype, storage_for(weights, dtype, settings.device, option, is_packed=is_packed)
 
 
 def inspect_model(settings: ModelSettings) -> dict[str, Any]:

@@ -52,6 +52,8 @@ class ModelShape:
     inv_freq: rotary inverse frequencies [head_dim / 2]; rope_scale multiplies cos and sin (yarn).
     groups: layers by what attention does in them; () where all do alike, and see all tokens.
     shared: (layer, whose KV it reads) of layers that have none of their own.
+    packed: of a quantised checkpoint's projections, all layers together, the bytes of those that
+    stay quantised, and the values of the others; None of a plain one.
     """
 
     architecture: str
@@ -80,6 +82,7 @@ class ModelShape:
     stored_bfloat16: bool = False
     groups: tuple[LayerGroup, ...] = ()
     shared: tuple[tuple[int, int], ...] = ()
+    packed: tuple[int, int] | None = None
 
     @property
     def kv_groups(self) -> tuple[LayerGroup, ...]:

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from beamwright.errors import InputError
 from beamwright.io import read_object
 from beamwright.models.config import BUNDLED, line_of, read_eos_ids
+from beamwright.models.formats import GGUF
 from beamwright.models.template import WriteChat, check_template, render, template_writer
 
 PLACE = "\ue000"  # stands for a text to come: a private character that no template touches
@@ -65,7 +66,8 @@ class TextCodec:
                 code of the folder's own.
         """
         template = None if chat_template is None else _template_text(chat_template)
-        if not any((folder / name).is_file() for name in _FILES):
+        is_gguf = folder.suffix == GGUF
+        if not is_gguf and not any((folder / name).is_file() for name in _FILES):
             raise InputError(
                 f"model {folder}: no tokenizer in this folder (none of {', '.join(_FILES)})"
             )
@@ -334,10 +336,13 @@ def _bundled(folder: Path) -> TextCodec:
 
 
 def _by_transformers(folder: Path, chat_template: str | None) -> TextCodec:
-    from transformers import AutoTokenizer  # noqa: PLC0415 (slow import)
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: PLC0415 (slow import)
 
     try:
-        loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        if folder.suffix == GGUF:
+            loaded = PreTrainedTokenizerFast.from_pretrained(folder.parent, gguf_file=folder.name)
+        else:
+            loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except BaseException as error:  # of many kinds; each is about what the files say
         if not isinstance(error, Exception) and not _is_panic(error):
             raise

@@ -17,7 +17,7 @@ from beamwright.errors import InputError, NotFiniteError
 from beamwright.models.decoder import Linear
 from beamwright.models.dense import DecoderWeights, Layer, Norm
 from beamwright.models.formats import StoredWeights, open_checkpoint
-from beamwright.models.linear import quantise_linear
+from beamwright.models.linear import GroupedLinear, joined, quantise_linear
 from beamwright.models.shape import FAMILIES, ModelShape, TensorNames
 from beamwright.plan.costs import Storage
 
@@ -27,7 +27,10 @@ _CHECKED_VALUES = 1 << 22  # at a time: a sum in another precision casts all tha
 
 
 class _Reader:
-    """Named tensors of one checkpoint, cast and placed; says what is missing."""
+    """Named tensors of one checkpoint, cast and placed; says what is missing.
+
+    as_stored: projections that the file has in groups of few bits stay so.
+    """
 
     def __init__(
         self,
@@ -36,7 +39,10 @@ class _Reader:
         dtype: torch.dtype,
         device: str,
         where: str,
+        *,
+        as_stored: bool = False,
     ) -> None:
+        self._as_stored = as_stored
         self._stored, self._prefix = stored, prefix
         self._dtype, self._device, self._where = dtype, device, where
 
@@ -45,18 +51,40 @@ class _Reader:
         tensor = None if stored is None else stored.tensor(self._prefix + name)
         if tensor is None:
             raise InputError(f"model {self._where}: weight {self._prefix + name} is missing")
-        if tuple(tensor.shape) != size:
-            raise InputError(
-                f"model {self._where}: {name} has shape {tuple(tensor.shape)}, config says {size}"
-            )
+        self._check_size(name, tuple(tensor.shape), size)
         placed = tensor.to(device=self._device, dtype=self._dtype)
         check_finite(placed, tensor, f"model {self._where}: weight {self._prefix}{name}")
         return placed
 
     def linear(self, names: list[str], outs: list[int], columns: int, bias: bool) -> Linear:
         """One (fused) projection from the named ones, stacked row-wise."""
-        weight = self._stacked([f"{name}.weight" for name in names], outs, columns)
-        return Linear(weight, self._stacked([f"{n}.bias" for n in names], outs) if bias else None)
+        biases = self._stacked([f"{name}.bias" for name in names], outs) if bias else None
+        kept = [self._kept(name, rows, columns) for name, rows in zip(names, outs, strict=True)]
+        if any(kept):
+            parts = [
+                linear or Linear(self.need(f"{name}.weight", rows, columns))
+                for linear, name, rows in zip(kept, names, outs, strict=True)
+            ]
+            return joined(parts, biases)
+        return Linear(self._stacked([f"{name}.weight" for name in names], outs, columns), biases)
+
+    def _kept(self, name: str, *size: int) -> GroupedLinear | None:
+        """The projection as its file has it, where that is wanted and there is such a form."""
+        if self._stored is None or not self._as_stored:
+            return None
+        linear = self._stored.linear(self._prefix + name)
+        if linear is None:
+            return None
+        self._check_size(f"{name}.weight", linear.size, size)
+        if not bool(linear.ends.isfinite().all()):
+            raise NotFiniteError(f"model {self._where}: weight {self._prefix}{name} is damaged")
+        linear.weight = linear.weight.to(self._device)
+        return linear
+
+    def _check_size(self, name: str, found: tuple[int, ...], size: tuple[int, ...]) -> None:
+        if found != size:
+            line = f"{name} has shape {found}, config says {size}"
+            raise InputError(f"model {self._where}: {line}")
 
     def _stacked(self, names: list[str], outs: list[int], *columns: int) -> torch.Tensor:
         whole = torch.empty((sum(outs), *columns), dtype=self._dtype, device=self._device)
@@ -136,7 +164,8 @@ def load_weights(
     names = checkpoint.names()
     stem = FAMILIES[shape.architecture].tensors.prefix
     prefix = stem if any(name.startswith(stem) for name in names) else stem.partition(".")[2]
-    reader = _Reader(checkpoint, prefix, dtype, device, str(folder))
+    as_stored = storage is Storage.STORED
+    reader = _Reader(checkpoint, prefix, dtype, device, str(folder), as_stored=as_stored)
     head = _Reader(checkpoint, "", dtype, device, str(folder))
     return _assemble(shape, reader, head, storage, pack)
 

@@ -17,10 +17,11 @@ from beamwright.plan.machines import HardwareProfile
 from beamwright.protocols import Direction
 
 INT4_GROUP = 64
-"""Columns that share one scale and one zero point."""
-INT4_BLOCK_ROWS = 1024
-"""Rows that are turned back into floating point at a time, where no kernel reads int4 itself."""
+"""Columns that share one scale and one zero point, where weights are rounded to int4 here."""
+GROUPED_TILE_VALUES = 1 << 22
+"""Most weights that are turned back into floating point at a time, where no kernel reads them."""
 
+_INT4_ENDS = 2 * 2  # a group's scale and lowest value, in float16
 _TILE_ROWS, _TILE_COLUMNS = 8, 1024  # torchao's tiled layout is padded to these
 
 
@@ -37,6 +38,8 @@ class Shape(Protocol):
     def num_parameters(self) -> int: ...
     @property
     def projections(self) -> tuple[tuple[int, int], ...]: ...
+    @property
+    def packed(self) -> tuple[int, int] | None: ...
     def kv_bytes_per_token(self, element_bytes: int, /) -> int: ...
 
 
@@ -46,16 +49,23 @@ class Storage(StrEnum):
     INT8: torchao, a float32 scale per row; turned back into floating point for each product.
     INT4: two weights per byte, turned back a block of rows at a time for each product.
     INT4_TILED: torchao's tiles, which its CUDA kernel reads as they are.
+    STORED: as a quantised checkpoint keeps it, where that is in groups of 4 or 8 bits; else plain.
     """
 
     PLAIN = "plain"
     INT8 = "int8"
     INT4 = "int4"
     INT4_TILED = "int4-tiled"
+    STORED = "stored"
 
 
-def storage_of(weights: str, *, has_int4_kernel: bool) -> Storage:
-    """What `--weights` means. has_int4_kernel: a CUDA device of compute capability 8, bfloat16."""
+def storage_of(weights: str, *, has_int4_kernel: bool, is_packed: bool = False) -> Storage:
+    """What `--weights` means. has_int4_kernel: a CUDA device of compute capability 8, bfloat16.
+
+    is_packed: the checkpoint is quantised.
+    """
+    if weights == "auto" and is_packed:
+        return Storage.STORED
     if weights == "int4":
         return Storage.INT4_TILED if has_int4_kernel else Storage.INT4
     return Storage.INT8 if weights == "int8" else Storage.PLAIN
@@ -70,7 +80,8 @@ def matrix_bytes(rows: int, columns: int, element_bytes: int, storage: Storage) 
     if storage is Storage.INT4_TILED:
         rows, columns = _up(rows, _TILE_ROWS), _up(columns, _TILE_COLUMNS)
     num_groups = rows * -(-columns // INT4_GROUP)
-    return num_groups * (INT4_GROUP // 2 + 2 * element_bytes)
+    of_ends = 2 * element_bytes if storage is Storage.INT4_TILED else _INT4_ENDS
+    return num_groups * (INT4_GROUP // 2 + of_ends)
 
 
 def weight_bytes(shape: Shape, element_bytes: int, storage: Storage = Storage.PLAIN) -> int:
@@ -79,6 +90,9 @@ def weight_bytes(shape: Shape, element_bytes: int, storage: Storage = Storage.PL
         return shape.num_parameters * element_bytes
     projections = shape.projections
     others = shape.num_parameters - shape.layers * sum(map(prod, projections))
+    if storage is Storage.STORED:
+        packed, plain = shape.packed or (0, 0)
+        return packed + (others + plain) * element_bytes
     quantised = sum(matrix_bytes(*each, element_bytes, storage) for each in projections)
     return others * element_bytes + shape.layers * quantised
 
@@ -99,10 +113,10 @@ def product_scratch_bytes(
     """Working memory of the largest product, beside its input and output."""
     if storage is Storage.INT8:
         return max(map(prod, shape.projections)) * element_bytes
-    if storage is Storage.INT4:
-        widest = max(columns for _, columns in shape.projections)
-        # A block's nibbles as bytes, as floating point, and with scale and zero point.
-        return INT4_BLOCK_ROWS * _up(widest, INT4_GROUP) * (1 + 2 * element_bytes)
+    if storage in (Storage.INT4, Storage.STORED):
+        # A tile's nibbles as bytes, as floating point, and with scale and zero point.
+        most = max(rows * _up(columns, INT4_GROUP) for rows, columns in shape.projections)
+        return min(most, GROUPED_TILE_VALUES) * (1 + 4 + 4)
     return 0
 
 

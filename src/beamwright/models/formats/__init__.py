@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from beamwright.models.decoder import Linear
+    from beamwright.models.linear import GroupedLinear
+
+GGUF = ".gguf"
 
 
 class StoredWeights(Protocol):
@@ -30,11 +32,10 @@ class StoredWeights(Protocol):
         """
         ...
 
-    def linear(self, name: str) -> Linear | None:
+    def linear(self, name: str) -> GroupedLinear | None:
         """The projection `name.weight`, without its bias, in the form that the file keeps it in.
 
-        None where that is plain, or a form that no `Linear` has: `tensor` gives its values. Scales
-        are in float32; `Linear.placed` brings them to a dtype and device.
+        None where that is plain, or a form that no `Linear` has: `tensor` gives its values.
 
         Raises:
             InputError: if its file is damaged.
@@ -48,6 +49,10 @@ def open_checkpoint(place: Path) -> StoredWeights:
     Raises:
         InputError: for missing or unreadable files, or a format that is not read.
     """
+    if place.suffix == GGUF:
+        from beamwright.models.formats.gguf import GgufWeights  # noqa: PLC0415 - torch
+
+        return GgufWeights(place)
     from beamwright.models.formats.plain import PlainFiles  # noqa: PLC0415 - torch
 
     return PlainFiles(place)

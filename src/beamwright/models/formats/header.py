@@ -1,0 +1,135 @@
+"""A GGUF file's metadata and where its tensors lie: nothing of it is believed before it is checked.
+
+Sizes, counts and offsets are compared with the file's length before anything is made of them.
+Needs no torch.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from beamwright.errors import InputError
+
+_NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
+_TEXT, _LIST = 8, 9
+_MOST_DIMENSIONS = 4
+_MOST_ALIGNMENT = 1 << 20
+BLOCKS = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210), 16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
+    29: ("IQ1_M", 256, 56),
+}  # fmt: skip
+"""By a tensor's type: its name, and how many values a block has, in how many bytes."""
+KEPT = {
+    2: (4, 32), 3: (4, 32), 6: (8, 32), 7: (8, 32), 8: (8, 32), 12: (4, 32), 13: (8, 32),
+    14: (8, 16),
+}  # fmt: skip
+"""By a tensor's type: bits of a code and columns of a group, of those that stay so in memory."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One tensor: shape [rows, columns] or [columns], outermost first; kind: a key of BLOCKS."""
+
+    shape: tuple[int, ...]
+    kind: int
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """What a file says of itself, and of the model."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, Place]
+
+
+def read_header(file: Path) -> GgufHeader:
+    """The header of a GGUF file; reads no weights.
+
+    Raises:
+        InputError: if it is none, damaged, or holds types that are not read.
+    """
+    try:
+        with open(file, "rb") as stream, _mapped(stream.fileno()) as data:
+            return _Cursor(data).header()
+    except (OSError, ValueError, struct.error, OverflowError) as error:
+        line = " ".join(str(error).split())[:200]
+        raise InputError(f"model file {file}: cannot be read ({line})") from error
+
+
+def _mapped(handle: int) -> mmap.mmap:
+    return mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
+
+
+class _Cursor:
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data, self._at = data, 0
+
+    def _take(self, size: int) -> bytes:
+        if size > len(self._data) - self._at:
+            raise ValueError("it ends too early")
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def _numbers(self, kind: str, count: int = 1) -> tuple[Any, ...]:
+        return struct.unpack(f"<{count}{kind}", self._take(count * struct.calcsize(f"<{kind}")))
+
+    def _text(self) -> str:
+        return self._take(self._numbers("Q")[0]).decode("utf-8", "replace")
+
+    def _value(self, kind: int) -> Any:
+        if kind == _TEXT:
+            return self._text()
+        if kind in _NUMBERS:
+            return self._numbers(_NUMBERS[kind])[0]
+        if kind != _LIST:
+            raise ValueError(f"a value of type {kind}")
+        each, count = *self._numbers("I"), *self._numbers("Q")
+        if each == _TEXT:
+            return [self._text() for _ in range(count)]  # each takes bytes, so it ends
+        if each not in _NUMBERS:
+            raise ValueError(f"a list of values of type {each}")
+        return list(self._numbers(_NUMBERS[each], count))
+
+    def header(self) -> GgufHeader:
+        """Of version 2 or 3."""
+        if self._take(4) != b"GGUF":
+            raise ValueError("no GGUF file")
+        version, *counts = *self._numbers("I"), *self._numbers("Q", 2)
+        if version not in (2, 3):
+            raise ValueError(f"GGUF version {version}; 2 and 3 are read")
+        metadata = {self._text(): self._value(*self._numbers("I")) for _ in range(counts[1])}
+        found = {self._text(): self._tensor() for _ in range(counts[0])}
+        step = metadata.get("general.alignment", 32)
+        if not isinstance(step, int) or not 0 < step <= _MOST_ALIGNMENT or len(found) != counts[0]:
+            raise ValueError("tensors of the same name, or an alignment that is none")
+        first = -(-self._at // step) * step
+        for name, (shape, kind, offset, size) in found.items():
+            if first + offset + size > len(self._data):
+                raise ValueError(f"tensor {name!r:.80} ends behind the file")
+            found[name] = Place(shape, kind, first + offset, size)
+        return GgufHeader(metadata, found)
+
+    def _tensor(self) -> Any:
+        (rank,) = self._numbers("I")
+        if rank > _MOST_DIMENSIONS:
+            raise ValueError(f"a tensor of {rank:,} dimensions")
+        shape = self._numbers("Q", rank)[::-1]
+        kind, offset = *self._numbers("I"), *self._numbers("Q")
+        if kind not in BLOCKS:
+            raise ValueError(f"a tensor of type {kind}, which is not read")
+        _, values, size = BLOCKS[kind]
+        if not shape or not all(shape) or shape[-1] % values:
+            raise ValueError(f"a tensor of shape {shape} in blocks of {values}")
+        return shape, kind, offset, prod(shape) // values * size

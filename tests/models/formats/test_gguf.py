@@ -1,0 +1,235 @@
+"""GGUF files against what `transformers` makes of their blocks, and against the model they hold."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+from transformers.integrations.gguf.dequant import dequantize
+
+import fakes
+import gguf_files
+from beamwright.attention import make_attention
+from beamwright.errors import InputError, UnsupportedModelError
+from beamwright.models.config import read_shape, resolve_folder
+from beamwright.models.formats import open_checkpoint
+from beamwright.models.formats.blocks import PARTS
+from beamwright.models.formats.header import BLOCKS, KEPT, read_header
+from beamwright.models.linear import GroupedLinear, JoinedLinear
+from beamwright.models.load import inspect_model, load_model
+from beamwright.models.tree_model import PrefillRequest, TreeModel
+from beamwright.plan.costs import weight_bytes
+from beamwright.sections import ModelSettings
+
+WIDE = {**fakes.SMALL, "hidden_size": 256, "intermediate_size": 512, "num_key_value_heads": 2}
+OURS = [BLOCKS[kind][0] for kind in PARTS if BLOCKS[kind][0] not in ("Q5_0", "Q5_1")]
+THEIRS = ["Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS"]
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a model as a GGUF file; returns it, its folder and the `transformers` model."""
+
+    def write(kind, types, config=None, **metadata):
+        folder = tmp_path / "original"
+        folder.mkdir(exist_ok=True)
+        fakes.write_tokenizer(folder)
+        of = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}[kind]
+        model = fakes.write_checkpoint(folder, of(**(config or WIDE)))
+        path = tmp_path / "file" / f"tiny-{kind}.gguf"
+        path.parent.mkdir(exist_ok=True)
+        gguf_files.write_model(path, folder, model, kind, types, **metadata)
+        return path, folder, model
+
+    return write
+
+
+def load(path, **settings):
+    return load_model(str(path), ModelSettings(model=str(path), **settings))
+
+
+@torch.inference_mode()
+def differs(path, model, **settings):
+    """How far log-probabilities are off those of `transformers`, at most, over 40 tokens."""
+    decoder = load(path, **settings).decoder
+    token_ids = torch.randint(fakes.VOCAB, (40,), generator=torch.Generator().manual_seed(3))
+    budget = 256 * decoder.shape.kv_bytes_per_token(decoder.dtype.itemsize)
+    tree = TreeModel(decoder, make_attention("reference"), budget)
+    request = PrefillRequest((), tree.store.create(), token_ids.tolist(), 0)
+    found = decoder.logits(tree.prefill([request])[0]).log_softmax(-1)
+    expected = model(token_ids[None]).logits[0].log_softmax(-1)
+    return float((found - expected).abs().max())
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_codes_and_scales_are_what_transformers_makes_of_the_blocks(name):
+    kind = gguf_files.KINDS[name]
+    blocks = gguf_files.draw_blocks(kind, 64 * 256)
+    expected = dequantize(blocks.flatten(), kind).view(64, 256)
+    bits, codes, scale, low = PARTS[kind](blocks)
+    assert (bits, BLOCKS[kind][1] // scale.shape[1]) == KEPT[kind]
+    exact = torch.addcmul(
+        low[..., None], codes.unflatten(1, (scale.shape[1], -1)), scale[..., None]
+    )
+    assert torch.equal(exact.view(64, 256), expected)
+    rows = (part.reshape(64, -1) for part in (codes, scale, low))
+    kept = GroupedLinear.of(bits, *rows).values(slice(None))
+    # Of 8 bits nothing is rounded; of 4 bits scale and low are, to 11 bits, if they had more.
+    assert (kept - expected).abs().max() <= (2**-10 * expected.abs().max() if bits == 4 else 0)
+    if name in ("Q4_0", "Q4_1"):
+        assert torch.equal(kept, expected)
+
+
+@pytest.mark.parametrize("name", ["Q5_0", "Q5_1"])
+def test_five_bits_are_as_ggml_defines_them(name):
+    kind = gguf_files.KINDS[name]
+    blocks = gguf_files.draw_blocks(kind, 32)
+    row = blocks[0].tolist()
+    head = 2 if name == "Q5_0" else 4
+    scale, low = (float(blocks[0, at : at + 2].view(torch.float16)) for at in (0, head - 2))
+    upper = int.from_bytes(bytes(row[head : head + 4]), "little")
+    for at, code in enumerate(PARTS[kind](blocks)[1][0].tolist()):
+        nibble = row[head + 4 + at % 16] >> (4 if at >= 16 else 0) & 15
+        assert code == nibble | (upper >> at & 1) << 4
+    found = [float(part) for part in PARTS[kind](blocks)[2:]]
+    assert found == [scale, -16 * scale if name == "Q5_0" else low]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_a_file_is_the_model_that_it_was_made_of(write, kind):
+    path, _, model = write(kind, {})
+    assert differs(path, model) < 2e-5
+    assert read_shape(path, None).packed is not None
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q6_K", "Q5_K", *THEIRS])
+def test_blocks_are_kept_or_turned_back_without_a_loss(write, name):
+    path, _, model = write("llama", {"*": name})
+    assert differs(path, model) < 2e-5
+    kept = isinstance(load(path).decoder.weights.layers[0].down, GroupedLinear)
+    assert kept == (gguf_files.KINDS[name] in KEPT)
+
+
+def test_four_bits_of_a_k_type_keep_scales_of_eleven_bits(write):
+    path, _, model = write("qwen2", {"*": "Q4_K"})
+    assert 0 < differs(path, model) < 5e-3
+
+
+def test_projections_of_several_types_stand_beside_each_other(write):
+    types = {"*": "Q4_0", "attn_v": "Q6_K", "ffn_up": "F32", "ffn_gate": "Q8_0"}
+    types = {name: kind for name, kind in types.items() if kind != "F32"}
+    path, _, model = write("qwen2", types)
+    layer = load(path).decoder.weights.layers[0]
+    assert isinstance(layer.qkv, JoinedLinear)
+    assert isinstance(layer.out, GroupedLinear)
+    assert differs(path, model) < 2e-5
+    assert differs(path, model, dtype="bfloat16") < 0.5
+
+
+@pytest.mark.usefixtures("unpacked")
+@pytest.mark.parametrize(
+    "types", [{"*": "Q4_K", "attn_v": "Q6_K"}, {"*": "Q8_0", "ffn_up": "Q2_K"}]
+)
+def test_bytes_are_counted_before_anything_is_loaded(write, types):
+    path, _, _ = write("llama", types)
+    model = load(path)
+    layers = model.decoder.weights.layers
+    linears = [getattr(layer, n) for layer in layers for n in ("qkv", "out", "gate_up", "down")]
+    parts = [part for each in linears for part in getattr(each, "parts", [each])]
+    norms = sum(parameter.nbytes for layer in layers
+                for parameter in (layer.attention_norm.weight, layer.mlp_norm.weight))  # fmt: skip
+    weights = model.decoder.weights
+    others = (
+        weights.embedding.nbytes + weights.lm_head.weight.nbytes + weights.final_norm.weight.nbytes
+    )
+    stored = sum(part.weight.nbytes for part in parts) + norms + others
+    assert weight_bytes(read_shape(path, None), 4, model.storage) == stored
+    found = inspect_model(ModelSettings(model=str(path)))
+    assert (found["weight_bytes"], found["weights"]) == (stored, "stored")
+
+
+def test_weights_may_be_rounded_again_if_somebody_asks(write):
+    path, _, model = write("llama", {"*": "Q8_0"})
+    assert differs(path, model, weights="int8") < 0.2
+    assert differs(path, model, weights="int4") < 1.0
+
+
+def test_tokenizer_template_and_ends_come_from_the_file(write):
+    path, folder, _ = write("qwen2", {"*": "Q8_0"})
+    of_file, of_folder = load(path).codec, load(folder).codec
+    text = "the 12 eggs.\n\nab\u00e9"
+    assert of_file.encode(text) == of_folder.encode(text)
+    assert of_file.eos_ids == of_folder.eos_ids == {2}
+    assert of_file.conversation([{"role": "user", "content": "hi"}]) == "<bos>hi"
+
+
+def test_a_folder_with_one_file_is_that_file(write):
+    path, _, model = write("qwen2", {"*": "Q8_0"})
+    assert resolve_folder(str(path.parent), "generator") == path
+    assert differs(path.parent, model) < 2e-5
+    (path.parent / "other.gguf").write_bytes(path.read_bytes())
+    with pytest.raises(InputError, match="which of its GGUF files"):
+        resolve_folder(str(path.parent), "generator")
+
+
+def test_of_the_hub_one_file_is_downloaded(write, monkeypatch, tmp_path):
+    path, _, _ = write("qwen2", {"*": "Q8_0"})
+    wanted = path.rename(path.with_name("Tiny-q4_k_m.gguf"))
+    (path.parent / "Tiny-Q8_0.gguf").write_bytes(b"")
+    asked = []
+
+    def download(name, revision, allow_patterns):
+        asked.append((name, revision, allow_patterns))
+        return str(path.parent)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert resolve_folder("hf:some/Tiny-GGUF:Q4_K_M", "generator") == wanted
+    assert asked == [("some/Tiny-GGUF", None, ["*Q4_K_M*.gguf", "*q4_k_m*.gguf", "*Q4_K_M*.gguf"])]
+    with pytest.raises(InputError, match="no GGUF file"):
+        resolve_folder("hf:some/Tiny-GGUF:Q3_K_S", "generator")
+
+
+def test_a_model_in_several_files_is_read_from_all(write):
+    path, folder, model = write("qwen2", {"*": "Q8_0"})
+    tensors, _ = gguf_files.tensors_of(model, "qwen2", {})
+    halves = list(tensors.items())
+    metadata = gguf_files.metadata_of(folder, "qwen2")
+    files = [path.with_name(f"m-0000{number}-of-00002.gguf") for number in (1, 2)]
+    gguf_files.write_gguf(files[0], metadata, dict(halves[:9]))
+    gguf_files.write_gguf(files[1], {"split.no": 1}, dict(halves[9:]))
+    assert differs(files[0], model) < 2e-5
+    files[1].unlink()
+    with pytest.raises(InputError, match="shard m-00002-of-00002"):
+        open_checkpoint(files[0])
+
+
+ROPE3 = {
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+def test_llama_3s_rope_factors_are_recognised(write, tmp_path):
+    path, folder, model = write("llama", {}, {**WIDE, "rope_parameters": ROPE3})
+    plain = torch.tensor([5e5 ** -(2 * i / 64) for i in range(32)])
+    factors = plain / model.model.rotary_emb.inv_freq
+    tensors, _ = gguf_files.tensors_of(model, "llama", {})
+    for scale, ok in ((1.0, True), (1.1, False)):
+        content = (factors * scale).numpy().tobytes()
+        freqs = {"rope_freqs.weight": (0, (32,), content)}
+        gguf_files.write_gguf(path, gguf_files.metadata_of(folder, "llama"), tensors | freqs)
+        if ok:
+            assert differs(path, model) < 2e-5
+        else:
+            with pytest.raises(UnsupportedModelError, match="rope factors"):
+                read_shape(path, None)
+
+
+def test_what_is_not_read_is_named(write):
+    path, folder, model = write("qwen2", {})
+    metadata = gguf_files.metadata_of(folder, "qwen2")
+    tensors, _ = gguf_files.tensors_of(model, "qwen2", {})
+    gguf_files.write_gguf(path, metadata | {"general.architecture": "mamba"}, tensors)
+    with pytest.raises(UnsupportedModelError, match="GGUF architecture 'mamba' is not read"):
+        read_shape(path, None)
+    gguf_files.write_gguf(path, metadata, {"a": (99, (4,), b"1234")})
+    with pytest.raises(InputError, match="type 99, which is not read"):
+        read_header(path)
