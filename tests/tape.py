@@ -181,7 +181,7 @@ class FixedDecode:
             self.places, self.lengths = self.lists.write(rows)
             self.stale = False
 
-    def attend(self, layer, query, key_value):
+    def attend(self, layer, query, key_value, sinks=None):
         self.tail.write(layer, key_value)
         self.prepare(query.shape[1])
         size = self.store.pool.block_tokens

@@ -21,6 +21,7 @@ class Forest:
     num_heads: int
     device: str = "cpu"
     drawn: dict = field(default_factory=dict)
+    sinks: torch.Tensor | None = None
 
     @property
     def layout(self):
@@ -76,7 +77,8 @@ class Forest:
             if num_padding:
                 queries.append(queries[0][:1].expand(num_padding, -1, -1))
                 key_values.append(key_values[0][:1].expand(num_padding, -1, -1, -1))
-            context = view.attend(layer, torch.cat(queries), torch.cat(key_values))
+            asked = torch.cat(queries), torch.cat(key_values)
+            context = view.attend(layer, *asked, self.sinks)
             assert context.shape[0] == sum(lengths) + num_padding
             found.append(context[: sum(lengths)].split(lengths))
         view.close()
@@ -132,7 +134,8 @@ class Batch:
             drawn = [self.forest._token(self.seed, token, layer) for token in self.held]
             picked = [(q[row], kv[row]) for (q, kv), row in zip(drawn, self.rows, strict=True)]
             query, key_value = map(torch.stack, zip(*picked, strict=True))
-            layers.append(self.view.attend(layer, query, key_value).clone())
+            sinks = self.forest.sinks
+            layers.append(self.view.attend(layer, query, key_value, sinks).clone())
         self.tail.advance()
         self.held = [count + 1 for count in self.held]
         return layers
@@ -161,9 +164,11 @@ def make_forest():
         seed=0,
         pool_tokens=32768,
         device="cpu",
+        window=None,
+        softcap=None,
     ):
         rng = random.Random(seed)
-        layout = KVLayout(layers, kv_heads, head_dim, dtype)
+        layout = KVLayout(layers, kv_heads, head_dim, dtype, window=window, softcap=softcap)
         budget = ByteBudget(pool_tokens * layout.bytes_per_token)
         store = SegmentStore(BlockPool(layout, budget, device))
         forest = Forest(store, [], kv_heads * group, device)

@@ -26,7 +26,7 @@ def tiny_decoder(tile_rows):
 class NoAttention:
     """A view in which every token sees itself only."""
 
-    def attend(self, layer, query, key_value):
+    def attend(self, layer, query, key_value, sinks=None):
         return key_value[:, 1].repeat_interleave(query.shape[1] // key_value.shape[2], dim=1)
 
 

@@ -52,6 +52,11 @@ FAMILIES = {
     ),
     "llama-yarn-rope": (LlamaConfig, {**GATED, "rope_parameters": YARN}, {}),
     "mistral": (MistralConfig, {**GATED, "num_key_value_heads": 2, "sliding_window": None}, {}),
+    "mistral-window": (
+        MistralConfig,
+        {**GATED, "num_key_value_heads": 2, "sliding_window": 16},
+        {},
+    ),
     "qwen2": (Qwen2Config, {**GATED, "num_key_value_heads": 2, "tie_word_embeddings": True}, {}),
     "qwen2-yarn": (Qwen2Config, {**GATED, "num_key_value_heads": 4, "rope_parameters": YARN}, {}),
     "qwen3": (Qwen3Config, {**GATED, "num_key_value_heads": 2, "head_dim": 32}, {}),

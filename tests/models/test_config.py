@@ -61,15 +61,11 @@ GPTQ = {"quant_method": "gptq", "bits": 4}
         ),
         ({"model_type": "llama", **TINY, "hidden_act": "tanh"}, "activation 'tanh'"),
         (
-            {"model_type": "mistral", **TINY, "sliding_window": 64, "max_position_embeddings": 256},
-            "sliding window of 64 tokens is not supported inside a context of 256",
-        ),
-        (
             {
-                **{"model_type": "qwen2", **TINY, "sliding_window": 64, "max_window_layers": 0},
-                **{"use_sliding_window": True, "max_position_embeddings": 256},
+                **{"model_type": "qwen2", **TINY, "sliding_window": 64, "max_window_layers": 1},
+                **{"use_sliding_window": True, "num_hidden_layers": 2},
             },
-            "sliding window of 64",
+            "sliding window in some of the layers",
         ),
         (OPTConfig(**{**OPT, "word_embed_proj_dim": 16}), "opt with embeddings of another width"),
         (OPTConfig(**OPT, do_layer_norm_before=False), "opt with norms behind the blocks"),
@@ -94,13 +90,22 @@ def test_what_the_decoder_cannot_do_is_one_line_that_lists_what_it_can(
     assert way not in str(caught.value)
 
 
-def test_a_sliding_window_that_cannot_matter_is_accepted(inspect):
+def test_a_sliding_window_that_cannot_matter_is_left_out(inspect):
     mistral = MistralConfig(**TINY, sliding_window=64, max_position_embeddings=256)
     assert inspect(mistral, context=64).context == 64
+    assert inspect(mistral, context=64).groups == ()
     wide = MistralConfig(**TINY, sliding_window=256, max_position_embeddings=256)
-    assert inspect(wide).context == 256
+    assert (inspect(wide).context, inspect(wide).groups) == (256, ())
     unused = Qwen2Config(**TINY, sliding_window=64, use_sliding_window=False)
-    assert inspect(unused).architecture == "qwen2"
+    assert (inspect(unused).architecture, inspect(unused).groups) == ("qwen2", ())
+
+
+def test_layers_with_a_window_are_a_group(inspect):
+    mistral = MistralConfig(**TINY, sliding_window=64, max_position_embeddings=256)
+    (group,) = inspect(mistral).groups
+    layers = tuple(range(TINY["num_hidden_layers"]))
+    assert (group.layers, group.window, group.kv_heads) == (layers, 64, 2)
+    assert group.head_dim == TINY["hidden_size"] // TINY["num_attention_heads"]
 
 
 def test_the_context_can_be_capped_and_not_stretched(inspect):

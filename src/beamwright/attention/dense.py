@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from beamwright.attention.partial import KEY_MULTIPLE, attend_few, attend_part, round_up
+from beamwright.attention.partial import KEY_MULTIPLE, attend_few, attend_part, round_up, with_sinks
 from beamwright.attention.shared import Entry, Hold, ResidentLayers
 from beamwright.kv.segments import Path
 from beamwright.kv.store import SegmentStore, Tail, padded_path
@@ -31,17 +31,23 @@ class PathCopies:
         tokens = padded_path(max(lengths) + room, layout.head_dim)
         self.lengths = torch.tensor(lengths, device=store.compute_device)
         self.layers = hold(store, entries, tokens)
-        self._num_tokens, self._dtype = tokens, layout.dtype
+        self._num_tokens, self._layout = tokens, layout
         self._scratch = store.scratch
         self._counted = layout.bytes_per_token * len(entries) * tokens
         self._scratch.add(self._counted)
 
     def causal_mask(self, num_new: int) -> torch.Tensor:
-        """Additive [rows, num_new, tokens]: new token j sees the path and new tokens up to j."""
+        """Additive [rows, num_new, tokens]: new token j sees the path and new tokens up to j,
+        as far as a window reaches."""
         tokens = torch.arange(self._num_tokens, device=self.lengths.device)
         last = self.lengths.unsqueeze(1) + torch.arange(num_new, device=self.lengths.device)
-        mask = torch.zeros(*last.shape, len(tokens), dtype=self._dtype, device=tokens.device)
-        return mask.masked_fill_(tokens > last.unsqueeze(2), float("-inf"))
+        shape = (*last.shape, len(tokens))
+        mask = torch.zeros(shape, dtype=self._layout.dtype, device=tokens.device)
+        mask.masked_fill_(tokens > last.unsqueeze(2), float("-inf"))
+        if self._layout.window is not None:
+            first = last.unsqueeze(2) - self._layout.window
+            mask.masked_fill_(tokens <= first, float("-inf"))
+        return mask
 
     def close(self) -> None:
         """Give back the copies' bytes."""
@@ -55,13 +61,19 @@ class DenseDecode:
     def __init__(
         self, store: SegmentStore, paths: Sequence[Path], tail: Tail, hold: Hold = ResidentLayers
     ) -> None:
-        self._tail = tail
+        self._tail, self._softcap = tail, store.pool.layout.softcap
         self._copies = PathCopies(store, paths, tail.capacity, hold)
         self._mask = self._copies.causal_mask(tail.capacity)
         self._rows: torch.Tensor | None = None
         self._copies.layers.restore(tail)
 
-    def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key_value: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         self._tail.write(layer, key_value)
         data, rows = self._copies.layers.layer(layer), self._rows
         if rows is None:
@@ -73,8 +85,9 @@ class DenseDecode:
         num_rows, heads, head_dim = query.shape
         grouped = query.view(num_rows, key_value.shape[2], -1, head_dim)
         keys, values = both[0], both[1]
-        context, _ = attend_few(grouped, keys, values, mask[:, None, None, :])
-        return context.view(num_rows, heads, head_dim)
+        mask = mask[:, None, None, :]
+        context, lse = attend_few(grouped, keys, values, mask, self._softcap)
+        return with_sinks(context.view(num_rows, heads, head_dim), lse, sinks)
 
     def keep_rows(self, rows: torch.Tensor) -> None:
         self._rows = rows if self._rows is None else self._rows[rows]
@@ -125,7 +138,7 @@ class Packing:
         picked: torch.Tensor = by_token.index_select(0, self.padded_of_packed).flatten(1, 2)
         if picked.shape[0] == like.shape[0]:
             return picked
-        out = torch.zeros_like(like)
+        out = picked.new_zeros(like.shape[0], *picked.shape[1:])
         out[: picked.shape[0]] = picked
         return out
 
@@ -140,7 +153,7 @@ class DensePrefill:
         lengths: Sequence[int],
         hold: Hold = ResidentLayers,
     ) -> None:
-        device = store.compute_device
+        device, self._softcap = store.compute_device, store.pool.layout.softcap
         self._packing = Packing(lengths, store.pool.layout.num_kv_heads, device)
         self._copies = PathCopies(store, paths, self._packing.num_padded, hold)
         steps = torch.arange(self._packing.num_padded, device=device)
@@ -148,14 +161,23 @@ class DensePrefill:
         self._rows = torch.arange(len(paths), device=device).unsqueeze(1)
         self._mask = self._copies.causal_mask(self._packing.num_padded)
 
-    def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key_value: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         packing, data = self._packing, self._copies.layers.layer(layer)
         data[:, self._rows, :, self._at] = packing.pad(key_value)
         group = query.shape[1] // key_value.shape[2]
         mask = self._mask.repeat_interleave(group, dim=1).unsqueeze(1)
         keys, values = data[0], data[1]
-        context, _ = attend_part(packing.queries(query), keys, values, mask)
-        return packing.unpack(context, query)
+        context, lse = attend_part(packing.queries(query), keys, values, mask, self._softcap)
+        out = packing.unpack(context, query)
+        if sinks is None:
+            return out
+        return with_sinks(out, packing.unpack(lse.unsqueeze(-1), query).squeeze(-1), sinks)
 
     def close(self) -> None:
         self._copies.close()

@@ -24,20 +24,24 @@ def round_up(count: int, multiple: int) -> int:
 
 
 def attend_part(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    softcap: float | None = None,
 ) -> Partial:
     """Softmax attention of `query` over this part of the keys.
 
     query [items, kv_heads, rows, head_dim]; key, value [items, kv_heads, tokens, head_dim];
-    mask is additive and broadcastable to [items, kv_heads, rows, tokens]; every row must see at
-    least one token.
+    mask is additive and broadcastable to [items, kv_heads, rows, tokens]; of a row that sees no
+    token nothing is told, see `hide`. softcap: see `KVLayout`; the flash operator knows none.
 
     Returns:
         (context [items, rows, kv_heads, head_dim], log-sum-exp [items, rows, kv_heads]), both
         contiguous.
     """
-    if query.device.type != "cpu" or query.dtype == torch.float16:
-        return attend_part_oracle(query, key, value, mask)
+    if query.device.type != "cpu" or query.dtype == torch.float16 or softcap is not None:
+        return attend_part_oracle(query, key, value, mask, softcap)
     context, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, False, attn_mask=mask
     )
@@ -46,7 +50,11 @@ def attend_part(
 
 
 def attend_few(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    softcap: float | None = None,
 ) -> Partial:
     """The same as `attend_part`, for the few queries of a decode step, and heads before rows.
 
@@ -66,9 +74,11 @@ def attend_few(
         if mask is not None:
             mask = mask.expand(items, kv_heads, -1, -1).flatten(0, 1).unsqueeze(1)
         queries, keys, values = (part.unsqueeze(1) for part in (queries, keys, values))
-        context, lse = attend_part(queries, keys, values, mask)  # an item per head
+        context, lse = attend_part(queries, keys, values, mask, softcap)  # an item per head
         return context.view(query.shape), lse.view(items, kv_heads, rows)
     scores = torch.bmm(queries * head_dim**-0.5, keys.transpose(1, 2))
+    if softcap is not None:
+        scores.div_(softcap).tanh_().mul_(softcap)
     if mask is not None:
         scores.view(items, kv_heads, rows, -1).add_(mask)
     largest = scores.amax(-1, keepdim=True)
@@ -80,11 +90,17 @@ def attend_few(
 
 
 def attend_part_oracle(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    softcap: float | None = None,
 ) -> Partial:
     """The same as `attend_part`, by plain matrix products (at least float32 inside)."""
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     scores = query.to(wide) @ key.to(wide).transpose(-1, -2) / query.shape[-1] ** 0.5
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh()
     if mask is not None:
         scores = scores + mask.to(wide)
     lse = scores.logsumexp(-1)
@@ -92,11 +108,35 @@ def attend_part_oracle(
     return context.to(query.dtype).transpose(1, 2).contiguous(), lse.transpose(1, 2).contiguous()
 
 
-def merge_parts(context: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
+def hide(part: Partial, blind: torch.Tensor) -> Partial:
+    """A part without weight, and without NaN, for the rows [items, rows] that see none of it."""
+    context, lse = part
+    blind = blind.unsqueeze(-1)
+    return context.masked_fill(blind.unsqueeze(-1), 0.0), lse.masked_fill(blind, float("-inf"))
+
+
+def with_sinks(
+    context: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor | None
+) -> torch.Tensor:
+    """What is left of the context [rows, heads, head_dim] where sinks [heads] join the softmax.
+
+    lse: of all that a row sees, in the order of the context's heads.
+    """
+    if sinks is None:
+        return context
+    # Torch rounds `sigmoid` otherwise in the rest of a vector, which others may shift; not `exp`.
+    left = 1 / (1 + (sinks.to(lse.dtype) - lse.view(context.shape[:2])).exp())
+    return context * left.unsqueeze(-1).to(context.dtype)
+
+
+def merge_parts(
+    context: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor | None = None
+) -> torch.Tensor:
     """Merge partial results along dimension 1, in path order.
 
     context [rows, parts, heads..., head_dim], lse [rows, parts, heads...] with -inf where a row
     has fewer parts. Absent parts come last, so a row's sum does not depend on how many there are.
     """
     weights = lse.softmax(dim=1).to(context.dtype)
-    return (weights.unsqueeze(-1) * context).sum(dim=1)
+    merged = (weights.unsqueeze(-1) * context).sum(dim=1)
+    return merged if sinks is None else with_sinks(merged, lse.logsumexp(dim=1), sinks)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from beamwright.kv.pool import KVLayout
 from beamwright.kv.segments import Path
 from beamwright.kv.store import SegmentStore, Tail
 
@@ -19,10 +20,17 @@ def gather_path(store: SegmentStore, path: Path, layer: int) -> tuple[torch.Tens
     return both[0], both[1]
 
 
-def plain_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def plain_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layout: KVLayout,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Causal attention of the last positions.
 
     query [tokens, heads, head_dim] are the *last* tokens of key, value [all, kv_heads, head_dim].
+    sinks: a column of scores [heads] that the softmax has in addition, and that is dropped.
     """
     num_new, num_heads, head_dim = query.shape
     group = num_heads // key.shape[1]
@@ -30,11 +38,18 @@ def plain_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor)
     keys = key.to(wide).repeat_interleave(group, dim=1)
     values = value.to(wide).repeat_interleave(group, dim=1)
     scores = torch.einsum("qhd,khd->hqk", query.to(wide), keys) / head_dim**0.5
-    first = key.shape[0] - num_new
-    visible = torch.arange(key.shape[0], device=query.device) <= first + torch.arange(
-        num_new, device=query.device
-    ).unsqueeze(1)
-    weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+    if layout.softcap is not None:
+        scores = layout.softcap * torch.tanh(scores / layout.softcap)
+    at = torch.arange(key.shape[0], device=query.device)
+    distance = at[-num_new:].unsqueeze(1) - at
+    visible = distance >= 0
+    if layout.window is not None:
+        visible &= distance < layout.window
+    scores = scores.masked_fill(~visible, float("-inf"))
+    if sinks is not None:
+        column = sinks.to(wide).view(-1, 1, 1).expand(-1, num_new, 1)
+        scores = torch.cat([scores, column], dim=-1)
+    weights = scores.softmax(dim=-1)[..., : key.shape[0]]
     return torch.einsum("hqk,khd->qhd", weights, values).to(query.dtype)
 
 
@@ -45,7 +60,13 @@ class ReferenceDecode:
         self._store, self._paths, self._tail = store, list(paths), tail
         self._live = [True] * len(paths)
 
-    def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key_value: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         self._tail.write(layer, key_value)
         tail_keys, tail_values = self._tail.read(layer)
         counts = (self._tail.places + 1).tolist()
@@ -56,7 +77,8 @@ class ReferenceDecode:
             keys, values = gather_path(self._store, path, layer)
             keys = torch.cat([keys, tail_keys[row, :, : counts[row]].transpose(0, 1)])
             values = torch.cat([values, tail_values[row, :, : counts[row]].transpose(0, 1)])
-            out[row] = plain_attention(query[row : row + 1], keys, values)[0]
+            layout = self._store.pool.layout
+            out[row] = plain_attention(query[row : row + 1], keys, values, layout, sinks)[0]
         return out
 
     def keep_rows(self, rows: torch.Tensor) -> None:
@@ -80,7 +102,13 @@ class ReferencePrefill:
     def __init__(self, store: SegmentStore, paths: Sequence[Path], lengths: Sequence[int]) -> None:
         self._store, self._paths, self._lengths = store, list(paths), list(lengths)
 
-    def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key_value: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         out = torch.zeros_like(query)
         first = 0
         for path, length in zip(self._paths, self._lengths, strict=True):
@@ -88,7 +116,7 @@ class ReferencePrefill:
             keys, values = gather_path(self._store, path, layer)
             keys = torch.cat([keys, key_value[own, 0]])
             values = torch.cat([values, key_value[own, 1]])
-            out[own] = plain_attention(query[own], keys, values)
+            out[own] = plain_attention(query[own], keys, values, self._store.pool.layout, sinks)
             first += length
         return out
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import torch
 
 from beamwright.attention.partial import KEY_MULTIPLE, QUERY_MULTIPLE, round_up
+from beamwright.kv.pool import KVLayout
 from beamwright.kv.segments import Path, Segment
-from beamwright.kv.store import SegmentStore, Tail
+from beamwright.kv.store import SegmentStore, Tail, padded_path
 
 LEAST_KEYS = 32
 """Keys of the smallest size class."""
@@ -117,11 +119,51 @@ class Bucket:
     layers: packed KV, per layer [K or V, item, kv_head, token, head_dim].
     mask: additive [item, 1, 1, token].
     rows: the row in each slot [item, slot]; empty slots repeat some row and are never read.
+    distances: how far each token lies before the end of the slot's path [item, slot, token], where
+    a window asks for it.
     """
 
     layers: LayerSource
     mask: torch.Tensor
     rows: torch.Tensor
+    distances: torch.Tensor | None = None
+
+    def within(
+        self, window: int, places: torch.Tensor, group: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What rows that are so many tokens behind their paths see, with `group` heads each.
+
+        Returns (mask [item, 1, slot * group, token], which of those see nothing at all [item,
+        slot * group]), slots padded as those of `query_index`.
+        """
+        assert self.distances is not None
+        far = self.distances + places[self.rows].unsqueeze(2) >= window
+        far = padded_slots(far).repeat_interleave(group, dim=1)
+        mask = self.mask.masked_fill(far.unsqueeze(1), float("-inf"))
+        return mask, mask.isinf().all(-1).squeeze(1)
+
+
+def padded_slots(slots: torch.Tensor) -> torch.Tensor:
+    """Slots [item, slot, ...], as many as a multiple of 8: the first one is repeated."""
+    missing = round_up(slots.shape[1], QUERY_MULTIPLE) - slots.shape[1]
+    if not missing:
+        return slots
+    return torch.cat([slots, slots[:, :1].expand(-1, missing, *slots.shape[2:])], dim=1)
+
+
+def part_width(visible: int, layout: KVLayout) -> int:
+    """Keys that a packed part of a path is padded to.
+
+    The flash operator takes multiples of 16 alike; plain products do not, see `kv.store`.
+    """
+    if layout.softcap is None:
+        return round_up(visible, KEY_MULTIPLE)
+    return padded_path(visible, layout.head_dim)
+
+
+def tokens_behind(path: Path) -> list[int]:
+    """For each part of a path, how many of its tokens follow it."""
+    return [*accumulate((part.visible for part in path[:0:-1]), initial=0)][::-1][: len(path)]
 
 
 class SharedSegments:
@@ -143,6 +185,10 @@ class SharedSegments:
                 key = (id(part.segment), part.visible)
                 items.setdefault(key, []).append(row)
                 parts[key] = part
+        behind = [
+            {id(part.segment): count for part, count in zip(path, tokens_behind(path), strict=True)}
+            for path in (() if layout.window is None else paths)
+        ]
         classes: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for key, rows in items.items():
             size = (size_class(len(rows), 1), size_class(parts[key].visible, LEAST_KEYS))
@@ -153,19 +199,26 @@ class SharedSegments:
         for keys in classes.values():
             chosen = [(parts[key], items[key]) for key in keys]
             width = max(len(rows) for _, rows in chosen)
-            tokens = round_up(max(part.visible for part, _ in chosen), KEY_MULTIPLE)
+            tokens = part_width(max(part.visible for part, _ in chosen), layout)
             mask = torch.full(
                 (len(keys), 1, 1, tokens), -torch.inf, dtype=layout.dtype, device=self._device
             )
             slots = torch.zeros(len(keys), width, dtype=torch.long)
+            ends = torch.zeros_like(slots)  # tokens from the part's first one to the path's end
             for i, (part, rows) in enumerate(chosen):
                 mask[i, :, :, : part.visible] = 0.0
                 slots[i, : len(rows)] = torch.tensor(rows)
                 for j, row in enumerate(rows):
+                    if layout.window is not None:
+                        ends[i, j] = part.visible + behind[row][id(part.segment)]
                     slot_of[keys[i], row] = num_slots + i * width + j
             entries = [Entry((part,), tuple(rows)) for part, rows in chosen]
             layers = hold(store, entries, tokens)
-            self.buckets.append(Bucket(layers, mask, slots.to(self._device)))
+            distances = None
+            if layout.window is not None:
+                distances = ends.unsqueeze(2) - torch.arange(tokens)
+                distances = distances.to(self._device)
+            self.buckets.append(Bucket(layers, mask, slots.to(self._device), distances))
             num_bytes += layout.bytes_per_token * len(keys) * tokens
             num_slots += len(keys) * width
         self.num_slots = num_slots
@@ -188,10 +241,6 @@ class SharedSegments:
         the number of slots that are real.
         """
         heads = torch.arange(self._num_kv_heads, device=self._device)
-        rows = bucket.rows
-        real = rows.shape[1]
-        padded = round_up(real, QUERY_MULTIPLE)
-        if padded > real:
-            rows = torch.cat([rows, rows[:, :1].expand(-1, padded - real)], dim=1)
+        real, rows = bucket.rows.shape[1], padded_slots(bucket.rows)
         index = rows[:, None, :] * self._num_kv_heads + heads[None, :, None]
         return index.flatten(), real

@@ -12,10 +12,11 @@ order of its path, so a row's bits do not depend on who else is in the batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from beamwright.attention.partial import Partial, attend_few, attend_part, merge_parts
+from beamwright.attention.partial import Partial, attend_few, attend_part, hide, merge_parts
 from beamwright.attention.shared import Hold, ResidentLayers, SharedSegments
 from beamwright.attention.tree_prefill import TreePrefill
 from beamwright.kv.segments import Path
@@ -44,15 +45,23 @@ class TreeDecode:
             index[row, : len(slots) + 1] = torch.tensor([*slots, shared.num_slots + row])
         self._slots = index.to(store.compute_device)
         self._index = self._context = self._lse = torch.empty(0)
+        self._window, self._softcap = store.pool.layout.window, store.pool.layout.softcap
+        self._seen: tuple[Any, list[tuple[torch.Tensor, torch.Tensor]]] = None, []
 
-    def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key_value: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         self._tail.write(layer, key_value)
         rows, heads, head_dim = query.shape
         query = query.contiguous()
         partials = self._attend_shared(layer, query)
         keys, values = self._tail.read(layer)
         grouped = query.view(rows, self._kv_heads, -1, head_dim)
-        partials.append(attend_few(grouped, keys, values, self._tail.mask))
+        partials.append(attend_few(grouped, keys, values, self._tail.mask, self._softcap))
         contexts = [context.reshape(-1, head_dim) for context, _ in partials]
         present = (self._shared.num_slots + rows) * heads
         if not self._index.numel():
@@ -68,7 +77,7 @@ class TreeDecode:
         torch.cat([lse.reshape(-1) for _, lse in partials], out=self._lse[:present])
         shape = (rows, self._slots.shape[1], heads)
         picked = self._context.index_select(0, self._index).view(*shape, -1)
-        return merge_parts(picked, self._lse.index_select(0, self._index).view(shape))
+        return merge_parts(picked, self._lse.index_select(0, self._index).view(shape), sinks)
 
     def _attend_shared(self, layer: int, query: torch.Tensor) -> list[Partial]:
         """Per bucket (context [items, slots * group, kv_heads, head_dim], log-sum-exp [items,
@@ -76,15 +85,27 @@ class TreeDecode:
         rows, heads, head_dim = query.shape
         group, partials = heads // self._kv_heads, list[Partial]()
         flat = query.reshape(rows * self._kv_heads, group * head_dim)
-        for bucket, (index, real) in zip(self._shared.buckets, self._queries, strict=True):
+        within = [] if self._window is None else self._within(self._window, group)
+        for number, bucket in enumerate(self._shared.buckets):
+            index, real = self._queries[number]
+            mask, blind = within[number] if within else (bucket.mask, None)
             keys, values = bucket.layers.layer(layer)
             picked = flat.index_select(0, index)
             queries = picked.view(keys.shape[0], self._kv_heads, -1, head_dim)
-            context, lse = attend_part(queries, keys, values, bucket.mask)
+            context, lse = attend_part(queries, keys, values, mask, self._softcap)
+            if blind is not None:
+                context, lse = hide((context, lse), blind)
             if context.shape[1] != real * group:
                 context, lse = context[:, : real * group], lse[:, : real * group]
             partials.append((context, lse))
         return partials
+
+    def _within(self, window: int, group: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """What the rows see of each bucket; made once per token, as the tail's mask is."""
+        token, places = self._tail.mask, self._tail.places
+        if self._seen[0] is not token:
+            self._seen = token, [b.within(window, places, group) for b in self._shared.buckets]
+        return self._seen[1]
 
     def keep_rows(self, rows: torch.Tensor) -> None:
         """Packed segments stay; only the index tables change."""
@@ -101,6 +122,7 @@ class TreeDecode:
         )
         slots[slots == num_slots + num_old] = num_slots + len(rows)
         self._slots, self._index = slots, torch.empty(0)
+        self._seen = None, []
 
     def count_rows(self, num_rows: int) -> None:
         """Nothing here depends on it."""

@@ -16,14 +16,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from beamwright.attention.partial import KEY_MULTIPLE, attend_part, round_up
+from beamwright.attention.partial import KEY_MULTIPLE, attend_part, hide, round_up, with_sinks
 from beamwright.attention.shared import (
     LEAST_KEYS,
     Entry,
     Hold,
     LayerSource,
     ResidentLayers,
+    part_width,
     size_class,
+    tokens_behind,
 )
 from beamwright.kv.segments import Path, PathPart
 from beamwright.kv.store import SegmentStore
@@ -49,12 +51,14 @@ class _Product:
 
     layers: sealed keys and values; None for new tokens, which see those of their own row.
     tokens: [item, slot], the token that asks there; padding repeats one, and is never read.
-    mask: additive, [item, 1, 1, key] of sealed keys, [1, 1, slot, key] of new ones.
+    mask: additive, [item, 1, 1, key] of sealed keys, [1, 1, slot, key] of new ones; with a window
+    [item, 1, slot, key]. blind: who sees nothing of it then [item, slot].
     """
 
     layers: LayerSource | None
     tokens: torch.Tensor
     mask: torch.Tensor
+    blind: torch.Tensor | None = None
 
 
 class TreePrefill:
@@ -67,11 +71,12 @@ class TreePrefill:
         lengths: Sequence[int],
         hold: Hold = ResidentLayers,
     ) -> None:
-        self._store, self._hold = store, hold
+        self._store, self._hold, self._layout = store, hold, store.pool.layout
         self._lengths, self._starts = lengths, [0, *accumulate(lengths)]
         self._num_slots = self._counted = 0
         # The slot of each part of a token's path, then of its row's new tokens; -1 for absent ones.
         most = max(len(path) for path in paths) + 1
+        self._behind = [tokens_behind(path) for path in paths]
         self._slots: Table = np.full((self._starts[-1], most), -1)
         self._products = [self._shared(items) for items in _together(_items(paths, lengths))]
         self._products += self._new([len(path) for path in paths])
@@ -82,7 +87,13 @@ class TreePrefill:
         ]
         self._context = self._lse = self._flat = torch.empty(0)
 
-    def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key_value: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         num_tokens, heads, head_dim = query.shape
         kv_heads, at = key_value.shape[2], 0
         if not self._flat.numel():
@@ -91,7 +102,9 @@ class TreePrefill:
         for product, index in zip(self._products, self._index, strict=True):
             keys, values = _keys_values(product, layer, key_value)
             asking = queries.index_select(0, index).view(len(keys), kv_heads, -1, head_dim)
-            context, lse = attend_part(asking, keys, values, product.mask)
+            context, lse = attend_part(asking, keys, values, product.mask, self._layout.softcap)
+            if product.blind is not None:
+                context, lse = hide((context, lse), product.blind)
             part = context.view(-1, *self._context.shape[1:])
             self._context[at : at + len(part)] = part
             self._lse[at : at + len(part)] = lse.view(-1, *self._lse.shape[1:])
@@ -100,9 +113,11 @@ class TreePrefill:
         shape, index = self._flat.shape, self._flat.flatten()
         picked = self._context.index_select(0, index).view(*shape, *self._context.shape[1:])
         weights = self._lse.index_select(0, index).view(*shape, *self._lse.shape[1:])
+        total = None if sinks is None else weights.logsumexp(dim=1).transpose(1, 2)
         weights = weights.softmax(dim=1).to(picked.dtype)
         merged = picked.mul_(weights.unsqueeze(-1)).sum(dim=1)
-        return merged.transpose(1, 2).reshape(num_tokens, heads, head_dim)
+        out = merged.transpose(1, 2).reshape(num_tokens, heads, head_dim)
+        return out if total is None else with_sinks(out, total.reshape(num_tokens, heads), sinks)
 
     def close(self) -> None:
         self._store.scratch.add(-self._counted)
@@ -112,11 +127,12 @@ class TreePrefill:
 
     def _shared(self, items: Sequence[_Item]) -> _Product:
         """A product of sealed segments, packed."""
-        layout, device = self._store.pool.layout, self._store.compute_device
+        layout, device = self._layout, self._store.compute_device
         width = round_up(max(item.num_tokens for item in items), KEY_MULTIPLE)
-        num_keys = round_up(max(item.part.visible for item in items), KEY_MULTIPLE)
+        num_keys = part_width(max(item.part.visible for item in items), layout)
         tokens: Table = np.empty((len(items), width), dtype=np.int64)
-        mask = np.full((len(items), 1, 1, num_keys), -np.inf, dtype=np.float32)
+        asking = 1 if layout.window is None else width
+        mask = np.full((len(items), 1, asking, num_keys), -np.inf, dtype=np.float32)
         for number, item in enumerate(items):
             at = 0
             for row, place in item.rows:
@@ -124,9 +140,16 @@ class TreePrefill:
                 tokens[number, at : at + end - begin] = np.arange(begin, end)
                 first = self._num_slots + number * width + at
                 self._slots[begin:end, place] = np.arange(first, first + end - begin)
+                if layout.window is not None:
+                    # The newest token's distance from the part's first one, then on to the right.
+                    ahead = self._behind[row][place] + item.part.visible + np.arange(end - begin)
+                    far = ahead[:, None] - np.arange(item.part.visible) >= layout.window
+                    seen = mask[number, 0, at : at + end - begin, : item.part.visible]
+                    seen[~far] = 0.0
                 at += end - begin
             tokens[number, at:] = tokens[number, 0]
-            mask[number, :, :, : item.part.visible] = 0.0
+            if layout.window is None:
+                mask[number, :, :, : item.part.visible] = 0.0
         self._num_slots += tokens.size
         entries = [Entry((item.part,), tuple(row for row, _ in item.rows)) for item in items]
         layers = self._hold(self._store, entries, num_keys)
@@ -141,10 +164,10 @@ class TreePrefill:
 
     def _new(self, places: Sequence[int]) -> Iterator[_Product]:
         """Products of rows of about the same length. places: of the new tokens, behind a path."""
-        dtype, device = self._store.pool.layout.dtype, self._store.compute_device
+        dtype, device, window = self._layout.dtype, self._store.compute_device, self._layout.window
         classes: dict[int, list[int]] = {}
         for row, length in enumerate(self._lengths):
-            classes.setdefault(round_up(length, KEY_MULTIPLE), []).append(row)
+            classes.setdefault(part_width(length, self._layout), []).append(row)
         for width, rows in classes.items():
             tokens: Table = np.empty((len(rows), width), dtype=np.int64)
             for number, row in enumerate(rows):
@@ -154,7 +177,8 @@ class TreePrefill:
                 first = self._num_slots + number * width
                 self._slots[begin:end, places[row]] = np.arange(first, first + end - begin)
             self._num_slots += tokens.size
-            causal = torch.full((1, 1, width, width), -torch.inf, dtype=dtype).triu(1)
+            hidden = torch.full((1, 1, width, width), -torch.inf, dtype=dtype)
+            causal = hidden.triu(1) if window is None else hidden.triu(1) + hidden.tril(-window)
             yield _Product(None, torch.from_numpy(tokens).to(device), causal.to(device))
 
     def _open(self, query: torch.Tensor, kv_heads: int) -> None:
@@ -169,8 +193,10 @@ class TreePrefill:
         wide = torch.float64 if query.dtype == torch.float64 else torch.float32
         self._lse = torch.full_like(self._context[..., 0], -torch.inf, dtype=wide)
         for product in self._products:
-            if product.layers is None:
+            if product.mask.shape[2] > 1:
                 product.mask = product.mask.repeat_interleave(group, dim=2)
+            if product.layers is not None and self._layout.window is not None:
+                product.blind = product.mask.isinf().all(-1).squeeze(1)
 
 
 def _keys_values(

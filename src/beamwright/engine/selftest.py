@@ -77,7 +77,7 @@ def _on_their_own(decoder: Decoder, batches: Sequence[int]) -> torch.Tensor:
 
 
 class _OwnTokenOnly:
-    """An `AttentionView` in which a token sees nothing but itself."""
+    """An `AttentionView` in which a token sees nothing but itself, sinks neither."""
 
     def attend(
         self, layer: int, query: torch.Tensor, key_value: torch.Tensor, sinks: Any = None

@@ -179,13 +179,19 @@ class BlockLedger:
 
 @dataclass(frozen=True)
 class KVLayout:
-    """Shape of the KV of one model."""
+    """Shape of the KV of one model, or of some of its layers, and how attention reads it.
+
+    window: how many tokens a token sees, itself included; None for all. softcap: scores become
+    `softcap * tanh(score / softcap)`.
+    """
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
     block_tokens: int = 8
+    window: int | None = None
+    softcap: float | None = None
 
     @property
     def bytes_per_token(self) -> int:

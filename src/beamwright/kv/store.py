@@ -162,8 +162,11 @@ class RowTails:
         if self._mask is None:
             if self._masks.shape[0] != self.num_tokens:
                 size = (self.num_tokens, self.num_tokens)
-                hidden = torch.full(size, -torch.inf, device=self._device).triu(1)
-                self._masks = hidden.to(self.layout.dtype)
+                hidden = torch.full(size, -torch.inf, device=self._device)
+                masks = hidden.triu(1)
+                if self.layout.window is not None:
+                    masks += hidden.tril(-self.layout.window)
+                self._masks = masks.to(self.layout.dtype)
             self._mask = self._masks[self.places][:, None, None]
         return self._mask
 

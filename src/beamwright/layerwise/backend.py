@@ -34,7 +34,13 @@ class LayerwiseDecode(LayerStreams):
         super().__init__(store, len(paths), tail)
         self._inner = inner.decode_view(store, paths, tail, self.hold)
 
-    def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key_value: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Attend to a layer that has arrived; its buffer takes the one after the next.
 
         Raises:
@@ -45,7 +51,7 @@ class LayerwiseDecode(LayerStreams):
             self._tail.make_room()
             self.begin(self.placement.num_real, self.num_layers)
         self.ready(layer)
-        context = self._inner.attend(layer, query, key_value)
+        context = self._inner.attend(layer, query, key_value, sinks)
         self.done(layer)
         return context
 
@@ -82,7 +88,13 @@ class LayerwisePrefill(LayerStreams):
         self._inner = inner.prefill_view(store, paths, lengths, self.hold)
         store.landing = {}
 
-    def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key_value: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Raises what `LayerwiseDecode.attend` does."""
         if layer == 0:
             # A batch of a few rows that would fit says nothing about all the others.
@@ -94,7 +106,7 @@ class LayerwisePrefill(LayerStreams):
             self.placement.storing.append(transfer)
             self._store.landing[layer] = host, transfer
         self.ready(layer)
-        context = self._inner.attend(layer, query, key_value)
+        context = self._inner.attend(layer, query, key_value, sinks)
         self.done(layer)
         return context
 

@@ -24,6 +24,7 @@ from beamwright.models.formats.described import kept_sizes, read_config, shards
 from beamwright.models.shape import (
     FAMILIES,
     NAMED_SHAPES,
+    LayerGroup,
     ModelShape,
     capped,
     frequencies,
@@ -52,7 +53,7 @@ _WIDEST_HEAD = 2**14
 _LONGEST_LINE = 200
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _SUPPORTED = (
-    f"supported: {', '.join(FAMILIES)} with dense layers, full attention, "
+    f"supported: {', '.join(FAMILIES)} with dense layers, full or sliding attention, "
     f"rope types {', '.join(_ROPE_TYPES)}, unquantised weights"
 )
 _ELSEWHERE = (
@@ -237,7 +238,7 @@ def read_shape(folder: Path, max_context: int | None, role: str = "generator") -
     """The shape in a folder's config.json.
 
     max_context: the most tokens that will be used; a sliding window that is at least as long
-    does not matter and is accepted.
+    does not matter.
 
     Raises:
         UnsupportedModelError: for another architecture, or an option that is not implemented, or
@@ -286,12 +287,6 @@ def _shape_of(config: Any, max_context: int | None) -> ModelShape:
     context = config.max_position_embeddings
     if max_context is not None:
         context = min(context, max_context)
-    window = family.window(config)
-    if window is not None and window < context:
-        raise NotBuiltError(
-            f"a sliding window of {window} tokens is not supported inside a context of {context}: "
-            f"use --context {window} or less; {_SUPPORTED}"
-        )
     if (odd := family.oddity(config)) is not None:
         raise NotBuiltError(f"{config.model_type} with {odd} is not supported; {_SUPPORTED}")
     fields = {
@@ -308,21 +303,48 @@ def _shape_of(config: Any, max_context: int | None) -> ModelShape:
         fields["inv_freq"], fields["rope_scale"] = _rotary(config, head_dim)
     # Newer configs say `dtype`, older ones `torch_dtype`.
     dtype = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
     shape = ModelShape(
         architecture=config.model_type,
         hidden=config.hidden_size,
         layers=config.num_hidden_layers,
         heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        kv_heads=kv_heads,
         head_dim=head_dim,
         vocab=config.vocab_size,
         context=context,
         full_context=config.max_position_embeddings,
         stored_bfloat16=str(dtype).endswith("bfloat16"),
+        groups=_groups(config, family.window(config), context, (kv_heads, head_dim)),
         **fields,
     )
     _check_numbers(shape)
     return shape
+
+
+def _groups(
+    config: Any, window: int | None, context: int, heads: tuple[int, int]
+) -> tuple[LayerGroup, ...]:
+    """Layers that see a window and those that see all, where a window is shorter than the context.
+
+    heads: KV heads and their head_dim.
+    """
+    if window is None or window >= context:
+        return ()
+    if type(window) is not int or window < 1:
+        raise UnsupportedModelError(f"config.json: sliding_window must be positive, not {window!r}")
+    # Without a list of kinds, all layers are alike.
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    sliding = [number for number, kind in enumerate(kinds) if kind == "sliding_attention"]
+    full = [number for number, kind in enumerate(kinds) if kind == "full_attention"]
+    if len(sliding) + len(full) != config.num_hidden_layers:
+        raise NotBuiltError(f"layer types {sorted(set(kinds))} are not supported; {_SUPPORTED}")
+    if sliding and full:
+        raise NotBuiltError(
+            f"a sliding window in some of the layers is not supported: use --context {window} or "
+            f"less; {_SUPPORTED}"
+        )
+    return (LayerGroup(tuple(sliding), *heads, window),) if sliding else ()
 
 
 def _check_kind(values: Mapping[str, Any]) -> None:

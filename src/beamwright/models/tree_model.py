@@ -182,7 +182,15 @@ class TreeModel:
         shared: ByteBudget | None = None,
     ) -> None:
         shape = decoder.shape
-        layout = KVLayout(shape.layers, shape.kv_heads, shape.head_dim, decoder.dtype)
+        (group,) = shape.kv_groups
+        layout = KVLayout(
+            len(group.layers),
+            group.kv_heads,
+            group.head_dim,
+            decoder.dtype,
+            window=group.window,
+            softcap=group.softcap,
+        )
         self.decoder = decoder
         self.backend = backend
         self.budget = ByteBudget(kv_budget_bytes, together=shared)
@@ -301,9 +309,15 @@ class _Recording:
     def __init__(self, view: AttentionView, key_values: torch.Tensor) -> None:
         self._view, self._key_values = view, key_values
 
-    def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key_value: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         self._key_values[:, layer] = key_value[: len(self._key_values)]
-        context: torch.Tensor = self._view.attend(layer, query, key_value)
+        context: torch.Tensor = self._view.attend(layer, query, key_value, sinks)
         return context
 
     def close(self) -> None:

@@ -308,6 +308,12 @@ class Machinery:
         named = settings.schedule.model_copy(update={"schedule": name})
         row = schedule_row(named)
         self.settings = settings.model_copy(update={"schedule": row.settled(named)})
+        sparse = settings.sparse.sparse != "off"
+        if (row.streams_layers or sparse) and loaded.decoder.shape.groups:
+            raise InputError(
+                f"--model {settings.model.model} has layers with windows, soft caps or sizes of "
+                f"their own: {'--sparse' if sparse else '--schedule layerwise'} does not know them"
+            )
         if row.streams_layers and in_place:
             self.plan = self._planned(loaded, verifier, in_place=False)
         if row.streams_layers or settings.sparse.sparse_home == "host":

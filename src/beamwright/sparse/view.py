@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from beamwright.attention.partial import attend_few
 from beamwright.attention.tree import TreeAttention, TreeDecode
 from beamwright.counters import Counters
+from beamwright.errors import InputError
 from beamwright.kv.segments import Path, Segment
 from beamwright.kv.store import SegmentStore, Tail
 from beamwright.protocols import AttentionView
@@ -136,7 +137,15 @@ class SparseDecode:
             guess, foreseen = self._guesses[layer] = query.clone(), _every(query)
             self._rank.push(layer, partial(self._find, layer, guess, foreseen))
 
-    def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key_value: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if sinks is not None:
+            raise InputError("--sparse knows no sinks")
         self._begin_token()
         full = layer < self._rule.full_layers
         if self._dense is not None and (full or self._some_dense):

@@ -105,7 +105,14 @@ class KernelDecode:
         if self._stale:
             self._rebuild(heads, decode_tile(heads, layout.dtype.itemsize).queries)
 
-    def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key_value: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        _check_sinks(sinks)
         self._tail.write(layer, key_value)
         kv_heads, head_dim = key_value.shape[2:]
         heads = HeadLayout(kv_heads, query.shape[1] // kv_heads, head_dim)
@@ -170,7 +177,14 @@ class KernelPrefill:
         self._cuts = cuts
         self._work: list[torch.Tensor] = []
 
-    def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key_value: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        _check_sinks(sinks)
         kv_heads, head_dim = key_value.shape[2:]
         heads = HeadLayout(kv_heads, query.shape[1] // kv_heads, head_dim)
         tile = prefill_tile(heads, query.element_size())
@@ -229,8 +243,16 @@ class KernelAttention:
 
     def _check(self, store: SegmentStore) -> None:
         reason = why_no_kernels(store.pool.storage.device, store.pool.layout.dtype)
+        layout = store.pool.layout
+        if layout.window is not None or layout.softcap is not None:
+            reason = "its kernels know no windows and no soft caps; use --attention reference"
         if reason is not None:
             raise InputError(f"--attention {self.name}: {reason}")
+
+
+def _check_sinks(sinks: torch.Tensor | None) -> None:
+    if sinks is not None:
+        raise InputError("Triton kernels know no sinks; use --attention reference")
 
 
 def triton_tree() -> KernelAttention:
