@@ -1,9 +1,11 @@
+import inspect
+
 import pytest
 from pydantic import ValidationError
 
 from beamwright.config import Settings
 from beamwright.errors import InputError
-from beamwright.units import parse_size
+from beamwright.units import RESERVED_ARGS, parse_size
 
 
 @pytest.fixture
@@ -104,12 +106,39 @@ def test_a_missing_recipe_is_named(tmp_path):
         {"stop_strings": "\ud800"},
         {"dtype": "int8"},
         {"choose": "worst"},
+        {"template_args": "{'think': false}"},
+        {"template_args": "[1]"},
+        {"template_args": '{"think": NaN}'},
+        {"template_args": '{"think": "\\ud800"}'},
+        {"template_args": {"think": {1, 2}}},
+        {"template_args": {"messages": []}},
+        {"template_args": {"no name": 1}},
+        {"template_args": 5},
     ],
 )
 def test_impossible_values_name_their_option(options):
     (name,) = options
     with pytest.raises(InputError, match=f"--{name.replace('_', '-')}"):
         Settings.build(**options)
+
+
+def test_arguments_of_a_chat_template(recipe):
+    args = {"think": False, "depth": {"a": [1, None]}}
+    path = recipe("model: {template_args: {think: false, depth: {a: [1, null]}}}")
+    written = '{"think": false, "depth": {"a": [1, null]}}'
+    for settings in (Settings.build(path), Settings.build(template_args=written)):
+        assert settings.model.template_args == args
+    assert Settings.build(template_args={"a": (1, 2)}).model.template_args == {"a": [1, 2]}
+    assert Settings.build().model.template_args == {}
+
+
+def test_names_that_whoever_renders_says_itself_are_reserved():
+    """Of `transformers` as it is installed: another one must not let a template in by the back."""
+    from transformers import PreTrainedTokenizerBase
+
+    taken = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters.values()
+    names = {each.name for each in taken if each.kind is not each.VAR_KEYWORD}
+    assert names - {"documents"} <= RESERVED_ARGS
 
 
 def test_settings_are_frozen():

@@ -94,6 +94,11 @@ class ModelSettings(OpenSection):
         r'the answer in \boxed{}; "" for none).',
     )
     chat_template: units.TextOrNone = option(None, "Jinja chat template, or a file that holds one.")
+    template_args: units.TemplateArgs = option(
+        {},
+        """Arguments of the chat template, such as '{"enable_thinking": false}'.""",
+        metavar="JSON",
+    )
     tokenizer: units.TextOrNone = option(
         None, "openai:...: the tokenizer, PATH or hf:ORG/NAME (default: its name).", metavar="MODEL"
     )

@@ -1,10 +1,12 @@
-"""Settings that are written as text: sizes, rates, durations, splits, selections, stop strings."""
+"""Settings that are written as text: sizes, rates, durations, splits, selections, stop strings,
+arguments of a chat template."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
@@ -109,6 +111,38 @@ def parse_duration(text: str | float) -> float:
     return float(seconds)
 
 
+# What whoever renders a chat template says itself, to it or to `transformers`.
+RESERVED_ARGS = frozenset((
+    "self", "messages", "conversation", "conversations", "tools", "chat_template", "tokenize",
+    "add_generation_prompt", "continue_final_message", "sanitize_control_tokens", "padding",
+    "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
+    "tokenizer_kwargs",
+))  # fmt: skip
+
+
+def parse_template_args(given: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a chat template by name: a mapping, or a JSON object as text.
+
+    Raises:
+        InputError: if it is neither, holds what JSON does not, or a name that is none or reserved.
+    """
+    try:
+        plain = json.loads(given) if isinstance(given, str) else dict(given)
+        written = json.dumps(plain, allow_nan=False, ensure_ascii=False)
+        written.encode()  # halves of characters
+        args = json.loads(written)
+    except (TypeError, ValueError, RecursionError) as error:
+        line = " ".join(str(error).split())
+        raise InputError(f"{given!r:.80} is no JSON object ({line:.80})") from error
+    if not isinstance(args, dict):
+        raise InputError(f"{given!r:.80} is no JSON object such as " + '{"enable_thinking": false}')
+    for name in args:
+        if name in RESERVED_ARGS or not name.isidentifier():
+            why = "is reserved" if name in RESERVED_ARGS else "is no name"
+            raise InputError(f"{name!r:.80} {why}: it cannot be an argument of a chat template")
+    return args
+
+
 def _path_as_text(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
@@ -139,3 +173,5 @@ Split = Annotated[_Split, _parsed(parse_split, _Split)]
 Select = Annotated[int | float, _parsed(parse_select, int | float | str)]
 # Seconds, such as `30s`, `2m` or `1h`.
 Duration = Annotated[float | None, _parsed(parse_duration, float | str | None)]
+# Arguments by name.
+TemplateArgs = Annotated[dict[str, Any], _parsed(parse_template_args, Mapping[str, Any] | str)]

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from beamwright.errors import InputError
-from engines import CHAT, grow
+from beamwright.tree import Conversation
+from engines import CHAT, PROBLEM, grow
 
 EOS = 2
 TALK = {
@@ -56,6 +57,18 @@ def test_a_turn_is_rendered_by_the_chat_template_behind_the_reply(make_solver):
         assert rendered == f"<eos><bos>{node.turn.text} a:"
         ended_by_eos += last == EOS
     assert ended_by_eos
+
+
+def test_turns_are_rendered_with_the_arguments_of_the_problem(make_solver):
+    template = CHAT + "{% if think is defined %}{{ think }}{% endif %}"
+    solver = make_solver(**{**TALK, "chat_template": template, "template_args": {"think": "cab"}})
+    said = ({"role": "user", "content": PROBLEM},)
+    for args, ending in (({}, "cab"), ({"think": "dad"}, "dad")):
+        tree = solver.solve(Conversation(said, (), args)).tree
+        turns = [node for node in tree.nodes() if node.turn is not None]
+        assert turns
+        texts = [solver.codec.decode_raw(node.token_ids) for node in (tree.root, *turns)]
+        assert all(text.endswith(f" a:{ending}") for text in texts)
 
 
 def test_critiques_are_not_scored_and_turns_are_not_generated(make_solver, verifier_folder):

@@ -35,6 +35,7 @@ def test_a_folder_without_tokenizer_says_so(llama_folder):
         ("Qwen/Qwen2.5-1.5B-Instruct", "hf:Qwen/Qwen2.5-1.5B-Instruct"),
         ("org/name@v1", "hf:org/name@v1"),
         ("http://127.0.0.1:8000/v1", "openai:http://127.0.0.1:8000/v1#NAME"),
+        ("http://127.0.0.1:8080/", "openai:http://127.0.0.1:8080/v1#NAME"),
         ("ollama:qwen2:7b", "openai:http://127.0.0.1:11434/v1#qwen2:7b"),
     ],
 )

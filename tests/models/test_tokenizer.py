@@ -4,6 +4,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 import fakes
 from beamwright.errors import InputError
+from beamwright.models.config import BUNDLED
+from beamwright.models.template import template_writer
 from beamwright.models.tokenizer import TextCodec, wrapped
 
 TEXT = "the cake: 12 eggs,\n\n  naïve 🎂 日本\tend.\n\n"
@@ -101,6 +103,40 @@ def test_a_template_that_writes_all_alike_takes_no_instructions(load):
     assert load(own_template=TEMPLATE).takes_instructions
     plain = "{% for m in messages %}{{ m['content'] }}\n\n{% endfor %}"
     assert not load(own_template=plain).takes_instructions
+
+
+THINKS = (
+    "{{ messages[0].content }}{% if think is defined and not think %}<think></think>{% endif %}"
+)
+
+
+def test_arguments_reach_the_template(load):
+    codec = load(THINKS)
+    asked = ({"role": "user", "content": "a"},)
+    assert codec.conversation(asked) == "a"
+    assert codec.conversation(asked, template_args={"think": False}) == "a<think></think>"
+    codec.template_args = {"think": False}
+    assert codec.decode_raw(codec.render("a")) == "a<think></think>"
+    assert codec.conversation(asked, template_args={"think": True}) == "a"
+    assert codec.unread({"think": 1, "name": 2, "messages": 3}) == ["name"]
+    assert codec.conversation(asked, template_args={"name": "x"}) == "a<think></think>"
+
+
+def test_a_template_for_tools_reads_arguments_too(load):
+    named = {"default": THINKS, "tool_use": "{{ tools[0].name }}{{ style }}"}
+    codec = load(own_template=named)
+    asked = ({"role": "user", "content": "a"},)
+    assert codec.conversation(asked, tools=[{"name": "f"}], template_args={"style": "!"}) == "f!"
+    assert codec.unread({"think": 1, "style": 2, "other": 3}) == ["other"]
+
+
+def test_the_bundled_template_is_rendered_with_arguments():
+    codec = TextCodec.load(BUNDLED / "generator", THINKS + "{{ bos_token }}", {"think": False})
+    bundled = TextCodec.load(BUNDLED / "generator")
+    assert codec.conversation(({"role": "user", "content": "a"},)).startswith("a<think></think>")
+    write = template_writer("{{ messages[0] }}{{ bos_token }}{{ a }}", {"bos_token": "<s>"})
+    assert write(["x"], a=1, bos_token="<b>") == "x<b>1"
+    assert bundled.unread({"bos_token": "", "think": True})[-1] == "think"
 
 
 def test_the_template_can_be_overridden_by_text_or_file(load, tmp_path):

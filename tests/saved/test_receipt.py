@@ -21,6 +21,7 @@ WHOLE = {
     [
         "1+1?",
         Conversation(({"role": "user", "content": "1+1?"},), ({"type": "function"},)),
+        Conversation(({"role": "user", "content": "?"},), template_args={"think": [False, {}]}),
         RawPrompt("1+1="),
         RawPrompt((1, 2, 3)),
         64,
@@ -32,7 +33,10 @@ def test_a_problem_comes_back(problem):
 
 @pytest.mark.parametrize(
     "asked",
-    [None, 3, [], {}, {"prompt": [1.5]}, {"prompt_tokens": 0}, {"messages": [1], "tools": []}],
+    [
+        *(None, 3, [], {}, {"prompt": [1.5]}, {"prompt_tokens": 0}, {"messages": [1], "tools": []}),
+        *({"messages": [], "tools": [], "template_args": a} for a in (3, None, {"tokenize": 1})),
+    ],
 )
 def test_a_problem_that_is_none(asked):
     with pytest.raises(InputError, match=r"^f: not a receipt"):

@@ -258,6 +258,23 @@ def test_tools_are_shown_to_a_model_that_knows_them(serve):
         assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
 
 
+def test_a_request_s_arguments_of_the_template_are_its_own(serve):
+    shown = SHOWS_TOOLS + "{% if think is defined and think %}the the the{% endif %}"
+    server = serve(search={"chat_template": shown, "template_args": {"think": True}})
+    usual, same, other = (
+        server.chat(seed=1, chat_template_kwargs=args).json()
+        for args in (None, {"think": True}, {"think": False, "odd": 1})
+    )
+    assert usual["usage"]["prompt_tokens"] > other["usage"]["prompt_tokens"]
+    assert usual["search"]["tree_hash"] == same["search"]["tree_hash"]
+    assert other["search"]["receipt"]["problem"]["template_args"] == {"think": False, "odd": 1}
+    said = "--template-args: the chat template does not read odd"
+    assert said in other["search"]["warnings"]
+    assert said not in same["search"]["warnings"]
+    refused = server.chat(chat_template_kwargs={"tokenize": True})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "chat_template_kwargs")
+
+
 def test_an_agent_s_loop(serve, monkeypatch):
     """An agent's loop, with a model that is made to call."""
     server = serve(search={"chat_template": SHOWS_TOOLS})

@@ -44,6 +44,7 @@ def refused(call, *given, **fields):
         {"logit_bias": {}, "response_format": {"type": "text"}, "modalities": ["text"]},
         {"tools": [], "tool_choice": "auto", "logprobs": False, "reasoning_effort": "medium"},
         {"tools": [TOOL], "tool_choice": "none"},
+        {"chat_template_kwargs": {}},
         {"n": 1, "store": False, "parallel_tool_calls": True, "stream_options": None},
     ],
 )
@@ -80,6 +81,10 @@ def test_what_changes_nothing_is_let_through(fields):
         ({"tools": [TOOL, {"type": "function", "function": {}}]}, "tools[1].function.name"),
         ({"tools": [TOOL], "takes_tools": False}, "tools"),
         ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        ({"chat_template_kwargs": "{}"}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"add_generation_prompt": False}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
         ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]},
          "messages[0].tool_calls[0].function.name"),

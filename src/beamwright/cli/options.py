@@ -256,7 +256,7 @@ def _declared(name: str) -> str:
 
 def _shown(default: Any) -> str:
     """The default as rich markup; the option's own default is None and says nothing."""
-    if default is None or default is False or default == ():
+    if default is None or default is False or default in ((), {}):
         return ""
     text = repr(default) if isinstance(default, str) and "\n" in default else str(default)
     return rf" [dim]\[default: {text}][/dim]"

@@ -44,7 +44,7 @@ _SAID = ("problem", "seed", "answer", "text", "score", "stop", "rounds", "tree_h
 _RECOMPUTED = "KV that was computed again"
 _SHOWN = 10  # digits of a tree's hash, for people
 _OPTIONS = (
-    *("model", "verifier", "chat_template", "device", "attention", "sparse_home"),
+    *("model", "verifier", "chat_template", "template_args", "device", "attention", "sparse_home"),
     *(
         name
         for section in ("memory", "schedule")

@@ -384,7 +384,8 @@ def _known(settings: Settings) -> tuple[TextCodec | None, int, int]:
         return None, shape.context, shape.vocab
     folder = resolve_folder(spec, "generator")
     shape = read_shape(folder, model.context)
-    return TextCodec.load(folder, model.chat_template), shape.context, shape.vocab
+    codec = TextCodec.load(folder, model.chat_template, model.template_args)
+    return codec, shape.context, shape.vocab
 
 
 async def _wait(handle: Handle, ended: SimpleQueue[Handle]) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -39,6 +42,7 @@ class Prompts:
     ) -> None:
         self._codec, self._context, self._vocab = codec, context, vocab
         self._settings = settings
+        self._args: WeakKeyDictionary[Node, Mapping[str, Any]] = WeakKeyDictionary()
 
     def tree(self, problem_id: str | int, problem: Problem) -> SearchTree:
         """A tree with the rendered prompt; space around a problem belongs to neither model.
@@ -60,14 +64,19 @@ class Prompts:
                 "they do not belong together"
             )
         self._check_length(len(ids))
-        return SearchTree(problem_id, tuple(ids), text)
+        tree = SearchTree(problem_id, tuple(ids), text)
+        if isinstance(problem, Conversation):
+            self._args[tree.root] = problem.template_args
+        return tree
 
     def _rendered(self, codec: TextCodec, problem: Problem) -> tuple[list[int], str]:
         """Token ids of the prompt, and the problem as a verifier reads it."""
         system_prompt = self._settings.system_prompt
         match problem:
             case Conversation():
-                said = codec.conversation(problem.messages, system_prompt, problem.tools)
+                said = codec.conversation(
+                    problem.messages, system_prompt, problem.tools, problem.template_args
+                )
                 self._check_size(codec, said, "the conversation")
                 return codec.encode_prompt(said), problem.problem_text
             case RawPrompt(tuple() as given):
@@ -101,21 +110,21 @@ class Prompts:
             longer than its context.
         """
         for turn in dict.fromkeys(getattr(strategy, "turns", ())):
-            self._turn_ids(turn)
+            self._turn_ids(turn, {})
 
     def turn(self, node: Node, turn: Turn) -> tuple[int, ...] | None:
         """Token ids of a turn behind a reply that has ended; None if the context cannot hold it."""
-        ids = self._turn_ids(turn)
+        ids = self._turn_ids(turn, self._args.get(node.root, {}))
         if ids and node.token_ids and ids[0] == node.token_ids[-1]:
             ids = ids[1:]  # the reply ended with this very token
         fits = node.end + len(ids) < self._context
         return tuple(ids) if fits and ids else None
 
-    def _turn_ids(self, turn: Turn) -> list[int]:
+    def _turn_ids(self, turn: Turn, template_args: Mapping[str, Any]) -> list[int]:
         if self._codec is None:
             raise InputError(f"--model {self._settings.model} has no tokenizer: it cannot be asked")
         self._check_size(self._codec, turn.text, "what the search asks")
-        return self._codec.render_turn(turn.text)
+        return self._codec.render_turn(turn.text, template_args)
 
     def synthetic(self, num_tokens: int) -> SearchTree:
         """A tree whose prompt is random token ids, the same ones every time.

@@ -135,7 +135,8 @@ def _instead(spec: str, role: str, known: str) -> str:
     if _HUB_NAME.fullmatch(spec) and not folder.parent.is_dir():
         meant = f"hf:{spec}"
     elif role == "generator" and spec.startswith(("http://", "https://")):
-        meant = f"openai:{spec}#NAME"
+        place = spec.rstrip("/")
+        meant = f"openai:{place}{'' if '/' in place.partition('//')[2] else '/v1'}#NAME"
     elif role == "generator" and spec.startswith("ollama:"):
         meant = f"openai:http://127.0.0.1:11434/v1#{spec.removeprefix('ollama:')}"
     hint = known if meant is None else f"did you mean {meant}?"

@@ -9,12 +9,13 @@ they were seen to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -69,6 +70,7 @@ def load_model(
     settings: ModelSettings,
     role: str = "generator",
     chat_template: str | None = None,
+    template_args: Mapping[str, Any] = MappingProxyType({}),
     *,
     reads_logits: bool = True,
 ) -> LoadedModel:
@@ -89,7 +91,7 @@ def load_model(
     if folder is None:
         weights = random_weights(shape, dtype, device, _RANDOM_SEED, storage, pack)
     else:
-        codec = TextCodec.load(folder, chat_template)
+        codec = TextCodec.load(folder, chat_template, template_args)
         folder = resolve_folder(spec, role)
         digest = digest_later(folder)
         weights = load_weights(folder, shape, dtype, device, storage=storage, pack=pack)

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jinja2 import Environment, TemplateSyntaxError, nodes
+from jinja2 import Environment, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -68,11 +68,21 @@ def check_template(template: Any, where: str) -> None:
             raise InputError(f"{where}: chat template: {wrong}")
 
 
+def names_read(template: str | dict[str, str] | None) -> frozenset[str]:
+    """Names that a template, or one of several, may read of what it is given."""
+    texts = template.values() if isinstance(template, dict) else [template or ""]
+    return frozenset[str]().union(*(meta.find_undeclared_variables(_parse(t)) for t in texts))
+
+
+def _parse(text: str) -> nodes.Template:
+    return Environment(extensions=[_Generation, loopcontrols]).parse(text)
+
+
 def _refused(text: str) -> str | None:
     """What a template must not do; None for what it may."""
     if len(text) > _MOST_SOURCE:
         return f"{len(text):,} characters, more than {_MOST_SOURCE:,}"
-    parsed = Environment(extensions=[_Generation, loopcontrols]).parse(text)
+    parsed = _parse(text)
     waiting: list[tuple[nodes.Node, int]] = [(parsed, 0)]
     while waiting:
         node, depth = waiting.pop()
@@ -122,7 +132,7 @@ def template_writer(template: str, special_tokens: Mapping[str, str]) -> WriteCh
     compiled = environment.from_string(template)
 
     def write(messages: Any, **names: Any) -> str:
-        return compiled.render(messages=messages, **names, **special_tokens)
+        return compiled.render({"messages": messages, **special_tokens, **names})
 
     return write
 

@@ -20,7 +20,13 @@ from beamwright.errors import InputError
 from beamwright.io import read_object
 from beamwright.models.config import BUNDLED, line_of, read_eos_ids
 from beamwright.models.formats import GGUF
-from beamwright.models.template import WriteChat, check_template, render, template_writer
+from beamwright.models.template import (
+    WriteChat,
+    check_template,
+    names_read,
+    render,
+    template_writer,
+)
 
 PLACE = "\ue000"  # stands for a text to come: a private character that no template touches
 _PIECE = 1 << 16  # characters that are tokenised at a time where only their number matters
@@ -37,6 +43,7 @@ class TextCodec:
 
     eos_ids: every token id that ends a path. special_tokens: by role, `bos_token` and so on.
     chat_template: a text, or several by name; None where there is none. write: renders it.
+    template_args: what else it is given, by name.
     """
 
     def __init__(
@@ -47,6 +54,7 @@ class TextCodec:
         chat_template: str | dict[str, str] | None = None,
         write: WriteChat | None = None,
     ) -> None:
+        self.template_args: Mapping[str, Any] = {}
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self._write = write
@@ -56,7 +64,12 @@ class TextCodec:
         self.eos_ids = eos_ids if last is None else eos_ids | {last}
 
     @classmethod
-    def load(cls, folder: Path, chat_template: str | None = None) -> TextCodec:
+    def load(
+        cls,
+        folder: Path,
+        chat_template: str | None = None,
+        template_args: Mapping[str, Any] = MappingProxyType({}),
+    ) -> TextCodec:
         """Read the tokenizer of a checkpoint folder.
 
         chat_template: a Jinja template, or the path of a file that holds one.
@@ -80,6 +93,7 @@ class TextCodec:
             line = f"its normalizer makes {growth} characters of one"
             raise InputError(f"model {folder}: its tokenizer cannot be used ({line})")
         codec.eos_ids |= read_eos_ids(folder)
+        codec.template_args = template_args
         return codec
 
     @property
@@ -133,15 +147,21 @@ class TextCodec:
         texts = template.values() if isinstance(template, dict) else [template]
         return any(isinstance(text, str) and "tools" in text for text in texts)
 
+    def unread(self, template_args: Mapping[str, Any]) -> list[str]:
+        """Names of arguments that the chat template does not read."""
+        return sorted(template_args.keys() - names_read(self.chat_template))
+
     def conversation(
         self,
         messages: Sequence[Mapping[str, Any]],
         system_prompt: str | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        template_args: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """A conversation as text for `encode_prompt`, up to where its reply begins.
 
         system_prompt: where nobody has said anything as the system or the developer.
+        template_args: before those of the codec.
 
         Raises:
             InputError: if the chat template fails, or there are tools that it does not show.
@@ -158,7 +178,8 @@ class TextCodec:
             return "".join(f"{turn['content']}\n\n" for turn in turns)
         if not self.has_system_role:
             turns = _without_system(turns)
-        return self.chat(turns, add_generation_prompt=True, tools=tools)
+        given = {**template_args, **({"tools": [*map(dict, tools)]} if tools else {})}
+        return self.chat(turns, add_generation_prompt=True, given=given)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a prompt's text; a chat template has put its special tokens into it."""
@@ -166,8 +187,12 @@ class TextCodec:
             return self.encode(text)
         return list(self._encode([text], add_special_tokens=True)[0].ids)
 
-    def render_turn(self, text: str) -> list[int]:
+    def render_turn(
+        self, text: str, template_args: Mapping[str, Any] = MappingProxyType({})
+    ) -> list[int]:
         """Token ids from the end of an assistant's reply, through a user's turn, to the next reply.
+
+        template_args: before those of the codec.
 
         Raises:
             InputError: if there is no chat template, or it does not show a reply as it is.
@@ -177,7 +202,8 @@ class TextCodec:
         users = [{"role": "user", "content": said} for said in ("?", text)]
         reply = {"role": "assistant", "content": PLACE}
         messages = [users[0], reply, users[1]]
-        _, place, after = self.chat(messages, add_generation_prompt=True).rpartition(PLACE)
+        said = self.chat(messages, add_generation_prompt=True, given=template_args)
+        _, place, after = said.rpartition(PLACE)
         if not place:
             raise InputError("chat template: it leaves out what the assistant has said")
         return self.encode(after)
@@ -188,9 +214,10 @@ class TextCodec:
         name: str | None = None,
         *,
         add_generation_prompt: bool = False,
-        tools: Sequence[Mapping[str, Any]] = (),
+        given: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
-        """A conversation as text, special tokens included. name: what an error names.
+        """A conversation as text, special tokens included. name: what an error names. given: to the
+        template by name, before the codec's arguments.
 
         Raises:
             InputError: if the chat template fails.
@@ -201,7 +228,7 @@ class TextCodec:
             self._write,
             [dict(message) for message in messages],
             add_generation_prompt=add_generation_prompt,
-            **({"tools": [dict(tool) for tool in tools]} if tools else {}),
+            **{**self.template_args, **given},
         )
         return render(make, f"{name}: " if name else "")
 

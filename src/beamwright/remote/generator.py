@@ -54,7 +54,7 @@ class RemoteGenerator:
             except (ValueError, yaml.YAMLError):
                 raise InputError(f"--model {spec}: {given!r} is no OPTION=VALUE") from None
             folder = tokenizer_folder(place, spec, weights=True)
-            codec = TextCodec.load(folder, settings.chat_template)
+            codec = TextCodec.load(folder, settings.chat_template, settings.template_args)
             source = VllmSource(folder, options, settings)
         else:
             from beamwright.remote.openai import PLAIN, OpenAISource  # noqa: PLC0415 (HTTP)
@@ -63,7 +63,7 @@ class RemoteGenerator:
             if not _is_url(url):
                 raise InputError(f"--model {spec}: write openai:http://HOST:PORT/v1#NAME")
             folder = _tokenizer_of(settings, name.removesuffix(PLAIN))
-            codec = TextCodec.load(folder, settings.chat_template)
+            codec = TextCodec.load(folder, settings.chat_template, settings.template_args)
             source = OpenAISource(url.rstrip("/"), name, codec, _read_key(settings.model_key))
         known = source.context or read_object(folder / "config.json").get("max_position_embeddings")
         limits = [limit for limit in (known, settings.context) if isinstance(limit, int) and limit]

@@ -109,7 +109,7 @@ def tree_settings(
         option: value
         for section in chosen.values()
         for option, value in section.items()
-        if option not in _NOT_THE_TREE and value != []  # what nobody asked for
+        if option not in _NOT_THE_TREE and value not in ([], {})  # what nobody asked for
     }
     return {**found, **plugin_code(settings), "dtype": dtype, **(owners or {})}
 

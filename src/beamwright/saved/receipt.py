@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.metadata import version
@@ -87,8 +88,9 @@ def prompt_digest(root: Node) -> str:
 def asked_as(problem: Problem | int) -> Any:
     """A problem as JSON: a text is itself. A number: tokens of a synthetic prompt."""
     match problem:
-        case Conversation(messages, tools):
-            return {"messages": [*map(dict, messages)], "tools": [*map(dict, tools)]}
+        case Conversation(messages, tools, args):
+            asked = {"messages": [*map(dict, messages)], "tools": [*map(dict, tools)]}
+            return asked | ({"template_args": dict(args)} if args else {})
         case RawPrompt(given):
             return {"prompt": given if isinstance(given, str) else [*given]}
         case int():
@@ -102,7 +104,8 @@ def problem_of(asked: Any, where: str) -> Problem | int:
         case str():
             return asked
         case {"messages": [*messages], "tools": [*tools]} if all(map(_is_message, messages)):
-            return Conversation(tuple(messages), tuple(tools))
+            with suppress(InputError):
+                return Conversation(tuple(messages), tuple(tools), asked.get("template_args", {}))
         case {"prompt": str() as text}:
             return RawPrompt(text)
         case {"prompt": [*ids]} if all(type(token) is int for token in ids):

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, Json
 
+from beamwright.errors import InputError
 from beamwright.serve.answers import (
     behind,
     calls_of,
@@ -23,7 +24,7 @@ from beamwright.serve.answers import (
 )
 from beamwright.serve.body import INTEGRAL, ITEMS, Count, Fields, Whole, parsed
 from beamwright.serve.endpoint import Endpoint, event
-from beamwright.serve.errors import ApiError
+from beamwright.serve.errors import ApiError, api_error
 from beamwright.serve.job import SearchJob
 from beamwright.solver.solution import Candidate
 from beamwright.tree import Conversation, RawPrompt, StopReason
@@ -91,6 +92,7 @@ class ChatFields(Fields):
     top_logprobs: Annotated[int, Field(strict=True, ge=0, le=20), INTEGRAL] | None = None
     tools: Annotated[list[Tool], ITEMS] | None = None
     tool_choice: Literal["auto", "none"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class CompletionFields(Fields):
@@ -274,6 +276,10 @@ class ChatEndpoint(ChoicesEndpoint):
         self.streamed = bool(fields.stream)
         self._tools = bool(fields.tools) and fields.tool_choice != "none"
         problem = conversation(fields.messages, "messages")
+        try:
+            problem = replace(problem, template_args=fields.chat_template_kwargs or {})
+        except InputError as error:
+            raise api_error(error, "chat_template_kwargs") from error
         if self._tools:
             codec = self.queue.solver.codec
             if codec is None or not codec.takes_tools:

@@ -39,6 +39,7 @@ from beamwright.solver.request import ProblemSettings
 from beamwright.solver.solution import Candidate, Solution
 from beamwright.tree import (
     COMPLETE_STOPS,
+    Conversation,
     Node,
     NodeState,
     Problem,
@@ -189,7 +190,10 @@ class Meter:
             lineage=chosen.lineage,
             rounds=tree.rounds,
             reason_fewer=tree.reason_fewer,
-            warnings=self._warnings(tree, candidates, chosen, settings),
+            warnings=(
+                *self._warnings(tree, candidates, chosen, settings),
+                *self._unread(asked, settings),
+            ),
             last_step=_last_step(nodes[place]) if chosen.answer is None else None,
             candidates=candidates,
             tree_stats=result.TreeStats(
@@ -328,6 +332,15 @@ class Meter:
         if graphs_failed is not None:
             lines.append(f"graphs: failed: {graphs_failed}; steps run as plain calls")
         return tuple(lines)
+
+    def _unread(self, asked: Problem | int, settings: Settings) -> list[str]:
+        """A line about arguments that the chat template does not read."""
+        codec, args = self._machinery.reader.codec, settings.model.template_args
+        if isinstance(asked, Conversation):
+            args = {**args, **asked.template_args}
+        names = [] if codec is None else codec.unread(args)
+        said = f"--template-args: the chat template does not read {', '.join(names)}"
+        return [said] if names else []
 
 
 def _last_step(node: Node) -> str | None:

@@ -159,7 +159,8 @@ class Machinery:
         model = self.settings.model
         self.progress.doing(f"loading the generator {model.model}")
         with no_more_memory(f"--model {model.model} cannot be loaded", _SMALLER):
-            loaded = load_model(model.model, model, chat_template=model.chat_template)
+            rendered = model.chat_template, model.template_args
+            loaded = load_model(model.model, model, "generator", *rendered)
         self.reader, decoder = loaded, loaded.decoder
         # One precision for both models: attention is made for it.
         source = self._source(model.model_copy(update={"dtype": _dtype(decoder)}), verifier)

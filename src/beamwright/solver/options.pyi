@@ -1,8 +1,8 @@
 """The options of a `Solver`. Written by `make stubs` from the settings; not by hand."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from beamwright.engine.decisions import StopFunction
 from beamwright.protocols import Verifier
@@ -106,6 +106,8 @@ class SolverOptions(RequestOptions, total=False):
     """
     chat_template: str | PathLike[str] | None
     """Jinja chat template, or a file that holds one."""
+    template_args: Mapping[str, Any] | str
+    """Arguments of the chat template, such as '{"enable_thinking": false}'."""
     tokenizer: str | PathLike[str] | None
     """openai:...: the tokenizer, PATH or hf:ORG/NAME (default: its name)."""
     model_key: str | PathLike[str] | None

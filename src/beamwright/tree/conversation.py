@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from beamwright.units import parse_template_args
 
 
 @dataclass(frozen=True)
@@ -13,11 +15,17 @@ class Conversation:
 
     messages: as chat templates take them: `role` (system, developer, user, assistant, tool) and
     `content`, a text; an assistant's may have `tool_calls`, a tool's a `tool_call_id`.
-    tools: functions that the answer may call, as JSON schemas.
+    tools: functions that the answer may call, as JSON schemas. template_args: arguments of the chat
+    template by name, before those of the settings.
     """
 
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...] = ()
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises InputError for arguments that cannot be some."""
+        parse_template_args(self.template_args)
 
     @property
     def problem_text(self) -> str:
