@@ -17,8 +17,8 @@ from beamwright.attention.kernels.worklist import HeadLayout, decode_tile, prefi
 HEADS = HeadLayout(kv_heads=4, group=7, head_dim=128)
 NUMBERS = ("scale", "num_items", "first_tail_slot")
 LISTS = (
-    *("num_tail", "items", "entry_blocks", "entry_tokens", "slot_rows", "tiles"),
-    *("row_parts", "row_slots"),
+    *("num_tail", "items", "entry_blocks", "entry_tokens", "entry_starts", "slot_rows", "tiles"),
+    *("row_parts", "row_slots", "row_starts"),
 )
 
 
@@ -54,24 +54,31 @@ def build(kernel, sizes, capability, warps, stages):
 
 def main(capability):
     found = {}
-    for kernel, tile in (
-        (programs.attend_parts, decode_tile(HEADS, 2)),
-        (programs.attend_chunks, prefill_tile(HEADS, 2)),
-    ):
-        sizes = {
-            "KV_HEADS": HEADS.kv_heads,
-            "GROUP": HEADS.group,
-            "HEAD_DIM": HEADS.head_dim,
-            "DIM": tile.dim,
-            "BLOCK_TOKENS": 16,
-            "PAIRS": tile.pairs,
-            "TOKENS": tile.tokens,
-            "WIDE": False,
-        }
-        name = kernel.fn.__name__
-        found[name] = build(kernel, sizes, capability, tile.warps, tile.stages)
-    sizes = {"HEADS": HEADS.heads, "HEAD_DIM": HEADS.head_dim, "DIM": 128, "PARTS": 16}
-    found["merge_rows"] = build(programs.merge_rows, sizes, capability, 2, 3)
+    # a model without any of it, and one with all
+    for mark, softcap, window, sinks in (("", 0.0, 0, False), ("_all", 50.0, 128, True)):
+        for kernel, tile in (
+            (programs.attend_parts, decode_tile(HEADS, 2)),
+            (programs.attend_chunks, prefill_tile(HEADS, 2)),
+        ):
+            sizes = {
+                "KV_HEADS": HEADS.kv_heads,
+                "GROUP": HEADS.group,
+                "HEAD_DIM": HEADS.head_dim,
+                "DIM": tile.dim,
+                "BLOCK_TOKENS": 16,
+                "PAIRS": tile.pairs,
+                "TOKENS": tile.tokens,
+                "SOFTCAP": softcap,
+                "WINDOW": window,
+                "WIDE": False,
+            }
+            if kernel is programs.attend_chunks:
+                sizes["SINKS"] = sinks
+            name = kernel.fn.__name__
+            found[name + mark] = build(kernel, sizes, capability, tile.warps, tile.stages)
+        sizes = {"HEADS": HEADS.heads, "HEAD_DIM": HEADS.head_dim, "DIM": 128, "PARTS": 16}
+        sizes |= {"SINKS": sinks, "WINDOW": window}
+        found[f"merge_rows{mark}"] = build(programs.merge_rows, sizes, capability, 2, 3)
     found["interpreted"] = is_interpreted()
     found["on_cpu"] = why_no_kernels(torch.device("cpu"), torch.float32)
     print(json.dumps(found))  # noqa: T201

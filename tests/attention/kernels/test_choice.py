@@ -88,10 +88,11 @@ def test_the_kernels_compile_for_a_card_that_is_not_there(tmp_path):
     )
     assert found.returncode == 0, found.stderr
     report = json.loads(found.stdout)
-    for name in ("attend_parts", "attend_chunks", "merge_rows"):
+    names = ("attend_parts", "attend_chunks", "merge_rows")
+    for name in (*names, *(f"{name}_all" for name in names)):
         built = report[name]
         assert built["shared_bytes"] <= 99 * 1024
-        assert built["tensor_cores"] is built["pipelined"] is (name != "merge_rows")
+        assert built["tensor_cores"] is built["pipelined"] is ("merge_rows" not in name)
         assert not built["tf32"]
     assert report["interpreted"] is False
     assert report["on_cpu"].startswith("Triton compiles for CUDA, not for cpu")

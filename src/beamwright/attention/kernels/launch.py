@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import sqrt
 
 import torch
@@ -14,6 +15,18 @@ from beamwright.attention.kernels.worklist import HeadLayout, Tile
 _LOG2_E = 1.4426950408889634
 _PARTS = 16
 _MERGE_WARPS = 2
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a layer's attention does beside attending; see `programs`. 0 for none of it."""
+
+    window: int = 0
+    softcap: float = 0.0
+    sinks: torch.Tensor | None = None
+
+
+_PLAIN = Rule()
 
 
 class Partials:
@@ -50,6 +63,7 @@ def decode_attention(
     partials: Partials,
     heads: HeadLayout,
     tile: Tile,
+    rule: Rule = _PLAIN,
 ) -> torch.Tensor:
     """Context [rows, heads, head_dim] of one token per row, in the dtype of `query`.
 
@@ -60,21 +74,23 @@ def decode_attention(
     work: the lists of a `DecodeWork` on the device.
     """
     query = _packed_heads(query)
-    items, entry_blocks, entry_tokens, slot_rows, row_parts, row_slots = work
+    items, entry_blocks, entry_tokens, entry_starts, slot_rows, row_parts, row_slots, starts = work
     num_rows, num_items = query.shape[0], items.shape[0] // 4
     keys, values = tail
     attend_parts[((num_items + num_rows) * heads.kv_heads,)](
         query, layer[:, 0], layer[:, 1], keys, values, num_tail, partials.context, partials.lse,
-        items, entry_blocks, entry_tokens, slot_rows, num_items, partials.first_tail,
+        items, entry_blocks, entry_tokens, entry_starts, slot_rows, starts,
+        num_items, partials.first_tail,
         _scale(heads), query.stride(0), layer.stride(0), layer.stride(2),
         keys.stride(0), keys.stride(1),
-        **_sizes(heads, tile, layer),
+        **_sizes(heads, tile, layer), SOFTCAP=rule.softcap, WINDOW=rule.window,
     )  # fmt: skip
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     merge_rows[(num_rows * heads.heads,)](
-        partials.context, partials.lse, row_parts, row_slots, out, partials.first_tail,
+        partials.context, partials.lse, row_parts, row_slots, rule.sinks, out,
+        partials.first_tail,
         HEADS=heads.heads, HEAD_DIM=heads.head_dim, DIM=tile.dim, PARTS=_PARTS,
-        num_warps=_MERGE_WARPS,
+        SINKS=rule.sinks is not None, WINDOW=rule.window, num_warps=_MERGE_WARPS,
     )  # fmt: skip
     return out
 
@@ -87,6 +103,7 @@ def prefill_attention(
     num_tokens: int,
     heads: HeadLayout,
     tile: Tile,
+    rule: Rule = _PLAIN,
 ) -> torch.Tensor:
     """Context [tokens, heads, head_dim] of packed chunks; zeros behind the first `num_tokens`.
 
@@ -94,14 +111,15 @@ def prefill_attention(
     layer: as in `decode_attention`. work: the lists of a `PrefillWork` on the device.
     """
     query, key_value = _packed_heads(query), key_value.contiguous()
-    tiles, entry_blocks, entry_tokens = work
+    tiles, entry_blocks, entry_tokens, entry_starts = work
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     out[num_tokens:] = 0
-    attend_chunks[(tiles.shape[0] // 6 * heads.kv_heads,)](
-        query, layer[:, 0], layer[:, 1], key_value[:, 0], key_value[:, 1], out,
-        tiles, entry_blocks, entry_tokens, _scale(heads),
+    attend_chunks[(tiles.shape[0] // 7 * heads.kv_heads,)](
+        query, layer[:, 0], layer[:, 1], key_value[:, 0], key_value[:, 1], rule.sinks, out,
+        tiles, entry_blocks, entry_tokens, entry_starts, _scale(heads),
         query.stride(0), key_value.stride(0), layer.stride(0), layer.stride(2),
         **_sizes(heads, tile, layer),
+        SINKS=rule.sinks is not None, SOFTCAP=rule.softcap, WINDOW=rule.window,
     )  # fmt: skip
     return out
 

@@ -4,6 +4,10 @@ Scores are kept in base 2: `scale` is head_dim ** -0.5 * log2(e), and log-sum-ex
 Products of float32 are IEEE, never TF32. Sums are taken in float32 in an order that depends only on
 tile sizes and on the row's own path.
 
+SOFTCAP: scores become softcap * tanh(score / softcap); 0 for none. WINDOW: tokens that a token
+sees, itself included; 0 for all. SINKS: a score per head joins the softmax when a row is complete.
+What a model has not is compiled away.
+
 No annotations are postponed here: Triton reads `tl.constexpr` from them.
 """
 
@@ -12,7 +16,10 @@ import triton.language as tl
 
 
 @triton.jit
-def _fold(query, key, value, seen, scale, best, total, context, WIDE: tl.constexpr):
+def _fold(
+    query, key, value, seen, scale, best, total, context,
+    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     """A tile of keys and values [tokens, dim] into a running softmax; seen: [1 or pairs, tokens].
 
     best, total [pairs]: largest score so far, and the sum of weights relative to it.
@@ -21,10 +28,16 @@ def _fold(query, key, value, seen, scale, best, total, context, WIDE: tl.constex
     if WIDE:
         query, key = query.to(tl.float32), key.to(tl.float32)
     scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+    if SOFTCAP > 0:
+        LIMIT: tl.constexpr = SOFTCAP * 1.4426950408889634
+        scores = LIMIT * (2 * tl.sigmoid(scores * (2 / LIMIT)) - 1)  # tanh
     scores = tl.where(seen, scores, float("-inf"))
     larger = tl.maximum(best, tl.max(scores, axis=1))
-    weights = tl.exp2(scores - larger[:, None])
-    shrink = tl.exp2(best - larger)
+    offset = larger
+    if WINDOW > 0:
+        offset = tl.where(larger == float("-inf"), 0.0, larger)  # nothing is in reach until now
+    weights = tl.exp2(scores - offset[:, None])
+    shrink = tl.exp2(best - offset)
     total = total * shrink + tl.sum(weights, axis=1)
     weights = weights.to(value.dtype)
     if WIDE:
@@ -35,12 +48,15 @@ def _fold(query, key, value, seen, scale, best, total, context, WIDE: tl.constex
 
 @triton.jit
 def _fold_entries(
-    query, keys, values, entry_blocks, entry_tokens, first_entry, num_entries, scale,
-    block_stride, token_stride, best, total, context,
-    HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
-    TOKENS: tl.constexpr, WIDE: tl.constexpr,
+    query, keys, values, entry_blocks, entry_tokens, entry_starts, first_entry, num_entries,
+    positions, scale, block_stride, token_stride, best, total, context,
+    HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr, TOKENS: tl.constexpr,
+    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """All tokens of some blocks of the pool; keys, values: this layer and head of block 0."""
+    """All tokens of some blocks of the pool; keys, values: this layer and head of block 0.
+
+    positions [pairs]: of the queries in their paths.
+    """
     tl.static_assert(TOKENS % BLOCK_TOKENS == 0, "a tile holds whole blocks")
     dim = tl.arange(0, DIM)
     slot = tl.arange(0, TOKENS) % BLOCK_TOKENS
@@ -55,8 +71,12 @@ def _fold_entries(
         inside = seen[:, None] & (dim < HEAD_DIM)[None, :]
         key = tl.load(keys + place, mask=inside, other=0.0)
         value = tl.load(values + place, mask=inside, other=0.0)
+        seen = seen[None, :]
+        if WINDOW > 0:
+            at = tl.load(entry_starts + first_entry + entry, mask=listed, other=0) + slot
+            seen = seen & (positions[:, None] - at[None, :] < WINDOW)
         best, total, context = _fold(
-            query, key, value, seen[None, :], scale, best, total, context, WIDE
+            query, key, value, seen, scale, best, total, context, SOFTCAP, WINDOW, WIDE
         )
     return best, total, context
 
@@ -77,9 +97,12 @@ def _load_queries(
 @triton.jit
 def _store_partial(
     context, lse, slots, heads, real, best, total, found,
-    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     dim = tl.arange(0, DIM)
+    if WINDOW > 0:  # what sees none of the keys has no weight
+        best = tl.where(total > 0, best, float("-inf"))
+        total = tl.where(total > 0, total, 1.0)
     place = slots.to(tl.int64) * HEADS + heads
     inside = real[:, None] & (dim < HEAD_DIM)[None, :]
     tl.store(context + place[:, None] * HEAD_DIM + dim[None, :], found / total[:, None], inside)
@@ -89,15 +112,17 @@ def _store_partial(
 @triton.jit(do_not_specialize=["num_items", "first_tail_slot"])
 def attend_parts(
     query, keys, values, tail_keys, tail_values, num_tail, context, lse,
-    items, entry_blocks, entry_tokens, slot_rows, num_items, first_tail_slot, scale,
+    items, entry_blocks, entry_tokens, entry_starts, slot_rows, row_starts,
+    num_items, first_tail_slot, scale,
     query_stride, block_stride, token_stride, tail_row_stride, tail_head_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, PAIRS: tl.constexpr, TOKENS: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, PAIRS: tl.constexpr, TOKENS: tl.constexpr,
+    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Partial (context, log-sum-exp) of every slot: work items first, then each row's own tail.
 
     items [num_items, 4]: first entry, entries, first slot, slots; an item without slots is empty.
-    num_tail [rows]: tokens of each row's tail.
+    num_tail, row_starts [rows]: tokens of each row's tail, and the position of its first.
     context [slots, heads, head_dim], lse [slots, heads], float32.
     """
     program = tl.program_id(0)
@@ -119,14 +144,17 @@ def attend_parts(
             queries, heads = _load_queries(
                 query, rows, head, real, query_stride, GROUP, HEAD_DIM, DIM, PAIRS
             )
+            positions = rows
+            if WINDOW > 0:
+                positions = tl.load(row_starts + rows) + tl.load(num_tail + rows) - 1
             best, total, found = _fold_entries(
                 queries, keys + head * HEAD_DIM, values + head * HEAD_DIM,
-                entry_blocks, entry_tokens, first_entry, num_entries, scale,
-                block_stride, token_stride, best, total, found,
-                HEAD_DIM, DIM, BLOCK_TOKENS, TOKENS, WIDE,
+                entry_blocks, entry_tokens, entry_starts, first_entry, num_entries,
+                positions, scale, block_stride, token_stride, best, total, found,
+                HEAD_DIM, DIM, BLOCK_TOKENS, TOKENS, SOFTCAP, WINDOW, WIDE,
             )  # fmt: skip
             _store_partial(
-                context, lse, slots, heads, real, best, total, found, HEADS, HEAD_DIM, DIM
+                context, lse, slots, heads, real, best, total, found, HEADS, HEAD_DIM, DIM, WINDOW
             )
     else:
         row = item - num_items
@@ -144,22 +172,29 @@ def attend_parts(
             inside = seen[:, None] & (dim < HEAD_DIM)[None, :]
             key = tl.load(tail_keys + place, mask=inside, other=0.0)
             value = tl.load(tail_values + place, mask=inside, other=0.0)
+            if WINDOW > 0:
+                seen = seen & (num_tokens - 1 - at < WINDOW)
             best, total, found = _fold(
-                queries, key, value, seen[None, :], scale, best, total, found, WIDE
-            )
+                queries, key, value, seen[None, :], scale, best, total, found,
+                SOFTCAP, WINDOW, WIDE,
+            )  # fmt: skip
         slots = first_tail_slot + row + pair * 0
-        _store_partial(context, lse, slots, heads, real, best, total, found, HEADS, HEAD_DIM, DIM)
+        _store_partial(
+            context, lse, slots, heads, real, best, total, found, HEADS, HEAD_DIM, DIM, WINDOW
+        )
 
 
 @triton.jit(do_not_specialize=["first_tail_slot"])
 def merge_rows(
-    context, lse, row_parts, row_slots, out, first_tail_slot,
+    context, lse, row_parts, row_slots, sinks, out, first_tail_slot,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PARTS: tl.constexpr,
+    SINKS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Partials of each row in the order of its path, its tail last, PARTS at a time.
 
     One program per (row, query head). row_parts [rows, 2]: where a row's slots start in row_slots,
-    and its number of parts, the tail included. out [rows, heads, head_dim].
+    and its number of parts, the tail included. sinks [heads], in natural units.
+    out [rows, heads, head_dim].
     """
     program = tl.program_id(0)
     row = program // HEADS
@@ -181,30 +216,38 @@ def merge_rows(
         piece = tl.load(context + place[:, None] * HEAD_DIM + dim[None, :], inside, other=0.0)
         logs = tl.load(lse + place, mask=here, other=float("-inf"))
         larger = tl.maximum(best, tl.max(logs, axis=0))
-        weights = tl.exp2(logs - larger)
-        shrink = tl.exp2(best - larger)
+        offset = larger
+        if WINDOW > 0:
+            offset = tl.where(larger == float("-inf"), 0.0, larger)
+        weights = tl.exp2(logs - offset)
+        shrink = tl.exp2(best - offset)
         total = total * shrink + tl.sum(weights, axis=0)
         merged = merged * shrink + tl.sum(weights[:, None] * piece, axis=0)
         best = larger
+    if SINKS:
+        total += tl.exp2(tl.load(sinks + head).to(tl.float32) * 1.4426950408889634 - best)
     place = (row.to(tl.int64) * HEADS + head) * HEAD_DIM + dim
     tl.store(out + place, (merged / total).to(out.dtype.element_ty), dim < HEAD_DIM)
 
 
 @triton.jit
 def attend_chunks(
-    query, keys, values, own_keys, own_values, out, tiles, entry_blocks, entry_tokens, scale,
+    query, keys, values, own_keys, own_values, sinks, out,
+    tiles, entry_blocks, entry_tokens, entry_starts, scale,
     query_stride, own_stride, block_stride, token_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, PAIRS: tl.constexpr, TOKENS: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, PAIRS: tl.constexpr, TOKENS: tl.constexpr,
+    SINKS: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Prefill: each tile of a chunk's tokens over its whole path, then causally over the chunk.
 
-    tiles [tiles, 6]: first entry and entries of the path; first token of the chunk among the packed
+    tiles [tiles, 7]: first entry and entries of the path; first token of the chunk among the packed
     ones; first token and tokens of the tile, none in an empty one; tokens of the chunk that come
-    no later than the tile's last. out [tokens, heads, head_dim].
+    no later than the tile's last; position of the chunk's first token. sinks [heads].
+    out [tokens, heads, head_dim].
     """
     program = tl.program_id(0)
-    tile = tiles + program // KV_HEADS * 6
+    tile = tiles + program // KV_HEADS * 7
     head = program % KV_HEADS
     num_queries = tl.load(tile + 4)
     if num_queries > 0:
@@ -222,9 +265,10 @@ def attend_chunks(
         found = tl.full([PAIRS, DIM], 0.0, tl.float32)
         best, total, found = _fold_entries(
             queries, keys + head * HEAD_DIM, values + head * HEAD_DIM,
-            entry_blocks, entry_tokens, tl.load(tile), tl.load(tile + 1), scale,
+            entry_blocks, entry_tokens, entry_starts, tl.load(tile), tl.load(tile + 1),
+            tl.load(tile + 6) + token - first_own, scale,
             block_stride, token_stride, best, total, found,
-            HEAD_DIM, DIM, BLOCK_TOKENS, TOKENS, WIDE,
+            HEAD_DIM, DIM, BLOCK_TOKENS, TOKENS, SOFTCAP, WINDOW, WIDE,
         )  # fmt: skip
         num_own = tl.load(tile + 5)
         for start in range(0, num_own, TOKENS):
@@ -235,7 +279,14 @@ def attend_chunks(
             key = tl.load(own_keys + place, mask=inside, other=0.0)
             value = tl.load(own_values + place, mask=inside, other=0.0)
             seen = at[None, :] <= (token - first_own)[:, None]
-            best, total, found = _fold(queries, key, value, seen, scale, best, total, found, WIDE)
+            if WINDOW > 0:
+                seen = seen & ((token - first_own)[:, None] - at[None, :] < WINDOW)
+            best, total, found = _fold(
+                queries, key, value, seen, scale, best, total, found, SOFTCAP, WINDOW, WIDE
+            )
+        if SINKS:
+            bias = tl.load(sinks + heads, mask=real, other=0.0).to(tl.float32)
+            total += tl.exp2(bias * 1.4426950408889634 - best)
         place = (token.to(tl.int64) * (KV_HEADS * GROUP) + heads) * HEAD_DIM
         inside = real[:, None] & (dim < HEAD_DIM)[None, :]
         found = (found / total[:, None]).to(out.dtype.element_ty)

@@ -13,7 +13,12 @@ from collections.abc import Sequence
 import torch
 
 from beamwright.attention.kernels import why_no_kernels
-from beamwright.attention.kernels.launch import Partials, decode_attention, prefill_attention
+from beamwright.attention.kernels.launch import (
+    Partials,
+    Rule,
+    decode_attention,
+    prefill_attention,
+)
 from beamwright.attention.kernels.worklist import (
     Cuts,
     DecodeWork,
@@ -25,6 +30,7 @@ from beamwright.attention.kernels.worklist import (
     prefill_work,
 )
 from beamwright.errors import InputError
+from beamwright.kv.pool import KVLayout
 from beamwright.kv.segments import Path
 from beamwright.kv.store import RowTails, SegmentStore
 
@@ -56,7 +62,7 @@ class KernelWorkspace:
     ) -> tuple[list[torch.Tensor], Partials]:
         """The lists on the device, and room for the partial results of so many rows."""
         lists = self._buffers.write(work)
-        num_slots, held = len(lists[3]), self._partials
+        num_slots, held = len(lists[4]), self._partials
         if held is None or held.first_tail < num_slots or held.num_rows < num_rows:
             num_rows = max(num_rows, held.num_rows if held is not None else 0)
             held = Partials(heads, num_slots, num_rows, self._device)
@@ -112,7 +118,6 @@ class KernelDecode:
         key_value: torch.Tensor,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        _check_sinks(sinks)
         self._tail.write(layer, key_value)
         kv_heads, head_dim = key_value.shape[2:]
         heads = HeadLayout(kv_heads, query.shape[1] // kv_heads, head_dim)
@@ -129,6 +134,7 @@ class KernelDecode:
             self._partials,
             heads,
             tile,
+            _rule(self._store.pool.layout, sinks),
         )
 
     def keep_rows(self, rows: torch.Tensor) -> None:
@@ -184,7 +190,6 @@ class KernelPrefill:
         key_value: torch.Tensor,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        _check_sinks(sinks)
         kv_heads, head_dim = key_value.shape[2:]
         heads = HeadLayout(kv_heads, query.shape[1] // kv_heads, head_dim)
         tile = prefill_tile(heads, query.element_size())
@@ -200,11 +205,22 @@ class KernelPrefill:
             self._work = WorkBuffers(storage.device).write(work)
         num_tokens = sum(self._lengths)
         return prefill_attention(
-            query, key_value, storage[:, layer], self._work, num_tokens, heads, tile
+            query,
+            key_value,
+            storage[:, layer],
+            self._work,
+            num_tokens,
+            heads,
+            tile,
+            _rule(self._store.pool.layout, sinks),
         )
 
     def close(self) -> None:
         """Nothing is charged here."""
+
+
+def _rule(layout: KVLayout, sinks: torch.Tensor | None) -> Rule:
+    return Rule(layout.window or 0, layout.softcap or 0.0, sinks)
 
 
 class KernelAttention:
@@ -243,16 +259,8 @@ class KernelAttention:
 
     def _check(self, store: SegmentStore) -> None:
         reason = why_no_kernels(store.pool.storage.device, store.pool.layout.dtype)
-        layout = store.pool.layout
-        if layout.window is not None or layout.softcap is not None:
-            reason = "its kernels know no windows and no soft caps; use --attention reference"
         if reason is not None:
             raise InputError(f"--attention {self.name}: {reason}")
-
-
-def _check_sinks(sinks: torch.Tensor | None) -> None:
-    if sinks is not None:
-        raise InputError("Triton kernels know no sinks; use --attention reference")
 
 
 def triton_tree() -> KernelAttention:

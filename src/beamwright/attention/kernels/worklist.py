@@ -154,41 +154,47 @@ class DecodeWork:
     """Work of a decode step.
 
     items: [items * 4] first entry, entries, first slot and slots of each item.
-    entry_blocks, entry_tokens: [entries] a block of the pool, and how many of its tokens count.
+    entry_blocks, entry_tokens, entry_starts: [entries] a block of the pool, how many of its tokens
+        count, and the position of the first.
     slot_rows: [slots] the row of each slot.
     row_parts: [rows * 2] where a row's slots start in row_slots, and its parts with the tail.
     row_slots: [slots] the slots of each row, in path order.
+    row_starts: [rows] position of the first token of each row's tail.
     """
 
     items: Ints
     entry_blocks: Ints
     entry_tokens: Ints
+    entry_starts: Ints
     slot_rows: Ints
     row_parts: Ints
     row_slots: Ints
+    row_starts: Ints
 
 
 @dataclass(frozen=True)
 class PrefillWork:
     """Work of a prefill.
 
-    tiles: [tiles * 6] first entry and entries of the path; first token of the chunk; first token
-        and tokens of the tile; tokens of the chunk up to the tile's last.
-    entry_blocks, entry_tokens: as in decode.
+    tiles: [tiles * 7] first entry and entries of the path; first token of the chunk; first token
+        and tokens of the tile; tokens of the chunk up to the tile's last; position of its first.
+    entry_blocks, entry_tokens, entry_starts: as in decode.
     """
 
     tiles: Ints
     entry_blocks: Ints
     entry_tokens: Ints
+    entry_starts: Ints
 
 
 class _Entries:
-    """Blocks and token counts, appended run by run."""
+    """Blocks, token counts and positions, appended run by run."""
 
     def __init__(self, block_tokens: int) -> None:
         self.block_tokens = block_tokens
         self.blocks: list[int] = []
         self.tokens: list[int] = []
+        self.starts: list[int] = []
 
     def add(self, segment: Segment, copy: int, first: int, tokens: int) -> None:
         size = self.block_tokens
@@ -199,6 +205,8 @@ class _Entries:
             raise AssertionError(f"segment {segment.name!r} is read, but not on the device")
         self.blocks += mine
         self.tokens += [size] * (count - 1) + [tokens - (count - 1) * size]
+        begin = segment.start + first
+        self.starts += range(begin, begin + count * size, size)
 
 
 @dataclass(eq=False)
@@ -233,8 +241,14 @@ def decode_work(
     for parts in by_row:
         row_parts += [len(row_slots), len(parts) + 1]
         row_slots += [part.first_slot + place for part, place in parts]
-    lists = (items, entries.blocks, entries.tokens, slot_rows, row_parts, row_slots)
-    return DecodeWork(*map(_ints, lists))
+    starts = [_end(path or ()) for path in paths]
+    found = (entries.blocks, entries.tokens, entries.starts)
+    return DecodeWork(*map(_ints, (items, *found, slot_rows, row_parts, row_slots, starts)))
+
+
+def _end(path: Path) -> int:
+    """The position behind a path."""
+    return path[-1].segment.start + path[-1].visible if path else 0
 
 
 def _share(paths: Sequence[Path], block_tokens: int, cuts: Cuts) -> list[list[tuple[_Part, int]]]:
@@ -279,10 +293,10 @@ def prefill_work(
         num_entries = len(entries.blocks) - first_entry
         for start in range(0, length, queries_per_tile):
             count = min(queries_per_tile, length - start)
-            at = [first_own, first_own + start, count, start + count]
+            at = [first_own, first_own + start, count, start + count, _end(path)]
             tiles += [first_entry, num_entries, *at]
         first_own += length
-    return PrefillWork(*map(_ints, (tiles, entries.blocks, entries.tokens)))
+    return PrefillWork(*map(_ints, (tiles, entries.blocks, entries.tokens, entries.starts)))
 
 
 def _copies(path: Path, seen: Counter[Segment]) -> list[int]:
