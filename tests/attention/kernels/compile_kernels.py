@@ -17,8 +17,8 @@ from beamwright.attention.kernels.worklist import HeadLayout, decode_tile, prefi
 HEADS = HeadLayout(kv_heads=4, group=7, head_dim=128)
 NUMBERS = ("scale", "num_items", "first_tail_slot")
 LISTS = (
-    *("num_tail", "items", "entry_blocks", "entry_tokens", "entry_starts", "slot_rows", "tiles"),
-    *("row_parts", "row_slots", "row_starts"),
+    *("num_tail", "items", "entry_blocks", "entry_tokens", "entry_firsts", "slot_rows", "tiles"),
+    *("row_parts", "row_slots", "slot_reach"),
 )
 
 

@@ -90,20 +90,16 @@ def test_what_is_not_on_the_device_cannot_be_read(make_forest):
         decode_work([(PathPart(segment, 20),)], 16, CUTS, 64)
 
 
-def end_of(path):
-    return path[-1].segment.start + path[-1].visible if path else 0
-
-
 @pytest.mark.parametrize("copy_per_row", [False, True])
 def test_prefill_tiles_cover_every_new_token(make_forest, copy_per_row):
     forest = make_forest(4)
     paths, lengths = [*forest.paths[:3], ()], [1, 40, 16, 7]
     work = prefill_work(paths, lengths, 16, 9, copy_per_row=copy_per_row)
     covered = []
-    for first_entry, num_entries, own, first, count, last, begin in work.tiles.reshape(-1, 7):
+    for first_entry, num_entries, own, first, count, last, before in work.tiles.reshape(-1, 7):
         row = int(np.searchsorted(np.cumsum(lengths), first, side="right"))
         assert own == sum(lengths[:row])
-        assert begin == end_of(paths[row])
+        assert before == sum(part.visible for part in paths[row])
         assert last == first + count - own <= lengths[row]
         assert read_entries(work, first_entry, num_entries) == tokens_of(paths[row])
         assert count <= 9

@@ -74,13 +74,12 @@ def decode_attention(
     work: the lists of a `DecodeWork` on the device.
     """
     query = _packed_heads(query)
-    items, entry_blocks, entry_tokens, entry_starts, slot_rows, row_parts, row_slots, starts = work
+    items, *entries, slot_rows, slot_reach, row_parts, row_slots = work
     num_rows, num_items = query.shape[0], items.shape[0] // 4
     keys, values = tail
     attend_parts[((num_items + num_rows) * heads.kv_heads,)](
         query, layer[:, 0], layer[:, 1], keys, values, num_tail, partials.context, partials.lse,
-        items, entry_blocks, entry_tokens, entry_starts, slot_rows, starts,
-        num_items, partials.first_tail,
+        items, *entries, slot_rows, slot_reach, num_items, partials.first_tail,
         _scale(heads), query.stride(0), layer.stride(0), layer.stride(2),
         keys.stride(0), keys.stride(1),
         **_sizes(heads, tile, layer), SOFTCAP=rule.softcap, WINDOW=rule.window,
@@ -111,12 +110,12 @@ def prefill_attention(
     layer: as in `decode_attention`. work: the lists of a `PrefillWork` on the device.
     """
     query, key_value = _packed_heads(query), key_value.contiguous()
-    tiles, entry_blocks, entry_tokens, entry_starts = work
+    tiles, *entries = work
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     out[num_tokens:] = 0
     attend_chunks[(tiles.shape[0] // 7 * heads.kv_heads,)](
         query, layer[:, 0], layer[:, 1], key_value[:, 0], key_value[:, 1], rule.sinks, out,
-        tiles, entry_blocks, entry_tokens, entry_starts, _scale(heads),
+        tiles, *entries, _scale(heads),
         query.stride(0), key_value.stride(0), layer.stride(0), layer.stride(2),
         **_sizes(heads, tile, layer),
         SINKS=rule.sinks is not None, SOFTCAP=rule.softcap, WINDOW=rule.window,

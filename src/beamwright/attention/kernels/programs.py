@@ -48,14 +48,14 @@ def _fold(
 
 @triton.jit
 def _fold_entries(
-    query, keys, values, entry_blocks, entry_tokens, entry_starts, first_entry, num_entries,
-    positions, scale, block_stride, token_stride, best, total, context,
+    query, keys, values, entry_blocks, entry_tokens, entry_firsts, first_entry, num_entries,
+    reach, scale, block_stride, token_stride, best, total, context,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr, TOKENS: tl.constexpr,
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """All tokens of some blocks of the pool; keys, values: this layer and head of block 0.
 
-    positions [pairs]: of the queries in their paths.
+    reach [pairs]: tokens of each query's path from the first of these up to the query's own.
     """
     tl.static_assert(TOKENS % BLOCK_TOKENS == 0, "a tile holds whole blocks")
     dim = tl.arange(0, DIM)
@@ -73,8 +73,8 @@ def _fold_entries(
         value = tl.load(values + place, mask=inside, other=0.0)
         seen = seen[None, :]
         if WINDOW > 0:
-            at = tl.load(entry_starts + first_entry + entry, mask=listed, other=0) + slot
-            seen = seen & (positions[:, None] - at[None, :] < WINDOW)
+            at = tl.load(entry_firsts + first_entry + entry, mask=listed, other=0) + slot
+            seen = seen & (reach[:, None] - at[None, :] < WINDOW)
         best, total, context = _fold(
             query, key, value, seen, scale, best, total, context, SOFTCAP, WINDOW, WIDE
         )
@@ -112,7 +112,7 @@ def _store_partial(
 @triton.jit(do_not_specialize=["num_items", "first_tail_slot"])
 def attend_parts(
     query, keys, values, tail_keys, tail_values, num_tail, context, lse,
-    items, entry_blocks, entry_tokens, entry_starts, slot_rows, row_starts,
+    items, entry_blocks, entry_tokens, entry_firsts, slot_rows, slot_reach,
     num_items, first_tail_slot, scale,
     query_stride, block_stride, token_stride, tail_row_stride, tail_head_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
@@ -122,7 +122,7 @@ def attend_parts(
     """Partial (context, log-sum-exp) of every slot: work items first, then each row's own tail.
 
     items [num_items, 4]: first entry, entries, first slot, slots; an item without slots is empty.
-    num_tail, row_starts [rows]: tokens of each row's tail, and the position of its first.
+    num_tail [rows]: tokens of each row's tail. slot_reach [slots]: those of its path before it.
     context [slots, heads, head_dim], lse [slots, heads], float32.
     """
     program = tl.program_id(0)
@@ -144,13 +144,14 @@ def attend_parts(
             queries, heads = _load_queries(
                 query, rows, head, real, query_stride, GROUP, HEAD_DIM, DIM, PAIRS
             )
-            positions = rows
+            reach = rows
             if WINDOW > 0:
-                positions = tl.load(row_starts + rows) + tl.load(num_tail + rows) - 1
+                reach = tl.load(slot_reach + slots, mask=real, other=0)
+                reach += tl.load(num_tail + rows, mask=real, other=1) - 1
             best, total, found = _fold_entries(
                 queries, keys + head * HEAD_DIM, values + head * HEAD_DIM,
-                entry_blocks, entry_tokens, entry_starts, first_entry, num_entries,
-                positions, scale, block_stride, token_stride, best, total, found,
+                entry_blocks, entry_tokens, entry_firsts, first_entry, num_entries,
+                reach, scale, block_stride, token_stride, best, total, found,
                 HEAD_DIM, DIM, BLOCK_TOKENS, TOKENS, SOFTCAP, WINDOW, WIDE,
             )  # fmt: skip
             _store_partial(
@@ -233,7 +234,7 @@ def merge_rows(
 @triton.jit
 def attend_chunks(
     query, keys, values, own_keys, own_values, sinks, out,
-    tiles, entry_blocks, entry_tokens, entry_starts, scale,
+    tiles, entry_blocks, entry_tokens, entry_firsts, scale,
     query_stride, own_stride, block_stride, token_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, PAIRS: tl.constexpr, TOKENS: tl.constexpr,
@@ -243,7 +244,7 @@ def attend_chunks(
 
     tiles [tiles, 7]: first entry and entries of the path; first token of the chunk among the packed
     ones; first token and tokens of the tile, none in an empty one; tokens of the chunk that come
-    no later than the tile's last; position of the chunk's first token. sinks [heads].
+    no later than the tile's last; tokens of the path. sinks [heads].
     out [tokens, heads, head_dim].
     """
     program = tl.program_id(0)
@@ -265,7 +266,7 @@ def attend_chunks(
         found = tl.full([PAIRS, DIM], 0.0, tl.float32)
         best, total, found = _fold_entries(
             queries, keys + head * HEAD_DIM, values + head * HEAD_DIM,
-            entry_blocks, entry_tokens, entry_starts, tl.load(tile), tl.load(tile + 1),
+            entry_blocks, entry_tokens, entry_firsts, tl.load(tile), tl.load(tile + 1),
             tl.load(tile + 6) + token - first_own, scale,
             block_stride, token_stride, best, total, found,
             HEAD_DIM, DIM, BLOCK_TOKENS, TOKENS, SOFTCAP, WINDOW, WIDE,

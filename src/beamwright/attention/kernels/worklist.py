@@ -154,22 +154,22 @@ class DecodeWork:
     """Work of a decode step.
 
     items: [items * 4] first entry, entries, first slot and slots of each item.
-    entry_blocks, entry_tokens, entry_starts: [entries] a block of the pool, how many of its tokens
-        count, and the position of the first.
-    slot_rows: [slots] the row of each slot.
+    entry_blocks, entry_tokens, entry_firsts: [entries] a block of the pool, how many of its tokens
+        count, and the tokens of the part before them.
+    slot_rows, slot_reach: [slots] the row of each slot, and the tokens from the part's first up to
+        the row's tail.
     row_parts: [rows * 2] where a row's slots start in row_slots, and its parts with the tail.
     row_slots: [slots] the slots of each row, in path order.
-    row_starts: [rows] position of the first token of each row's tail.
     """
 
     items: Ints
     entry_blocks: Ints
     entry_tokens: Ints
-    entry_starts: Ints
+    entry_firsts: Ints
     slot_rows: Ints
+    slot_reach: Ints
     row_parts: Ints
     row_slots: Ints
-    row_starts: Ints
 
 
 @dataclass(frozen=True)
@@ -177,26 +177,26 @@ class PrefillWork:
     """Work of a prefill.
 
     tiles: [tiles * 7] first entry and entries of the path; first token of the chunk; first token
-        and tokens of the tile; tokens of the chunk up to the tile's last; position of its first.
-    entry_blocks, entry_tokens, entry_starts: as in decode.
+        and tokens of the tile; tokens of the chunk up to the tile's last; tokens of the path.
+    entry_blocks, entry_tokens, entry_firsts: as in decode, of the whole path.
     """
 
     tiles: Ints
     entry_blocks: Ints
     entry_tokens: Ints
-    entry_starts: Ints
+    entry_firsts: Ints
 
 
 class _Entries:
-    """Blocks, token counts and positions, appended run by run."""
+    """Blocks, their tokens, and how many came before, appended run by run."""
 
     def __init__(self, block_tokens: int) -> None:
         self.block_tokens = block_tokens
         self.blocks: list[int] = []
         self.tokens: list[int] = []
-        self.starts: list[int] = []
+        self.firsts: list[int] = []
 
-    def add(self, segment: Segment, copy: int, first: int, tokens: int) -> None:
+    def add(self, segment: Segment, copy: int, first: int, tokens: int, before: int) -> None:
         size = self.block_tokens
         count = -(-tokens // size)
         held = segment.copies[copy] if segment.copies else []
@@ -205,17 +205,24 @@ class _Entries:
             raise AssertionError(f"segment {segment.name!r} is read, but not on the device")
         self.blocks += mine
         self.tokens += [size] * (count - 1) + [tokens - (count - 1) * size]
-        begin = segment.start + first
-        self.starts += range(begin, begin + count * size, size)
+        self.firsts += range(before, before + count * size, size)
 
 
 @dataclass(eq=False)
 class _Part:
-    """Runs of a path, with the device copy that is read of each, and the rows that share them."""
+    """Runs of a path, with the device copy that is read of each, and the rows that share them.
+
+    reach: of each row, the tokens of its path from here on.
+    """
 
     runs: list[tuple[Segment, int, TokenRun]]
     rows: list[int] = field(default_factory=list)
+    reach: list[int] = field(default_factory=list)
     first_slot: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(run.tokens for _, _, run in self.runs)
 
 
 def decode_work(
@@ -226,29 +233,27 @@ def decode_work(
     entries = _Entries(block_tokens)
     items: list[int] = []
     slot_rows: list[int] = []
+    slot_reach: list[int] = []
     for part in dict.fromkeys(part for parts in by_row for part, _ in parts):
         first_entry = len(entries.blocks)
+        before = 0
         for segment, copy, run in part.runs:
-            entries.add(segment, copy, run.first, run.tokens)
+            entries.add(segment, copy, run.first, run.tokens, before)
+            before += run.tokens
         num_entries = len(entries.blocks) - first_entry
         part.first_slot = len(slot_rows)
         for start in range(0, len(part.rows), queries_per_tile):
             count = min(queries_per_tile, len(part.rows) - start)
             items += [first_entry, num_entries, part.first_slot + start, count]
         slot_rows += part.rows
+        slot_reach += part.reach
     row_parts: list[int] = []
     row_slots: list[int] = []
     for parts in by_row:
         row_parts += [len(row_slots), len(parts) + 1]
         row_slots += [part.first_slot + place for part, place in parts]
-    starts = [_end(path or ()) for path in paths]
-    found = (entries.blocks, entries.tokens, entries.starts)
-    return DecodeWork(*map(_ints, (items, *found, slot_rows, row_parts, row_slots, starts)))
-
-
-def _end(path: Path) -> int:
-    """The position behind a path."""
-    return path[-1].segment.start + path[-1].visible if path else 0
+    lists = (entries.blocks, entries.tokens, entries.firsts, slot_rows, slot_reach)
+    return DecodeWork(*map(_ints, (items, *lists, row_parts, row_slots)))
 
 
 def _share(paths: Sequence[Path], block_tokens: int, cuts: Cuts) -> list[list[tuple[_Part, int]]]:
@@ -259,6 +264,7 @@ def _share(paths: Sequence[Path], block_tokens: int, cuts: Cuts) -> list[list[tu
     for row, path in enumerate(paths):
         copies = _copies(path, seen) if cuts.copy_per_row else [0] * len(path)
         mine = []
+        reach = sum(each.visible for each in path)
         for runs in cut_path([each.visible for each in path], block_tokens, cuts):
             found = [(path[run.part].segment, copies[run.part], run) for run in runs]
             key: Hashable = tuple((id(s), run.first, run.tokens) for s, _, run in found)
@@ -267,6 +273,8 @@ def _share(paths: Sequence[Path], block_tokens: int, cuts: Cuts) -> list[list[tu
             part = known.setdefault(key, _Part(found))
             mine.append((part, len(part.rows)))
             part.rows.append(row)
+            part.reach.append(reach)
+            reach -= part.num_tokens
         by_row.append(mine)
     return by_row
 
@@ -287,16 +295,18 @@ def prefill_work(
     for path, length in zip(paths, lengths, strict=True):
         first_entry = len(entries.blocks)
         copies = _copies(path, seen) if copy_per_row else [0] * len(path)
+        before = 0
         for part, copy in zip(path, copies, strict=True):
             if part.visible:
-                entries.add(part.segment, copy, 0, part.visible)
+                entries.add(part.segment, copy, 0, part.visible, before)
+                before += part.visible
         num_entries = len(entries.blocks) - first_entry
         for start in range(0, length, queries_per_tile):
             count = min(queries_per_tile, length - start)
-            at = [first_own, first_own + start, count, start + count, _end(path)]
+            at = [first_own, first_own + start, count, start + count, before]
             tiles += [first_entry, num_entries, *at]
         first_own += length
-    return PrefillWork(*map(_ints, (tiles, entries.blocks, entries.tokens, entries.starts)))
+    return PrefillWork(*map(_ints, (tiles, entries.blocks, entries.tokens, entries.firsts)))
 
 
 def _copies(path: Path, seen: Counter[Segment]) -> list[int]:
