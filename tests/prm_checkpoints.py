@@ -201,6 +201,29 @@ def write_math_psa(folder: Path) -> None:
     fakes.write_checkpoint(folder, config, seed=10, noise=0.15)
 
 
+# --- judges that are asked for one word -------------------------------------------------------
+
+R1 = (
+    "<bos>{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}"
+    "{% elif m.role == 'user' %}<|User|>{{ m.content }}"
+    "{% else %}<|Assistant|>{{ m.content }}<eos>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|Assistant|><think>\n{% endif %}"
+)
+
+
+def write_generative(folder: Path) -> None:
+    """A random chat model with one token for each of the words that ThinkPRM and GenPRM end on."""
+    words = [("Ġ", "y"), ("Ġy", "es"), ("n", "o"), ("Ġ", "no"), ("Y", "es"), ("N", "o")]
+    merges = [*fakes.merges_after_e(), *words, (".", "Ċ")]
+    wrapped = fakes.wrap(fakes.byte_level_bpe(merges))
+    wrapped.add_tokens([AddedToken(t, special=True) for t in ("<|User|>", "<|Assistant|>")])
+    wrapped.add_tokens([AddedToken(t, special=False) for t in ("<think>", "</think>")])
+    wrapped.chat_template = R1
+    wrapped.save_pretrained(folder)
+    options = {**SHAPE, "vocab_size": len(wrapped), "max_position_embeddings": 2048}
+    fakes.write_checkpoint(folder, Qwen2Config(**options), seed=11, noise=0.2)
+
+
 # --- judges ----------------------------------------------------------------------------------
 
 FAULT = "~"  # what the judge with a hand-made mind looks for

@@ -300,6 +300,10 @@ GOLDENS = {
 }
 
 
+GENERATIVE = {"think-prm": "ThinkPRM-1.5B", "gen-prm": "GenPRM-7B"}
+"""Families of judges, and what their folders are called; see `verify/test_generative.py`."""
+
+
 def family_of(golden: str) -> str:
     """The family whose checkpoint a golden has."""
     return GOLDENS[golden].family or golden

@@ -12,7 +12,7 @@ from beamwright.config import Settings, load_recipe
 from beamwright.errors import InputError
 from beamwright.evaluate.recipes import read_recipe
 from beamwright.io import MOST_BYTES, read_regular, read_yaml, write_whole
-from beamwright.verify.spec import load_spec
+from beamwright.verify.family import load_spec
 
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="Linux's")

@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
+import prm_checkpoints as checkpoints
 import prm_goldens as goldens
 from beamwright.errors import InputError
 from beamwright.sections import ModelSettings
 from beamwright.tree import StopReason
+from beamwright.verify.family import families, load_spec
 from beamwright.verify.find import find_verifier_shape, resolve_verifier
-from beamwright.verify.spec import families, load_spec
 from fakes import grow, new_tree
-from prm_goldens import GOLDENS, PROBLEM, family_of, verifier_of
+from prm_goldens import GENERATIVE, GOLDENS, PROBLEM, family_of, verifier_of
 
 ENDED_PATHS = ("outcome", "skywork-reward-v2", "reasonflux-prm-1.5b")
 EVERY_STEP = [name for name in GOLDENS if name not in ENDED_PATHS]
@@ -68,7 +69,7 @@ def test_the_shape_that_is_planned_is_the_one_that_is_loaded(family, options):
 
 
 def test_every_row_has_a_golden():
-    assert set(families()) == set(map(family_of, GOLDENS))
+    assert set(families()) == {*map(family_of, GOLDENS), *GENERATIVE}
 
 
 # --- what has no score -----------------------------------------------------------------------
@@ -110,12 +111,19 @@ def test_an_outcome_model_scores_ended_paths_only(options):
 # --- which family ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("golden", NAMED_BY_ITSELF)
-def test_each_checkpoint_is_recognised_as_exactly_one_family(options, golden):
-    folder = Path(folder_of(options[golden]))
-    found = [name for name, row in families().items() if row.detect and row.detect.matches(folder)]
-    assert found == [family_of(golden)]
-    assert verifier_of(options[golden]).spec == families()[family_of(golden)].spec
+def recognised(folder):
+    return [name for name, row in families().items() if row.detect and row.detect.matches(folder)]
+
+
+def test_each_checkpoint_is_recognised_as_exactly_one_family(options, tmp_path):
+    folders = {options[golden]: family_of(golden) for golden in NAMED_BY_ITSELF}
+    for family, name in GENERATIVE.items():
+        checkpoints.write_generative(tmp_path / name)
+        folders[str(tmp_path / name)] = family
+    assert len(folders) == len(NAMED_BY_ITSELF) + 2
+    for folder, family in folders.items():
+        assert recognised(Path(folder)) == [family]
+        assert resolve_verifier(ModelSettings(verifier=folder)).spec == families()[family].spec
 
 
 def test_the_hubs_cache_names_its_folders_by_commit(copied):
@@ -155,7 +163,7 @@ def test_a_specification_in_the_folder_wins_and_a_named_family_wins_over_it(copi
     [
         (
             "family:skyworks:{folder}",
-            "'skyworks' is not known; there are math-psa, math-shepherd, o",
+            "'skyworks' is not known; there are gen-prm, math-psa, math-s",
         ),
         ("family:skywork-o1", "write family:NAME:PATH"),
         ("family:outcome:{folder}", "no tensor named score.weight"),

@@ -13,7 +13,7 @@ from beamwright.attention import make_attention
 from beamwright.errors import CapacityError, InputError
 from beamwright.models.session import DecodeSession
 from beamwright.models.tree_model import TreeModel
-from beamwright.sections import ModelSettings
+from beamwright.sections import ModelSettings, SamplingSettings
 from beamwright.tree import StopReason
 from beamwright.verify.find import resolve_verifier
 from beamwright.verify.spec import load_judge
@@ -245,6 +245,22 @@ def test_ended_paths_only(made_judge):
     assert not step.usage
     tree.keep(step)
     assert judge.score(add_steps(tree, step, ["So 12.", ""], StopReason.EOS)) == [0.7, 0.7]
+
+
+def test_several_critiques_are_averaged(made_judge):
+    tree, how = new_tree(text=PROBLEM), SamplingSettings(temperature=140.0)
+    nodes = add_steps(tree, tree.root, ["We see.", f"We see {FAULT}.", "We"])
+    scores = judge_of(made_judge, changes={"samples": 8, "sampling": how}).score(nodes)
+    spec, unparsed = load_judge(made_judge), []
+    for node, score in zip(nodes, scores, strict=True):
+        found = [spec.read_score(text) for text in node.notes.values()]
+        stated = [each for each in found if each is not None]
+        assert len(found) == 8
+        assert score == (pytest.approx(sum(stated) / len(stated)) if stated else None)
+        assert node.usage["judge_unparsed"] == 8 - len(stated)
+        unparsed.append(8 - len(stated))
+    assert 8 in unparsed, "none states a score"
+    assert any(0 < count < 8 for count in unparsed)
 
 
 # --- what has no score -----------------------------------------------------------------------

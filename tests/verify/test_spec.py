@@ -2,11 +2,11 @@ import pytest
 from pydantic import ValidationError
 
 from beamwright.errors import InputError
+from beamwright.verify.family import load_spec
 from beamwright.verify.spec import (
     LIKELIHOOD_SPEC,
     VerifierSpec,
     check_placeholders,
-    load_spec,
     validated,
 )
 

@@ -17,15 +17,14 @@ from beamwright.models.shape import ModelShape, named_shape
 from beamwright.protocols import Verifier
 from beamwright.sections import ModelSettings
 from beamwright.tree import Node, SearchTree, StopReason
+from beamwright.verify.family import AnySpec, family, load_spec
 from beamwright.verify.scorers import WITHOUT_MODEL, CallableVerifier, ObjectVerifier, scorer
 from beamwright.verify.spec import (
     LIKELIHOOD_SPEC,
     JudgeSpec,
     VerifierSpec,
     aggregate,
-    family,
     load_judge,
-    load_spec,
 )
 
 if TYPE_CHECKING:
@@ -83,13 +82,13 @@ def find_verifier_shape(settings: ModelSettings) -> ModelShape | None:
 def _reads_logits(kind: str, name: str, place: str) -> bool:
     """False where a head of its own takes the LM head's place; True where nothing says so."""
     if kind == _FAMILY:
-        return family(name).spec.head.reads_logits
+        return family(name).spec.reads_logits
     if kind or place.startswith("random:"):
         return True
     if not Path(place).is_dir() and named_shape(place) is not None:
         return not place.rpartition("/")[2].lower().removeprefix("hf:").startswith(_OWN_HEADS)
     try:
-        return load_spec(resolve_folder(place, "verifier", weights=False)).head.reads_logits
+        return load_spec(resolve_folder(place, "verifier", weights=False)).reads_logits
     except InputError:  # a config.json alone
         return True
 
@@ -110,7 +109,7 @@ def check_models(settings: ModelSettings) -> None:
         read_shape(folder, settings.context, "verifier")
 
 
-def find_format(settings: ModelSettings) -> tuple[VerifierSpec | JudgeSpec | None, Path | None]:
+def find_format(settings: ModelSettings) -> tuple[AnySpec | None, Path | None]:
     """What `--verifier` names, and its folder, no weights read; None twice where it has no model.
 
     Raises:
@@ -145,7 +144,7 @@ class VerifierSource:
     name: how the option names it.
     """
 
-    spec: VerifierSpec | JudgeSpec | None
+    spec: AnySpec | None
     model: LoadedModel | None
     without_model: Verifier | None
     name: str = ""
@@ -189,7 +188,7 @@ def resolve_verifier(settings: ModelSettings) -> VerifierSource:
         return VerifierSource(None, None, scorer(kind, rest if colon else None))
     from beamwright.models.load import load_model  # noqa: PLC0415 (of torch)
 
-    reads = isinstance(spec, JudgeSpec) or (spec is not None and spec.head.reads_logits)
+    reads = spec is not None and spec.reads_logits
     model = load_model(str(folder), settings, role="verifier", reads_logits=reads)
     return VerifierSource(spec, model, None, name)
 

@@ -2,18 +2,21 @@
 
 Prompts and critiques are in segments that live as long as their batch does: a critique takes many
 times as long as reading the path again. What is prompt is data (`spec.JudgeSpec`). Critiques are
-greedy, so they depend on neither batch nor budget.
+greedy, or drawn from streams that are a critique's own, so they depend on neither batch nor budget.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from beamwright.engine.noise import lineage_key, stack_keys
+from beamwright.engine.sampling import RowSampling, Sampler
 from beamwright.errors import CapacityError, DeviceMemoryError, InputError, NotFiniteError
 from beamwright.kv.segments import PathPart, Segment
 from beamwright.models.decoder import padded_rows
@@ -22,6 +25,7 @@ from beamwright.models.session import DecodeSession
 from beamwright.models.tokenizer import PLACE
 from beamwright.models.tree_model import PrefillRequest, TreeModel
 from beamwright.tree import Node
+from beamwright.verify.prm import token_id
 from beamwright.verify.spec import JudgeSpec
 
 _NOTE = "critique"
@@ -31,13 +35,18 @@ _NOTE = "critique"
 class _Critique:
     """A critique under way.
 
-    prompt: its token ids. limit: most tokens that the critique may have. ended: the judge has ended
-    its turn.
+    asked: the prompt's text. prompt: its token ids. stops: see `JudgeSpec`. limit: most tokens that
+    the critique may have. number: the step's. sample: its own, among the step's. ended: the
+    judge has ended its turn, or said a stop.
     """
 
     node: Node
+    asked: str
     prompt: list[int]
+    stops: tuple[str, ...]
     limit: int
+    number: int
+    sample: int
     token_ids: list[int] = field(default_factory=list)
     ended: bool = False
 
@@ -72,7 +81,7 @@ class JudgeVerifier:
             raise InputError(
                 f"--verifier {name}: a judge needs a chat template; its tokenizer has none"
             )
-        if PLACE not in self._prompt("", PLACE):
+        if PLACE not in self._prompt("", [PLACE], []):
             raise InputError(f"--verifier {name}: its chat template leaves the user's turn out")
         turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PLACE}]
         _, place, behind = self._render(turns).rpartition(PLACE)
@@ -80,47 +89,75 @@ class JudgeVerifier:
         self.end_ids = codec.eos_ids | (codec.special_ids & frozenset(first))
         # Rows of the LM head beyond the tokenizer's have no text.
         self._num_tokens = min(tree_model.decoder.shape.vocab, codec.vocab_size)
+        self._sampler: Sampler | None = None
+        if spec.sampling.temperature:
+            device, tile_rows = tree_model.decoder.device, tree_model.decoder.tile_rows
+            self._sampler = Sampler(self._num_tokens, device, (), tile_rows)
+        self._pair: list[int] = []
+        self._most_behind = 0  # tokens that a suffix may take
+        if spec.suffix is not None:
+            self._pair = [token_id(token, model) for token in (spec.bad, spec.good)]
+            self._most_behind = len(codec.encode(spec.suffix))
 
     @torch.inference_mode()
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
         """A score per step.
 
-        None for an empty step, one beyond the judge's context, and for a critique that is cut off
-        or states no score in range; the last is counted as "judge_unparsed" in `node.usage`.
+        None for an empty step, one beyond the judge's context, and where no critique has a score:
+        without a suffix one that is cut off or states none in range, counted as "judge_unparsed" in
+        `node.usage`.
 
         Raises:
             CapacityError: if the verifier's KV budget cannot hold one prompt and its critique.
         """
-        rows: list[_Critique] = []
-        for node in nodes:
-            steps = [text for step in node.reply() if (text := _stripped(step))]
-            judged = steps and node.ended if self.spec.scores == "ended_paths" else _stripped(node)
-            if not judged:
-                continue
-            prompt = self._codec.encode(self._prompt(node.root.problem_text, self._written(steps)))
-            room = self.tree_model.decoder.shape.context - len(prompt)
-            if room > 0:
-                rows.append(_Critique(node, prompt, min(self.spec.max_tokens, room)))
+        rows = [row for node in nodes for row in self._rows(node)]
+        scores: dict[Node, list[float]] = {node: [] for node in nodes}
         for batch in self._batches(rows):
             self._write_all(batch)
-        scores = {row.node: self._read(row) for row in rows}
-        return [scores.get(node) for node in nodes]
+            for row in batch:
+                score = self._read(row)
+                scores[row.node] += [] if score is None else [score]
+        return [sum(found) / len(found) if (found := scores[node]) else None for node in nodes]
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Nothing is kept on the nodes."""
 
-    def _written(self, steps: Sequence[str]) -> str:
-        before, _, after = self.spec.step.partition("{step}")
-        return "".join(
-            before.replace("{number}", str(number)) + text + after.replace("{number}", str(number))
-            for number, text in enumerate(steps, start=1)
-        )
+    def _rows(self, node: Node) -> list[_Critique]:
+        """The critiques to be written about a step; none where there is no room for one."""
+        path = [(step, text) for step in node.reply() if (text := self._stripped(step))]
+        ended_only = self.spec.scores == "ended_paths"
+        if not (path and node.ended if ended_only else self._stripped(node)):
+            return []
+        said = [step.notes.get(_NOTE, "") for step, _ in path[:-1]]
+        asked = self._prompt(node.root.problem_text, [text for _, text in path], said)
+        prompt = self._codec.encode(asked)
+        room = self.tree_model.decoder.shape.context - len(prompt) - self._most_behind
+        stops = tuple(s.replace("{next}", str(len(path) + 1)) for s in self.spec.stops)
+        limit = min(self.spec.max_tokens, room)
+        samples = range(self.spec.samples if room > 0 else 0)
+        return [_Critique(node, asked, prompt, stops, limit, len(path), each) for each in samples]
 
-    def _prompt(self, problem: str, steps: str) -> str:
+    def _stripped(self, node: Node) -> str:
+        """A step's text without what only delimits it, or is to be left out."""
+        text = node.step_text
+        if self.spec.drop:
+            text = re.sub(self.spec.drop, "", text).lstrip()
+        return text.lstrip("\n").rstrip()
+
+    def _prompt(self, problem: str, texts: Sequence[str], said: Sequence[str]) -> str:
+        """The conversation up to the critique. said: about the steps before, if those are turns."""
         before, _, rest = self.spec.prompt.partition("{problem}")
         between, _, after = rest.partition("{steps}")
-        turn = {"role": "user", "content": f"{before}{problem}{between}{steps}{after}"}
-        return self._render([turn], add_generation_prompt=True)
+        step, numbered = self.spec.step, enumerate(texts, start=1)
+        steps = [step.replace("{number}", str(n)).replace("{step}", text) for n, text in numbered]
+        first = 1 if self.spec.turns == "each_step" else len(steps)
+        asked = f"{before}{problem}{between}{''.join(steps[:first])}{after}"
+        turns = [{"role": "user", "content": asked}]
+        for critique, asked in zip(said, steps[first:], strict=False):
+            turns.append({"role": "assistant", "content": critique})
+            turns.append({"role": "user", "content": asked})
+        opening = self.spec.opening.replace("{number}", str(len(steps)))
+        return self._render(turns, add_generation_prompt=True) + opening
 
     def _render(self, turns: list[dict[str, str]], *, add_generation_prompt: bool = False) -> str:
         if self.spec.system is not None:
@@ -129,14 +166,41 @@ class JudgeVerifier:
         return self._codec.chat(turns, where, add_generation_prompt=add_generation_prompt)
 
     def _read(self, row: _Critique) -> float | None:
-        text = self._codec.decode(row.token_ids).strip()
-        score = self.spec.read_score(text) if row.ended else None
-        row.node.notes[_NOTE] = text
-        row.node.usage["verifier_prefilled"] += len(row.prompt)
-        row.node.usage["verifier_generated"] += len(row.token_ids)
-        if score is None:
-            row.node.usage["judge_unparsed"] += 1
+        """A critique's score; what the judge said, with what was put into its mouth, is noted."""
+        text, score, usage = self._codec.decode(row.token_ids), None, row.node.usage
+        ends = [at for stop in row.stops if (at := text.find(stop)) >= 0]
+        text = text[: min(ends, default=len(text))]
+        usage["verifier_prefilled"] += len(row.prompt)
+        usage["verifier_generated"] += len(row.token_ids)
+        if self.spec.suffix is not None:
+            score = self._weigh(row, row.asked + text + self.spec.suffix)
+            word = self._codec.decode_raw([self._pair[(score or 0.0) >= 0.5]])
+            opening = self.spec.opening.replace("{number}", str(row.number))
+            text = f"{opening}{text}{self.spec.suffix}{word}{self.spec.closing}"
+        else:
+            text = text.strip()
+            score = self.spec.read_score(text) if row.ended else None
+        row.node.notes[f"{_NOTE} {row.sample + 1}" if row.sample else _NOTE] = text
+        usage["judge_unparsed"] += score is None
         return score
+
+    def _weigh(self, row: _Critique, text: str) -> float | None:
+        """How likely the good token is against the bad one behind a text, which is read anew.
+
+        So its tokens are those of the whole, as published: a suffix may merge with what it follows.
+        """
+        token_ids = self._codec.encode(text)
+        if len(token_ids) > self.tree_model.decoder.shape.context:
+            return None
+        row.node.usage["verifier_prefilled"] += len(token_ids)
+        segment = self.tree_model.store.create()
+        try:
+            request = PrefillRequest((), segment, token_ids, 0, read=(len(token_ids) - 1,))
+            (hidden,) = self.tree_model.prefill([request])
+        finally:
+            self.tree_model.store.free(segment)
+        logits = self.tree_model.decoder.logits(hidden)[0, self._pair]
+        return float(logits.softmax(-1)[1])
 
     # --- critiques ---------------------------------------------------------------------------
 
@@ -208,9 +272,18 @@ class JudgeVerifier:
         present: list[_Critique | None] = [*rows, *([None] * spare)]  # None pads the batch
         starts = [len(row.prompt) for row in [*rows, *([rows[0]] * spare)]]
         positions = torch.tensor(starts, device=decoder.device)
+        streams = [
+            lineage_key(self.spec.seed, row.node.lineage, f"critique {row.sample}")
+            for row in [*rows, *([rows[0]] * spare)]
+        ]
+        keys = stack_keys(streams, decoder.device)
         while True:
-            likeliest = decoder.logits(hidden)[:, : self._num_tokens].max(-1)
+            logits = decoder.logits(hidden)[:, : self._num_tokens]
+            likeliest = logits.max(-1)
             tokens = likeliest.indices
+            if self._sampler is not None:
+                how = RowSampling.of([self.spec.sampling] * len(present), decoder.device)
+                tokens, _ = self._sampler.sample(logits, keys, positions, how)
             going = self._append(present, tokens.tolist(), likeliest.values.tolist(), session)
             if not going:
                 return
@@ -219,10 +292,16 @@ class JudgeVerifier:
                 spare = session.num_rows - len(going)
                 present = [*(present[i] for i in going), *([None] * spare)]
                 index = torch.tensor([*going, *[going[0]] * spare], device=decoder.device)
-                tokens, positions = tokens[index], positions[index]
+                tokens, positions, keys = tokens[index], positions[index], keys[index]
             hidden = session.forward(tokens, positions)
             # Rows that have stopped stay inside the context; what they decode is dropped.
             positions.add_(1).clamp_(max=decoder.shape.context - 1)
+
+    def _says_stop(self, row: _Critique) -> bool:
+        """True if the newest tokens hold a stop; each adds a byte at least."""
+        most = max((len(stop.encode()) for stop in row.stops), default=0)
+        text = self._codec.decode(row.token_ids[-most:]) if most else ""
+        return any(stop in text for stop in row.stops)
 
     def _append(
         self,
@@ -248,13 +327,8 @@ class JudgeVerifier:
                 place = f"problem {row.node.problem_id}, step {row.node.depth}"
                 raise NotFiniteError(f"verifier {self.name}: NaN or infinite logits at {place}")
             row.token_ids.append(token)
-            row.ended = token in self.end_ids
+            row.ended = token in self.end_ids or self._says_stop(row)
             (done if row.stopped else going).append(index)
         if done:
             session.drop(done)
         return going
-
-
-def _stripped(node: Node) -> str:
-    """A step's text without what only delimits it."""
-    return node.step_text.lstrip("\n").rstrip()

@@ -40,10 +40,7 @@ ValueHead = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 From hidden states [tokens, hidden] of one step's encoding, in order, their token ids [tokens],
 and indices of the tokens to read. A head that looks back reads hidden[at - 1].
 """
-_DAMAGED = (
-    SafetensorError, UnpicklingError, OSError, ValueError, RuntimeError, EOFError, TypeError,
-    AttributeError,
-)  # fmt: skip
+_BROKEN = (SafetensorError, UnpicklingError, OSError, EOFError, ValueError, RuntimeError)
 _ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "softmax": lambda values: values.softmax(-1)[:, 1],  # of [tokens, 2], the second column
     "sigmoid": lambda values: values[:, 0].sigmoid(),
@@ -167,7 +164,7 @@ def make_head(spec: VerifierSpec, model: LoadedModel) -> ValueHead:
     """
     decoder, activate, kind = model.decoder, _ACTIVATE[spec.activation], spec.head.kind
     if kind == "logit_pair":
-        pair = [_token_id(token, model) for token in (spec.head.bad, spec.head.good)]
+        pair = [token_id(token, model) for token in (spec.head.bad, spec.head.good)]
         return lambda hidden, token_ids, at: activate(decoder.logits(hidden[at])[:, pair])
     layers = [] if kind == "token_logprob" else _read_layers(spec, model)
     looks_back = kind in ("token_logprob", "token_mlp")
@@ -200,7 +197,7 @@ def make_head(spec: VerifierSpec, model: LoadedModel) -> ValueHead:
     return values
 
 
-def _token_id(token: str | int | None, model: LoadedModel) -> int:
+def token_id(token: str | int | None, model: LoadedModel) -> int:
     """The id of a token that is given by text or id."""
     vocab, where = model.decoder.shape.vocab, f"verifier {model.folder}"
     if type(token) is int:
@@ -216,8 +213,10 @@ def _token_id(token: str | int | None, model: LoadedModel) -> int:
 def _head_file(file: Path) -> dict[str, torch.Tensor]:
     """Tensors by name; one bare layer (`.pt`) is `layers.0`."""
     if file.suffix == ".safetensors":
-        return load_file(file)
+        return dict(load_file(file))
     stored = torch.load(file, map_location="cpu", weights_only=True)
+    if not isinstance(stored, dict):
+        raise ValueError(f"a {type(stored).__name__}, not tensors by name")
     tensors = {name: t for name, t in stored.items() if isinstance(t, torch.Tensor)}
     return {name if "." in name else f"layers.0.{name}": t for name, t in tensors.items()}
 
@@ -230,7 +229,7 @@ def _read_layers(spec: VerifierSpec, model: LoadedModel) -> list[Linear]:
     else:
         try:
             stored = _head_file(folder / head.file)
-        except _DAMAGED as error:
+        except _BROKEN as error:
             line = " ".join(str(error).split())
             raise InputError(f"{where}: cannot be read ({line})") from error
     dtype, device = model.decoder.dtype, model.decoder.device

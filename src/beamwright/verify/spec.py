@@ -1,8 +1,8 @@
 """Verifiers as data: template, where to read, head, activation, and whose checkpoints they are.
 
 Adding a reward model needs no code: a checkpoint folder says what it is in `verifier.yaml`, or it
-is recognised as one of the families, a file each in `families/`. What a judge is asked is a
-`judge.yaml`.
+is recognised as one of the families, a file each in `families/` (`family.py`). What a judge is
+asked is a `judge.yaml`, or one of the families, too.
 
 ```yaml
 name: my-prm
@@ -18,34 +18,28 @@ combine: last                 # tokens of one step to the step's score
 aggregate: min                # steps of a path to the path's score
 ```
 
-`family: NAME` in that file starts from that family and changes what it names. Knows config.json,
-names of tensors and of tokens; no weights.
+`family: NAME` in that file starts from that family and changes what it names.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from fnmatch import fnmatchcase
 from pathlib import Path, PureWindowsPath
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from beamwright.errors import InputError
-from beamwright.io import read_object, read_yaml
-from beamwright.sections import Section
+from beamwright.io import read_yaml
+from beamwright.sections import SamplingSettings, Section
 
-SPEC_FILE, JUDGE_FILE = "verifier.yaml", "judge.yaml"
-_PACKAGED_JUDGE = Path(__file__).parent / JUDGE_FILE
+JUDGE_FILE = "judge.yaml"
+PACKAGED_JUDGE = Path(__file__).parent / JUDGE_FILE
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 _EMPHASIS = re.compile(r"[*`$]+")
 STACKS = ("linear", "two_layer", "token_mlp")
-_FAMILIES = Path(__file__).parent / "families"
-_TOKEN_FILES = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json")
 _PLACEHOLDER = re.compile(r"(?<![\\\w{])\{\s*([A-Za-z_]\w*)\s*\}(?!\})")
 
 _S = TypeVar("_S", bound=Section)
@@ -181,6 +175,11 @@ class VerifierSpec(Section):
     aggregate: Reduction = "last"
 
     @property
+    def reads_logits(self) -> bool:
+        """True if it needs the LM head."""
+        return self.head.reads_logits
+
+    @property
     def gives_probabilities(self) -> bool:
         """True if a score lies between 0 and 1 whatever the head's weights are."""
         of_a_token = self.head.kind == "token_logprob" and self.activation == "exp"
@@ -236,134 +235,43 @@ def validated(kind: type[_S], written: dict[str, Any], where: str) -> _S:
         raise InputError(f"verifier {where}: {place}: {first['msg']}") from error
 
 
-# --- families --------------------------------------------------------------------------------
-
-
-class Detect(Section):
-    """What tells a family's checkpoints; all that is given must hold.
-
-    tensors: names in the weight files. architectures: patterns for config.json's. token: is in the
-    tokenizer's files. name: regular expression for the folder's or the hub's name.
-    """
-
-    tensors: tuple[str, ...] = ()
-    architectures: tuple[str, ...] = ()
-    token: str | None = None
-    name: str | None = None
-
-    def matches(self, folder: Path) -> bool:
-        """True if the checkpoint in this folder looks so."""
-        config: dict[str, Any] = {}
-        with suppress(InputError):  # what is wrong with it is said when the model is loaded
-            config = read_object(folder / "config.json")
-        if self.name is not None:
-            # The hub's cache, whose folders are named by commit: models--ORG--NAME/snapshots/...
-            hub = folder.parent.parent.name
-            names = [folder.name, hub if hub.startswith("models--") else ""]
-            text = " ".join([*names, str(config.get("_name_or_path", ""))])
-            if not re.search(self.name, text, re.IGNORECASE):
-                return False
-        if self.architectures:
-            named = map(str, config.get("architectures") or ())
-            if not any(fnmatchcase(n, wanted) for n in named for wanted in self.architectures):
-                return False
-        if self.token is not None:
-            files = [file for name in _TOKEN_FILES if (file := folder / name).is_file()]
-            texts = (file.read_text("utf-8", errors="replace") for file in files)
-            if not any(json.dumps(self.token) in text for text in texts):
-                return False
-        if not self.tensors:
-            return True
-        from beamwright.models.weights import tensor_names  # noqa: PLC0415 (slow import)
-
-        return set(self.tensors) <= tensor_names(folder)
-
-
-class VerifierFamily(Section):
-    """A row. written: its spec as a mapping, for `family: NAME` in a user's file."""
-
-    spec: VerifierSpec
-    about: str
-    detect: Detect | None
-    written: dict[str, Any]
-
-
-def families(folder: Path = _FAMILIES) -> dict[str, VerifierFamily]:
-    """All rows by name.
-
-    Raises:
-        InputError: if a row is not valid.
-    """
-    rows: dict[str, VerifierFamily] = {}
-    for file in sorted(folder.glob("*.yaml")):
-        written = read_mapping(file)
-        about, detect = str(written.pop("about", "")), written.pop("detect", None)
-        spec = validated(VerifierSpec, written, str(file))
-        looks = None if detect is None else validated(Detect, detect, f"{file}: detect")
-        rows[spec.name] = VerifierFamily(spec=spec, about=about, detect=looks, written=written)
-    return rows
-
-
-def family(name: str) -> VerifierFamily:
-    """The row of that name.
-
-    Raises:
-        InputError: if there is none.
-    """
-    rows = families()
-    if name not in rows:
-        raise InputError(f"verifier family {name!r} is not known; there are {', '.join(rows)}")
-    return rows[name]
-
-
-def load_spec(folder: Path) -> VerifierSpec:
-    """The spec of a checkpoint folder: its `verifier.yaml`, or the family it is recognised as.
-
-    Raises:
-        InputError: if there is neither, or the file is not valid.
-    """
-    file = folder / SPEC_FILE
-    if file.is_file():
-        written = read_mapping(file)
-        if "family" in written:
-            name = written.pop("family")
-            if not isinstance(name, str):
-                raise InputError(f"verifier {file}: family: a name is expected")
-            base = {**family(name).written, "name": f"{name}, changed"}
-            for key, value in written.items():  # mappings are merged key by key, others replaced
-                old = base.get(key)
-                if isinstance(old, dict) and isinstance(value, dict):
-                    base[key] = {**old, **value}
-                else:
-                    base[key] = value
-            written = base
-        return validated(VerifierSpec, written, str(file))
-    rows = families()
-    matches = [row.spec for row in rows.values() if row.detect and row.detect.matches(folder)]
-    if len(matches) == 1:
-        return matches[0]
-    several = " and ".join(spec.name for spec in matches)
-    raise InputError(
-        f"verifier {folder}: no {SPEC_FILE} says how its scores are read, and it is recognised as "
-        f"{several or 'no known family'}; name one: --verifier family:NAME:{folder} "
-        f"(NAME: {', '.join(rows)})"
-    )
-
-
 # --- judges ----------------------------------------------------------------------------------
 
 
 class JudgeSpec(Section):
     """One way to ask a judge; a `judge.yaml` in the model's folder changes what it names.
 
+    drop: regular expression; what it finds in a step is left out. turns: "each_step" makes every
+    step a user's turn, the first after the problem, which the judge has answered. opening: begins
+    the judge's turn; {number} is the step's. stops: a critique ends before the first of them;
+    {next} numbers a step that is not there.
+    suffix: follows the critique, a cut off one, too; the score is then the probability of token
+    `good` against `bad`. None: the score is what `pattern` finds. closing: behind the likelier of
+    both in a judge's earlier turns.
+    samples: critiques of a step, whose mean counts. sampling: how they are drawn, from streams
+    keyed by `seed`, the step's lineage, and their number.
     scores: "ended_paths" leaves every step but a path's last one unjudged.
     """
 
+    reads_logits: ClassVar[bool] = True
+
+    name: str = "judge"
     system: str | None = None
     prompt: str
     step: str
+    drop: str = ""
+    turns: Literal["one", "each_step"] = "one"
+    opening: str = ""
+    stops: tuple[str, ...] = ()
     pattern: str
     out_of: float = Field(gt=0, allow_inf_nan=False)
+    suffix: str | None = None
+    good: str | int | None = None
+    bad: str | int | None = None
+    closing: str = ""
+    samples: int = Field(1, ge=1)
+    sampling: SamplingSettings = SamplingSettings(temperature=0.0)
+    seed: int = 0
     max_tokens: int = Field(ge=1)
     scores: Literal["every_step", "ended_paths"]
     aggregate: Reduction
@@ -384,16 +292,31 @@ class JudgeSpec(Section):
         check_placeholders("step", step, ("step", "number"))
         return step
 
-    @field_validator("pattern")
+    @field_validator("pattern", "drop")
     @classmethod
-    def _has_one_group(cls, pattern: str) -> str:
+    def _is_an_expression(cls, pattern: str, field: ValidationInfo) -> str:
         try:
             groups = re.compile(pattern).groups
         except re.error as error:
             raise ValueError(f"not a regular expression ({error})") from error
-        if groups != 1:
+        if field.field_name == "pattern" and groups != 1:
             raise ValueError(f"it has {groups} groups, and the score is one")
         return pattern
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> JudgeSpec:
+        check_placeholders("opening", self.opening, ("number",))
+        for stop in self.stops:
+            check_placeholders("stops", stop, ("next",))
+        if "" in self.stops:
+            raise ValueError("stops: an empty text would end every critique")
+        if self.suffix is not None and (self.good is None or self.bad is None):
+            raise ValueError("a suffix needs 'good' and 'bad', the tokens that may follow it")
+        if self.turns == "each_step" and self.suffix is None:
+            raise ValueError("turns: each_step needs a suffix, which ends the judge's turns")
+        if self.samples > 1 and not self.sampling.temperature:
+            raise ValueError("samples: at temperature 0 all would be the same")
+        return self
 
     def read_score(self, critique: str) -> float | None:
         """The last score in a text, in [0, 1]; None where there is none, or it is out of range."""
@@ -412,5 +335,5 @@ def load_judge(folder: Path) -> JudgeSpec:
         InputError: if it is not valid.
     """
     file = folder / JUDGE_FILE
-    written = read_mapping(_PACKAGED_JUDGE) | (read_mapping(file) if file.is_file() else {})
+    written = read_mapping(PACKAGED_JUDGE) | (read_mapping(file) if file.is_file() else {})
     return validated(JudgeSpec, written, str(file))

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from beamwright.verify.spec import load_spec
+from beamwright.verify.family import load_spec
+from beamwright.verify.spec import VerifierSpec
 from beamwright_lab.peers.adapters.transformers_loops import load_model
 
 _BATCH_TOKENS = 8192
@@ -29,6 +30,8 @@ class ReencodingPrm:
 
     def __init__(self, folder: Path) -> None:
         spec = load_spec(folder)
+        if not isinstance(spec, VerifierSpec):
+            raise SystemExit(f"{folder}: this peer reads no judges")
         kind = (spec.head.kind, spec.read, spec.activation, spec.combine, spec.aggregate)
         if kind != _EVERY_TOKEN:
             raise SystemExit(f"{folder}: this peer reads no {kind} verifier")
