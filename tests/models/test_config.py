@@ -29,7 +29,7 @@ def inspect(tmp_path):
 
 MOE = {"model_type": "mixtral", **TINY, "intermediate_size": 32, "num_local_experts": 2}
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 4}
-GPTQ = {"quant_method": "gptq", "bits": 4}
+HQQ = {"quant_method": "hqq"}
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ GPTQ = {"quant_method": "gptq", "bits": 4}
         (GPT2, "'gpt2' is not supported"),
         ({"model_type": "never-heard-of", **TINY}, "never-heard-of"),
         (
-            {"model_type": "llama", **TINY, "quantization_config": GPTQ},
-            r"not supported \(gptq\): take the original checkpoint with --weights int4",
+            {"model_type": "llama", **TINY, "quantization_config": HQQ},
+            r"by hqq are not read .*: take the original checkpoint with --weights int4",
         ),
         (
             {
@@ -80,7 +80,7 @@ def test_what_the_decoder_cannot_do_is_one_line_that_lists_what_it_can(
         inspect(config)
     message = str(caught.value)
     assert "\n" not in message
-    for supported in ("supported: opt, llama, mistral, qwen2, qwen3", "llama3", "unquantised"):
+    for supported in ("supported: opt, llama, mistral, qwen2, qwen3", "llama3"):
         assert supported in message
     way = "--model vllm:PATH or --model openai:URL#NAME"
     if "config cannot be read" not in message:

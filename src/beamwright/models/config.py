@@ -19,8 +19,8 @@ from typing import Any
 
 from beamwright.errors import InputError, UnavailableError, UnsupportedModelError
 from beamwright.io import read_object
-from beamwright.models.formats import GGUF
-from beamwright.models.formats.described import kept_sizes, read_config, shards
+from beamwright.models.formats.described import packed_sizes, read_config, shards
+from beamwright.models.formats.methods import GGUF, check_method, quantisation
 from beamwright.models.shape import (
     FAMILIES,
     NAMED_SHAPES,
@@ -54,7 +54,7 @@ _LONGEST_LINE = 200
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _SUPPORTED = (
     f"supported: {', '.join(FAMILIES)} with dense layers, full or sliding attention, "
-    f"rope types {', '.join(_ROPE_TYPES)}, unquantised weights"
+    f"rope types {', '.join(_ROPE_TYPES)}"
 )
 _ELSEWHERE = (
     "--model vllm:PATH or --model openai:URL#NAME (a server that runs it) takes it today, with "
@@ -264,7 +264,8 @@ def read_shape(folder: Path, max_context: int | None, role: str = "generator") -
             line = line_of(error)
             raise UnsupportedModelError(f"config cannot be read ({line}); {_SUPPORTED}") from error
         shape = _shape_of(config, max_context)
-        return replace(shape, packed=kept_sizes(folder)) if is_gguf else shape
+        sizes = shape.layers, shape.projections
+        return replace(shape, packed=packed_sizes(folder, written, *sizes))
     except NotBuiltError as error:
         way = f"; {_ELSEWHERE}" if role == "generator" else ""
         raise UnsupportedModelError(f"model {folder}: {error}{way}") from error
@@ -349,10 +350,10 @@ def _groups(
 
 
 def _check_kind(values: Mapping[str, Any]) -> None:
-    """An architecture that the decoder has, with weights as they were trained.
+    """An architecture that the decoder has, with weights that are read.
 
     Raises:
-        NotBuiltError: if it is another one, or the weights are quantised.
+        NotBuiltError: if it is another one, or they are quantised by another method.
     """
     kind = values.get("model_type")
     if kind not in FAMILIES:
@@ -361,14 +362,14 @@ def _check_kind(values: Mapping[str, Any]) -> None:
             f"architecture {kind!r:.80} is not supported{code if values.get('auto_map') else ''}; "
             f"{_SUPPORTED}"
         )
-    quantised = values.get("quantization_config") or values.get("compression_config")
-    if quantised:
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else None
-        raise NotBuiltError(
-            f"quantised weights are not supported ({method or 'of an unknown kind'!s:.20}): take "
-            "the original checkpoint with --weights int4, a verifier's with --verifier-weights "
-            f"int4; {_SUPPORTED}"
-        )
+    if (quantised := quantisation(values)) is not None:
+        try:
+            check_method(quantised)
+        except UnsupportedModelError as error:
+            raise NotBuiltError(
+                f"{error}: take the original checkpoint with --weights int4, a verifier's with "
+                f"--verifier-weights int4; {_SUPPORTED}"
+            ) from error
 
 
 def _check_counts(values: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from beamwright.errors import InputError
 from beamwright.io import read_object
 from beamwright.models.config import BUNDLED, line_of, read_eos_ids
-from beamwright.models.formats import GGUF
+from beamwright.models.formats.methods import GGUF
 from beamwright.models.template import (
     WriteChat,
     check_template,

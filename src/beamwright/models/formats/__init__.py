@@ -6,15 +6,17 @@ Imports neither torch nor a format before one is opened.
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+from beamwright.io import read_object
+from beamwright.models.formats.methods import GGUF, METHODS, check_method, quantisation
 
 if TYPE_CHECKING:
     import torch
 
     from beamwright.models.linear import GroupedLinear
-
-GGUF = ".gguf"
 
 
 class StoredWeights(Protocol):
@@ -55,4 +57,12 @@ def open_checkpoint(place: Path) -> StoredWeights:
         return GgufWeights(place)
     from beamwright.models.formats.plain import PlainFiles  # noqa: PLC0415 - torch
 
-    return PlainFiles(place)
+    files, config = PlainFiles(place), place / "config.json"
+    quantised = quantisation(read_object(config)) if config.is_file() else None
+    if quantised is None:
+        return files
+    method = check_method(quantised)
+    from beamwright.models.formats.quantised import QuantisedFiles  # noqa: PLC0415 - torch
+
+    form = import_module(f"{__name__}.{METHODS[method]}").FORM
+    return QuantisedFiles(files, form, quantised)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from beamwright.errors import InputError, UnsupportedModelError
 from beamwright.models.formats.header import KEPT, GgufHeader, read_header
+from beamwright.models.formats.methods import GGUF, quantisation
 
 _MODELS = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3",
@@ -169,8 +170,39 @@ def _differs(found: float, expected: float) -> bool:
     return not math.isclose(found, expected, rel_tol=1e-3)
 
 
-def kept_sizes(file: Path) -> tuple[int, int]:
-    """Of the layers' projections: bytes of those that stay in blocks, values of the others."""
+def packed_sizes(
+    place: Path, config: Mapping[str, Any], layers: int, projections: Iterable[tuple[int, int]]
+) -> tuple[int, int] | None:
+    """Of all layers' projections: bytes of those that stay quantised, values of the others.
+
+    config: of the folder or file `place`. projections: [rows, columns] of one layer's.
+    """
+    if place.suffix == GGUF:
+        return _kept_sizes(place)
+    if (form := _bits_and_group(quantisation(config) or {})) is None:
+        return None
+    bits, group = form
+    sizes = ((rows, columns, group if group > 0 else columns) for rows, columns in projections)
+    whole = sum(rows * columns // each * (each * bits // 8 + bits) for rows, columns, each in sizes)
+    return layers * whole, 0
+
+
+def _bits_and_group(quantised: Mapping[str, Any]) -> tuple[int, int] | None:
+    """How projections stay in memory: 4 or 8 bits a code, columns of a group (-1: all)."""
+    groups = quantised.get("config_groups")
+    if isinstance(groups, dict) and groups:
+        quantised = {**next(iter(groups.values()))["weights"], "desc_act": False}
+        if quantised.get("type") != "int":
+            return None
+    elif quantised.get("load_in_8bit"):
+        return 8, -1
+    elif quantised.get("quant_method") not in ("awq", "gptq") or quantised.get("desc_act"):
+        return None
+    bits, group = quantised.get("bits", quantised.get("num_bits")), quantised.get("group_size")
+    return (4 if int(bits or 8) <= 4 else 8), int(group or -1)
+
+
+def _kept_sizes(file: Path) -> tuple[int, int]:
     packed = plain = 0
     for shard in shards(file):
         for name, place in read_header(shard).tensors.items():

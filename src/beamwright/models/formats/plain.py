@@ -16,11 +16,10 @@ from safetensors import SafetensorError, safe_open
 
 from beamwright.errors import InputError
 from beamwright.io import read_regular
-from beamwright.models.decoder import Linear
 
-_DAMAGED = (
+DAMAGED = (
     SafetensorError, pickle.UnpicklingError, OSError, RuntimeError, EOFError, ValueError, TypeError,
-    AttributeError,
+    AttributeError, LookupError, OverflowError,
 )  # fmt: skip
 
 
@@ -58,7 +57,7 @@ class PlainFiles:
             if not isinstance(tensors, dict):
                 raise ValueError(f"a {type(tensors).__name__}, not tensors by name")
             return {name: t for name, t in tensors.items() if isinstance(t, torch.Tensor)}
-        except _DAMAGED as error:
+        except DAMAGED as error:
             line = " ".join(str(error).split())[:200]
             raise InputError(f"model file {path}: cannot be read ({line})") from error
 
@@ -75,7 +74,7 @@ class PlainFiles:
         """Of all tensors."""
         return list(self._where)
 
-    def linear(self, name: str) -> Linear | None:
+    def linear(self, name: str) -> None:
         """None: values are plain here."""
 
 

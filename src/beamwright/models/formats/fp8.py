@@ -1,0 +1,36 @@
+"""Weights of 8-bit floats with a scale per tensor, row or block, as several methods store them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from beamwright.models.formats.quantised import Form, Part, need
+
+
+def scaled(weight: torch.Tensor, scale: torch.Tensor, block: list[int] | None) -> torch.Tensor:
+    """Values in float32. scale: of one number, [out, 1], or of blocks [rows, columns].
+
+    Raises:
+        ValueError: if the scales do not cover the weight.
+    """
+    scale = scale.float()
+    if scale.numel() == 1:
+        return weight.float() * scale.flatten()
+    of_rows = tuple(scale.shape) == (len(weight), 1)
+    rows, columns = (1, weight.shape[1]) if of_rows else block or (1, 1)
+    if tuple(scale.shape) != (-(-weight.shape[0] // rows), -(-weight.shape[1] // columns)):
+        raise ValueError(f"scales {tuple(scale.shape)} of a weight {tuple(weight.shape)}")
+    wide = scale.repeat_interleave(rows, 0)[: len(weight)]
+    return wide.repeat_interleave(columns, 1)[:, : weight.shape[1]].mul_(weight.float())
+
+
+def _read(part: Part, config: Mapping[str, Any]) -> torch.Tensor:
+    scale = part(".weight_scale_inv")
+    scale = need(part, ".weight_scale") if scale is None else scale
+    return scaled(need(part, ".weight"), scale, config.get("weight_block_size"))
+
+
+FORM = Form((".weight",), (".weight_scale_inv", ".weight_scale", ".input_scale"), _read)

@@ -1,0 +1,123 @@
+"""Folders with `quantization_config`: what a projection's several tensors say, as one weight.
+
+A method declares a `Form` in a module of its own. Which projections are left plain (`ignore`,
+`modules_to_not_convert`, `dynamic`) is seen from their tensors: they have a plain weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from beamwright.errors import InputError
+from beamwright.models.formats.plain import DAMAGED, PlainFiles
+from beamwright.models.linear import GroupedLinear
+
+Part = Callable[[str], torch.Tensor | None]
+"""A tensor of one projection, by the ending of its name."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Codes uint8 [out, in] of so many bits; scale and low [out, groups], in float32."""
+
+    bits: int
+    codes: torch.Tensor
+    scale: torch.Tensor
+    low: torch.Tensor
+
+    def values(self) -> torch.Tensor:
+        """[out, in] in float32."""
+        grouped = self.codes.unflatten(1, (self.scale.shape[1], -1)).float()
+        return torch.addcmul(self.low[..., None], grouped, self.scale[..., None]).flatten(1)
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a method stores a weight.
+
+    main: the ending of the tensor that stands for `weight`, or more of them; beside: endings of
+    those that belong to it. read: the weight in groups, or its values, of its parts and the
+    `quantization_config`. weight: the ending that it has without quantisation.
+    """
+
+    main: tuple[str, ...]
+    beside: tuple[str, ...]
+    read: Callable[[Part, Mapping[str, Any]], Groups | torch.Tensor]
+    weight: str = ".weight"
+
+
+class QuantisedFiles:
+    """The tensors of a quantised checkpoint, as one that is not has them."""
+
+    def __init__(self, files: PlainFiles, form: Form, config: Mapping[str, Any]) -> None:
+        self._files, self._form, self._config = files, form, config
+        self._stored = frozenset(files.names())
+
+    def names(self) -> list[str]:
+        """Those that belong to another are left out."""
+        kept = (name for name in self._stored if not name.endswith(self._form.beside))
+        return sorted({self._plain_name(name) for name in kept})
+
+    def tensor(self, name: str) -> torch.Tensor | None:
+        """In float32 where it is quantised."""
+        found = self._read(name)
+        return found.values() if isinstance(found, Groups) else found
+
+    def linear(self, name: str) -> GroupedLinear | None:
+        """None where no groups of columns have a scale."""
+        found = self._read(f"{name}.weight") if self._main(f"{name}.weight") else None
+        if not isinstance(found, Groups):
+            return None
+        parts = found.codes, found.scale, found.low
+        return GroupedLinear.of(4 if found.bits <= 4 else 8, *parts)
+
+    def _plain_name(self, name: str) -> str:
+        for ending in self._form.main:
+            if name.endswith(ending):
+                return name.removesuffix(ending) + self._form.weight
+        return name
+
+    def _main(self, name: str) -> str | None:
+        """The stem of a weight that is quantised: other tensors of its name stand beside it."""
+        stem, both = name.removesuffix(self._form.weight), (self._form.main, self._form.beside)
+        quantised = all(any(stem + ending in self._stored for ending in each) for each in both)
+        return stem if quantised and name.endswith(self._form.weight) else None
+
+    def _read(self, name: str) -> Groups | torch.Tensor | None:
+        stem = self._main(name)
+        if stem is None:
+            return self._files.tensor(name)
+        try:
+            found = self._form.read(lambda ending: self._files.tensor(stem + ending), self._config)
+        except DAMAGED as error:
+            line = " ".join(str(error).split())[:200]
+            raise InputError(
+                f"model {self._files.folder}: {name} cannot be read ({line})"
+            ) from error
+        return found
+
+
+def need(part: Part, ending: str) -> torch.Tensor:
+    """A tensor that has to be there. Raises ValueError."""
+    found = part(ending)
+    if found is None:
+        raise ValueError(f"there is no {ending.removeprefix('.')}")
+    return found
+
+
+def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes uint8 [..., count * 32 / bits] of int32 [..., count], the lowest bits first."""
+    if not 2 <= bits <= 8:
+        raise ValueError(f"{bits} bits")
+    packed = words.to(torch.int32).contiguous().view(torch.uint8)
+    if 8 % bits == 0:
+        parts = [packed >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)]
+        return torch.stack(parts, dim=-1).flatten(-2)
+    singles = (packed[..., None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten(-2)
+    weights = torch.tensor([1 << bit for bit in range(bits)], dtype=torch.uint8)
+    codes: torch.Tensor = (singles.unflatten(-1, (-1, bits)) * weights).sum(-1, dtype=torch.uint8)
+    return codes
