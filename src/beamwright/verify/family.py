@@ -15,13 +15,7 @@ from typing import Any, TypeAlias
 from beamwright.errors import InputError
 from beamwright.io import read_object
 from beamwright.sections import Section
-from beamwright.verify.spec import (
-    PACKAGED_JUDGE,
-    JudgeSpec,
-    VerifierSpec,
-    read_mapping,
-    validated,
-)
+from beamwright.verify.spec import PACKAGED_JUDGE, JudgeSpec, VerifierSpec, read_mapping, validated
 
 SPEC_FILE = "verifier.yaml"
 AnySpec: TypeAlias = VerifierSpec | JudgeSpec
@@ -78,6 +72,13 @@ class VerifierFamily(Section):
     written: dict[str, Any]
 
 
+def _validated(written: dict[str, Any], where: str) -> AnySpec:
+    """A declaration; one with a `prompt` is a judge's, over the packaged one."""
+    if "prompt" in written:
+        return validated(JudgeSpec, read_mapping(PACKAGED_JUDGE) | written, where)
+    return validated(VerifierSpec, written, where)
+
+
 def families(folder: Path = _FAMILIES) -> dict[str, VerifierFamily]:
     """All rows by name.
 
@@ -88,10 +89,7 @@ def families(folder: Path = _FAMILIES) -> dict[str, VerifierFamily]:
     for file in sorted(folder.glob("*.yaml")):
         written = read_mapping(file)
         about, detect = str(written.pop("about", "")), written.pop("detect", None)
-        kind: type[VerifierSpec] | type[JudgeSpec] = VerifierSpec
-        if "prompt" in written:
-            kind, written = JudgeSpec, read_mapping(PACKAGED_JUDGE) | written
-        spec: AnySpec = validated(kind, written, str(file))
+        spec = _validated(written, str(file))
         looks = None if detect is None else validated(Detect, detect, f"{file}: detect")
         rows[spec.name] = VerifierFamily(spec=spec, about=about, detect=looks, written=written)
     return rows
@@ -118,21 +116,16 @@ def load_spec(folder: Path) -> AnySpec:
     file = folder / SPEC_FILE
     if file.is_file():
         written = read_mapping(file)
-        kind: type[VerifierSpec] | type[JudgeSpec] = VerifierSpec
         if "family" in written:
             name = written.pop("family")
             if not isinstance(name, str):
                 raise InputError(f"verifier {file}: family: a name is expected")
-            row = family(name)
-            kind, base = type(row.spec), {**row.written, "name": f"{name}, changed"}
+            base = {**family(name).written, "name": f"{name}, changed"}
             for key, value in written.items():  # mappings are merged key by key, others replaced
-                old = base.get(key)
-                if isinstance(old, dict) and isinstance(value, dict):
-                    base[key] = {**old, **value}
-                else:
-                    base[key] = value
+                both = isinstance(base.get(key), dict) and isinstance(value, dict)
+                base[key] = {**base[key], **value} if both else value
             written = base
-        return validated(kind, written, str(file))
+        return _validated(written, str(file))
     rows = families()
     matches = [row.spec for row in rows.values() if row.detect and row.detect.matches(folder)]
     if len(matches) == 1:

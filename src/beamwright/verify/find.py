@@ -19,13 +19,7 @@ from beamwright.sections import ModelSettings
 from beamwright.tree import Node, SearchTree, StopReason
 from beamwright.verify.family import AnySpec, family, load_spec
 from beamwright.verify.scorers import WITHOUT_MODEL, CallableVerifier, ObjectVerifier, scorer
-from beamwright.verify.spec import (
-    LIKELIHOOD_SPEC,
-    JudgeSpec,
-    VerifierSpec,
-    aggregate,
-    load_judge,
-)
+from beamwright.verify.spec import LIKELIHOOD_SPEC, JudgeSpec, VerifierSpec, aggregate, load_judge
 
 if TYPE_CHECKING:
     from beamwright.models.load import LoadedModel

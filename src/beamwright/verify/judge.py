@@ -89,15 +89,11 @@ class JudgeVerifier:
         self.end_ids = codec.eos_ids | (codec.special_ids & frozenset(first))
         # Rows of the LM head beyond the tokenizer's have no text.
         self._num_tokens = min(tree_model.decoder.shape.vocab, codec.vocab_size)
-        self._sampler: Sampler | None = None
-        if spec.sampling.temperature:
-            device, tile_rows = tree_model.decoder.device, tree_model.decoder.tile_rows
-            self._sampler = Sampler(self._num_tokens, device, (), tile_rows)
-        self._pair: list[int] = []
-        self._most_behind = 0  # tokens that a suffix may take
-        if spec.suffix is not None:
-            self._pair = [token_id(token, model) for token in (spec.bad, spec.good)]
-            self._most_behind = len(codec.encode(spec.suffix))
+        device, tile_rows = tree_model.decoder.device, tree_model.decoder.tile_rows
+        self._sampler = Sampler(self._num_tokens, device, (), tile_rows)
+        words = () if spec.suffix is None else (spec.bad, spec.good)
+        self._pair = [token_id(word, model) for word in words]
+        self._most_behind = len(codec.encode(spec.suffix or ""))  # tokens that it may take
 
     @torch.inference_mode()
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
@@ -139,10 +135,7 @@ class JudgeVerifier:
 
     def _stripped(self, node: Node) -> str:
         """A step's text without what only delimits it, or is to be left out."""
-        text = node.step_text
-        if self.spec.drop:
-            text = re.sub(self.spec.drop, "", text).lstrip()
-        return text.lstrip("\n").rstrip()
+        return re.sub(self.spec.drop, "", node.step_text).lstrip("\n").rstrip()
 
     def _prompt(self, problem: str, texts: Sequence[str], said: Sequence[str]) -> str:
         """The conversation up to the critique. said: about the steps before, if those are turns."""
@@ -281,7 +274,7 @@ class JudgeVerifier:
             logits = decoder.logits(hidden)[:, : self._num_tokens]
             likeliest = logits.max(-1)
             tokens = likeliest.indices
-            if self._sampler is not None:
+            if self.spec.sampling.temperature:
                 how = RowSampling.of([self.spec.sampling] * len(present), decoder.device)
                 tokens, _ = self._sampler.sample(logits, keys, positions, how)
             going = self._append(present, tokens.tolist(), likeliest.values.tolist(), session)
