@@ -20,12 +20,16 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        models = self.server.script.models
+        models, props = self.server.script.models, self.server.script.props
+        if self.path.startswith("/props"):
+            self.answer((404, {"error": "no such thing"}) if props is None else (200, props))
+            return
         self.answer(models if callable(models) else (200, {"object": "list", "data": models}))
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.script.bodies.append(body)
+        self.server.script.paths.append(self.path)
         self.answer(self.server.script.answer(body))
 
     def answer(self, found):
@@ -60,11 +64,13 @@ class Scripted:
     None hangs up. A function gives the bytes of a reply, chunk by chunk (its `headers`: more of
     them); `models` may be one, too.
 
-    bodies: of all requests so far, those of the start included.
+    bodies: of all requests so far, those of the start included; paths: where they went. props: of
+    llama-server.
     """
 
-    def __init__(self, answer, models=None):
+    def __init__(self, answer, models=None, props=None):
         self.answer, self.bodies, self.keys, self.accepts = answer, [], [], []
+        self.paths, self.props = [], props
         self.models = [{"id": "m", "max_model_len": 512}] if models is None else models
         self.gone = threading.Event()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -75,7 +81,7 @@ class Scripted:
     @property
     def asked(self):
         """Bodies of questions, those of the start left out."""
-        return [body for body in self.bodies if body["max_tokens"] != 4]
+        return [body for body in self.bodies if body.get("max_tokens", body.get("n_predict")) != 4]
 
     def __enter__(self):
         self.thread.start()
@@ -125,6 +131,41 @@ def speaking(codec, *, ids=True, extras=True, names=True, includes=True, then=No
         return said(choice(text, **more))
 
     with Scripted(answer, **options) as server:
+        yield server
+
+
+PROPS = {
+    "default_generation_settings": {"params": {"top_k": 40}, "n_ctx": 512},
+    **{"total_slots": 3, "model_path": "m.gguf", "build_info": "b11434"},
+}
+
+
+def drawn(codec, text, index=0, stop_type="limit", stopping_word="", **fields):
+    """A text as llama-server b11434 has it; without the log-probabilities of what ended it."""
+    ids = codec.encode(text)
+    known = ids[: len(ids) - len(codec.encode(stopping_word))]
+    probs = [{"id": token, "token": "", "logprob": -0.25, "top_logprobs": []} for token in known]
+    return {
+        **{"index": index, "content": text.removesuffix(stopping_word), "tokens": ids},
+        **{"stop_type": stop_type, "stopping_word": stopping_word, "tokens_evaluated": 7},
+        **{"timings": {"cache_n": 5, "prompt_n": 2}, "completion_probabilities": probs},
+        **fields,
+    }
+
+
+@contextmanager
+def llama_server(codec, then=None, props=PROPS, start=None):
+    """llama-server b11434, whose answers to questions behind the start are those of `then`."""
+
+    def answer(body):
+        if "prompt" not in body or "max_tokens" in body:  # of its other endpoint
+            return said(choice(" 2 and"))
+        if body["n_predict"] != 4:
+            return then(body)
+        return (200, drawn(codec, " 2 and")) if start is None else start
+
+    models = [{"id": "m.gguf", "owned_by": "llamacpp", "meta": {"n_ctx_train": 4096}}]
+    with Scripted(answer, models, props) as server:
         yield server
 
 

@@ -2,7 +2,8 @@
 
 The protocol does not say whether a prompt may be token ids, whether those that were drawn come
 back, and above all which of two ways a text has ended: at a stop string or at the end of the reply.
-vLLM, SGLang and Beamwright say so, each in a field of its own; so the server is asked at the start.
+vLLM, SGLang and Beamwright say so, each in a field of its own, llama-server in a protocol of its
+own (`llama`); so the server is asked at the start.
 
 Requests run in an event loop on a thread of its own, each on a connection that is closed where
 nobody wants its text any more: servers take that for giving up. Replies are bounded in bytes and
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import threading
 import weakref
 from collections.abc import AsyncIterator, Coroutine, Hashable, Mapping, Sequence
@@ -23,11 +23,14 @@ from dataclasses import replace
 from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Any, Literal
+from urllib.parse import quote
 
 import httpx
 
 from beamwright.errors import BeamwrightError, InputError, UnavailableError
 from beamwright.models.tokenizer import TextCodec
+from beamwright.remote import llama
+from beamwright.remote.values import bounded, count_of, ids_of, logprobs_of, text_of
 from beamwright.remote.writer import Continuation, PromptRequest, Reply
 from beamwright.sections import SamplingSettings
 
@@ -47,7 +50,6 @@ _OURS = (401, 402, 403, 404)  # of the key, or of the model: no question will be
 _PASSING = (408, 409, 425, 429, 502, 503, 504)  # may go well the next time
 _MISUNDERSTOOD = (400, 404, 422, _BROKEN)  # llama-cpp-python says 500
 _MOST_STOPS = 4  # OpenAI's and vLLM's bound; others are found when the text is there
-_MOST_COUNTED = 2**53  # what is no float any more is no count of tokens either
 _STOP_FIELDS = ("stop_reason", "matched_stop")  # vLLM's and Beamwright's; SGLang's
 
 
@@ -67,7 +69,7 @@ class OpenAISource:
 
     What it understands. ids: prompts are token ids, not texts. extras: fields that are not
     OpenAI's. token_ids: they come back. streams: nothing shows that a stop string has ended a text,
-    which is therefore read as it is written, and left where the string is.
+    which is therefore read as it is written, and left where the string is. native: llama-server.
 
     Raises:
         InputError: if nobody answers there, or has no such model.
@@ -75,7 +77,10 @@ class OpenAISource:
 
     def __init__(self, url: str, name: str, codec: TextCodec, key: str | None = None) -> None:
         self._url, self._codec, self._key = url, codec, key
+        self._root = url.removesuffix("/v1")
         self._option = f"--model openai:{url}#{name}".removesuffix("#")
+        self.native: llama.LlamaServer | None = None
+        self.ids = self.extras = self.token_ids = self.streams = False
         self._work: threading.Thread | None = None
         self._replies: SimpleQueue[Reply] = SimpleQueue()
         self._running: dict[Hashable, Future[None]] = {}
@@ -92,7 +97,7 @@ class OpenAISource:
                 why = "what answers there does not end"
             raise InputError(f"{self._option}: {why}") from error
         # A text that is read as it is written is left at its stop, the others with it.
-        self.most = 1 if self.streams else None
+        self.most = 1 if self.streams else self.native.most if self.native else None
 
     def ask(self, key: Hashable, prompt: PromptRequest) -> None:
         """See `TextSource`."""
@@ -153,7 +158,9 @@ class OpenAISource:
                 if self.streams:
                     reply = Reply(key, [await self._read(prompt)])
                 else:
-                    reply = _reply_of(key, await self._completed(prompt), prompt.stops)
+                    answer = await self._completed(prompt)
+                    native = llama.reply_of(key, answer) if self.native else None
+                    reply = native or _reply_of(key, answer, prompt.stops)
                 self._replies.put(replace(reply, tries=tries))
                 return
             except Exception as error:  # whatever what it says does to who reads it
@@ -218,7 +225,9 @@ class OpenAISource:
 
     async def _completed(self, prompt: PromptRequest) -> Any:
         """A reply that comes as a whole."""
-        async with self._reply(prompt, _TOKEN_BYTES) as chunks:
+        async with self._reply(
+            prompt, llama.TOKEN_BYTES if self.native else _TOKEN_BYTES
+        ) as chunks:
             return json.loads(b"".join([chunk async for chunk in chunks]))
 
     async def _read(self, prompt: PromptRequest) -> Continuation:
@@ -228,7 +237,7 @@ class OpenAISource:
         async with self._reply(prompt, _EVENT_BYTES) as chunks:
             async for event in _events(chunks):
                 for choice in event.get("choices") or ():
-                    text += _text_of(choice.get("text") or "")
+                    text += text_of(choice.get("text") or "")
                     logprobs += _logprobs_of(choice)
                     reason = choice.get("finish_reason")
                     ended = ended if reason is None else _end_of(reason)
@@ -245,8 +254,12 @@ class OpenAISource:
     ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         """The bytes of a completion; some servers repeat the prompt's tokens with every text."""
         per_text = prompt.max_tokens * per_token + len(prompt.token_ids) * _PROMPT_BYTES
-        most, body = _REPLY_BYTES + prompt.count * per_text, self._body(prompt)
-        return self._bytes("POST", "completions", _reply_s(prompt), most, body)
+        most, path = _REPLY_BYTES + prompt.count * per_text, "completions"
+        if self.native is None:
+            body = self._body(prompt)
+        else:
+            path, body = f"{self._root}/completion", self.native.body(self.name, prompt)
+        return self._bytes("POST", path, _reply_s(prompt), most, body)
 
     @asynccontextmanager
     async def _bytes(
@@ -268,25 +281,26 @@ class OpenAISource:
                 after = response.headers.get("retry-after", "")
                 after_s = float(after) if after.isdecimal() else 0.0
                 raise _Refused(response.status_code, said.decode(errors="replace"), after_s)
-            yield _bounded(response, most)
+            yield bounded(response, most)
 
     # --- what the server is ------------------------------------------------------------------
 
     async def _find(self, wanted: str) -> None:
         """The model's name there, its context, whether it is a search by another Beamwright, and
         the richest dialect that the server understands."""
-        async with self._bytes("GET", "models", _MODELS_S, _MODELS_BYTES) as chunks:
-            answer = json.loads(b"".join([chunk async for chunk in chunks]))
-        models = {_text_of(model["id"]): model for model in answer["data"]}
+        answer = await self._told("models")
+        models = {text_of(model["id"]): model for model in answer["data"]}
         name = wanted or (next(iter(models)) if len(models) == 1 else None)
         if name not in models:
             names = self._line(", ".join(sorted(models)[:12]))
             raise InputError(f"{self._option}: say which model, as #NAME; it has {names}")
         self.name: str = name
-        self.context = _count(models[name], "max_model_len") or None
+        self.context = count_of(models[name], "max_model_len") or None
         if models[name].get("owned_by") == "beamwright" and not name.endswith(PLAIN):
             whole = "each of its texts is the answer of a whole search"
             raise InputError(f"{self._option}: {whole}; its model alone is #{name}{PLAIN}")
+        if models[name].get("owned_by") == llama.OWNER and await self._is_native():
+            return
         refusals = []
         for self.extras, self.ids in ((True, True), (True, False), (False, True), (False, False)):
             try:
@@ -298,11 +312,32 @@ class OpenAISource:
                 refusals.append(error)
         raise refusals[0]
 
+    async def _told(self, path: str, most_s: float = _MODELS_S) -> Any:
+        """What it says of itself."""
+        async with self._bytes("GET", path, most_s, _MODELS_BYTES) as chunks:
+            return json.loads(b"".join([chunk async for chunk in chunks]))
+
+    async def _is_native(self) -> bool:
+        """True if it is a llama-server that says which tokens it draws; older ones do not."""
+        try:
+            # One that has several models loads this one.
+            props = await self._told(f"{self._root}/props?model={quote(self.name)}", _REPLY_S)
+            self.native = llama.LlamaServer.of(props)
+            (written,) = llama.reply_of("", await self._completed(self._probe(()))).written
+        except (_Refused, KeyError, TypeError, ValueError) as error:
+            if isinstance(error, _Refused) and error.status not in _MISUNDERSTOOD:
+                raise
+            self.native = None
+            return False
+        self._check_tokenizer(written.text, written.token_ids or ())
+        self.context, self.token_ids = self.context or self.native.context, True
+        return True
+
     async def _learn(self) -> None:
         """What else is known of a way that it understands; raises _Refused if it does not."""
         self.streams = False
         choice = await self._sample(())
-        text, token_ids = _text_of(choice["text"]), choice.get("token_ids")
+        text, token_ids = text_of(choice["text"]), choice.get("token_ids")
         returns_ids = self.extras and token_ids is not None
         if returns_ids:
             self._check_tokenizer(text, token_ids or ())
@@ -327,10 +362,12 @@ class OpenAISource:
 
     async def _sample(self, stops: tuple[str, ...]) -> Mapping[str, Any]:
         """A few tokens, the likeliest ones."""
-        ids, greedy = tuple(self._codec.encode(_PROMPT)), SamplingSettings(temperature=0.0)
-        prompt = PromptRequest(ids, lambda: _PROMPT, 1, 0, 4, greedy, stops)
-        choice: Mapping[str, Any] = (await self._completed(prompt))["choices"][0]
+        choice: Mapping[str, Any] = (await self._completed(self._probe(stops)))["choices"][0]
         return choice
+
+    def _probe(self, stops: tuple[str, ...]) -> PromptRequest:
+        ids, greedy = tuple(self._codec.encode(_PROMPT)), SamplingSettings(temperature=0.0)
+        return PromptRequest(ids, lambda: _PROMPT, 1, 0, 4, greedy, stops)
 
 
 # --- replies -----------------------------------------------------------------------------------
@@ -347,19 +384,6 @@ def _serve(runner: asyncio.Runner, client: httpx.AsyncClient) -> None:
 def _reply_s(prompt: PromptRequest) -> float:
     """Seconds in which a whole reply has to be there."""
     return _REPLY_S + prompt.max_tokens * _TOKEN_S
-
-
-async def _bounded(response: httpx.Response, most: int) -> AsyncIterator[bytes]:
-    """Its bytes as they come; raises ValueError where there are more."""
-    encoding = response.headers.get("content-encoding", "identity")
-    if encoding != "identity":
-        raise ValueError(f"it is in {encoding}, which was not asked for")
-    size = 0
-    async for chunk in response.aiter_raw():
-        size += len(chunk)
-        if size > most:
-            raise ValueError(f"more than {most:,} bytes, for what was asked")
-        yield chunk
 
 
 async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[Mapping[str, Any]]:
@@ -386,46 +410,25 @@ def _reply_of(key: Hashable, answer: Mapping[str, Any], stops: Sequence[str]) ->
     choices = sorted(answer["choices"], key=lambda choice: int(choice.get("index", 0)))
     if not choices:
         raise ValueError("it has no choices")
-    read = _count(answer, "usage", "prompt_tokens")
-    cached = _count(answer, "usage", "prompt_tokens_details", "cached_tokens")
+    read = count_of(answer, "usage", "prompt_tokens")
+    cached = count_of(answer, "usage", "prompt_tokens_details", "cached_tokens")
     return Reply(key, [_written(choice, stops) for choice in choices], read, cached)
 
 
 def _written(choice: Mapping[str, Any], stops: Sequence[str]) -> Continuation:
-    text, ended = _text_of(choice["text"]), _end_of(choice.get("finish_reason"))
+    text, ended = text_of(choice["text"]), _end_of(choice.get("finish_reason"))
     named = [value for name in _STOP_FIELDS if isinstance(value := choice.get(name), str)]
     if ended != "length" and (named or text.endswith(tuple(stops))):
         ended = "stop"
         if named and not text.endswith(named[0]):
-            text += _text_of(named[0])
+            text += text_of(named[0])
     ids = choice.get("token_ids")
-    if ids is not None and not all(type(token) is int for token in ids):
-        raise TypeError("token ids that are no integers")
-    return Continuation(text, None if ids is None else tuple(ids), _logprobs_of(choice), ended)
+    return Continuation(text, None if ids is None else ids_of(ids), _logprobs_of(choice), ended)
 
 
 def _logprobs_of(choice: Mapping[str, Any]) -> tuple[float, ...]:
     """Of the tokens of a choice, or of a piece of one; raises ValueError for what is no number."""
-    values = (choice.get("logprobs") or {}).get("token_logprobs") or ()
-    values = [value for value in values if value is not None]
-    if not all(type(value) in (int, float) and math.isfinite(value) for value in values):
-        raise ValueError("log-probabilities that are no numbers")
-    return tuple(map(float, values))
-
-
-def _text_of(value: object) -> str:
-    """A text as a server says it; raises TypeError or ValueError for what is none."""
-    if not isinstance(value, str):
-        raise TypeError(f"a text that is {type(value).__name__}")
-    value.encode()  # halves of characters, which no tokenizer takes
-    return value
-
-
-def _count(value: Any, *names: str) -> int | None:
-    """A count as a server says it, under these names; None for what is none."""
-    for name in names:
-        value = value.get(name) if isinstance(value, dict) else None
-    return value if type(value) is int and 0 <= value <= _MOST_COUNTED else None
+    return logprobs_of((choice.get("logprobs") or {}).get("token_logprobs") or ())
 
 
 def _end_of(reason: object) -> Literal["stop", "eos", "length"]:

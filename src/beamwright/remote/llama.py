@@ -1,0 +1,88 @@
+"""llama-server's own protocol, `/completion`: token ids both ways, and how each text has ended.
+
+Its OpenAI endpoint says neither. A request that is silent is sampled as a chat's (top-k 40, top-p
+0.95, min-p 0.05, and whatever the server was started with), so all that can change a draw is said:
+the samplers that there are here, in their order here, and no others.
+
+It does not say how likely the tokens of a stop string were, nor those before the last of a
+character. With `ignore_eos` it never draws the end, where others draw it and go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from beamwright.remote.values import count_of, ids_of, logprobs_of, text_of
+from beamwright.remote.writer import Continuation, PromptRequest, Reply
+
+OWNER = "llamacpp"  # of its models in `/v1/models`
+TOKEN_BYTES = 2048  # of JSON, most per token: it says each of them twice, and byte by byte
+_ENDS: Mapping[object, Literal["stop", "eos", "length"]] = {
+    "word": "stop",
+    "eos": "eos",
+    "limit": "length",
+}
+_FIELDS = (
+    "index", "content", "tokens", "stop_type", "stopping_word", "tokens_evaluated", "timings",
+    "completion_probabilities",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LlamaServer:
+    """most: texts for one prompt, of which each takes one of its slots. context: tokens of a slot;
+    None: not said."""
+
+    most: int
+    context: int | None
+
+    @classmethod
+    def of(cls, props: Any) -> LlamaServer:
+        """As its `/props` say."""
+        context = count_of(props, "default_generation_settings", "n_ctx")
+        return cls(count_of(props, "total_slots") or 1, context or None)
+
+    def body(self, model: str, prompt: PromptRequest) -> dict[str, Any]:
+        """The request. model: which, where it has several."""
+        sampling = prompt.sampling
+        return {
+            "model": model,
+            "prompt": list(prompt.token_ids),
+            "n_predict": prompt.max_tokens,
+            "n_cmpl": prompt.count,
+            "stop": list(prompt.stops),
+            "seed": prompt.seed,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k or 0,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p or 0.0,
+            "samplers": ["temperature", "top_k", "top_p", "min_p"],
+            **{"repeat_penalty": 1.0, "dynatemp_range": 0.0, "mirostat": 0, "min_keep": 0},
+            **{"logit_bias": [], "grammar": "", "ignore_eos": prompt.ignore_eos},
+            **{"n_probs": 1, "post_sampling_probs": False, "return_tokens": True},
+            **{"cache_prompt": True, "stream": False, "response_fields": _FIELDS},
+        }
+
+
+def reply_of(key: Hashable, answer: Any) -> Reply:
+    """The texts of a whole reply; raises KeyError, TypeError or ValueError for what is none."""
+    texts = sorted(answer if isinstance(answer, list) else [answer], key=lambda t: int(t["index"]))
+    first = texts[0]
+    cached = count_of(first, "timings", "cache_n")  # `tokens_cached` counts what it will have
+    read = count_of(first, "tokens_evaluated")
+    return Reply(key, [_written(text) for text in texts], read, cached)
+
+
+def _written(said: Mapping[str, Any]) -> Continuation:
+    ended = _ENDS.get(said["stop_type"])
+    if ended is None:
+        raise ConnectionAbortedError(f"a text ended for the reason {said['stop_type']!r}")
+    ids, text = ids_of(said["tokens"]), text_of(said["content"])
+    if not ids:
+        raise ValueError("it does not say which tokens it drew")
+    if ended == "stop":  # it is cut off
+        text += text_of(said["stopping_word"])
+    values = [each["logprob"] for each in said.get("completion_probabilities") or ()]
+    return Continuation(text, ids, logprobs_of(values), ended)

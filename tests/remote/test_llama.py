@@ -1,0 +1,125 @@
+"""llama-server's own protocol: what it is asked, and what its replies mean."""
+
+import pytest
+
+from beamwright.errors import InputError, UnavailableError
+from beamwright.sections import SamplingSettings
+from scripted_server import PROPS, answered, drawn, llama_server, question, refuses
+
+
+def test_it_is_found_by_what_it_says_of_itself(codec, source_of):
+    with llama_server(codec) as server:
+        source = source_of(server)
+    assert (source.name, source.most, source.context) == ("m.gguf", 3, 512)
+    assert source.token_ids
+    assert not source.streams
+    assert server.paths == ["/completion"]
+
+
+def test_all_that_changes_a_draw_is_said(codec, source_of):
+    with llama_server(codec, lambda body: (200, drawn(codec, "x"))) as server:
+        source = source_of(server)
+        answered(source, question(codec, stops=()))
+        sampling = SamplingSettings(temperature=0.5, top_k=7, min_p=0.1, top_p=0.9)
+        more = {"count": 1, "sampling": sampling, "ignore_eos": True, "stops": tuple("abcdef")}
+        answered(source, question(codec, **more))
+    plain, full = server.asked
+    del plain["response_fields"]
+    assert plain == {
+        **{"model": "m.gguf", "prompt": codec.encode("one two"), "n_predict": 9, "n_cmpl": 1},
+        **{"stop": [], "seed": 5, "temperature": 0.7, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+        **{"samplers": ["temperature", "top_k", "top_p", "min_p"], "repeat_penalty": 1.0},
+        **{"dynatemp_range": 0.0, "mirostat": 0, "min_keep": 0, "logit_bias": [], "grammar": ""},
+        **{"ignore_eos": False, "n_probs": 1, "post_sampling_probs": False},
+        **{"return_tokens": True, "cache_prompt": True, "stream": False},
+    }
+    wanted = {"temperature": 0.5, "top_k": 7, "min_p": 0.1, "top_p": 0.9, "ignore_eos": True}
+    assert {name: full[name] for name in wanted} == wanted
+    assert full["stop"] == list("abcdef"), "all of them: it has no bound"
+
+
+@pytest.mark.parametrize(
+    ("fields", "ended", "text"),
+    [
+        ({"text": "one", "stop_type": "limit"}, "length", "one"),
+        ({"text": "one\n\n", "stop_type": "word", "stopping_word": "\n\n"}, "stop", "one\n\n"),
+        ({"text": "one", "stop_type": "eos"}, "eos", "one"),
+    ],
+)
+def test_how_texts_end(codec, source_of, fields, ended, text):
+    with llama_server(codec, lambda body: (200, drawn(codec, **fields))) as server:
+        reply = answered(source_of(server), question(codec))
+    (written,) = reply.written
+    assert (written.ended, written.text, written.token_ids) == (ended, text, (*codec.encode(text),))
+    unknown = len(codec.encode(fields.get("stopping_word", "")))
+    assert written.logprobs == (-0.25,) * (len(written.token_ids) - unknown)
+    assert (reply.prompt_tokens, reply.cached_tokens) == (7, 5)
+
+
+def test_siblings_are_one_question_and_come_in_their_order(codec, source_of):
+    def answer(body):
+        assert body["n_cmpl"] == 3
+        return 200, [drawn(codec, text, index) for index, text in ((2, "c"), (0, "a"), (1, "b"))]
+
+    with llama_server(codec, answer) as server:
+        reply = answered(source_of(server), question(codec, count=3))
+    assert [written.text for written in reply.written] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("props", "start"),
+    [
+        (None, None),  # another program, which calls its models so
+        (PROPS, (404, {"error": {"message": "File Not Found"}})),
+        (PROPS, (200, {"content": " 2 and", "stop": True, "stopped_eos": False})),  # before 2025
+        (PROPS, (200, {"index": 0, "content": "", "tokens": [], "stop_type": "limit"})),
+    ],
+)
+def test_one_that_says_too_little_is_asked_as_all_others_are(codec, source_of, props, start):
+    with llama_server(codec, props=props, start=start) as server:
+        source = source_of(server)
+    assert source.native is None
+    assert (source.most, source.streams, source.context) == (1, True, None)
+    assert server.paths[-1] == "/v1/completions"
+
+
+def test_one_with_other_tokens_is_refused(codec, source_of):
+    start = (200, drawn(codec, " 2 and", content=" what"))
+    with (
+        llama_server(codec, start=start) as server,
+        pytest.raises(InputError, match="its tokens are others than --tokenizer's"),
+    ):
+        source_of(server)
+
+
+@pytest.mark.parametrize("slots", [None, 0, -1, "many", True, [], 2**60])
+def test_odd_slots_are_one(codec, source_of, slots):
+    with llama_server(codec, props={**PROPS, "total_slots": slots}) as server:
+        assert source_of(server).most == 1
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *([], {}, 3, None, [[]], [None]),
+        *({"index": None}, {"tokens": None}, {"tokens": ["1"]}, {"tokens": [1.5]}, {"tokens": []}),
+        *({"content": None}, {"content": "\ud800"}, {"stop_type": "word", "stopping_word": None}),
+        *({"completion_probabilities": 5}, {"completion_probabilities": [{"logprob": "x"}]}),
+        *({"stop_type": "none"}, {"stop_type": []}, {"stop_type": None}),
+    ],
+)
+def test_an_odd_reply_is_an_error_of_its_question(codec, source_of, monkeypatch, odd):
+    monkeypatch.setattr("beamwright.remote.openai.MOST_TRIES", 2)
+    whole = {**drawn(codec, "x"), **odd} if isinstance(odd, dict) and odd else odd
+    with llama_server(codec, lambda body: (200, whole)) as server:
+        error = answered(source_of(server), question(codec)).error
+    assert isinstance(error, InputError | UnavailableError)
+    assert "\n" not in str(error)
+
+
+def test_what_it_refuses_is_said_in_its_words(codec, source_of):
+    said = "request (960 tokens) exceeds the available context size (512 tokens)"
+    with llama_server(codec, lambda body: refuses(said)) as server:
+        error = answered(source_of(server), question(codec)).error
+    assert said in str(error)
+    assert isinstance(error, InputError)
