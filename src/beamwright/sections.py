@@ -36,6 +36,7 @@ Victims = Literal["tree", "lru", "cost"]
 Sparse = Literal["off", "exact", "pages", "quest", "ahead", "ahead-pages", "asyncspade"]
 
 Weights = Literal["auto", "int8", "int4"]
+DecoderChoice = Literal["auto", "own", "transformers"]
 TOKENS = "TOKENS"
 
 # What `--help` shows, and not `--help-all` alone.
@@ -110,6 +111,11 @@ class ModelSettings(OpenSection):
         "auto",
         "Precision of weights, activations and KV; auto on a CPU is float32, or bfloat16 for a "
         "checkpoint of 100 million parameters and more, where the CPU multiplies it exactly.",
+    )
+    decoder: DecoderChoice = option(
+        "auto",
+        "What runs the models' layers: own (dense families, fastest), transformers (any causal "
+        "model whose attention goes through its interface); auto: own where it can.",
     )
     attention: Literal["auto", "reference", "dense", "tree", "triton-dense", "triton-tree"] = (
         option("auto", "How decoding attends to shared prefixes (tree, dense: kernels on a GPU).")

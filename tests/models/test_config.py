@@ -17,12 +17,12 @@ OPT = {**TINY, "ffn_dim": 64, "word_embed_proj_dim": 32}
 
 @pytest.fixture
 def inspect(tmp_path):
-    def call(config, context=None):
+    def call(config, context=None, decoder="auto"):
         if isinstance(config, dict):
             (tmp_path / "config.json").write_text(json.dumps(config))
         else:
             config.save_pretrained(tmp_path)
-        return read_shape(tmp_path, context)
+        return read_shape(tmp_path, context, decoder=decoder)
 
     return call
 
@@ -73,11 +73,11 @@ HQQ = {"quant_method": "hqq"}
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_the_decoder_cannot_do_is_one_line_that_lists_what_it_can(
+def test_what_the_own_decoder_cannot_do_is_one_line_that_lists_what_it_can(
     inspect, config, complaint, tmp_path
 ):
     with pytest.raises(UnsupportedModelError, match=complaint) as caught:
-        inspect(config)
+        inspect(config, decoder="own")
     message = str(caught.value)
     assert "\n" not in message
     for supported in ("supported: opt, llama, mistral, qwen2, qwen3", "llama3"):
@@ -86,7 +86,7 @@ def test_what_the_decoder_cannot_do_is_one_line_that_lists_what_it_can(
     if "config cannot be read" not in message:
         assert way in message
     with pytest.raises(UnsupportedModelError) as caught:  # which nobody else can run for us
-        read_shape(tmp_path, None, "verifier")
+        read_shape(tmp_path, None, "verifier", "own")
     assert way not in str(caught.value)
 
 

@@ -90,9 +90,9 @@ def test_a_downloaded_folder_is_read(monkeypatch, llama_folder):
 
 def test_a_model_of_the_hub_that_cannot_run_is_not_downloaded(monkeypatch, llama_folder):
     config = llama_folder / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "model_type": "gemma3"}))
+    config.write_text(json.dumps({**json.loads(config.read_text()), "model_type": "mamba"}))
     asked = downloads(monkeypatch, llama_folder)
-    with pytest.raises(UnsupportedModelError, match="'gemma3' is not supported"):
+    with pytest.raises(UnsupportedModelError, match="'mamba' is not supported"):
         load_model("hf:org/name", ModelSettings())
     assert asked
     assert not any("*.safetensors" in patterns for *_, patterns in asked)

@@ -109,7 +109,7 @@ def test_weights_that_are_turned_back_cost_traffic_and_room(qwen):
     for storage in (Storage.PLAIN, Storage.INT4_TILED):
         assert conversion_bytes(qwen, 2, storage) == 0
         assert product_scratch_bytes(qwen, 2, storage) == 0
-    in_layers = qwen.layers * sum(rows * columns for rows, columns in qwen.projections)
+    in_layers = sum(rows * columns * count for rows, columns, count in qwen.matrices)
     for storage in (Storage.INT8, Storage.INT4):
         assert conversion_bytes(qwen, 2, storage) == 2 * 2 * in_layers
     assert product_scratch_bytes(qwen, 2, Storage.INT8) == 2 * 18944 * 3584 * 2

@@ -383,7 +383,7 @@ def _known(settings: Settings) -> tuple[TextCodec | None, int, int]:
         shape = capped(shape_from_text(spec.removeprefix("random:")), model.context)
         return None, shape.context, shape.vocab
     folder = resolve_folder(spec, "generator")
-    shape = read_shape(folder, model.context)
+    shape = read_shape(folder, model.context, decoder=model.decoder)
     codec = TextCodec.load(folder, model.chat_template, model.template_args)
     return codec, shape.context, shape.vocab
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,12 +26,13 @@ from beamwright.models.shape import (
     NAMED_SHAPES,
     LayerGroup,
     ModelShape,
+    NotBuiltError,
     capped,
     frequencies,
     named_shape,
     shape_from_text,
 )
-from beamwright.sections import ELSEWHERE, ModelSettings
+from beamwright.sections import ELSEWHERE, DecoderChoice, ModelSettings
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
@@ -60,10 +61,6 @@ _ELSEWHERE = (
     "--model vllm:PATH or --model openai:URL#NAME (a server that runs it) takes it today, with "
     "tree and verifier here"
 )
-
-
-class NotBuiltError(UnsupportedModelError):
-    """Another engine may well run this model."""
 
 
 # --- folders ---------------------------------------------------------------------------------
@@ -176,7 +173,7 @@ def find_shape(
     shapes = "" if "/" in (written or spec) else f"shapes: {', '.join(NAMED_SHAPES)}"
     hint = "; ".join(filter(None, (known, shapes)))
     folder = resolve_folder(spec, role, written, hint, weights=False)
-    return read_shape(folder, settings.context, role)
+    return read_shape(folder, settings.context, role, settings.decoder)
 
 
 def _download(name: str, *, weights: bool = True) -> Path:
@@ -235,37 +232,31 @@ def read_eos_ids(folder: Path) -> frozenset[int]:
 # --- from a config to a shape ----------------------------------------------------------------
 
 
-def read_shape(folder: Path, max_context: int | None, role: str = "generator") -> ModelShape:
+def read_shape(
+    folder: Path, max_context: int | None, role: str = "generator", decoder: DecoderChoice = "auto"
+) -> ModelShape:
     """The shape in a folder's config.json.
 
     max_context: the most tokens that will be used; a sliding window that is at least as long
-    does not matter.
+    does not matter. decoder: as `--decoder`; auto: of `transformers` where the own one cannot.
 
     Raises:
-        UnsupportedModelError: for another architecture, or an option that is not implemented, or
-        values that make no model.
+        UnsupportedModelError: for an architecture that neither has, or an option that is not
+        implemented, or values that make no model.
     """
     try:
         is_gguf = folder.suffix == GGUF
         written = read_config(folder) if is_gguf else read_object(folder / "config.json")
         _check_counts(written)
-        _check_kind(written)
-        if folder.parent == BUNDLED:
-            return _shape_of(SimpleNamespace(**written), max_context)
-        from transformers import AutoConfig  # noqa: PLC0415 (slow import)
-
+        shape = None
         try:
-            config = (
-                AutoConfig.for_model(**written)
-                if is_gguf
-                else AutoConfig.from_pretrained(folder, trust_remote_code=False)
-            )
-        except Exception as error:  # of many kinds; each is about what the file says
-            line = line_of(error)
-            raise UnsupportedModelError(f"config cannot be read ({line}); {_SUPPORTED}") from error
-        shape = _shape_of(config, max_context)
-        sizes = shape.layers, shape.projections
-        return replace(shape, packed=packed_sizes(folder, written, *sizes))
+            if decoder != "transformers":
+                shape = _own_shape(folder, written, max_context)
+        except NotBuiltError:
+            if decoder == "own":
+                raise
+        shape = shape or _built_shape(folder, written, max_context)
+        return replace(shape, packed=packed_sizes(folder, written, shape.matrices))
     except NotBuiltError as error:
         way = f"; {_ELSEWHERE}" if role == "generator" else ""
         raise UnsupportedModelError(f"model {folder}: {error}{way}") from error
@@ -277,6 +268,40 @@ def read_shape(folder: Path, max_context: int | None, role: str = "generator") -
         raise UnsupportedModelError(
             f"model {folder}: config.json holds what no model can be made of ({line_of(error)})"
         ) from error
+
+
+def config_of(folder: Path) -> Any:
+    """A model's config, as `transformers` reads it.
+
+    Raises:
+        UnsupportedModelError: if it cannot.
+    """
+    from transformers import AutoConfig  # noqa: PLC0415 (slow import)
+
+    try:
+        if folder.suffix == GGUF:
+            return AutoConfig.for_model(**read_config(folder))
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # of many kinds; each is about what the file says
+        line = line_of(error)
+        raise UnsupportedModelError(f"config cannot be read ({line}); {_SUPPORTED}") from error
+
+
+def _own_shape(folder: Path, written: Mapping[str, Any], max_context: int | None) -> ModelShape:
+    _check_kind(written)
+    bundled = folder.parent == BUNDLED
+    return _shape_of(SimpleNamespace(**written) if bundled else config_of(folder), max_context)
+
+
+def _built_shape(folder: Path, written: Mapping[str, Any], max_context: int | None) -> ModelShape:
+    """The shape of a model that `transformers` builds."""
+    from transformers import CONFIG_MAPPING  # noqa: PLC0415 (slow import)
+
+    _check_known(written, CONFIG_MAPPING)
+    _check_weights(written)
+    from beamwright.models.survey import shape_of, survey  # noqa: PLC0415 (of torch)
+
+    return shape_of(survey(config_of(folder)), max_context)
 
 
 def _shape_of(config: Any, max_context: int | None) -> ModelShape:
@@ -355,13 +380,21 @@ def _check_kind(values: Mapping[str, Any]) -> None:
     Raises:
         NotBuiltError: if it is another one, or they are quantised by another method.
     """
+    _check_known(values, FAMILIES)
+    _check_weights(values)
+
+
+def _check_known(values: Mapping[str, Any], known: Collection[str]) -> None:
     kind = values.get("model_type")
-    if kind not in FAMILIES:
+    if kind not in known:
         code = ", and the folder wants to run its own code (auto_map), which is never done"
         raise NotBuiltError(
             f"architecture {kind!r:.80} is not supported{code if values.get('auto_map') else ''}; "
             f"{_SUPPORTED}"
         )
+
+
+def _check_weights(values: Mapping[str, Any]) -> None:
     if (quantised := quantisation(values)) is not None:
         try:
             check_method(quantised)
@@ -376,7 +409,8 @@ def _check_counts(values: Mapping[str, Any]) -> None:
     """Raises UnsupportedModelError for the first count or width that is given and is none."""
     for name in _COUNTS:
         value = values.get(name)
-        if value is not None and (type(value) is not int or not 1 <= value <= _LARGEST):
+        every = value if isinstance(value, list) else [value]  # of some families, one for a layer
+        if value is not None and not all(type(v) is int and 1 <= v <= _LARGEST for v in every):
             raise UnsupportedModelError(
                 f"config.json: {name} must be a whole number from 1 to {_LARGEST:,}, "
                 f"not {value!r:.80}"

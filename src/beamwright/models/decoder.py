@@ -61,6 +61,22 @@ class Linear:
         return F.linear(x, self.weight, self.bias)
 
 
+def by_rows(
+    work: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, tile_rows: int | None
+) -> torch.Tensor:
+    """`work` on rows x [rows, width], padded so that a row's bits do not depend on the others.
+
+    tile_rows: of a tile, see `Decoder`.
+    """
+    rows = x.shape[0]
+    if tile_rows is not None:
+        return in_tiles(tile_rows, lambda tile: (work(tile),), x)[0]
+    padded = padded_rows(rows)
+    if padded == rows:
+        return work(x)
+    return work(torch.cat([x, x[:1].expand(padded - rows, -1)]))[:rows]
+
+
 class Decoder(Protocol):
     """The forward pass of a causal model. Stateless: KV lives in the view.
 
@@ -112,10 +128,4 @@ class Decoder(Protocol):
 
         For matrix products that are not the decoder's own, such as a verifier's head.
         """
-        rows = x.shape[0]
-        if self.tile_rows is not None:
-            return in_tiles(self.tile_rows, lambda tile: (work(tile),), x)[0]
-        padded = padded_rows(rows)
-        if padded != rows:
-            x = torch.cat([x, x[:1].expand(padded - rows, -1)])
-        return work(x)[:rows]
+        return by_rows(work, x, self.tile_rows)

@@ -22,12 +22,16 @@ import torch
 
 from beamwright.attention.kernels import has_matrix_units
 from beamwright.errors import DeviceMemoryError, InputError, UnsupportedModelError
-from beamwright.models.config import read_shape, resolve_folder
+from beamwright.models.adapted_weights import Placing, fill
+from beamwright.models.adapter import AdaptedDecoder
+from beamwright.models.config import config_of, read_shape, resolve_folder
 from beamwright.models.decoder import TILE_ROWS, Decoder, Linear
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.digest import Digest, digest_later
+from beamwright.models.formats import open_checkpoint
 from beamwright.models.linear import packer, prepack, quiet_import, storage_for
 from beamwright.models.shape import ModelShape, capped, shape_from_text
+from beamwright.models.survey import survey
 from beamwright.models.tokenizer import TextCodec
 from beamwright.models.weights import load_weights, random_weights, tensor_names
 from beamwright.plan.costs import Storage, weight_bytes
@@ -94,15 +98,26 @@ def load_model(
         codec = TextCodec.load(folder, chat_template, template_args)
         folder = resolve_folder(spec, role)
         digest = digest_later(folder)
-        weights = load_weights(folder, shape, dtype, device, storage=storage, pack=pack)
     tile = TILE_ROWS if settings.deterministic else None
+    if shape.built is not None and folder is not None:
+        adapted = _adapt(folder, shape, Placing(dtype, device, storage, pack, reads_logits, tile))
+        return LoadedModel(adapted, codec, folder, storage, digest)
+    if folder is not None:
+        weights = load_weights(folder, shape, dtype, device, storage=storage, pack=pack)
     return LoadedModel(DenseDecoder(shape, weights, tile), codec, folder, storage, digest)
+
+
+def _adapt(folder: Path, shape: ModelShape, placing: Placing) -> AdaptedDecoder:
+    """The decoder over the folder's model of `transformers`."""
+    found = survey(config_of(folder), placing.dtype)
+    fill(found, open_checkpoint(folder), placing, str(folder))
+    return AdaptedDecoder(found, shape, placing.dtype, placing.device, placing.tile_rows)
 
 
 def _shape(spec: str, folder: Path | None, settings: ModelSettings, role: str) -> ModelShape:
     if folder is None:
         return capped(shape_from_text(spec.removeprefix("random:")), settings.context)
-    return read_shape(folder, settings.context, role)
+    return read_shape(folder, settings.context, role, settings.decoder)
 
 
 def _precision(
@@ -239,7 +254,7 @@ def resolve_dtype(name: str, device: str, shape: ModelShape) -> torch.dtype:
         return torch.bfloat16 if has_matrix_units(torch.device(device)) else torch.float16
     is_large = shape.num_parameters >= LARGE_PARAMETERS
     faster = shape.stored_bfloat16 and is_large and has_bfloat16()
-    exact = faster and products_are_invariant(shape.projections, torch.bfloat16)
+    exact = faster and products_are_invariant(shape.matrices, torch.bfloat16)
     return torch.bfloat16 if exact else torch.float32
 
 
@@ -255,10 +270,10 @@ def has_bfloat16() -> bool:
 
 
 @cache
-def products_are_invariant(projections: tuple[tuple[int, int], ...], dtype: torch.dtype) -> bool:
+def products_are_invariant(matrices: tuple[tuple[int, int, int], ...], dtype: torch.dtype) -> bool:
     """Whether rows of products [out, in] have the same bits at any batch, as they run on a CPU."""
     generator = torch.Generator().manual_seed(0)
-    for rows, columns in projections:
+    for rows, columns, _ in matrices:
         weight = torch.randn(rows, columns, generator=generator).to(dtype)
         product = prepack(Linear(weight))
         x = torch.randn(_ROWS[-1], columns, generator=generator).to(dtype)

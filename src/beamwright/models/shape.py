@@ -13,9 +13,13 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from beamwright.errors import InputError
+from beamwright.errors import InputError, UnsupportedModelError
 
 _SIZES = ("hidden", "layers", "heads", "kv_heads", "intermediate", "vocab", "context")
+
+
+class NotBuiltError(UnsupportedModelError):
+    """Another engine may well run this model."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,20 @@ class LayerGroup:
 
 
 @dataclass(frozen=True)
+class BuiltSizes:
+    """What a model is built of that the numbers of a dense decoder do not say.
+
+    parameters: all, and those that one token is multiplied with. head: those of the LM head, where
+    it has its own. matrices: rows and columns of projections that `--weights` is for, and how many.
+    """
+
+    parameters: int
+    active: int
+    head: int
+    matrices: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """One decoder.
 
@@ -54,6 +72,7 @@ class ModelShape:
     shared: (layer, whose KV it reads) of layers that have none of their own.
     packed: of a quantised checkpoint's projections, all layers together, the bytes of those that
     stay quantised, and the values of the others; None of a plain one.
+    built: of a model that `transformers` builds; None where the decoder is our own.
     """
 
     architecture: str
@@ -83,6 +102,7 @@ class ModelShape:
     groups: tuple[LayerGroup, ...] = ()
     shared: tuple[tuple[int, int], ...] = ()
     packed: tuple[int, int] | None = None
+    built: BuiltSizes | None = None
 
     @property
     def kv_groups(self) -> tuple[LayerGroup, ...]:
@@ -93,6 +113,8 @@ class ModelShape:
     @property
     def num_parameters(self) -> int:
         """Parameters, tied embeddings counted once."""
+        if self.built is not None:
+            return self.built.parameters - (0 if self.has_lm_head else self.built.head)
         h, d = self.hidden, self.head_dim
         q, kv = self.heads * d, self.kv_heads * d
         norm = h if self.norm == "rms" else 2 * h
@@ -110,11 +132,23 @@ class ModelShape:
         return total
 
     @property
-    def projections(self) -> tuple[tuple[int, int], ...]:
-        """Rows and columns of one layer's matrices: (fused) qkv, out, gate_up, down."""
+    def active_parameters(self) -> int:
+        """Those that one token is multiplied with: of experts, the ones that it takes."""
+        idle = 0 if self.built is None else self.built.parameters - self.built.active
+        return self.num_parameters - idle
+
+    @property
+    def matrices(self) -> tuple[tuple[int, int, int], ...]:
+        """Rows and columns of all layers' projections, and how many there are of them.
+
+        Of our own decoder: (fused) qkv, out, gate_up, down.
+        """
+        if self.built is not None:
+            return self.built.matrices
         h, d, inner = self.hidden, self.head_dim, self.intermediate
         q, kv = self.heads * d, self.kv_heads * d
-        return ((q + 2 * kv, h), (h, q), ((2 if self.gated else 1) * inner, h), (h, inner))
+        sizes = ((q + 2 * kv, h), (h, q), ((2 if self.gated else 1) * inner, h), (h, inner))
+        return tuple((*size, self.layers) for size in sizes)
 
     def working_bytes_per_row(self, element_bytes: int) -> int:
         """Estimate of what a decode step needs per row beside KV: activations, and logits five

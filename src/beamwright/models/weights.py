@@ -210,7 +210,7 @@ def _assemble(
         return pack(quantise_linear(linear, storage))
 
     def layer(number: int) -> Layer:
-        _give_back()
+        give_back()
         return _layer(shape, called, reader, f"layers.{number}.", keep)
 
     weights = DecoderWeights(
@@ -248,7 +248,7 @@ def _layer(
     return layer
 
 
-def _give_back() -> None:
+def give_back() -> None:
     """Return freed memory to the system: glibc keeps what lies between blocks that are in use."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:

@@ -37,7 +37,9 @@ class Shape(Protocol):
     @property
     def num_parameters(self) -> int: ...
     @property
-    def projections(self) -> tuple[tuple[int, int], ...]: ...
+    def active_parameters(self) -> int: ...
+    @property
+    def matrices(self) -> tuple[tuple[int, int, int], ...]: ...
     @property
     def packed(self) -> tuple[int, int] | None: ...
     def kv_bytes_per_token(self, element_bytes: int, /) -> int: ...
@@ -88,13 +90,15 @@ def weight_bytes(shape: Shape, element_bytes: int, storage: Storage = Storage.PL
     """Bytes of all weights of a model. element_bytes: of what is not quantised."""
     if storage is Storage.PLAIN:
         return shape.num_parameters * element_bytes
-    projections = shape.projections
-    others = shape.num_parameters - shape.layers * sum(map(prod, projections))
+    others = shape.num_parameters - sum(map(prod, shape.matrices))
     if storage is Storage.STORED:
         packed, plain = shape.packed or (0, 0)
         return packed + (others + plain) * element_bytes
-    quantised = sum(matrix_bytes(*each, element_bytes, storage) for each in projections)
-    return others * element_bytes + shape.layers * quantised
+    quantised = sum(
+        count * matrix_bytes(rows, columns, element_bytes, storage)
+        for rows, columns, count in shape.matrices
+    )
+    return others * element_bytes + quantised
 
 
 def conversion_bytes(shape: Shape, element_bytes: int, storage: Storage) -> int:
@@ -104,7 +108,7 @@ def conversion_bytes(shape: Shape, element_bytes: int, storage: Storage) -> int:
     """
     if storage in (Storage.PLAIN, Storage.INT4_TILED):
         return 0
-    return 2 * shape.layers * sum(map(prod, shape.projections)) * element_bytes
+    return 2 * sum(map(prod, shape.matrices)) * element_bytes
 
 
 def product_scratch_bytes(
@@ -112,10 +116,10 @@ def product_scratch_bytes(
 ) -> int:
     """Working memory of the largest product, beside its input and output."""
     if storage is Storage.INT8:
-        return max(map(prod, shape.projections)) * element_bytes
+        return max(rows * columns for rows, columns, _ in shape.matrices) * element_bytes
     if storage in (Storage.INT4, Storage.STORED):
         # A tile's nibbles as bytes, as floating point, and with scale and zero point.
-        most = max(rows * _up(columns, INT4_GROUP) for rows, columns in shape.projections)
+        most = max(rows * _up(columns, INT4_GROUP) for rows, columns, _ in shape.matrices)
         return min(most, GROUPED_TILE_VALUES) * (1 + 4 + 4)
     return 0
 

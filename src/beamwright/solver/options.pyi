@@ -118,6 +118,10 @@ class SolverOptions(RequestOptions, total=False):
     """Precision of weights, activations and KV; auto on a CPU is float32, or bfloat16 for a
     checkpoint of 100 million parameters and more, where the CPU multiplies it exactly.
     """
+    decoder: Literal["auto", "own", "transformers"]
+    """What runs the models' layers: own (dense families, fastest), transformers (any causal
+    model whose attention goes through its interface); auto: own where it can.
+    """
     attention: Literal["auto", "reference", "dense", "tree", "triton-dense", "triton-tree"]
     """How decoding attends to shared prefixes (tree, dense: kernels on a GPU)."""
     context: int | None

@@ -95,12 +95,12 @@ def check_models(settings: ModelSettings) -> None:
     """
     if not settings.runs_elsewhere and not settings.is_random:
         folder = resolve_folder(settings.model, "generator", weights=False)
-        read_shape(folder, settings.context)
+        read_shape(folder, settings.context, decoder=settings.decoder)
     name = settings.scorer
     place = (_checkpoint(name) or ("", "", ""))[2]
     if place and not place.startswith("random:"):
         folder = resolve_folder(place, "verifier", name, known_verifiers(name), weights=False)
-        read_shape(folder, settings.context, "verifier")
+        read_shape(folder, settings.context, "verifier", settings.decoder)
 
 
 def find_format(settings: ModelSettings) -> tuple[AnySpec | None, Path | None]:
@@ -123,7 +123,9 @@ def find_format(settings: ModelSettings) -> tuple[AnySpec | None, Path | None]:
             f"--verifier {name}: a verifier needs a tokenizer; random shapes have none"
         )
     folder = resolve_folder(place, "verifier", name, known_verifiers(name))
-    read_shape(folder, settings.context, "verifier")  # what cannot run has no format to look for
+    read_shape(
+        folder, settings.context, "verifier", settings.decoder
+    )  # what cannot run has no format to look for
     if kind == _JUDGE:
         return load_judge(folder), folder
     if kind == _LIKELIHOOD:

@@ -61,7 +61,7 @@ def test_a_folder_is_the_model_that_it_means(write, name):
                for part in ("qkv", "out", "gate_up", "down")]  # fmt: skip
     assert all(isinstance(each, GroupedLinear) for each in linears) == (name in packed_files.KEPT)
     others = loaded.decoder.shape.num_parameters - sum(
-        out * into * len(weights.layers) for out, into in loaded.decoder.shape.projections
+        out * into * count for out, into, count in loaded.decoder.shape.matrices
     )
     stored = sum(each.weight.nbytes for each in linears) + 4 * others
     assert weight_bytes(read_shape(folder, None), 4, loaded.storage) == stored

@@ -171,20 +171,22 @@ def _differs(found: float, expected: float) -> bool:
 
 
 def packed_sizes(
-    place: Path, config: Mapping[str, Any], layers: int, projections: Iterable[tuple[int, int]]
+    place: Path, config: Mapping[str, Any], matrices: Iterable[tuple[int, int, int]]
 ) -> tuple[int, int] | None:
     """Of all layers' projections: bytes of those that stay quantised, values of the others.
 
-    config: of the folder or file `place`. projections: [rows, columns] of one layer's.
+    config: of the folder or file `place`. matrices: rows and columns of projections, how many.
     """
     if place.suffix == GGUF:
         return _kept_sizes(place)
     if (form := _bits_and_group(quantisation(config) or {})) is None:
         return None
     bits, group = form
-    sizes = ((rows, columns, group if group > 0 else columns) for rows, columns in projections)
-    whole = sum(rows * columns // each * (each * bits // 8 + bits) for rows, columns, each in sizes)
-    return layers * whole, 0
+    packed = 0
+    for rows, columns, count in matrices:
+        each = group if group > 0 else columns
+        packed += count * (rows * columns // each * (each * bits // 8 + bits))
+    return packed, 0
 
 
 def _bits_and_group(quantised: Mapping[str, Any]) -> tuple[int, int] | None:

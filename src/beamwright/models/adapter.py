@@ -1,0 +1,181 @@
+"""A decoder of `transformers`' own modules, whose attention is a view's. No code per family.
+
+Rows are packed as one sequence [1, tokens] with their positions. What a layer attends to is the
+view's business, so what it hands to attention is all that there is to translate; everything else
+works token by token. Weights that only products read become projections of ours (`Product`).
+"""
+
+from __future__ import annotations
+
+import math
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from beamwright.models.decoder import Decoder, Linear, by_rows
+from beamwright.models.shape import ModelShape
+from beamwright.models.survey import Survey, bind
+from beamwright.protocols import AttentionView
+
+
+class Product:
+    """Stands where a weight was: `F.linear` with it is a product of ours."""
+
+    def __init__(
+        self, linear: Linear, like: torch.Tensor, device: str, tile_rows: int | None
+    ) -> None:
+        self.linear, self._tile_rows = linear, tile_rows
+        self.shape, self.dtype, self.device = like.shape, like.dtype, torch.device(device)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> torch.Tensor:
+        if func is not F.linear:
+            raise TypeError(f"{func} of a weight that is kept for products")
+        x, own, bias = (*args, None)[:3] if kwargs is None else (*args, *kwargs.values(), None)[:3]
+        own.linear.bias = bias
+        flat = x.reshape(-1, x.shape[-1])
+        found = by_rows(own.linear, flat, own._tile_rows)
+        return found.view(*x.shape[:-1], -1)
+
+
+class _Attention:
+    """Hands what layers attend with to the view that is in use."""
+
+    def __init__(self) -> None:
+        self.view: AttentionView | None = None
+
+    def __call__(
+        self,
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: None = None,
+        scaling: float | None = None,
+        s_aux: torch.Tensor | None = None,
+        **_: Any,
+    ) -> torch.Tensor:
+        """Context [1, tokens, heads, width of a value] of [1, heads, tokens, width] each."""
+        assert self.view is not None
+        width, narrow = query.shape[-1], value.shape[-1]
+        head_dim = max(width, narrow)
+        # A view divides by the root of the width that it gets.
+        scale = (width**-0.5 if scaling is None else scaling) * math.sqrt(head_dim)
+        if not math.isclose(scale, 1.0, rel_tol=1e-12):
+            query = query * scale
+        if width != narrow:
+            query, key, value = (F.pad(x, (0, head_dim - x.shape[-1])) for x in (query, key, value))
+        query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+        sinks = () if s_aux is None else (s_aux,)
+        key_value = torch.stack([key, value], dim=1)
+        context: torch.Tensor = self.view.attend(module.layer_idx, query, key_value, *sinks)
+        return context[None, ..., :narrow]
+
+
+class _Passed:
+    """What a model without layers puts out: what it was given."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+    def __getitem__(self, place: int) -> torch.Tensor:
+        return (self.last_hidden_state,)[place]
+
+
+class _NoLayers(torch.nn.Module):
+    """Stands where the layers were, so that a model's own head can be called alone."""
+
+    def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> _Passed:
+        return _Passed(inputs_embeds)
+
+    def __getattr__(self, name: str) -> _NoLayers:
+        return self  # some models' layers are one module further in
+
+
+class AdaptedDecoder(Decoder):
+    """A `Decoder` over a model of `transformers`. found: its survey, with weights in place."""
+
+    def __init__(
+        self,
+        found: Survey,
+        shape: ModelShape,
+        dtype: torch.dtype,
+        device: str,
+        tile_rows: int | None,
+    ) -> None:
+        self.shape, self.tile_rows = shape, tile_rows
+        self._dtype, self._device = dtype, torch.device(device)
+        self._attention, self._found = _Attention(), found
+        self._embedding, self._body = found.model.get_input_embeddings().weight, found.body
+        bind(found.model, self._attention, lambda module, *args: module.beamwright_experts(*args))
+        found.model._modules[found.body_at] = _NoLayers()
+        path, _, self._leaf = found.layers_at.partition(".")[2].rpartition(".")
+        self._holder = self._body.get_submodule(path)
+        self._layers = getattr(self._holder, self._leaf)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Families differ in what their layers compute, and name that by their shape."""
+        modules = self._layers.modules()
+        kinds = {type(each.weight.linear) for each in modules if "weight" in each.__dict__}
+        return self.shape, frozenset(kinds), self.dtype, self.device, self.tile_rows
+
+    def hidden(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        view: AttentionView,
+        read: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        self._attention.view = view
+        self._holder._modules[self._leaf] = self._layers
+        found = self._body(token_ids[None], position_ids=positions[None], use_cache=False)
+        states: torch.Tensor = found.last_hidden_state[0]
+        return states if read is None else states.index_select(0, read)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return by_rows(self._head, hidden, self.tile_rows)
+
+    def _head(self, x: torch.Tensor) -> torch.Tensor:
+        """The model's own: with its scale, or soft cap."""
+        found: torch.Tensor = self._found.model(inputs_embeds=x[None], use_cache=False).logits[0]
+        return found
+
+    def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return F.embedding(token_ids, self._embedding)
+
+    def first_layers(self) -> AdaptedDecoder:
+        """All layers up to the first one of the last kind: they keep their numbers."""
+        owners, firsts = dict(self.shape.shared), dict[object, int]()
+        for number, layer in enumerate(self._layers):
+            group = next((g for g in self.shape.kv_groups if number in g.layers), None)
+            parts = tuple(type(part) for part in layer.modules())
+            if number not in owners:
+                firsts.setdefault((replace(group, layers=()) if group else None, parts), number)
+        depth = 1 + max(firsts.values())
+        first = copy(self)
+        first._layers = torch.nn.ModuleList(list(self._layers)[:depth])
+        groups = [
+            replace(group, layers=tuple(number for number in group.layers if number < depth))
+            for group in self.shape.groups
+        ]
+        kept = tuple(group for group in groups if group.layers)
+        shared = tuple(pair for pair in self.shape.shared if pair[0] < depth)
+        first.shape = replace(self.shape, layers=depth, groups=kept, shared=shared)
+        return first

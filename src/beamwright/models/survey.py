@@ -1,0 +1,359 @@
+"""What a model of `transformers` is, found by running it once on the meta device; no weights.
+
+A forward pass of a few tokens shows what each layer hands to attention (heads, window, soft cap,
+whose KV), which weights are read by linear products alone, and which modules are experts. So no
+family needs code of its own here, and sizes are known before anything loads.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from beamwright.models.shape import BuiltSizes, LayerGroup, ModelShape, NotBuiltError
+
+NAME = "beamwright"
+"""How `transformers` knows our attention and our experts."""
+
+_SURVEY = "beamwright-survey"
+_LEAST_VERSION = (5, 23)
+_TOKENS = 8
+_BY_LENGTH = ("dynamic", "longrope")
+_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+_CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+
+
+@dataclass(frozen=True)
+class Attended:
+    """What one layer handed to attention: heads, their width, which tokens a token sees."""
+
+    key: torch.Tensor
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mask: Any
+    softcap: float | None
+
+
+@dataclass
+class Survey:
+    """A model on the meta device, and what a forward pass of it has shown.
+
+    body: the model without its head, by that name; layers_at: the list of its layers. calls: by
+    layer. products: names of weights that nothing but `F.linear` reads. experts: names of those
+    modules, and how many experts a token takes.
+    """
+
+    model: Any
+    body: Any
+    body_at: str
+    layers_at: str
+    calls: dict[int, Attended] = field(default_factory=dict)
+    products: frozenset[str] = frozenset()
+    experts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def layers(self) -> torch.nn.ModuleList:
+        """The model's layers."""
+        found = self.model.get_submodule(self.layers_at)
+        assert isinstance(found, torch.nn.ModuleList)
+        return found
+
+    def quantises(self, name: str) -> bool:
+        """Whether `--weights` is for this projection: one of a layer's, and no router."""
+        if name not in self.products or not name.startswith(f"{self.layers_at}."):
+            return False
+        module = self.model.get_submodule(name.rpartition(".")[0])
+        counts = {1, *(self.model.get_submodule(each).num_experts for each in self.experts)}
+        return isinstance(module, torch.nn.Linear) and module.out_features not in counts
+
+
+# --- our attention and experts among those of transformers ------------------------------------
+
+
+def bind(model: torch.nn.Module, attend: Callable[..., Any], experts: Callable[..., Any]) -> None:
+    """Have a model's attention and experts computed by these; its modules carry them."""
+    for module in model.modules():
+        module.__dict__["beamwright"] = (attend, experts)
+
+
+def _attend(module: Any, *args: Any, **kwargs: Any) -> tuple[Any, None]:
+    return module.beamwright[0](module, *args, **kwargs), None
+
+
+def _experts(module: Any, *args: Any, **kwargs: Any) -> Any:
+    return module.beamwright[1](module, *args, **kwargs)
+
+
+def _register() -> None:
+    """
+    Raises:
+        NotBuiltError: if this `transformers` is too old.
+    """
+    found = version("transformers")
+    if tuple(int(part) for part in found.split(".")[:2]) < _LEAST_VERSION:
+        least = ".".join(map(str, _LEAST_VERSION))
+        raise NotBuiltError(
+            f"the own decoder does not run it, and --decoder transformers needs transformers "
+            f"{least}, this is {found}: pip install 'transformers>={least}'"
+        )
+    from transformers import AttentionInterface  # noqa: PLC0415 (slow import)
+    from transformers.integrations.moe import ExpertsInterface  # noqa: PLC0415 (slow import)
+    from transformers.masking_utils import AttentionMaskInterface  # noqa: PLC0415 (slow import)
+
+    for name in (NAME, _SURVEY):
+        AttentionInterface.register(name, _attend)
+    # A name without a mask function gets no masks; in a survey they say what a token sees.
+    AttentionMaskInterface.register(_SURVEY, lambda mask_function, **_: mask_function)
+    ExpertsInterface.register(NAME, _experts)
+
+
+# --- the survey ------------------------------------------------------------------------------
+
+
+def survey(config: Any, dtype: torch.dtype = torch.float32) -> Survey:
+    """Build the model of a config on the meta device, and run it there.
+
+    Raises:
+        NotBuiltError: if `transformers` has no causal model for it, or its layers do what no view
+            of ours computes.
+    """
+    _register()
+    text = config.get_text_config(decoder=True)
+    if getattr(config, "is_encoder_decoder", False):
+        raise NotBuiltError(_refusal(text, "an encoder and a decoder"))
+    try:
+        found = _build(text, dtype)
+        with torch.inference_mode():
+            _run(found)
+    except NotBuiltError:
+        raise
+    except Exception as error:  # model code of any family
+        line = " ".join(f"{type(error).__name__}: {error}".split())[:120]
+        raise NotBuiltError(_refusal(text, f"its layers do not run here ({line})")) from error
+    for number in range(len(found.layers)):
+        if number not in found.calls:
+            parts = ", ".join(type(part).__name__ for part in found.layers[number].children())
+            line = f"layer {number} ({parts}) does not attend through transformers' interface"
+            raise NotBuiltError(_refusal(text, line))
+    found.body.config._attn_implementation = NAME
+    return found
+
+
+def _refusal(config: Any, why: str) -> str:
+    """That it cannot run: kinds of layers that attend to no tokens say why, or else what we saw."""
+    named = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
+    other = sorted({str(kind) for kind in named or ()} - _ATTENTION)
+    reason = f"layers of the kind {', '.join(other)}" if other else why
+    return f"architecture {config.model_type!r} is not supported: {reason}"
+
+
+def _build(config: Any, dtype: torch.dtype) -> Survey:
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415 (slow import)
+
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        line = "transformers builds no causal model of its text part alone"
+        raise NotBuiltError(_refusal(config, line))
+    options = {"attn_implementation": _SURVEY, "experts_implementation": NAME, "dtype": dtype}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options).eval()
+    embedding = model.get_input_embeddings()
+    name, body = next(
+        (name, child) for name, child in model.named_children() if embedding in child.modules()
+    )
+    layers_at = next(
+        f"{name}.{at}"
+        for at, module in body.named_modules()
+        if isinstance(module, torch.nn.ModuleList) and len(module) == config.num_hidden_layers
+    )
+    if "position_ids" not in inspect.signature(body.forward).parameters:
+        raise NotBuiltError(_refusal(config, "its layers take no positions"))
+    return Survey(model, body, name, layers_at)
+
+
+def _run(found: Survey) -> None:
+    """Note what a few tokens on the meta device do in each layer."""
+    uses: dict[str, set[Any]] = defaultdict(set)
+    chosen: dict[torch.nn.Module, int] = {}
+
+    def attend(
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: Any,
+        **given: Any,
+    ) -> torch.Tensor:
+        layer = getattr(module, "layer_idx", None)
+        if layer is None or layer in found.calls or key.shape[2] != query.shape[2]:
+            what = type(module).__name__
+            raise NotBuiltError(f"{what}: attention that is not a layer's one to its own tokens")
+        (_, heads, tokens, width), (_, kv_heads, _, narrow) = query.shape, value.shape
+        softcap, head_dim = given.get("softcap"), max(width, narrow)
+        found.calls[layer] = Attended(key, heads, kv_heads, head_dim, attention_mask, softcap)
+        return query.new_empty(1, tokens, heads, narrow)
+
+    def experts(module: Any, hidden: torch.Tensor, index: torch.Tensor, _: Any) -> torch.Tensor:
+        chosen[module] = index.shape[-1]
+        return torch.empty_like(hidden)
+
+    bind(found.model, attend, experts)
+    ids = torch.zeros(1, _TOKENS, dtype=torch.long, device="meta")
+    places = torch.arange(_TOKENS, device="meta")[None]
+    with _Uses(found.model, uses):
+        # The mask of padding only says that no sequences are packed.
+        found.body(ids, attention_mask=torch.ones_like(ids), position_ids=places, use_cache=False)
+    found.products = frozenset(name for name, used in uses.items() if used == {F.linear})
+    named = found.model.named_modules()
+    found.experts = {name: chosen[module] for name, module in named if module in chosen}
+
+
+class _Uses(TorchFunctionMode):
+    """Notes which functions read each parameter of a model."""
+
+    def __init__(self, model: torch.nn.Module, uses: dict[str, set[Any]]) -> None:
+        self._names = {id(each): name for name, each in model.named_parameters()}
+        self._uses = uses
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") != "__get__":  # an attribute
+            for place, value in enumerate((*args, *(kwargs or {}).values())):
+                name = self._names.get(id(value))
+                if name is not None and (func is not F.linear or place == 1):
+                    self._uses[name].add(func)
+        return func(*args, **(kwargs or {}))
+
+
+# --- a shape ---------------------------------------------------------------------------------
+
+
+def shape_of(found: Survey, max_context: int | None) -> ModelShape:
+    """The shape of a surveyed model, with what it is built of.
+
+    Raises:
+        NotBuiltError: if its layers cannot share one attention view.
+    """
+    config, embedding = found.body.config, found.model.get_input_embeddings().weight
+    limit = next((getattr(config, n) for n in _CONTEXTS if getattr(config, n, None)), max_context)
+    if limit is None:
+        raise NotBuiltError(
+            f"{config.model_type}: its config has no longest context: use --context"
+        )
+    context = limit if max_context is None else min(limit, max_context)
+    calls = [found.calls[number] for number in range(len(found.layers))]
+    if len({call.heads for call in calls}) > 1:
+        raise NotBuiltError(f"{config.model_type}: layers with different numbers of heads")
+    _check_rotary(config, context)
+    shared, groups = _groups(calls, context, getattr(config, "attention_chunk_size", None))
+    head, first = found.model.get_output_embeddings(), groups[0]
+    if len(groups) > 1 or shared:
+        raise NotBuiltError("layers that attend in different ways")
+    plain = len(groups) == 1 and first.window is None and first.softcap is None and not shared
+    return ModelShape(
+        architecture=config.model_type,
+        hidden=embedding.shape[1],
+        layers=len(calls),
+        heads=calls[0].heads,
+        kv_heads=max(group.kv_heads for group in groups),
+        head_dim=max(group.head_dim for group in groups),
+        intermediate=getattr(config, "intermediate_size", None) or 4 * embedding.shape[1],
+        vocab=embedding.shape[0],
+        context=context,
+        full_context=limit,
+        tied=head is not None and head.weight is embedding,
+        stored_bfloat16=str(getattr(config, "dtype", None)).endswith("bfloat16"),
+        groups=() if plain else groups,
+        shared=shared,
+        built=_sizes(found),
+    )
+
+
+def _check_rotary(config: Any, context: int) -> None:
+    """
+    Raises:
+        NotBuiltError: if rotary frequencies follow from the longest path of a batch.
+    """
+    rope = dict(getattr(config, "rope_parameters", None) or {})
+    for each in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        most = each.get("original_max_position_embeddings") or config.max_position_embeddings
+        if each.get("rope_type") in _BY_LENGTH and context > most:
+            raise NotBuiltError(
+                f"rope type {each['rope_type']!r} changes with the longest path in a batch: use "
+                f"--context {most} or less"
+            )
+
+
+def _groups(
+    calls: list[Attended], context: int, chunk: int | None
+) -> tuple[tuple[tuple[int, int], ...], tuple[LayerGroup, ...]]:
+    """Layers that read others' keys, and the rest by what attention does in them."""
+    owners: dict[int, int] = {}
+    shared, members = [], defaultdict(list)
+    for number, call in enumerate(calls):
+        if (owner := owners.setdefault(id(call.key), number)) != number:
+            shared.append((number, owner))
+            continue
+        try:
+            window = window_of(call.mask, context)
+        except RuntimeError as error:  # of masks that look at other tensors, on the meta device
+            if context > (chunk or 0):
+                raise NotBuiltError(f"chunked attention: use --context {chunk} or less") from error
+            window = None
+        alike = (call.kv_heads, call.head_dim, window, call.softcap)
+        members[alike].append(number)
+    return tuple(shared), tuple(LayerGroup(tuple(at), *alike) for alike, at in members.items())
+
+
+def window_of(mask: Any, context: int) -> int | None:
+    """How many tokens a token sees by this mask function; None for all before it.
+
+    Raises:
+        NotBuiltError: if it sees others.
+    """
+    places, seen = torch.arange(context), []
+    for place in {context - 1, context - 2, context // 2}:
+        if place < 0 or mask is None:
+            continue
+        sees = torch.as_tensor(mask(0, 0, torch.tensor(place), places)).expand(context)
+        count = int(sees.sum())
+        if not count or not bool(sees[place + 1 - count : place + 1].all()):
+            raise NotBuiltError("attention that is neither causal nor a sliding window")
+        seen.append((place, count))
+    windows = {count for place, count in seen if count <= place}
+    if len(windows) > 1 or any(count > most for most in windows for _, count in seen):
+        raise NotBuiltError("chunked attention, which no window expresses")
+    return windows.pop() if windows else None
+
+
+def _sizes(found: Survey) -> BuiltSizes:
+    named = dict(found.model.named_parameters())
+    total = sum(each.numel() for each in named.values())
+    matrices: dict[tuple[int, int], int] = defaultdict(int)
+    for name, each in named.items():
+        if found.quantises(name):
+            matrices[(each.shape[0], each.shape[1])] += 1
+    idle = 0
+    for name, taken in found.experts.items():
+        module = found.model.get_submodule(name)
+        for each in module.parameters(recurse=False):
+            idle += each.numel() * (module.num_experts - taken) // module.num_experts
+            if each.dim() == 3:
+                rows, columns = each.shape[:0:-1] if module.is_transposed else each.shape[1:]
+                matrices[(rows, columns)] += module.num_experts
+    head = found.model.get_output_embeddings()
+    own = (
+        0
+        if head is None or head.weight is found.model.get_input_embeddings().weight
+        else head.weight.numel()
+    )
+    return BuiltSizes(total, total - idle, own, tuple((*size, n) for size, n in matrices.items()))

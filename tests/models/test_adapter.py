@@ -1,0 +1,277 @@
+"""The decoder over `transformers`' modules, against `transformers` and against the own one."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+import fakes
+from beamwright.attention import make_attention
+from beamwright.engine.selftest import batches_are_exact
+from beamwright.errors import InputError, UnsupportedModelError
+from beamwright.models import survey
+from beamwright.models.adapter import AdaptedDecoder
+from beamwright.models.config import read_shape
+from beamwright.models.load import inspect_model, load_model, read_reference
+from beamwright.models.tree_model import PrefillRequest, TreeModel
+from beamwright.sections import ModelSettings
+from engines import exact_dtype, tiny_solver
+
+TINY = {
+    **{"vocab_size": fakes.VOCAB, "hidden_size": 64, "num_hidden_layers": 2, "head_dim": 16},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96},
+    **{"max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+}
+MOE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+GROUPED = {**ROUTED, "n_shared_experts": 1, "n_group": 2, "topk_group": 1}
+LATENT = {
+    **{"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8},
+    **{"v_head_dim": 12, "num_key_value_heads": 4, "head_dim": 8},
+}
+SCALES = {"embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 2.0}
+FAMILIES = {
+    "qwen3_moe": MOE,
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "phi3": {},
+    "smollm3": {},
+    "granite": {**SCALES, "attention_multiplier": 0.2},
+    "olmo2": {},
+    "glm4": {},
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4},
+    "deepseek_v3": {**LATENT, **GROUPED, "first_k_dense_replace": 1},
+    "afmoe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+}
+OWN = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {},
+    "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64, "num_key_value_heads": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def write(tmp_path_factory):
+    """A tiny checkpoint of a family; written once."""
+    written = {}
+
+    def call(family, **changes):
+        key = family, json.dumps(changes)
+        if key not in written:
+            folder = written[key] = tmp_path_factory.mktemp(family)
+            options = {**TINY, **{**FAMILIES, **OWN}[family], **changes}
+            fakes.write_tokenizer(folder)
+            fakes.write_checkpoint(folder, AutoConfig.for_model(family, **options))
+        return written[key]
+
+    return call
+
+
+def load(folder, **settings):
+    settings = {"decoder": "transformers", "dtype": "float32", **settings}
+    return load_model(str(folder), ModelSettings(model=str(folder), **settings))
+
+
+@torch.inference_mode()
+def logprobs(decoder, token_ids, attention="reference"):
+    budget = 1024 * decoder.shape.kv_bytes_per_token(decoder.dtype.itemsize)
+    model = TreeModel(decoder, make_attention(attention), budget)
+    hidden = model.prefill([PrefillRequest((), model.store.create(), token_ids, 0)])[0]
+    return decoder.logits(hidden).log_softmax(-1)
+
+
+def tokens(count=64):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(3, fakes.VOCAB, (count,), generator=generator).tolist()
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_log_probabilities_are_those_of_transformers(write, kind):
+    folder, ids = write(kind), tokens()
+    reference = read_reference(folder, torch.float32).eval()
+    with torch.inference_mode():
+        expected = reference(torch.tensor([ids])).logits[0].log_softmax(-1)
+    decoder = load(folder, decoder="auto").decoder
+    assert isinstance(decoder, AdaptedDecoder)
+    for attention in ("reference", "tree"):
+        torch.testing.assert_close(logprobs(decoder, ids, attention), expected, atol=1e-5, rtol=0)
+    assert decoder.shape.num_parameters == sum(p.numel() for p in reference.parameters())
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_both_decoders_say_the_same(write, kind):
+    folder, ids = write(kind), tokens()
+    own, adapted = (load(folder, decoder=name).decoder for name in ("auto", "transformers"))
+    assert (type(own).__name__, type(adapted).__name__) == ("DenseDecoder", "AdaptedDecoder")
+    torch.testing.assert_close(logprobs(own, ids), logprobs(adapted, ids), atol=1e-5, rtol=0)
+    same = ("hidden", "layers", "heads", "kv_heads", "head_dim", "vocab", "context", "tied")
+    for name in (*same, "num_parameters", "active_parameters", "stored_bfloat16"):
+        assert getattr(own.shape, name) == getattr(adapted.shape, name), name
+    chosen = torch.tensor([3, 5])
+    assert torch.equal(own.embedded(chosen), adapted.embedded(chosen))
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "deepseek_v3", "granite"])
+def test_rows_do_not_depend_on_the_batch(write, kind):
+    decoder = load(write(kind), dtype=exact_dtype()).decoder
+    assert batches_are_exact(decoder, make_attention("tree"))
+    # A layer without experts, and one with them.
+    assert decoder.first_layers().shape.layers == (2 if kind == "deepseek_v3" else 1)
+
+
+def test_rows_that_depend_on_the_batch_are_found_out(write, monkeypatch):
+    decoder, real = load(write("qwen3_moe")).decoder, AdaptedDecoder.hidden
+
+    def hidden(self, token_ids, *words):
+        return real(self, token_ids, *words) * (1 + 1e-5 * (len(token_ids) > 24))
+
+    monkeypatch.setattr(AdaptedDecoder, "hidden", hidden)
+    assert not batches_are_exact(decoder, make_attention("tree"))
+
+
+def test_experts_that_tie_are_chosen_by_the_row_alone(write, tmp_path):
+    """Every router gives all of its experts the same score: whom it takes must not depend on the
+    other rows, nor the order that they are added up in."""
+    for file in write("qwen3_moe").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = load_file(tmp_path / "model.safetensors")
+    routers = [name for name in weights if name.endswith("mlp.gate.weight")]
+    assert len(routers) == TINY["num_hidden_layers"]
+    save_file({**weights, **{name: weights[name] * 0 for name in routers}},
+              tmp_path / "model.safetensors", metadata={"format": "pt"})  # fmt: skip
+    assert batches_are_exact(load(tmp_path, dtype=exact_dtype()).decoder, make_attention("tree"))
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("kind", ["qwen3_moe", "olmo2"])
+def test_weights_shrink_as_the_plan_says(write, kind, weights):
+    folder, ids = write(kind), tokens()
+    plain, small = load(folder).decoder, load(folder, weights=weights).decoder
+    difference = (logprobs(plain, ids) - logprobs(small, ids)).abs()
+    assert 0 < difference.mean() < (0.05 if weights == "int8" else 0.5)
+    sizes = [
+        inspect_model(ModelSettings(model=str(folder), dtype="float32", weights=each))
+        for each in ("auto", weights)
+    ]
+    assert sizes[1]["weight_bytes"] < sizes[0]["weight_bytes"]
+
+
+def test_a_token_is_multiplied_with_the_experts_that_it_takes(write):
+    shape = read_shape(write("qwen3_moe"), None)
+    idle = 2 * (8 - 2) * 3 * 64 * 32
+    assert shape.active_parameters == shape.num_parameters - idle
+    assert dict(((r, c), n) for r, c, n in shape.matrices)[64, 32] == 2 * 8
+
+
+def test_the_tree_is_the_same_at_a_quarter_of_the_kv(write):
+    folder = write("qwen3_moe")
+    options = {"dtype": exact_dtype(), "verifier": "logprob", "n": 8, "width": 2}
+    with tiny_solver(folder, **options) as solver:
+        whole = solver.solve("What is 1 + 1?")
+        assert solver.exact
+    with tiny_solver(folder, **options, schedule="locality", kv_memory="64KB") as solver:
+        assert solver.solve("What is 1 + 1?").tree_hash == whole.tree_hash
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ("drop", "weight model.layers.1.mlp.gate.weight is missing"),
+        ("add", "weight model.layers.1.self_attn.q_proj.bias is not one of a qwen3_moe"),
+        ("cut", r"model.norm.weight has shape \(63,\), config says \(64,\)"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_named(write, tmp_path, change, complaint):
+    for file in write("qwen3_moe").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = load_file(tmp_path / "model.safetensors")
+    if change == "drop":
+        weights.pop("model.layers.1.mlp.gate.weight")
+    elif change == "add":
+        weights["model.layers.1.self_attn.q_proj.bias"] = torch.zeros(64)
+    else:
+        weights["model.norm.weight"] = weights["model.norm.weight"][:-1].clone()
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match=complaint):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "complaint"),
+    [
+        ("mamba", {}, "'mamba' is not supported: layers of the kind linear_attention"),
+        ("qwen3_next", {**MOE, "num_hidden_layers": 4}, "layers of the kind linear_attention"),
+        ("bloom", {}, "'bloom' is not supported: its layers take no positions"),
+        ("t5", {}, "an encoder and a decoder"),
+        ("gptj", {"rotary_dim": 8}, "'gptj' is not supported: its layers do not run here"),
+    ],
+)
+def test_what_cannot_run_says_which_layers_stop_it(tmp_path, kind, options, complaint):
+    config = AutoConfig.for_model(kind, **{**TINY, **options})
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=complaint) as caught:
+        read_shape(tmp_path, None)
+    assert "--model vllm:PATH or --model openai:URL#NAME" in str(caught.value)
+
+
+def test_rotary_positions_that_follow_the_batch_are_refused(tmp_path):
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "short_factor": [1.0] * 8,
+            "long_factor": [2.0] * 8, "original_max_position_embeddings": 64}  # fmt: skip
+    options = {**TINY, "rope_parameters": rope, "original_max_position_embeddings": 64}
+    AutoConfig.for_model("phi3", **options).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="use --context 64 or less"):
+        read_shape(tmp_path, None)
+    assert read_shape(tmp_path, 64).context == 64
+
+
+def test_an_older_transformers_is_told_which_one_is_wanted(write, monkeypatch):
+    folder = write("qwen3_moe")
+    monkeypatch.setattr(survey, "version", lambda name: "5.17.1")
+    with pytest.raises(UnsupportedModelError, match=r"needs transformers 5.23, this is 5.17.1"):
+        read_shape(folder, None)
+    assert read_shape(write("qwen3"), None).built is None
+
+
+def test_a_backbone_with_another_head_is_loaded_without_logits(tmp_path):
+    """As reward models are saved: the head's own rows are read by whoever scores with them."""
+    config = AutoConfig.for_model("qwen3_moe", **{**TINY, **MOE, "num_labels": 1})
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForSequenceClassification.from_config(config).float().eval()
+    model.save_pretrained(tmp_path)
+    fakes.write_tokenizer(tmp_path)
+    settings = ModelSettings(model=str(tmp_path), dtype="float32")
+    loaded = load_model(str(tmp_path), settings, role="verifier", reads_logits=False)
+    ids = tokens(32)
+    decoder = loaded.decoder
+    tree = TreeModel(decoder, make_attention("tree"), 2**20)
+    with torch.inference_mode():
+        (found,) = tree.prefill([PrefillRequest((), tree.store.create(), ids, 0)])
+        expected = model.model(torch.tensor([ids])).last_hidden_state[0]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    assert decoder.shape.num_parameters == sum(p.numel() for p in model.model.parameters())
+
+
+def test_what_a_token_sees_is_read_from_the_mask():
+    causal = lambda b, h, q, k: k <= q  # noqa: E731
+    window = lambda b, h, q, k: (k <= q) & (q - k < 16)  # noqa: E731
+    chunks = lambda b, h, q, k: (k <= q) & (k // 16 == q // 16)  # noqa: E731
+    assert survey.window_of(None, 100) is None
+    assert survey.window_of(causal, 100) is None
+    assert survey.window_of(window, 100) == 16
+    assert survey.window_of(window, 16) is None
+    assert survey.window_of(chunks, 16) is None
+    with pytest.raises(UnsupportedModelError, match="chunked"):
+        survey.window_of(chunks, 100)
+    with pytest.raises(UnsupportedModelError, match="neither causal"):
+        survey.window_of(lambda b, h, q, k: k >= q, 100)
+
+
+def test_shapes_of_one_kind_differ_where_their_layers_do(write):
+    one, other = (load(write(family)).decoder for family in ("qwen3", "llama"))
+    assert one.kind == load(write("qwen3")).decoder.kind
+    assert one.kind != other.kind
+    assert one.kind != replace(one.shape, context=128)
