@@ -1,9 +1,12 @@
 """The commands that say which models and files run: checkpoints, parity, packings, damage."""
 
 import json
+import os
 import random
 import subprocess
 import sys
+import time
+from multiprocessing import get_context
 from types import SimpleNamespace
 
 import pytest
@@ -75,18 +78,17 @@ def test_verdicts():
     assert [row["log-probabilities"] for row in families.rows_of(rows)] == ["1e-06"]
 
 
+def _ends(*given):
+    os._exit(3)
+
+
 def test_a_process_that_ends_or_hangs_costs_its_own_row(monkeypatch):
-    def ends(*given, **how):
-        return SimpleNamespace(returncode=-11, stdout="", stderr="Segmentation fault")
-
-    monkeypatch.setattr(subprocess, "run", ends)
-    assert families.run("llama", None, 1.0, 1)["error"] == "exit -11: Segmentation fault"
-
-    def hangs(*given, timeout, **how):
-        raise subprocess.TimeoutExpired("x", timeout)
-
-    monkeypatch.setattr(subprocess, "run", hangs)
-    assert families.run("llama", None, 1.0, 1)["error"] == "not done in 1 s"
+    monkeypatch.setattr(families, "_PROCESSES", get_context("fork"))
+    monkeypatch.setattr(families, "report", _ends)
+    said = families.run("llama", None, 60.0, 1)["error"]
+    assert said == "the process ended, exit code 3"
+    monkeypatch.setattr(families, "report", lambda *given: time.sleep(60))
+    assert families.run("llama", None, 0.1, 1)["error"] == "not done in 0 s"
 
 
 # --- files -----------------------------------------------------------------------------------

@@ -10,20 +10,22 @@ behind a prompt, windows of 16 to 64.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from beamwright_lab.common import finish, say, table
 from beamwright_lab.models.checkpoints import ARCHITECTURES
+from beamwright_lab.models.family import report
 
 OWN = ("llama", "mistral", "qwen2", "qwen3", "opt")
 """What the own decoder knows: each of them with `transformers`' modules, too."""
 _TOLERANCE = 1e-4
+_PROCESSES = get_context("forkserver")  # each begins where the imports are over
+_PROCESSES.set_forkserver_preload(["beamwright_lab.models.family"])
 COLUMNS = ("architecture", "decoder", "log-probabilities", "locality", "resumed", "exact")
 SPEED = ("tok/s", "generate's")
 
@@ -31,21 +33,27 @@ SPEED = ("tok/s", "generate's")
 def run(name: str, decoder: str | None, limit_s: float, rounds: int) -> dict[str, Any]:
     """What a process says of an architecture; `error` where it says nothing in time."""
     facts: dict[str, Any] = {"architecture": name, "decoder": decoder or "auto"}
-    with TemporaryDirectory() as folder:
-        given = [sys.executable, "-m", "beamwright_lab.models.family", name, f"{folder}/{name}"]
-        given += ["--rounds", str(rounds), *(() if decoder is None else ("--decoder", decoder))]
+    here, there = _PROCESSES.Pipe(duplex=False)
+    with TemporaryDirectory() as place:
+        folder = Path(place) / name
+        process = _PROCESSES.Process(target=_say, args=(there, name, folder, decoder, rounds))
+        process.start()
+        there.close()  # so that the end of the process is the end of what it says
         try:
-            done = subprocess.run(
-                given, check=False, capture_output=True, text=True, timeout=limit_s
-            )
-        except subprocess.TimeoutExpired:
-            return facts | {"error": f"not done in {limit_s:.0f} s"}
-        lines = done.stdout.splitlines()
-        if done.returncode or not lines:
-            last = (done.stderr.strip().splitlines() or [""])[-1]
-            return facts | {"error": f"exit {done.returncode}: {last}"}
-        found: dict[str, Any] = json.loads(lines[-1])
-        return facts | found | {"error": reason(found, Path(folder) / name)}
+            if not here.poll(limit_s):
+                return facts | {"error": f"not done in {limit_s:.0f} s"}
+            found: dict[str, Any] = here.recv()
+        except EOFError:
+            process.join()
+            return facts | {"error": f"the process ended, exit code {process.exitcode}"}
+        finally:
+            process.kill()
+            process.join()
+        return facts | found | {"error": reason(found, folder)}
+
+
+def _say(there: Connection, *given: Any) -> None:
+    there.send(report(*given))
 
 
 def reason(found: Mapping[str, Any], folder: Path) -> str | None:

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM
 
 from beamwright import Solution, Solver
 from beamwright.errors import BeamwrightError
@@ -25,11 +26,11 @@ from beamwright_lab.models.checkpoints import write_checkpoint
 from beamwright_lab.peers.adapters.transformers_loops import generate_paths
 
 PROBLEM = "Jack has 70 eggs. In April Jack gets 9 eggs. How many eggs does Jack have now?"
-NUM_TOKENS, _STEP, _N = 192, 16, 16
+NUM_TOKENS, _STEP, _N = 192, 16, 12
 _PATH_TOKENS = 64
 _QUARTER = 4
 _SEARCH: Mapping[str, Any] = {
-    # Eight subtrees that share the prompt alone: a quarter of the KV holds two paths of the eight.
+    # Six subtrees that share the prompt alone: a quarter of the KV holds one path of the six.
     **{"search": "dvts", "n": _N, "width": 2, "verifier": "logprob", "temperature": 1.0},
     **{"step_tokens": _STEP, "max_tokens": NUM_TOKENS, "ignore_eos": True, "dtype": "float32"},
 }
@@ -73,8 +74,6 @@ def in_the_middle(solver: Solver, folder: Path) -> tuple[Solution, Solution]:
 
 def check(facts: dict[str, Any], folder: Path, decoder: Mapping[str, str], rounds: int) -> None:
     """Fill in what is found out, in this order, so that it is there if the next one fails."""
-    from transformers import AutoModelForCausalLM
-
     facts["stage"] = "load"
     model = str(folder)
     with Solver(model=model, schedule="in-gpu", **_SEARCH, **decoder) as solver:
@@ -102,9 +101,7 @@ def check(facts: dict[str, Any], folder: Path, decoder: Mapping[str, str], round
 def speed(
     folder: Path, prompt: Sequence[int], decoder: Mapping[str, str], rounds: int
 ) -> dict[str, float]:
-    """Tokens a second of 16 paths of 64 tokens, best round, beside `transformers`' generate."""
-    from transformers import AutoModelForCausalLM
-
+    """Tokens a second of 12 paths of 64 tokens, best round, beside `transformers`' generate."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with Solver(model=str(folder), **_PATHS, **decoder) as solver:
         sides = {
@@ -119,6 +116,21 @@ def _done(_: object) -> None:
     """A side's seconds are taken from outside."""
 
 
+def report(name: str, folder: Path, decoder: str | None, rounds: int) -> dict[str, Any]:
+    """Write the checkpoint and find out; whatever goes wrong is in what is returned."""
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    facts: dict[str, Any] = {"stage": "write"}
+    try:
+        write_checkpoint(name, folder)
+        check(facts, folder, {} if decoder is None else {"decoder": decoder}, rounds)
+    except BeamwrightError as error:
+        facts |= {"error": str(error), "refused": facts["stage"] == "load"}
+    except Exception as error:  # of any kind: the table goes on
+        facts["error"] = f"{type(error).__name__}: {error}"
+    return facts
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("name")
@@ -126,18 +138,7 @@ def main() -> None:
     parser.add_argument("--decoder", choices=["own", "transformers"])
     parser.add_argument("--rounds", type=int, default=2)
     given = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    facts: dict[str, Any] = {"stage": "write"}
-    decoder = {} if given.decoder is None else {"decoder": given.decoder}
-    try:
-        write_checkpoint(given.name, given.folder)
-        check(facts, given.folder, decoder, given.rounds)
-    except BeamwrightError as error:
-        facts |= {"error": str(error), "refused": facts["stage"] == "load"}
-    except Exception as error:  # of any kind: the table goes on
-        facts["error"] = f"{type(error).__name__}: {error}"
-    print(json.dumps(facts), flush=True)
+    print(json.dumps(report(given.name, given.folder, given.decoder, given.rounds)), flush=True)
 
 
 if __name__ == "__main__":
