@@ -122,6 +122,9 @@ def metadata(folder: Path, mix: str) -> dict[str, Any]:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     how = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    template = how.get("chat_template")
+    if template is None:
+        template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
     words = tokenizer["model"]["vocab"]
     special = {each["content"] for each in tokenizer["added_tokens"]}
     tokens = sorted(words, key=words.__getitem__)
@@ -146,7 +149,7 @@ def metadata(folder: Path, mix: str) -> dict[str, Any]:
         "tokenizer.ggml.eos_token_id": config["eos_token_id"],
         "tokenizer.ggml.padding_token_id": config["pad_token_id"],
         "tokenizer.ggml.add_bos_token": False,
-        "tokenizer.chat_template": how["chat_template"],
+        "tokenizer.chat_template": template,
     }
 
 

@@ -16,6 +16,7 @@ import warnings
 from typing import Any
 
 import torch
+from transformers import AutoConfig, AutoTokenizer  # noqa: F401 - imports are not loading
 
 from beamwright.errors import BeamwrightError
 from beamwright.models.load import load_model
