@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from transformers.integrations.gguf.dequant import dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from beamwright_lab.models import damage, families, family, formats
+from beamwright_lab.models import damage, families, family, formats, shown
 from beamwright_lab.models.checkpoints import ARCHITECTURES, TIED_ROUTERS, write_checkpoint
 from beamwright_lab.models.gguf_files import QUANTISE, kind_of
 from beamwright_lab.models.packings import PACKINGS
@@ -58,7 +58,7 @@ def test_a_family_of_ours_runs(llama, small_search):
     assert [facts[name] for name in ("loads", "resumed", "locality")] == [True] * 3
     assert facts["parity"] < 1e-5
     assert facts["tok_s"] > 0 < facts["generate_tok_s"]
-    assert families.verdict(facts) == "runs"
+    assert shown.verdict(facts) == "runs"
 
 
 def test_another_model_has_other_log_probabilities(llama, tmp_path, small_search):
@@ -70,12 +70,14 @@ def test_another_model_has_other_log_probabilities(llama, tmp_path, small_search
 
 def test_verdicts():
     runs = {"parity": 1e-6, "resumed": True, "locality": True}
-    assert families.verdict(runs) == "runs"
+    assert shown.verdict(runs) == "runs"
     for wrong in ({"parity": 1e-3}, {"resumed": False}, {"locality": None}, {"error": "x"}):
-        assert families.verdict({**runs, **wrong}) == "wrong"
-    assert families.verdict({"error": "no", "refused": True}) == "refused"
+        assert shown.verdict({**runs, **wrong}) == "wrong"
+    assert shown.verdict({"error": "no", "refused": True}) == "refused"
     rows = [{"architecture": "a", "decoder": "own", **runs}, {"refused": True, "error": "no"}]
-    assert [row["log-probabilities"] for row in families.rows_of(rows)] == ["1e-06"]
+    assert "| `a` | own | 1e-06 | yes | yes |" in shown.family_rows(rows)
+    refused = [{"architecture": "b", "refused": True, "error": "has no attention; a server has"}]
+    assert "| `b` | has no attention |" in shown.refusals(rows[:1] + refused)
 
 
 def _ends(*given):

@@ -206,12 +206,13 @@ def test_a_checkpoint_that_does_not_fit_is_named(write, tmp_path, change, compla
         ("qwen3_next", {**MOE, "num_hidden_layers": 4}, "layers of the kind linear_attention"),
         ("bloom", {}, "'bloom' is not supported: its layers take no positions"),
         ("t5", {}, "an encoder and a decoder"),
-        ("gptj", {"rotary_dim": 8}, "'gptj' is not supported: its layers do not run here"),
+        ("gptj", {"rotary_dim": 8}, "'gptj' is not supported: attention of its own"),
+        ("falcon", {"head_dim": None}, "'falcon' is not supported: attention of its own"),
     ],
 )
 def test_what_cannot_run_says_which_layers_stop_it(tmp_path, kind, options, complaint):
-    config = AutoConfig.for_model(kind, **{**TINY, **options})
-    config.save_pretrained(tmp_path)
+    given = {name: value for name, value in {**TINY, **options}.items() if value is not None}
+    AutoConfig.for_model(kind, **given).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match=complaint) as caught:
         read_shape(tmp_path, None)
     assert "--model vllm:PATH or --model openai:URL#NAME" in str(caught.value)
@@ -268,6 +269,20 @@ def test_what_a_token_sees_is_read_from_the_mask():
         survey.window_of(chunks, 100)
     with pytest.raises(UnsupportedModelError, match="neither causal"):
         survey.window_of(lambda b, h, q, k: k >= q, 100)
+
+
+def test_layers_that_share_kv_are_seen_though_the_model_cuts_its_masks():
+    kinds = ["sliding_attention", "full_attention"] * 2
+    options = {"layer_types": kinds, "num_hidden_layers": 4, "num_kv_shared_layers": 2}
+    sizes = {"sliding_window": 16, "hidden_size_per_layer_input": 8, "global_head_dim": 32}
+    config = AutoConfig.for_model("gemma4_text", **{**TINY, **options, **sizes})
+    calls = survey.survey(config).calls
+    shared, groups = survey._groups([calls[number] for number in range(4)], 128, None)
+    assert shared == ((2, 0), (3, 1))
+    assert [(each.layers, each.head_dim, each.window) for each in groups] == [
+        ((0,), 16, 16),
+        ((1,), 32, None),
+    ]
 
 
 def test_shapes_of_one_kind_differ_where_their_layers_do(write):

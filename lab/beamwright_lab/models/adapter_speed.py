@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from beamwright import Solver
-from beamwright_lab.common import RESULTS, finish, interleave, table
+from beamwright_lab.common import RESULTS, finish, interleave
 from beamwright_lab.models.checkpoints import copy_tokenizer
+from beamwright_lab.models.shown import speed_rows
 from beamwright_lab.peers.adapters.transformers_loops import load_model, repeat_cache_paths
 from beamwright_lab.peers.models import LARGE, model_folder
 
@@ -112,7 +113,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     rows = [row for model in given.models for row in measure(model, given)]
-    print(table(rows, list(rows[0])))
+    print(speed_rows(rows))
     settings = {name: getattr(given, name) for name in ("n", "prompt", "tokens", "rounds")}
     finish("adapter_speed", {**settings, "rows": rows})
 

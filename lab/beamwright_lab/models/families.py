@@ -10,6 +10,7 @@ behind a prompt, windows of 16 to 64.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -17,17 +18,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from beamwright_lab.common import finish, say, table
+from beamwright_lab.common import RESULTS, finish, say, write_json
 from beamwright_lab.models.checkpoints import ARCHITECTURES
 from beamwright_lab.models.family import report
+from beamwright_lab.models.shown import family_rows, refusals, verdict
 
 OWN = ("llama", "mistral", "qwen2", "qwen3", "opt")
 """What the own decoder knows: each of them with `transformers`' modules, too."""
-_TOLERANCE = 1e-4
 _PROCESSES = get_context("forkserver")  # each begins where the imports are over
 _PROCESSES.set_forkserver_preload(["beamwright_lab.models.family"])
-COLUMNS = ("architecture", "decoder", "log-probabilities", "locality", "resumed", "exact")
-SPEED = ("tok/s", "generate's")
+PARTLY = RESULTS / "families-partly.json"
+"""Rows of a run that is not over: it goes on from there."""
 
 
 def run(name: str, decoder: str | None, limit_s: float, rounds: int) -> dict[str, Any]:
@@ -64,54 +65,37 @@ def reason(found: Mapping[str, Any], folder: Path) -> str | None:
     )
 
 
-def verdict(row: Mapping[str, Any]) -> str:
-    """ "runs", "refused" or "wrong": a failure, a tree that differs, log-probabilities too far."""
-    if row.get("refused"):
-        return "refused"
-    same = row.get("resumed") and row.get("locality") and row.get("parity", 1.0) <= _TOLERANCE
-    return "runs" if same and not row.get("error") else "wrong"
-
-
-def rows_of(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of the table, of what runs or is wrong."""
-    words = {True: "yes", False: "no", None: "-"}
-    return [
-        {
-            "architecture": each["architecture"],
-            "decoder": each["decoder"],
-            "log-probabilities": f"{each['parity']:.0e}" if "parity" in each else "-",
-            **{name: words[each.get(name)] for name in ("locality", "resumed", "exact")},
-            "tok/s": each.get("tok_s"),
-            "generate's": each.get("generate_tok_s"),
-        }
-        for each in found
-        if verdict(each) != "refused"
-    ]
+def kept(anew: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows of an earlier run that is not over, but those of architectures to run anew."""
+    if not PARTLY.is_file():
+        return []
+    rows: list[dict[str, Any]] = json.loads(PARTLY.read_text(encoding="utf-8"))["rows"]
+    return [row for row in rows if row["architecture"] not in anew]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", nargs="+", choices=ARCHITECTURES, default=list(ARCHITECTURES))
+    parser.add_argument("--only", nargs="+", choices=ARCHITECTURES, help="these alone, anew")
     parser.add_argument("--limit-s", type=float, default=300.0)
     parser.add_argument("--rounds", type=int, default=2)
     given = parser.parse_args()
-    found: list[dict[str, Any]] = []
-    for name in given.only:
+    found = kept(given.only or ())
+    over = {(row["architecture"], row["decoder"]) for row in found}
+    for name in given.only or ARCHITECTURES:
         for decoder in ("own", "transformers") if name in OWN else ("transformers",):
-            found.append(run(name, decoder, given.limit_s, given.rounds))
-            say(verdict(found[-1]), found[-1])
-    shown = [row for row in found if verdict(row) != "refused"]
-    print(table(rows_of(shown), (*COLUMNS, *SPEED)))
-    refused = [
-        {"architecture": row["architecture"], "reason": row["error"]}
-        for row in found
-        if verdict(row) == "refused"
-    ]
-    print(table(refused, ("architecture", "reason")))
-    counts = {
-        kind: [verdict(row) for row in found].count(kind) for kind in ("runs", "refused", "wrong")
-    }
+            if (name, decoder) not in over:
+                found.append(run(name, decoder, given.limit_s, given.rounds))
+                say(verdict(found[-1]), found[-1])
+                write_json(PARTLY.stem, {"rows": found})
+    order = list(ARCHITECTURES)
+    found.sort(key=lambda row: (order.index(row["architecture"]), row["decoder"]))
+    print(family_rows(found))
+    print(refusals(found))
+    kinds = [verdict(row) for row in found]
+    counts = {kind: kinds.count(kind) for kind in ("runs", "refused", "wrong")}
     finish("families", {"counts": counts, "rows": found})
+    if given.only is None:
+        PARTLY.unlink()
 
 
 if __name__ == "__main__":

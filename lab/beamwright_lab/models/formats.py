@@ -5,7 +5,7 @@
 The lab writes the files. Errors are of a small model: against the format's definition, and against
 what `transformers` makes of the same file, where it reads it on a CPU (GGUF needs `gguf`,
 compressed-tensors and nf4 their packages). Seconds and memory are of half a billion parameters, in
-a fresh process; damaged files are loaded 50 to a process, each with a time limit.
+a fresh process; damaged files are loaded 250 to a process, each with a time limit.
 """
 
 from __future__ import annotations
@@ -23,15 +23,12 @@ from typing import Any
 import torch
 
 from beamwright.models.formats import StoredWeights, open_checkpoint
-from beamwright_lab.common import finish, say, table
+from beamwright_lab.common import finish, say
 from beamwright_lab.models.damage import damaged
 from beamwright_lab.models.quantised import FORMATS, source_of, write_format
+from beamwright_lab.models.shown import format_rows
 
-_BATCH = 50
-COLUMNS = (
-    *("format", "bits", "to the definition", "to transformers", "as computed"),
-    *("load s", "peak MiB", "file MiB", "damaged: refused / loaded"),
-)
+_BATCH = 250
 
 
 def by_transformers(name: str, place: Path) -> Mapping[str, torch.Tensor] | str:
@@ -167,30 +164,6 @@ def large(name: str, place: Path, limit_s: float) -> dict[str, Any]:
     return {"file_bytes": size, "parameters": count, "bits": 8 * size / count, "load": found}
 
 
-def row_of(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the table."""
-
-    def error(value: Any) -> str:
-        return f"{value:.0e}".replace("0e+00", "0") if isinstance(value, float) else "-"
-
-    whole = facts.get("large", {})
-    load = whole.get("load", {})
-    outcomes = facts["damaged"]["outcomes"]
-    shown = f"{outcomes.get('refused', 0)} / {outcomes.get('loaded', 0)}"
-    others = {kind: n for kind, n in outcomes.items() if kind not in ("refused", "loaded")}
-    return {
-        "format": facts["format"],
-        "bits": f"{whole['bits']:.2f}" if whole else None,
-        "to the definition": error(facts.get("definition")),
-        "to transformers": error(facts.get("transformers")),
-        "as computed": error(facts.get("computed")),
-        "load s": load.get("seconds") if load.get("outcome") == "loaded" else load.get("outcome"),
-        "peak MiB": load["peak_bytes"] >> 20 if "peak_bytes" in load else None,
-        "file MiB": whole["file_bytes"] >> 20 if whole else None,
-        "damaged: refused / loaded": shown + (f", {others}" if others else ""),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=FORMATS, default=list(FORMATS))
@@ -205,7 +178,7 @@ def main() -> None:
             if not given.skip_large:
                 rows[-1]["large"] = large(name, Path(folder), given.limit_s)
         say(rows[-1])
-    print(table([row_of(row) for row in rows], COLUMNS))
+    print(format_rows(rows))
     finish("formats", {"rows": rows})
 
 

@@ -93,6 +93,19 @@ def _experts(module: Any, *args: Any, **kwargs: Any) -> Any:
     return module.beamwright[1](module, *args, **kwargs)
 
 
+class _Mask:
+    """What a token sees. Gemma 4 takes those of the rows that it reads: of all, they are all."""
+
+    def __init__(self, sees: Callable[..., Any]) -> None:
+        self._sees = sees
+
+    def __call__(self, *places: Any) -> Any:
+        return self._sees(*places)
+
+    def __getitem__(self, rows: Any) -> _Mask:
+        return self
+
+
 def _register() -> None:
     """
     Raises:
@@ -112,7 +125,7 @@ def _register() -> None:
     for name in (NAME, _SURVEY):
         AttentionInterface.register(name, _attend)
     # A name without a mask function gets no masks; in a survey they say what a token sees.
-    AttentionMaskInterface.register(_SURVEY, lambda mask_function, **_: mask_function)
+    AttentionMaskInterface.register(_SURVEY, lambda mask_function, **_: _Mask(mask_function))
     ExpertsInterface.register(NAME, _experts)
 
 
@@ -138,7 +151,9 @@ def survey(config: Any, dtype: torch.dtype = torch.float32) -> Survey:
         raise
     except Exception as error:  # model code of any family
         line = " ".join(f"{type(error).__name__}: {error}".split())[:120]
-        raise NotBuiltError(_refusal(text, f"its layers do not run here ({line})")) from error
+        known = _SURVEY not in line  # Falcon looks classes up by the attention's name
+        why = f"its layers do not run here ({line})" if known else "attention of its own"
+        raise NotBuiltError(_refusal(text, why)) from error
     for number in range(len(found.layers)):
         if number not in found.calls:
             parts = ", ".join(type(part).__name__ for part in found.layers[number].children())

@@ -1,0 +1,96 @@
+"""What pages show of models, files and the adapter's speed: tables, each made of one result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from beamwright_lab.common import table
+
+Found = Mapping[str, Any]
+_TOLERANCE = 1e-4
+_WORDS = {True: "yes", False: "**no**", None: "-"}
+FORMAT_COLUMNS = (
+    *("format", "bits", "to the definition", "to `transformers`", "as computed", "load, s"),
+    *("peak, MiB", "file, MiB", "refused / loaded"),
+)
+
+
+# --- families --------------------------------------------------------------------------------
+
+
+def verdict(row: Found) -> str:
+    """ "runs", "refused" or "wrong": a failure, a tree that differs, log-probabilities too far."""
+    if row.get("refused"):
+        return "refused"
+    same = row.get("resumed") and row.get("locality") and row.get("parity", 1.0) <= _TOLERANCE
+    return "runs" if same and not row.get("error") else "wrong"
+
+
+def _family(row: Found) -> dict[str, Any]:
+    return {
+        "architecture": f"`{row['architecture']}`",
+        "decoder": row["decoder"],
+        "log-probabilities": f"{row['parity']:.0e}" if "parity" in row else "-",
+        "a quarter of the KV": _WORDS[row.get("locality")],
+        "resumed": _WORDS[row.get("resumed")],
+        "exact": _WORDS[row.get("exact")],
+        "tok/s": f"{row['tok_s']:,.0f}" if "tok_s" in row else None,
+        "generate's": f"{row['generate_tok_s']:,.0f}" if "tok_s" in row else None,
+    }
+
+
+def family_rows(rows: list[dict[str, Any]]) -> str:
+    """What runs, or is wrong."""
+    shown = [_family(row) for row in rows if verdict(row) != "refused"]
+    return table(shown, list(shown[0])) if shown else ""
+
+
+def refusals(rows: list[dict[str, Any]]) -> str:
+    """What is refused, and why."""
+    shown = [
+        {"architecture": f"`{row['architecture']}`", "why": row["error"].partition("; ")[0]}
+        for row in rows
+        if verdict(row) == "refused"
+    ]
+    return table(shown, list(shown[0])) if shown else ""
+
+
+# --- files -----------------------------------------------------------------------------------
+
+
+def format_rows(rows: list[dict[str, Any]]) -> str:
+    """Files of each format: errors, seconds, memory, what became of damaged ones."""
+    return table([_format(row) for row in rows], FORMAT_COLUMNS)
+
+
+def _format(facts: Found) -> dict[str, Any]:
+    def error(value: Any) -> str:
+        if not isinstance(value, float):
+            return "-"
+        return "0" if value == 0 else f"{value:.0e}"
+
+    whole = facts.get("large", {})
+    load = whole.get("load", {})
+    outcomes = facts["damaged"]["outcomes"]
+    shown = f"{outcomes.get('refused', 0)} / {outcomes.get('loaded', 0)}"
+    others = {kind: n for kind, n in outcomes.items() if kind not in ("refused", "loaded")}
+    return {
+        "format": facts["format"],
+        "bits": f"{whole['bits']:.2f}" if whole else None,
+        "to the definition": error(facts.get("definition")),
+        "to `transformers`": error(facts.get("transformers")),
+        "as computed": error(facts.get("computed")),
+        "load, s": load.get("seconds") if load.get("outcome") == "loaded" else load.get("outcome"),
+        "peak, MiB": f"{load['peak_bytes'] >> 20:,}" if "peak_bytes" in load else None,
+        "file, MiB": f"{whole['file_bytes'] >> 20:,}" if whole else None,
+        "refused / loaded": shown + (f", **{others}**" if others else ""),
+    }
+
+
+# --- speed -----------------------------------------------------------------------------------
+
+
+def speed_rows(rows: list[dict[str, Any]]) -> str:
+    """The adapter beside the own decoder and `transformers`."""
+    return table(rows, list(rows[0]))
