@@ -123,8 +123,8 @@ class ModelSettings(OpenSection):
     context: int | None = option(None, "Cap on the model's context.", ge=1, metavar=TOKENS)
     weights: Weights = option(
         "auto",
-        "Keep the generator's weights so; auto is their dtype. int8 is faster on most CPUs, "
-        "int4 saves memory only.",
+        "Keep the generator's weights so; auto is as a quantised file has them, else their dtype. "
+        "int8 and int4 are faster on most CPUs.",
     )
     verifier_weights: Weights = option("auto", "The same for the verifier's.")
     deterministic: bool = option(

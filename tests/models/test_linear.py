@@ -12,10 +12,19 @@ from beamwright.attention import make_attention
 from beamwright.engine.selftest import batches_are_exact
 from beamwright.errors import InputError
 from beamwright.models.decoder import Linear
-from beamwright.models.linear import (
+from beamwright.models.grouped import (
     _CACHED_VALUES,
     UNPACK,
     GroupedLinear,
+    PackedInt4Linear,
+    as_grouped,
+    int4_packed,
+    joined,
+    multiplies_int4,
+    turned_back,
+    turns_back,
+)
+from beamwright.models.linear import (
     PackedInt8Linear,
     PackedLinear,
     multiplies_int8,
@@ -25,8 +34,6 @@ from beamwright.models.linear import (
     quiet_import,
     storage_for,
     to_bytes,
-    turned_back,
-    turns_back,
 )
 from beamwright.models.load import inspect_model, load_model
 from beamwright.models.tree_model import PrefillRequest, TreeModel
@@ -88,6 +95,35 @@ def test_int4_is_off_by_half_a_step_at_most_and_multiplied_in_tiles():
     assert ((values - original.weight).abs() <= 0.502 * step).all()  # scale and low: 11 bits
     x = draw(2, 8, columns)
     assert (linear(x) - Linear(values, original.bias)(x)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize(("rows", "columns"), [(48, 256), (1040, 384), (96, 300)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@torch.inference_mode()
+def test_the_kernel_for_four_bits_is_off_by_roundings_to_bfloat16(group, rows, columns, dtype):
+    if not multiplies_int4(group):
+        pytest.skip("torch's kernel is not on this CPU")
+    kind = getattr(torch, dtype)
+    grouped = joined([as_grouped(draw(0, rows, columns), group)], draw(1, rows).to(kind))
+    packed = int4_packed(grouped)
+    assert isinstance(packed, PackedInt4Linear)
+    assert packed.weight.nbytes + packed.scale.nbytes == grouped.weight.nbytes
+    x = draw(2, 21, columns).to(kind)
+    found, expected = packed(x), grouped(x)
+    assert found.dtype == kind
+    assert (found - expected).abs().max() < 0.02 * expected.abs().max()
+    for count in (1, 2, 5, 8, 16):
+        assert torch.equal(packed(x[:count]), found[:count])
+
+
+def test_a_kernel_for_four_bits_that_is_wrong_is_not_used(monkeypatch):
+    grouped = as_grouped(draw(0, 48, 256))
+    for wrong in (lambda self, x: x[:, :64] * 0, lambda self, x: draw(len(x), len(x), 64)):
+        multiplies_int4.cache_clear()
+        monkeypatch.setattr(PackedInt4Linear, "__call__", wrong)
+        assert int4_packed(grouped) is grouped
+    multiplies_int4.cache_clear()
 
 
 @pytest.mark.parametrize("columns", [64, 96, 100])

@@ -17,7 +17,8 @@ from beamwright.errors import InputError, NotFiniteError
 from beamwright.models.decoder import Linear
 from beamwright.models.dense import DecoderWeights, Layer, Norm
 from beamwright.models.formats import StoredWeights, open_checkpoint
-from beamwright.models.linear import GroupedLinear, joined, quantise_linear
+from beamwright.models.grouped import GroupedLinear, joined
+from beamwright.models.linear import quantise_linear
 from beamwright.models.shape import FAMILIES, ModelShape, TensorNames
 from beamwright.plan.costs import Storage
 

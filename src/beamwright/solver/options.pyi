@@ -127,8 +127,8 @@ class SolverOptions(RequestOptions, total=False):
     context: int | None
     """Cap on the model's context."""
     weights: Literal["auto", "int8", "int4"]
-    """Keep the generator's weights so; auto is their dtype. int8 is faster on most CPUs, int4
-    saves memory only.
+    """Keep the generator's weights so; auto is as a quantised file has them, else their dtype.
+    int8 and int4 are faster on most CPUs.
     """
     verifier_weights: Literal["auto", "int8", "int4"]
     """The same for the verifier's."""

@@ -13,7 +13,7 @@ from beamwright.models.config import read_shape, resolve_folder
 from beamwright.models.formats import open_checkpoint
 from beamwright.models.formats.blocks import PARTS
 from beamwright.models.formats.header import BLOCKS, KEPT, read_header
-from beamwright.models.linear import GroupedLinear, JoinedLinear
+from beamwright.models.grouped import GroupedLinear, JoinedLinear
 from beamwright.models.load import inspect_model, load_model
 from beamwright.models.tree_model import PrefillRequest, TreeModel
 from beamwright.plan.costs import weight_bytes
@@ -100,6 +100,7 @@ def test_a_file_is_the_model_that_it_was_made_of(write, kind):
     assert read_shape(path, None).packed is not None
 
 
+@pytest.mark.usefixtures("unpacked")
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q6_K", "Q5_K", *THEIRS])
 def test_blocks_are_kept_or_turned_back_without_a_loss(write, name):
     path, _, model = write("llama", {"*": name})
@@ -108,11 +109,20 @@ def test_blocks_are_kept_or_turned_back_without_a_loss(write, name):
     assert kept == (gguf_files.KINDS[name] in KEPT)
 
 
+@pytest.mark.usefixtures("unpacked")
 def test_four_bits_of_a_k_type_keep_scales_of_eleven_bits(write):
     path, _, model = write("qwen2", {"*": "Q4_K"})
     assert 0 < differs(path, model) < 5e-3
 
 
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_K"])
+def test_four_bits_are_multiplied_by_a_kernel_that_rounds_to_bfloat16(write, name):
+    path, _, model = write("qwen2", {"*": name})
+    assert differs(path, model) < 0.5
+    assert differs(path, model.double(), dtype="float64") < 5e-3
+
+
+@pytest.mark.usefixtures("unpacked")
 def test_projections_of_several_types_stand_beside_each_other(write):
     types = {"*": "Q4_0", "attn_v": "Q6_K", "ffn_up": "F32", "ffn_gate": "Q8_0"}
     types = {name: kind for name, kind in types.items() if kind != "F32"}

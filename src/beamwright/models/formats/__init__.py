@@ -16,7 +16,7 @@ from beamwright.models.formats.methods import GGUF, METHODS, check_method, quant
 if TYPE_CHECKING:
     import torch
 
-    from beamwright.models.linear import GroupedLinear
+    from beamwright.models.grouped import GroupedLinear
 
 
 class StoredWeights(Protocol):

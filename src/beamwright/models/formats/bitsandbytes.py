@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from beamwright.models.formats.fp8 import spread
 from beamwright.models.formats.quantised import Form, Groups, Part, need
 
 _STATES = [f".weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4")]
@@ -25,12 +26,13 @@ def _read(part: Part, config: Mapping[str, Any]) -> Groups | torch.Tensor:
     most = need(part, ".weight.absmax")
     if (of_most := part(".weight.nested_absmax")) is not None:  # scales that are quantised, too
         levels = need(part, ".weight.nested_quant_map")[most.long()]
-        each = of_most.repeat_interleave(int(state["nested_blocksize"]))[: len(levels)]
+        each = spread(of_most, int(state["nested_blocksize"]), len(levels))
         most = levels * each + float(state["nested_offset"])
     codes = torch.stack([weight.flatten() >> 4, weight.flatten() & 15], dim=-1)
     values = need(part, ".weight.quant_map").float()[codes.long()].flatten()
-    scales = most.float().repeat_interleave(int(state["blocksize"]))[: len(values)]
-    return (values * scales).view(state["shape"])
+    return (values * spread(most.float(), int(state["blocksize"]), len(values))).view(
+        state["shape"]
+    )
 
 
 _NESTED = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")

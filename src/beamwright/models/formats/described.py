@@ -45,6 +45,7 @@ _IN_LAYER = re.compile(r"model\.layers\.(\d{1,4})\.(.+)\.(weight|bias)")
 _EXPERT = re.compile(r"mlp\.experts\.(\d{1,5})\.(gate|up|down)_proj")
 _EXPERTS = re.compile(r"ffn_(gate|up|down)_exps")
 _SHARD = re.compile(r"(.*-)\d{5}(-of-)(\d{5})(\.gguf)")
+_LONGEST = 1 << 20
 _LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
@@ -115,6 +116,8 @@ def read_config(file: Path) -> dict[str, Any]:
         raise UnsupportedModelError(f"GGUF architecture {kind!r:.80} is not read; known: {known}")
     given = {ours: metadata.get(f"{kind}.{key}") for key, ours in _KEYS.items()}
     config = {ours: value for ours, value in given.items() if value is not None}
+    if type(context := config.get("max_position_embeddings")) is int:
+        config["max_position_embeddings"] = min(context, _LONGEST)  # for each, angles are computed
     if kind == "llama" and "head_dim" not in config:
         config["head_dim"] = metadata.get("llama.rope.dimension_count")
     ids = (metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot"))

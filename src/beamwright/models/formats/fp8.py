@@ -23,8 +23,19 @@ def scaled(weight: torch.Tensor, scale: torch.Tensor, block: list[int] | None) -
     rows, columns = (1, weight.shape[1]) if of_rows else block or (1, 1)
     if tuple(scale.shape) != (-(-weight.shape[0] // rows), -(-weight.shape[1] // columns)):
         raise ValueError(f"scales {tuple(scale.shape)} of a weight {tuple(weight.shape)}")
-    wide = scale.repeat_interleave(rows, 0)[: len(weight)]
-    return wide.repeat_interleave(columns, 1)[:, : weight.shape[1]].mul_(weight.float())
+    wide = spread(scale, rows, len(weight), 0)
+    return spread(wide, columns, weight.shape[1], 1).mul_(weight.float())
+
+
+def spread(scales: torch.Tensor, block: int, count: int, dim: int = 0) -> torch.Tensor:
+    """Each scale for so many values, `count` of them in all.
+
+    Raises:
+        ValueError: if there are more scales, or fewer.
+    """
+    if block < 1 or scales.shape[dim] != -(-count // block):
+        raise ValueError(f"{scales.shape[dim]} scales of {count} values in blocks of {block}")
+    return scales.repeat_interleave(min(block, count), dim).narrow(dim, 0, count)
 
 
 def _read(part: Part, config: Mapping[str, Any]) -> torch.Tensor:

@@ -16,7 +16,7 @@ from beamwright.errors import InputError
 from beamwright.models.formats.blocks import PARTS
 from beamwright.models.formats.described import hugging_face, permuted_heads, shards, theirs
 from beamwright.models.formats.header import BLOCKS, Place, read_header
-from beamwright.models.linear import GroupedLinear
+from beamwright.models.grouped import GroupedLinear
 
 _PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 _PIECE_BYTES = 1 << 22

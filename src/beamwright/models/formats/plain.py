@@ -19,7 +19,7 @@ from beamwright.io import read_regular
 
 DAMAGED = (
     SafetensorError, pickle.UnpicklingError, OSError, RuntimeError, EOFError, ValueError, TypeError,
-    AttributeError, LookupError, OverflowError,
+    AttributeError, LookupError, ArithmeticError,
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import torch
 
 from beamwright.errors import InputError
 from beamwright.models.formats.plain import DAMAGED, PlainFiles
-from beamwright.models.linear import GroupedLinear
+from beamwright.models.grouped import GroupedLinear
 
 Part = Callable[[str], torch.Tensor | None]
 """A tensor of one projection, by the ending of its name."""
@@ -28,6 +28,13 @@ class Groups:
     codes: torch.Tensor
     scale: torch.Tensor
     low: torch.Tensor
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where the parts do not fit each other, as in a damaged file."""
+        (rows, columns), groups = self.codes.shape, self.scale.shape[-1]
+        fits = self.scale.shape == self.low.shape == (rows, groups)
+        if not fits or not groups or columns % (2 * groups):
+            raise ValueError(f"scales {tuple(self.scale.shape)} of {rows} x {columns} codes")
 
     def values(self) -> torch.Tensor:
         """[out, in] in float32."""

@@ -1,0 +1,215 @@
+"""Projections in codes of 4 or 8 bits with a scale for each group of columns.
+
+`GroupedLinear` is the form: what quantised checkpoints have, and what plain weights are rounded to.
+On a CPU 4 bits are multiplied by torch's own kernel in bfloat16, two to three times as fast as
+float32 for a row or a few; its rows do not see each other. Otherwise
+tiles are turned back and multiplied while they are in a core's cache. The operators are private to
+torch, so they are tried, and compared, before they are trusted.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+
+from beamwright.models.decoder import Linear
+from beamwright.models.product import invariant_linear
+from beamwright.plan.costs import GROUPED_TILE_VALUES, INT4_GROUP
+
+_LEVELS = 15  # of 4 bits, above the lowest
+_NARROW = 4
+_ENDS = {4: torch.float16, 8: torch.float32}  # what scale and low are kept in, by the codes' bits
+_LEAST_SCALE = 2.0**-24  # of float16
+_TILE_ROWS = 16
+_PACKED_ROWS = 64
+_CACHED_VALUES = 1 << 18  # 1 MiB
+UNPACK = {
+    4: torch.ops.quantized.embedding_bag_4bit_unpack,
+    8: torch.ops.quantized.embedding_bag_byte_unpack,
+}
+_BLOCK_VALUES = 1 << 20  # quantised, or packed, at a time
+
+
+class GroupedLinear(Linear):
+    """Codes of 4 or 8 bits in groups of columns: value = code * scale + low, in float32.
+
+    weight: uint8 [out, groups, bytes]: a group's codes, of 4 bits two to a byte, the first of them
+    low; then its scale and low, in float16 beside 4 bits and in float32 beside 8. That is the
+    layout of torch's embedding tables, whose operators turn tiles back on a CPU.
+    """
+
+    def __init__(
+        self, bits: int, weight: torch.Tensor, columns: int, bias: torch.Tensor | None = None
+    ) -> None:
+        super().__init__(weight, bias)
+        self.bits, self.columns = bits, columns
+
+    @classmethod
+    def of(
+        cls, bits: int, codes: torch.Tensor, scale: torch.Tensor, low: torch.Tensor
+    ) -> GroupedLinear:
+        """codes: uint8 [out, columns]; scale, low: [out, groups], rounded to what is kept."""
+        rows, columns = codes.shape
+        grouped = codes.view(rows, scale.shape[1], -1)
+        if bits == _NARROW:
+            grouped = grouped[..., ::2] | grouped[..., 1::2] << bits
+        ends = torch.stack([scale, low], dim=-1).to(_ENDS[bits]).view(torch.uint8)
+        return cls(bits, torch.cat([grouped, ends], dim=-1), columns)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.weight.shape[0], self.columns
+
+    @property
+    def ends(self) -> torch.Tensor:
+        """Scales and lows [out, groups, 2]."""
+        return _split(self.weight, self.bits)[1]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The product, by tiles of rows that are the same at any batch."""
+        rows, on_cpu = self.weight.shape[0], x.device.type == "cpu"
+        # A tile that was turned back stays in a core's cache for the product.
+        most = _CACHED_VALUES if on_cpu else GROUPED_TILE_VALUES
+        count = max(_TILE_ROWS, most // self.columns // _TILE_ROWS * _TILE_ROWS)
+        wide = torch.float32 if on_cpu and x.dtype != torch.float64 else x.dtype
+        values = x.to(wide)
+        tiles = (slice(first, first + count) for first in range(0, rows, count))
+        parts = [invariant_linear(values, self.values(tile).to(wide), None) for tile in tiles]
+        product = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        if self.bias is not None:
+            product.add_(self.bias)
+        return product.to(x.dtype)
+
+    def values(self, rows: slice) -> torch.Tensor:
+        """Those rows [rows, columns] in float32."""
+        table = self.weight[rows]
+        if table.device.type == "cpu" and turns_back(self.bits, table.shape[-1]):
+            flat: torch.Tensor = UNPACK[self.bits](table.flatten(0, 1))
+            return flat.view(len(table), -1)[:, : self.columns]
+        return turned_back(table, self.bits)[:, : self.columns]
+
+
+def turned_back(table: torch.Tensor, bits: int) -> torch.Tensor:
+    """Values [rows, groups * group] in float32 of a table [rows, groups, bytes], in plain torch."""
+    codes, ends = _split(table, bits)
+    if bits == _NARROW:
+        codes = torch.stack([codes & _LEVELS, codes >> bits], dim=-1).flatten(2)
+    scale, low = ends.float().split(1, dim=-1)
+    return torch.addcmul(low, codes.float(), scale).flatten(1)
+
+
+def _split(table: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    codes, ends = table.tensor_split([-2 * _ENDS[bits].itemsize], dim=-1)
+    return codes, ends.contiguous().view(_ENDS[bits])
+
+
+@cache
+def turns_back(bits: int, width: int) -> bool:
+    """Whether torch's operator is here, and gives what plain torch does, for groups so wide."""
+    draws = torch.Generator().manual_seed(0)
+    of_ends = 2 * _ENDS[bits].itemsize
+    codes = torch.randint(256, (3, 1, width - of_ends), generator=draws, dtype=torch.uint8)
+    ends = torch.rand(3, 1, 2, generator=draws).half().to(_ENDS[bits]).view(torch.uint8)
+    table = torch.cat([codes, ends], dim=-1)
+    try:
+        return torch.equal(UNPACK[bits](table.flatten(0, 1)), turned_back(table, bits))
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False
+
+
+class PackedInt4Linear(Linear):
+    """Codes of 4 bits in the order of torch's kernel for CPUs, whose rows do not see each other.
+
+    What is multiplied is rounded to bfloat16, as is the product, and of a group the scale and the
+    value of code 8.
+    """
+
+    def __init__(self, grouped: GroupedLinear) -> None:
+        codes, ends = _split(grouped.weight, _NARROW)
+        count = max(1, _BLOCK_VALUES // grouped.columns // _PACKED_ROWS) * _PACKED_ROWS
+        blocks = (torch.stack([part & _LEVELS, part >> _NARROW], -1) for part in codes.split(count))
+        pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
+        super().__init__(torch.cat([pack(each.flatten(1).int(), 1) for each in blocks]))
+        self.group, self.padded = 2 * codes.shape[-1], 2 * codes[0].numel()
+        scale, low = ends.float().unbind(-1)
+        self.scale = torch.stack([scale, low + 8 * scale], -1).transpose(0, 1).bfloat16()
+        self.scale, self.bias = self.scale.contiguous(), grouped.bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The product in x's dtype."""
+        rounded = F.pad(x, (0, self.padded - x.shape[-1])).bfloat16()
+        product: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            rounded, self.weight, self.group, self.scale
+        )
+        product = product.to(x.dtype)
+        return product if self.bias is None else product.add_(self.bias)
+
+
+@cache
+def multiplies_int4(group: int) -> bool:
+    """Whether torch's kernel for codes of 4 bits is here, right, and the same at any batch."""
+    draws = torch.Generator().manual_seed(0)
+    grouped = as_grouped(torch.randn(64, 4 * group, generator=draws), group)
+    x = torch.randn(33, 4 * group, generator=draws)
+    try:
+        packed, expected = PackedInt4Linear(grouped), grouped(x)
+        found = packed(x)
+        same = all(torch.equal(packed(x[:count]), found[:count]) for count in (1, 2, 7, 8, 16))
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False
+    return same and bool((found - expected).abs().max() < 0.02 * expected.abs().max())
+
+
+def int4_packed(linear: Linear) -> Linear:
+    """The same projection for torch's kernel, where it has 4 bits and a form that this takes."""
+    if isinstance(linear, JoinedLinear):
+        return JoinedLinear([int4_packed(part) for part in linear.parts])
+    if not isinstance(linear, GroupedLinear) or linear.bits != _NARROW or len(linear.weight) % 16:
+        return linear
+    group = 2 * (linear.weight.shape[-1] - 2 * _ENDS[_NARROW].itemsize)
+    return PackedInt4Linear(linear) if multiplies_int4(group) else linear
+
+
+class JoinedLinear(Linear):
+    """Projections of one input that are kept in different ways; their outputs stand in a row."""
+
+    def __init__(self, parts: list[Linear]) -> None:
+        super().__init__(parts[0].weight)
+        self.parts = parts
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part(x) for part in self.parts], dim=-1)
+
+
+def joined(parts: list[Linear], bias: torch.Tensor | None) -> Linear:
+    """One projection of several, of which some are grouped. bias: of all of them."""
+    first, alike = parts[0], {(type(part), part.weight.shape[1:]) for part in parts}
+    if len(alike) == 1 and isinstance(first, GroupedLinear):  # bits follow from the shape
+        table = first.weight if len(parts) == 1 else torch.cat([part.weight for part in parts])
+        return GroupedLinear(first.bits, table, first.columns, bias)
+    if bias is not None:
+        rows = [part.weight.shape[0] for part in parts]
+        for part, own in zip(parts, bias.split(rows), strict=True):
+            part.bias = own
+    return JoinedLinear(parts)
+
+
+def as_grouped(weight: torch.Tensor, group: int = INT4_GROUP) -> GroupedLinear:
+    """A plain weight rounded to 4 bits in groups of columns, block by block of its rows."""
+    rows, columns = weight.shape
+    padded = F.pad(weight, (0, -columns % group)).view(rows, -1, group)
+    count = max(1, _BLOCK_VALUES // columns)
+    tables = [_to_nibbles(block.float()).weight for block in padded.split(count)]
+    return GroupedLinear(_NARROW, torch.cat(tables), columns)
+
+
+def _to_nibbles(groups: torch.Tensor) -> GroupedLinear:
+    """Weights [rows, groups, group], float32, each to the nearest of 16 levels of its group."""
+    low, high = groups.amin(-1), groups.amax(-1)
+    scale = ((high - low) / _LEVELS).clamp(min=_LEAST_SCALE).to(_ENDS[_NARROW]).float()
+    low = low.to(_ENDS[_NARROW]).float()
+    steps = ((groups - low[..., None]) / scale[..., None]).round_().clamp_(0, _LEVELS)
+    return GroupedLinear.of(_NARROW, steps.to(torch.uint8).flatten(1), scale, low)
