@@ -2,6 +2,8 @@
 
 import pytest
 
+import engines
+from beamwright import Solver
 from beamwright.errors import InputError, UnavailableError
 from beamwright.sections import SamplingSettings
 from scripted_server import PROPS, answered, drawn, llama_server, question, refuses
@@ -64,6 +66,39 @@ def test_siblings_are_one_question_and_come_in_their_order(codec, source_of):
     with llama_server(codec, answer) as server:
         reply = answered(source_of(server), question(codec, count=3))
     assert [written.text for written in reply.written] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    "options", [{"verifier": "none"}, {"step_tokens": 5}, {"stop_strings": ("a", "qq")}]
+)
+def test_trees_are_those_of_the_model_here(codec, far, generator_folder, options):
+    """An imitation that has its texts of a real model, at temperature 0."""
+
+    def answer(body):
+        same = ("prompt", "temperature", "seed", "stop")
+        asked = {name: body[name] for name in same} | {"model": "tiny:plain", "logprobs": 1}
+        asked |= {"max_tokens": body["n_predict"], "return_token_ids": True}
+        found = far.http.post("/v1/completions", json=asked).json()["choices"][0]
+        ids, text = found["token_ids"], found["text"]
+        stop = next((s for s in body["stop"] if codec.decode(ids).startswith(text + s)), "")
+        kind = "limit" if found["finish_reason"] == "length" else "word" if stop else "eos"
+        values = found["logprobs"]["token_logprobs"]
+        probs = [{"id": i, "logprob": value} for i, value in zip(ids, values, strict=True)]
+        fields = {"tokens": ids, "completion_probabilities": probs}
+        return 200, drawn(codec, text + stop, 0, kind, stop, **fields)
+
+    given = {"temperature": 0.0, "n": 4, "width": 2, "max_rounds": 4, "max_step_tokens": 12}
+    given |= {"max_tokens": 40, "delimiter": "e", "verifier": "logprob", "system_prompt": ""}
+    given |= options
+    with llama_server(codec, answer) as server:
+        model = {"model": f"openai:{server.url}", "tokenizer": str(generator_folder)}
+        with Solver(**model, **given) as solver:
+            there = solver.solve(engines.PROBLEM)
+    with engines.tiny_solver(generator_folder, **given) as solver:
+        here = solver.solve(engines.PROBLEM)
+    assert there.tree_hash == here.tree_hash
+    assert there.remote.token_ids
+    assert len(server.asked) == there.remote.requests > 4
 
 
 @pytest.mark.parametrize(
