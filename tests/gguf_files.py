@@ -111,6 +111,9 @@ def tensors_of(model, kind, types):
     heads = {"attn_q": model.config.num_attention_heads, "attn_k": model.config.num_key_value_heads}
     tensors, changed = {}, {}
     for number, (name, weight) in enumerate(model.state_dict().items()):
+        if weight.dim() == 3:
+            changed[name] = _experts(tensors, name, weight, KINDS[types["*"]], number)
+            continue
         called, _ = theirs(name)
         assert hugging_face(called, 1) == [name]
         if called == "output.weight" and model.config.tie_word_embeddings:
@@ -132,6 +135,20 @@ def tensors_of(model, kind, types):
         stored = permuted(weight, count) if count else weight
         tensors[called] = 0, tuple(weight.shape), stored.contiguous().numpy().tobytes()
     return tensors, changed
+
+
+def _experts(tensors, name, weight, kind, number):
+    """All experts' projections, gate and up apart, in random blocks; the values of these."""
+    from transformers.integrations.gguf.dequant import dequantize
+
+    parts = ("gate", "up") if name.endswith("gate_up_proj") else ("down",)
+    values = []
+    for seed, (part, rows) in enumerate(zip(parts, weight.chunk(len(parts), 1), strict=True)):
+        blocks = draw_blocks(kind, rows.numel(), 100 * number + seed)
+        values.append(dequantize(blocks.flatten(), kind).view(rows.shape))
+        called = f"blk.{name.split('.')[2]}.ffn_{part}_exps.weight"
+        tensors[called] = kind, tuple(rows.shape), blocks.numpy().tobytes()
+    return torch.cat(values, 1)
 
 
 def write_model(path, folder, model, kind, types, **more):

@@ -21,12 +21,16 @@ from beamwright.models.adapter import Product
 from beamwright.models.decoder import Linear
 from beamwright.models.experts import Experts
 from beamwright.models.formats import StoredWeights
+from beamwright.models.grouped import GroupedLinear, joined
 from beamwright.models.linear import quantise_linear
 from beamwright.models.survey import Survey
 from beamwright.models.weights import Convert, check_finite, give_back
 from beamwright.plan.costs import Storage
 
 _INSIDE = re.compile(r"^(model\.)?language_model\.(model\.)?")  # the text part of another model
+_OF_EXPERTS = {
+    "gate_up_proj": ("gate_proj", "up_proj"), "up_proj": ("up_proj",), "down_proj": ("down_proj",),
+}  # fmt: skip
 _LAYER = re.compile(r"\.(\d+)\.")
 
 
@@ -50,7 +54,7 @@ def fill(found: Survey, stored: StoredWeights, placing: Placing, where: str) -> 
     """
     model = found.model
     _make_buffers(model, placing.device)
-    loader, layer = _Loader(found, placing, where), ""
+    loader, layer = _Loader(found, placing, where, stored), ""
     as_stored = placing.storage is Storage.STORED
     for target, read in _reads(found, stored, where, as_stored=as_stored).items():
         at = _LAYER.search(target)
@@ -139,8 +143,8 @@ def _check_unexpected(found: Survey, name: str, where: str) -> None:
 class _Loader:
     """Puts weights where a model's modules look for them."""
 
-    def __init__(self, found: Survey, placing: Placing, where: str) -> None:
-        self._found, self._placing, self._where = found, placing, where
+    def __init__(self, found: Survey, placing: Placing, where: str, stored: StoredWeights) -> None:
+        self._found, self._placing, self._where, self._stored = found, placing, where, stored
         model = found.model
         self._wanted = model.state_dict()
         self._wide = tuple(model._get_dtype_plan(placing.dtype))
@@ -177,9 +181,10 @@ class _Loader:
         module, placing = self._found.model.get_submodule(path), self._placing
         if name == self._head and not placing.head:
             return
-        if isinstance(value, Linear):
+        if isinstance(value, GroupedLinear):
+            value.check(tuple(self._wanted[name].shape), f"model {self._where}: weight {name}")
             value.weight = value.weight.to(placing.device)
-            self._keep(module, leaf, value, name)
+            self._keep(module, leaf, placing.pack(value), name)
             return
         placed = self._cast(name, value)
         if name == self._head:
@@ -192,7 +197,7 @@ class _Loader:
         else:
             setattr(module, leaf, torch.nn.Parameter(placed, requires_grad=False))
         if path in self._found.experts and not any(each.is_meta for each in module.parameters()):
-            self._keep_experts(module)
+            self._keep_experts(module, path)
 
     def _cast(self, name: str, value: torch.Tensor) -> torch.Tensor:
         placing, like = self._placing, self._wanted[name]
@@ -214,10 +219,21 @@ class _Loader:
             linear, self._wanted[name], placing.device, placing.tile_rows
         )
 
-    def _keep_experts(self, module: Any) -> None:
+    def _keep_experts(self, module: Any, path: str) -> None:
         placing = self._placing
+
+        def kept(leaf: str, number: int) -> Linear | None:
+            """A projection of one expert in its file's form, where it is called as usual."""
+            if placing.storage is not Storage.STORED:
+                return None
+            names = [f"{path}.{number}.{name}" for name in _OF_EXPERTS[leaf]]
+            parts = [part for name in names if (part := self._stored.linear(name)) is not None]
+            for part in parts:
+                part.check(part.size, f"model {self._where}: weight {path}.{number}")
+                part.weight = part.weight.to(placing.device)
+            return placing.pack(joined([*parts], None)) if len(parts) == len(names) else None
 
         def convert(linear: Linear) -> Linear:
             return placing.pack(quantise_linear(linear, placing.storage))
 
-        module.__dict__["beamwright_experts"] = Experts(module, convert, placing.tile_rows)
+        module.__dict__["beamwright_experts"] = Experts(module, convert, kept, placing.tile_rows)

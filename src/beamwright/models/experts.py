@@ -20,17 +20,27 @@ _UP = ("gate_up_proj", "up_proj")
 class Experts:
     """The experts of one layer: projections into and out of each. module: whose numbers they are.
 
-    convert: what is made of each projection, once.
+    convert: what is made of each projection, once. kept: that of an expert in its file's form, by
+    the parameter's name and the expert's number; None where there is none.
     """
 
     def __init__(
-        self, module: Any, convert: Callable[[Linear], Linear], tile_rows: int | None
+        self,
+        module: Any,
+        convert: Callable[[Linear], Linear],
+        kept: Callable[[str, int], Linear | None],
+        tile_rows: int | None,
     ) -> None:
         self._module, self._tile_rows = module, tile_rows
         up = next(name for name in _UP if hasattr(module, name))
-        self._up, self._down = (self._take(name, convert) for name in (up, "down_proj"))
+        self._up, self._down = (self._take(name, convert, kept) for name in (up, "down_proj"))
 
-    def _take(self, name: str, convert: Callable[[Linear], Linear]) -> list[Linear]:
+    def _take(
+        self,
+        name: str,
+        convert: Callable[[Linear], Linear],
+        kept: Callable[[str, int], Linear | None],
+    ) -> list[Linear]:
         """The projections of that name; the module keeps a shape without values of them."""
         module = self._module
         whole, biases = getattr(module, name), getattr(module, f"{name}_bias", None)
@@ -38,6 +48,9 @@ class Experts:
         for number, weight in enumerate(whole.detach()):
             plain = weight.T if module.is_transposed else weight
             bias = None if biases is None else biases.detach()[number].clone()
+            if bias is None and (linear := kept(name, number)) is not None:
+                taken.append(linear)
+                continue
             taken.append(convert(Linear(plain.contiguous().clone(), bias)))
         setattr(module, name, torch.nn.Parameter(whole.detach().to("meta"), requires_grad=False))
         return taken

@@ -14,6 +14,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
+from beamwright.errors import InputError, NotFiniteError
 from beamwright.models.decoder import Linear
 from beamwright.models.product import invariant_linear
 from beamwright.plan.costs import GROUPED_TILE_VALUES, INT4_GROUP
@@ -67,6 +68,16 @@ class GroupedLinear(Linear):
     def ends(self) -> torch.Tensor:
         """Scales and lows [out, groups, 2]."""
         return _split(self.weight, self.bits)[1]
+
+    def check(self, size: tuple[int, ...], what: str) -> None:
+        """
+        Raises:
+            InputError: if it has another size, or scales that are no numbers.
+        """
+        if self.size != size:
+            raise InputError(f"{what} has shape {self.size}, config says {size}")
+        if not bool(self.ends.isfinite().all()):
+            raise NotFiniteError(f"{what} holds NaN or infinite scales: the file is damaged")
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The product, by tiles of rows that are the same at any batch."""

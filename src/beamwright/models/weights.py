@@ -76,9 +76,7 @@ class _Reader:
         linear = self._stored.linear(self._prefix + name)
         if linear is None:
             return None
-        self._check_size(f"{name}.weight", linear.size, size)
-        if not bool(linear.ends.isfinite().all()):
-            raise NotFiniteError(f"model {self._where}: weight {self._prefix}{name} is damaged")
+        linear.check(size, f"model {self._where}: weight {self._prefix}{name}")
         linear.weight = linear.weight.to(self._device)
         return linear
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 from transformers.integrations.gguf.dequant import dequantize
 
 import fakes
@@ -154,6 +154,23 @@ def test_bytes_are_counted_before_anything_is_loaded(write, types):
     assert weight_bytes(read_shape(path, None), 4, model.storage) == stored
     found = inspect_model(ModelSettings(model=str(path)))
     assert (found["weight_bytes"], found["weights"]) == (stored, "stored")
+
+
+@pytest.mark.usefixtures("unpacked")
+@pytest.mark.parametrize("name", ["Q4_0", "Q6_K"])
+def test_experts_stay_in_their_files_form(tmp_path, name):
+    fakes.write_tokenizer(tmp_path)
+    sizes = {"moe_intermediate_size": 256, "num_experts": 4, "num_experts_per_tok": 2}
+    config = Qwen3MoeConfig(**WIDE, **sizes, head_dim=64, norm_topk_prob=True)
+    model, path = fakes.write_checkpoint(tmp_path, config), tmp_path / "moe.gguf"
+    more = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 256}
+    gguf_files.write_model(
+        path, tmp_path, model, "qwen3moe", {"*": name},
+        **{f"qwen3moe.{key}": value for key, value in more.items()},
+    )  # fmt: skip
+    assert differs(path, model) < 2e-5
+    experts = load(path).decoder._layers[0].mlp.experts.beamwright_experts
+    assert all(isinstance(each, GroupedLinear) for each in (*experts._up, *experts._down))
 
 
 def test_weights_may_be_rounded_again_if_somebody_asks(write):

@@ -128,6 +128,7 @@ def read_config(file: Path) -> dict[str, Any]:
         "vocab_size": tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": "blk.0.attn_output.bias" in tensors,
+        "norm_topk_prob": kind == "qwen3moe",
         "sliding_window": metadata.get("llama.attention.sliding_window"),
         "rope_parameters": _rope(shards(file)[0], headers[0], f"{kind}.rope."),
         "eos_token_id": sorted({each for each in ids if type(each) is int}),

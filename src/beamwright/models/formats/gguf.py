@@ -19,7 +19,7 @@ from beamwright.models.formats.header import BLOCKS, Place, read_header
 from beamwright.models.grouped import GroupedLinear
 
 _PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
-_PIECE_BYTES = 1 << 22
+_PIECE_BYTES = 1 << 20
 
 
 class GgufWeights:
