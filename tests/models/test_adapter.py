@@ -7,12 +7,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 import fakes
 from beamwright.attention import make_attention
 from beamwright.engine.selftest import batches_are_exact
 from beamwright.errors import InputError, UnsupportedModelError
-from beamwright.models import survey
+from beamwright.models import experts, survey
 from beamwright.models.adapter import AdaptedDecoder
 from beamwright.models.config import read_shape
 from beamwright.models.load import inspect_model, load_model, read_reference
@@ -143,6 +144,31 @@ def test_experts_that_tie_are_chosen_by_the_row_alone(write, tmp_path):
     save_file({**weights, **{name: weights[name] * 0 for name in routers}},
               tmp_path / "model.safetensors", metadata={"format": "pt"})  # fmt: skip
     assert batches_are_exact(load(tmp_path, dtype=exact_dtype()).decoder, make_attention("tree"))
+
+
+@pytest.mark.parametrize("tokens_and_taken", [(16, 2), (1, 2), (40, 3)])
+def test_one_kernel_for_all_experts_says_what_one_by_one_do(monkeypatch, tokens_and_taken):
+    num_tokens, taken = tokens_and_taken
+    config = AutoConfig.for_model("qwen3_moe", **{**TINY, **MOE, "num_experts_per_tok": taken})
+    generator, both = torch.Generator().manual_seed(0), []
+    hidden = torch.randn(num_tokens, 64, generator=generator)
+    scores = torch.randn(num_tokens, 8, generator=generator).softmax(-1)
+    weights, chosen = scores.topk(taken)
+    for grouped in (False, True):
+        monkeypatch.setattr(experts, "multiplies_groups", lambda weight, value=grouped: value)
+        module = Qwen3MoeExperts(config)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.copy_(
+                    torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+                )
+        both.append(
+            experts.Experts(module, None, lambda *which: None, None)(
+                hidden, chosen, weights
+            ).detach()
+        )
+        assert all(parameter.is_meta for parameter in module.parameters())
+    torch.testing.assert_close(*both)
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])

@@ -236,4 +236,7 @@ class _Loader:
         def convert(linear: Linear) -> Linear:
             return placing.pack(quantise_linear(linear, placing.storage))
 
-        module.__dict__["beamwright_experts"] = Experts(module, convert, kept, placing.tile_rows)
+        plain = placing.storage is Storage.PLAIN and placing.tile_rows is None
+        on_card = torch.device(placing.device).type != "cpu"
+        made = Experts(module, None if plain and on_card else convert, kept, placing.tile_rows)
+        module.__dict__["beamwright_experts"] = made

@@ -128,6 +128,9 @@ def product_scratch_bytes(
 class ModelCosts:
     """Sizes of one model in one precision. num_heads: query heads.
 
+    active_parameters: those that one token is multiplied with; None: all. A batch reads the weights
+    of idle ones as far as its tokens take other experts.
+
     conversion_bytes: memory traffic of a forward pass beyond reading the weights as they are
     stored, where they are turned back into floating point first.
     """
@@ -140,6 +143,12 @@ class ModelCosts:
     head_dim: int
     element_bytes: int
     conversion_bytes: int = 0
+    active_parameters: int | None = None
+
+    def share_read(self, num_tokens: int) -> float:
+        """How much of the weights a pass of so many tokens reads, if experts are taken evenly."""
+        used = (self.active_parameters or self.num_parameters) / self.num_parameters
+        return 1 - (1 - used) ** num_tokens
 
     @classmethod
     def of(cls, shape: Shape, element_bytes: int, storage: Storage = Storage.PLAIN) -> ModelCosts:
@@ -153,6 +162,7 @@ class ModelCosts:
             head_dim=shape.head_dim,
             element_bytes=element_bytes,
             conversion_bytes=conversion_bytes(shape, element_bytes, storage),
+            active_parameters=shape.active_parameters,
         )
 
 
@@ -227,11 +237,14 @@ class Roofline:
         model, hardware = self.model, self.hardware
         kv_share = hardware.copies_share if layout is Layout.DENSE else hardware.bandwidth_share
         memory_s = (
-            (model.weight_bytes + model.conversion_bytes) / hardware.bandwidth_share
+            model.share_read(num_tokens)
+            * (model.weight_bytes + model.conversion_bytes)
+            / hardware.bandwidth_share
             + kv_tokens_read * model.kv_bytes_per_token / kv_share
         ) / hardware.device_bandwidth
         attention = 4 * model.num_layers * model.num_heads * model.head_dim * kv_tokens_seen
-        flops = 2 * model.num_parameters * num_tokens + attention
+        active = model.active_parameters or model.num_parameters
+        flops = 2 * active * num_tokens + attention
         compute_s = flops / (hardware.flops * hardware.flops_share)
         num_launches = model.num_layers * hardware.decode_ops_per_layer
         return memory_s, compute_s, num_launches * hardware.launch_s

@@ -127,6 +127,8 @@ def generator_attention(
         raise InputError(f"{named}: not with --schedule {schedule}")
     if on_host and schedule != "in-gpu":
         raise InputError(f"--schedule {schedule}: not with --sparse-home host")
+    if rule.method.startswith("ahead") and loaded.decoder.shape.built is not None:
+        raise InputError(f"{named}: foresees queries, which --decoder transformers cannot")
     if settings.schedule.evict == "recompute":
         raise InputError(
             f"{named}: not with --evict recompute, which reads all of a path and writes other KV"
