@@ -1,12 +1,16 @@
 """llama-server's own protocol: what it is asked, and what its replies mean."""
 
+import threading
+import time
+
 import pytest
 
 import engines
 from beamwright import Solver
 from beamwright.errors import InputError, UnavailableError
+from beamwright.remote.llama import CROWDED
 from beamwright.sections import SamplingSettings
-from scripted_server import PROPS, answered, drawn, llama_server, question, refuses
+from scripted_server import PROPS, answered, drawn, llama_server, question, refuses, waited
 
 
 def test_it_is_found_by_what_it_says_of_itself(codec, source_of):
@@ -150,6 +154,31 @@ def test_an_odd_reply_is_an_error_of_its_question(codec, source_of, monkeypatch,
         error = answered(source_of(server), question(codec)).error
     assert isinstance(error, InputError | UnavailableError)
     assert "\n" not in str(error)
+
+
+def test_slots_that_share_too_small_a_cache_are_asked_in_turn(codec, source_of):
+    """All that run fail at once, and would again if all were asked again."""
+    running, most, lock = 0, [], threading.Lock()
+
+    def answer(body):
+        nonlocal running
+        with lock:
+            running += 1
+            most.append(running)
+        time.sleep(0.2)
+        with lock:
+            crowded, running = running > 1, running - 1
+        return refuses(CROWDED, 500) if crowded else (200, drawn(codec, "x"))
+
+    with llama_server(codec, answer) as server:
+        source, replies = source_of(server), []
+        for key in range(3):
+            source.ask(key, question(codec))
+        while len(replies) < 3:
+            replies += waited(source)
+    assert not [reply.error for reply in replies if reply.error]
+    assert max(most) > 1
+    assert most[-2:] == [1, 1]
 
 
 def test_what_it_refuses_is_said_in_its_words(codec, source_of):

@@ -18,6 +18,7 @@ from beamwright.remote.values import count_of, ids_of, logprobs_of, text_of
 from beamwright.remote.writer import Continuation, PromptRequest, Reply
 
 OWNER = "llamacpp"  # of its models in `/v1/models`
+CROWDED = "Context size has been exceeded"  # by all slots together, where they share one KV cache
 TOKEN_BYTES = 2048  # of JSON, most per token: it says each of them twice, and byte by byte
 _ENDS: Mapping[object, Literal["stop", "eos", "length"]] = {
     "word": "stop",

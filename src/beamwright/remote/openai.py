@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Coroutine, Hashable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import count
 from queue import Empty, SimpleQueue
@@ -80,6 +80,7 @@ class OpenAISource:
         self._root = url.removesuffix("/v1")
         self._option = f"--model openai:{url}#{name}".removesuffix("#")
         self.native: llama.LlamaServer | None = None
+        self._turn, self._is_crowded = asyncio.Lock(), False
         self.ids = self.extras = self.token_ids = self.streams = False
         self._work: threading.Thread | None = None
         self._replies: SimpleQueue[Reply] = SimpleQueue()
@@ -158,12 +159,14 @@ class OpenAISource:
                 if self.streams:
                     reply = Reply(key, [await self._read(prompt)])
                 else:
-                    answer = await self._completed(prompt)
+                    async with self._turn if self._is_crowded else nullcontext():
+                        answer = await self._completed(prompt)
                     native = llama.reply_of(key, answer) if self.native else None
                     reply = native or _reply_of(key, answer, prompt.stops)
                 self._replies.put(replace(reply, tries=tries))
                 return
             except Exception as error:  # whatever what it says does to who reads it
+                self._is_crowded |= llama.CROWDED in str(error)
                 why, most, kind = self._judged(error, prompt)
                 wait_s = max(wait_s, getattr(error, "retry_after_s", 0.0))
             if tries >= most:
