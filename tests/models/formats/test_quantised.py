@@ -10,6 +10,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 import fakes
 import packed_files
+from beamwright import Solver
 from beamwright.errors import InputError, UnsupportedModelError
 from beamwright.models.config import read_shape
 from beamwright.models.formats import open_checkpoint
@@ -116,3 +117,14 @@ def test_a_version_that_is_not_read_is_named(write):
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match=r"cannot be read \(AWQ version 'gemv' is not read"):
         open_checkpoint(folder).tensor(next(iter(meant)))
+
+
+@pytest.mark.parametrize("name", ["awq", "fp8"])
+def test_a_verifiers_folder_is_read_as_a_generators(write, name):
+    folder, _, _ = write(name)
+    fakes.write_logit_pair_spec(folder)
+    solver = Solver(
+        model=str(folder), verifier=str(folder), n=2, width=2, max_rounds=2, step_tokens=4
+    )
+    found = solver.solve("1 + 1")
+    assert all(0 < each.score < 1 for each in found.candidates)

@@ -17,6 +17,7 @@ from beamwright.errors import InputError
 
 _NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _TEXT, _LIST = 8, 9
+_LENGTH = struct.Struct("<Q")
 _MOST_DIMENSIONS = 4
 _MOST_ALIGNMENT = 1 << 20
 BLOCKS = {
@@ -48,7 +49,7 @@ class Place:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """What a file says of itself, and of the model."""
+    """What a file says of itself, and of the model; of a list of texts how many there are."""
 
     metadata: dict[str, Any]
     tensors: dict[str, Place]
@@ -96,8 +97,14 @@ class _Cursor:
         if kind != _LIST:
             raise ValueError(f"a value of type {kind}")
         each, count = *self._numbers("I"), *self._numbers("Q")
-        if each == _TEXT:
-            return [self._text() for _ in range(count)]  # each takes bytes, so it ends
+        if each == _TEXT:  # vocabularies, which `transformers` reads: each takes bytes, so it ends
+            at, size = self._at, len(self._data) - _LENGTH.size
+            for _ in range(count):
+                if at > size:
+                    raise ValueError("it ends too early")
+                at += _LENGTH.size + _LENGTH.unpack_from(self._data, at)[0]
+            self._at = at
+            return count
         if each not in _NUMBERS:
             raise ValueError(f"a list of values of type {each}")
         return list(self._numbers(_NUMBERS[each], count))
