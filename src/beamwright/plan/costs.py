@@ -153,6 +153,7 @@ class ModelCosts:
     @classmethod
     def of(cls, shape: Shape, element_bytes: int, storage: Storage = Storage.PLAIN) -> ModelCosts:
         """The costs of a shape whose KV, and weights but for `storage`, take `element_bytes`."""
+        active = shape.active_parameters
         return cls(
             num_layers=shape.layers,
             num_parameters=shape.num_parameters,
@@ -162,7 +163,7 @@ class ModelCosts:
             head_dim=shape.head_dim,
             element_bytes=element_bytes,
             conversion_bytes=conversion_bytes(shape, element_bytes, storage),
-            active_parameters=shape.active_parameters,
+            active_parameters=None if active == shape.num_parameters else active,
         )
 
 
