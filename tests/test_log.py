@@ -52,7 +52,7 @@ def test_the_table_of_decisions_says_what_the_records_say():
         status = f"superseded by {later[1]}" if later else status
         told.append([f"[{number}]({record.name})", date, named, status])
     assert rows == told
-    assert sum(len(page.read_text().split()) for page in [index, *DECISIONS]) <= 3_200
+    assert sum(len(page.read_text().split()) for page in [index, *DECISIONS]) <= 3_500
 
 
 def test_an_entry_of_the_changelog_is_one_line():
