@@ -52,7 +52,7 @@ def check_conservation(solver, trees):
     for model in solver._machinery.tree_models:
         model.store.check()
         blocks = model.store.pool.num_blocks - model.store.pool.num_free
-        assert model.budget.used_bytes == blocks * model.store.pool.layout.bytes_per_block
+        assert model.budget.used_bytes == blocks * model.store.pool.bytes_per_block
     held = [node for tree in trees for node in tree.held]
     handles = [node.handles for tree in trees for node in tree.nodes()]
     assert solver.generator.store.num_segments == sum("generator" in h for h in handles)

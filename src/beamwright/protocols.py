@@ -135,6 +135,14 @@ class DecodesAhead(Protocol):
         """Let an open node begin with this share of its sibling's tokens (`truncate`)."""
 
 
+@runtime_checkable
+class SeesWindows(Protocol):
+    """A step writer that knows what no token will see any more."""
+
+    def forget_unseen(self, tree: SearchTree) -> None:
+        """Free KV that no window of a row to come of this tree reaches."""
+
+
 # --- policies --------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ TINY = {
     "num_attention_heads": 4,
     "max_position_embeddings": 256,
 }
+SLIDING = "sliding_attention"
 GATED = {**TINY, "intermediate_size": 96}
 OPT = {**TINY, "ffn_dim": 96, "word_embed_proj_dim": 64}
 ROPE3 = {
@@ -55,6 +56,14 @@ FAMILIES = {
     "mistral-window": (
         MistralConfig,
         {**GATED, "num_key_value_heads": 2, "sliding_window": 16},
+        {},
+    ),
+    "qwen3-window-in-some": (
+        Qwen3Config,
+        {
+            **{**GATED, "num_key_value_heads": 2, "head_dim": 16, "use_sliding_window": True},
+            **{"sliding_window": 16, "layer_types": [SLIDING, "full_attention", SLIDING]},
+        },
         {},
     ),
     "qwen2": (Qwen2Config, {**GATED, "num_key_value_heads": 2, "tie_word_embeddings": True}, {}),

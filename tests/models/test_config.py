@@ -60,13 +60,6 @@ HQQ = {"quant_method": "hqq"}
             "spiral",
         ),
         ({"model_type": "llama", **TINY, "hidden_act": "tanh"}, "activation 'tanh'"),
-        (
-            {
-                **{"model_type": "qwen2", **TINY, "sliding_window": 64, "max_window_layers": 1},
-                **{"use_sliding_window": True, "num_hidden_layers": 2},
-            },
-            "sliding window in some of the layers",
-        ),
         (OPTConfig(**{**OPT, "word_embed_proj_dim": 16}), "opt with embeddings of another width"),
         (OPTConfig(**OPT, do_layer_norm_before=False), "opt with norms behind the blocks"),
         (OPTConfig(**OPT, layer_norm_elementwise_affine=False), "opt with norms without weights"),
@@ -106,6 +99,12 @@ def test_layers_with_a_window_are_a_group(inspect):
     layers = tuple(range(TINY["num_hidden_layers"]))
     assert (group.layers, group.window, group.kv_heads) == (layers, 64, 2)
     assert group.head_dim == TINY["hidden_size"] // TINY["num_attention_heads"]
+    options = {**TINY, "num_hidden_layers": 3, "max_position_embeddings": 256}
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    mixed = Qwen2Config(**options, use_sliding_window=True, sliding_window=64, layer_types=kinds)
+    full, sliding = inspect(mixed).groups
+    assert (full.layers, full.window) == ((1,), None)
+    assert (sliding.layers, sliding.window) == ((0, 2), 64)
 
 
 def test_the_context_can_be_capped_and_not_stretched(inspect):

@@ -28,6 +28,7 @@ def test_costs_of_a_shape_by_its_attributes(opt):
     class Shape:
         layers, heads, head_dim, num_parameters = 32, 32, 128, 6_658_473_984
         active_parameters = num_parameters
+        kv_groups = ()
 
         def kv_bytes_per_token(self, element_bytes):
             return 2 * 32 * 32 * 128 * element_bytes

@@ -6,7 +6,7 @@ Generator and verifier are in every figure; the verifier scores in turn with dec
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
@@ -94,8 +94,11 @@ def _report(
     settings: Settings, machine: Machine, prompt: int, generate: int | None
 ) -> dict[str, Any]:
     models = read_models(settings, machine)
+    workload = _workload(settings, models.generator.shape.context, prompt, generate)
+    path_tokens = workload.prompt_tokens + workload.generate_tokens
+    costs = models.generator.costs.on_paths(path_tokens, workload.step_tokens)
+    models = replace(models, generator=replace(models.generator, costs=costs))
     generator, verifier = models.generator, models.verifier
-    workload = _workload(settings, generator.shape.context, prompt, generate)
     limit, budgets = split_memory(settings, models)
     budget, scorer = budgets.generator_kv_bytes, _scorer(models, budgets)
     estimates = estimate(workload, generator.costs, models.profile, budget, scorer)

@@ -26,7 +26,7 @@ from beamwright.models.decoder import padded_rows
 from beamwright.models.load import is_out_of_memory
 from beamwright.protocols import Event, Plan, ScheduleView, StepAwaited, StepDropped, StepFailed
 from beamwright.sections import ScheduleSettings
-from beamwright.tree import Node
+from beamwright.tree import Node, SearchTree
 
 ITERATION_TOKENS = 16
 _LEAST_TOKENS = 2
@@ -146,6 +146,10 @@ class RunningBatch:
             self._cache.free(state.segment)
         if not self.running:
             self._rows.close()
+
+    def forget_unseen(self, tree: SearchTree) -> None:
+        """Free what no window of a row to come reaches."""
+        self._capacity.forget_unseen(tree)
 
     def abort(self) -> None:
         """Give up everything that runs or waits; whatever went wrong, nothing is held."""

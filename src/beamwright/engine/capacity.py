@@ -23,9 +23,9 @@ from beamwright.engine.row import (
     state_of,
 )
 from beamwright.kv.cache import CacheManager
-from beamwright.kv.segments import Path, Segment, copies_needed
+from beamwright.kv.segments import Path, Segment, copies_needed, segments_read, whole
 from beamwright.protocols import KVDemand
-from beamwright.tree import Node
+from beamwright.tree import Node, SearchTree
 
 _FIRST_GUESS = 32
 _MARGIN = 1.25
@@ -161,13 +161,14 @@ class Capacity:
             growing = {row.segment: self._lengths.reserved(row)}
             if row.node.parent not in parents:
                 parents.add(row.node.parent)
-                growing |= _incomplete(row.node.parent)
+                growing |= self._incomplete(row.node.parent)
+            growing = whole(growing)
             grown |= growing
             changed = dict.fromkeys(growing)
-            for part in row.parts_read:
-                if per_beam or part.segment not in needs:
-                    needs[part.segment] += 1
-                    changed[part.segment] = None
+            for segment in segments_read(row.parts_read):
+                if per_beam or segment not in needs:
+                    needs[segment] += 1
+                    changed[segment] = None
             wanted = cache.beside_others({s: needs[s] for s in changed if s in needs})
             for segment in changed:
                 blocks = cache.taken(segment, wanted.get(segment, 0), grown.get(segment, 0))
@@ -198,6 +199,13 @@ class Capacity:
         growth = map(self._lengths.expected, coming[0])
         self._cache.write_ahead(needs[0], growth, {row.segment for row in growing})
 
+    def forget_unseen(self, tree: SearchTree) -> None:
+        """Free what no row to come of this tree reaches, in layers that see a window."""
+        for window in sorted({g.window for g in self._cache.device.groups if g.window is not None}):
+            for node in tree.beyond(window, _begins):
+                if (state := state_of(node)) is not None and state.row is None:
+                    self._cache.forget(state.segment, window)
+
     # --- what a schedule sees ----------------------------------------------------------------
 
     def demand(self, beams: Sequence[Node]) -> KVDemand | None:
@@ -206,6 +214,7 @@ class Capacity:
         if not self._cache.evicts:
             return None
         ledger, numbers = self._cache.device, dict[Node, int]()
+        reads = dict[Node, set[int]]()  # groups of layers that some beam reads of a node
         parent, leaf = list[int | None](), list[int | None]()
         sizes, resident, growth = list[int](), list[int](), list[int]()
         for beam in beams:
@@ -221,9 +230,12 @@ class Capacity:
                 if node not in numbers:
                     numbers[node] = len(parent)
                     parent.append(above)
-                    sizes.append(ledger.blocks_for(num_tokens) * ledger.bytes_per_block)
+                    sizes.append(0)
                     resident.append(len(state.segment.copies) if state and stored else 0)
                 above = numbers[node]
+                behind = 0 if node is beam else beam.start - node.end
+                if len(known := reads.setdefault(node, set())) < len(ledger.groups):
+                    sizes[above] += self._fresh_bytes(num_tokens, behind, known)
             leaf.append(above)
             blocks = ledger.blocks_for(self._lengths.expected(beam)) - ledger.blocks_for(stored)
             growth.append(max(1, blocks) * ledger.bytes_per_block)
@@ -239,17 +251,39 @@ class Capacity:
             previous_need_bytes=previous,
         )
 
+    def _fresh_bytes(self, num_tokens: int, behind: int, reads: set[int]) -> int:
+        """Bytes of a node in groups of layers that are not among those that it `reads` already.
+
+        behind: tokens between the node and where somebody reads it.
+        """
+        ledger, num_blocks = self._cache.device, 0
+        for number, group in enumerate(ledger.groups):
+            reached = group.window is None or behind + 1 < group.window
+            if reached and number not in reads:
+                reads.add(number)
+                num_blocks += -(-num_tokens // group.block_tokens)
+        return num_blocks * ledger.bytes_per_block
+
+    def _incomplete(self, parent: Node | None) -> dict[Segment, int]:
+        """The segment of a prompt or a turn that lacks KV, and how many tokens it will have."""
+        if parent is None:
+            return {}
+        state = state_of(parent)
+        segment = state.segment if state is not None else self._cache.blank()
+        num_tokens = len(parent.token_ids)
+        return {segment: num_tokens} if segment.length < num_tokens else {}
+
     def _copies(self, paths: Iterable[Path]) -> dict[Segment, int]:
         return copies_needed(paths, per_beam=self._cache.copies_per_beam)
 
 
-def _incomplete(parent: Node | None) -> dict[Segment, int]:
-    """The segment of a prompt or a turn that lacks KV, and how many tokens it will have."""
-    if parent is None:
-        return {}
-    segment = state.segment if (state := state_of(parent)) is not None else Segment()
-    num_tokens = len(parent.token_ids)
-    return {segment: num_tokens} if segment.length < num_tokens else {}
+def _begins(leaf: Node) -> int:
+    """The first position that is still to be computed on a path: a prompt, the end of a reply and a
+    turn are, when the first row behind them is admitted."""
+    node = leaf
+    while node.parent is not None and ((s := state_of(node.parent)) is None or s.hidden is None):
+        node = node.parent
+    return node.start
 
 
 def _parts(node: Node) -> Path:

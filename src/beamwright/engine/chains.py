@@ -18,7 +18,7 @@ import torch
 from beamwright.counters import Progress
 from beamwright.engine.row import OWNER, GeneratorState, Row, path_to, segment_name, state_of
 from beamwright.kv.cache import CacheManager
-from beamwright.kv.segments import Lease, Segment
+from beamwright.kv.segments import Lease, Segment, whole
 from beamwright.models.tree_model import PREFILL_CHUNK_TOKENS, PrefillRequest, TreeModel
 from beamwright.protocols import Verifier
 from beamwright.tree import Node, NodeState
@@ -77,7 +77,7 @@ class Chains:
         return grown
 
     def _forward(self, requests: Sequence[PrefillRequest], lease: Lease) -> Sequence[Any]:
-        lease.add({request.segment: 1 for request in requests if not request.segment.length})
+        lease.add(whole({r.segment: 1 for r in requests if not r.segment.length}))
         # All of them or none: whoever had its KV and no hidden state could not be begun again.
         self._cache.reserve(
             {

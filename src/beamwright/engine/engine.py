@@ -23,6 +23,7 @@ from beamwright.protocols import (
     DecodesAhead,
     Event,
     SchedulePolicy,
+    SeesWindows,
     StepAwaited,
     StepDecoded,
     StepDropped,
@@ -196,6 +197,8 @@ class Engine:
         self._drop_rest(run)
         report = run.report(candidates)
         self._executor.release(tree.release_dead())
+        if isinstance(self._writer, SeesWindows):
+            self._writer.forget_unseen(tree)
         if tree.done:
             self._close(run)
         else:

@@ -16,7 +16,16 @@ from typing import Any, Protocol
 
 from beamwright.engine.noise import lineage_key
 from beamwright.errors import InputError, NotFiniteError
-from beamwright.kv.segments import Lease, Path, PathPart, Segment, Source
+from beamwright.kv.segments import (
+    Lease,
+    Path,
+    PathPart,
+    Segment,
+    Source,
+    segments_read,
+    visible_path,
+    whole,
+)
 from beamwright.models.tokenizer import TextCodec
 from beamwright.protocols import StepDecoded
 from beamwright.sections import SamplingSettings, StepSettings
@@ -213,12 +222,12 @@ class Row:
     @property
     def parts_read(self) -> Path:
         """The segments that it reads, its own step as far as it is stored included."""
-        stored = (PathPart(self.segment, self.segment.length),) if self.segment.length else ()
-        return (*path_to(self.node.parent), *stored)
+        return visible_path(path_to(self.node.parent), self.segment, self.segment.length)
 
     def needs(self) -> dict[Segment, int]:
         """Device copies that it reads and writes: one of each segment."""
-        return {**{part.segment: 1 for part in path_to(self.node.parent)}, self.segment: 1}
+        read = segments_read(path_to(self.node.parent))
+        return {**dict.fromkeys(read, 1), **whole({self.segment: 1})}
 
     def hold(self) -> None:
         """Pin what it reads and writes; all of it is on the device."""

@@ -396,12 +396,12 @@ def make_running_batch(
 
 def _working_memory(model: TreeModel) -> WorkingMemory:
     """The room beside a model's KV."""
-    shape, layout = model.decoder.shape, model.store.pool.layout
+    shape, pool = model.decoder.shape, model.store.pool
 
     def row_bytes(step_tokens: int) -> int:
         tail_tokens = min(1 << max(4, (step_tokens - 1).bit_length()), model.backend.tail_tokens)
         # What stays is copied out while rows are arranged anew, so a tail exists twice.
-        tail = 2 * tail_tokens * layout.bytes_per_token
-        return tail + shape.working_bytes_per_row(layout.dtype.itemsize)
+        tail = 2 * tail_tokens * pool.bytes_per_token
+        return tail + shape.working_bytes_per_row(pool.layout.dtype.itemsize)
 
     return WorkingMemory(free_bytes(model.decoder.device), row_bytes)

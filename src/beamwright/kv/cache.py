@@ -10,18 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from itertools import count
 
-from beamwright.counters import Counters
 from beamwright.errors import CapacityError
 from beamwright.kv.link import KVLog, Transfer
+from beamwright.kv.owner import SegmentOwner
 from beamwright.kv.pool import BlockLedger
-from beamwright.kv.segments import HostTier, Lease, Path, Return, Segment, Tally
+from beamwright.kv.segments import (
+    HostTier,
+    Lease,
+    Path,
+    Return,
+    Segment,
+    whole,
+    within_reach,
+)
 from beamwright.protocols import Direction
 
 
-class CacheManager:
-    """Creates, grows, leases, moves and frees segments.
+class CacheManager(SegmentOwner):
+    """Grows, leases and moves segments, beside what every owner of some does.
 
     copies_per_beam: every beam of a group gets its own device copy (the LBS paper's layout).
     outgrown: True once something had to leave the device.
@@ -36,48 +43,14 @@ class CacheManager:
         copies_per_beam: bool = False,
         log: KVLog | None = None,
     ) -> None:
-        self.device, self.host = device, host
+        super().__init__(device, host)
         self.copies_per_beam = copies_per_beam
-        self.counts = Counters()
         self.log = log
         self.outgrown = False
         self.recompute_segments: Callable[[Sequence[Segment]], None] | None = None
-        self._segments: dict[Segment, None] = {}
-        self._present: dict[int, Segment] = {}  # by serial, those that have blocks on the device
-        self._next_use: dict[Segment, int] = {}
-        self._tally, self._serials, self._tick = Tally(), count(), 0
+        self._tick = 0
 
-    # --- life of a segment -------------------------------------------------------------------
-
-    def create(self, name: str = "", start: int = 0) -> Segment:
-        """An empty segment that owns no block yet. start: position of its first token."""
-        segment = Segment(name, start=start, serial=next(self._serials), tally=self._tally)
-        self._segments[segment] = None
-        return segment
-
-    def free(self, segment: Segment) -> None:
-        """Free a segment's blocks in both tiers at once; twice is an AssertionError."""
-        if segment.freed:
-            raise AssertionError("a segment was freed twice")
-        self.clear(segment)
-        segment.freed = True
-        self._segments.pop(segment, None)
-        self._next_use.pop(segment, None)
-
-    def clear(self, segment: Segment) -> None:
-        """Forget a segment's tokens and free its blocks; transfers of it are cancelled."""
-        if segment.transfers and self.host is not None:
-            self.counts.cancelled_transfers += sum(not t.finished for t in segment.transfers)
-            self.host.link.cancel(segment.transfers)
-            segment.transfers = []
-        for blocks in segment.copies:
-            self.device.free(blocks)
-        if self.host is not None:
-            self.host.ledger.free(segment.host_blocks)
-        segment.copies, segment.host_blocks = [], []
-        segment.length = segment.host_length = 0
-        segment.returned = segment.memory = None
-        self._placed(segment)
+    # --- growth ------------------------------------------------------------------------------
 
     def reserve(self, wanted: Mapping[Segment, int]) -> None:
         """Make sure that every copy of each segment has blocks for so many tokens; evicts others.
@@ -85,11 +58,11 @@ class CacheManager:
         Raises:
             CapacityError: if there is no room; nothing has changed then.
         """
-        missing: dict[Segment, list[int]] = {}
+        wanted, missing = whole(wanted), dict[Segment, list[int]]()
         for segment, num_tokens in wanted.items():
             if segment.length and not segment.copies:
                 raise AssertionError("only a resident segment can grow")
-            size, copies = self.device.blocks_for(num_tokens), segment.copies or [[]]
+            size, copies = segment.blocks_for(num_tokens), segment.copies or [[]]
             missing[segment] = [max(0, size - len(blocks)) for blocks in copies]
         for segment in wanted:
             segment.pins += len(segment.copies)  # it must not be its own victim
@@ -110,20 +83,11 @@ class CacheManager:
     def extend(self, segment: Segment, num_tokens: int) -> None:
         """Count `num_tokens` more tokens, for which blocks are reserved first."""
         self.reserve({segment: segment.length + num_tokens})
-        segment.length += num_tokens
-        segment.last_touch = self._tick
-        if num_tokens and segment.length == num_tokens:
-            self._placed(segment)
-
-    def trim(self, segment: Segment) -> None:
-        """Give back reserved blocks that hold no token."""
-        kept = self.device.blocks_for(segment.length)
-        for blocks in segment.copies:
-            self.device.free(blocks[kept:])
-            del blocks[kept:]
-        if not kept:
-            segment.copies = []
-        self._placed(segment)
+        for each in segment.every:
+            each.length += num_tokens
+            each.last_touch = self._tick
+            if num_tokens and each.length == num_tokens:
+                self._placed(each)
 
     # --- leases ------------------------------------------------------------------------------
 
@@ -148,6 +112,7 @@ class CacheManager:
 
     def fits(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> bool:
         """Could a lease on `needs` hold, with some segments grown to so many tokens?"""
+        grown = whole(grown)
         taken = (self.taken(s, needs.get(s, 0), grown.get(s, 0)) for s in {**needs, **grown})
         return sum(taken) <= self.room
 
@@ -162,19 +127,20 @@ class CacheManager:
         if not self.evicts:
             return self._fresh_blocks(segment, copies, num_tokens)
         if not copies:
-            return self.device.blocks_for(num_tokens)
-        size = self.device.blocks_for(max(segment.length, num_tokens))
+            return segment.blocks_for(num_tokens)
+        size = segment.blocks_for(max(segment.length, num_tokens))
         held = min(segment.pins, len(segment.copies))
         return max(copies, held) * max(size, len(segment.blocks)) - segment.pinned_blocks
 
     def is_free(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> bool:
         """Are there blocks for them that nobody has, so that nothing has to leave?"""
+        grown = whole(grown)
         segments = {**needs, **grown}
         fresh = (self._fresh_blocks(s, needs.get(s, 0), grown.get(s, 0)) for s in segments)
         return sum(fresh) <= self.device.num_free
 
     def _fresh_blocks(self, segment: Segment, copies: int, num_tokens: int) -> int:
-        wanted = max(1, len(segment.copies)) * self.device.blocks_for(num_tokens)
+        wanted = max(1, len(segment.copies)) * segment.blocks_for(num_tokens)
         growth = max(0, wanted - sum(map(len, segment.copies)))
         return growth + self._missing_blocks(segment, copies)
 
@@ -187,7 +153,7 @@ class CacheManager:
     def needed(self, paths: Iterable[Path]) -> None:
         """Count the tokens of paths that were needed and are on the device."""
         counts = self.counts
-        for part in (part for path in paths for part in path):
+        for part in (part for path in paths for part in within_reach(path, 0)):
             returned = part.segment.returned
             counts.needed_tokens += part.visible
             counts.loaded_tokens += part.visible * (returned is Return.LOADED)
@@ -218,12 +184,12 @@ class CacheManager:
         if self.host is None or self.host.recompute:
             return
         missing = [s for s in needs if not s.resident and s.stored]
-        short = sum(self.device.blocks_for(s.length) for s in missing) - self.device.num_free
+        short = sum(s.blocks_for(s.length) for s in missing) - self.device.num_free
         if short > 0:
             self._evict([s for s in self._victims() if s not in self._next_use], short)
         with self.host.link.together():
             for segment in missing:
-                blocks = self.device.blocks_for(segment.length)
+                blocks = segment.blocks_for(segment.length)
                 if blocks > self.device.num_free:
                     return
                 self._load(segment, self.device.allocate(blocks), "prefetch")
@@ -234,11 +200,16 @@ class CacheManager:
         Raises:
             CapacityError: if the host tier is full.
         """
-        host, size = self.host, self.device.block_tokens
+        self._store((each for first in segments for each in first.every), sealed=sealed)
+
+    def _store(self, segments: Iterable[Segment], *, sealed: bool = True) -> None:
+        """The same for segments of one group each."""
+        host = self.host
         if host is None or host.recompute:
             return
         with host.link.together():
             for segment in segments:
+                size = segment.block_tokens
                 until = segment.length if sealed else segment.length // size * size
                 if segment.copies and until > segment.host_length:
                     host.store(segment, until, self.device)
@@ -253,6 +224,7 @@ class CacheManager:
         """
         if self.host is None or self.host.recompute:
             return
+        growing = {each for first in growing for each in first.every}
         missing = sum(self._missing_blocks(s, copies) for s, copies in needs.items())
         short = missing + sum(map(self.device.blocks_for, growth)) - self.device.num_free
         if short <= 0:
@@ -265,7 +237,7 @@ class CacheManager:
             short -= sum(map(len, segment.copies))
             leaving.append(segment)
         with suppress(CapacityError):  # it is found out, and said, when the room is needed
-            self.write_back(leaving)
+            self._store(leaving)
 
     def dirty(self) -> list[Segment]:
         """Resident segments that are not wholly on the host, in the order of eviction."""
@@ -324,7 +296,7 @@ class CacheManager:
             chosen.append(segment)
             num_blocks -= sum(map(len, segment.copies[segment.pins :]))
         leaving = [s for s in chosen if s.pins == 0]
-        self.write_back(leaving)
+        self._store(leaving)
         self.counts.evicted_blocks += sum(len(segment.blocks) for segment in leaving)
         for segment in chosen:
             self._wait_for(segment, *Direction)  # they read or write these blocks
@@ -347,7 +319,7 @@ class CacheManager:
                 # Without shared loads, every further copy crosses the link on its own.
                 shared = self.host is None or self.host.share_loads or not segment.stored
                 while len(segment.copies) < (1 if shared else copies):
-                    self._load(segment, self._take(self.device.blocks_for(segment.length)), "load")
+                    self._load(segment, self._take(segment.blocks_for(segment.length)), "load")
                 waiting += segment.transfers
         if lost:
             self._recompute(list(lost))
@@ -355,7 +327,7 @@ class CacheManager:
         for segment, copies in needs.items():
             segment.transfers = segment.unfinished()
             while segment.length and len(segment.copies) < copies:
-                blocks = self._take(self.device.blocks_for(segment.length))
+                blocks = self._take(segment.blocks_for(segment.length))
                 segment.copies.append(blocks)
                 self._placed(segment)
                 self.copy_on_device(segment.copies[0], blocks)
@@ -371,7 +343,7 @@ class CacheManager:
 
     def _missing_blocks(self, segment: Segment, copies: int) -> int:
         missing = max(0, copies - len(segment.copies)) if segment.length else 0
-        return missing * self.device.blocks_for(segment.length)
+        return missing * segment.blocks_for(segment.length)
 
     def _load(self, segment: Segment, blocks: list[int], kind: str) -> None:
         """Start loading a segment from the host into fresh device blocks."""
@@ -387,12 +359,14 @@ class CacheManager:
 
     def _recompute(self, lost: list[Segment]) -> None:
         assert self.recompute_segments is not None, "it is neither on the device nor on the host"
-        self.counts.recomputed_tokens += sum(segment.length for segment in lost)
+        named = list(dict.fromkeys(segment.first or segment for segment in lost))
+        self.counts.recomputed_tokens += sum(segment.length for segment in named)
         for segment in lost:
-            self.counts.recomputed_blocks += self.device.blocks_for(segment.length)
-            self.clear(segment)
-            segment.returned = Return.RECOMPUTED
-        self.recompute_segments(lost)
+            self.counts.recomputed_blocks += segment.blocks_for(segment.length)
+            if len(self.device.groups) == 1:
+                self.clear(segment)
+                segment.returned = Return.RECOMPUTED
+        self.recompute_segments(named)
 
     def copy_on_device(self, source: Sequence[int], destination: Sequence[int]) -> None:
         """Copy blocks within the device; without tensors there is nothing to do."""
@@ -407,37 +381,3 @@ class CacheManager:
         if pending and self.host is not None:
             with self.log.span("wait", "stall") if self.log is not None else nullcontext():
                 self.counts.transfer_wait_s += self.host.link.wait(pending)
-
-    def _placed(self, segment: Segment) -> None:
-        """Its blocks, or the tiers that have some, are others now."""
-        segment.pin()
-        if segment.copies:
-            self._present[segment.serial] = segment
-        else:
-            self._present.pop(segment.serial, None)
-
-    @property
-    def held_bytes(self) -> int:
-        """Whole blocks of all segments, wherever they are; a copy of each."""
-        lengths = (segment.length for segment in self._segments)
-        return sum(map(self.device.blocks_for, lengths)) * self.device.bytes_per_block
-
-    @property
-    def num_segments(self) -> int:
-        """Segments that are not freed."""
-        return len(self._segments)
-
-    def check(self) -> None:
-        """Conservation: every block is free or owned by one copy of one live segment."""
-        live = list(self._segments)
-        self.device.check([b for s in live for blocks in s.copies for b in blocks])
-        if self.host is not None:
-            self.host.ledger.check([block for segment in live for block in segment.host_blocks])
-        for segment in live:
-            wanted = self.device.blocks_for(segment.length)
-            short = any(len(blocks) < wanted for blocks in segment.copies)
-            assert not short, f"{segment.length} tokens lack blocks"
-            assert segment.length or segment.pins <= max(1, len(segment.copies)), "pins no copy"
-            assert bool(segment.copies) == (segment.serial in self._present), "astray"
-        pinned = sum(min(s.pins, len(s.copies)) * len(s.blocks) for s in live)
-        assert pinned == self._tally.pinned_blocks, f"{pinned} blocks are pinned"

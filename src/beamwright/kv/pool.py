@@ -1,8 +1,9 @@
 """Blocks of KV, each owned by at most one copy of a segment: bytes, ids, and the memory itself.
 
 A block holds `block_tokens` tokens of one node, for all layers, K and V, in one contiguous piece,
-so that the link moves it in one transfer. The simulator runs on `BlockLedger`s alone, without
-memory. Knows no segments.
+so that the link moves it in one transfer. Where layers are in groups (`models.shape.LayerGroup`), a
+block is of one group; those of all groups have as many bytes, and hold as many tokens as fit. The
+simulator runs on `BlockLedger`s alone, without memory. Knows no segments.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import math
 import mmap
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -19,6 +21,7 @@ import numpy as np
 import torch
 
 from beamwright.errors import DEVICE_TIER, CapacityError, DeviceMemoryError, format_bytes
+from beamwright.plan.costs import group_blocks
 
 
 class ScratchMeter:
@@ -84,11 +87,21 @@ class ByteBudget(ScratchMeter):
         self.add(-num_bytes)
 
 
+@dataclass(frozen=True)
+class GroupBlocks:
+    """What blocks of one group of layers hold. window: tokens that its layers see, None for all."""
+
+    block_tokens: int
+    window: int | None = None
+
+
 class BlockLedger:
     """Blocks of `block_tokens` tokens; ids come from a free stack, in O(1).
 
     `check` verifies free + owned = total.
     most_bytes: how far `resize` can go; by default the budget is what it is.
+    groups: of layers; by default there is one. block_bytes: of any group's block; bytes_per_token
+    are those of all groups together, block_tokens those of the first.
     """
 
     def __init__(
@@ -97,10 +110,13 @@ class BlockLedger:
         block_tokens: int,
         budget: ByteBudget,
         most_bytes: int | None = None,
+        groups: Sequence[GroupBlocks] = (),
+        block_bytes: int | None = None,
     ) -> None:
         self.bytes_per_token = bytes_per_token
         self.block_tokens = block_tokens
-        self.bytes_per_block = bytes_per_token * block_tokens
+        self.groups = tuple(groups) or (GroupBlocks(block_tokens),)
+        self.bytes_per_block = block_bytes or bytes_per_token * block_tokens
         self.budget = budget
         self.num_blocks = budget.total_bytes // self.bytes_per_block
         self._most_bytes = budget.total_bytes if most_bytes is None else most_bytes
@@ -117,8 +133,8 @@ class BlockLedger:
         return self.num_blocks - len(self._used)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that `num_tokens` tokens of one segment need."""
-        return -(-num_tokens // self.block_tokens)
+        """Blocks that `num_tokens` tokens of one node need, in all groups."""
+        return sum(-(-num_tokens // group.block_tokens) for group in self.groups)
 
     def block_bytes(self, block: int) -> Any:
         """The bytes of a block, as the link moves them; None without memory."""
@@ -204,8 +220,17 @@ class KVLayout:
         return self.bytes_per_token * self.block_tokens
 
 
+def group_layouts(layouts: Sequence[KVLayout]) -> tuple[KVLayout, ...]:
+    """The same with tokens per block as `plan.costs.group_blocks` has them."""
+    _, tokens = group_blocks([layout.bytes_per_token for layout in layouts])
+    return tuple(replace(a, block_tokens=count) for a, count in zip(layouts, tokens, strict=True))
+
+
 class BlockPool(BlockLedger):
     """Blocks [block, layer, K or V, token, kv_head, head_dim] of one tier, in `storage`.
+
+    layout: one, or those of several groups, see `group_layouts`; then `layouts` and `storages` have
+    one each, over the same bytes.
 
     pinned: host memory that is page-locked as its blocks come into use, so that a GPU copies from
         and to it without staging.
@@ -214,21 +239,29 @@ class BlockPool(BlockLedger):
 
     def __init__(
         self,
-        layout: KVLayout,
+        layout: KVLayout | Sequence[KVLayout],
         budget: ByteBudget,
         device: str = "cpu",
         *,
         pinned: bool = False,
         most_bytes: int | None = None,
     ) -> None:
-        super().__init__(layout.bytes_per_token, layout.block_tokens, budget, most_bytes)
-        self.layout = layout
+        self.layouts = (layout,) if isinstance(layout, KVLayout) else tuple(layout)
+        self.layout = layout = self.layouts[0]
+        super().__init__(
+            sum(each.bytes_per_token for each in self.layouts),
+            layout.block_tokens,
+            budget,
+            most_bytes,
+            [GroupBlocks(each.block_tokens, each.window) for each in self.layouts],
+            max(each.bytes_per_block for each in self.layouts),
+        )
         self._pages: mmap.mmap | None = None
         self._locked: LockedBlocks | None = None
-        size = self._most_blocks * layout.bytes_per_block
+        size = self._most_blocks * self.bytes_per_block
         try:
             if pinned and size:
-                self._locked = LockedBlocks(self._most_blocks, layout.bytes_per_block)
+                self._locked = LockedBlocks(self._most_blocks, self.bytes_per_block)
                 flat = self._locked.flat
             else:
                 flat = self._zeros(size, device, gives_back=most_bytes is not None and not pinned)
@@ -237,12 +270,11 @@ class BlockPool(BlockLedger):
             raise DeviceMemoryError(
                 f"the {budget.tier} of {format_bytes(size)} cannot be allocated", f"lower {option}"
             ) from error
-        heads = layout.num_kv_heads, layout.head_dim
-        shape = (self._most_blocks, layout.num_layers, 2, layout.block_tokens, *heads)
-        self.storage = flat.view(layout.dtype).view(shape)
+        self.by_block = by_block = flat.view(self._most_blocks, self.bytes_per_block)
+        self.storages = [_as_kv(by_block, each) for each in self.layouts]
+        self.storage = self.storages[0]
         # A copier thread copies arrays, a stream tensors.
         # Merged copies must not cross from one locked piece into the next.
-        by_block = flat.view(self._most_blocks, layout.bytes_per_block)
         self._bytes: Any = self._locked or (by_block if device != "cpu" else by_block.numpy())
 
     def _zeros(self, size: int, device: str, *, gives_back: bool) -> torch.Tensor:
@@ -279,6 +311,14 @@ class BlockPool(BlockLedger):
             end = (together[-1] + 1) * size // page * page
             if end > start:
                 self._pages.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+
+def _as_kv(by_block: torch.Tensor, layout: KVLayout) -> torch.Tensor:
+    """Blocks [block, layer, K or V, token, kv_head, head_dim] of bytes [block, bytes]."""
+    heads = layout.num_kv_heads, layout.head_dim
+    used = by_block[:, : layout.bytes_per_block].view(layout.dtype)
+    blocks: torch.Tensor = used.unflatten(1, (layout.num_layers, 2, layout.block_tokens, *heads))
+    return blocks
 
 
 _PIECE_BYTES = 2**26

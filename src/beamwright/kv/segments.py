@@ -38,6 +38,12 @@ class Tally:
 class Segment:
     """KV of one node: starts a fresh block, and ends anywhere inside its last one.
 
+    Where layers are in groups, a node has one for each: a path names that of the first group,
+    `others` are those behind it, which know it as their `first`. They are made, grown and freed
+    together, and leased, moved and evicted each on its own.
+
+    block_tokens: tokens of a block. window: how many tokens its layers see; None for all.
+    gone: forgotten, since no row's window can reach it any more; it keeps its length.
     serial: a number that grows, by which equals are ordered.
     length: tokens written so far.
     copies: device blocks of each copy. One, where beams share; several, where every beam of a
@@ -68,9 +74,23 @@ class Segment:
     source: Source | None = None
     returned: Return | None = None
     memory: Any = None
+    block_tokens: int = 8
+    window: int | None = None
+    gone: bool = False
+    others: tuple[Segment, ...] = field(default=(), repr=False)
+    first: Segment | None = field(default=None, repr=False)
     serial: int = 0
     pinned_blocks: int = 0
     tally: Tally = field(default_factory=Tally)
+
+    @property
+    def every(self) -> tuple[Segment, ...]:
+        """Those of all groups, by group."""
+        return (self, *self.others)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that so many of its tokens need."""
+        return -(-num_tokens // self.block_tokens)
 
     @property
     def blocks(self) -> list[int]:
@@ -138,10 +158,14 @@ class Lease:
 
 @dataclass(frozen=True)
 class PathPart:
-    """The first `visible` tokens of a segment, as one path sees it."""
+    """The first `visible` tokens of a segment, as one path sees it.
+
+    own: whoever reads the path goes on writing there.
+    """
 
     segment: Segment
     visible: int
+    own: bool = False
 
 
 Path = tuple[PathPart, ...]
@@ -172,15 +196,47 @@ def copies_needed(paths: Iterable[Sequence[PathPart]], *, per_beam: bool) -> Cou
     """How many device copies of each segment these paths need, parents before children."""
     needs: Counter[Segment] = Counter()
     for path in paths:
-        for part in path:
-            if part.visible > 0:
-                needs[part.segment] = needs[part.segment] + 1 if per_beam else 1
+        for segment in segments_read(path):
+            needs[segment] = needs[segment] + 1 if per_beam else 1
     return needs
+
+
+def within_reach(path: Sequence[PathPart], group: int) -> Path:
+    """What a row behind a path reads of it in a group's layers, in that group's segments.
+
+    Parts that its first token's window does not reach are left out: which ones follows from the
+    path alone, and not from how far the row has come, so its sums do not depend on when it is read.
+    """
+    if not group and path and path[0].segment.window is None:
+        return tuple(path)
+    parts: list[PathPart] = []
+    behind = 0
+    for part in reversed(path):
+        segment = part.segment.every[group]
+        if segment.window is not None and behind + 1 >= segment.window:
+            break
+        parts.append(PathPart(segment, part.visible, part.own))
+        behind += 0 if part.own else part.visible
+    return tuple(reversed(parts))
+
+
+def segments_read(path: Sequence[PathPart]) -> list[Segment]:
+    """Segments of all groups that a row behind a path reads, parents before children."""
+    parts = [part for part in path if part.visible > 0]
+    if not parts or (parts[0].segment.window is None and not parts[0].segment.others):
+        return [part.segment for part in parts]
+    groups = range(len(parts[0].segment.every))
+    return [part.segment for group in groups for part in within_reach(parts, group)]
+
+
+def whole(wanted: Mapping[Segment, int]) -> dict[Segment, int]:
+    """The same for the segments of all groups."""
+    return {segment: count for first, count in wanted.items() for segment in first.every}
 
 
 def visible_path(path: Path, last: Segment | None, num_tokens: int) -> Path:
     """A path and what the segment behind it holds already; empty parts are left out."""
-    parts = path if last is None else (*path, PathPart(last, num_tokens))
+    parts = path if last is None else (*path, PathPart(last, num_tokens, own=True))
     return tuple(part for part in parts if part.visible > 0)
 
 
@@ -209,7 +265,7 @@ class HostTier:
         Raises:
             CapacityError: if the host tier is full.
         """
-        first, end = segment.host_length // device.block_tokens, device.blocks_for(until)
+        first, end = segment.host_length // segment.block_tokens, segment.blocks_for(until)
         segment.host_blocks += self.ledger.allocate(end - len(segment.host_blocks))
         to, source = segment.host_blocks[first:end], segment.blocks[first:end]
         pieces = self._pieces(self.ledger, to, device, source)
@@ -250,8 +306,8 @@ class HostTier:
         # compute, or in blocks to copy, back, and to the host if they are not there.
         cost: dict[Segment, float] = {}
         for segment in order:
-            blocks = self.ledger.blocks_for(segment.length)
-            missing = blocks - segment.host_length // self.ledger.block_tokens
+            blocks = segment.blocks_for(segment.length)
+            missing = blocks - segment.host_length // segment.block_tokens
             copied = 1 + (0 if segment.stored else missing / blocks)
             cost[segment] = segment.length / blocks if self.recompute else copied
         return cheapest_order(order, next_use, cost)

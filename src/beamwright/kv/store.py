@@ -24,11 +24,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
 from beamwright.kv.cache import CacheManager
+from beamwright.kv.groups import GroupPool, GroupTails, KVReader
 from beamwright.kv.link import KVLog, Link
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout, ScratchMeter
 from beamwright.kv.segments import HostTier, Segment
@@ -78,7 +79,7 @@ class Tail(Protocol):
     def arrange(self, kept: Sequence[int], num_rows: int) -> None:
         """Go on with these rows in this order, and with free ones behind them."""
 
-    def restore(self, row: int, held: torch.Tensor) -> None:
+    def restore(self, row: int, held: Any) -> None:
         """Put back a row's tokens [layers, 2, tokens, kv_heads, head_dim]."""
 
     def begin(self, lengths: Sequence[int | None], max_tokens: int) -> None:
@@ -287,9 +288,10 @@ class RowTails:
 # --- stores ----------------------------------------------------------------------------------
 
 
-class SegmentStore(CacheManager):
+class SegmentStore(CacheManager, KVReader):
     """Creates, extends, reads and frees segments in one device pool, with an optional host pool.
 
+    groups: what reads each group of layers; where there is one, the store itself.
     compute_device: where attention's working copies reside.
     scratch: bytes of the working copies that attention keeps of the present group.
     tiers: bytes of KV on the "device", and on the "host", where there is one.
@@ -297,6 +299,7 @@ class SegmentStore(CacheManager):
     """
 
     streams_layers = False
+    pool: BlockPool
 
     def __init__(
         self,
@@ -310,6 +313,10 @@ class SegmentStore(CacheManager):
         self.pool = pool
         self.compute_device = pool.storage.device
         self.scratch = ScratchMeter()
+        self.groups: tuple[KVReader, ...] = (self,)
+        if len(pool.layouts) > 1:
+            pools = map(GroupPool, pool.layouts, pool.storages)
+            self.groups = tuple(KVReader.of(p, self.compute_device, self.scratch) for p in pools)
         self.tiers: dict[str, ByteBudget] = {"device": pool.budget}
         if host is not None:
             self.tiers["host"] = host.ledger.budget
@@ -336,50 +343,55 @@ class SegmentStore(CacheManager):
 
     def make_tail(self, capacity: int, *, stays: bool = False) -> Tail:
         """The tail of a decode session over these segments. stays: see `RowTails`."""
-        layout, device = self.pool.layout, self.compute_device
-        return RowTails(layout, capacity, self.scratch, device, stays=stays)
+        parts: list[Tail] = [
+            RowTails(layout, capacity, self.scratch, self.compute_device, stays=stays)
+            for layout in self.pool.layouts
+        ]
+        return parts[0] if len(parts) == 1 else cast("Tail", GroupTails(parts))
 
-    def append(self, segments: Sequence[Segment], key_values: Sequence[torch.Tensor]) -> None:
+    def append(self, segments: Sequence[Segment], key_values: Sequence[Any]) -> None:
         """Write tokens at the end of each segment, in all its copies.
 
-        key_values: one [tokens, layers, 2, kv_heads, head_dim] per segment.
+        key_values: one [tokens, layers, 2, kv_heads, head_dim] per segment; of several groups, a
+        list with each group's.
 
         Raises:
             CapacityError: if the blocks do not fit; no token has been written then.
         """
-        lengths = [int(values.shape[0]) for values in key_values]
+        by_group = [key_values] if len(self.groups) == 1 else list(zip(*key_values, strict=True))
+        lengths = [int(values.shape[0]) for values in by_group[0]]
         self.reserve({s: s.length + n for s, n in zip(segments, lengths, strict=True)})
+        for number, values in enumerate(by_group):
+            self._write(number, [segment.every[number] for segment in segments], values)
+        for segment, length in zip(segments, lengths, strict=True):
+            self.extend(segment, length)
+
+    def _write(
+        self, group: int, segments: Sequence[Segment], key_values: Sequence[torch.Tensor]
+    ) -> None:
+        """Write tokens behind those of each of a group's segments, whose blocks are there."""
         block_ids: list[int] = []
         offsets: list[int] = []
         written: list[torch.Tensor] = []
-        size = self.pool.block_tokens
-        for segment, length, values in zip(segments, lengths, key_values, strict=True):
+        for segment, values in zip(segments, key_values, strict=True):
+            size, length = segment.block_tokens, values.shape[0]
             for blocks in segment.copies:
                 for position in range(segment.length, segment.length + length):
                     block_ids.append(blocks[position // size])
                     offsets.append(position % size)
                 written.append(values)
         if block_ids:
-            storage = self.pool.storage
+            storage = self.pool.storages[group]
             blocks_index = torch.tensor(block_ids, device=storage.device)
             slots = torch.tensor(offsets, device=storage.device)
             values = torch.cat(written) if len(written) > 1 else written[0]
             storage[blocks_index, :, :, slots] = values.to(storage.dtype)
-        for segment, length in zip(segments, lengths, strict=True):
-            self.extend(segment, length)
 
-    def gather(self, segment: Segment, visible: int, copy: int = 0) -> torch.Tensor:
-        """[layers, 2, visible, kv_heads, head_dim] of a segment's first `visible` tokens.
-
-        copy: which device copy is read, where there are several.
-        """
-        storage, count = self.pool.storage, self.pool.blocks_for(visible)
-        held = segment.copies[min(copy, len(segment.copies) - 1)] if segment.copies else []
-        if len(held) < count:
-            raise AssertionError(f"segment {segment.name!r} is read, but not on the device")
-        blocks = torch.tensor(held[:count], device=storage.device, dtype=torch.long)
-        picked = storage.index_select(0, blocks)
-        return picked.permute(1, 2, 0, 3, 4, 5).flatten(2, 3)[:, :, :visible]
+    def held(self, segment: Segment, first: int, end: int) -> Any:
+        """A segment's tokens [first, end), as `restore` of a tail wants them."""
+        pairs = zip(self.groups, segment.every, strict=True)
+        parts = [group.gather(each, end)[:, :, first:] for group, each in pairs]
+        return parts[0] if len(parts) == 1 else parts
 
     def keys_of(self, segment: Segment, visible: int) -> torch.Tensor:
         """Keys [layers, visible, kv_heads, head_dim], wherever they are scored."""
@@ -406,8 +418,8 @@ class SegmentStore(CacheManager):
 
     def copy_on_device(self, source: Sequence[int], destination: Sequence[int]) -> None:
         """Copy blocks within the device."""
-        storage = self.pool.storage
-        storage[torch.tensor(destination)] = storage[torch.tensor(source)]
+        blocks = self.pool.by_block
+        blocks[torch.tensor(destination)] = blocks[torch.tensor(source)]
 
 
 class HostedStore(SegmentStore):

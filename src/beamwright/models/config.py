@@ -366,12 +366,10 @@ def _groups(
     full = [number for number, kind in enumerate(kinds) if kind == "full_attention"]
     if len(sliding) + len(full) != config.num_hidden_layers:
         raise NotBuiltError(f"layer types {sorted(set(kinds))} are not supported; {_SUPPORTED}")
-    if sliding and full:
-        raise NotBuiltError(
-            f"a sliding window in some of the layers is not supported: use --context {window} or "
-            f"less; {_SUPPORTED}"
-        )
-    return (LayerGroup(tuple(sliding), *heads, window),) if sliding else ()
+    if not sliding:
+        return ()
+    groups = [LayerGroup(tuple(full), *heads)] if full else []
+    return (*groups, LayerGroup(tuple(sliding), *heads, window))
 
 
 def _check_kind(values: Mapping[str, Any]) -> None:

@@ -128,8 +128,12 @@ class DenseDecoder(Decoder):
         return replace(self.shape, layers=1), *kinds, self.dtype, self.device, self.tile_rows
 
     def first_layers(self) -> DenseDecoder:
-        weights = replace(self.weights, layers=self.weights.layers[:1])
-        return DenseDecoder(replace(self.shape, layers=1), weights, self.tile_rows)
+        shape, layers = self.shape, self.weights.layers
+        kept = sorted(group.layers[0] for group in shape.kv_groups)
+        groups = [replace(g, layers=(kept.index(g.layers[0]),)) for g in shape.groups]
+        shape = replace(shape, layers=len(kept), groups=tuple(groups))
+        weights = replace(self.weights, layers=[layers[number] for number in kept])
+        return DenseDecoder(shape, weights, self.tile_rows)
 
     def _by_tile(
         self, work: Callable[..., tuple[torch.Tensor, ...]], *tensors: torch.Tensor

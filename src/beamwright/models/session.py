@@ -102,8 +102,8 @@ class DecodeSession:
         self._tail.arrange(kept, num_rows)
         for place, row in enumerate(fresh, start=len(kept)):
             if row.held:
-                key_values = self._store.gather(row.segment, row.num_tokens)
-                self._tail.restore(place, key_values[:, :, row.flushed :])
+                held = self._store.held(row.segment, row.flushed, row.num_tokens)
+                self._tail.restore(place, held)
         compacts = self._view is not None and not fresh and len(index) == num_rows
         self._rows = [*rows, *([None] * (num_rows - len(rows)))]
         if compacts:

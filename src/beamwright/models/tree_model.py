@@ -12,21 +12,31 @@ attention's partial sums are cut, and results must not depend on the schedule
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 
 import torch
 
+from beamwright.attention.groups import GroupedAttention
 from beamwright.errors import DeviceMemoryError
 from beamwright.kv.cache import CacheManager
 from beamwright.kv.link import KVLog, Link
-from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
-from beamwright.kv.segments import HostTier, Path, Segment, Source, copies_needed, visible_path
+from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout, group_layouts
+from beamwright.kv.segments import (
+    HostTier,
+    Path,
+    Segment,
+    Source,
+    copies_needed,
+    visible_path,
+    whole,
+)
 from beamwright.kv.store import SegmentStore
 from beamwright.models.decoder import Decoder, padded_rows
 from beamwright.models.load import is_out_of_memory
 from beamwright.models.session import DecodeSession
+from beamwright.models.shape import ModelShape
 from beamwright.protocols import AttentionBackend, AttentionView
 from beamwright.sections import Victims
 
@@ -74,7 +84,7 @@ def prefill_in_batches(
         for batch in _batches(residency, requests, offset, chunk_tokens):
             members = [requests[i] for i in batch]
             with residency.lease(prefill_needs(residency, members)) as lease:
-                lease.add({request.segment: 1 for request in members})
+                lease.add(whole({request.segment: 1 for request in members}))
                 forward(
                     batch, [r.token_ids[offset : offset + chunk_tokens] for r in members], offset
                 )
@@ -161,6 +171,25 @@ StoreMaker = Callable[[KVLayout, ByteBudget, torch.device], SegmentStore]
 """A store of KV of this layout and budget, for a model that computes on this device."""
 
 
+def kv_layouts(shape: ModelShape, dtype: torch.dtype) -> tuple[KVLayout, ...]:
+    """The KV of each group of a model's layers."""
+    layouts = [
+        KVLayout(len(g.layers), g.kv_heads, g.head_dim, dtype, window=g.window, softcap=g.softcap)
+        for g in shape.kv_groups
+    ]
+    return group_layouts(layouts)
+
+
+def layer_places(shape: ModelShape) -> dict[int, tuple[int, int]]:
+    """By layer: the group whose KV it has, and its place there; that of its source where shared."""
+    places = {
+        layer: (number, place)
+        for number, group in enumerate(shape.kv_groups)
+        for place, layer in enumerate(group.layers)
+    }
+    return {**places, **{layer: places[source] for layer, source in shape.shared}}
+
+
 class TreeModel:
     """Decoder + segment store + attention backend of one model (generator or verifier).
 
@@ -182,28 +211,23 @@ class TreeModel:
         shared: ByteBudget | None = None,
     ) -> None:
         shape = decoder.shape
-        (group,) = shape.kv_groups
-        layout = KVLayout(
-            len(group.layers),
-            group.kv_heads,
-            group.head_dim,
-            decoder.dtype,
-            window=group.window,
-            softcap=group.softcap,
-        )
+        layouts = kv_layouts(shape, decoder.dtype)
+        self._places = layer_places(shape)
+        if shape.groups or shape.shared:
+            backend = GroupedAttention(backend, self._places)
         self.decoder = decoder
         self.backend = backend
         self.budget = ByteBudget(kv_budget_bytes, together=shared)
         if make_store is not None:
-            self.store = make_store(layout, self.budget, decoder.device)
+            self.store = make_store(layouts[0], self.budget, decoder.device)
         else:
             most_bytes = None if shared is None else shared.total_bytes
-            pool = BlockPool(layout, self.budget, str(decoder.device), most_bytes=most_bytes)
+            pool = BlockPool(layouts, self.budget, str(decoder.device), most_bytes=most_bytes)
             tier = None
             if host is not None:
                 hint = "raise --host-memory, or use --evict recompute"
                 budget = ByteBudget(host.budget_bytes, "host KV budget", hint)
-                there = BlockPool(layout, budget, pinned=decoder.device.type == "cuda")
+                there = BlockPool(layouts, budget, pinned=decoder.device.type == "cuda")
                 tier = HostTier(there, host.link, host.recompute, host.share_loads, host.victims)
             copies = backend.copies_per_beam
             self.store = SegmentStore(pool, tier, copies_per_beam=copies, log=log)
@@ -244,8 +268,19 @@ class TreeModel:
         return [torch.cat(states) if len(states) > 1 else states[0] for states in found]
 
     def _recompute(self, lost: Sequence[Segment]) -> None:
-        """Compute the KV of evicted segments again, level by level."""
-        levels = recompute_levels(lost)
+        """Compute the KV of evicted segments again, level by level.
+
+        Of several groups some may not be lost, and are being read: what is computed for all of them
+        is put in the place of those that are.
+        """
+        levels, store = recompute_levels(lost), self.store
+        if len(store.groups) > 1:
+            for level in levels:
+                again = [replace(request, segment=store.create()) for request in level]
+                self.prefill(again)
+                for request, twin in zip(level, again, strict=True):
+                    store.take_over(request.segment, twin.segment)
+            return
         for segment in lost:
             segment.source = None
         for level in levels:
@@ -272,10 +307,16 @@ class TreeModel:
             at = [starts[i] + token for i, read in enumerate(reads) for token in read]
             at += [0] * (padded_rows(len(at)) - len(at))
             read_at = torch.tensor(at, device=device)
-        layout = self.store.pool.layout
-        sizes = (total, layout.num_layers, 2, layout.num_kv_heads, layout.head_dim)
-        key_values = torch.empty(sizes, dtype=self.decoder.dtype, device=device)
-        view = _Recording(self.backend.prefill_view(self.store, paths, lengths), key_values)
+        key_values = [
+            torch.empty(
+                (total, layout.num_layers, 2, layout.num_kv_heads, layout.head_dim),
+                dtype=layout.dtype,
+                device=device,
+            )
+            for layout in self.store.pool.layouts
+        ]
+        attended = self.backend.prefill_view(self.store, paths, lengths)
+        view = _Recording(attended, key_values, self._places)
         try:
             hidden = self.decoder.hidden(
                 torch.tensor(token_ids + token_ids[:1] * padding, device=device),
@@ -285,7 +326,9 @@ class TreeModel:
             )
         finally:
             view.close()
-        self.store.append([r.segment for r in requests], key_values.split(lengths))
+        split = [values.split(lengths) for values in key_values]
+        new = split[0] if len(split) == 1 else list(zip(*split, strict=True))
+        self.store.append([r.segment for r in requests], new)
         return list(hidden[: sum(counts)].split(counts))
 
     def open_session(
@@ -303,11 +346,17 @@ class TreeModel:
 class _Recording:
     """An attention view that also keeps every layer's keys and values, but those of padding.
 
-    key_values: to be written, [tokens, layers, 2, kv_heads, head_dim].
+    key_values: to be written, of each group [tokens, layers, 2, kv_heads, head_dim]. places: of
+    each layer there.
     """
 
-    def __init__(self, view: AttentionView, key_values: torch.Tensor) -> None:
-        self._view, self._key_values = view, key_values
+    def __init__(
+        self,
+        view: AttentionView,
+        key_values: Sequence[torch.Tensor],
+        places: Mapping[int, tuple[int, int]],
+    ) -> None:
+        self._view, self._key_values, self._places = view, key_values, places
 
     def attend(
         self,
@@ -316,7 +365,9 @@ class _Recording:
         key_value: torch.Tensor,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        self._key_values[:, layer] = key_value[: len(self._key_values)]
+        group, place = self._places[layer]
+        kept = self._key_values[group]
+        kept[:, place] = key_value[: len(kept)]
         context: torch.Tensor = self._view.attend(layer, query, key_value, sinks)
         return context
 

@@ -8,12 +8,14 @@ and compute, plus launches: a floor that real kernels approach to the profile's 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import prod
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from beamwright.plan.machines import HardwareProfile
+from beamwright.plan.workload import BLOCK_TOKENS
 from beamwright.protocols import Direction
 
 INT4_GROUP = 64
@@ -42,6 +44,8 @@ class Shape(Protocol):
     def matrices(self) -> tuple[tuple[int, int, int], ...]: ...
     @property
     def packed(self) -> tuple[int, int] | None: ...
+    @property
+    def kv_groups(self) -> Sequence[Any]: ...
     def kv_bytes_per_token(self, element_bytes: int, /) -> int: ...
 
 
@@ -132,7 +136,8 @@ class ModelCosts:
     of idle ones as far as its tokens take other experts.
 
     conversion_bytes: memory traffic of a forward pass beyond reading the weights as they are
-    stored, where they are turned back into floating point first.
+    stored, where they are turned back into floating point first. windowed: KV bytes per token of
+    layers that see a window, and that window.
     """
 
     num_layers: int
@@ -144,11 +149,21 @@ class ModelCosts:
     element_bytes: int
     conversion_bytes: int = 0
     active_parameters: int | None = None
+    windowed: tuple[tuple[int, int], ...] = ()
 
     def share_read(self, num_tokens: int) -> float:
         """How much of the weights a pass of so many tokens reads, if experts are taken evenly."""
         used = (self.active_parameters or self.num_parameters) / self.num_parameters
         return 1 - (1 - used) ** num_tokens
+
+    def on_paths(self, num_tokens: int, step_tokens: int) -> ModelCosts:
+        """With the KV per token of a path of so many: of layers that see a window, what it reaches,
+        and a step."""
+        left_out = sum(
+            size * max(0, num_tokens - window - step_tokens) for size, window in self.windowed
+        )
+        kept = self.kv_bytes_per_token - left_out // max(1, num_tokens)
+        return replace(self, kv_bytes_per_token=kept, windowed=())
 
     @classmethod
     def of(cls, shape: Shape, element_bytes: int, storage: Storage = Storage.PLAIN) -> ModelCosts:
@@ -164,7 +179,33 @@ class ModelCosts:
             element_bytes=element_bytes,
             conversion_bytes=conversion_bytes(shape, element_bytes, storage),
             active_parameters=None if active == shape.num_parameters else active,
+            windowed=tuple(
+                (group.elements_per_token * element_bytes, group.window)
+                for group in shape.kv_groups
+                if group.window is not None
+            ),
         )
+
+
+def group_blocks(sizes: Sequence[int]) -> tuple[int, list[int]]:
+    """Bytes of a block of KV, and tokens in it of each group of layers.
+
+    sizes: bytes per token of each group. Blocks of all groups have equally many bytes, of which as
+    few as can be are left over where tokens are powers of two, as kernels want them; of equals,
+    those that hold nearest to eight tokens.
+    """
+
+    def tokens(block_bytes: int) -> list[int]:
+        return [1 << ((block_bytes // size).bit_length() - 1) for size in sizes]
+
+    def costs(block_bytes: int) -> tuple[float, float]:
+        counts = tokens(block_bytes)
+        per_token = sum(block_bytes / count for count in counts)
+        return per_token, abs(sum(counts) / len(counts) - BLOCK_TOKENS)
+
+    wanted = {size * BLOCK_TOKENS // part for size in sizes for part in (1, 2)}
+    best = min((size for size in sorted(wanted) if size >= max(sizes)), key=costs)
+    return best, tokens(best)
 
 
 def _up(count: int, multiple: int) -> int:

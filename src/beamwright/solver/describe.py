@@ -279,7 +279,7 @@ class Meter:
         if machinery.generator is None:
             return result.KVStats()
         stores = [model.store for model in machinery.tree_models]
-        token_bytes = machinery.generator.store.pool.layout.bytes_per_token
+        token_bytes = machinery.generator.store.pool.bytes_per_token
         budget_bytes = plan.generator_kv_bytes
         if self.moving is not None:
             budget_bytes = self.moving.most_generator_bytes

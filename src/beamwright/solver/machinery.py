@@ -57,6 +57,7 @@ from beamwright.solver.memory import (
 )
 from beamwright.solver.settled import (
     TYPICAL_PROMPT_TOKENS,
+    check_layers,
     generator_attention,
     machine_profile,
     schedule_name,
@@ -157,6 +158,7 @@ class Machinery:
     def _load(self, verifier: Verifier | None) -> list[AttentionBackend]:
         """Both models here; returns what each of them attends with."""
         model = self.settings.model
+        check_layers(self.settings)
         self.progress.doing(f"loading the generator {model.model}")
         with no_more_memory(f"--model {model.model} cannot be loaded", _SMALLER):
             rendered = model.chat_template, model.template_args
@@ -309,12 +311,6 @@ class Machinery:
         named = settings.schedule.model_copy(update={"schedule": name})
         row = schedule_row(named)
         self.settings = settings.model_copy(update={"schedule": row.settled(named)})
-        sparse = settings.sparse.sparse != "off"
-        if (row.streams_layers or sparse) and loaded.decoder.shape.groups:
-            raise InputError(
-                f"--model {settings.model.model} has layers with windows, soft caps or sizes of "
-                f"their own: {'--sparse' if sparse else '--schedule layerwise'} does not know them"
-            )
         if row.streams_layers and in_place:
             self.plan = self._planned(loaded, verifier, in_place=False)
         if row.streams_layers or settings.sparse.sparse_home == "host":

@@ -14,13 +14,12 @@ from pathlib import Path
 from beamwright.config import Settings
 from beamwright.errors import InputError, format_bytes
 from beamwright.models.shape import ModelShape
-from beamwright.plan.costs import Storage, product_scratch_bytes, weight_bytes
+from beamwright.plan.costs import Storage, group_blocks, product_scratch_bytes, weight_bytes
 from beamwright.sections import MemorySettings
 
 DEFAULT_KV_BYTES = 2 * 1024**3
 _MOST_PINNED_BYTES = 16 * 1024**3
 _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
-_BLOCK_TOKENS = 8
 _SHARE_PARTS = 10**9
 _PREFILL_TOKENS = 4096
 _COPIES = 2  # KV, and attention's working copies of the present group, which take as much at most
@@ -45,6 +44,21 @@ class ModelBytes:
     def kv_per_token(self) -> int:
         """KV bytes of one token."""
         return self.shape.kv_bytes_per_token(self.element_bytes)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block of KV, of any group of layers."""
+        return group_blocks(self._group_bytes)[0]
+
+    @property
+    def blocks(self) -> list[tuple[int, int | None]]:
+        """Of each group of layers, tokens of a block, and the window."""
+        windows = [group.window for group in self.shape.kv_groups]
+        return list(zip(group_blocks(self._group_bytes)[1], windows, strict=True))
+
+    @property
+    def _group_bytes(self) -> list[int]:
+        return [g.elements_per_token * self.element_bytes for g in self.shape.kv_groups]
 
     def tails(self, num_rows: int) -> int:
         """KV of the newest tokens of so many rows, beside the blocks, where kernels attend."""
@@ -189,17 +203,22 @@ def path_needs(
     if step.max_tokens is not None and not turns:
         tokens = min(tokens, step.max_tokens)
 
-    def blocks(num_tokens: int, num_parts: int) -> int:
+    def blocks(num_tokens: int, num_parts: int, size: int) -> int:
         parts = min(num_tokens, num_parts)
-        return (num_tokens - parts) // _BLOCK_TOKENS + parts
+        return (num_tokens - parts) // size + parts
 
-    path = min(blocks(tokens, num_steps), num_steps * -(-step.longest // _BLOCK_TOKENS) + turns)
-    num_blocks = -(-prompt_tokens // _BLOCK_TOKENS) + path + 1
-    needs = [num_blocks * _BLOCK_TOKENS * generator.kv_per_token]
+    needs, num_blocks = list[int](), 0
+    for size, window in generator.blocks:
+        # Of a window's first step and of the present one, all is held.
+        reached = tokens if window is None else min(tokens, window + 2 * step.longest)
+        path = min(blocks(reached, num_steps, size), num_steps * -(-step.longest // size) + turns)
+        num_blocks += -(-prompt_tokens // size) + path + 1
+    needs.append(num_blocks * generator.block_bytes)
     for verifier in models[1:]:
         # What a step changes in its parent's last tokens is stored again with it.
-        read = (blocks(verifier.shape.context, num_steps + 2) + num_steps + 2) * _BLOCK_TOKENS
-        needs.append(read * verifier.kv_per_token)
+        context = verifier.shape.context
+        read = [blocks(context, num_steps + 2, size) + num_steps + 2 for size, _ in verifier.blocks]
+        needs.append(sum(read) * verifier.block_bytes)
     return tuple(needs)
 
 

@@ -13,6 +13,7 @@ import torch
 from beamwright.attention.tree import TreeAttention
 from beamwright.config import Settings
 from beamwright.errors import InputError, format_bytes
+from beamwright.models.config import find_shape
 from beamwright.models.load import LoadedModel
 from beamwright.plan.compare import choose_schedule
 from beamwright.plan.costs import Layout, ModelCosts
@@ -52,7 +53,7 @@ def schedule_name(
         return schedule
     model, on_gpu = settings.model, torch.device(settings.model.device).type == "cuda"
     streams = model.attention in _STREAMED_ATTENTION and not (model.deterministic and on_gpu)
-    if needs_turns or not streams or _asks_for_groups(settings):
+    if needs_turns or not streams or generator.shape.groups or _asks_for_groups(settings):
         return "locality"
     workload = expected_workload(settings, generator.shape.context)
     costs = ModelCosts.of(generator.shape, generator.element_bytes, generator.storage)
@@ -60,6 +61,17 @@ def schedule_name(
     profile = machine_profile(model.device)
     fastest = choose_schedule(workload, costs, profile, kv_bytes, layout)
     return "layerwise" if fastest == "layerwise" else "locality"
+
+
+def check_layers(settings: Settings) -> None:
+    """Raises InputError if what was asked for does not know the model's layers."""
+    asked = "--schedule layerwise" if settings.schedule.schedule == "layerwise" else None
+    asked = asked if settings.sparse.sparse == "off" else "--sparse"
+    if asked is not None and find_shape(settings.model).groups:
+        raise InputError(
+            f"{asked}: --model {settings.model.model} has layers with windows, soft caps or sizes "
+            "of their own, which it does not know"
+        )
 
 
 def _asks_for_groups(settings: Settings) -> bool:

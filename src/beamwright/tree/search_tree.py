@@ -176,9 +176,7 @@ class SearchTree:
 
     def release_dead(self) -> list[Node]:
         """Nodes whose KV nobody can need any more; each is returned once, leaves first."""
-        live = [node for node in self._leaves if node.state in _LIVE and not node.children]
-        live = [] if self.done else live if self.root.children else [self.root]
-        dead = self.held - {ancestor for leaf in live for ancestor in leaf.path()}
+        dead = self.held - {ancestor for leaf in self._live() for ancestor in leaf.path()}
         self.held -= dead
         self._leaves = [
             node
@@ -186,6 +184,28 @@ class SearchTree:
             if not node.children and node.state is not NodeState.PRUNED
         ]
         return sorted(dead, key=lambda node: node.lineage[1:], reverse=True)
+
+    def beyond(
+        self, window: int, begins: Callable[[Node], int] = lambda leaf: leaf.start
+    ) -> list[Node]:
+        """Held nodes that nothing sees any more, where a token sees so many.
+
+        begins: the first position that may yet be computed on a leaf's path; at least its own step
+        may be, behind its parent.
+        """
+        seen = set[Node]()
+        for leaf in self._live():
+            node: Node | None = leaf
+            first = begins(leaf)
+            while node is not None and first - node.end + 1 < window:
+                seen.add(node)
+                node = node.parent
+        return sorted(self.held - seen, key=lambda node: node.lineage[1:], reverse=True)
+
+    def _live(self) -> list[Node]:
+        """Leaves that may be extended, or are being decoded."""
+        live = [node for node in self._leaves if node.state in _LIVE and not node.children]
+        return [] if self.done else live if self.root.children else [self.root]
 
 
 def _judge(node: Node, state: NodeState, anyway: bool = False) -> None:

@@ -18,7 +18,7 @@ import torch
 from beamwright.engine.noise import lineage_key, stack_keys
 from beamwright.engine.sampling import RowSampling, Sampler
 from beamwright.errors import CapacityError, DeviceMemoryError, InputError, NotFiniteError
-from beamwright.kv.segments import PathPart, Segment
+from beamwright.kv.segments import PathPart, Segment, whole
 from beamwright.models.decoder import padded_rows
 from beamwright.models.load import LoadedModel
 from beamwright.models.session import DecodeSession
@@ -236,7 +236,7 @@ class JudgeVerifier:
         prompts, answers = ([store.create() for _ in rows] for _ in range(2))
         try:
             with store.lease({}) as lease:
-                lease.add(dict.fromkeys(prompts, 1))
+                lease.add(whole(dict.fromkeys(prompts, 1)))
                 pairs = zip(rows, prompts, strict=True)
                 hidden = self.tree_model.prefill(
                     [PrefillRequest((), segment, row.prompt, 0) for row, segment in pairs]
@@ -246,7 +246,7 @@ class JudgeVerifier:
                 except CapacityError:
                     if len(rows) > 1:
                         raise
-                lease.add(dict.fromkeys(answers, 1))
+                lease.add(whole(dict.fromkeys(answers, 1)))
                 paths = [(PathPart(segment, segment.length),) for segment in prompts]
                 session = self.tree_model.open_session(paths, answers)
                 try:

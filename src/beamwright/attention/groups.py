@@ -1,0 +1,107 @@
+"""Attention of models whose layers are in groups: a view for each group, and who reads what.
+
+A group's view is the backend's own, over the group's KV and tail, and over what its window reaches
+of each path (`kv.segments.within_reach`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from beamwright.kv.segments import Path, within_reach
+from beamwright.kv.store import SegmentStore
+from beamwright.protocols import AttentionBackend
+
+Places = Mapping[int, tuple[int, int]]
+"""By layer: its group, and its place among the group's. A layer without KV has its source's."""
+
+
+class GroupedView:
+    """A view of each group, as one."""
+
+    def __init__(self, places: Places, views: Sequence[Any]) -> None:
+        self._places, self._views = places, views
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key_value: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        group, place = self._places[layer]
+        context: torch.Tensor = self._views[group].attend(place, query, key_value, sinks)
+        return context
+
+    def prepare(self, num_heads: int) -> None:
+        """Of views that have a workspace."""
+        for view in self._views:
+            view.prepare(num_heads)
+
+    def keep_rows(self, rows: torch.Tensor) -> None:
+        for view in self._views:
+            view.keep_rows(rows)
+
+    def count_rows(self, num_rows: int) -> None:
+        for view in self._views:
+            view.count_rows(num_rows)
+
+    def drop_rows(self, rows: Sequence[int]) -> None:
+        for view in self._views:
+            view.drop_rows(rows)
+
+    def close(self) -> None:
+        for view in self._views:
+            view.close()
+
+
+class GroupedWorkspace:
+    """What each group's views share, one after the other."""
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = parts
+
+    @property
+    def num_moves(self) -> int:
+        """Of all groups."""
+        return sum(part.num_moves for part in self.parts)
+
+    def release(self) -> None:
+        """Give the partial results back."""
+        for part in self.parts:
+            part.release()
+
+
+class GroupedAttention:
+    """A backend, for every group of a model's layers."""
+
+    def __init__(self, inner: AttentionBackend, places: Places) -> None:
+        self.name, self.tail_tokens = inner.name, inner.tail_tokens
+        self.copies_per_beam, self._inner, self._places = inner.copies_per_beam, inner, places
+        if (make := getattr(inner, "workspace", None)) is not None:
+            self.workspace = lambda store: GroupedWorkspace([make(g) for g in store.groups])
+
+    def decode_view(
+        self, store: SegmentStore, paths: Sequence[Path], tail: Any, workspace: Any = None
+    ) -> GroupedView:
+        """A view for one token per row."""
+        views = []
+        for number, group in enumerate(store.groups):
+            shared = () if workspace is None else (workspace.parts[number],)
+            reached = [within_reach(path, number) for path in paths]
+            own = tail.parts[number] if len(store.groups) > 1 else tail
+            views.append(self._inner.decode_view(group, reached, own, *shared))
+        return GroupedView(self._places, views)
+
+    def prefill_view(
+        self, store: SegmentStore, paths: Sequence[Path], lengths: Sequence[int]
+    ) -> GroupedView:
+        """A view for `lengths[i]` new tokens after path i."""
+        views = [
+            self._inner.prefill_view(group, [within_reach(path, number) for path in paths], lengths)
+            for number, group in enumerate(store.groups)
+        ]
+        return GroupedView(self._places, views)

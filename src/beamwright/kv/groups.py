@@ -1,0 +1,117 @@
+"""KV of models whose layers are in groups: what reads one group's, and the tails of all.
+
+Attention of a group reads its segments through a `KVReader`, as it reads a whole store of a model
+with one group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from beamwright.kv.pool import BlockPool, KVLayout, ScratchMeter
+from beamwright.kv.segments import Segment
+
+
+@dataclass(frozen=True)
+class GroupPool:
+    """A group's view of the blocks of a pool [block, layer, K or V, token, kv_head, head_dim]."""
+
+    layout: KVLayout
+    storage: torch.Tensor
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block."""
+        return self.layout.block_tokens
+
+
+class KVReader:
+    """Reads the KV of one group of layers.
+
+    compute_device: where attention's working copies reside. scratch: their bytes.
+    """
+
+    pool: BlockPool | GroupPool
+    compute_device: torch.device
+    scratch: ScratchMeter
+
+    @classmethod
+    def of(cls, pool: GroupPool, compute_device: torch.device, scratch: ScratchMeter) -> KVReader:
+        """Of a pool's group."""
+        reader = cls()
+        reader.pool, reader.compute_device, reader.scratch = pool, compute_device, scratch
+        return reader
+
+    def gather(self, segment: Segment, visible: int, copy: int = 0) -> torch.Tensor:
+        """[layers, 2, visible, kv_heads, head_dim] of a segment's first `visible` tokens.
+
+        copy: which device copy is read, where there are several.
+        """
+        storage, count = self.pool.storage, segment.blocks_for(visible)
+        held = segment.copies[min(copy, len(segment.copies) - 1)] if segment.copies else []
+        if len(held) < count:
+            raise AssertionError(f"segment {segment.name!r} is read, but not on the device")
+        blocks = torch.tensor(held[:count], device=storage.device, dtype=torch.long)
+        picked = storage.index_select(0, blocks)
+        return picked.permute(1, 2, 0, 3, 4, 5).flatten(2, 3)[:, :, :visible]
+
+
+class GroupTails:
+    """Tails of all groups, whose rows are the same: to a session as one of them (`store.Tail`).
+
+    What is restored and taken of a row are a group's tokens, by group.
+    """
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts, self.capacity = tuple(parts), int(parts[0].capacity)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.parts[0], name)  # how many rows and tokens there are, and where
+
+    @property
+    def num_moves(self) -> int:
+        """How often memory was allocated anew."""
+        return sum(part.num_moves for part in self.parts)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all groups."""
+        return sum(part.num_bytes for part in self.parts)
+
+    def arrange(self, kept: Sequence[int], num_rows: int) -> None:
+        """Go on with these rows in this order, and with free ones behind them."""
+        for part in self.parts:
+            part.arrange(kept, num_rows)
+
+    def restore(self, row: int, held: Sequence[torch.Tensor]) -> None:
+        """Put back a row's tokens, [layers, 2, tokens, kv_heads, head_dim] by group."""
+        for part, tokens in zip(self.parts, held, strict=True):
+            part.restore(row, tokens)
+
+    def begin(self, lengths: Sequence[int | None], max_tokens: int) -> None:
+        """Rows hold so many tokens each, and get up to `max_tokens` more; None for unread rows."""
+        for part in self.parts:
+            part.begin(lengths, max_tokens)
+
+    def advance(self) -> None:
+        """The current token is complete."""
+        for part in self.parts:
+            part.advance()
+
+    def take(self, row: int, first: int, end: int) -> list[torch.Tensor]:
+        """A row's tokens [first, end), by group."""
+        return [part.take(row, first, end) for part in self.parts]
+
+    def close(self) -> None:
+        """No rows are left."""
+        for part in self.parts:
+            part.close()
+
+    def release(self) -> None:
+        """Give the memory back."""
+        for part in self.parts:
+            part.release()

@@ -1,0 +1,117 @@
+"""Layers in groups: blocks of equal bytes, who is read, and what a window leaves behind."""
+
+import pytest
+import torch
+
+from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout, group_layouts
+from beamwright.kv.segments import PathPart, Segment, segments_read, whole, within_reach
+from beamwright.kv.store import SegmentStore
+from beamwright.plan.costs import group_blocks
+
+
+def layouts(*num_layers, window=16):
+    """A group without a window, and others with one."""
+    found = [
+        KVLayout(count, 2, 8, torch.float32, window=window if number else None)
+        for number, count in enumerate(num_layers)
+    ]
+    return group_layouts(found)
+
+
+@pytest.fixture
+def store():
+    return SegmentStore(BlockPool(layouts(1, 5), ByteBudget(1 << 20)))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([100], (800, [8])),
+        ([100, 100], (800, [8, 8])),
+        ([100, 500], (2000, [16, 4])),
+    ],
+)
+def test_blocks_of_all_groups_have_equal_bytes(sizes, expected):
+    assert group_blocks(sizes) == expected
+
+
+@pytest.mark.parametrize("sizes", [[3, 5], [1, 26], [100, 300, 700], [7, 7, 9]])
+def test_little_of_a_block_is_left_over(sizes):
+    block_bytes, tokens = group_blocks(sizes)
+    assert all(count & (count - 1) == 0 for count in tokens)
+    used = [count * size / block_bytes for count, size in zip(tokens, sizes, strict=True)]
+    assert max(used) <= 1
+    assert min(used) > 0.5
+
+
+def draw(store, count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randn(
+            count, each.num_layers, 2, each.num_kv_heads, each.head_dim, generator=generator
+        )
+        for each in store.pool.layouts
+    ]
+
+
+def test_what_is_written_of_each_group_is_read(store):
+    segments = [store.create(), store.create()]
+    written = [draw(store, count, count) for count in (21, 6)]
+    store.append(segments, [[part[:5] for part in values] for values in written])
+    store.append(segments, [[part[5:] for part in values] for values in written])
+    for segment, values in zip(segments, written, strict=True):
+        for held, part in zip(store.held(segment, 2, len(values[0])), values, strict=True):
+            assert torch.equal(held, part.permute(1, 2, 0, 3, 4)[:, :, 2:])
+    blocks = [
+        -(-21 // each.block_tokens) + -(-6 // each.block_tokens) for each in segments[0].every
+    ]
+    assert store.pool.num_blocks - store.pool.num_free == sum(blocks)
+    store.check()
+    for segment in segments:
+        store.free(segment)
+    store.check()
+    assert (store.num_segments, store.pool.budget.used_bytes) == (0, 0)
+
+
+def chain(store, lengths):
+    segments = [store.create() for _ in lengths]
+    store.append(segments, [draw(store, count, count) for count in lengths])
+    return tuple(PathPart(s, n) for s, n in zip(segments, lengths, strict=True))
+
+
+def test_a_window_reaches_the_last_parts_alone(store):
+    path = chain(store, [10, 9, 8, 7])
+    first, second, third, fourth = (part.segment.every for part in path)
+    assert [part.segment for part in within_reach(path, 0)] == [part.segment for part in path]
+    # The next token sees 15 before it: 7 + 8 of them are the last two parts'.
+    assert [part.segment for part in within_reach(path, 1)] == [third[1], fourth[1]]
+    own = (*path[:3], PathPart(path[3].segment, 7, own=True))
+    seen = [part.segment for part in within_reach(own, 1)]
+    assert seen == [second[1], third[1], fourth[1]]  # from where its own tokens begin
+    assert segments_read(path) == [first[0], second[0], third[0], fourth[0], third[1], fourth[1]]
+    assert whole({first[0]: 3}) == {first[0]: 3, first[1]: 3}
+
+
+def test_without_windows_a_path_is_what_it_was():
+    path = tuple(PathPart(Segment(), 5) for _ in range(3))
+    assert within_reach(path, 0) == path
+    assert segments_read(path) == [part.segment for part in path]
+
+
+def test_what_no_window_reaches_is_freed_and_keeps_its_length(store):
+    path = chain(store, [12, 8])
+    segment, before = path[0].segment, store.pool.num_free
+    full, windowed = segment.every
+    with store.lease({windowed: 1}):
+        store.forget(segment, 16)
+        assert not windowed.gone
+    store.forget(segment, 64)  # of other layers
+    assert store.pool.num_free == before
+    store.forget(segment, 16)
+    assert windowed.gone
+    assert (windowed.length, windowed.copies, full.gone) == (12, [], False)
+    assert store.pool.num_free == before + windowed.blocks_for(12)
+    assert store.held_bytes == store.pool.budget.used_bytes
+    store.check()
+    store.free(segment)
+    store.check()
