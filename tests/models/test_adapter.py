@@ -46,6 +46,19 @@ FAMILIES = {
     "deepseek_v3": {**LATENT, **GROUPED, "first_k_dense_replace": 1},
     "afmoe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
 }
+# Windows in some layers, soft caps, sinks, layers that read another's KV.
+IN_GROUPS = {
+    "gemma2": {"sliding_window": 16, "query_pre_attn_scalar": 16},
+    "gemma3_text": {"sliding_window": 16, "num_hidden_layers": 6},
+    "gpt_oss": {"sliding_window": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "gemma3n_text": {
+        **{"num_hidden_layers": 6, "num_kv_shared_layers": 2, "sliding_window": 16},
+        **{"vocab_size_per_layer_input": fakes.VOCAB, "hidden_size_per_layer_input": 8},
+        **{"laurel_rank": 8, "activation_sparsity_pattern": [0.0] * 6},
+        **{"layer_types": ["sliding_attention", "full_attention"] * 3},
+    },
+}
+FAMILIES.update(IN_GROUPS)
 OWN = {
     "llama": {},
     "qwen2": {},

@@ -271,8 +271,6 @@ def shape_of(found: Survey, max_context: int | None) -> ModelShape:
     _check_rotary(config, context)
     shared, groups = _groups(calls, context, getattr(config, "attention_chunk_size", None))
     head, first = found.model.get_output_embeddings(), groups[0]
-    if len(groups) > 1 or shared:
-        raise NotBuiltError("layers that attend in different ways")
     plain = len(groups) == 1 and first.window is None and first.softcap is None and not shared
     return ModelShape(
         architecture=config.model_type,
