@@ -22,6 +22,7 @@ from typing import Any
 from beamwright_lab import pairs, tables
 from beamwright_lab.claims import Claim, asyncspade, decoupled, flashtts, lbs, markdown
 from beamwright_lab.common import RESULTS, say
+from beamwright_lab.models import shown
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = ROOT / "docs" / "figures"
@@ -59,6 +60,12 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "paths": lambda: _whole(tables.paths, "peers-paths"),
     "frontier": lambda: _whole(tables.frontier, "frontier"),
     "pairs": lambda: pairs.block(read("pairs")),
+    "families": lambda: _whole(lambda found: shown.family_rows(found["rows"]), "families"),
+    "families-refused": lambda: shown.refusals(read("families")["rows"]),
+    "formats": lambda: _whole(lambda found: shown.format_rows(found["rows"]), "formats"),
+    "adapter-speed": lambda: _whole(
+        lambda found: shown.speed_rows(found["rows"]), "adapter_speed"
+    ),
     "plan": lambda: pairs.sample_block(read("pairs")),
     **{f"claims-{name}": partial(_claims, claims) for name, claims in PAPERS.items()},
 }
