@@ -63,9 +63,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "families": lambda: _whole(lambda found: shown.family_rows(found["rows"]), "families"),
     "families-refused": lambda: shown.refusals(read("families")["rows"]),
     "formats": lambda: _whole(lambda found: shown.format_rows(found["rows"]), "formats"),
-    "adapter-speed": lambda: _whole(
-        lambda found: shown.speed_rows(found["rows"]), "adapter_speed"
-    ),
+    "adapter-speed": lambda: _whole(lambda found: shown.speed_rows(found["rows"]), "adapter_speed"),
     "plan": lambda: pairs.sample_block(read("pairs")),
     **{f"claims-{name}": partial(_claims, claims) for name, claims in PAPERS.items()},
 }

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from multiprocessing import get_context
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from transformers.integrations.gguf.dequant import dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from beamwright_lab.models import damage, families, family, formats, shown
+from beamwright_lab.models import adapter_speed, damage, families, family, formats, shown
 from beamwright_lab.models.checkpoints import ARCHITECTURES, TIED_ROUTERS, write_checkpoint
 from beamwright_lab.models.gguf_files import QUANTISE, kind_of
 from beamwright_lab.models.packings import PACKINGS
@@ -195,3 +196,24 @@ def test_a_loaded_file_says_its_seconds_and_memory(llama):
     loaded, refused = map(json.loads, lines)
     assert (loaded["outcome"], refused["outcome"]) == ("loaded", "refused")
     assert loaded["peak_bytes"] > loaded["before_bytes"] > 0
+
+
+# --- speed -----------------------------------------------------------------------------------
+
+
+def test_all_sides_write_the_same_number_of_tokens_and_the_adapter_is_set_against_each(llama):
+    given = Namespace(n=2, tokens=3, prompt=8, rounds=1)
+    rows = adapter_speed.measure(str(llama), given)
+    sides = ["beamwright, own", "beamwright, transformers", "transformers, prefill once"]
+    assert [row["side"] for row in rows] == sides
+    assert rows[1]["adapter's speed over it, best"] == rows[1]["median"] == 1.0
+    assert all(row["tok/s, best"] > 0 for row in rows)
+    assert "beamwright, own" in shown.speed_rows(rows)
+
+
+def test_a_run_goes_on_where_it_was_but_for_what_is_run_anew(monkeypatch, tmp_path):
+    monkeypatch.setattr(families, "PARTLY", tmp_path / "partly.json")
+    assert families.kept([]) == []
+    rows = [{"architecture": name, "decoder": "own"} for name in ("llama", "opt")]
+    families.PARTLY.write_text(json.dumps({"rows": rows}))
+    assert families.kept(["opt"]) == rows[:1]
