@@ -66,13 +66,13 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "gemma3n_text": {
         **{"sliding_window": 16, "layer_types": _ALTERNATE * 2, "num_hidden_layers": 8},
         **{"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 16, "intermediate_size": 128},
-        **{"vocab_size_per_layer_input": 512, "laurel_rank": 8},
+        **{"vocab_size_per_layer_input": 562, "laurel_rank": 8},
         "activation_sparsity_pattern": [0.0] * 8,
     },
     "gemma4_text": {
         **{"sliding_window": 16, "layer_types": _ALTERNATE * 2, "num_hidden_layers": 8},
         **{"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 16, "global_head_dim": 32},
-        **{"vocab_size_per_layer_input": 512},
+        **{"vocab_size_per_layer_input": 562},
     },
     "glm": {},
     "glm4": {},
