@@ -81,7 +81,7 @@ def _format(facts: Found) -> dict[str, Any]:
         "to the definition": error(facts.get("definition")),
         "to `transformers`": error(facts.get("transformers")),
         "as computed": error(facts.get("computed")),
-        "load, s": load.get("seconds") if load.get("outcome") == "loaded" else load.get("outcome"),
+        "load, s": f"{load['seconds']:.0f}" if "seconds" in load else load.get("outcome"),
         "peak, MiB": f"{load['peak_bytes'] >> 20:,}" if "peak_bytes" in load else None,
         "file, MiB": f"{whole['file_bytes'] >> 20:,}" if whole else None,
         "refused / loaded": shown + (f", **{others}**" if others else ""),
