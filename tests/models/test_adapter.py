@@ -113,6 +113,7 @@ def test_log_probabilities_are_those_of_transformers(write, kind):
     for attention in ("reference", "tree"):
         torch.testing.assert_close(logprobs(decoder, ids, attention), expected, atol=1e-5, rtol=0)
     assert decoder.shape.num_parameters == sum(p.numel() for p in reference.parameters())
+    assert decoder.shape.working_bytes_per_row(4) > 4 * fakes.VOCAB
 
 
 @pytest.mark.parametrize("kind", OWN)

@@ -270,6 +270,7 @@ def shape_of(found: Survey, max_context: int | None) -> ModelShape:
         raise NotBuiltError(f"{config.model_type}: layers with different numbers of heads")
     _check_rotary(config, context)
     shared, groups = _groups(calls, context, getattr(config, "attention_chunk_size", None))
+    inner = getattr(config, "intermediate_size", None) or 4 * embedding.shape[1]
     head, first = found.model.get_output_embeddings(), groups[0]
     plain = len(groups) == 1 and first.window is None and first.softcap is None and not shared
     return ModelShape(
@@ -279,7 +280,7 @@ def shape_of(found: Survey, max_context: int | None) -> ModelShape:
         heads=calls[0].heads,
         kv_heads=max(group.kv_heads for group in groups),
         head_dim=max(group.head_dim for group in groups),
-        intermediate=getattr(config, "intermediate_size", None) or 4 * embedding.shape[1],
+        intermediate=max(inner) if isinstance(inner, list) else inner,
         vocab=embedding.shape[0],
         context=context,
         full_context=limit,
