@@ -166,9 +166,10 @@ def make_forest():
         device="cpu",
         window=None,
         softcap=None,
+        block_tokens=8,
     ):
         rng = random.Random(seed)
-        layout = KVLayout(layers, kv_heads, head_dim, dtype, window=window, softcap=softcap)
+        layout = KVLayout(layers, kv_heads, head_dim, dtype, block_tokens, window, softcap)
         budget = ByteBudget(pool_tokens * layout.bytes_per_token)
         store = SegmentStore(BlockPool(layout, budget, device))
         forest = Forest(store, [], kv_heads * group, device)

@@ -57,3 +57,13 @@ def test_what_lies_before_every_window_may_be_left_out(make_sunk, kernels):
     forest.paths = [path[-1:] if path and path[-1].visible >= 16 else path for path in forest.paths]
     assert any(len(path) == 1 for path in forest.paths)
     assert largest_difference(forest.decode(kernels("triton-tree"), range(6), 2), whole) < 1e-5
+
+
+@pytest.mark.parametrize("block_tokens", [1, 64, 256])
+def test_blocks_may_be_smaller_and_larger_than_a_tile(make_sunk, kernels, block_tokens):
+    """Those of groups of layers are: all have as many bytes, and hold as many tokens as fit."""
+    forest = make_sunk("window", block_tokens=block_tokens, pool_tokens=8192)
+    found = forest.decode(kernels("triton-tree"), range(6), 2)
+    assert largest_difference(found, forest.decode("reference", range(6), 2)) < 1e-5
+    chunk = forest.prefill(kernels("triton-tree"), range(6), [9] * 6)
+    assert largest_difference(chunk, forest.prefill("reference", range(6), [9] * 6)) < 1e-5

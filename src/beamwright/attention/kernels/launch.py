@@ -10,7 +10,7 @@ import torch
 
 from beamwright.attention.kernels import is_interpreted
 from beamwright.attention.kernels.programs import attend_chunks, attend_parts, merge_rows
-from beamwright.attention.kernels.worklist import HeadLayout, Tile
+from beamwright.attention.kernels.worklist import HeadLayout, Tile, entry_size
 
 _LOG2_E = 1.4426950408889634
 _PARTS = 16
@@ -139,7 +139,8 @@ def _sizes(heads: HeadLayout, tile: Tile, layer: torch.Tensor) -> dict[str, int 
         "GROUP": heads.group,
         "HEAD_DIM": heads.head_dim,
         "DIM": tile.dim,
-        "BLOCK_TOKENS": layer.shape[2],
+        "ENTRY_TOKENS": entry_size(layer.shape[2]),
+        "PIECES": layer.shape[2] // entry_size(layer.shape[2]),
         "PAIRS": tile.pairs,
         "TOKENS": tile.tokens,
         "WIDE": layer.dtype == torch.bfloat16 and is_interpreted(),

@@ -50,23 +50,26 @@ def _fold(
 def _fold_entries(
     query, keys, values, entry_blocks, entry_tokens, entry_firsts, first_entry, num_entries,
     reach, scale, block_stride, token_stride, best, total, context,
-    HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr, TOKENS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, DIM: tl.constexpr, ENTRY_TOKENS: tl.constexpr,
+    PIECES: tl.constexpr, TOKENS: tl.constexpr,
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """All tokens of some blocks of the pool; keys, values: this layer and head of block 0.
+    """All tokens of some entries: blocks of the pool, or PIECES of each block, one after the other.
 
+    keys, values: this layer and head of block 0.
     reach [pairs]: tokens of each query's path from the first of these up to the query's own.
     """
-    tl.static_assert(TOKENS % BLOCK_TOKENS == 0, "a tile holds whole blocks")
+    tl.static_assert(TOKENS % ENTRY_TOKENS == 0, "a tile holds whole entries")
     dim = tl.arange(0, DIM)
-    slot = tl.arange(0, TOKENS) % BLOCK_TOKENS
-    for start in range(0, num_entries, TOKENS // BLOCK_TOKENS):
-        entry = start + tl.arange(0, TOKENS) // BLOCK_TOKENS
+    slot = tl.arange(0, TOKENS) % ENTRY_TOKENS
+    for start in range(0, num_entries, TOKENS // ENTRY_TOKENS):
+        entry = start + tl.arange(0, TOKENS) // ENTRY_TOKENS
         listed = entry < num_entries
         block = tl.load(entry_blocks + first_entry + entry, mask=listed, other=0)
         held = tl.load(entry_tokens + first_entry + entry, mask=listed, other=0)
         seen = slot < held
-        place = block.to(tl.int64) * block_stride + slot * token_stride
+        piece = block % PIECES * ENTRY_TOKENS + slot
+        place = (block // PIECES).to(tl.int64) * block_stride + piece * token_stride
         place = place[:, None] + dim[None, :]
         inside = seen[:, None] & (dim < HEAD_DIM)[None, :]
         key = tl.load(keys + place, mask=inside, other=0.0)
@@ -116,7 +119,7 @@ def attend_parts(
     num_items, first_tail_slot, scale,
     query_stride, block_stride, token_stride, tail_row_stride, tail_head_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, PAIRS: tl.constexpr, TOKENS: tl.constexpr,
+    ENTRY_TOKENS: tl.constexpr, PIECES: tl.constexpr, PAIRS: tl.constexpr, TOKENS: tl.constexpr,
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Partial (context, log-sum-exp) of every slot: work items first, then each row's own tail.
@@ -152,7 +155,7 @@ def attend_parts(
                 queries, keys + head * HEAD_DIM, values + head * HEAD_DIM,
                 entry_blocks, entry_tokens, entry_firsts, first_entry, num_entries,
                 reach, scale, block_stride, token_stride, best, total, found,
-                HEAD_DIM, DIM, BLOCK_TOKENS, TOKENS, SOFTCAP, WINDOW, WIDE,
+                HEAD_DIM, DIM, ENTRY_TOKENS, PIECES, TOKENS, SOFTCAP, WINDOW, WIDE,
             )  # fmt: skip
             _store_partial(
                 context, lse, slots, heads, real, best, total, found, HEADS, HEAD_DIM, DIM, WINDOW
@@ -237,7 +240,7 @@ def attend_chunks(
     tiles, entry_blocks, entry_tokens, entry_firsts, scale,
     query_stride, own_stride, block_stride, token_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, PAIRS: tl.constexpr, TOKENS: tl.constexpr,
+    ENTRY_TOKENS: tl.constexpr, PIECES: tl.constexpr, PAIRS: tl.constexpr, TOKENS: tl.constexpr,
     SINKS: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Prefill: each tile of a chunk's tokens over its whole path, then causally over the chunk.
@@ -269,7 +272,7 @@ def attend_chunks(
             entry_blocks, entry_tokens, entry_firsts, tl.load(tile), tl.load(tile + 1),
             tl.load(tile + 6) + token - first_own, scale,
             block_stride, token_stride, best, total, found,
-            HEAD_DIM, DIM, BLOCK_TOKENS, TOKENS, SOFTCAP, WINDOW, WIDE,
+            HEAD_DIM, DIM, ENTRY_TOKENS, PIECES, TOKENS, SOFTCAP, WINDOW, WIDE,
         )  # fmt: skip
         num_own = tl.load(tile + 5)
         for start in range(0, num_own, TOKENS):

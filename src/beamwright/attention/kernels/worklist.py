@@ -35,6 +35,8 @@ _STAGE_BYTES = 32 * 1024
 """Keys and values of one tile: two such stages fit the shared memory of every card since Ampere."""
 _LEAST = 16  # a matrix instruction's rows, and the least depth of a product
 _LARGE_ACCUMULATOR = 64 * 128
+MOST_ENTRY_TOKENS = 16
+"""Tokens of an entry: a tile holds whole entries, and a block may hold more."""
 
 # --- tiles ---------------------------------------------------------------------------------------
 
@@ -154,8 +156,8 @@ class DecodeWork:
     """Work of a decode step.
 
     items: [items * 4] first entry, entries, first slot and slots of each item.
-    entry_blocks, entry_tokens, entry_firsts: [entries] a block of the pool, how many of its tokens
-        count, and the tokens of the part before them.
+    entry_blocks, entry_tokens, entry_firsts: [entries] a block of the pool, or a piece of one of
+        `entry_size` tokens, how many of its tokens count, and the tokens of the part before them.
     slot_rows, slot_reach: [slots] the row of each slot, and the tokens from the part's first up to
         the row's tail.
     row_parts: [rows * 2] where a row's slots start in row_slots, and its parts with the tail.
@@ -187,23 +189,30 @@ class PrefillWork:
     entry_firsts: Ints
 
 
+def entry_size(block_tokens: int) -> int:
+    """Tokens of an entry in blocks of so many."""
+    return min(block_tokens, MOST_ENTRY_TOKENS)
+
+
 class _Entries:
     """Blocks, their tokens, and how many came before, appended run by run."""
 
     def __init__(self, block_tokens: int) -> None:
-        self.block_tokens = block_tokens
+        self.size = entry_size(block_tokens)
+        self.pieces = block_tokens // self.size  # of a block
         self.blocks: list[int] = []
         self.tokens: list[int] = []
         self.firsts: list[int] = []
 
     def add(self, segment: Segment, copy: int, first: int, tokens: int, before: int) -> None:
-        size = self.block_tokens
+        size, pieces = self.size, self.pieces
         count = -(-tokens // size)
         held = segment.copies[copy] if segment.copies else []
-        mine = held[first // size : first // size + count]
-        if len(mine) < count:
+        begin = first // size
+        if begin + count > len(held) * pieces:
             raise AssertionError(f"segment {segment.name!r} is read, but not on the device")
-        self.blocks += mine
+        mine = range(begin, begin + count)
+        self.blocks += [held[at // pieces] * pieces + at % pieces for at in mine]
         self.tokens += [size] * (count - 1) + [tokens - (count - 1) * size]
         self.firsts += range(before, before + count * size, size)
 
@@ -229,7 +238,7 @@ def decode_work(
     paths: Sequence[Path | None], block_tokens: int, cuts: Cuts, queries_per_tile: int
 ) -> DecodeWork:
     """Work for one token per row; None: a row that nobody reads."""
-    by_row = _share([path or () for path in paths], block_tokens, cuts)
+    by_row = _share([path or () for path in paths], entry_size(block_tokens), cuts)
     entries = _Entries(block_tokens)
     items: list[int] = []
     slot_rows: list[int] = []
