@@ -178,26 +178,25 @@ def test_ctrl_c(cli, fake):
 
 
 UNSUPPORTED = [
-    ("gemma3", {"model_type": "gemma3"}, "'gemma3' is not supported"),
-    ("phi3", {"model_type": "phi3", "auto_map": {"AutoConfig": "x.Y"}}, "'phi3' is not supported"),
-    ("awq", {"quantization_config": {"quant_method": "awq"}}, "quantised weights"),
+    ("phi3", {"model_type": "phi3"}, ["--decoder", "own"], "'phi3' is not supported"),
+    ("hqq", {"quantization_config": {"quant_method": "hqq"}}, [], "quantised by hqq"),
 ]
 
 
 def test_what_cannot_run_is_refused_before_torch_is_loaded(tmp_path):
     """And before anything is said of a search that will not be: its line is the only one."""
     bundled = Path(beamwright.__file__).parent / "bundled" / "generator" / "config.json"
-    for name, keys, _ in UNSUPPORTED:
+    for name, keys, *_ in UNSUPPORTED:
         (tmp_path / name).mkdir()
         written = {**json.loads(bundled.read_text()), **keys}
         (tmp_path / name / "config.json").write_text(json.dumps(written))
     asked = [
-        ([*words, "--model", name], complaint)
-        for name, _, complaint in UNSUPPORTED
+        ([*words, "--model", name, *given], complaint)
+        for name, _, given, complaint in UNSUPPORTED
         for words in (["solve", "p"], ["eval", "bundled:dev"], ["serve"], ["doctor"], ["plan"])
     ]
     asked += [
-        (["solve", "p", "--verifier", "awq"], "quantised weights"),
+        (["solve", "p", "--verifier", "hqq"], "quantised by hqq"),
         (["solve", "p", "--model", "Qwen2.5-1.5B-Instruct"], "no such folder"),
     ]
     script = (

@@ -50,7 +50,7 @@ _SMALLER = (
     ("verifier_weights", "int4"),
 )  # fmt: skip
 _OPTIONS = (
-    "model", "dtype", "context", "weights", "verifier", "verifier_weights", "n", "width",
+    "model", "dtype", "context", "decoder", "weights", "verifier", "verifier_weights", "n", "width",
     "step_tokens", "memory", "kv_memory", "split",
 )  # fmt: skip
 _MEANINGS = (

@@ -248,6 +248,7 @@ def read_shape(
         is_gguf = folder.suffix == GGUF
         written = read_config(folder) if is_gguf else read_object(folder / "config.json")
         _check_counts(written)
+        _check_weights(written)
         shape = None
         try:
             if decoder != "transformers":
@@ -259,6 +260,7 @@ def read_shape(
         return replace(shape, packed=packed_sizes(folder, written, shape.matrices))
     except NotBuiltError as error:
         way = f"; {_ELSEWHERE}" if role == "generator" else ""
+        way = "; --decoder auto runs what transformers builds, too" if decoder == "own" else way
         raise UnsupportedModelError(f"model {folder}: {error}{way}") from error
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"model {folder}: {error}") from error
@@ -288,7 +290,7 @@ def config_of(folder: Path) -> Any:
 
 
 def _own_shape(folder: Path, written: Mapping[str, Any], max_context: int | None) -> ModelShape:
-    _check_kind(written)
+    _check_known(written, FAMILIES)
     bundled = folder.parent == BUNDLED
     return _shape_of(SimpleNamespace(**written) if bundled else config_of(folder), max_context)
 
@@ -298,7 +300,6 @@ def _built_shape(folder: Path, written: Mapping[str, Any], max_context: int | No
     from transformers import CONFIG_MAPPING  # noqa: PLC0415 (slow import)
 
     _check_known(written, CONFIG_MAPPING)
-    _check_weights(written)
     from beamwright.models.survey import shape_of, survey  # noqa: PLC0415 (of torch)
 
     return shape_of(survey(config_of(folder)), max_context)
@@ -370,16 +371,6 @@ def _groups(
         return ()
     groups = [LayerGroup(tuple(full), *heads)] if full else []
     return (*groups, LayerGroup(tuple(sliding), *heads, window))
-
-
-def _check_kind(values: Mapping[str, Any]) -> None:
-    """An architecture that the decoder has, with weights that are read.
-
-    Raises:
-        NotBuiltError: if it is another one, or they are quantised by another method.
-    """
-    _check_known(values, FAMILIES)
-    _check_weights(values)
 
 
 def _check_known(values: Mapping[str, Any], known: Collection[str]) -> None:

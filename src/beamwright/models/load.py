@@ -148,7 +148,9 @@ def inspect_model(settings: ModelSettings) -> dict[str, Any]:
     dtype, storage = _precision(settings, shape, "generator")
     return {
         "architecture": shape.architecture,
+        "decoder": "own" if shape.built is None else "transformers",
         "parameters": shape.num_parameters,
+        "active_parameters": shape.active_parameters,
         "weights": str(storage),
         "weight_bytes": weight_bytes(shape, dtype.itemsize, storage),
         "kv_bytes_per_token": shape.kv_bytes_per_token(dtype.itemsize),

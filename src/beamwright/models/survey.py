@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from beamwright.models.linear import quiet_import
 from beamwright.models.shape import BuiltSizes, LayerGroup, ModelShape, NotBuiltError
 
 NAME = "beamwright"
@@ -139,12 +140,14 @@ def survey(config: Any, dtype: torch.dtype = torch.float32) -> Survey:
         NotBuiltError: if `transformers` has no causal model for it, or its layers do what no view
             of ours computes.
     """
-    _register()
+    with quiet_import():  # it imports torchao, if that is installed
+        _register()
     text = config.get_text_config(decoder=True)
     if getattr(config, "is_encoder_decoder", False):
         raise NotBuiltError(_refusal(text, "an encoder and a decoder"))
     try:
-        found = _build(text, dtype)
+        with quiet_import():
+            found = _build(text, dtype)
         with torch.inference_mode():
             _run(found)
     except NotBuiltError:
