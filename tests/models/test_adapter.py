@@ -325,6 +325,15 @@ def test_layers_that_share_kv_are_seen_though_the_model_cuts_its_masks():
     ]
 
 
+def test_the_widest_layer_counts_where_widths_differ():
+    given = {**TINY, "intermediate_size": [96, 192], "hidden_size_per_layer_input": 8}
+    options = {"layer_types": ["sliding_attention", "full_attention"], "num_kv_shared_layers": 0}
+    config = AutoConfig.for_model("gemma3n_text", **{**given, **options, "laurel_rank": 4})
+    shape = survey.shape_of(survey.survey(config), 64)
+    assert shape.intermediate == 192
+    assert shape.activation_width == 4 * 64 + 3 * 192
+
+
 def test_shapes_of_one_kind_differ_where_their_layers_do(write):
     one, other = (load(write(family)).decoder for family in ("qwen3", "llama"))
     assert one.kind == load(write("qwen3")).decoder.kind
