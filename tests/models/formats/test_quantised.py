@@ -68,10 +68,11 @@ def test_a_folder_is_the_model_that_it_means(write, name):
     assert weight_bytes(read_shape(folder, None), 4, loaded.storage) == stored
 
 
+@pytest.mark.usefixtures("unpacked")
 def test_projections_that_were_left_plain_stay_so(write):
     skip = [f"model.layers.0.self_attn.{name}_proj.weight" for name in "kv"]
     folder, model, _ = write("gptq-4", skip)
-    assert differs(folder, model) < 2e-2
+    assert differs(folder, model) < 5e-2
     assert open_checkpoint(folder).linear("model.layers.0.self_attn.k_proj") is None
 
 
