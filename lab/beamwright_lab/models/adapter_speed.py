@@ -75,7 +75,7 @@ def sides_of(model: str, given: argparse.Namespace) -> dict[str, Callable[[], No
     for decoder in ("transformers",) if model == MIXTURE else ("own", "transformers"):
         sides[f"beamwright, {decoder}"] = solver(decoder)
     theirs = load_model(folder)
-    prompt = torch.randint(3, 1000, (given.prompt,)).tolist()
+    prompt = torch.randint(3, theirs.config.vocab_size, (given.prompt,)).tolist()
 
     def loop() -> None:
         repeat_cache_paths(theirs, prompt, given.n, given.tokens, 0.8)
