@@ -246,7 +246,6 @@ def test_a_checkpoint_that_does_not_fit_is_named(write, tmp_path, change, compla
         ("qwen3_next", {**MOE, "num_hidden_layers": 4}, "layers of the kind linear_attention"),
         ("bloom", {}, "'bloom' is not supported: its layers take no positions"),
         ("t5", {}, "an encoder and a decoder"),
-        ("gptj", {"rotary_dim": 8}, "'gptj' is not supported: attention of its own"),
         ("falcon", {"head_dim": None}, "'falcon' is not supported: attention of its own"),
     ],
 )

@@ -260,7 +260,7 @@ def read_shape(
         return replace(shape, packed=packed_sizes(folder, written, shape.matrices))
     except NotBuiltError as error:
         way = f"; {_ELSEWHERE}" if role == "generator" else ""
-        way = "; --decoder auto runs what transformers builds, too" if decoder == "own" else way
+        way += "; --decoder auto runs what transformers builds, too" if decoder == "own" else ""
         raise UnsupportedModelError(f"model {folder}: {error}{way}") from error
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"model {folder}: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,12 @@ def _with_room(prompt: torch.Tensor, num_rows: int, num_new: int) -> torch.Tenso
     return room
 
 
+def keeping(model: Any, cache: DynamicCache) -> dict[str, DynamicCache]:
+    """The cache by the name that this `transformers` knows it by: 5.24 has a new one."""
+    known = inspect.signature(model.forward).parameters
+    return {"cache" if "cache" in known else "past_key_values": cache}
+
+
 @torch.inference_mode()
 def repeat_cache_paths(
     model: Any, prompt: Sequence[int], n: int, num_new: int, temperature: float
@@ -77,11 +84,12 @@ def repeat_cache_paths(
     Returns the tokens [n, num_new] and the bytes of the cache.
     """
     cache = DynamicCache(config=model.config)
-    out = model(torch.tensor([list(prompt)]), past_key_values=cache, logits_to_keep=1)
+    held = keeping(model, cache)
+    out = model(torch.tensor([list(prompt)]), logits_to_keep=1, **held)
     cache.layers = [PreallocatedLayer(layer, n, num_new) for layer in cache.layers]
     tokens = [draw(out.logits[:, -1].expand(n, -1), temperature)]
     for _ in range(num_new - 1):
-        out = model(tokens[-1], past_key_values=cache)
+        out = model(tokens[-1], **held)
         tokens.append(draw(out.logits[:, -1], temperature))
     return torch.cat(tokens, dim=1), cache_bytes(cache)
 
@@ -159,8 +167,8 @@ class TransformersStepper:
                 tokens,
                 attention_mask=mask,
                 position_ids=positions,
-                past_key_values=cache,
                 logits_to_keep=1,
+                **keeping(self.model, cache),
             )
             tokens = draw(out.logits[:, -1], self._temperature)
             drawn = tokens[:, 0]
