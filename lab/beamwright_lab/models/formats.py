@@ -174,9 +174,12 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name in given.only:
         with TemporaryDirectory() as folder:
-            rows.append(small(name, Path(folder), given))
+            sizes = [Path(folder, size) for size in ("small", "large")]
+            for place in sizes:
+                place.mkdir()
+            rows.append(small(name, sizes[0], given))
             if not given.skip_large:
-                rows[-1]["large"] = large(name, Path(folder), given.limit_s)
+                rows[-1]["large"] = large(name, sizes[1], given.limit_s)
         say(rows[-1])
     print(format_rows(rows))
     finish("formats", {"rows": rows})
