@@ -21,7 +21,7 @@ from beamwright.models.adapter import Product
 from beamwright.models.decoder import Linear
 from beamwright.models.experts import Experts
 from beamwright.models.formats import StoredWeights
-from beamwright.models.grouped import GroupedLinear, joined
+from beamwright.models.grouped import GroupedLinear, check_size, joined
 from beamwright.models.linear import quantise_linear
 from beamwright.models.survey import Survey
 from beamwright.models.weights import Convert, check_finite, give_back
@@ -182,9 +182,9 @@ class _Loader:
         if name == self._head and not placing.head:
             return
         if isinstance(value, GroupedLinear):
-            value.check(tuple(self._wanted[name].shape), f"model {self._where}: weight {name}")
-            value.weight = value.weight.to(placing.device)
-            self._keep(module, leaf, placing.pack(value), name)
+            size = tuple(self._wanted[name].shape)
+            kept = value.placed(size, placing.device, f"model {self._where}: weight {name}")
+            self._keep(module, leaf, placing.pack(kept), name)
             return
         placed = self._cast(name, value)
         if name == self._head:
@@ -200,15 +200,15 @@ class _Loader:
             self._keep_experts(module, path)
 
     def _cast(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        placing, like = self._placing, self._wanted[name]
-        if value.shape != like.shape:
-            raise InputError(
-                f"model {self._where}: {name} has shape {tuple(value.shape)}, "
-                f"config says {tuple(like.shape)}"
-            )
+        placing, like, what = (
+            self._placing,
+            self._wanted[name],
+            f"model {self._where}: weight {name}",
+        )
+        check_size(tuple(value.shape), tuple(like.shape), what)
         wide = any(re.search(pattern.replace("*", ".*"), name) for pattern in self._wide)
         placed = value.to(device=placing.device, dtype=torch.float32 if wide else like.dtype)
-        check_finite(placed, value, f"model {self._where}: weight {name}")
+        check_finite(placed, value, what)
         return placed
 
     def _keep(self, module: Any, leaf: str, linear: Linear, name: str) -> None:
@@ -228,10 +228,9 @@ class _Loader:
                 return None
             names = [f"{path}.{number}.{name}" for name in _OF_EXPERTS[leaf]]
             parts = [part for name in names if (part := self._stored.linear(name)) is not None]
-            for part in parts:
-                part.check(part.size, f"model {self._where}: weight {path}.{number}")
-                part.weight = part.weight.to(placing.device)
-            return placing.pack(joined([*parts], None)) if len(parts) == len(names) else None
+            what = f"model {self._where}: weight {path}.{number}"
+            placed = [part.placed(part.size, placing.device, what) for part in parts]
+            return placing.pack(joined([*placed], None)) if len(parts) == len(names) else None
 
         def convert(linear: Linear) -> Linear:
             return placing.pack(quantise_linear(linear, placing.storage))

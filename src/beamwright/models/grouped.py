@@ -33,6 +33,15 @@ UNPACK = {
 _BLOCK_VALUES = 1 << 20  # quantised, or packed, at a time
 
 
+def check_size(found: tuple[int, ...], size: tuple[int, ...], what: str) -> None:
+    """
+    Raises:
+        InputError: that names `what`, if a weight has another size than it should.
+    """
+    if found != size:
+        raise InputError(f"{what} has shape {found}, config says {size}")
+
+
 class GroupedLinear(Linear):
     """Codes of 4 or 8 bits in groups of columns: value = code * scale + low, in float32.
 
@@ -69,15 +78,17 @@ class GroupedLinear(Linear):
         """Scales and lows [out, groups, 2]."""
         return _split(self.weight, self.bits)[1]
 
-    def check(self, size: tuple[int, ...], what: str) -> None:
-        """
+    def placed(self, size: tuple[int, ...], device: str, what: str) -> GroupedLinear:
+        """This, on a device.
+
         Raises:
             InputError: if it has another size, or scales that are no numbers.
         """
-        if self.size != size:
-            raise InputError(f"{what} has shape {self.size}, config says {size}")
+        check_size(self.size, size, what)
         if not bool(self.ends.isfinite().all()):
             raise NotFiniteError(f"{what} holds NaN or infinite scales: the file is damaged")
+        self.weight = self.weight.to(device)
+        return self
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The product, by tiles of rows that are the same at any batch."""

@@ -17,7 +17,7 @@ from beamwright.errors import InputError, NotFiniteError
 from beamwright.models.decoder import Linear
 from beamwright.models.dense import DecoderWeights, Layer, Norm
 from beamwright.models.formats import StoredWeights, open_checkpoint
-from beamwright.models.grouped import GroupedLinear, joined
+from beamwright.models.grouped import GroupedLinear, check_size, joined
 from beamwright.models.linear import quantise_linear
 from beamwright.models.shape import FAMILIES, ModelShape, TensorNames
 from beamwright.plan.costs import Storage
@@ -45,16 +45,17 @@ class _Reader:
     ) -> None:
         self._as_stored = as_stored
         self._stored, self._prefix = stored, prefix
-        self._dtype, self._device, self._where = dtype, device, where
+        self._dtype, self._device = dtype, device
+        self._where = f"model {where}: weight {prefix}"
 
     def need(self, name: str, *size: int) -> torch.Tensor:
         stored = self._stored
         tensor = None if stored is None else stored.tensor(self._prefix + name)
         if tensor is None:
-            raise InputError(f"model {self._where}: weight {self._prefix + name} is missing")
-        self._check_size(name, tuple(tensor.shape), size)
+            raise InputError(f"{self._where}{name} is missing")
+        check_size(tuple(tensor.shape), size, f"{self._where}{name}")
         placed = tensor.to(device=self._device, dtype=self._dtype)
-        check_finite(placed, tensor, f"model {self._where}: weight {self._prefix}{name}")
+        check_finite(placed, tensor, f"{self._where}{name}")
         return placed
 
     def linear(self, names: list[str], outs: list[int], columns: int, bias: bool) -> Linear:
@@ -76,14 +77,7 @@ class _Reader:
         linear = self._stored.linear(self._prefix + name)
         if linear is None:
             return None
-        linear.check(size, f"model {self._where}: weight {self._prefix}{name}")
-        linear.weight = linear.weight.to(self._device)
-        return linear
-
-    def _check_size(self, name: str, found: tuple[int, ...], size: tuple[int, ...]) -> None:
-        if found != size:
-            line = f"{name} has shape {found}, config says {size}"
-            raise InputError(f"model {self._where}: {line}")
+        return linear.placed(size, self._device, f"{self._where}{name}")
 
     def _stacked(self, names: list[str], outs: list[int], *columns: int) -> torch.Tensor:
         whole = torch.empty((sum(outs), *columns), dtype=self._dtype, device=self._device)

@@ -64,16 +64,14 @@ def test_codes_and_scales_are_what_transformers_makes_of_the_blocks(name):
     kind = gguf_files.KINDS[name]
     blocks = gguf_files.draw_blocks(kind, 64 * 256)
     expected = dequantize(blocks.flatten(), kind).view(64, 256)
-    bits, codes, scale, low = PARTS[kind](blocks)
-    assert (bits, BLOCKS[kind][1] // scale.shape[1]) == KEPT[kind]
-    exact = torch.addcmul(
-        low[..., None], codes.unflatten(1, (scale.shape[1], -1)), scale[..., None]
-    )
-    assert torch.equal(exact.view(64, 256), expected)
-    rows = (part.reshape(64, -1) for part in (codes, scale, low))
-    kept = GroupedLinear.of(bits, *rows).values(slice(None))
+    parts = PARTS[kind](blocks)
+    assert (parts.bits, BLOCKS[kind][1] // parts.scale.shape[1]) == KEPT[kind]
+    assert torch.equal(parts.values().view(64, 256), expected)
+    kept = parts.of_rows(64).linear().values(slice(None))
     # Of 8 bits nothing is rounded; of 4 bits scale and low are, to 11 bits, if they had more.
-    assert (kept - expected).abs().max() <= (2**-10 * expected.abs().max() if bits == 4 else 0)
+    assert (kept - expected).abs().max() <= (
+        2**-10 * expected.abs().max() if parts.bits == 4 else 0
+    )
     if name in ("Q4_0", "Q4_1"):
         assert torch.equal(kept, expected)
 
@@ -86,10 +84,11 @@ def test_five_bits_are_as_ggml_defines_them(name):
     head = 2 if name == "Q5_0" else 4
     scale, low = (float(blocks[0, at : at + 2].view(torch.float16)) for at in (0, head - 2))
     upper = int.from_bytes(bytes(row[head : head + 4]), "little")
-    for at, code in enumerate(PARTS[kind](blocks)[1][0].tolist()):
+    for at, code in enumerate(PARTS[kind](blocks).codes[0].tolist()):
         nibble = row[head + 4 + at % 16] >> (4 if at >= 16 else 0) & 15
         assert code == nibble | (upper >> at & 1) << 4
-    found = [float(part) for part in PARTS[kind](blocks)[2:]]
+    parts = PARTS[kind](blocks)
+    found = [float(parts.scale), float(parts.low)]
     assert found == [scale, -16 * scale if name == "Q5_0" else low]
 
 

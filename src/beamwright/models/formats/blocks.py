@@ -1,7 +1,6 @@
 """GGUF's blocks as codes with scales and lows, as `GroupedLinear` keeps them: nothing is rounded.
 
-Blocks are uint8 [count, bytes]; what comes of them is (bits, codes [count, values], scales, lows
-[count, groups in a block]), where value = code * scale + low.
+Blocks are uint8 [count, bytes]; what comes of them is `Groups` with a block in each row.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-Parts = tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]
+from beamwright.models.formats.quantised import Groups
 
 
 def _half(blocks: torch.Tensor, first: int) -> torch.Tensor:
@@ -36,47 +35,47 @@ def _k_scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return scale * _half(blocks, 0), -(low * _half(blocks, 2))
 
 
-def _q4_0(blocks: torch.Tensor) -> Parts:
+def _q4_0(blocks: torch.Tensor) -> Groups:
     scale = _half(blocks, 0)
-    return 4, _nibbles(blocks[:, 2:], 16), scale, -8 * scale
+    return Groups(4, _nibbles(blocks[:, 2:], 16), scale, -8 * scale)
 
 
-def _q4_1(blocks: torch.Tensor) -> Parts:
-    return 4, _nibbles(blocks[:, 4:], 16), _half(blocks, 0), _half(blocks, 2)
+def _q4_1(blocks: torch.Tensor) -> Groups:
+    return Groups(4, _nibbles(blocks[:, 4:], 16), _half(blocks, 0), _half(blocks, 2))
 
 
-def _q5_0(blocks: torch.Tensor) -> Parts:
+def _q5_0(blocks: torch.Tensor) -> Groups:
     scale = _half(blocks, 0)
-    return 8, _nibbles(blocks[:, 6:], 16) | _fifth(blocks[:, 2:6]), scale, -16 * scale
+    return Groups(8, _nibbles(blocks[:, 6:], 16) | _fifth(blocks[:, 2:6]), scale, -16 * scale)
 
 
-def _q5_1(blocks: torch.Tensor) -> Parts:
+def _q5_1(blocks: torch.Tensor) -> Groups:
     codes = _nibbles(blocks[:, 8:], 16) | _fifth(blocks[:, 4:8])
-    return 8, codes, _half(blocks, 0), _half(blocks, 2)
+    return Groups(8, codes, _half(blocks, 0), _half(blocks, 2))
 
 
-def _q8_0(blocks: torch.Tensor) -> Parts:
+def _q8_0(blocks: torch.Tensor) -> Groups:
     scale = _half(blocks, 0)
-    return 8, blocks[:, 2:] ^ 128, scale, -128 * scale
+    return Groups(8, blocks[:, 2:] ^ 128, scale, -128 * scale)
 
 
-def _q4_k(blocks: torch.Tensor) -> Parts:
-    return 4, _nibbles(blocks[:, 16:], 32), *_k_scales(blocks)
+def _q4_k(blocks: torch.Tensor) -> Groups:
+    return Groups(4, _nibbles(blocks[:, 16:], 32), *_k_scales(blocks))
 
 
-def _q5_k(blocks: torch.Tensor) -> Parts:
+def _q5_k(blocks: torch.Tensor) -> Groups:
     bits = blocks[:, None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1
-    return 8, _nibbles(blocks[:, 48:], 32) | bits.flatten(1) << 4, *_k_scales(blocks)
+    return Groups(8, _nibbles(blocks[:, 48:], 32) | bits.flatten(1) << 4, *_k_scales(blocks))
 
 
-def _q6_k(blocks: torch.Tensor) -> Parts:
+def _q6_k(blocks: torch.Tensor) -> Groups:
     upper = blocks[:, 128:192].unflatten(1, (2, 1, 32)) >> torch.arange(0, 8, 2)[:, None] & 3
     codes = _nibbles(blocks[:, :128], 64) | upper.to(torch.uint8).flatten(1) << 4
     scale = blocks[:, 192:208].view(torch.int8) * _half(blocks, 208)
-    return 8, codes, scale, -32 * scale
+    return Groups(8, codes, scale, -32 * scale)
 
 
-PARTS: dict[int, Callable[[torch.Tensor], Parts]] = {
+PARTS: dict[int, Callable[[torch.Tensor], Groups]] = {
     2: _q4_0, 3: _q4_1, 6: _q5_0, 7: _q5_1, 8: _q8_0, 12: _q4_k, 13: _q5_k, 14: _q6_k,
 }  # fmt: skip
 """By a tensor's type, as GGUF numbers them."""

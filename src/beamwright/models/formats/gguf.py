@@ -59,9 +59,8 @@ class GgufWeights:
         file, place, order = found
         tables = []
         for piece in _pieces(file, place):
-            bits, *parts = PARTS[place.kind](piece)
             rows = len(piece) * BLOCKS[place.kind][1] // place.shape[1]
-            tables.append(GroupedLinear.of(bits, *(part.reshape(rows, -1) for part in parts)))
+            tables.append(PARTS[place.kind](piece).of_rows(rows).linear())
         table = torch.cat([each.weight for each in tables])
         table = table if order is None else table[order]
         return GroupedLinear(tables[0].bits, table, place.shape[1])
@@ -102,9 +101,7 @@ def _pieces(file: Path, place: Place) -> Iterator[torch.Tensor]:
 
 def _turned_back(blocks: torch.Tensor, kind: int) -> torch.Tensor:
     if kind in PARTS:
-        _, codes, scale, low = PARTS[kind](blocks)
-        grouped = codes.unflatten(1, (scale.shape[1], -1))
-        return torch.addcmul(low[..., None], grouped.float(), scale[..., None])
+        return PARTS[kind](blocks).values()
     try:
         from transformers.integrations.gguf.dequant import dequantize  # noqa: PLC0415 - slow
     except ImportError as error:

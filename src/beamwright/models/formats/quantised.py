@@ -41,6 +41,15 @@ class Groups:
         grouped = self.codes.unflatten(1, (self.scale.shape[1], -1)).float()
         return torch.addcmul(self.low[..., None], grouped, self.scale[..., None]).flatten(1)
 
+    def of_rows(self, rows: int) -> Groups:
+        """The same where blocks in a row make a row."""
+        parts = (part.reshape(rows, -1) for part in (self.codes, self.scale, self.low))
+        return Groups(self.bits, *parts)
+
+    def linear(self) -> GroupedLinear:
+        """As products want it."""
+        return GroupedLinear.of(4 if self.bits <= 4 else 8, self.codes, self.scale, self.low)
+
 
 @dataclass(frozen=True)
 class Form:
@@ -77,10 +86,7 @@ class QuantisedFiles:
     def linear(self, name: str) -> GroupedLinear | None:
         """None where no groups of columns have a scale."""
         found = self._read(f"{name}.weight") if self._main(f"{name}.weight") else None
-        if not isinstance(found, Groups):
-            return None
-        parts = found.codes, found.scale, found.low
-        return GroupedLinear.of(4 if found.bits <= 4 else 8, *parts)
+        return found.linear() if isinstance(found, Groups) else None
 
     def _plain_name(self, name: str) -> str:
         for ending in self._form.main:
