@@ -18,7 +18,7 @@ def test_it_is_found_by_what_it_says_of_itself(codec, source_of):
         source = source_of(server)
     assert (source.name, source.most, source.context) == ("m.gguf", 3, 512)
     assert source.token_ids
-    assert not source.streams
+    assert not source.dialect.streams
     assert server.paths == ["/completion"]
 
 
@@ -117,8 +117,7 @@ def test_trees_are_those_of_the_model_here(codec, far, generator_folder, options
 def test_one_that_says_too_little_is_asked_as_all_others_are(codec, source_of, props, start):
     with llama_server(codec, props=props, start=start) as server:
         source = source_of(server)
-    assert source.native is None
-    assert (source.most, source.streams, source.context) == (1, True, None)
+    assert (source.most, source.dialect.streams, source.context) == (1, True, None)
     assert server.paths[-1] == "/v1/completions"
 
 

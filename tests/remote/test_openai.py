@@ -42,8 +42,8 @@ def test_it_finds_out_what_a_server_understands(
 ):
     with speaking(codec, **server) as running:
         source = source_of(running)
-    assert (source.ids, source.extras) == (ids, extras)
-    assert (source.token_ids, source.streams) == (token_ids, streams)
+    assert (source.dialect.ids, source.dialect.extras) == (ids, extras)
+    assert (source.token_ids, source.dialect.streams) == (token_ids, streams)
 
 
 def test_a_question_says_what_was_asked_and_nothing_else(codec, source_of):

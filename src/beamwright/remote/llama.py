@@ -10,7 +10,7 @@ character. With `ignore_eos` it never draws the end, where others draw it and go
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,7 +19,6 @@ from beamwright.remote.writer import Continuation, PromptRequest, Reply
 
 OWNER = "llamacpp"  # of its models in `/v1/models`
 CROWDED = "Context size has been exceeded"  # by all slots together, where they share one KV cache
-TOKEN_BYTES = 2048  # of JSON, most per token: it says each of them twice, and byte by byte
 _ENDS: Mapping[object, Literal["stop", "eos", "length"]] = {
     "word": "stop",
     "eos": "eos",
@@ -33,20 +32,26 @@ _FIELDS = (
 
 @dataclass(frozen=True)
 class LlamaServer:
-    """most: texts for one prompt, of which each takes one of its slots. context: tokens of a slot;
-    None: not said."""
+    """A `Dialect`: of texts for one prompt, each takes one of the server's slots.
 
+    context: tokens of a slot; None: not said.
+    """
+
+    path: str
     most: int
     context: int | None
+    token_ids: bool = True
+    streams: bool = False
+    token_bytes: int = 2048  # it says each token twice, and byte by byte
 
     @classmethod
-    def of(cls, props: Any) -> LlamaServer:
+    def of(cls, url: str, props: Any) -> LlamaServer:
         """As its `/props` say."""
         context = count_of(props, "default_generation_settings", "n_ctx")
-        return cls(count_of(props, "total_slots") or 1, context or None)
+        return cls(f"{url}/completion", count_of(props, "total_slots") or 1, context or None)
 
     def body(self, model: str, prompt: PromptRequest) -> dict[str, Any]:
-        """The request. model: which, where it has several."""
+        """See `Dialect`."""
         sampling = prompt.sampling
         return {
             "model": model,
@@ -66,14 +71,15 @@ class LlamaServer:
             **{"cache_prompt": True, "stream": False, "response_fields": _FIELDS},
         }
 
-
-def reply_of(key: Hashable, answer: Any) -> Reply:
-    """The texts of a whole reply; raises KeyError, TypeError or ValueError for what is none."""
-    texts = sorted(answer if isinstance(answer, list) else [answer], key=lambda t: int(t["index"]))
-    first = texts[0]
-    cached = count_of(first, "timings", "cache_n")  # `tokens_cached` counts what it will have
-    read = count_of(first, "tokens_evaluated")
-    return Reply(key, [_written(text) for text in texts], read, cached)
+    def reply_of(self, key: Hashable, answer: Any, stops: Sequence[str]) -> Reply:
+        """See `Dialect`."""
+        del stops  # it says which
+        every = answer if isinstance(answer, list) else [answer]
+        texts = sorted(every, key=lambda text: int(text["index"]))
+        first = texts[0]
+        cached = count_of(first, "timings", "cache_n")  # `tokens_cached` counts what it will have
+        read = count_of(first, "tokens_evaluated")
+        return Reply(key, [_written(text) for text in texts], read, cached)
 
 
 def _written(said: Mapping[str, Any]) -> Continuation:

@@ -1,9 +1,4 @@
-"""OpenAISource: texts from an OpenAI-compatible server, by `/v1/completions`.
-
-The protocol does not say whether a prompt may be token ids, whether those that were drawn come
-back, and above all which of two ways a text has ended: at a stop string or at the end of the reply.
-vLLM, SGLang and Beamwright say so, each in a field of its own, llama-server in a protocol of its
-own (`llama`); so the server is asked at the start.
+"""OpenAISource: texts from an OpenAI-compatible server, in the richest dialect it understands.
 
 Requests run in an event loop on a thread of its own, each on a connection that is closed where
 nobody wants its text any more: servers take that for giving up. Replies are bounded in bytes and
@@ -20,7 +15,7 @@ from collections.abc import AsyncIterator, Coroutine, Hashable, Mapping, Sequenc
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
-from itertools import count
+from itertools import count, product
 from queue import Empty, SimpleQueue
 from typing import Any, Literal
 from urllib.parse import quote
@@ -30,7 +25,8 @@ import httpx
 from beamwright.errors import BeamwrightError, InputError, UnavailableError
 from beamwright.models.tokenizer import TextCodec
 from beamwright.remote import llama
-from beamwright.remote.values import bounded, count_of, ids_of, logprobs_of, text_of
+from beamwright.remote.completions import STOP_FIELDS, Completions, Dialect, end_of, logprobs_in
+from beamwright.remote.values import bounded, count_of, text_of
 from beamwright.remote.writer import Continuation, PromptRequest, Reply
 from beamwright.sections import SamplingSettings
 
@@ -41,7 +37,7 @@ _CONNECT_S, _KEPT_S = 10.0, 2.0  # servers hang up after five idle seconds
 _REPLY_S, _TOKEN_S = 600.0, 1.0  # a whole reply, with its wait in the server's queue
 _MODELS_S, _MODELS_BYTES = 30.0, 16 << 20
 _MOST_HANGS = 2
-_REPLY_BYTES, _TOKEN_BYTES, _PROMPT_BYTES = 64 << 10, 512, 16  # of JSON: in all, per token
+_REPLY_BYTES, _PROMPT_BYTES = 64 << 10, 16  # of JSON: in all, per token
 _EVENT_BYTES = 2048  # around a token that comes alone
 _ERROR_CHARS = 200
 _PROMPT = "The answer is"
@@ -49,8 +45,6 @@ _BROKEN = 500  # by the question, if it stays so
 _OURS = (401, 402, 403, 404)  # of the key, or of the model: no question will be answered
 _PASSING = (408, 409, 425, 429, 502, 503, 504)  # may go well the next time
 _MISUNDERSTOOD = (400, 404, 422, _BROKEN)  # llama-cpp-python says 500
-_MOST_STOPS = 4  # OpenAI's and vLLM's bound; others are found when the text is there
-_STOP_FIELDS = ("stop_reason", "matched_stop")  # vLLM's and Beamwright's; SGLang's
 
 
 class _Refused(Exception):
@@ -67,10 +61,6 @@ class OpenAISource:
     name: of the model there; "" for the only one. codec: of the model's tokenizer. key: that the
     server wants.
 
-    What it understands. ids: prompts are token ids, not texts. extras: fields that are not
-    OpenAI's. token_ids: they come back. streams: nothing shows that a stop string has ended a text,
-    which is therefore read as it is written, and left where the string is. native: llama-server.
-
     Raises:
         InputError: if nobody answers there, or has no such model.
     """
@@ -79,9 +69,8 @@ class OpenAISource:
         self._url, self._codec, self._key = url, codec, key
         self._root = url.removesuffix("/v1")
         self._option = f"--model openai:{url}#{name}".removesuffix("#")
-        self.native: llama.LlamaServer | None = None
+        self.dialect: Dialect = Completions()
         self._turn, self._is_crowded = asyncio.Lock(), False
-        self.ids = self.extras = self.token_ids = self.streams = False
         self._work: threading.Thread | None = None
         self._replies: SimpleQueue[Reply] = SimpleQueue()
         self._running: dict[Hashable, Future[None]] = {}
@@ -97,8 +86,7 @@ class OpenAISource:
             elif isinstance(error, TimeoutError):
                 why = "what answers there does not end"
             raise InputError(f"{self._option}: {why}") from error
-        # A text that is read as it is written is left at its stop, the others with it.
-        self.most = 1 if self.streams else self.native.most if self.native else None
+        self.most, self.token_ids = self.dialect.most, self.dialect.token_ids
 
     def ask(self, key: Hashable, prompt: PromptRequest) -> None:
         """See `TextSource`."""
@@ -156,13 +144,12 @@ class OpenAISource:
         wait_s = _FIRST_WAIT_S
         for tries in count(1):
             try:
-                if self.streams:
+                if self.dialect.streams:
                     reply = Reply(key, [await self._read(prompt)])
                 else:
                     async with self._turn if self._is_crowded else nullcontext():
                         answer = await self._completed(prompt)
-                    native = llama.reply_of(key, answer) if self.native else None
-                    reply = native or _reply_of(key, answer, prompt.stops)
+                    reply = self.dialect.reply_of(key, answer, prompt.stops)
                 self._replies.put(replace(reply, tries=tries))
                 return
             except Exception as error:  # whatever what it says does to who reads it
@@ -199,38 +186,9 @@ class OpenAISource:
         printable = "".join(char if char.isprintable() else " " for char in said)
         return " ".join(printable.split())[:_ERROR_CHARS]
 
-    def _body(self, prompt: PromptRequest) -> dict[str, Any]:
-        """The request, without what its sampling does not ask for: some refuse what they do not
-        know."""
-        sampling = prompt.sampling
-        stops = None if self.streams else list(prompt.stops[:_MOST_STOPS])
-        optional = {
-            "n": prompt.count if prompt.count > 1 else None,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-            "ignore_eos": prompt.ignore_eos or None,
-            "stop": stops or None,
-            "stream": self.streams or None,
-            "return_token_ids": self.extras or None,
-            "include_stop_str_in_output": self.extras or None,
-            "add_special_tokens": False if self.extras and not self.ids else None,
-        }
-        return {
-            "model": self.name,
-            "prompt": list(prompt.token_ids) if self.ids else prompt.text(),
-            "max_tokens": prompt.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "seed": prompt.seed,
-            "logprobs": 1,
-            **{name: value for name, value in optional.items() if value is not None},
-        }
-
     async def _completed(self, prompt: PromptRequest) -> Any:
         """A reply that comes as a whole."""
-        async with self._reply(
-            prompt, llama.TOKEN_BYTES if self.native else _TOKEN_BYTES
-        ) as chunks:
+        async with self._reply(prompt, self.dialect.token_bytes) as chunks:
             return json.loads(b"".join([chunk async for chunk in chunks]))
 
     async def _read(self, prompt: PromptRequest) -> Continuation:
@@ -241,9 +199,9 @@ class OpenAISource:
             async for event in _events(chunks):
                 for choice in event.get("choices") or ():
                     text += text_of(choice.get("text") or "")
-                    logprobs += _logprobs_of(choice)
+                    logprobs += logprobs_in(choice)
                     reason = choice.get("finish_reason")
-                    ended = ended if reason is None else _end_of(reason)
+                    ended = ended if reason is None else end_of(reason)
                 stops = [text.find(s) + len(s) for s in prompt.stops if s in text]
                 if stops:
                     text, ended = text[: min(stops)], "stop"
@@ -257,12 +215,8 @@ class OpenAISource:
     ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         """The bytes of a completion; some servers repeat the prompt's tokens with every text."""
         per_text = prompt.max_tokens * per_token + len(prompt.token_ids) * _PROMPT_BYTES
-        most, path = _REPLY_BYTES + prompt.count * per_text, "completions"
-        if self.native is None:
-            body = self._body(prompt)
-        else:
-            path, body = f"{self._root}/completion", self.native.body(self.name, prompt)
-        return self._bytes("POST", path, _reply_s(prompt), most, body)
+        most, body = _REPLY_BYTES + prompt.count * per_text, self.dialect.body(self.name, prompt)
+        return self._bytes("POST", self.dialect.path, _reply_s(prompt), most, body)
 
     @asynccontextmanager
     async def _bytes(
@@ -305,9 +259,10 @@ class OpenAISource:
         if models[name].get("owned_by") == llama.OWNER and await self._is_native():
             return
         refusals = []
-        for self.extras, self.ids in ((True, True), (True, False), (False, True), (False, False)):
+        for extras, ids in product((True, False), repeat=2):
+            self.dialect = Completions(ids=ids, extras=extras)
             try:
-                await self._learn()
+                self.dialect = await self._learnt(self.dialect)
                 return
             except _Refused as error:
                 if error.status not in _MISUNDERSTOOD:
@@ -325,33 +280,32 @@ class OpenAISource:
         try:
             # One that has several models loads this one.
             props = await self._told(f"{self._root}/props?model={quote(self.name)}", _REPLY_S)
-            self.native = llama.LlamaServer.of(props)
-            (written,) = llama.reply_of("", await self._completed(self._probe(()))).written
+            self.dialect = dialect = llama.LlamaServer.of(self._root, props)
+            answer = await self._completed(self._probe(()))
+            (written,) = dialect.reply_of("", answer, ()).written
         except (_Refused, KeyError, TypeError, ValueError) as error:
             if isinstance(error, _Refused) and error.status not in _MISUNDERSTOOD:
                 raise
-            self.native = None
             return False
         self._check_tokenizer(written.text, written.token_ids or ())
-        self.context, self.token_ids = self.context or self.native.context, True
+        self.context = self.context or dialect.context
         return True
 
-    async def _learn(self) -> None:
-        """What else is known of a way that it understands; raises _Refused if it does not."""
-        self.streams = False
+    async def _learnt(self, dialect: Completions) -> Completions:
+        """With what else it turns out to say; raises _Refused if it does not understand that."""
         choice = await self._sample(())
         text, token_ids = text_of(choice["text"]), choice.get("token_ids")
-        returns_ids = self.extras and token_ids is not None
+        returns_ids = dialect.extras and token_ids is not None
         if returns_ids:
             self._check_tokenizer(text, token_ids or ())
         shown = False
         if text.strip():
             stop = text.strip()[0]
             choice = await self._sample((stop,))
-            named = stop in [choice.get(name) for name in _STOP_FIELDS]
+            named = stop in [choice.get(name) for name in STOP_FIELDS]
             shown = named or str(choice.get("text", "")).endswith(stop)
         # Texts that are read as they are written are tokenised here.
-        self.token_ids, self.streams = returns_ids and shown, not shown
+        return replace(dialect, token_ids=returns_ids and shown, streams=not shown)
 
     def _check_tokenizer(self, text: str, token_ids: Sequence[int]) -> None:
         """Raises InputError if what the server wrote is not what its tokens are here."""
@@ -406,38 +360,3 @@ async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[Mapping[str, An
             if "error" in event:
                 raise _Refused(_BROKEN, str(event["error"]))
             yield event
-
-
-def _reply_of(key: Hashable, answer: Mapping[str, Any], stops: Sequence[str]) -> Reply:
-    """The texts of a whole reply; raises KeyError, TypeError or ValueError for what is none."""
-    choices = sorted(answer["choices"], key=lambda choice: int(choice.get("index", 0)))
-    if not choices:
-        raise ValueError("it has no choices")
-    read = count_of(answer, "usage", "prompt_tokens")
-    cached = count_of(answer, "usage", "prompt_tokens_details", "cached_tokens")
-    return Reply(key, [_written(choice, stops) for choice in choices], read, cached)
-
-
-def _written(choice: Mapping[str, Any], stops: Sequence[str]) -> Continuation:
-    text, ended = text_of(choice["text"]), _end_of(choice.get("finish_reason"))
-    named = [value for name in _STOP_FIELDS if isinstance(value := choice.get(name), str)]
-    if ended != "length" and (named or text.endswith(tuple(stops))):
-        ended = "stop"
-        if named and not text.endswith(named[0]):
-            text += text_of(named[0])
-    ids = choice.get("token_ids")
-    return Continuation(text, None if ids is None else ids_of(ids), _logprobs_of(choice), ended)
-
-
-def _logprobs_of(choice: Mapping[str, Any]) -> tuple[float, ...]:
-    """Of the tokens of a choice, or of a piece of one; raises ValueError for what is no number."""
-    return logprobs_of((choice.get("logprobs") or {}).get("token_logprobs") or ())
-
-
-def _end_of(reason: object) -> Literal["stop", "eos", "length"]:
-    """What a `finish_reason` means where no stop string is to be seen; raises ConnectionError."""
-    if reason == "length":
-        return "length"
-    if reason in ("stop", "eos", "eos_token", "stop_sequence"):
-        return "eos"
-    raise ConnectionAbortedError(f"a text ended for the reason {reason!r}")
