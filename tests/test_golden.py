@@ -11,7 +11,8 @@ CASES = [(name, case) for name, (cases, _) in golden.GOLDENS.items() for case in
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_it_is_as_pinned(name, case):
     _, find = golden.GOLDENS[name]
-    found = list(golden.differences(find(case), golden.pinned(name)[case]))
+    pinned, tolerance = golden.pinned(name)[case], golden.tolerance_of(name)
+    found = list(golden.differences(find(case), pinned, **tolerance))
     assert not found, "if that is meant, run: python tests/golden.py\n" + "\n".join(found)
 
 
