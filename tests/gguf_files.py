@@ -7,7 +7,7 @@ import struct
 
 import torch
 
-from beamwright.models.formats.described import hugging_face, theirs
+from beamwright.models.formats.described import Names
 from beamwright.models.formats.header import BLOCKS
 
 HALVES = {2: (0,), 3: (0, 2), 6: (0,), 7: (0, 2), 8: (0,), 10: (80, 82), 11: (108,), 12: (0, 2),
@@ -75,6 +75,7 @@ def metadata_of(folder, kind):
     vocab = {**tokenizer["model"]["vocab"]}
     tokens = sorted(vocab, key=vocab.get)
     tokens += [f"[PAD{number}]" for number in range(len(tokens), config["vocab_size"])]
+    rope = config["rope_parameters"]
     special = {token["content"] for token in tokenizer["added_tokens"]}
     sizes = {
         "context_length": config["max_position_embeddings"],
@@ -86,7 +87,7 @@ def metadata_of(folder, kind):
         "attention.key_length": config.get("head_dim")
         or config["hidden_size"] // config["num_attention_heads"],
         "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
-        "rope.freq_base": float(config["rope_parameters"]["rope_theta"]),
+        "rope.freq_base": float(rope.get("full_attention", rope)["rope_theta"]),
     }
     return {
         "general.architecture": kind,
@@ -109,13 +110,13 @@ def tensors_of(model, kind, types):
     "*" for all projections. Others are F32.
     """
     heads = {"attn_q": model.config.num_attention_heads, "attn_k": model.config.num_key_value_heads}
-    tensors, changed = {}, {}
+    tensors, changed, names = {}, {}, Names(kind)
     for number, (name, weight) in enumerate(model.state_dict().items()):
         if weight.dim() == 3:
             changed[name] = _experts(tensors, name, weight, KINDS[types["*"]], number)
             continue
-        called, _ = theirs(name)
-        assert hugging_face(called, 1) == [name]
+        called, _ = names.theirs(name)
+        assert names.hugging_face(called, 1) == [name]
         if called == "output.weight" and model.config.tie_word_embeddings:
             continue
         part = called.split(".")[-2]
@@ -133,6 +134,8 @@ def tensors_of(model, kind, types):
             tensors[called] = KINDS[of_blocks], tuple(weight.shape), blocks.numpy().tobytes()
             continue
         stored = permuted(weight, count) if count else weight
+        if kind.startswith("gemma") and name.endswith("norm.weight"):
+            stored = weight + 1
         tensors[called] = 0, tuple(weight.shape), stored.contiguous().numpy().tobytes()
     return tensors, changed
 

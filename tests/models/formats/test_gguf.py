@@ -2,7 +2,13 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    AutoConfig,
+    LlamaConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 from transformers.integrations.gguf.dequant import dequantize
 
 import fakes
@@ -97,6 +103,33 @@ def test_a_file_is_the_model_that_it_was_made_of(write, kind):
     path, _, model = write(kind, {})
     assert differs(path, model) < 2e-5
     assert read_shape(path, None).packed is not None
+
+
+@pytest.mark.usefixtures("unpacked")
+@pytest.mark.parametrize("kind", ["gemma", "gemma2", "gemma3"])
+def test_norms_windows_and_caps_of_gemma_are_read(tmp_path, kind):
+    fakes.write_tokenizer(tmp_path)
+    fields = {} if kind == "gemma" else {"sliding_window": 16, "query_pre_attn_scalar": 64}
+    if kind == "gemma2":
+        fields |= {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+    model_type = "gemma3_text" if kind == "gemma3" else kind
+    config = AutoConfig.for_model(model_type, **WIDE | fields, head_dim=64, rms_norm_eps=1e-6)
+    model, path = fakes.write_checkpoint(tmp_path, config), tmp_path / f"{kind}.gguf"
+    named = {
+        f"{kind}.{name}": value
+        for name, value in {
+            "attention.sliding_window": fields.get("sliding_window"),
+            "attn_logit_softcapping": fields.get("attn_logit_softcapping"),
+            "final_logit_softcapping": fields.get("final_logit_softcapping"),
+        }.items()
+        if value is not None
+    }
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("norm.weight"):
+                weight.normal_(std=0.3)
+    gguf_files.write_model(path, tmp_path, model, kind, {"*": "Q8_0"}, **named)
+    assert differs(path, model) < 5e-5
 
 
 @pytest.mark.usefixtures("unpacked")

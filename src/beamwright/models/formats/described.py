@@ -19,7 +19,9 @@ from beamwright.models.formats.methods import GGUF, quantisation
 _MODELS = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3",
     "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe",
+    "gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3_text",
 }  # fmt: skip
+_UNUSUAL_SCALE = {"gemma2": 46, "gemma3": 62}  # by its layers, as llama.cpp knows them: of 27 B
 _KEYS = {
     "context_length": "max_position_embeddings", "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size",
@@ -29,6 +31,8 @@ _KEYS = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
 }  # fmt: skip
 _NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER_NAMES = {
@@ -40,7 +44,10 @@ _LAYER_NAMES = {
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj", "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj", "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }  # fmt: skip
-_OURS = {ours: called for called, ours in (_NAMES | _LAYER_NAMES).items()}
+_AROUND = {
+    "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}  # fmt: skip
 _IN_LAYER = re.compile(r"model\.layers\.(\d{1,4})\.(.+)\.(weight|bias)")
 _EXPERT = re.compile(r"mlp\.experts\.(\d{1,5})\.(gate|up|down)_proj")
 _EXPERTS = re.compile(r"ffn_(gate|up|down)_exps")
@@ -66,28 +73,35 @@ def shards(file: Path) -> list[Path]:
     return found
 
 
-def theirs(name: str) -> tuple[str, int | None]:
-    """What GGUF calls a tensor, and which expert of it is meant."""
-    match = _IN_LAYER.fullmatch(name)
-    if match is None:
+class Names:
+    """What tensors of one architecture are called; lifted: norms are stored with 1 added."""
+
+    def __init__(self, kind: object) -> None:
+        self.lifted = str(kind).startswith("gemma")
+        self._layers = _LAYER_NAMES | (_AROUND if self.lifted and kind != "gemma" else {})
+        self._ours = {ours: called for called, ours in (_NAMES | self._layers).items()}
+
+    def theirs(self, name: str) -> tuple[str, int | None]:
+        """What GGUF calls a tensor, and which expert of it is meant."""
+        match = _IN_LAYER.fullmatch(name)
+        if match is None:
+            stem, _, part = name.rpartition(".")
+            return f"{self._ours.get(stem)}.{part}", None
+        layer, stem, part = match.groups()
+        if (expert := _EXPERT.fullmatch(stem)) is not None:
+            return f"blk.{layer}.ffn_{expert[2]}_exps.{part}", int(expert[1])
+        return f"blk.{layer}.{self._ours.get(stem)}.{part}", None
+
+    def hugging_face(self, name: str, count: int) -> list[str]:
+        """A tensor's names in a checkpoint of `transformers`: one, one per expert, or none."""
         stem, _, part = name.rpartition(".")
-        return f"{_OURS.get(stem)}.{part}", None
-    layer, stem, part = match.groups()
-    if (expert := _EXPERT.fullmatch(stem)) is not None:
-        return f"blk.{layer}.ffn_{expert[2]}_exps.{part}", int(expert[1])
-    return f"blk.{layer}.{_OURS.get(stem)}.{part}", None
-
-
-def hugging_face(name: str, count: int) -> list[str]:
-    """A tensor's names in a checkpoint of `transformers`: one, one per expert, or none."""
-    stem, _, part = name.rpartition(".")
-    if stem in _NAMES:
-        return [f"{_NAMES[stem]}.{part}"]
-    _, layer, called = [*stem.split(".", 2), "", ""][:3]
-    if (match := _EXPERTS.fullmatch(called)) is not None:
-        at = f"model.layers.{layer}.mlp.experts"
-        return [f"{at}.{expert}.{match[1]}_proj.{part}" for expert in range(count)]
-    return [f"model.layers.{layer}.{_LAYER_NAMES[called]}.{part}"] if called in _LAYER_NAMES else []
+        if stem in _NAMES:
+            return [f"{_NAMES[stem]}.{part}"]
+        _, layer, called = [*stem.split(".", 2), "", ""][:3]
+        at = f"model.layers.{layer}"
+        if (match := _EXPERTS.fullmatch(called)) is not None:
+            return [f"{at}.mlp.experts.{one}.{match[1]}_proj.{part}" for one in range(count)]
+        return [f"{at}.{self._layers[called]}.{part}"] if called in self._layers else []
 
 
 def permuted_heads(metadata: dict[str, Any]) -> dict[str, int]:
@@ -121,16 +135,30 @@ def read_config(file: Path) -> dict[str, Any]:
     if kind == "llama" and "head_dim" not in config:
         config["head_dim"] = metadata.get("llama.rope.dimension_count")
     ids = (metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot"))
-    windowed = "llama.attention.sliding_window" in metadata
+    window = metadata.get(f"{kind}.attention.sliding_window")
+    rope = _rope(shards(file)[0], headers[0], f"{kind}.rope.")
+    if kind in _UNUSUAL_SCALE:
+        unusual = config.get("num_hidden_layers") == _UNUSUAL_SCALE[kind]
+        config["query_pre_attn_scalar"] = (
+            config["hidden_size"] // config["num_attention_heads"]
+            if unusual
+            else config["head_dim"]
+        )
+    if kind == "gemma3":
+        near = metadata.get("gemma3.rope.freq_base_swa", 10_000.0)
+        rope = {
+            "full_attention": rope,
+            "sliding_attention": {"rope_type": "default", "rope_theta": near},
+        }
     in_blocks = any(place.kind in KEPT for place in tensors.values())
     return config | {
-        "model_type": "mistral" if windowed else _MODELS[kind],
+        "model_type": "mistral" if window and kind == "llama" else _MODELS[kind],
         "vocab_size": tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": "blk.0.attn_output.bias" in tensors,
         "norm_topk_prob": kind == "qwen3moe",
-        "sliding_window": metadata.get("llama.attention.sliding_window"),
-        "rope_parameters": _rope(shards(file)[0], headers[0], f"{kind}.rope."),
+        "sliding_window": window if kind in ("llama", *_UNUSUAL_SCALE) else None,
+        "rope_parameters": rope,
         "eos_token_id": sorted({each for each in ids if type(each) is int}),
         "dtype": "bfloat16" if in_blocks else "float32",
     }

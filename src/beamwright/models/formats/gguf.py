@@ -14,7 +14,7 @@ import torch
 
 from beamwright.errors import InputError
 from beamwright.models.formats.blocks import PARTS
-from beamwright.models.formats.described import hugging_face, permuted_heads, shards, theirs
+from beamwright.models.formats.described import Names, permuted_heads, shards
 from beamwright.models.formats.header import BLOCKS, Place, read_header
 from beamwright.models.grouped import GroupedLinear
 
@@ -30,12 +30,16 @@ class GgufWeights:
         self._where = {
             name: (shard, place) for shard, each in headers for name, place in each.tensors.items()
         }
-        self._heads = permuted_heads(headers[0][1].metadata)
+        metadata = headers[0][1].metadata
+        self._heads = permuted_heads(metadata)
+        self._names = Names(metadata.get("general.architecture"))
 
     def names(self) -> list[str]:
         """Of all tensors whose meaning is known; one of each expert."""
         named = ((name, place) for name, (_, place) in self._where.items())
-        return [ours for name, place in named for ours in hugging_face(name, place.shape[0])]
+        return [
+            ours for name, place in named for ours in self._names.hugging_face(name, place.shape[0])
+        ]
 
     def tensor(self, name: str) -> torch.Tensor | None:
         """In float32 where the file has it in blocks."""
@@ -49,6 +53,8 @@ class GgufWeights:
             whole[at : at + values.numel()] = values.flatten()
             at += values.numel()
         whole = whole.view(place.shape)
+        if self._names.lifted and name.endswith("norm.weight"):
+            whole -= 1
         return whole if order is None else whole[order]
 
     def linear(self, name: str) -> GroupedLinear | None:
@@ -67,7 +73,7 @@ class GgufWeights:
 
     def _find(self, name: str) -> tuple[Path, Place, torch.Tensor | None] | None:
         """A tensor's file, place, and in which order its rows are wanted."""
-        called, expert = theirs(name)
+        called, expert = self._names.theirs(name)
         if called not in self._where:
             return None
         file, place = self._where[called]
