@@ -115,7 +115,7 @@ def paths(found: Found) -> str:
 
 
 def frontier(found: Found) -> str:
-    """The fastest engine's seconds over ours, a line for each search."""
+    """A line for each search: the floor, and the fastest engine's seconds over ours."""
     cells = {(line["search"], line["percent"]): line for line in found["lines"]}
     rows = []
     for search in dict.fromkeys(search for search, _ in cells):
@@ -125,8 +125,63 @@ def frontier(found: Found) -> str:
             row |= {
                 f"{share}, GiB": f"{line['gib']:.2f}" if line else "",
                 f"ours, s, {share}": f"{line['ours_s']:.1f}" if line else "no fit",
+                f"over the floor, {share}": f"{line['over_floor']:.2f}" if line else "",
                 f"best engine, {share}": f"{line['once']:.2f}" if line else "",
                 f"by row, {share}": f"{line['by_row']:.2f}" if line else "",
             }
         rows.append(row)
     return table(rows, list(rows[0]))
+
+
+def frontier_shares(found: Found) -> str:
+    """The same by share of the KV: least to most, and in brackets the geometric mean."""
+
+    def span(of: Mapping[str, float]) -> str:
+        return f"{of['least']:.2f}-{of['most']:.2f} ({of['mean']:.2f})"
+
+    rows = [
+        {
+            "KV": percent,
+            "searches that fit": str(share["searches"]),
+            "GiB": f"{share['gib']['least']:.2f}-{share['gib']['most']:.1f}",
+            "best engine": span(share["once"]),
+            "by row": span(share["by_row"]),
+            "ours over the floor": span(share["over_floor"]),
+        }
+        for percent, share in found["shares"].items()
+    ]
+    return table(rows, list(rows[0]))
+
+
+def frontier_levers(found: Found) -> str:
+    """What levers give at a quarter of the KV, and who is ahead where both sides have them."""
+    own, theirs = (found[name]["accepted"] for name in ("drafts", "rivals_drafts"))
+    rows = []
+    for lever, share in found["shares"]["25 %"]["levers"].items():
+        row: Row = {"both sides with": lever}
+        for heading, name in (
+            ("ours is faster by", "gain"),
+            ("best engine", "once"),
+            ("by row", "by_row"),
+        ):
+            span = share[name]
+            row[heading] = f"{span['least']:.2f}-{span['most']:.2f} ({span['mean']:.2f})"
+        rows.append(row)
+    said = f"Drafts: {own} tokens accepted per row and pass here, {theirs} by the others."
+    return f"{said}\n\n{table(rows, list(rows[0]))}"
+
+
+def frontier_sentence(found: Found) -> str:
+    """What README says of memory that is short."""
+    share = found["shares"]["25 %"]
+
+    def span(of: Mapping[str, float]) -> str:
+        return f"{of['least']:.2f} to {of['most']:.2f} of our time, {of['mean']:.2f} in the mean"
+
+    return (
+        "Where KV is short it is another matter. Simulated for an RTX 4090 with a quarter of the "
+        f"KV that a search takes,\n{share['searches']} searches: the fastest engine by vLLM's and "
+        f"SGLang's rules needs {span(share['once'])},\nif it reads shared KV once, as we do; "
+        f"row by row, as those engines read by default,\n{span(share['by_row'])}. "
+        "Below 1 it is faster than we are."
+    )

@@ -103,10 +103,11 @@ def _shared_speedup(found: Found) -> Judged:
 
 
 def _fair(found: Found) -> Judged:
-    quarter, tenth = found["shares"]["25 %"]["once"], found["shares"]["10 %"]["once"]
+    quarter, tenth = (found["shares"][each]["once"] for each in ("25 %", "10 %"))
     said = (
-        f"they need {quarter[0]:.2f} to {quarter[1]:.2f} of our time with a quarter of the KV, "
-        f"{tenth[0]:.2f} to {tenth[1]:.2f} with a tenth (below 1 they are faster)"
+        f"they need {quarter['least']:.2f} to {quarter['most']:.2f} of our time with a quarter of "
+        f"the KV, {tenth['least']:.2f} to {tenth['most']:.2f} with a tenth (below 1 they are "
+        "faster)"
     )
     return said, "beyond the paper"
 

@@ -7,7 +7,7 @@ copy reads the sum of the paths (`Layout.DENSE`), otherwise their union (`Layout
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
@@ -31,6 +31,15 @@ class Work:
     def alone(cls, seconds: float) -> Work:
         """Work that lets nothing run beside it."""
         return cls(seconds, seconds, seconds)
+
+
+CAPTURED_LAUNCH_S = 1e-6
+"""Assumed: what a kernel of a captured graph waits for the one before it."""
+
+
+def captured(hardware: HardwareProfile) -> HardwareProfile:
+    """The machine with passes that are replayed as graphs, in place of operators one by one."""
+    return replace(hardware, launch_s=min(hardware.launch_s, CAPTURED_LAUNCH_S))
 
 
 class DeviceCosts(Protocol):
@@ -117,3 +126,49 @@ class RooflineCosts:
             seconds += max(memory, compute) + launch
             memory_s, compute_s = memory_s + memory, compute_s + compute
         return Work(seconds, memory_s, compute_s)
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """Tokens guessed and checked, in the mean of a row and pass: an input, not an outcome.
+
+    accepted: as the row would have drawn them; drafted: forwarded besides the row's own.
+    """
+
+    accepted: float
+    drafted: float
+
+
+_SHARES = (0.25, 0.5, 0.75, 1.0)
+"""Of the rows, those that get drafts, where arithmetic has no room for all."""
+
+
+@dataclass(frozen=True)
+class DraftedCosts(RooflineCosts):
+    """The same with drafts, wherever they pay: a token then takes a part of a longer pass.
+
+    Fluid: every row gets the mean in every pass, and of a step's last pass only what it needs.
+    """
+
+    drafts: Drafts
+
+    def tokens(
+        self, num_rows: int, read_tokens: int, seen_tokens: int, grow: int, count: int
+    ) -> Work:
+        plain = super().tokens(num_rows, read_tokens, seen_tokens, grow, count)
+        drafted = (
+            self._drafted(share, num_rows, read_tokens, seen_tokens, grow, count)
+            for share in _SHARES
+        )
+        return min((plain, *drafted), key=lambda work: work.seconds)
+
+    def _drafted(
+        self, share: float, num_rows: int, read_tokens: int, seen_tokens: int, grow: int, count: int
+    ) -> Work:
+        """With drafts for a share of the rows."""
+        rows = 1 + share * self.drafts.drafted
+        work = super().tokens(
+            round(num_rows * rows), read_tokens, round(seen_tokens * rows), grow, count
+        )
+        drawn = 1 + share * self.drafts.accepted
+        return Work(work.seconds / drawn, work.memory_s / drawn, work.compute_s / drawn)

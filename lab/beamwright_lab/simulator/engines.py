@@ -15,7 +15,7 @@ from types import MappingProxyType
 from beamwright.counters import Progress
 from beamwright.errors import CapacityError
 from beamwright.kv.link import Transfer
-from beamwright.plan.costs import Layout, ModelCosts
+from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.machines import HardwareProfile
 from beamwright.protocols import Direction
 from beamwright.tree import RecordedTree
@@ -23,7 +23,7 @@ from beamwright_lab.rivals.requests import Iteration, RequestEngine, StepRequest
 from beamwright_lab.rivals.sglang import AdmissionForesight, SglangEngine, WritePolicy
 from beamwright_lab.rivals.vllm import StepEngine, VllmEngine
 from beamwright_lab.simulator.clock import VirtualClock
-from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright_lab.simulator.costs import DraftedCosts, Drafts, RooflineCosts
 from beamwright_lab.simulator.link import VirtualLink
 
 Rounds = list[list[StepRequest]]
@@ -113,12 +113,20 @@ class EngineResult:
 
 @dataclass(frozen=True)
 class EngineCase:
-    """A search on a machine, for engines."""
+    """A search on a machine, for engines. drafts: of vLLM's and SGLang's n-gram methods."""
 
     tree: RecordedTree
     model: ModelCosts
     hardware: HardwareProfile
     kv_budget_bytes: int
+    drafts: Drafts | None = None
+
+    @property
+    def costs(self) -> RooflineCosts:
+        roofline = Roofline(self.model, self.hardware)
+        if self.drafts is None:
+            return RooflineCosts(roofline, Layout.TREE)
+        return DraftedCosts(roofline, Layout.TREE, self.drafts)
 
 
 def simulate_engine(
@@ -139,7 +147,7 @@ def simulate_engine(
     if needed > case.kv_budget_bytes:
         free = case.kv_budget_bytes
         raise CapacityError("the longest path", needed, free, free)
-    costs = RooflineCosts.of(case.model, case.hardware, Layout.TREE)
+    costs = case.costs
     by_row, once = EngineMeter(costs, reads_once=False), EngineMeter(costs, reads_once=True)
     for meters in ([by_row], [once]) if rules.waits else ([by_row, once],):
         fresh = requests_by_round(case.tree.prompt_tokens, case.tree.nodes)
@@ -247,9 +255,17 @@ class EngineMeter:
             by_row += request.computed + tokens
             seen += tokens * request.computed + tokens * (tokens + 1) // 2
         read = iteration.distinct_tokens if self._once else by_row
-        if iteration.passes == 1:
-            return self._costs.prefill(new, read, seen).seconds
-        return self._costs.tokens(new, read, seen, new, iteration.passes).seconds
+        if len(iteration.rows) == new:
+            return self._costs.tokens(new, read, seen, new, iteration.passes).seconds
+        return self._costs.prefill(new, read, seen).seconds - self._spared_s(iteration, read)
+
+    def _spared_s(self, iteration: Iteration, read: int) -> float:
+        """What drafts of the rows that decode beside a prefill spare of their passes."""
+        seen = [request.computed + 1 for request, tokens in iteration.rows if tokens == 1]
+        if not seen:
+            return 0.0
+        alone = self._costs.prefill(len(seen), read, sum(seen)).seconds
+        return alone - self._costs.tokens(len(seen), read, sum(seen), len(seen), 1).seconds
 
     def result(self, num_steps: int) -> EngineResult:
         """What was measured; num_steps: of the whole tree."""

@@ -1,0 +1,145 @@
+"""The searches of the frontier, and what may be done otherwise than by default: levers.
+
+Made-up searches have steps of one length, or lognormal ones ("about"); "recorded" is the bundled
+pair's own search, replayed at the costs of larger models.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from beamwright.cli.demo import PROBLEM
+from beamwright.models.shape import shape_from_text
+from beamwright.plan.costs import Layout, ModelCosts, Roofline
+from beamwright.plan.machines import find_profile
+from beamwright.sections import ScheduleSettings, StepSettings
+from beamwright.tree import RecordedTree
+from beamwright.tree.recorded import read_recorded, write_recorded
+from beamwright_lab.common import RESULTS, say
+from beamwright_lab.simulator.bench import Simulation
+from beamwright_lab.simulator.costs import DraftedCosts, Drafts, RooflineCosts, captured
+from beamwright_lab.simulator.engines import EngineCase, EngineResult, simulate_engine
+from beamwright_lab.simulator.run import SimulationResult, simulate
+from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
+
+PROMPT_TOKENS = 128
+LEAST_TOKENS, LEAST_ROUNDS = 320, 4
+SHAPES = {"MHA": "opt-6.7b", "GQA": "llama-3.1-8b"}
+
+_WEIGHT_BYTES, _KV_BYTES = 2, 2
+_SCALE_BYTES = 2  # of KV in 8 bits, for each token and head, of keys and of values
+
+OWN_DRAFTS = Drafts(0.49, 1.7)
+"""Measured on the bundled pair (n = 16): from the tree, siblings that are being written included;
+a suffix of at least two tokens, at most four drafts."""
+RIVALS_DRAFTS = Drafts(0.33, 1.7)
+"""The same from complete requests alone, which vLLM's suffix cache takes."""
+
+
+@dataclass(frozen=True)
+class Lever:
+    """What is done otherwise, here and by rivals alike."""
+
+    graphs: bool = False
+    kv8: bool = False
+    drafts: bool = False
+
+
+LEVERS: Mapping[str, Lever] = {
+    "": Lever(),
+    "graphs": Lever(graphs=True),
+    "8-bit KV": Lever(kv8=True),
+    "drafts": Lever(drafts=True),
+    "8-bit KV, drafts": Lever(kv8=True, drafts=True),
+}
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search on a card. steps: what its steps are called; step: what a schedule knows of them."""
+
+    shape: str
+    n: int
+    steps: str
+    gpu: str
+    tree: RecordedTree
+    step: StepSettings
+
+    @property
+    def name(self) -> str:
+        return f"{self.shape}, n = {self.n}, {self.steps}"
+
+    def roofline(self, lever: Lever) -> Roofline:
+        """The model on the card."""
+        model = ModelCosts.of(shape_from_text(SHAPES[self.shape]), _WEIGHT_BYTES)
+        if lever.kv8:
+            values = model.head_dim * _KV_BYTES
+            size = model.kv_bytes_per_token * (model.head_dim + _SCALE_BYTES) // values
+            model = replace(model, kv_bytes_per_token=size)
+        card = find_profile(self.gpu)
+        return Roofline(model, captured(card) if lever.graphs else card)
+
+    def simulate(self, kv_bytes: int, options: Mapping[str, Any], lever: Lever) -> SimulationResult:
+        """The search here."""
+        roofline = self.roofline(lever)
+        costs = RooflineCosts(roofline, Layout.TREE)
+        if lever.drafts:
+            costs = DraftedCosts(roofline, Layout.TREE, OWN_DRAFTS)
+        schedule = ScheduleSettings.model_validate(options)
+        return simulate(Simulation(self.tree, roofline.model, costs, kv_bytes, schedule, self.step))
+
+    def on_engine(
+        self, kv_bytes: int, engine: str, lever: Lever
+    ) -> tuple[EngineResult, EngineResult]:
+        """The search by an engine's rules: KV read by row, and once."""
+        roofline = self.roofline(lever)
+        drafts = RIVALS_DRAFTS if lever.drafts else None
+        return simulate_engine(
+            EngineCase(self.tree, roofline.model, roofline.hardware, kv_bytes, drafts), engine
+        )
+
+
+def searches(args: argparse.Namespace) -> Iterator[Search]:
+    """What the options ask for."""
+
+    def tree_of(n: int, step: int, sigma: float) -> RecordedTree:
+        tokens = args.generate or max(LEAST_TOKENS, LEAST_ROUNDS * step)
+        return grow(SyntheticSearch(n, args.width, PROMPT_TOKENS, tokens, step, step_sigma=sigma))
+
+    trees: dict[tuple[int, str], tuple[RecordedTree, int | None]] = {}
+    for n in args.n:
+        for step in args.steps:
+            trees[n, f"{step}"] = tree_of(n, step, 0.0), step
+        for step in args.about:
+            trees[n, f"about {step}"] = tree_of(n, step, args.spread), None
+        if args.recorded:
+            trees[n, "recorded"] = _recorded(n, args.width), None
+    for shape, ((n, steps), (tree, exactly)) in product(args.shapes, trees.items()):
+        most = max(node.tokens for node in tree.nodes)
+        limits = StepSettings(step_tokens=exactly, max_step_tokens=most, max_tokens=_longest(tree))
+        yield Search(shape, n, steps, args.gpu, tree, limits)
+
+
+def _recorded(n: int, width: int) -> RecordedTree:
+    """The bundled pair's search on the demo's problem; kept, as every run of it is the same."""
+    file = RESULTS / f"frontier-tree-{n}-{width}.json"
+    if not file.exists():
+        from beamwright import Solver
+
+        say(f"recording a search, n = {n}")
+        solver = Solver(model="bundled", verifier="bundled", search="beam", n=n, width=width)
+        file.parent.mkdir(exist_ok=True)
+        write_recorded(solver.solve(PROBLEM).tree, file)
+    return read_recorded(file)
+
+
+def _longest(tree: RecordedTree) -> int:
+    """Tokens of the longest path behind the prompt."""
+    ends: dict[tuple[int, ...], int] = {(): 0}
+    for node in tree.nodes:
+        ends[node.lineage] = ends[node.lineage[:-1]] + node.tokens
+    return max(ends.values())
