@@ -60,6 +60,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "paths": lambda: _whole(tables.paths, "peers-paths"),
     "frontier": lambda: _whole(tables.frontier, "frontier"),
     "frontier-shares": lambda: tables.frontier_shares(read("frontier")),
+    "frontier-batching": lambda: tables.frontier_batching(read("frontier")),
     "frontier-levers": lambda: tables.frontier_levers(read("frontier")),
     "frontier-sentence": lambda: tables.frontier_sentence(read("frontier")),
     "pairs": lambda: pairs.block(read("pairs")),

@@ -133,40 +133,52 @@ def frontier(found: Found) -> str:
     return table(rows, list(rows[0]))
 
 
+def _span(of: Mapping[str, float]) -> str:
+    """Least to most, and the geometric mean."""
+    return f"{of['least']:.2f}-{of['most']:.2f} ({of['mean']:.2f})"
+
+
 def frontier_shares(found: Found) -> str:
-    """The same by share of the KV: least to most, and in brackets the geometric mean."""
-
-    def span(of: Mapping[str, float]) -> str:
-        return f"{of['least']:.2f}-{of['most']:.2f} ({of['mean']:.2f})"
-
+    """The same by share of the KV."""
     rows = [
         {
             "KV": percent,
             "searches that fit": str(share["searches"]),
             "GiB": f"{share['gib']['least']:.2f}-{share['gib']['most']:.1f}",
-            "best engine": span(share["once"]),
-            "by row": span(share["by_row"]),
-            "ours over the floor": span(share["over_floor"]),
+            "best engine": _span(share["once"]),
+            "by row": _span(share["by_row"]),
+            "ours over the floor": _span(share["over_floor"]),
         }
         for percent, share in found["shares"].items()
     ]
     return table(rows, list(rows[0]))
 
 
+def frontier_batching(found: Found) -> str:
+    """What each way to batch takes over the one that is chosen."""
+    rows = []
+    for percent, share in found["shares"].items():
+        ways = {name: span for name, span in share["batching"].items() if name != "auto"}
+        rows.append({"over auto": percent, **{name: _span(span) for name, span in ways.items()}})
+    return table(rows, list(rows[0]))
+
+
+_LEVER_COLUMNS = {
+    "ours is faster by": "gain",
+    "best engine, both have it": "once",
+    "by row, both": "by_row",
+    "best engine as it is": "as_they_are",
+    "by row, as it is": "as_they_are_by_row",
+}
+
+
 def frontier_levers(found: Found) -> str:
-    """What levers give at a quarter of the KV, and who is ahead where both sides have them."""
+    """What levers give at a quarter of the KV; who is ahead where both sides have them."""
     own, theirs = (found[name]["accepted"] for name in ("drafts", "rivals_drafts"))
     rows = []
     for lever, share in found["shares"]["25 %"]["levers"].items():
-        row: Row = {"both sides with": lever}
-        for heading, name in (
-            ("ours is faster by", "gain"),
-            ("best engine", "once"),
-            ("by row", "by_row"),
-        ):
-            span = share[name]
-            row[heading] = f"{span['least']:.2f}-{span['most']:.2f} ({span['mean']:.2f})"
-        rows.append(row)
+        columns = {heading: _span(share[name]) for heading, name in _LEVER_COLUMNS.items()}
+        rows.append({"with": lever, **columns})
     said = f"Drafts: {own} tokens accepted per row and pass here, {theirs} by the others."
     return f"{said}\n\n{table(rows, list(rows[0]))}"
 

@@ -175,16 +175,27 @@ def quoted(rows: Sequence[Row]) -> dict[str, Any]:
         share: dict[str, Any] = {"searches": len(own)}
         for name in ("gib", "once", "by_row", "over_floor"):
             share[name] = _span([line[name] for line in own if name in line])
-        share["levers"] = {
-            lever: {
-                "gain": _span([line["ours_s"] / line["levers"][lever]["ours_s"] for line in own]),
-                "once": _span([line["levers"][lever]["once"] for line in own]),
-                "by_row": _span([line["levers"][lever]["by_row"] for line in own]),
-            }
-            for lever in own[0]["levers"]
+        share["batching"] = {
+            name: _span([line["batching"][name] / line["ours_s"] for line in own])
+            for name in own[0]["batching"]
         }
+        share["levers"] = {lever: _lever(own, lever) for lever in own[0]["levers"]}
         shares[f"{percent} %"] = share
     return {"shares": shares, "lines": lines}
+
+
+def _lever(lines: Sequence[Mapping[str, Any]], lever: str) -> dict[str, Any]:
+    """What a lever gives here, and the fastest engine's seconds over ours: both with it, and we
+    alone (as_they_are)."""
+    own = [line["levers"][lever] for line in lines]
+    pairs = list(zip(lines, own, strict=True))
+    return {
+        "gain": _span([line["ours_s"] / each["ours_s"] for line, each in pairs]),
+        "once": _span([each["once"] for each in own]),
+        "by_row": _span([each["by_row"] for each in own]),
+        "as_they_are": _span([line["once_s"] / each["ours_s"] for line, each in pairs]),
+        "as_they_are_by_row": _span([line["by_row_s"] / each["ours_s"] for line, each in pairs]),
+    }
 
 
 def _span(values: Sequence[float]) -> dict[str, float]:
