@@ -10,7 +10,7 @@ from beamwright import Solution, Solver
 from beamwright.config import Settings
 from beamwright.counters import Progress
 from beamwright.errors import InputError, ProblemTooLongError
-from beamwright.tree import NodeState
+from beamwright.tree import NodeState, tree_hash
 from engines import PROBLEM, assert_nothing_allocated, check_conservation, grow, tiny_solver
 
 RANDOM = "random:llama,layers=2,hidden=32,heads=4,kv_heads=2,intermediate=48,vocab=90,context=256"
@@ -80,6 +80,26 @@ def test_hits_and_misses_of_both_models(with_prm, make_solver):
     needed = sum(node.start for node in joined) + tree.root.end
     assert found["generator"]["needed_tokens"] == needed
     assert grow(make_solver())[0].cache.verifier is None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3])
+def test_what_equal_paths_cost_the_verifier(with_prm, temperature):
+    """Each is read once, however its round is cut into calls."""
+    found = [
+        grow(with_prm(n=16, width=4, temperature=temperature, speculation=how))
+        for how in ("off", "exact")
+    ]
+    assert len({tree_hash(tree) for _, tree in found}) == 1
+    assert len({solution.tokens.verifier_prefilled for solution, _ in found}) == 1
+    assert found[0][0].score == found[1][0].score
+    solution, tree = found[0]
+    new: dict[tuple[int, ...], int] = {}
+    for node in tree.nodes():
+        length = new.setdefault(tuple(node.path_token_ids()), node.usage["verifier_prefilled"])
+        assert node.usage["verifier_prefilled"] in (0, length)
+    assert solution.tokens.verifier_prefilled == sum(new.values())
+    assert (solution.tokens.repeated > 0) == (len(new) < len(list(tree.nodes())))
+    assert solution.tokens.repeated <= solution.tokens.generated
 
 
 @pytest.mark.parametrize("evict", ["host", "recompute"])

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from beamwright.tree import NodeState, StopReason
+from beamwright.tree import NodeState, StopReason, repeated_tokens
 from fakes import add_step, grow, new_tree
 
 
@@ -198,3 +198,21 @@ def test_a_path_that_ended_in_this_round_is_among_the_ended_before_it_is_decided
     assert (tree.finished(), tree.ended()) == ([], [ended])
     tree.finish(ended)
     assert (tree.finished(), tree.ended()) == ([ended], [ended])
+
+
+def test_tokens_repeat_where_all_before_them_does_in_the_same_round(tree):
+    """However the paths are cut into steps."""
+    steps = ((5, 6, 7), (5, 6, 8), (5,), (9, 6))
+    first = [
+        add_step(tree, node, "a", tokens)
+        for node, tokens in zip(tree.expand(tree.root, 4), steps, strict=True)
+    ]
+    assert repeated_tokens(tree) == 2 + 1
+    for node in first:
+        tree.keep(node)
+    tree.rounds = 1
+    add_step(tree, tree.expand(first[0], 1)[0], "b", (1, 2))
+    add_step(tree, tree.expand(first[2], 1)[0], "b", (6, 7, 1, 3))
+    add_step(tree, tree.expand(first[1], 1)[0], "b", (1, 2))
+    tree.expand(first[3], 1)
+    assert repeated_tokens(tree) == 3 + 1

@@ -263,6 +263,31 @@ def test_several_critiques_are_averaged(made_judge):
     assert any(0 < count < 8 for count in unparsed)
 
 
+def steps_of(texts):
+    tree = new_tree(text=PROBLEM)
+    return add_steps(tree, tree.root, texts)
+
+
+def test_greedy_critiques_of_equal_paths_are_written_once(made_judge):
+    texts = ["We see.", f"We see {FAULT}.", "We see.", "We see."]
+    nodes = steps_of(texts)
+    apart = [steps_of([text])[0] for text in texts]
+    drawn = steps_of(texts)
+    judge = judge_of(made_judge)
+    assert judge.score(nodes) == [judge.score([node])[0] for node in apart]
+    assert [node.notes for node in nodes] == [node.notes for node in apart]
+    spent = [node.usage["verifier_generated"] for node in nodes]
+    assert spent == [
+        apart[0].usage["verifier_generated"],
+        apart[1].usage["verifier_generated"],
+        0,
+        0,
+    ]
+    how = SamplingSettings(temperature=1.0)
+    judge_of(made_judge, changes={"sampling": how}).score(drawn)
+    assert all(node.usage["verifier_generated"] for node in drawn), "each has its own stream"
+
+
 # --- what has no score -----------------------------------------------------------------------
 
 
@@ -359,7 +384,9 @@ def test_a_search_with_a_judge(make_solver, made_judge):
     scored = [node for node in tree.nodes() if node.notes]
     assert {node.step_score for node in scored} == {0.3, 0.7}
     assert all(node.step_score == (0.3 if FAULT in node.text else 0.7) for node in scored)
-    assert solution.tokens.verifier_generated == 12 * len(scored)
+    spent = [node for node in scored if node.usage["verifier_generated"]]
+    assert solution.tokens.verifier_generated == 12 * len(spent)
+    assert len({node.text for node in scored}) == len(spent) <= len(scored)
     for candidate in solution.to_json()["candidates"]:
         assert candidate["notes"]["critique"].startswith("Score: ")
     assert solution.score == max(c.score for c in solution.candidates)

@@ -208,34 +208,39 @@ def rows_of(verifier, monkeypatch):
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_steps_that_repeat_others_of_a_call_are_computed_once(make_verifier, name, monkeypatch):
-    """The same bits as apart, KV of a repeat once it is read, and every token counted once."""
-    texts = ["she", "a sea", "she", "she"]
-    apart, verifier = make_verifier(name), make_verifier(name)
-    trees = [new_tree(0, text=PROBLEM) for _ in range(2)]
-    siblings, alone = (grow(tree, tree.root, texts) for tree in trees)
+def test_steps_whose_paths_are_equal_are_computed_once(make_verifier, name, monkeypatch):
+    """In one call or in several: the bits of every step alone, and nothing is read twice."""
+    texts = ["she", "a sea", "she", "she", "a sea"]
+    verifier = make_verifier(name)
+    apart = [make_verifier(name) for _ in texts]
+    tree, alone = new_tree(0, text=PROBLEM), [new_tree(0, text=PROBLEM) for _ in texts]
+    siblings = grow(tree, tree.root, texts)
+    others = [grow(each, each.root, [text])[0] for each, text in zip(alone, texts, strict=True)]
     rows = rows_of(verifier, monkeypatch)
-    found = verifier.score(siblings)
-    assert len(rows[-1]) == 2
-    assert found == [apart.score([node])[0] for node in alone]
-    spent = [node.usage["verifier_prefilled"] for node in siblings]
-    assert spent[:2] == [node.usage["verifier_prefilled"] for node in alone[:2]]
-    assert spent[2:] == [0, 0]
-    assert [node.usage["verifier_reused"] > 0 for node in siblings[2:]] == [False, False]
-    for tree, nodes in zip(trees, (siblings, alone), strict=True):
-        for node in nodes[::2]:
-            tree.keep(node)
-    below, others = (
-        [child for at in (0, 2) for child in grow(tree, nodes[at], ["he"])]
-        for tree, nodes in zip(trees, (siblings, alone), strict=True)
-    )
-    for node, other in zip(below, others, strict=True):
-        assert verifier.score([node]) == apart.score([other])
-    assert siblings[2].usage["verifier_prefilled"] == spent[0]
-    assert siblings[3].usage["verifier_prefilled"] == 0
+    found = verifier.score(siblings[:3]) + verifier.score(siblings[3:])
+    assert found == [v.score([node])[0] for v, node in zip(apart, others, strict=True)]
+    assert [len(each) for each in rows if each] == [1, 2]
+    assert [bool(node.usage["verifier_prefilled"]) for node in siblings] == [
+        True,
+        True,
+        *[False] * 3,
+    ]
+    for node in (siblings[2], siblings[3]):
+        tree.keep(node)
+    for each, node in zip(alone, others, strict=True):
+        each.keep(node)
+    for node in (siblings[0], siblings[1], siblings[4]):
+        tree.prune(node)
+    verifier.release(tree.release_dead())  # who was scored first goes, its repeats stay
+    below = [grow(tree, siblings[at], ["he"])[0] for at in (2, 3)]
+    expected = [apart[at].score(grow(alone[at], others[at], ["he"]))[0] for at in (2, 3)]
+    assert [verifier.score([node])[0] for node in below] == expected
+    assert [len(each) for each in rows if each] == [1, 2, 1]
     verifier.tree_model.store.check()
-    total = sum(map(sum, rows))
-    assert total == sum(n.usage["verifier_prefilled"] for n in trees[0].nodes())
+    assert sum(map(sum, rows)) == sum(n.usage["verifier_prefilled"] for n in tree.nodes())
+    tree.done = True
+    verifier.release(tree.release_dead())
+    assert verifier.tree_model.budget.used_bytes == 0
 
 
 @pytest.mark.parametrize("attention", ["tree", "dense", "reference"])
@@ -274,7 +279,8 @@ def test_release_frees_everything(make_verifier, name):
         verifier.release(tree.release_dead())
         held = {node for node in tree.nodes() if "verifier" in node.handles}
         assert held == tree.held
-        assert verifier.tree_model.store.num_segments == len(held)
+        states = {id(node.handles["verifier"]) for node in held}
+        assert verifier.tree_model.store.num_segments == len(states)
     tree.done = True
     verifier.release(tree.release_dead())
     assert verifier.tree_model.store.num_segments == 0

@@ -44,6 +44,7 @@ from beamwright.tree import (
     NodeState,
     Problem,
     SearchTree,
+    repeated_tokens,
     round_digests,
     tree_hash,
 )
@@ -358,6 +359,7 @@ def _tokens(
     return result.TokenCounts(
         generated=sum(len(node.token_ids) for node in decoded),
         kept=sum(len(n.token_ids) for n in decoded if n.state is not NodeState.PRUNED),
+        repeated=repeated_tokens(tree),
         overrun=usage["overrun"],
         speculated=usage["speculated"],
         speculated_kept=usage["speculated_kept"],

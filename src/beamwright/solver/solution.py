@@ -57,10 +57,11 @@ class TreeStats:
 @dataclass(frozen=True)
 class TokenCounts:
     """Every token that was computed, reused or thrown away; null where a generator elsewhere does
-    not say."""
+    not say. repeated: of those generated, see `tree.repeated_tokens`."""
 
     generated: int
     kept: int
+    repeated: int
     overrun: int
     speculated: int
     speculated_kept: int

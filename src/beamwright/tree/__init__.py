@@ -13,7 +13,7 @@ from beamwright.tree.node import (
 )
 from beamwright.tree.parting import Parting, first_other, round_digests, where_they_part
 from beamwright.tree.recorded import RecordedNode, RecordedTree
-from beamwright.tree.search_tree import SearchTree, tree_hash, unborn
+from beamwright.tree.search_tree import SearchTree, repeated_tokens, tree_hash, unborn
 
 __all__ = [
     "COMPLETE_STOPS",
@@ -32,6 +32,7 @@ __all__ = [
     "Turn",
     "by_root",
     "first_other",
+    "repeated_tokens",
     "round_digests",
     "tree_hash",
     "unborn",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
 from typing import TypeVar
 
 from beamwright.tree.node import Lineage, Node, NodeState, StopReason, TopTokens, Turn
@@ -238,3 +239,27 @@ def written(node: Node) -> str:
     """What a step has written, in a line for digests: lineage, tokens, stop reason."""
     ordinals = ".".join(map(str, node.lineage[1:]))
     return f"{ordinals}|{','.join(map(str, node.token_ids))}|{node.stop}"
+
+
+def repeated_tokens(tree: SearchTree) -> int:
+    """Tokens of steps that repeat, with all before them, those of another step of their round.
+
+    What rows of equal tokens computed once would save.
+    """
+    rounds: dict[int, list[Node]] = {}
+    for node in tree.nodes():
+        rounds.setdefault(node.round, []).append(node)
+    ends: dict[Node | None, int] = {None: 0}  # hashes of whole paths
+    repeated = 0
+    for _, nodes in sorted(rounds.items()):
+        seen = set[int]()
+        for node in nodes:
+            prefixes = accumulate(
+                node.token_ids, lambda *pair: hash(pair), initial=ends[node.parent]
+            )
+            above, *own = prefixes
+            ends[node] = own[-1] if own else above
+            if node.parent is not None and node.turn is None:
+                repeated += sum(prefix in seen for prefix in own)
+                seen.update(own)
+    return repeated

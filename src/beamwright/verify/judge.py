@@ -31,7 +31,7 @@ from beamwright.verify.spec import JudgeSpec
 _NOTE = "critique"
 
 
-@dataclass
+@dataclass(eq=False)
 class _Critique:
     """A critique under way.
 
@@ -106,13 +106,20 @@ class JudgeVerifier:
         Raises:
             CapacityError: if the verifier's KV budget cannot hold one prompt and its critique.
         """
-        rows = [row for node in nodes for row in self._rows(node)]
+        alike: dict[object, list[_Critique]] = {}
+        for row in (row for node in nodes for row in self._rows(node)):
+            drawn = (row.node, row.sample) if self.spec.sampling.temperature else None
+            alike.setdefault((row.asked, row.number, drawn), []).append(row)
+        firsts = {rows[0]: rows for rows in alike.values()}
         scores: dict[Node, list[float]] = {node: [] for node in nodes}
-        for batch in self._batches(rows):
+        for batch in self._batches([*firsts]):
             self._write_all(batch)
-            for row in batch:
-                score = self._read(row)
-                scores[row.node] += [] if score is None else [score]
+            for first in batch:
+                text, score = self._read(first)
+                for row in firsts[first]:
+                    row.node.notes[f"{_NOTE} {row.sample + 1}" if row.sample else _NOTE] = text
+                    row.node.usage["judge_unparsed"] += score is None
+                    scores[row.node] += [] if score is None else [score]
         return [sum(found) / len(found) if (found := scores[node]) else None for node in nodes]
 
     def release(self, nodes: Sequence[Node]) -> None:
@@ -158,8 +165,8 @@ class JudgeVerifier:
         where = f"--verifier {self.name}"
         return self._codec.chat(turns, where, add_generation_prompt=add_generation_prompt)
 
-    def _read(self, row: _Critique) -> float | None:
-        """A critique's score; what the judge said, with what was put into its mouth, is noted."""
+    def _read(self, row: _Critique) -> tuple[str, float | None]:
+        """What the judge said, with what was put into its mouth, and the critique's score."""
         text, score, usage = self._codec.decode(row.token_ids), None, row.node.usage
         ends = [at for stop in row.stops if (at := text.find(stop)) >= 0]
         text = text[: min(ends, default=len(text))]
@@ -173,9 +180,7 @@ class JudgeVerifier:
         else:
             text = text.strip()
             score = self.spec.read_score(text) if row.ended else None
-        row.node.notes[f"{_NOTE} {row.sample + 1}" if row.sample else _NOTE] = text
-        usage["judge_unparsed"] += score is None
-        return score
+        return text, score
 
     def _weigh(self, row: _Critique, text: str) -> float | None:
         """How likely the good token is against the bad one behind a text, which is read anew.

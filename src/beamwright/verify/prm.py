@@ -8,10 +8,8 @@ A head makes one value per token of hidden states, as `spec.Head` declares it.
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from hashlib import blake2b
+from dataclasses import dataclass, field
 from itertools import count, groupby, islice, takewhile
 from pathlib import Path
 from pickle import UnpicklingError
@@ -72,32 +70,25 @@ class PrmVerifier:
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
         """A score per step; None for an empty step or one beyond the verifier's context.
 
-        Steps that repeat what another of this call says are computed once. Their KV is computed
-        when a step below them is.
+        Steps whose paths are the same tokens are computed once, as long as one of them is there.
 
         Raises:
             CapacityError: if the verifier's KV budget cannot hold the new tokens.
         """
-        keys: dict[Node, bytes] = {}
-        work: dict[bytes, tuple[Node, Encoded, PrefillRequest]] = {}
+        work: list[tuple[VerifierState, Encoded, PrefillRequest]] = []
         trees = by_root(nodes)
         self._kv.begin(trees)
         for root, below in trees.items():
             encodings = self._encoder.encode(root.problem_text, below)
             for node, encoded in zip(below, encodings, strict=True):
                 request = self._request(node, encoded)
-                if request is None:
-                    continue
-                key = keys[node] = digest(node.handles[OWNER].key, encoded.read_at)
-                if key in work:
-                    self._kv.put_off(node, request)
-                else:
-                    work[key] = (node, encoded, request)
-        self._kv.catch_up(node for node, _, _ in work.values())
-        hidden = self.tree_model.prefill([request for _, _, request in work.values()])
-        values = self._read([(e, r) for _, e, r in work.values()], hidden)
-        scores = dict(zip(work, values, strict=True))
-        return [scores[keys[node]] if node in keys else None for node in nodes]
+                if request is not None:
+                    work.append((node.handles[OWNER], encoded, request))
+        hidden = self.tree_model.prefill([request for _, _, request in work])
+        values = self._read([(encoded, request) for _, encoded, request in work], hidden)
+        for (state, _, _), value in zip(work, values, strict=True):
+            state.score = value
+        return [node.handles[OWNER].score for node in nodes]
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Free the segments of these nodes."""
@@ -120,7 +111,7 @@ class PrmVerifier:
                 f"verifier {self.name}: its tokenizer has tokens that it does not know"
             )
         shared = min(self._kv.num_shared(node, token_ids), len(token_ids) - 1, *encoded.read_at)
-        request = self._kv.extend(node, token_ids, max(0, shared - self._look_back))
+        request = self._kv.extend(node, encoded, max(0, shared - self._look_back))
         if request is not None and not self._look_back:
             request.read = sorted({index - request.start for index in encoded.read_at})
         return request
@@ -274,24 +265,23 @@ def _check_layers(layers: Sequence[Linear], names: Sequence[str], width: int, wh
 # --- KV of paths on the tree ------------------------------------------------------------------
 
 
-def digest(above: bytes, numbers: Sequence[int]) -> bytes:
-    """Of what a key stands for, and numbers that follow it."""
-    return blake2b(above + array("q", numbers).tobytes(), digest_size=16).digest()
-
-
-@dataclass
+@dataclass(eq=False)
 class VerifierState:
-    """What a node holds: its path's tokens, its own segment, and the path through the tree.
+    """What nodes of equal paths hold: their tokens, the last step's segment, and all segments.
 
-    key: digest of the path's tokens, cut into its segments, since cuts decide last bits. owed: what
-    would fill its segment, where that is put off until somebody reads it.
+    Equal tokens, cut into equal segments, since cuts decide last bits, and read at equal places.
+    score: of the last step. users: nodes that hold it. below: the states that follow it, by what
+    they add; beside: the one of these tables that it is in itself.
     """
 
     token_ids: list[int]
     segment: Segment
     path: KVPath
-    key: bytes
-    owed: PrefillRequest | None = None
+    key: tuple[object, ...] = ()
+    beside: dict[tuple[object, ...], VerifierState] = field(default_factory=dict)
+    below: dict[tuple[object, ...], VerifierState] = field(default_factory=dict)
+    score: float | None = None
+    users: int = 1
 
 
 class PathKV:
@@ -318,8 +308,7 @@ class PathKV:
                 token_ids = []  # no path of this problem fits: none will be scored
             segment = self.model.store.create()
             path = (PathPart(segment, len(token_ids)),)
-            key = digest(b"", [0, *token_ids])
-            root.handles[OWNER] = VerifierState(token_ids, segment, path, key)
+            root.handles[OWNER] = VerifierState(token_ids, segment, path)
             if token_ids:
                 root.usage["verifier_prefilled"] += len(token_ids)
                 requests.append(PrefillRequest((), segment, token_ids, 0, read=()))
@@ -333,66 +322,43 @@ class PathKV:
         """Tokens that this encoding of a node begins with and its parent's does, too."""
         return common_prefix(self._above(node).token_ids, token_ids)
 
-    def extend(self, node: Node, token_ids: list[int], start: int) -> PrefillRequest | None:
-        """Put a node's handle in place; returns what must be prefilled, None for nothing.
+    def extend(self, node: Node, encoded: Encoded, start: int) -> PrefillRequest | None:
+        """Put a node's handle in place; returns what must be prefilled.
 
-        start: tokens that are read from the parent's KV, at most `num_shared`.
+        None where a node of an equal path has had it. start: tokens that are read from the parent's
+        KV, at most `num_shared`.
         """
-        parent = self._above(node)
+        parent, new = self._above(node), encoded.token_ids[start:]
+        key = (start, *new, None, *encoded.read_at)
+        if (state := parent.below.get(key)) is not None:
+            state.users += 1
+            node.handles[OWNER] = state
+            return None
         path = truncate_path(parent.path, start)
         segment = self.model.store.create(start=start)
-        new = token_ids[start:]
-        key = digest(parent.key, [start, *new])
         whole = (*path, PathPart(segment, len(new)))
-        node.handles[OWNER] = VerifierState(token_ids, segment, whole, key)
-        request = PrefillRequest(path, segment, new, start)
-        _count(node, request)
-        return request if new else None
+        state = VerifierState(encoded.token_ids, segment, whole, key, parent.below)
+        node.handles[OWNER] = parent.below[key] = state
+        node.usage["verifier_prefilled"] += len(new)
+        node.usage["verifier_reused"] += start
+        return PrefillRequest(path, segment, new, start)
 
     def nothing_to_read(self, node: Node) -> None:
         """There is nothing to read: the node is where its parent is."""
         parent = self._above(node)
         segment = self.model.store.create()
-        node.handles[OWNER] = VerifierState(parent.token_ids, segment, parent.path, parent.key)
-
-    def put_off(self, node: Node, request: PrefillRequest) -> None:
-        """Do not compute what `extend` returned before a node below is."""
-        node.handles[OWNER].owed = request
-        _count(node, request, -1)
-
-    def catch_up(self, nodes: Iterable[Node]) -> None:
-        """Compute what was put off above these nodes, parents first.
-
-        Each part is computed as it would have been, so its KV is the same bits.
-
-        Raises:
-            CapacityError: if the verifier's KV budget cannot hold it.
-        """
-        owing: dict[Node, None] = {}
-        for node in nodes:
-            while node.parent is not None:
-                node = _before(node)  # noqa: PLW2901
-                if node.handles[OWNER].owed is not None:
-                    owing[node] = None
-        for _, same in groupby(sorted(owing, key=lambda node: node.depth), lambda n: n.depth):
-            level = list(same)
-            requests = [node.handles[OWNER].owed for node in level]
-            try:
-                self.model.prefill(requests)
-            except BaseException:
-                for request in requests:
-                    self.model.store.clear(request.segment)
-                raise
-            for node, request in zip(level, requests, strict=True):
-                node.handles[OWNER].owed = None
-                _count(node, request)
+        node.handles[OWNER] = VerifierState(parent.token_ids, segment, parent.path)
 
     def release(self, nodes: Sequence[Node]) -> None:
-        """Free the segments of these nodes."""
+        """Free the segments of these nodes that no other holds."""
         for node in nodes:
-            state = node.handles.pop(OWNER, None)
-            if state is not None:
+            state: VerifierState | None = node.handles.pop(OWNER, None)
+            if state is None:
+                continue
+            state.users -= 1
+            if not state.users:
                 self.model.store.free(state.segment)
+                state.beside.pop(state.key, None)
 
     @torch.inference_mode()
     def restore(
@@ -417,12 +383,12 @@ class PathKV:
             requests: list[PrefillRequest | None] = []
             for root, below in groupby(steps, key=lambda node: node.root):
                 requests += extend(root, list(below))
-            self.catch_up(steps)
             self.model.prefill([request for request in requests if request is not None])
             for node, usage in zip(level, usages, strict=True):
                 spent = node.usage["verifier_prefilled"] - usage["verifier_prefilled"]
                 self.model.store.counts.recomputed_tokens += spent
                 node.usage = usage
+                node.handles[OWNER].score = node.step_score
 
     def _above(self, node: Node) -> VerifierState:
         state: VerifierState | None = _before(node).handles.get(OWNER)
@@ -437,8 +403,3 @@ def _before(node: Node) -> Node:
         raise AssertionError("a root has no parent's encoding")
     # Every reply begins behind the problem: turns and earlier replies are not read.
     return node.parent if node.parent.turn is None else node.root
-
-
-def _count(node: Node, request: PrefillRequest, sign: int = 1) -> None:
-    node.usage["verifier_prefilled"] += sign * len(request.token_ids)
-    node.usage["verifier_reused"] += sign * request.start
