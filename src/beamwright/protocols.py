@@ -358,7 +358,11 @@ class LooksAhead(Protocol):
 
 
 class DecodeView(AttentionView, Protocol):
-    """One token per row and call; rows share a tail that `advance` moves on."""
+    """One token per row and call; rows share a tail that `advance` moves on.
+
+    A view with `spread(rows)` computes several tokens of some rows and none of others: number i is
+    one of row rows[i], at the place that the tail says; None: one of every row again.
+    """
 
     def keep_rows(self, rows: Any) -> None:
         """Continue with these rows only (a compacted batch)."""

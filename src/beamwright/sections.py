@@ -318,6 +318,12 @@ class ScheduleSettings(OpenSection):
         "chosen among those steps (exact: the tree is the same; truncate: it is not, as in "
         "FlashTTS siblings begin with a part of what one of them has); auto: exact where it pays.",
     )
+    drafts: units.Drafts = option(
+        "off",
+        "Tokens a row, at most, to guess from the tree's own text and to verify in one pass: the "
+        "same tree in fewer passes. auto: as many as pay, by what passes take and guesses hold.",
+        metavar="auto|off|TOKENS",
+    )
     verify_ahead: Literal["slack", "never"] = option(
         "never",
         "Steps that were decoded ahead are scored once they are chosen (never), or at once, "

@@ -78,6 +78,22 @@ def parse_select(text: str | float) -> int | float:
     raise InputError(f"{text!r} selects nothing: write all, tokens such as 2048, or 1/8")
 
 
+MOST_DRAFTS = 15  # an iteration writes up to 16 tokens
+
+
+def parse_drafts(text: str | int) -> str | int:
+    """`auto`, `off`, or the most tokens to draft for a row.
+
+    Raises:
+        InputError: if the text is none of these.
+    """
+    if text in ("auto", "off"):
+        return text
+    if not isinstance(text, bool) and str(text).isdigit() and 1 <= int(text) <= MOST_DRAFTS:
+        return int(text)
+    raise InputError(f"{text!r} drafts nothing: write auto, off or tokens, 1 to {MOST_DRAFTS}")
+
+
 def _parsed(parse: Callable[[Any], Any], takes: Any) -> BeforeValidator:
     """None stays; what `parse` refuses is a setting's error. takes: the type of what it reads."""
 
@@ -171,6 +187,9 @@ _Split = Literal["auto", "roofline", "offload"] | float
 Split = Annotated[_Split, _parsed(parse_split, _Split)]
 # Tokens, or a share of those that are visible; 1.0 is all of them.
 Select = Annotated[int | float, _parsed(parse_select, int | float | str)]
+# Tokens that are drafted for a row, at most.
+_Drafts = Literal["auto", "off"] | int
+Drafts = Annotated[_Drafts, _parsed(parse_drafts, _Drafts)]
 # Seconds, such as `30s`, `2m` or `1h`.
 Duration = Annotated[float | None, _parsed(parse_duration, float | str | None)]
 # Arguments by name.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from beamwright.engine.row import Row, awaited
+from beamwright.engine.row import Ran, Row, awaited
 from beamwright.kv.segments import Segment
 from beamwright.models.decoder import padded_rows
 from beamwright.plan.costs import Layout
@@ -57,7 +57,7 @@ class ScriptedRows:
     def max_tokens(self, running: Sequence[Row]) -> int:
         return min(self._tail_tokens - row.forwarded % self._tail_tokens for row in running)
 
-    def run(self, running: Sequence[Row], max_tokens: int, enough: int) -> int:
+    def run(self, running: Sequence[Row], max_tokens: int, enough: int) -> Ran:
         if any(row.forwarded and row.forwarded % self._tail_tokens == 0 for row in running):
             self._open()
         counting = awaited(running)
@@ -71,7 +71,7 @@ class ScriptedRows:
         self._clock.run(self._costs.tokens(self.num_rows, read, seen, grow, count))
         for row in running:
             self._extend(row, count)
-        return count
+        return Ran(count, count * self.num_rows)
 
     def store(self, tokens: Mapping[Row, int]) -> None:
         missing = {row: n - row.segment.length for row, n in tokens.items()}

@@ -65,6 +65,7 @@ class DenseDecode:
         self._copies = PathCopies(store, paths, tail.capacity, hold)
         self._mask = self._copies.causal_mask(tail.capacity)
         self._rows: torch.Tensor | None = None
+        self._kept: torch.Tensor | None = None
         self._copies.layers.restore(tail)
 
     def attend(
@@ -90,7 +91,12 @@ class DenseDecode:
         return with_sinks(context.view(num_rows, heads, head_dim), lse, sinks)
 
     def keep_rows(self, rows: torch.Tensor) -> None:
-        self._rows = rows if self._rows is None else self._rows[rows]
+        self.spread(rows)
+        self._kept = self._rows
+
+    def spread(self, rows: torch.Tensor | None) -> None:
+        kept = self._kept
+        self._rows = kept if rows is None else rows if kept is None else kept[rows]
 
     def count_rows(self, num_rows: int) -> None:
         """Nothing here depends on it."""
@@ -188,6 +194,7 @@ class DenseAttention:
 
     name = "dense"
     copies_per_beam = True
+    spreads = True
     tail_tokens = 64
     decode_view = DenseDecode
     prefill_view = DensePrefill

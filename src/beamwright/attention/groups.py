@@ -45,6 +45,10 @@ class GroupedView:
         for view in self._views:
             view.keep_rows(rows)
 
+    def spread(self, rows: torch.Tensor | None) -> None:
+        for view in self._views:
+            view.spread(rows)
+
     def count_rows(self, num_rows: int) -> None:
         for view in self._views:
             view.count_rows(num_rows)
@@ -80,6 +84,7 @@ class GroupedAttention:
 
     def __init__(self, inner: AttentionBackend, places: Places) -> None:
         self.name, self.tail_tokens = inner.name, inner.tail_tokens
+        self.spreads = getattr(inner, "spreads", False)
         self.copies_per_beam, self._inner, self._places = inner.copies_per_beam, inner, places
         if (make := getattr(inner, "workspace", None)) is not None:
             self.workspace = lambda store: GroupedWorkspace([make(g) for g in store.groups])

@@ -59,6 +59,7 @@ class ReferenceDecode:
     def __init__(self, store: SegmentStore, paths: Sequence[Path], tail: Tail) -> None:
         self._store, self._paths, self._tail = store, list(paths), tail
         self._live = [True] * len(paths)
+        self._rows: Sequence[int] = range(len(paths))
 
     def attend(
         self,
@@ -71,10 +72,10 @@ class ReferenceDecode:
         tail_keys, tail_values = self._tail.read(layer)
         counts = (self._tail.places + 1).tolist()
         out = torch.zeros_like(query)
-        for row, path in enumerate(self._paths):
-            if not self._live[row]:
+        for row, of in enumerate(self._rows):
+            if not self._live[of]:
                 continue
-            keys, values = gather_path(self._store, path, layer)
+            keys, values = gather_path(self._store, self._paths[of], layer)
             keys = torch.cat([keys, tail_keys[row, :, : counts[row]].transpose(0, 1)])
             values = torch.cat([values, tail_values[row, :, : counts[row]].transpose(0, 1)])
             layout = self._store.pool.layout
@@ -84,6 +85,10 @@ class ReferenceDecode:
     def keep_rows(self, rows: torch.Tensor) -> None:
         self._paths = [self._paths[row] for row in rows.tolist()]
         self._live = [self._live[row] for row in rows.tolist()]
+        self.spread(None)
+
+    def spread(self, rows: torch.Tensor | None) -> None:
+        self._rows = range(len(self._paths)) if rows is None else rows.tolist()
 
     def count_rows(self, num_rows: int) -> None:
         """Nothing here depends on it."""
@@ -129,6 +134,7 @@ class ReferenceAttention:
 
     name = "reference"
     copies_per_beam = False
+    spreads = True
     tail_tokens = 64
     decode_view = ReferenceDecode
     prefill_view = ReferencePrefill

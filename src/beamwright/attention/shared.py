@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from beamwright.attention.partial import KEY_MULTIPLE, QUERY_MULTIPLE, round_up
@@ -20,6 +22,7 @@ from beamwright.kv.pool import KVLayout
 from beamwright.kv.segments import Path, Segment
 from beamwright.kv.store import SegmentStore, Tail, padded_path
 
+Table = npt.NDArray[np.int64]
 LEAST_KEYS = 32
 """Keys of the smallest size class."""
 
@@ -112,35 +115,72 @@ def size_class(value: int, least: int) -> int:
     return size
 
 
-@dataclass
+@dataclass(frozen=True)
 class Bucket:
-    """Items of one size class, padded to the same number of rows and tokens.
+    """Items of one size class, padded to the same number of tokens.
 
     layers: packed KV, per layer [K or V, item, kv_head, token, head_dim].
     mask: additive [item, 1, 1, token].
-    rows: the row in each slot [item, slot]; empty slots repeat some row and are never read.
-    distances: how far each token lies before the end of the slot's path [item, slot, token], where
-    a window asks for it.
     """
 
     layers: LayerSource
     mask: torch.Tensor
-    rows: torch.Tensor
-    distances: torch.Tensor | None = None
 
     def within(
-        self, window: int, places: torch.Tensor, group: int
+        self, window: int, ends: torch.Tensor, places: torch.Tensor, group: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What rows that are so many tokens behind their paths see, with `group` heads each.
 
+        ends: of the bucket, see `Slots`. places: of the row in each slot [item, slot].
         Returns (mask [item, 1, slot * group, token], which of those see nothing at all [item,
         slot * group]), slots padded as those of `query_index`.
         """
-        assert self.distances is not None
-        far = self.distances + places[self.rows].unsqueeze(2) >= window
+        tokens = torch.arange(self.mask.shape[-1], device=ends.device)
+        far = (ends + places).unsqueeze(2) - tokens >= window
         far = padded_slots(far).repeat_interleave(group, dim=1)
         mask = self.mask.masked_fill(far.unsqueeze(1), float("-inf"))
         return mask, mask.isinf().all(-1).squeeze(1)
+
+
+class Slots:
+    """Which row is in which slot of the items, and which slots are on a row's path.
+
+    An item has a slot for every row that reads it, and as many as any other of its bucket. Empty
+    ones repeat the first row, and are never read.
+    items: [rows, parts] on each row's path in its order, then `sum(counts)`. counts: items of each
+    bucket, which are numbered in the order of buckets. ends: [rows, parts] tokens from each part's
+    first one to the path's end.
+    rows, ends: of each bucket [item, slot]. parts: [rows, parts] slots, then `num_slots`.
+    """
+
+    def __init__(
+        self, items: Table, counts: Sequence[int], ends: Table, device: torch.device
+    ) -> None:
+        self._given = items, counts, ends, device
+        row, place = np.nonzero(items < sum(counts))
+        asked, order = items[row, place], np.argsort(items[row, place], kind="stable")
+        sizes = np.bincount(asked, minlength=sum(counts))
+        within = np.empty_like(asked)
+        within[order] = np.arange(len(asked)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        of_buckets = np.split(sizes, np.cumsum(counts, dtype=np.int64)[:-1]) if counts else []
+        widths = [max(1, int(most.max())) for most in of_buckets]
+        width = np.repeat(np.array(widths, dtype=np.int64), counts)
+        slots = (np.cumsum(width) - width)[asked] + within
+        self.num_slots = int(width.sum())
+        self.parts = np.full(items.shape, self.num_slots)
+        self.parts[row, place] = slots
+        of_slots = np.zeros((2, self.num_slots), dtype=np.int64)
+        of_slots[:, slots] = row, ends[row, place]
+        sizes_of = [count * width for count, width in zip(counts, widths, strict=True)]
+        found = torch.from_numpy(of_slots).to(device).split(sizes_of, dim=1)
+        shaped = [f.unflatten(1, (n, -1)) for f, n in zip(found, counts, strict=True)]
+        self.rows, self.ends = [rows for rows, _ in shaped], [ends for _, ends in shaped]
+
+    def picked(self, rows: torch.Tensor) -> Slots:
+        """Of these rows, each any number of times."""
+        items, counts, ends, device = self._given
+        index = rows.cpu().numpy()
+        return Slots(items[index], counts, ends[index], device)
 
 
 def padded_slots(slots: torch.Tensor) -> torch.Tensor:
@@ -185,47 +225,32 @@ class SharedSegments:
                 key = (id(part.segment), part.visible)
                 items.setdefault(key, []).append(row)
                 parts[key] = part
-        behind = [
-            {id(part.segment): count for part, count in zip(path, tokens_behind(path), strict=True)}
-            for path in (() if layout.window is None else paths)
-        ]
         classes: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for key, rows in items.items():
             size = (size_class(len(rows), 1), size_class(parts[key].visible, LEAST_KEYS))
             classes.setdefault(size, []).append(key)
         self.buckets: list[Bucket] = []
-        slot_of: dict[tuple[tuple[int, int], int], int] = {}
-        num_slots = num_bytes = 0
+        numbers: dict[tuple[int, int], int] = {}
+        num_bytes = 0
         for keys in classes.values():
-            chosen = [(parts[key], items[key]) for key in keys]
-            width = max(len(rows) for _, rows in chosen)
-            tokens = part_width(max(part.visible for part, _ in chosen), layout)
+            numbers |= {key: len(numbers) + i for i, key in enumerate(keys)}
+            tokens = part_width(max(parts[key].visible for key in keys), layout)
             mask = torch.full(
                 (len(keys), 1, 1, tokens), -torch.inf, dtype=layout.dtype, device=self._device
             )
-            slots = torch.zeros(len(keys), width, dtype=torch.long)
-            ends = torch.zeros_like(slots)  # tokens from the part's first one to the path's end
-            for i, (part, rows) in enumerate(chosen):
-                mask[i, :, :, : part.visible] = 0.0
-                slots[i, : len(rows)] = torch.tensor(rows)
-                for j, row in enumerate(rows):
-                    if layout.window is not None:
-                        ends[i, j] = part.visible + behind[row][id(part.segment)]
-                    slot_of[keys[i], row] = num_slots + i * width + j
-            entries = [Entry((part,), tuple(rows)) for part, rows in chosen]
-            layers = hold(store, entries, tokens)
-            distances = None
-            if layout.window is not None:
-                distances = ends.unsqueeze(2) - torch.arange(tokens)
-                distances = distances.to(self._device)
-            self.buckets.append(Bucket(layers, mask, slots.to(self._device), distances))
+            for i, key in enumerate(keys):
+                mask[i, :, :, : parts[key].visible] = 0.0
+            entries = [Entry((parts[key],), tuple(items[key])) for key in keys]
+            self.buckets.append(Bucket(hold(store, entries, tokens), mask))
             num_bytes += layout.bytes_per_token * len(keys) * tokens
-            num_slots += len(keys) * width
-        self.num_slots = num_slots
-        self.part_slots = [
-            [slot_of[(id(part.segment), part.visible), row] for part in path]
-            for row, path in enumerate(paths)
-        ]
+        most = max(map(len, paths))
+        of_rows, ends = np.full((len(paths), most), len(numbers)), np.zeros((len(paths), most), int)
+        for row, path in enumerate(paths):
+            of_rows[row, : len(path)] = [numbers[id(p.segment), p.visible] for p in path]
+            behind = zip(path, tokens_behind(path), strict=True)
+            ends[row, : len(path)] = [part.visible + count for part, count in behind]
+        counts = [len(keys) for keys in classes.values()]
+        self.slots = Slots(of_rows, counts, ends, self._device)
         self._scratch, self._counted = store.scratch, num_bytes
         self._scratch.add(num_bytes)
 
@@ -234,13 +259,13 @@ class SharedSegments:
         self._scratch.add(-self._counted)
         self._counted = 0
 
-    def query_index(self, bucket: Bucket) -> tuple[torch.Tensor, int]:
-        """Where each padded query row of a bucket comes from.
+    def query_index(self, rows: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """Where each padded query row of a bucket comes from. rows: in its slots [item, slot].
 
         Returns an index into [row * kv_heads] query groups in the order (item, kv_head, slot), and
         the number of slots that are real.
         """
         heads = torch.arange(self._num_kv_heads, device=self._device)
-        real, rows = bucket.rows.shape[1], padded_slots(bucket.rows)
+        real, rows = rows.shape[1], padded_slots(rows)
         index = rows[:, None, :] * self._num_kv_heads + heads[None, :, None]
         return index.flatten(), real

@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from beamwright.attention.partial import Partial, attend_few, attend_part, hide, merge_parts
-from beamwright.attention.shared import Hold, ResidentLayers, SharedSegments
+from beamwright.attention.shared import Hold, ResidentLayers, SharedSegments, Slots
 from beamwright.attention.tree_prefill import TreePrefill
 from beamwright.kv.segments import Path
 from beamwright.kv.store import SegmentStore, Tail
@@ -35,17 +36,26 @@ class TreeDecode:
         self, store: SegmentStore, paths: Sequence[Path], tail: Tail, hold: Hold = ResidentLayers
     ) -> None:
         self._tail, self._kv_heads = tail, store.pool.layout.num_kv_heads
-        self._shared = shared = SharedSegments(store, paths, hold)
-        self._queries = [shared.query_index(bucket) for bucket in shared.buckets]
-        # [rows, parts]: a row's slots in path order, then its own tokens, which are slot
-        # `num_slots + row`, then absent parts: the slot after all of those.
-        most = max(len(slots) for slots in shared.part_slots) + 1
-        index = torch.full((len(paths), most), shared.num_slots + len(paths))
-        for row, slots in enumerate(shared.part_slots):
-            index[row, : len(slots) + 1] = torch.tensor([*slots, shared.num_slots + row])
-        self._slots = index.to(store.compute_device)
-        self._index = self._context = self._lse = torch.empty(0)
+        self._shared = SharedSegments(store, paths, hold)
+        self._device = store.compute_device
         self._window, self._softcap = store.pool.layout.window, store.pool.layout.softcap
+        self._of_all = self._shared.slots
+        self._arrange(self._of_all)
+
+    def _arrange(self, slots: Slots) -> None:
+        """The tables of these rows: what each bucket is asked, and where a row's parts are.
+
+        [rows, parts]: a row's slots in path order, then its own tokens, which are slot
+        `num_slots + row`, then absent parts: the slot after all of those.
+        """
+        self._now, num_rows, num_slots = slots, len(slots.parts), slots.num_slots
+        self._queries = [self._shared.query_index(rows) for rows in slots.rows]
+        index = np.pad(slots.parts, ((0, 0), (0, 1)), constant_values=num_slots)
+        own = (index < num_slots).sum(1), num_slots + np.arange(num_rows)
+        index[index == num_slots] = num_slots + num_rows
+        index[np.arange(num_rows), own[0]] = own[1]
+        self._slots = torch.from_numpy(index).to(self._device)
+        self._index = self._context = self._lse = torch.empty(0)
         self._seen: tuple[Any, list[tuple[torch.Tensor, torch.Tensor]]] = None, []
 
     def attend(
@@ -63,12 +73,12 @@ class TreeDecode:
         grouped = query.view(rows, self._kv_heads, -1, head_dim)
         partials.append(attend_few(grouped, keys, values, self._tail.mask, self._softcap))
         contexts = [context.reshape(-1, head_dim) for context, _ in partials]
-        present = (self._shared.num_slots + rows) * heads
+        present = (self._now.num_slots + rows) * heads
         if not self._index.numel():
             own = torch.arange(heads, device=query.device)
             within = own.view(-1, self._kv_heads).t().flatten()
             slots = self._slots.unsqueeze(2)
-            within = torch.where(slots < self._shared.num_slots, within, own)
+            within = torch.where(slots < self._now.num_slots, within, own)
             self._index = (slots * heads + within).flatten()
             # The block behind the tails is the absent part: no weight, and no NaN of some row.
             self._context = contexts[0].new_zeros(present + heads, head_dim)
@@ -104,25 +114,18 @@ class TreeDecode:
         """What the rows see of each bucket; made once per token, as the tail's mask is."""
         token, places = self._tail.mask, self._tail.places
         if self._seen[0] is not token:
-            self._seen = token, [b.within(window, places, group) for b in self._shared.buckets]
+            now = zip(self._shared.buckets, self._now.rows, self._now.ends, strict=True)
+            seen = [each.within(window, ends, places[rows], group) for each, rows, ends in now]
+            self._seen = token, seen
         return self._seen[1]
 
     def keep_rows(self, rows: torch.Tensor) -> None:
-        """Packed segments stay; only the index tables change."""
-        num_old, num_slots = self._slots.shape[0], self._shared.num_slots
-        place = torch.zeros(num_old, dtype=torch.long, device=rows.device)
-        place[rows] = torch.arange(len(rows), device=rows.device)
-        for bucket in self._shared.buckets:
-            bucket.rows = place[bucket.rows]
-        self._queries = [self._shared.query_index(bucket) for bucket in self._shared.buckets]
-        slots = self._slots[rows]
-        own = (slots >= num_slots) & (slots < num_slots + num_old)
-        slots = torch.where(
-            own, num_slots + place[(slots - num_slots).clamp(0, num_old - 1)], slots
-        )
-        slots[slots == num_slots + num_old] = num_slots + len(rows)
-        self._slots, self._index = slots, torch.empty(0)
-        self._seen = None, []
+        """Packed segments stay; only the tables change."""
+        self._of_all = self._of_all.picked(rows)
+        self._arrange(self._of_all)
+
+    def spread(self, rows: torch.Tensor | None) -> None:
+        self._arrange(self._of_all if rows is None else self._of_all.picked(rows))
 
     def count_rows(self, num_rows: int) -> None:
         """Nothing here depends on it."""
@@ -139,6 +142,7 @@ class TreeAttention:
 
     name = "tree"
     copies_per_beam = False
+    spreads = True
     tail_tokens = 256
     decode_view = TreeDecode
     prefill_view = TreePrefill

@@ -208,17 +208,16 @@ class RunningBatch:
     def _run(self, max_tokens: int) -> None:
         if not self.running:
             return
-        number = self.running[0].node.round
-        num_rows, num_running = self._rows.num_rows, len(self.running)
+        number, num_running = self.running[0].node.round, len(self.running)
         self._progress.doing(f"round {number}: decoding {num_running} beams")
         self._tried, before = num_running, {row: len(row.tokens) for row in self.running}
         num_ahead = sum(row.speculative for row in self.running)
         self.last_rows = num_running - num_ahead, num_ahead
         self._ahead.most_rows = max(self._ahead.most_rows, self.last_rows[0])
-        num_tokens = self._rows.run(self.running, max_tokens, self._enough())
+        ran = self._rows.run(self.running, max_tokens, self._enough())
         self.counts.iterations += 1
-        self.counts.steps += num_tokens
-        self.counts.slot_tokens += num_tokens * num_rows
+        self.counts.steps += ran.passes
+        self.counts.slot_tokens += ran.rows
         self._count_drawn(before)
 
     def _count_drawn(self, before: Mapping[Row, int]) -> int:

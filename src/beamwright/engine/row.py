@@ -9,10 +9,11 @@ segments, text and settings; no tensors, no batch, no other row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from beamwright.engine.noise import lineage_key
 from beamwright.errors import InputError, NotFiniteError
@@ -243,6 +244,24 @@ class Row:
         self.tokens, self.logprobs, self.stats, self.top = [], [], {}, []
         self.step_end = self.reply_end = self.stop = self.hidden = None
 
+    def add(self, tokens: Sequence[int], values: Mapping[str, Sequence[float]]) -> None:
+        """Take in tokens, and what is known of each; not behind one without a distribution."""
+        count = len(tokens)
+        for number, logprob in enumerate(values["logprobs"][:count]):
+            if not math.isfinite(logprob):
+                at = f"step {self.node.depth}, token {len(self.tokens) + number + 1}"
+                count = number
+                self.error = NotFiniteError(
+                    "the generator's logits are NaN or infinite: problem "
+                    f"{self.node.problem_id}, {at} "
+                    "(a damaged checkpoint, or an overflow: try another --dtype)"
+                )
+                break
+        self.tokens += tokens[:count]
+        for name, numbers in values.items():
+            kept = self.logprobs if name == "logprobs" else self.stats.setdefault(name, [])
+            kept += numbers[:count]
+
     def reply_ids(self) -> list[int]:
         """Tokens of the reply so far, from its first one on."""
         assert self.node.parent is not None
@@ -327,6 +346,13 @@ def text_before(text: str, stop_strings: Sequence[str]) -> str:
     return text[: min((start for start in starts if start >= 0), default=len(text))]
 
 
+class Ran(NamedTuple):
+    """What an iteration has computed: forward passes, and rows of all of them, with padding."""
+
+    passes: int
+    rows: int
+
+
 class Rows(Protocol):
     """How the rows of the running batch are computed: with tensors, or on a virtual clock.
 
@@ -350,8 +376,8 @@ class Rows(Protocol):
     def max_tokens(self, running: Sequence[Row]) -> int:
         """Tokens until a row's newest ones have to be read as stored ones."""
 
-    def run(self, running: Sequence[Row], max_tokens: int, enough: int) -> int:
-        """Compute up to `max_tokens` tokens of every row; returns how many.
+    def run(self, running: Sequence[Row], max_tokens: int, enough: int) -> Ran:
+        """Compute up to `max_tokens` tokens of every row.
 
         It ends one token after `enough` of the rows that count (`awaited`) have stopped, or when
         those are done. The token behind a row's stop forwards its last one, unless its path has

@@ -8,6 +8,7 @@ the likeliest tokens are computed apart from sampling, so that nobody's tokens d
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from copy import copy
 from functools import partial
 from typing import NamedTuple
 
@@ -95,6 +96,14 @@ class RowSampling:
         self.greedy.copy_(torch.tensor(likeliest))
         self.top_k.copy_(torch.tensor([row.top_k or 0 for row in rows]).unsqueeze(1))
         self._numbers.copy_(torch.tensor(numbers, dtype=torch.float32).unsqueeze(2))
+
+    def picked(self, rows: torch.Tensor) -> RowSampling:
+        """Of these rows, each any number of times."""
+        made = copy(self)
+        made.greedy, made.top_k = self.greedy[rows], self.top_k[rows]
+        made._numbers = self._numbers[:, rows]
+        made.temperature, made.top_p, made.min_p = made._numbers
+        return made
 
     @property
     def filters(self) -> torch.Tensor:
@@ -190,7 +199,7 @@ class Sampler:
         captured: bool = False,
         fused: bool = False,
     ) -> None:
-        self._num_tokens, self._tile_rows = num_tokens, tile_rows
+        self.num_tokens, self._tile_rows = num_tokens, tile_rows
         self._fused = _fused_draw() if fused else None
         large = num_tokens >= _LARGE_VOCAB and device.type == "cpu"
         self._by_row = large and not captured and not fused
@@ -210,7 +219,7 @@ class Sampler:
         logits: [rows, vocab]; keys [rows, 2]; positions [rows] of the tokens being drawn.
         unread: rows whose token nobody reads; where rows are drawn one by one it is token 0.
         """
-        rows = (logits[:, : self._num_tokens], keys, positions, *how.tensors)
+        rows = (logits[:, : self.num_tokens], keys, positions, *how.tensors)
         if self._by_row:
             return self._sample_by_row(how.ways, unread, rows)
         if self._fused is None:
@@ -279,7 +288,7 @@ class Sampler:
         """
         if not self._stats:
             return {}
-        values = in_tiles(self._tile_rows, self._compute_stats, logits[:, : self._num_tokens])
+        values = in_tiles(self._tile_rows, self._compute_stats, logits[:, : self.num_tokens])
         return dict(zip(self._stats, values, strict=True))
 
     def _compute_stats(self, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -8,7 +8,6 @@ captured as a CUDA graph and replayed (`graphs`); called plainly it does the sam
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -19,11 +18,14 @@ from beamwright.counters import Progress
 from beamwright.engine.batch import ITERATION_TOKENS, RunningBatch
 from beamwright.engine.capacity import StepLengths, WorkingMemory
 from beamwright.engine.chains import last_hidden
+from beamwright.engine.drafts import AUTO_DRAFTS, Drafts
 from beamwright.engine.graphs import Replay, make_replay
 from beamwright.engine.noise import stack_keys
+from beamwright.engine.passes import DraftedPasses, why_no_drafts
 from beamwright.engine.row import (
     Decoding,
     Decodings,
+    Ran,
     Row,
     StopFinder,
     awaited,
@@ -38,7 +40,7 @@ from beamwright.engine.sampling import (
     draws_in_kernel,
     likeliest,
 )
-from beamwright.errors import NotFiniteError
+from beamwright.errors import InputError
 from beamwright.models.load import free_bytes
 from beamwright.models.session import DecodeSession
 from beamwright.models.tokenizer import TextCodec
@@ -114,6 +116,7 @@ class TensorRows:
 
     token_stats: names of what is kept of every token's distribution (`sampling.TOKEN_STATS`).
     replay: how steps are run; None for plain calls whose memory goes with the rows.
+    drafts: where rows may get several tokens in a pass.
     """
 
     def __init__(
@@ -122,6 +125,7 @@ class TensorRows:
         codec: TextCodec | None,
         token_stats: Collection[str] = (),
         replay: Replay | None = None,
+        drafts: Drafts | None = None,
     ) -> None:
         self._decoder, self._codec = model.decoder, codec
         device, vocab = model.decoder.device, model.decoder.shape.vocab
@@ -136,7 +140,18 @@ class TensorRows:
         )
         self._stops, self._stats = StopFinder(codec), sorted(token_stats)
         self.replay, self._stays = replay or Replay(), replay is not None
-        self._session = DecodeSession(model.decoder, model.store, model.backend, stays=self._stays)
+        self._session = session = DecodeSession(
+            model.decoder,
+            model.store,
+            model.backend,
+            stays=self._stays,
+            spreads=drafts is not None,
+        )
+        self._drafted = None
+        if drafts is not None:
+            self._drafted = DraftedPasses(
+                model.decoder, session, self._sampler, self._stops, drafts
+            )
         self._buffers: dict[int, StepBuffers] = {}
         self._rows: list[Row | None] = []
         self._arrangement = 0
@@ -199,7 +214,7 @@ class TensorRows:
     # --- tokens ------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def run(self, running: Sequence[Row], max_tokens: int, enough: int) -> int:
+    def run(self, running: Sequence[Row], max_tokens: int, enough: int) -> Ran:
         present = set(running)
         gone = [place for row, place in self._places().items() if row not in present]
         if gone:
@@ -210,6 +225,9 @@ class TensorRows:
         buffers = self._step_buffers()
         buffers.load(self._rows, self._arrangement)
         self._session.prepare(max_tokens)
+        if self._drafted is not None:
+            places, how = self._places(), (buffers.keys, buffers.sampling)
+            return self._drafted.run(places, *how, max_tokens, enough)
         drawn = _Drawn(self._rows, self._stops)
         num_done = 0
         try:
@@ -220,7 +238,7 @@ class TensorRows:
                 row.node.usage["overrun"] += num_done
             raise
         self._take(drawn, buffers, num_done)
-        return num_done
+        return Ran(num_done, num_done * self.num_rows)
 
     def _steps(
         self, buffers: StepBuffers, drawn: _Drawn, max_tokens: int, enough: int
@@ -289,7 +307,7 @@ class TensorRows:
             if row is None:
                 continue
             used = len(drawn.tokens[row])
-            _extend(row, drawn.tokens[row], {name: c[place] for name, c in columns.items()})
+            row.add(drawn.tokens[row], {name: c[place] for name, c in columns.items()})
             if count := min(row.decoding.sampling.top_logprobs, top_ids.shape[2]):
                 pairs = (
                     values[:used, place, :count].tolist() for values in (top_ids, top_logprobs)
@@ -337,24 +355,6 @@ class _Drawn:
                 row.stop = self._stops.reason(row, self.tokens[row])
 
 
-def _extend(row: Row, tokens: Sequence[int], values: Mapping[str, Sequence[float]]) -> None:
-    """Add tokens to a row, and what is known of each; not behind one without a distribution."""
-    count = len(tokens)
-    for number, logprob in enumerate(values["logprobs"][:count]):
-        if not math.isfinite(logprob):
-            at = f"step {row.node.depth}, token {len(row.tokens) + number + 1}"
-            count = number
-            row.error = NotFiniteError(
-                f"the generator's logits are NaN or infinite: problem {row.node.problem_id}, {at} "
-                "(a damaged checkpoint, or an overflow: try another --dtype)"
-            )
-            break
-    row.tokens += tokens[:count]
-    for name, numbers in values.items():
-        kept = row.logprobs if name == "logprobs" else row.stats.setdefault(name, [])
-        kept += numbers[:count]
-
-
 # --- the whole of it ------------------------------------------------------------------------------
 
 
@@ -382,8 +382,13 @@ def make_running_batch(
         # A copy: the last row must not keep a whole prompt's states alive.
         return [hidden[-1:].clone() for hidden in model.prefill(requests)]
 
+    drafts, most = None, settings.schedule.drafts
+    if most != "off" and (why_not := why_no_drafts(model, replay)) is None:
+        drafts = Drafts(AUTO_DRAFTS if most == "auto" else most)
+    elif isinstance(most, int):
+        raise InputError(f"--drafts {most}: {why_not}")
     batch = RunningBatch(
-        TensorRows(model, codec, token_stats, replay),
+        TensorRows(model, codec, token_stats, replay, drafts),
         model.store,
         prefill,
         StepLengths(Decodings(default), model.decoder.shape.context),

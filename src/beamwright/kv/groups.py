@@ -102,6 +102,16 @@ class GroupTails:
         for part in self.parts:
             part.advance()
 
+    def spread(self, rows: torch.Tensor, places: torch.Tensor, count: int) -> None:
+        """Of the next pass token i is row rows[i]'s, see `kv.spread`."""
+        for part in self.parts:
+            part.spread(rows, places, count)
+
+    def together(self) -> None:
+        """Passes are over one token of every row again."""
+        for part in self.parts:
+            part.together()
+
     def take(self, row: int, first: int, end: int) -> list[torch.Tensor]:
         """A row's tokens [first, end), by group."""
         return [part.take(row, first, end) for part in self.parts]

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from beamwright.kv.segments import Path, Segment, visible_path
+from beamwright.kv.spread import make_spread_tail
 from beamwright.kv.store import SegmentStore
 from beamwright.models.decoder import Decoder, padded_rows
 from beamwright.protocols import AttentionBackend
@@ -42,6 +44,7 @@ class DecodeSession:
 
     A token is `forward`; or `prepare` once for several, then `compute` and `advance` for each.
     stays: memory outlives the rows, at addresses that stay while `num_moves` does.
+    spreads: a pass may also be over any tokens of some rows, `forward_some`.
     """
 
     def __init__(
@@ -51,9 +54,12 @@ class DecodeSession:
         backend: AttentionBackend,
         *,
         stays: bool = False,
+        spreads: bool = False,
     ) -> None:
         self._decoder, self._store, self._backend = decoder, store, backend
-        self._tail = store.make_tail(backend.tail_tokens, stays=stays)
+        make_tail = partial(make_spread_tail, store) if spreads else store.make_tail
+        self._tail: Any = make_tail(backend.tail_tokens, stays=stays)
+        self._spread: Sequence[int] | None = None  # rows that the view is over, if not all once
         make_workspace = getattr(backend, "workspace", None)
         self._workspace: Any = None if make_workspace is None else make_workspace(store)
         self._stays = stays
@@ -68,18 +74,19 @@ class DecodeSession:
     @property
     def tail_shape(self) -> tuple[int, int]:
         """Rows and tokens that the tail has places for: the kernels' strides depend on them."""
-        return self._tail.num_rows, self._tail.num_tokens
+        shape: tuple[int, int] = (self._tail.num_rows, self._tail.num_tokens)
+        return shape
 
     @property
     def num_moves(self) -> int:
         """How often anything was allocated anew: a step captured before must not be replayed."""
-        shared: int = self._workspace.num_moves if self._workspace is not None else 0
-        return self._tail.num_moves + shared
+        shared = self._workspace.num_moves if self._workspace is not None else 0
+        return int(self._tail.num_moves + shared)
 
     @property
     def held_bytes(self) -> int:
         """Bytes of the tail's memory."""
-        return self._tail.num_bytes
+        return int(self._tail.num_bytes)
 
     # --- rows --------------------------------------------------------------------------------
 
@@ -107,6 +114,7 @@ class DecodeSession:
         compacts = self._view is not None and not fresh and len(index) == num_rows
         self._rows = [*rows, *([None] * (num_rows - len(rows)))]
         if compacts:
+            self._spread_view(None)
             self._view.drop_rows(spare)  # they have left: what they read may be gone
             self._view.keep_rows(torch.tensor(index, device=self._decoder.device))
             self._view.count_rows(len(rows))
@@ -158,6 +166,7 @@ class DecodeSession:
             for row in full.values():
                 row.flushed, row.held = row.num_tokens, 0
             self._open_view()
+        self._spread_view(None)
         lengths = [row.held if row is not None else None for row in self._rows]
         self._tail.begin(lengths, max_tokens)
         if self._workspace is not None:
@@ -168,6 +177,34 @@ class DecodeSession:
         hidden = self._decoder.hidden(token_ids, positions, self._view)
         self._tail.advance()
         return hidden
+
+    def forward_some(
+        self, rows: Sequence[int], ahead: Sequence[int], tokens: Sequence[int], at: Sequence[int]
+    ) -> torch.Tensor:
+        """Hidden states [tokens and padding, hidden] of any tokens of some rows, after `prepare`.
+
+        Token i is row rows[i]'s, ahead[i] tokens behind those that it holds, at position at[i]. A
+        row's first one has none ahead, and the others follow it: each sees those before it. They
+        are computed as any rows are, so in the same bits as one after the other. Nothing is held
+        until `advance_by`.
+        """
+        held = [row.held if row is not None else 0 for row in self._rows]
+        places = [held[row] + count for row, count in zip(rows, ahead, strict=True)]
+        padding = padded_rows(len(rows)) - len(rows)
+        columns = [[*c, *[c[0]] * padding] for c in (rows, places, tokens, at)]
+        index, where, ids, positions = torch.tensor(columns, device=self._decoder.device)
+        self._tail.spread(index, where, len(rows))
+        self._spread_view(columns[0], index)
+        hidden = self._decoder.hidden(ids, positions, self._view)
+        self._tail.together()
+        return hidden
+
+    def advance_by(self, num_tokens: Mapping[int, int]) -> None:
+        """So many of the tokens that were forwarded last are these rows'."""
+        for place, count in num_tokens.items():
+            row = self._rows[place]
+            assert row is not None
+            row.held += count
 
     def advance(self) -> None:
         """One more token of every row has been computed."""
@@ -198,6 +235,11 @@ class DecodeSession:
 
     # --- inside ------------------------------------------------------------------------------
 
+    def _spread_view(self, rows: Sequence[int] | None, index: Any = None) -> None:
+        if rows != self._spread:
+            self._view.spread(index)
+            self._spread = rows
+
     def _open_view(self) -> None:
         self._close_view()
         live = next((row for row in self._rows if row is not None), None)
@@ -216,4 +258,4 @@ class DecodeSession:
     def _close_view(self) -> None:
         if self._view is not None:
             self._view.close()
-        self._view = None
+        self._view, self._spread = None, None

@@ -25,7 +25,9 @@ from beamwright.solver.solution import Solution
 from beamwright.solver.solver import Solver
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-_GENERATED = ("generated", "kept", "overrun", "speculated", "speculated_kept")
+_GENERATED = (
+    "generated", "kept", "overrun", "speculated", "speculated_kept", "drafted", "draft_accepted",
+)  # fmt: skip
 
 Family = tuple[Any, str, str, str, Mapping[Any, float]]
 """Kind, name, help, names of labels, and the samples by the values of these."""
@@ -44,7 +46,7 @@ class Metrics(Collector):
         self._requests = Counter("requests", "Searches that ended.", ["outcome"], **named)
         kinds = (
             "Tokens: prompt, generated; of these kept, overrun, speculated, speculated and kept; "
-            "and those that the verifier read."
+            "drafted, of these accepted; and those that the verifier read."
         )
         self._tokens = Counter("tokens", kinds, ["kind"], **named)
         said, goodput = (

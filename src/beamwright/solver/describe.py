@@ -363,6 +363,8 @@ def _tokens(
         overrun=usage["overrun"],
         speculated=usage["speculated"],
         speculated_kept=usage["speculated_kept"],
+        drafted=usage["drafted"],
+        draft_accepted=usage["draft_accepted"],
         generator_prefilled=usage["generator_prefilled"] if remote is None else remote.prefilled,
         generator_reused=usage["generator_reused"] if remote is None else remote.cached_tokens,
         verifier_prefilled=usage["verifier_prefilled"],

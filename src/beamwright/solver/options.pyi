@@ -186,6 +186,10 @@ class SolverOptions(RequestOptions, total=False):
     chosen among those steps (exact: the tree is the same; truncate: it is not, as in FlashTTS
     siblings begin with a part of what one of them has); auto: exact where it pays.
     """
+    drafts: Literal["auto", "off"] | int
+    """Tokens a row, at most, to guess from the tree's own text and to verify in one pass: the
+    same tree in fewer passes. auto: as many as pay, by what passes take and guesses hold.
+    """
     verify_ahead: Literal["slack", "never"]
     """Steps that were decoded ahead are scored once they are chosen (never), or at once, while
     the verifier has nothing else (slack: FlashTTS's LookAhead Verification).

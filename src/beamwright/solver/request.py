@@ -49,7 +49,7 @@ IGNORED = {
 _NOT_REMOTE = (
     "weights", "top_logprobs", "split", "schedule", *_GROUPING, "inter_beam", "prefetch", "reuse",
     "evict", "victims", "link_bandwidth", "batching", "speculation", "verify_ahead", "write_back",
-    "graphs", "sparse",
+    "graphs", "sparse", "drafts",
 )  # fmt: skip
 """Options that are of the generator's KV, or of what it computes."""
 

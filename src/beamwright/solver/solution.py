@@ -57,7 +57,11 @@ class TreeStats:
 @dataclass(frozen=True)
 class TokenCounts:
     """Every token that was computed, reused or thrown away; null where a generator elsewhere does
-    not say. repeated: of those generated, see `tree.repeated_tokens`."""
+    not say.
+
+    repeated: of those generated, see `tree.repeated_tokens`. drafted: that were guessed, and
+    forwarded beside rows' own; draft_accepted: of them, those that the row drew.
+    """
 
     generated: int
     kept: int
@@ -65,6 +69,8 @@ class TokenCounts:
     overrun: int
     speculated: int
     speculated_kept: int
+    drafted: int
+    draft_accepted: int
     generator_prefilled: int | None
     generator_reused: int | None
     verifier_prefilled: int
@@ -155,6 +161,7 @@ class BatchStats:
     """The generator's running batch while the problem was in flight, others beside it included.
 
     slots: most rows at a time; None for as many as fit. iterations: of at most 16 tokens.
+    passes: forward passes in them.
     rows_mean: rows that wrote a token, per forward pass. occupancy: the same per row that was
     computed, padding and rows that had ended included. admitted: rows that joined.
     verifier_calls, verifier_steps_mean: turns of the verifier, and the steps in one.
@@ -162,6 +169,7 @@ class BatchStats:
 
     slots: int | None
     iterations: int
+    passes: int
     rows_mean: float | None
     occupancy: float | None
     admitted: int
@@ -176,6 +184,7 @@ class BatchStats:
         return cls(
             slots=slots,
             iterations=counted.iterations,
+            passes=counted.steps,
             rows_mean=tokens / counted.steps if counted.steps else None,
             occupancy=tokens / counted.slot_tokens if counted.slot_tokens else None,
             admitted=counted.admitted,

@@ -112,7 +112,7 @@ class Selector:
         self._stored = torch.tensor(lengths, device=store.compute_device)
         self.seen = self._stored
         self._shared = SharedSegments(store, paths, _Keys)
-        self._queries = [self._shared.query_index(bucket) for bucket in self._shared.buckets]
+        self._queries = [self._shared.query_index(rows) for rows in self._shared.slots.rows]
         self._bounds: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self._locate(paths)
 
@@ -125,16 +125,16 @@ class Selector:
         pool."""
         starts: list[int] = []
         total = 0
-        for bucket in self._shared.buckets:
-            items, slots = bucket.rows.shape
+        for bucket, rows in zip(self._shared.buckets, self._shared.slots.rows, strict=True):
+            items, slots = rows.shape
             tokens = bucket.mask.shape[-1]
             starts += [total + slot * tokens for slot in range(items * slots)]
             total += items * slots * tokens
         sources, places = [], []
         in_pool = torch.zeros(len(paths) * self._num_columns, dtype=torch.long)
-        for row, (path, slots_of) in enumerate(zip(paths, self._shared.part_slots, strict=True)):
+        for row, (path, slots_of) in enumerate(zip(paths, self._shared.slots.parts, strict=True)):
             at = row * self._num_columns
-            for part, slot in zip(path, slots_of, strict=True):
+            for part, slot in zip(path, slots_of, strict=False):
                 end = at + part.visible
                 sources.append(torch.arange(starts[slot], starts[slot] + part.visible))
                 places.append(torch.arange(at, end))
@@ -181,7 +181,7 @@ class Selector:
         found = []
         buckets = zip(self._shared.buckets, self._queries, strict=True)
         for number, (bucket, (index, real)) in enumerate(buckets):
-            items, keys = bucket.rows.shape[0], bucket.layers.layer(layer)
+            items, keys = len(bucket.mask), bucket.layers.layer(layer)
             chosen = flat.index_select(0, index.to(self._home))
             queries = chosen.view(items, kv_heads, -1, head_dim)
             if pages:

@@ -77,9 +77,9 @@ class Node:
         whose own text stays.
     step_score: the verifier's score of this step alone; score: aggregated over the path.
     handles: one opaque KV handle per owner, "generator" or "verifier".
-    usage: tokens spent on this node: "overrun", "generator_prefilled", "generator_reused",
-        "verifier_prefilled", "verifier_reused", "verifier_generated"; and "judge_unparsed",
-        critiques without a score.
+    usage: tokens spent on this node: "overrun", "drafted", "draft_accepted",
+        "generator_prefilled", "generator_reused", "verifier_prefilled", "verifier_reused",
+        "verifier_generated"; and "judge_unparsed", critiques without a score.
     notes: what was written about this step, by kind ("critique").
     problem_text: the problem as the verifier reads it (root only).
     greedy: its tokens are the likeliest, not drawn (a rollout).

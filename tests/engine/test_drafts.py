@@ -1,0 +1,242 @@
+"""Drafts: any guesses change the passes and nothing else; what is guessed is what the text says."""
+
+import random
+from collections import Counter
+
+import pytest
+from transformers import AutoConfig, Qwen3Config
+
+import fakes
+from beamwright import Solver
+from beamwright.engine.drafts import SUFFIXES, Drafts, TextIndex
+from beamwright.engine.passes import DraftedPasses
+from beamwright.errors import InputError, Interrupted
+from engines import PROBLEM, assert_nothing_allocated, exact_dtype, grow, tiny_solver
+
+SMALL = {"n": 8, "width": 2, "max_rounds": 5, "max_step_tokens": 24, "max_tokens": 60}
+WINDOWS = {
+    **{"vocab_size": fakes.VOCAB, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256},
+    **{"sliding_window": 16, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+}
+
+
+def facts(tree):
+    return [
+        (n.lineage, n.token_ids, n.logprobs, n.stop, n.text, n.score, n.state, n.stats, n.top)
+        for n in tree.nodes()
+    ]
+
+
+class Knowing(Drafts):
+    """Drafts what rows will write, as far as a coin says so, and something wrong behind that."""
+
+    def __init__(self, tree, most, seed=0):
+        super().__init__(most)
+        self.rng, self.drafted, self.accepted = random.Random(seed), 0, Counter()
+        self.known = {node.lineage: node.token_ids for node in tree.nodes()}
+
+    def draft(self, rooms):
+        return {row: self.guess(row, min(room, self.most)) for row, room in rooms.items()}
+
+    def guess(self, row, room):
+        known = self.known.get(row.node.lineage, ())
+        right = list(known[len(row.tokens) :][: self.rng.randint(0, room)])
+        wrong = [self.rng.randrange(fakes.VOCAB) for _ in range(room - len(right))]
+        return right + wrong[: self.rng.randint(0, room)]
+
+
+@pytest.fixture
+def draft_from(monkeypatch):
+    """Let all engines draft from a tree that is known."""
+
+    def start(tree, most, seed=0):
+        knowing = Knowing(tree, most, seed)
+        init = DraftedPasses.__init__
+
+        def with_knowing(passes, *parts):
+            init(passes, *parts[:-1], knowing)
+
+        monkeypatch.setattr(DraftedPasses, "__init__", with_knowing)
+        return knowing
+
+    return start
+
+
+def same(make, draft_from, seed=0, **options):
+    """Grow a tree without drafts, and with good and bad ones; all of it is the same."""
+    plain, tree = grow(make(**options))
+    assert plain.tokens.drafted == 0
+    most = 1 + seed % 8
+    draft_from(tree, most, seed)
+    found, drafted = grow(make(**options, drafts=most))
+    assert facts(drafted) == facts(tree)
+    assert found.tree_hash == plain.tree_hash
+    assert 0 < found.tokens.draft_accepted < found.tokens.drafted
+    return plain, found
+
+
+@pytest.mark.parametrize("attention", ["tree", "dense", "reference"])
+@pytest.mark.parametrize("most", range(8))
+def test_trees_are_equal_bit_for_bit(make_solver, draft_from, attention, most):
+    dtype = exact_dtype(attention)
+    plain, found = same(make_solver, draft_from, most, **SMALL, attention=attention, dtype=dtype)
+    assert found.batch.passes < plain.batch.passes
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0},
+        {"temperature": 0.8, "top_k": 5, "top_p": 0.9, "min_p": 0.01},
+        {"top_logprobs": 3, "verifier": "entropy"},
+        {"stop_strings": ("x", "Zq", "7")},
+        {"ignore_eos": True, "step_tokens": 11},
+        {"search": "lookahead", "n": 4},
+        {"deterministic": True},
+        {"context": 64, "max_tokens": None},
+        {"speculation": "exact", "max_batch": 3},
+        {"max_step_tokens": 2},
+    ],
+    ids=str,
+)
+def test_trees_are_equal_however_rows_are_drawn_and_end(make_solver, draft_from, options):
+    same(make_solver, draft_from, 4, **{**SMALL, "dtype": exact_dtype(), **options})
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_trees_are_equal_where_memory_is_short(make_solver, draft_from, seed):
+    """Rows leave in the middle of drafts, and come back."""
+    options = {**SMALL, "dtype": "float64"}
+    _, tree = grow(make_solver(**options))
+    draft_from(tree, 4, seed)
+    scarce = {"schedule": "locality", "kv_memory": 20 * 8192, "host_memory": "2MiB"}
+    how = [{}, {"batching": "grouped"}, {"batching": "continuous", "max_batch": 5}]
+    where = how[seed] if seed < len(how) else {"evict": "recompute"}
+    found, drafted = grow(make_solver(**options, **scarce, **where, drafts=4))
+    assert facts(drafted) == facts(tree)
+    assert found.kv.groups > 1
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_long_steps_outlive_their_tails(make_solver, draft_from, seed):
+    """Drafts stop where a tail is full, and go on in the next."""
+    attention = ("tree", "dense")[seed % 2]
+    options = {"max_step_tokens": 300, "max_tokens": 320, "delimiter": "Zq", "ignore_eos": True}
+    options |= {"n": 4, "width": 2, "attention": attention, "dtype": exact_dtype(attention)}
+    same(make_solver, draft_from, seed, **options)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3_text", "gpt_oss"])
+def test_trees_are_equal_with_windows_and_sinks(tmp_path, draft_from, kind):
+    if kind == "qwen3":
+        layers = ["sliding_attention", "full_attention"] * 2
+        config = Qwen3Config(
+            **WINDOWS, use_sliding_window=True, layer_types=layers, num_hidden_layers=4
+        )
+    else:
+        experts = {"num_local_experts": 4, "num_experts_per_tok": 2} if kind == "gpt_oss" else {}
+        config = AutoConfig.for_model(kind, **WINDOWS, num_hidden_layers=6, **experts)
+    fakes.write_tokenizer(tmp_path)
+    fakes.write_checkpoint(tmp_path, config, noise=0.15)
+    options = {**SMALL, "dtype": "float64", "max_step_tokens": 40, "max_tokens": 120}
+
+    def make(**changes):
+        return tiny_solver(tmp_path, **changes)
+
+    for attention in ("tree", "dense"):
+        same(make, draft_from, 5, **options, attention=attention)
+
+
+def test_several_problems_draft_from_their_own_text(make_solver):
+    problems = [(i, f"Ann has {i} apples. Ann has {i} apples. Ann has") for i in range(4)]
+    options = {**SMALL, "dtype": exact_dtype(), "temperature": 0.5}
+    expected = [s.tree_hash for s in make_solver(**options).solve_many(problems)]
+    solver = make_solver(**options, drafts=3, executor="overlapped", speculation="exact")
+    found = solver.solve_many(problems)
+    assert [solution.tree_hash for solution in found] == expected
+    assert sum(solution.tokens.drafted for solution in found) > 0
+    assert_nothing_allocated(solver)
+
+
+def test_searches_are_resumed_and_broken_off(make_solver, draft_from, tmp_path):
+    options, file = {**SMALL, "dtype": "float64"}, tmp_path / "search.json"
+    plain, tree = grow(make_solver(**options))
+    draft_from(tree, 4)
+    solver = make_solver(**options, drafts=4)
+
+    def stop(report):
+        if report.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises((KeyboardInterrupt, Interrupted)):
+        solver.solve(PROBLEM, on_round=stop, checkpoint=file)
+    assert_nothing_allocated(solver)
+    assert solver.resume(file).tree_hash == plain.tree_hash
+    assert_nothing_allocated(solver)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"schedule": "layerwise"}, {"sparse": "exact", "select": 8, "sparse_from": 0}],
+    ids=str,
+)
+def test_where_a_view_cannot_it_is_said(make_solver, options):
+    with pytest.raises(InputError, match="--drafts 3: needs attention in plain torch"):
+        make_solver(**options, drafts=3)
+    make_solver(**options, drafts="auto").close()
+
+
+@pytest.mark.parametrize("given", [0, 16, "none", True, 1.5])
+def test_what_is_no_number_of_drafts(given):
+    with pytest.raises(InputError, match="drafts"):
+        Solver(model="bundled", drafts=given)
+
+
+# --- the text ------------------------------------------------------------------------------------
+
+
+def longest_suffix(texts, behind):
+    """What followed the longest suffix, by going through all texts: (token, length)."""
+    for length in SUFFIXES:
+        suffix, followers = tuple(behind[-length:]), []
+        if len(suffix) < length:
+            continue
+        for text in texts:
+            ends = range(length, len(text))
+            followers += [text[end] for end in ends if tuple(text[end - length : end]) == suffix]
+        if followers:
+            counts = Counter(followers)
+            most = max(counts.values())
+            best = max(counts, key=lambda t: (counts[t] == most, _last(followers, t)))
+            return best, length
+    return None
+
+
+def _last(followers, token):
+    return len(followers) - 1 - followers[::-1].index(token)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_index_finds_what_going_through_all_texts_finds(seed):
+    rng, index, texts = random.Random(seed), TextIndex(), []
+    for _ in range(12):
+        text = [rng.randrange(2 + seed % 4) for _ in range(rng.randint(1, 40))]
+        texts.append(text)
+        at = rng.randint(0, len(text))
+        behind = index.add((), text[:at])
+        index.add(behind, text[at:])
+        for _ in range(20):
+            asked = [rng.randrange(2 + seed % 4) for _ in range(rng.randint(0, 12))]
+            assert index.after(asked) == longest_suffix(texts, asked)
+
+
+def test_a_script_is_copied():
+    index = TextIndex()
+    end = index.add((), [1, 2, 3, 4, 5, 6])
+    assert index.after((9, 2, 3)) == (4, 2)
+    assert index.after((1, 2, 3)) == (4, 3)
+    assert index.after((9, 3)) is None
+    index.add(end, [2, 3, 7, 2, 3, 7])
+    assert index.after((9, 2, 3)) == (7, 2), "what followed most often"
+    assert index.after((1, 2, 3)) == (4, 3), "the longest suffix first"
