@@ -50,12 +50,18 @@ def _same(found, pinned, tolerance):
     return found == pinned
 
 
-def _rounded(value):
+def _rounded(value, before, tolerance):
+    """A value to be pinned; a number that is as it was, but for this processor, stays."""
     if isinstance(value, dict):
-        return {key: _rounded(inner) for key, inner in value.items()}
+        was = before if isinstance(before, dict) else {}
+        return {key: _rounded(inner, was.get(key), tolerance) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_rounded(inner) for inner in value]
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+        was = before if isinstance(before, list) and len(before) == len(value) else value
+        return [_rounded(*pair, tolerance) for pair in zip(value, was, strict=True)]
+    if isinstance(value, float):
+        kept = isinstance(before, float) and _same(value, before, tolerance)
+        return before if kept else float(f"{value:.{DIGITS}g}")
+    return value
 
 
 def pinned(name):
@@ -70,7 +76,8 @@ def tolerance_of(name):
 
 def write(name):
     cases, find = GOLDENS[name]
-    found = {case: _rounded(find(case)) for case in cases}
+    before, tolerance = pinned(name), tolerance_of(name).get("tolerance", 10 ** (1 - DIGITS))
+    found = {case: _rounded(find(case), before.get(case), tolerance) for case in cases}
     text = json.dumps(found, indent=1, ensure_ascii=False)
     (FOLDER / f"{name}.json").write_text(text + "\n", encoding="utf-8")
 

@@ -296,6 +296,18 @@ class SchedulePolicy(Protocol):
     def plan(self, view: ScheduleView) -> Plan: ...
 
 
+class Answers(Protocol):
+    """What a reply states, and when two replies state the same.
+
+    read: its answer; None without one. key: the same text for equal answers. notes: what the
+    verifier wrote about the reply last, by kind.
+    """
+
+    def read(self, text: str) -> str | None: ...
+
+    def key(self, answer: str, notes: Mapping[str, str]) -> str: ...
+
+
 class Verifier(Protocol):
     """Scores finished steps; keeps what it needs on the nodes (`node.handles['verifier']`).
 

@@ -228,6 +228,11 @@ class SearchSettings(OpenSection):
     choose: Literal["best", "majority", "weighted"] | None = option(
         None, "How the final answer is chosen (default: the strategy's own)."
     )
+    answers: str = option(
+        "math",
+        "What of a reply is its answer, and when two are the same: math, code, or a plugin's.",
+        metavar="NAME",
+    )
     seed: int = option(0, "Seed of every random draw.", ge=0)
 
 

@@ -13,6 +13,7 @@ from beamwright.engine.decisions import (
 )
 from beamwright.errors import InputError
 from beamwright.search import make_strategy
+from beamwright.search.reading import Mathematics, note_answers
 from beamwright.sections import SearchSettings, StopSettings
 from beamwright.solver.describe import final_nodes
 from beamwright.tree import NodeState, StopReason, tree_hash
@@ -90,6 +91,7 @@ def ended(texts, scores=None, stop=EOS):
     for node, text, score in zip(nodes, texts, scores or [0.5] * len(texts), strict=True):
         add_step(tree, node, f"The answer is {text}." if text else "hm", stop=stop)
         node.score = score
+    note_answers(Mathematics(), nodes)
     return nodes
 
 

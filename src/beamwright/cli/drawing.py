@@ -14,7 +14,6 @@ from rich.text import Text
 from rich.tree import Tree
 
 from beamwright.cli.output import one_line
-from beamwright.search.answers import extract_answer, normalise_answer
 from beamwright.search.revise import best_answer
 from beamwright.search.rounds import ranked
 from beamwright.tree import Node, NodeState, SearchTree
@@ -72,10 +71,9 @@ def draw_answers(tree: SearchTree) -> Text | None:
     votes: dict[str, list[Node]] = {}
     shown: dict[str, str] = {}
     for leaf in map(best_answer, tree.finished()):
-        answer = extract_answer(leaf.text)
-        key = "" if answer is None else normalise_answer(answer)
+        key = leaf.vote or ""
         votes.setdefault(key, []).append(leaf)
-        shown.setdefault(key, "no answer" if answer is None else one_line(answer))
+        shown.setdefault(key, "no answer" if leaf.answer is None else one_line(leaf.answer))
     if not votes:
         return None
     line = Text("Answers  ", no_wrap=True, overflow="ellipsis")

@@ -19,7 +19,7 @@ Ordinals = tuple[str | int, ...]
 _WRITTEN = (
     "start", "token_ids", "logprobs", "stats", "top", "problem_text", "greedy", "round", "turn",
 )  # fmt: skip
-_DECIDED = ("state", "stop", "step_score", "score", "usage", "notes")
+_DECIDED = ("state", "stop", "step_score", "score", "usage", "notes", "answer", "vote")
 _OF_TREE = ("rounds", "done", "reason_fewer")
 _REPORTED = ("candidates", "survivors", "pruned", "finished")
 
@@ -76,7 +76,7 @@ class Changes:
     def _change(self, node: Node) -> StepDelta | None:
         now = (
             len(node.token_ids), node.stop, node.state, node.score, node.step_score,
-            frozenset(node.usage.items()), len(node.notes),
+            frozenset(node.usage.items()), len(node.notes), node.vote,
         )  # fmt: skip
         before = self._known.get(node)
         if now == before:

@@ -29,7 +29,6 @@ from beamwright.protocols import (
     Strategy,
 )
 from beamwright.search import strategy_row
-from beamwright.search.answers import extract_answer, normalise_answer
 from beamwright.search.lookahead import rolled_from, rollout
 from beamwright.search.rounds import TIE, duplicates, ranked
 from beamwright.sections import SearchSettings, StopSettings
@@ -350,10 +349,9 @@ def vote_is_settled(ended: Iterable[Node], num_remaining: int, *, weighted: bool
     """
     votes: dict[str, list[float]] = {}
     for node in ended:
-        answer = extract_answer(node.text) if node.complete else None
-        vote = node.score if weighted else 1.0
-        if answer and vote is not None:
-            votes.setdefault(normalise_answer(answer), []).append(vote)
+        weight = node.score if weighted else 1.0
+        if node.complete and node.vote is not None and weight is not None:
+            votes.setdefault(node.vote, []).append(weight)
     totals = sorted(map(math.fsum, votes.values()), reverse=True)
     most, second = (*totals, 0.0, 0.0)[:2]
     return most > second + num_remaining + TIE

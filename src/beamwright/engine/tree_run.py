@@ -16,6 +16,7 @@ from beamwright.engine.speculation import Payoff, SpeculativeChildren
 from beamwright.errors import BeamwrightError, CapacityError
 from beamwright.protocols import (
     Action,
+    Answers,
     Ask,
     Complete,
     Extend,
@@ -26,6 +27,7 @@ from beamwright.protocols import (
     RoundReport,
     Strategy,
 )
+from beamwright.search.reading import Mathematics, note_answers
 from beamwright.tree import Node, NodeState, SearchTree, Turn
 
 Aggregate = Callable[[Sequence[float | None]], float | None]
@@ -45,7 +47,7 @@ class TreeRun:
     started_s: when this process started with it, on the engine's clock; None until then.
     finished_s: seconds from admission to the end of scoring, per final candidate; ended_s: of all.
     round_tokens: distinct path tokens that each round's beams extend (their KV is needed).
-    rule: what may stop the search early.
+    rule: what may stop the search early. answers: how replies are read.
     save: called when a round is scored and nothing is decided about it yet.
     restore: gives the nodes of a resumed tree their KV back, once it is known which are needed.
     cut: True if the deadline has ended a round before all of it was decoded and scored.
@@ -75,6 +77,7 @@ class TreeRun:
     finished_s: dict[Node, float] = field(default_factory=dict)
     round_tokens: list[int] = field(default_factory=list)
     rule: StopRule | None = None
+    answers: Answers = field(default_factory=Mathematics)
     save: Callable[[TreeRun, float], None] | None = None
     restore: Callable[[Sequence[Node]], None] | None = None
     cut: bool = False
@@ -197,6 +200,7 @@ class TreeRun:
     def decide(self) -> list[Action]:
         """The strategy's actions, or the end of the search if something stops it."""
         tree, rule = self.tree, self.rule
+        note_answers(self.answers, [node for node in tree.ended() if node.answers])
         whole = not self.cut or (rule is not None and rule.paths_stand_alone)
         actions = decided(self.strategy, tree, self.rng(tree)) if whole else []
         ends = not self.cut and any(isinstance(action, Finish) for action in actions)

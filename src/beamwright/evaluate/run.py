@@ -27,6 +27,7 @@ from beamwright.evaluate.problems import Problem, ProblemSet
 from beamwright.io import private, read_regular, write_whole
 from beamwright.saved.identity import plugin_code
 from beamwright.search.choose import CHOICES, choose
+from beamwright.search.reading import make_answers
 from beamwright.tree import COMPLETE_STOPS
 
 if sys.platform != "win32":
@@ -37,7 +38,7 @@ InFlight = int | Literal["auto"]
 _MOST_UNANSWERED = 16
 """Problems in a row that a generator elsewhere has failed, before it counts as gone."""
 
-_KEPT = ("answer", "score", "stop", "tokens", "notes")  # of a candidate
+_KEPT = ("answer", "vote", "score", "stop", "tokens", "notes")  # of a candidate
 _COPIED = (
     "score", "stop", "rounds", "tokens", "kv", "time", "goodput_tok_s", "tree_hash", "exact",
 )  # fmt: skip
@@ -73,12 +74,13 @@ def make_record(problem: Problem, solution: Mapping[str, Any], checker: AnswerCh
         for candidate in solution["candidates"]
     ]
     answers = [candidate["answer"] for candidate in candidates]
-    verdicts = checker.judge(problem.answer, [solution["answer"], *answers])
+    votes = [candidate["vote"] for candidate in candidates]
+    verdicts = _verdicts(problem.answer, solution, dict(zip(answers, votes, strict=True)), checker)
     complete = [candidate["stop"] in COMPLETE_STOPS for candidate in candidates]
     scores = [candidate["score"] for candidate in candidates]
     choices: dict[str, Mapping[str, Any]] = {}
     for how in CHOICES:
-        answer = answers[choose(answers, scores, complete, how)] if answers else None
+        answer = answers[choose(votes, scores, complete, how)] if answers else None
         choices[how] = {"answer": answer, "correct": verdicts[answer]}
     ended = [answer for answer, whole in zip(answers, complete, strict=True) if whole]
     lengths = [candidate["tokens"] for candidate in candidates]
@@ -96,6 +98,21 @@ def make_record(problem: Problem, solution: Mapping[str, Any], checker: AnswerCh
         receipt=solution.get("receipt"),
         **{name: solution[name] for name in _COPIED},
     )
+
+
+def _verdicts(
+    gold: str | None,
+    solution: Mapping[str, Any],
+    votes: Mapping[str | None, str | None],
+    checker: AnswerChecker,
+) -> Mapping[str | None, bool | None]:
+    """Which answers are right. votes: of each; beside mathematics, the right one's decides."""
+    search = solution.get("settings", {}).get("search", {})
+    name = search.get("answers", "math")
+    if gold is None or name == "math":
+        return checker.judge(gold, [solution["answer"], *votes])
+    right = make_answers(name, search).key(gold, {})
+    return {None: False, **{each: vote == right for each, vote in votes.items() if each}}
 
 
 def make_error_record(problem: Problem, error: Exception) -> Record:

@@ -13,7 +13,6 @@ from typing import Any, Literal, NotRequired
 from typing_extensions import TypedDict  # pydantic cannot read typing's before Python 3.12
 
 from beamwright.io import finite
-from beamwright.search.answers import extract_answer, normalise_answer
 from beamwright.tree import Node, NodeState, SearchTree
 
 RUN_FORMAT, RUN_VERSION = "beamwright run", 1  # of a run in a file
@@ -170,8 +169,7 @@ def _judged(node: Node) -> StepEvent:
     if node.notes:
         step["notes"] = dict(node.notes)
     if node.state is NodeState.FINISHED:
-        step["answer"] = extract_answer(node.text)
-        step["vote"] = normalise_answer(step["answer"]) if step["answer"] else None
+        step["answer"], step["vote"] = node.answer, node.vote
     return step
 
 

@@ -27,7 +27,6 @@ from beamwright.page.events import (
     end,
     saved_run,
 )
-from beamwright.search.answers import extract_answer
 from beamwright.tree import Node, SearchTree
 
 _PARTS = Path(__file__).parent / "web"
@@ -71,7 +70,7 @@ def write_tree_page(tree: SearchTree, chosen: Node | None, path: Path, title: st
 def tree_page(tree: SearchTree, chosen: Node | None, name: str, title: str) -> str:
     """The page of a tree, in ASCII. name: what the run is called. See `write_tree_page`."""
     problem = tree.root.problem_text
-    answer = None if chosen is None else extract_answer(chosen.text)
+    answer = None if chosen is None else chosen.answer
     events = saved_run(
         name,
         _about(problem, {}),

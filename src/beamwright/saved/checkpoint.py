@@ -32,6 +32,7 @@ from beamwright.registry import PLUGIN_MODULE, Table
 from beamwright.saved.identity import CODE, plugin_code
 from beamwright.search import STRATEGIES
 from beamwright.search.defaults import with_defaults
+from beamwright.search.reading import ANSWERS
 from beamwright.tree import Node, NodeState, SearchTree, StopReason, Turn
 from beamwright.tree.recorded import describe_fault
 
@@ -40,7 +41,7 @@ VERSION = 4
 ENDED = "ended"  # of a search that is over: what `CheckpointWriter.end` was told
 OWN = "python:"  # begins the name of what a user gave as an object
 DECISIVE_SECTIONS = ("model", "sampling", "step", "search", "sparse")  # decide the tree
-_TABLES: dict[str, Table[Any]] = {"search": STRATEGIES, "verifier": VERIFIERS}
+_TABLES: dict[str, Table[Any]] = {"search": STRATEGIES, "verifier": VERIFIERS, "answers": ANSWERS}
 # Of these sections:
 _NOT_THE_TREE = {"device", "attention", "top_logprobs", "choose", "sparse_home"}
 
@@ -195,6 +196,8 @@ def _node(node: Node, finished_s: float | None) -> dict[str, Any]:
         "score": node.score,
         "usage": node.usage,
         "notes": node.notes,
+        "answer": node.answer,
+        "vote": node.vote,
         "round": node.round,
         "greedy": node.greedy,
         "turn": None if node.turn is None else (node.turn.text, node.turn.answers),
@@ -265,6 +268,8 @@ class _SavedNode:
     finished_s: _Seconds | None
     top: tuple[tuple[tuple[_Count, _Number], ...], ...]
     notes: dict[str, _Text]
+    answer: _Text | None = None
+    vote: _Text | None = None
 
 
 @dataclass(frozen=True)
@@ -319,6 +324,7 @@ def _add(tree: SearchTree, parent: Node, saved: _SavedNode, *, has_children: boo
     tree.commit(node, saved.token_ids, saved.logprobs, stop, text, saved.stats, saved.top)
     node.step_score, node.score = saved.step_score, saved.score
     node.usage, node.notes = Counter(saved.usage), dict(saved.notes)
+    node.answer, node.vote = saved.answer, saved.vote
     match saved.state:
         case NodeState.KEPT:
             tree.keep(node)

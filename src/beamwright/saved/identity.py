@@ -14,8 +14,9 @@ from typing import Any
 from beamwright.config import Settings
 from beamwright.declare import VERIFIERS
 from beamwright.search import strategy_row
+from beamwright.search.reading import ANSWERS
 
-CODE = {"search_code": "search", "verifier_code": "verifier"}
+CODE = {"search_code": "search", "verifier_code": "verifier", "answers_code": "answers"}
 """What holds the code of what an option names, and the option."""
 _PLAIN = (bool, int, float, str, bytes, type(None))
 _DIGITS = 12
@@ -45,7 +46,8 @@ def plugin_code(settings: Settings) -> dict[str, str]:
     Raises:
         InputError: for an unknown strategy.
     """
-    rows = (strategy_row(settings.search), VERIFIERS.get(settings.model.scorer))
+    search = settings.search
+    rows = strategy_row(search), VERIFIERS.get(settings.model.scorer), ANSWERS.get(search.answers)
     return {
         name: identity_of(row.make, row.source)
         for name, row in zip(CODE, rows, strict=True)

@@ -27,6 +27,7 @@ from beamwright.protocols import Action, Prospect
 from beamwright.registry import Table, TableRow
 from beamwright.search.choose import Choice
 from beamwright.search.prospects import by_scores
+from beamwright.search.reading import ANSWERS
 from beamwright.sections import SearchSettings, Section
 from beamwright.tree import Node, SearchTree
 
@@ -91,7 +92,8 @@ class StrategyRow(TableRow):
         Raises:
             InputError: for an option of another strategy, or a value that this one cannot use.
         """
-        (given,) = declared_values(STRATEGIES, [self], settings)
+        rows = [self, ANSWERS.find(settings.answers)]
+        given, _ = declared_values(STRATEGIES, rows, settings)
         return made(STRATEGIES, self.make, given, search=settings)  # type: ignore[no-any-return]
 
 

@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from beamwright.search.answers import normalise_answer
 from beamwright.search.rounds import TIE
 
 Choice = Literal["best", "majority", "weighted"]
@@ -17,13 +16,14 @@ CHOICES: tuple[Choice, ...] = ("best", "majority", "weighted")
 
 
 def choose(
-    answers: Sequence[str | None],
+    votes: Sequence[str | None],
     scores: Sequence[float | None],
     complete: Sequence[bool],
     how: Choice,
 ) -> int:
     """Index of the chosen candidate; the sequences run over candidates in lineage order.
 
+    votes: the same text for equal answers (`Node.vote`), None without one.
     `complete` says whose path ended by itself: a truncated path never wins against a complete
     one that has an answer. `best` takes the highest score. `majority` takes the most frequent
     answer, ties by summed score; `weighted` the answer with the largest summed score; either
@@ -37,18 +37,18 @@ def choose(
     Raises:
         ValueError: if there are no candidates.
     """
-    if not answers:
+    if not votes:
         raise ValueError("there are no candidates to choose from")
     scores = [score if score is not None and math.isfinite(score) else None for score in scores]
-    voters = [i for i, answer in enumerate(answers) if complete[i] and answer and answer.strip()]
+    voters = [i for i, vote in enumerate(votes) if complete[i] and vote is not None]
     if not voters:
-        finished = [i for i in range(len(answers)) if complete[i]]
-        return _best(finished or range(len(answers)), scores)
+        finished = [i for i in range(len(votes)) if complete[i]]
+        return _best(finished or range(len(votes)), scores)
     if how == "best":
         return _best(voters, scores)
     groups: dict[str, list[int]] = {}
     for i in voters:
-        groups.setdefault(normalise_answer(answers[i] or ""), []).append(i)
+        groups.setdefault(votes[i] or "", []).append(i)
     ballots = list(groups.values())
     if how == "majority":
         most = max(len(ballot) for ballot in ballots)

@@ -29,8 +29,8 @@ from beamwright.saved.receipt import (
     versions,
 )
 from beamwright.search import doubts, strategy_row
-from beamwright.search.answers import extract_answer
 from beamwright.search.choose import choose
+from beamwright.search.reading import note_answers
 from beamwright.search.revise import asked_again, best_answer
 from beamwright.search.rounds import ranked
 from beamwright.solver import solution as result
@@ -86,17 +86,17 @@ def complete_nodes(tree: SearchTree) -> list[Node]:
 
 def candidate_of(node: Node) -> Candidate:
     """A final node as its user sees it."""
-    reply = node.reply()
     asked = any(child.turn is not None for child in node.children)
     return Candidate(
-        answer=extract_answer(node.text),
+        answer=node.answer,
+        vote=node.vote,
         text=node.text,
         score=node.score,
         stop=str(node.stop) if node.state is NodeState.FINISHED or asked else _ROUND_LIMIT,
         tokens=node.num_path_tokens,
         lineage=node.lineage,
-        step_scores=tuple(step.step_score for step in reply),
-        notes=next((step.notes for step in reversed(reply) if step.notes), {}),
+        step_scores=tuple(step.step_score for step in node.reply()),
+        notes=node.notes_of_reply,
     )
 
 
@@ -145,9 +145,10 @@ class Meter:
                 nodes = finals(tree.finished(), search.n) or nodes
         if not nodes:
             raise PolicyError(f"strategy {search.search}: ends the search without a candidate")
+        note_answers(run.answers, nodes)
         candidates = tuple(map(candidate_of, nodes))
         place = choose(
-            [candidate.answer for candidate in candidates],
+            [candidate.vote for candidate in candidates],
             [candidate.score for candidate in candidates],
             [candidate.stop in COMPLETE_STOPS for candidate in candidates],
             search.choose or "best",

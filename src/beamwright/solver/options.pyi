@@ -52,6 +52,8 @@ class RequestOptions(TypedDict, total=False):
     """From step scores to a path's score (default: the verifier's)."""
     choose: Literal["best", "majority", "weighted"] | None
     """How the final answer is chosen (default: the strategy's own)."""
+    answers: str
+    """What of a reply is its answer, and when two are the same: math, code, or a plugin's."""
     seed: int
     """Seed of every random draw."""
     deadline: float | str | None

@@ -28,6 +28,7 @@ from beamwright.errors import (
 from beamwright.protocols import RoundCallback, SchedulePolicy
 from beamwright.saved.checkpoint import CheckpointWriter
 from beamwright.search import round_rng
+from beamwright.search.reading import make_answers
 from beamwright.solver.describe import Mark, Meter, complete_nodes, final_nodes
 from beamwright.solver.machinery import Machinery
 from beamwright.solver.request import ProblemSettings
@@ -221,6 +222,7 @@ class RequestScheduler:
             self._turn,
             on_round=request.on_round,
             rule=problem.rule(),
+            answers=make_answers(search.answers, search.model_extra or {}),
             priority=request.priority,
             waited_s=request.waited_s,
             save=request.save,

@@ -22,12 +22,14 @@ _LIGHT = 300_000
 class Candidate:
     """A final candidate; tokens are counted after the prompt.
 
+    vote: one text for equal answers; None without an answer.
     lineage: of its last step; `solution.tree.node(lineage)` is that step, and its `path()` all.
     step_scores: the verifier's score of each step of the text, in order; None where it has none.
     notes: what the verifier wrote about it last, by kind; empty where it writes nothing.
     """
 
     answer: str | None
+    vote: str | None
     text: str
     score: float | None
     stop: str

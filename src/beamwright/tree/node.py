@@ -81,6 +81,7 @@ class Node:
         "generator_prefilled", "generator_reused", "verifier_prefilled", "verifier_reused",
         "verifier_generated"; and "judge_unparsed", critiques without a score.
     notes: what was written about this step, by kind ("critique").
+    answer, vote: what its reply states, and one text for equal answers; of ended paths.
     problem_text: the problem as the verifier reads it (root only).
     greedy: its tokens are the likeliest, not drawn (a rollout).
     speculative: it hangs below its parent, but is no child yet: selection has not opened it.
@@ -103,6 +104,8 @@ class Node:
     handles: dict[str, Any] = field(default_factory=dict)
     usage: Counter[str] = field(default_factory=Counter)
     notes: dict[str, str] = field(default_factory=dict)
+    answer: str | None = None
+    vote: str | None = None
     problem_text: str = ""
     greedy: bool = False
     round: int = 0
@@ -162,6 +165,11 @@ class Node:
             nodes.append(node)
             node = node.parent
         return nodes[::-1]
+
+    @property
+    def notes_of_reply(self) -> dict[str, str]:
+        """What was written about its reply last."""
+        return next((step.notes for step in reversed(self.reply()) if step.notes), {})
 
     @property
     def replies_to(self) -> Node:

@@ -1,0 +1,107 @@
+"""What an answer is, and when two are one: each way is one declaration, under `--answers`.
+
+```python
+@answers("sql", meaning="queries, equal where the verifier saw equal results")
+class Sql(Section):
+    def read(self, text): ...
+    def key(self, answer, notes): return notes.get("result", answer)
+```
+
+Votes, stops, pages and records read what is noted on nodes (`Node.answer`, `Node.vote`) alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from beamwright.declare import declaration, made
+from beamwright.errors import BeamwrightError, InputError, PolicyError
+from beamwright.protocols import Answers
+from beamwright.registry import Table, TableRow
+from beamwright.search.answers import extract_answer, normalise_answer
+from beamwright.sections import Section
+from beamwright.tree import Node
+
+ANSWERS: Table[TableRow] = Table("search", "--answers")
+
+_FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+def answers(name: str, *, meaning: str) -> Callable[[C], C]:
+    """Declare a way of reading answers: a class with `read` and `key`, see `protocols.Answers`.
+
+    Raises:
+        InputError: if the name is taken, or the class lacks one of them.
+    """
+    take = declaration(ANSWERS, TableRow, name, meaning)
+
+    def declare(make: C) -> C:
+        if not (hasattr(make, "read") and hasattr(make, "key")):
+            raise InputError(f"--answers {name}: {make.__name__} needs methods read and key")
+        return take(make)
+
+    return declare
+
+
+@answers("math", meaning=r"a box, an <answer>, 'The answer is ...'; equal if written alike")
+class Mathematics(Section):
+    """The default."""
+
+    def read(self, text: str) -> str | None:
+        return extract_answer(text)
+
+    def key(self, answer: str, notes: Mapping[str, str]) -> str:
+        del notes
+        return normalise_answer(answer)
+
+
+@answers("code", meaning="the last fenced block; equal to the letter, but for spaces at line ends")
+class Code(Section):
+    """Programs, queries, proofs."""
+
+    def read(self, text: str) -> str | None:
+        blocks = _FENCED.findall(text)
+        return blocks[-1].strip("\n") if blocks and blocks[-1].strip() else None
+
+    def key(self, answer: str, notes: Mapping[str, str]) -> str:
+        del notes
+        return "\n".join(line.rstrip() for line in answer.strip().splitlines())
+
+
+def make_answers(name: str, given: Mapping[str, Any]) -> Answers:
+    """The way of this name. given: options of the search section.
+
+    Raises:
+        InputError: for an unknown name, or a value that it cannot use.
+    """
+    row = ANSWERS.find(name)
+    own = {option: given[option] for option in row.options if option in given}
+    way: Answers = made(ANSWERS, row.make, own)
+    return way
+
+
+def note_answers(way: Answers, nodes: Iterable[Node]) -> None:
+    """Write on ended nodes what their replies state, where it is not there yet.
+
+    Raises:
+        PolicyError: if a plugin raises, or gives no text.
+    """
+    for node in nodes:
+        if node.vote is not None:
+            continue
+        try:
+            answer = way.read(node.text)
+            stated = answer is not None and bool(answer.strip())
+            vote = way.key(answer, node.notes_of_reply) if answer is not None and stated else None
+        except BeamwrightError:
+            raise
+        except Exception as error:  # whatever a user's class raises
+            line = " ".join(f"{type(error).__name__}: {error}".split())
+            raise PolicyError(f"answers {type(way).__name__}: it raised {line}") from error
+        if not isinstance(answer, str | None) or not isinstance(vote, str | None):
+            found = type(answer).__name__, type(vote).__name__
+            raise PolicyError(f"answers {type(way).__name__}: {found} are no texts")
+        node.answer, node.vote = answer, vote

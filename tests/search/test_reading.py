@@ -1,0 +1,154 @@
+"""Ways of reading answers: what is noted on ended replies, and who goes by it."""
+
+import sqlite3
+from typing import ClassVar
+
+import pytest
+
+from beamwright import Solver
+from beamwright.config import Section
+from beamwright.errors import InputError, PolicyError
+from beamwright.search.choose import choose
+from beamwright.search.reading import ANSWERS, Code, Mathematics, make_answers, note_answers
+from beamwright.tree import StopReason
+from fakes import add_step, new_tree
+
+EGGS = "Jack has 70 eggs. In April Jack gets 9 eggs. How many eggs does Jack have now?"
+SMALL = {"n": 8, "width": 2, "choose": "majority", "verifier": "none"}
+PARITY = """
+from beamwright.config import Section
+from beamwright.search.answers import extract_answer
+from beamwright.search.reading import answers
+
+
+@answers("parity", meaning="even or odd")
+class Parity(Section):
+    def read(self, text):
+        return extract_answer(text)
+
+    def key(self, answer, notes):
+        return "even" if int(answer) % 2 == 0 else "odd"
+"""
+
+
+class Sql(Section):
+    """Queries, equal where the verifier saw equal results."""
+
+    def read(self, text):
+        return Code().read(text)
+
+    def key(self, answer, notes):
+        return notes.get("result", answer)
+
+
+class RunsSql:
+    """Scores a query by whether it runs, and notes what it gave."""
+
+    default_aggregate: ClassVar[str] = "last"
+    probabilities: ClassVar[bool] = True
+
+    def __init__(self, *rows):
+        self.database = sqlite3.connect(":memory:")
+        self.database.execute("CREATE TABLE t (a INTEGER, b TEXT)")
+        self.database.executemany("INSERT INTO t VALUES (?, ?)", rows)
+
+    def score(self, nodes):
+        return [self._score(node) for node in nodes]
+
+    def _score(self, node):
+        try:
+            result = self.database.execute(Code().read(node.text)).fetchall()
+        except sqlite3.Error:
+            return 0.0
+        node.notes["result"] = repr(sorted(result))
+        return 0.5
+
+
+def ended(*texts):
+    tree = new_tree()
+    nodes = tree.expand(tree.root, len(texts))
+    for node, text in zip(nodes, texts, strict=True):
+        add_step(tree, node, text, stop=StopReason.EOS)
+    return nodes
+
+
+def test_queries_vote_by_what_they_give():
+    queries = [
+        "SELECT a FROM t WHERE b = 'x'",
+        "SELECT b FROM t",
+        "select a from t where a < 3",
+        "SELECT max(a) FROM t",
+        "SELECT nothing FROM t",
+    ]
+    nodes = ended(*(f"Thus:\n```sql\n{query}\n```" for query in queries))
+    scores = RunsSql((1, "x"), (2, "x"), (3, "y")).score(nodes)
+    note_answers(Sql(), nodes)
+    assert [node.answer for node in nodes] == queries
+    assert scores == [0.5, 0.5, 0.5, 0.5, 0.0]
+    assert nodes[0].vote == nodes[2].vote == "[(1,), (2,)]"
+    assert choose([node.vote for node in nodes], scores, [True] * 5, "majority") == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("one\n```python\nx = 1\n```\nthen\n```\ny = 2  \nz\n```\n", "y = 2  \nz"),
+        ("no block", None),
+        ("```\n\n```", None),
+        ("```\nnever closed", None),
+    ],
+)
+def test_code_is_the_last_block(text, answer):
+    assert Code().read(text) == answer
+
+
+def test_equal_programs_may_differ_at_line_ends():
+    assert Code().key("a = 1  \nb", {}) == Code().key("a = 1\nb\n", {})
+    assert Code().key("A", {}) != Code().key("a", {})
+
+
+def test_mathematics_is_noted_once_and_only_where_there_is_some():
+    first, second = ended(r"\boxed{27.0}", "hm")
+    note_answers(Mathematics(), [first, second])
+    assert (first.answer, first.vote) == ("27.0", "27")
+    assert (second.answer, second.vote) == (None, None)
+
+
+@pytest.mark.parametrize("key", [lambda *_: 1 / 0, lambda *_: 7])
+def test_one_that_fails_ends_the_search_and_is_named(key):
+    way = Mathematics()
+    object.__setattr__(way, "key", key)
+    with pytest.raises(PolicyError, match="answers Mathematics"):
+        note_answers(way, ended(r"\boxed{1}"))
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    file = tmp_path / "parity.py"
+    file.write_text(PARITY, encoding="utf-8")
+    yield str(file)
+    ANSWERS._rows.pop("parity", None)
+
+
+def test_candidates_vote_as_a_plugin_says(plugin):
+    with Solver(plugins=[plugin], answers="parity", temperature=2.0, **SMALL) as solver:
+        found = solver.solve(EGGS)
+    votes = [each.vote for each in found.candidates if each.vote]
+    assert {"even", "odd"} >= set(votes) != set()
+    most = max(sorted(set(votes)), key=votes.count)
+    if votes.count("even") != votes.count("odd"):
+        assert ("even" if int(found.answer) % 2 == 0 else "odd") == most
+    assert found.to_json()["settings"]["search"]["answers"] == "parity"
+
+
+def test_a_vote_of_a_plugins_kind_ends_the_search(plugin):
+    how = {**SMALL, "stop_votes": True, "temperature": 0.0}
+    with Solver(plugins=[plugin], answers="parity", **how) as solver:
+        found = solver.solve(EGGS)
+    assert {each.vote for each in found.candidates} == {"odd"}
+
+
+def test_an_unknown_name_is_one_line():
+    with pytest.raises(InputError, match="--answers 'maths': did you mean math"):
+        Solver(answers="maths", **SMALL)
+    assert isinstance(make_answers("math", {}), Mathematics)
