@@ -20,6 +20,7 @@ from asked_once import AskedOnce
 from beamwright.engine.batch import RunningBatch
 from beamwright.engine.moving import MovingSplit
 from beamwright.engine.selftest import batches_are_exact
+from beamwright.search.reading import Mathematics, note_answers
 from beamwright.tree import StopReason
 
 torch.set_num_threads(1)
@@ -123,5 +124,6 @@ def searched():
     fakes.add_step(tree, cut, "So ", (7, 8), StopReason.STEP_LIMIT)
     done.score, done.step_score, cut.score = 0.75, 0.5, float("-inf")
     tree.finish(done)
+    note_answers(Mathematics(), [done])
     tree.rounds = 2
     return tree, done

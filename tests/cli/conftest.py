@@ -17,7 +17,7 @@ def solution_json(**changes):
         **{"answer": "42", "text": "6*7=42.\n\nThe answer is \\boxed{42}.", "last_step": None},
         **{"score": 0.9, "stop": "eos", "lineage": [0, 0, 0], "rounds": 2, "seed": 0},
         **{"reason_fewer": None, "warnings": [], "remote": None, "io_share": None},
-        "candidates": [{"answer": "42", "score": 0.9, "stop": "eos", "tokens": 20}],
+        "candidates": [{"answer": "42", "vote": "42", "score": 0.9, "stop": "eos", "tokens": 20}],
         "tree": {"nodes": 9, "pruned": 6, "unique_tokens": 90, "path_tokens": 100},
         "tokens": {"generated": 1234, "kept": 90},
         "kv": {"device_peak_bytes": 3 * 1024**2, "link_bandwidth_emulated": None},

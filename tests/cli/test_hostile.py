@@ -113,7 +113,8 @@ def test_a_full_standard_output_is_one_line(cli, fake, monkeypatch):
 def failing(fake):
     """A search that fails with two candidates finished."""
     fake.error = CapacityError("a step", 10, 0, 5)
-    candidates = [{"answer": a, "score": 0.5, "stop": "eos", "tokens": 9} for a in ("111", "\x1b7")]
+    alike = {"score": 0.5, "stop": "eos", "tokens": 9}
+    candidates = [{"answer": a, "vote": a, **alike} for a in ("111", "\x1b7")]
     content = {**fake.solution, "answer": "111", "candidates": candidates}
     fake.error.partial = SimpleNamespace(to_json=lambda: content, **content)
     return fake

@@ -5,6 +5,7 @@ from rich.console import Console
 
 from beamwright.cli.drawing import draw_answers, draw_tree
 from beamwright.cli.live import LiveTree, Status
+from beamwright.search.reading import Mathematics, note_answers
 from beamwright.tree import SearchTree, StopReason
 
 
@@ -86,6 +87,7 @@ def test_answers_are_counted():
         tree.commit(node, (5,), (-0.1,), StopReason.EOS, text)
         node.score = number / 10
     assert draw_answers(tree) is None
+    note_answers(Mathematics(), tree.candidates())
     for node in tree.candidates():
         tree.finish(node)
     assert draw_answers(tree).plain == (

@@ -11,6 +11,7 @@ from beamwright.protocols import StepDecoded
 from beamwright.search import make_strategy
 from beamwright.search.choose import choose
 from beamwright.search.defaults import with_defaults
+from beamwright.search.reading import Mathematics, note_answers
 from beamwright.sections import SearchSettings, StopSettings
 from beamwright.solver.describe import candidate_of, complete_nodes, final_nodes
 from beamwright.tree import StopReason
@@ -48,11 +49,13 @@ def grown(script, on_round=None, stop=None, **search):
 
 def listed(tree, search):
     """Candidates as (answer, score, stop), and the chosen answer."""
-    found = [candidate_of(node) for node in final_nodes(tree, search.n)]
+    nodes = final_nodes(tree, search.n)
+    note_answers(Mathematics(), nodes)
+    found = [candidate_of(node) for node in nodes]
     complete = [each.stop == "eos" for each in found]
-    answers, scores = [each.answer for each in found], [each.score for each in found]
-    best = choose(answers, scores, complete, search.choose)
-    return [(each.answer, each.score, each.stop) for each in found], answers[best]
+    votes, scores = [each.vote for each in found], [each.score for each in found]
+    best = choose(votes, scores, complete, search.choose)
+    return [(each.answer, each.score, each.stop) for each in found], found[best].answer
 
 
 # --- revise ----------------------------------------------------------------------------------

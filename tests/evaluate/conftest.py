@@ -7,6 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from beamwright.evaluate.equivalence import AnswerChecker
+from beamwright.search.answers import normalise_answer
+
+
+def vote_of(answer):
+    return normalise_answer(answer) if answer and answer.strip() else None
 
 
 def solution_of(answers, scores=None, stops=None, **changes):
@@ -14,7 +19,8 @@ def solution_of(answers, scores=None, stops=None, **changes):
     scores = scores or [0.5] * len(answers)
     stops = stops or ["eos"] * len(answers)
     candidates = [
-        {"answer": answer, "score": score, "stop": stop, "tokens": 10 * number}
+        {"answer": answer, "vote": vote_of(answer), "score": score, "stop": stop}
+        | {"tokens": 10 * number}
         for number, (answer, score, stop) in enumerate(zip(answers, scores, stops, strict=True), 1)
     ]
     first = candidates[0] if candidates else dict.fromkeys(("answer", "score", "stop"))

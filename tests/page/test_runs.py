@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 from beamwright.errors import InputError
 from beamwright.page.events import Event, begin, end
 from beamwright.page.runs import read_runs, with_unique_ids, write_tree_page
+from beamwright.search.reading import Mathematics, note_answers
 from beamwright.tree import StopReason
 from fakes import add_step, grow, new_tree
 
@@ -88,6 +89,7 @@ def test_it_loads_nothing_and_its_scripts_find_every_element_and_set_text_alone(
 def test_hostile_text_stays_text(write_page):
     tree = new_tree("p</script>", text=HOSTILE)
     (node,) = grow(tree, tree.root, [f"{HOSTILE} The answer is <i>4</i>"], StopReason.EOS)
+    note_answers(Mathematics(), [node])
     tree.finish(node)
     plain = write_page(new_tree())
     page = write_page(tree, node, HOSTILE)

@@ -93,7 +93,7 @@ class StrategyRow(TableRow):
             InputError: for an option of another strategy, or a value that this one cannot use.
         """
         rows = [self, ANSWERS.find(settings.answers)]
-        given, _ = declared_values(STRATEGIES, rows, settings)
+        given, _ = declared_values(STRATEGIES, rows, settings, named=self.name)
         return made(STRATEGIES, self.make, given, search=settings)  # type: ignore[no-any-return]
 
 
