@@ -8,7 +8,7 @@ from transformers import AutoConfig, Qwen3Config
 
 import fakes
 from beamwright import Solver
-from beamwright.engine.drafts import SUFFIXES, Drafts, TextIndex
+from beamwright.engine.drafts import SUFFIXES, Drafts, TextIndex, Trials, Worth
 from beamwright.engine.passes import DraftedPasses
 from beamwright.errors import InputError, Interrupted
 from engines import PROBLEM, assert_nothing_allocated, exact_dtype, grow, tiny_solver
@@ -35,6 +35,9 @@ class Knowing(Drafts):
         super().__init__(most)
         self.rng, self.drafted, self.accepted = random.Random(seed), 0, Counter()
         self.known = {node.lineage: node.token_ids for node in tree.nodes()}
+
+    def note(self, drafts, used, rows, seconds):
+        """Nothing is decided by it."""
 
     def draft(self, rooms):
         return {row: self.guess(row, min(room, self.most)) for row, room in rooms.items()}
@@ -240,3 +243,70 @@ def test_a_script_is_copied():
     index.add(end, [2, 3, 7, 2, 3, 7])
     assert index.after((9, 2, 3)) == (7, 2), "what followed most often"
     assert index.after((1, 2, 3)) == (4, 3), "the longest suffix first"
+
+
+# --- what pays -----------------------------------------------------------------------------------
+
+
+def told(worth, seconds_of, rows):
+    for _ in range(20):
+        for count in rows:
+            worth.seconds.note(count, seconds_of(count))
+
+
+def test_passes_are_a_line_and_one_slow_pass_does_not_bend_it():
+    worth = Worth()
+    told(worth, lambda rows: 2 + rows / 100, (8, 16, 24))
+    worth.seconds.note(16, 1000.0)
+    told(worth, lambda rows: 2 + rows / 100, (8, 16, 24))
+    assert worth.seconds.of(64) == pytest.approx(2.64, rel=0.1)
+    told(worth, lambda rows: rows / 10, (8, 16, 24))
+    assert worth.seconds.of(64) == pytest.approx(6.4, rel=0.1)
+
+
+def test_drafts_are_as_many_as_pay():
+    """All where rows cost nothing, none where arithmetic is the limit, the likeliest between."""
+    drafts = [[8, 8, 8], [2, 2, 2]] + [[4]] * 6
+    costs = {"free": lambda rows: 1.0, "dear": lambda rows: rows, "fair": lambda rows: 10 + rows}
+    taken = {}
+    for name, cost in costs.items():
+        worth = Worth()
+        for length, accepted in ((8, 9), (4, 6), (2, 1)):
+            for number in range(10):
+                worth.note([length], int(number < accepted), stopped=False)
+        told(worth, cost, (8, 16))
+        taken[name] = worth.chosen(drafts)
+    assert taken["free"] == [3, 3, 1, 1, 1, 1, 1, 1]
+    assert taken["dear"] == [0] * 8
+    assert taken["fair"] == [2, 0, 1, 1, 1, 1, 1, 1]
+    assert worth.chosen([[2, 2]]) == [2], "rows that would only pad the batch cost nothing"
+
+
+def test_what_an_ended_row_would_have_drawn_says_nothing():
+    worth = Worth()
+    worth.note([8, 4, 2], 1, stopped=True)
+    assert (worth.chance(8), worth.chance(4), worth.chance(2)) == (2 / 3, 0.5, 0.5)
+    worth.note([8, 4, 2], 1, stopped=False)
+    assert (worth.chance(8), worth.chance(4), worth.chance(2)) == (3 / 4, 1 / 3, 0.5)
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_iterations_go_the_way_that_is_faster(faster):
+    trials, taken = Trials(), []
+    for number in range(100):
+        drafted = trials.drafts(16)
+        slow = drafted != faster and number > 3
+        trials.note(16, 16, 2.0 if slow or drafted != faster else 1.0, drafted=drafted)
+        taken.append(drafted)
+    assert taken[:4] == [True, True, False, False]
+    assert sum(each == faster for each in taken) >= 92
+    assert any(each != faster for each in taken[4:]), "what is slower is tried again"
+
+
+@pytest.mark.parametrize("attention", ["tree", "dense"])
+def test_auto_changes_no_tree(make_solver, attention):
+    options = {**SMALL, "dtype": exact_dtype(attention), "attention": attention}
+    _, expected = grow(make_solver(**options))
+    solver = make_solver(**options, drafts="auto")
+    for _ in range(6):
+        assert facts(grow(solver)[1]) == facts(expected)

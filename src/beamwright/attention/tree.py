@@ -50,10 +50,11 @@ class TreeDecode:
         """
         self._now, num_rows, num_slots = slots, len(slots.parts), slots.num_slots
         self._queries = [self._shared.query_index(rows) for rows in slots.rows]
-        index = np.pad(slots.parts, ((0, 0), (0, 1)), constant_values=num_slots)
-        own = (index < num_slots).sum(1), num_slots + np.arange(num_rows)
-        index[index == num_slots] = num_slots + num_rows
-        index[np.arange(num_rows), own[0]] = own[1]
+        absent, rows = num_slots + num_rows, np.arange(num_rows)
+        index = np.full((num_rows, len(slots.parts.T) + 1), absent)
+        present = slots.parts < num_slots
+        index[:, :-1][present] = slots.parts[present]
+        index[rows, present.sum(1)] = num_slots + rows
         self._slots = torch.from_numpy(index).to(self._device)
         self._index = self._context = self._lse = torch.empty(0)
         self._seen: tuple[Any, list[tuple[torch.Tensor, torch.Tensor]]] = None, []

@@ -11,6 +11,7 @@ Knows no text and no costs: who drafts says what is tried.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -67,14 +68,16 @@ class DraftedPasses:
         num_passes = num_rows = 0
         while min(left.values(), default=0) and sum(row.done for row in counting) < enough:
             rooms = {row: min(n, row.forwards_left) - 1 for row, n in left.items()}
+            began = time.perf_counter()
             one = _Pass(self._drafts.draft(rooms), places)
             hidden = self._session.forward_some(*one.inputs)
             self._draw(one, hidden, keys, sampling)
             used = {row: self._accept(one, row, hidden) for row in left}
             self._session.advance_by({places[row]: count for row, count in used.items()})
+            spent_s = time.perf_counter() - began
+            self._drafts.note(one.drafts, used, len(hidden), spent_s)
             num_passes, num_rows = num_passes + 1, num_rows + len(hidden)
             left = {row: n - used[row] for row, n in left.items() if not row.done}
-        self._drafts.learn([*places])
         return Ran(num_passes, num_rows)
 
     def _draw(

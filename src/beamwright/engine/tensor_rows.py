@@ -8,6 +8,7 @@ captured as a CUDA graph and replayed (`graphs`); called plainly it does the sam
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -18,7 +19,7 @@ from beamwright.counters import Progress
 from beamwright.engine.batch import ITERATION_TOKENS, RunningBatch
 from beamwright.engine.capacity import StepLengths, WorkingMemory
 from beamwright.engine.chains import last_hidden
-from beamwright.engine.drafts import AUTO_DRAFTS, Drafts
+from beamwright.engine.drafts import Drafts
 from beamwright.engine.graphs import Replay, make_replay
 from beamwright.engine.noise import stack_keys
 from beamwright.engine.passes import DraftedPasses, why_no_drafts
@@ -147,11 +148,9 @@ class TensorRows:
             stays=self._stays,
             spreads=drafts is not None,
         )
-        self._drafted = None
+        self._drafts = drafts
         if drafts is not None:
-            self._drafted = DraftedPasses(
-                model.decoder, session, self._sampler, self._stops, drafts
-            )
+            self._passes = DraftedPasses(model.decoder, session, self._sampler, self._stops, drafts)
         self._buffers: dict[int, StepBuffers] = {}
         self._rows: list[Row | None] = []
         self._arrangement = 0
@@ -225,16 +224,29 @@ class TensorRows:
         buffers = self._step_buffers()
         buffers.load(self._rows, self._arrangement)
         self._session.prepare(max_tokens)
-        if self._drafted is not None:
-            places, how = self._places(), (buffers.keys, buffers.sampling)
-            return self._drafted.run(places, *how, max_tokens, enough)
+        if self._drafts is None:
+            return self._run_plain(buffers, max_tokens, enough)
+        before, began = sum(len(row.tokens) for row in running), time.perf_counter()
+        drafted, how = self._drafts.wanted(len(running)), (max_tokens, enough)
+        if drafted:
+            ran = self._passes.run(self._places(), buffers.keys, buffers.sampling, *how)
+        else:
+            ran = self._run_plain(buffers, *how)
+        self._drafts.learn(running)
+        num_tokens = sum(len(row.tokens) for row in running) - before
+        spent_s = time.perf_counter() - began
+        self._drafts.trials.note(len(running), num_tokens, spent_s, drafted=drafted)
+        return ran
+
+    def _run_plain(self, buffers: StepBuffers, max_tokens: int, enough: int) -> Ran:
+        """A token of every row in each pass: what drafts must not change a bit of."""
         drawn = _Drawn(self._rows, self._stops)
         num_done = 0
         try:
             for _ in self._steps(buffers, drawn, max_tokens, enough):
                 num_done += 1
         except torch.OutOfMemoryError:
-            for row in running:
+            for row in self._places():
                 row.node.usage["overrun"] += num_done
             raise
         self._take(drawn, buffers, num_done)
@@ -384,7 +396,7 @@ def make_running_batch(
 
     drafts, most = None, settings.schedule.drafts
     if most != "off" and (why_not := why_no_drafts(model, replay)) is None:
-        drafts = Drafts(AUTO_DRAFTS if most == "auto" else most)
+        drafts = Drafts(most)
     elif isinstance(most, int):
         raise InputError(f"--drafts {most}: {why_not}")
     batch = RunningBatch(
