@@ -38,7 +38,8 @@ def _model(decoder):
     kinds = tuple((type(each), type(each.weight)) for each in products)
     embedding = weights.embedding.double()
     content = (embedding.sum().item(), embedding.square().sum().item())
-    return decoder.shape, decoder.dtype, str(decoder.device), decoder.tile_rows, kinds, content
+    rows = decoder.tile_rows, decoder.least_rows
+    return decoder.shape, decoder.dtype, str(decoder.device), rows, kinds, content
 
 
 def _attention(backend):

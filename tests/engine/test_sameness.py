@@ -5,6 +5,7 @@ import pytest
 from beamwright.checks import machine
 from beamwright.checks.machine import run_selftest
 from beamwright.engine.selftest import batches_are_exact
+from beamwright.models.decoder import padded_rows
 from engines import PROBLEM, exact_dtype, grow
 from fakes import Grouping
 
@@ -126,3 +127,22 @@ def test_the_self_test_fails_where_batches_matter(make_solver, monkeypatch):
 
     monkeypatch.setattr(DenseDecoder, "logits", leaky)
     assert not batches_are_exact(solver.generator.decoder, solver.generator.backend)
+
+
+def test_few_rows_are_padded_as_little_as_their_bits_allow(make_solver, monkeypatch):
+    """A library that takes another kernel for fewer than 8 rows gets 8."""
+    from beamwright.models.dense import DenseDecoder
+
+    real = DenseDecoder._after
+
+    def after(self, layer, x, context):
+        (hidden,) = real(self, layer, x, context)
+        return (hidden * (1 + 1e-9 * (len(x) < 8)),)
+
+    few = make_solver(attention="reference", dtype="float64")
+    monkeypatch.setattr(DenseDecoder, "_after", after)
+    eight = make_solver(attention="reference", dtype="float64")
+    assert eight.generator.decoder.least_rows == 8
+    assert few.exact == eight.exact
+    sizes = [[padded_rows(count, least) for count in (1, 2, 3, 5, 8, 9)] for least in (2, 8)]
+    assert sizes == [[2, 2, 4, 8, 8, 16], [8, 8, 8, 8, 8, 16]]

@@ -39,7 +39,7 @@ def test_search_and_self_test_use_one_thread_and_put_the_number_back(make_solver
     with monkeypatch.context() as patch:
         patch.setattr("beamwright.solver.machinery.batches_are_exact", look)
         solver = make_solver(n=4, width=2, max_rounds=2)
-    assert seen == [1]
+    assert set(seen) == {1}
     solver.solve(PROBLEM, on_round=look)
     assert set(seen) == {1}
     assert torch.get_num_threads() == 2

@@ -15,7 +15,7 @@ from beamwright.attention import KERNEL_BACKENDS
 from beamwright.engine.sampling import RowSampling, Sampler, draws_in_kernel
 from beamwright.errors import InputError
 from beamwright.kv.segments import Path, PathPart
-from beamwright.models.decoder import Decoder
+from beamwright.models.decoder import ROW_MULTIPLE, Decoder
 from beamwright.models.session import DecodeSession
 from beamwright.models.tree_model import PrefillRequest, TreeModel
 from beamwright.protocols import AttentionBackend
@@ -26,9 +26,10 @@ _DECODED = (0, 14, 31, 62)  # tokens that rows have decoded before: their tails 
 LEAST_CONTEXT = _PROMPT + 4 + _STEPS  # a prompt, a step of up to four tokens, and those behind it
 _KV_TOKENS = 8192
 _BATCH_SIZES = (8, 24, 64, 160)  # some libraries change kernels at a hundred rows and more
-# Where batches are parted. Whole ones are larger than the 8 rows that all are padded to; on a card
-# libraries choose kernels by size, up to that of a tile and beyond.
-_ON_CPU, _ON_CARD, _INTERPRETED = (0, 1, 9, 45), (0, 1, 9, 30, 70), (0, 3, 9)
+_FEW_SIZES = (*[2] * 8, *[4] * 4, 64, 160)
+# Where batches are parted. Whole ones are larger than the 8 rows that all but 1 to 4 are padded to;
+# on a card libraries choose kernels by size, up to that of a tile and beyond.
+_ON_CPU, _ON_CARD, _INTERPRETED = (0, 1, 4, 9, 45), (0, 1, 9, 30, 70), (0, 3, 9)
 
 
 def kind(decoder: Decoder, backend: AttentionBackend) -> tuple[object, ...]:
@@ -54,11 +55,13 @@ def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
             f"--context must be at least {LEAST_CONTEXT}"
         )
     first = decoder.first_layers()
+    first.least_rows = decoder.least_rows
+    sizes = _BATCH_SIZES if first.least_rows == ROW_MULTIPLE else _FEW_SIZES
     bounds: Sequence[int] = _ON_CARD
     if decoder.device.type == "cpu":
         bounds = _INTERPRETED if backend.name in KERNEL_BACKENDS else _ON_CPU
     try:
-        alone = [_on_their_own(first, sizes) for sizes in ([sum(_BATCH_SIZES)], _BATCH_SIZES)]
+        alone = [_on_their_own(first, batches) for batches in ([sum(sizes)], sizes)]
         rows = _Rows(first, backend, bounds[-1])
         parts = [rows.decode(range(*batch)) for batch in pairwise(bounds)]
         return torch.equal(*alone) and torch.equal(torch.cat(parts), rows.decode(range(bounds[-1])))

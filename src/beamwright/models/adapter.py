@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from beamwright.models.decoder import Decoder, Linear, by_rows
+from beamwright.models.decoder import ROW_MULTIPLE, Decoder, Linear, by_rows
 from beamwright.models.shape import ModelShape
 from beamwright.models.survey import Survey, bind
 from beamwright.protocols import AttentionView
@@ -111,7 +111,7 @@ class AdaptedDecoder(Decoder):
         device: str,
         tile_rows: int | None,
     ) -> None:
-        self.shape, self.tile_rows = shape, tile_rows
+        self.shape, self.tile_rows, self.least_rows = shape, tile_rows, ROW_MULTIPLE
         self._dtype, self._device = dtype, torch.device(device)
         self._attention, self._found = _Attention(), found
         self._embedding, self._body = found.model.get_input_embeddings().weight, found.body
@@ -150,7 +150,7 @@ class AdaptedDecoder(Decoder):
         return states if read is None else states.index_select(0, read)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return by_rows(self._head, hidden, self.tile_rows)
+        return self.by_rows(self._head, hidden)
 
     def _head(self, x: torch.Tensor) -> torch.Tensor:
         """The model's own: with its scale, or soft cap."""

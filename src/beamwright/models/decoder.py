@@ -1,9 +1,10 @@
 """What engine, solver and verifiers ask of a decoder, and what all decoders share. No weights.
 
 Tokens come packed: [tokens] with their positions; whose KV they see is the attention view's
-business. Every matrix product gets a multiple of 8 rows (`padded_rows`), so that a row's bits do
-not depend on the batch it is in; that is measured on CPUs (docs/concepts/sameness.md). With
-tiles of fixed size it holds on any device whose operators do the same for the same shape.
+business. Every matrix product gets a multiple of 8 rows (`padded_rows`), or 2 or 4 where the
+start-up self-test finds their bits the same, so that a row's bits do not depend on the batch it is
+in; that is measured on CPUs (docs/concepts/sameness.md). With tiles of fixed size it holds on any
+device whose operators do the same for the same shape.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ from beamwright.models.shape import ModelShape
 from beamwright.protocols import AttentionView
 
 ROW_MULTIPLE = 8
+FEW_ROWS = 2
+"""What one row is padded to where that gives the bits of 8. One alone often does not."""
 TILE_ROWS = 64
 """Rows of a tile with `--deterministic`: the batches of a search of 64 beams fit one."""
 
 
-def padded_rows(count: int) -> int:
-    """`count` rounded up to a multiple of 8, and at least 8."""
+def padded_rows(count: int, least: int = ROW_MULTIPLE) -> int:
+    """`count` rounded up to a multiple of 8; below that to a power of two, and at least `least`."""
+    if 0 < count < ROW_MULTIPLE:
+        return max(least, 1 << (count - 1).bit_length())
     return max(ROW_MULTIPLE, -(-count // ROW_MULTIPLE) * ROW_MULTIPLE)
 
 
@@ -62,16 +67,19 @@ class Linear:
 
 
 def by_rows(
-    work: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, tile_rows: int | None
+    work: Callable[[torch.Tensor], torch.Tensor],
+    x: torch.Tensor,
+    tile_rows: int | None,
+    least: int = ROW_MULTIPLE,
 ) -> torch.Tensor:
     """`work` on rows x [rows, width], padded so that a row's bits do not depend on the others.
 
-    tile_rows: of a tile, see `Decoder`.
+    tile_rows: of a tile, see `Decoder`. least: see `padded_rows`.
     """
     rows = x.shape[0]
     if tile_rows is not None:
         return in_tiles(tile_rows, lambda tile: (work(tile),), x)[0]
-    padded = padded_rows(rows)
+    padded = padded_rows(rows, least)
     if padded == rows:
         return work(x)
     return work(torch.cat([x, x[:1].expand(padded - rows, -1)]))[:rows]
@@ -82,10 +90,12 @@ class Decoder(Protocol):
 
     tile_rows: everything but attention runs on so many rows at a time, padded with zeros, so that
         no library can choose another kernel for another batch; None: on the whole batch.
+    least_rows: fewer are padded to so many; below 8 only where that was seen to give the same bits.
     """
 
     shape: ModelShape
     tile_rows: int | None
+    least_rows: int
 
     @property
     def dtype(self) -> torch.dtype:
@@ -128,4 +138,4 @@ class Decoder(Protocol):
 
         For matrix products that are not the decoder's own, such as a verifier's head.
         """
-        return by_rows(work, x, self.tile_rows)
+        return by_rows(work, x, self.tile_rows, self.least_rows)

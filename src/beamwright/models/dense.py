@@ -9,7 +9,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from beamwright.models.decoder import Decoder, Linear, in_tiles
+from beamwright.models.decoder import ROW_MULTIPLE, Decoder, Linear, in_tiles
 from beamwright.models.shape import ModelShape
 from beamwright.protocols import AttentionView, LooksAhead
 
@@ -73,7 +73,7 @@ class DenseDecoder(Decoder):
     ) -> None:
         self.shape = shape
         self.weights = weights
-        self.tile_rows = tile_rows
+        self.tile_rows, self.least_rows = tile_rows, ROW_MULTIPLE
         self._activate = _ACTIVATE[shape.activation]
         self._cos, self._sin = self._rotary_tables()
 

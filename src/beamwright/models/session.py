@@ -38,7 +38,7 @@ class _OpenRow:
 class DecodeSession:
     """Rows that are decoded together, one token per row and call; they join and leave in between.
 
-    Rows are padded to a multiple of 8 with rows that own no segment. A row's newest tokens are in
+    Rows are padded (`padded_rows`) with rows that own no segment. A row's newest tokens are in
     the tail, which attention reads; `store` also writes them to the row's segment, so that they can
     go to the host while decoding goes on (LBS section 4.1).
 
@@ -103,7 +103,7 @@ class DecodeSession:
             held = segment.length % self._backend.tail_tokens
             fresh.append(_OpenRow(path, segment, segment.length - held, held))
         rows = [*(self._rows[row] for row in kept), *fresh]
-        num_rows = padded_rows(len(rows))
+        num_rows = padded_rows(len(rows), self._decoder.least_rows)
         spare = [row for row in range(self.num_rows) if row not in set(kept)]
         index = [*kept, *spare[: num_rows - len(kept)]]
         self._tail.arrange(kept, num_rows)
@@ -190,7 +190,7 @@ class DecodeSession:
         """
         held = [row.held if row is not None else 0 for row in self._rows]
         places = [held[row] + count for row, count in zip(rows, ahead, strict=True)]
-        padding = padded_rows(len(rows)) - len(rows)
+        padding = padded_rows(len(rows), self._decoder.least_rows) - len(rows)
         columns = [[*c, *[c[0]] * padding] for c in (rows, places, tokens, at)]
         index, where, ids, positions = torch.tensor(columns, device=self._decoder.device)
         self._tail.spread(index, where, len(rows))
