@@ -118,6 +118,8 @@ def records_of(config: Evaluated, args: argparse.Namespace, checker: AnswerCheck
     models = "-".join(fingerprint(folder) for folder in folders if folder is not None)
     dataset = args.dataset.replace("/", "_").replace(":", "_")
     name = f"{config.method}-{config.n}-{dataset}-seed{args.seed}-{models}"
+    if (kept := options.get("kv_dtype", "auto")) != "auto":
+        name += f"-kv-{kept}"
     out = RESULTS / "accuracy" / name
     problems = load_problems(args.dataset, args.limit)
     records: dict[str, Record] = {}

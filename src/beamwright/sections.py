@@ -36,6 +36,7 @@ Victims = Literal["tree", "lru", "cost"]
 Sparse = Literal["off", "exact", "pages", "quest", "ahead", "ahead-pages", "asyncspade"]
 
 Weights = Literal["auto", "int8", "int4"]
+KVDtype = Literal["auto", "int8", "fp8"]
 DecoderChoice = Literal["auto", "own", "transformers"]
 TOKENS = "TOKENS"
 
@@ -48,7 +49,8 @@ COMMON = frozenset((
 ALSO = {
     "model": "generator llm", "verifier": "prm reward scorer judge", "device": "cuda cpu gpu",
     "dtype": "precision float", "context": "ctx ctx-size max-model-len",
-    "weights": "quantize quantization int8 int4 bits", "temperature": "temp",
+    "weights": "quantize quantization int8 int4 bits",
+    "kv_dtype": "kv-cache-dtype cache-type-k fp8 int8 bits quantize", "temperature": "temp",
     "step_tokens": "step", "max_tokens": "max-new-tokens length tokens",
     "stop_strings": "stop stop-string", "search": "strategy method algorithm",
     "n": "beam beams samples candidates best-of num-samples", "width": "beam branch branching",
@@ -127,6 +129,11 @@ class ModelSettings(OpenSection):
         "int8 and int4 are faster on most CPUs.",
     )
     verifier_weights: Weights = option("auto", "The same for the verifier's.")
+    kv_dtype: KVDtype = option(
+        "auto",
+        "Keep both models' KV in 8 bits, on the device, the host and the link: int8, or fp8 "
+        "(float8_e4m3); auto: in their dtype. Changes the tree.",
+    )
     deterministic: bool = option(
         False, "Compute in tiles of a fixed size: the same tree whatever the groups, on a GPU too."
     )

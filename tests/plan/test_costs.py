@@ -30,7 +30,7 @@ def test_costs_of_a_shape_by_its_attributes(opt):
         active_parameters = num_parameters
         kv_groups = ()
 
-        def kv_bytes_per_token(self, element_bytes):
+        def kv_bytes_per_token(self, element_bytes, kv_dtype):
             return 2 * 32 * 32 * 128 * element_bytes
 
     assert ModelCosts.of(Shape(), 2) == opt

@@ -45,7 +45,7 @@ _OPTIONS = (
     "model", "dtype", "context", "weights", "verifier", "verifier_weights", "n", "width",
     "search", "seed", "step_tokens", "memory", "kv_memory", "split", "link_bandwidth",
     "max_batch", "batching", "speculation", "verify_ahead", "write_back", "victims", "sparse",
-    "select", "sparse_from",
+    "select", "sparse_from", "kv_dtype",
 )  # fmt: skip
 
 

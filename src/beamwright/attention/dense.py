@@ -33,7 +33,7 @@ class PathCopies:
         self.layers = hold(store, entries, tokens)
         self._num_tokens, self._layout = tokens, layout
         self._scratch = store.scratch
-        self._counted = layout.bytes_per_token * len(entries) * tokens
+        self._counted = layout.read_bytes_per_token * len(entries) * tokens
         self._scratch.add(self._counted)
 
     def causal_mask(self, num_new: int) -> torch.Tensor:

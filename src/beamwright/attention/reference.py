@@ -14,7 +14,11 @@ from beamwright.kv.store import SegmentStore, Tail
 def gather_path(store: SegmentStore, path: Path, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values [tokens, kv_heads, head_dim] of a whole path in one layer."""
     layout = store.pool.layout
-    empty = store.pool.storage.new_zeros((2, 0, layout.num_kv_heads, layout.head_dim))
+    empty = torch.zeros(
+        (2, 0, layout.num_kv_heads, layout.head_dim),
+        dtype=layout.dtype,
+        device=store.pool.storage.device,
+    )
     parts = [store.gather(part.segment, part.visible)[layer] for part in path]
     both = torch.cat([empty, *parts], dim=1)
     return both[0], both[1]

@@ -67,8 +67,10 @@ def pack(store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> torc
     An entry reads a device copy of a segment of its own, where there are several.
     """
     layout = store.pool.layout
-    data = store.pool.storage.new_zeros(
-        (layout.num_layers, 2, len(entries), layout.num_kv_heads, num_tokens, layout.head_dim)
+    data = torch.zeros(
+        (layout.num_layers, 2, len(entries), layout.num_kv_heads, num_tokens, layout.head_dim),
+        dtype=layout.dtype,
+        device=store.pool.storage.device,
     )
     passed: Counter[Segment] = Counter()
     for number, entry in enumerate(entries):
@@ -242,7 +244,7 @@ class SharedSegments:
                 mask[i, :, :, : parts[key].visible] = 0.0
             entries = [Entry((parts[key],), tuple(items[key])) for key in keys]
             self.buckets.append(Bucket(hold(store, entries, tokens), mask))
-            num_bytes += layout.bytes_per_token * len(keys) * tokens
+            num_bytes += layout.read_bytes_per_token * len(keys) * tokens
         most = max(map(len, paths))
         of_rows, ends = np.full((len(paths), most), len(numbers)), np.zeros((len(paths), most), int)
         for row, path in enumerate(paths):

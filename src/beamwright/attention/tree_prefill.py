@@ -153,7 +153,7 @@ class TreePrefill:
         self._num_slots += tokens.size
         entries = [Entry((item.part,), tuple(row for row, _ in item.rows)) for item in items]
         layers = self._hold(self._store, entries, num_keys)
-        num_bytes = layout.bytes_per_token * len(items) * num_keys
+        num_bytes = layout.read_bytes_per_token * len(items) * num_keys
         self._counted += num_bytes
         self._store.scratch.add(num_bytes)
         return _Product(

@@ -15,7 +15,10 @@ from beamwright.cli.output import add_row, first_import, print_json, quiet_stdou
 from beamwright.errors import InputError, UnsupportedModelError
 from beamwright.verify.find import check_models
 
-_OPTIONS = ("model", "device", "dtype", "attention", "context", "decoder", "weights", "verifier")
+_OPTIONS = (
+    "model", "device", "dtype", "attention", "context", "decoder", "weights", "verifier",
+    "kv_dtype",
+)  # fmt: skip
 
 
 @with_settings(only=_OPTIONS, recipe=False)

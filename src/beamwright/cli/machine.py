@@ -176,8 +176,10 @@ def read_models(settings: Settings, machine: Machine) -> Models:
     def sized(name: str, shape: ModelShape, weights: str) -> SizedModel:
         is_packed = shape.packed is not None
         storage = storage_of(weights, has_int4_kernel=has_kernel, is_packed=is_packed)
-        sizes = ModelBytes(shape, element_bytes, storage)
-        return SizedModel(name, shape, storage, sizes, ModelCosts.of(shape, element_bytes, storage))
+        kept = element_bytes, storage, model.kv_dtype
+        return SizedModel(
+            name, shape, storage, ModelBytes(shape, *kept), ModelCosts.of(shape, *kept)
+        )
 
     generator = sized(model.model, find_shape(model), model.weights)
     shape = find_verifier_shape(model)

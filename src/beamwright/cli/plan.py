@@ -51,7 +51,7 @@ _SMALLER = (
 )  # fmt: skip
 _OPTIONS = (
     "model", "dtype", "context", "decoder", "weights", "verifier", "verifier_weights", "n", "width",
-    "step_tokens", "memory", "kv_memory", "split",
+    "step_tokens", "memory", "kv_memory", "split", "kv_dtype",
 )  # fmt: skip
 _MEANINGS = (
     "in-gpu: all KV on the device. layerwise: layers streamed for every token. locality: group "

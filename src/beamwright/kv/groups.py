@@ -12,16 +12,25 @@ from typing import Any
 
 import torch
 
-from beamwright.kv.pool import BlockPool, KVLayout, ScratchMeter
+from beamwright.kv.pool import BlockPool, KVBlocks, KVLayout, ScratchMeter
 from beamwright.kv.segments import Segment
 
 
 @dataclass(frozen=True)
 class GroupPool:
-    """A group's view of the blocks of a pool [block, layer, K or V, token, kv_head, head_dim]."""
+    """A group's view of the blocks of a pool."""
 
-    layout: KVLayout
-    storage: torch.Tensor
+    kv: KVBlocks
+
+    @property
+    def layout(self) -> KVLayout:
+        """Of the group's KV."""
+        return self.kv.layout
+
+    @property
+    def storage(self) -> torch.Tensor:
+        """See `KVBlocks`."""
+        return self.kv.storage
 
     @property
     def block_tokens(self) -> int:
@@ -51,12 +60,12 @@ class KVReader:
 
         copy: which device copy is read, where there are several.
         """
-        storage, count = self.pool.storage, segment.blocks_for(visible)
+        kv, count = self.pool.kv, segment.blocks_for(visible)
         held = segment.copies[min(copy, len(segment.copies) - 1)] if segment.copies else []
         if len(held) < count:
             raise AssertionError(f"segment {segment.name!r} is read, but not on the device")
-        blocks = torch.tensor(held[:count], device=storage.device, dtype=torch.long)
-        picked = storage.index_select(0, blocks)
+        blocks = torch.tensor(held[:count], device=kv.storage.device, dtype=torch.long)
+        picked = kv.pick(blocks)
         return picked.permute(1, 2, 0, 3, 4, 5).flatten(2, 3)[:, :, :visible]
 
 

@@ -21,7 +21,9 @@ import numpy as np
 import torch
 
 from beamwright.errors import DEVICE_TIER, CapacityError, DeviceMemoryError, format_bytes
+from beamwright.kv.codes import decoded, encoded
 from beamwright.plan.costs import group_blocks
+from beamwright.sections import KVDtype
 
 
 class ScratchMeter:
@@ -197,8 +199,8 @@ class BlockLedger:
 class KVLayout:
     """Shape of the KV of one model, or of some of its layers, and how attention reads it.
 
-    window: how many tokens a token sees, itself included; None for all. softcap: scores become
-    `softcap * tanh(score / softcap)`.
+    dtype: in which attention reads it. window: how many tokens a token sees, itself included; None
+    for all. softcap: scores become `softcap * tanh(score / softcap)`. kept: see `codes`.
     """
 
     num_layers: int
@@ -208,10 +210,18 @@ class KVLayout:
     block_tokens: int = 8
     window: int | None = None
     softcap: float | None = None
+    kept: KVDtype = "auto"
 
     @property
     def bytes_per_token(self) -> int:
-        """K and V of one token over all layers."""
+        """K and V of one token over all layers, as blocks keep them."""
+        if self.kept == "auto":
+            return self.read_bytes_per_token
+        return 2 * self.num_layers * self.num_kv_heads * (self.head_dim + 1)
+
+    @property
+    def read_bytes_per_token(self) -> int:
+        """The same as attention reads them."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
     @property
@@ -229,8 +239,8 @@ def group_layouts(layouts: Sequence[KVLayout]) -> tuple[KVLayout, ...]:
 class BlockPool(BlockLedger):
     """Blocks [block, layer, K or V, token, kv_head, head_dim] of one tier, in `storage`.
 
-    layout: one, or those of several groups, see `group_layouts`; then `layouts` and `storages` have
-    one each, over the same bytes.
+    layout: one, or those of several groups, see `group_layouts`; then `layouts` and `groups_kv`
+    have one each, over the same bytes. kv, storage: of the first.
 
     pinned: host memory that is page-locked as its blocks come into use, so that a GPU copies from
         and to it without staging.
@@ -271,8 +281,9 @@ class BlockPool(BlockLedger):
                 f"the {budget.tier} of {format_bytes(size)} cannot be allocated", f"lower {option}"
             ) from error
         self.by_block = by_block = flat.view(self._most_blocks, self.bytes_per_block)
-        self.storages = [_as_kv(by_block, each) for each in self.layouts]
-        self.storage = self.storages[0]
+        self.groups_kv = [KVBlocks.of(by_block, each) for each in self.layouts]
+        self.kv = self.groups_kv[0]
+        self.storage = self.kv.storage
         # A copier thread copies arrays, a stream tensors.
         # Merged copies must not cross from one locked piece into the next.
         self._bytes: Any = self._locked or (by_block if device != "cpu" else by_block.numpy())
@@ -313,12 +324,51 @@ class BlockPool(BlockLedger):
                 self._pages.madvise(mmap.MADV_DONTNEED, start, end - start)
 
 
-def _as_kv(by_block: torch.Tensor, layout: KVLayout) -> torch.Tensor:
-    """Blocks [block, layer, K or V, token, kv_head, head_dim] of bytes [block, bytes]."""
-    heads = layout.num_kv_heads, layout.head_dim
-    used = by_block[:, : layout.bytes_per_block].view(layout.dtype)
-    blocks: torch.Tensor = used.unflatten(1, (layout.num_layers, 2, layout.block_tokens, *heads))
-    return blocks
+@dataclass(frozen=True)
+class KVBlocks:
+    """What blocks hold of one group of layers.
+
+    storage: [block, layer, K or V, token, kv_head, head_dim], numbers, or their codes. exponents:
+    the same without head_dim, where there are codes; they are behind a block's codes.
+    """
+
+    layout: KVLayout
+    storage: torch.Tensor
+    exponents: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, by_block: torch.Tensor, layout: KVLayout) -> KVBlocks:
+        """Of bytes [block, bytes]."""
+        heads = layout.num_layers, 2, layout.block_tokens, layout.num_kv_heads
+        used = by_block[:, : layout.bytes_per_block]
+        if layout.kept == "auto":
+            return cls(layout, used.view(layout.dtype).unflatten(1, (*heads, layout.head_dim)))
+        used, num_codes = used.view(torch.int8), math.prod(heads) * layout.head_dim
+        codes = used[:, :num_codes].unflatten(1, (*heads, layout.head_dim))
+        return cls(layout, codes, used[:, num_codes:].unflatten(1, heads))
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block."""
+        return self.layout.block_tokens
+
+    def pick(self, at: Any) -> torch.Tensor:
+        """Numbers at an index of storage that ends before head_dim; blocks, where it is a list."""
+
+        def picked(part: torch.Tensor) -> torch.Tensor:
+            return part.index_select(0, at) if isinstance(at, torch.Tensor) else part[at]
+
+        if self.exponents is None:
+            return picked(self.storage)
+        codes, exponents = picked(self.storage), picked(self.exponents)
+        return decoded(codes, exponents, self.layout.kept, self.layout.dtype)
+
+    def put(self, at: Any, values: torch.Tensor) -> None:
+        """Write numbers there."""
+        if self.exponents is None:
+            self.storage[at] = values.to(self.storage.dtype)
+        else:
+            self.storage[at], self.exponents[at] = encoded(values, self.layout.kept)
 
 
 _PIECE_BYTES = 2**26

@@ -315,7 +315,7 @@ class SegmentStore(CacheManager, KVReader):
         self.scratch = ScratchMeter()
         self.groups: tuple[KVReader, ...] = (self,)
         if len(pool.layouts) > 1:
-            pools = map(GroupPool, pool.layouts, pool.storages)
+            pools = map(GroupPool, pool.groups_kv)
             self.groups = tuple(KVReader.of(p, self.compute_device, self.scratch) for p in pools)
         self.tiers: dict[str, ByteBudget] = {"device": pool.budget}
         if host is not None:
@@ -381,11 +381,12 @@ class SegmentStore(CacheManager, KVReader):
                     offsets.append(position % size)
                 written.append(values)
         if block_ids:
-            storage = self.pool.storages[group]
-            blocks_index = torch.tensor(block_ids, device=storage.device)
-            slots = torch.tensor(offsets, device=storage.device)
+            kv = self.pool.groups_kv[group]
+            blocks_index = torch.tensor(block_ids, device=kv.storage.device)
+            slots = torch.tensor(offsets, device=kv.storage.device)
             values = torch.cat(written) if len(written) > 1 else written[0]
-            storage[blocks_index, :, :, slots] = values.to(storage.dtype)
+            every = slice(None)
+            kv.put((blocks_index, every, every, slots), values)
 
     def held(self, segment: Segment, first: int, end: int) -> Any:
         """A segment's tokens [first, end), as `restore` of a tail wants them."""
@@ -409,7 +410,7 @@ class SegmentStore(CacheManager, KVReader):
         """
         slots, size = slots.to(self.pool.storage.device), self.pool.block_tokens
         heads = torch.arange(slots.shape[1], device=slots.device)[None, :, None]
-        picked = self.pool.storage[slots // size, layer, :, slots % size, heads]
+        picked = self.pool.kv.pick((slots // size, layer, slice(None), slots % size, heads))
         return picked.permute(3, 0, 1, 2, 4)
 
     def fetch(self, layer: int, wanted: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from beamwright.models.shape import ModelShape
 from beamwright.protocols import AttentionView
+from beamwright.sections import KVDtype
 
 ROW_MULTIPLE = 8
 FEW_ROWS = 2
@@ -91,11 +92,13 @@ class Decoder(Protocol):
     tile_rows: everything but attention runs on so many rows at a time, padded with zeros, so that
         no library can choose another kernel for another batch; None: on the whole batch.
     least_rows: fewer are padded to so many; below 8 only where that was seen to give the same bits.
+    kv_dtype: in what its keys and values are to be kept: it hands over no others.
     """
 
     shape: ModelShape
     tile_rows: int | None
     least_rows: int
+    kv_dtype: KVDtype = "auto"
 
     @property
     def dtype(self) -> torch.dtype:

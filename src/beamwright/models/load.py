@@ -30,6 +30,7 @@ from beamwright.models.dense import DenseDecoder
 from beamwright.models.digest import Digest, digest_later
 from beamwright.models.formats import open_checkpoint
 from beamwright.models.linear import packer, prepack, quiet_import, storage_for
+from beamwright.models.rounding import RoundingDecoder
 from beamwright.models.shape import ModelShape, capped, shape_from_text
 from beamwright.models.survey import survey
 from beamwright.models.tokenizer import TextCodec
@@ -99,12 +100,16 @@ def load_model(
         folder = resolve_folder(spec, role)
         digest = digest_later(folder)
     tile = TILE_ROWS if settings.deterministic else None
+    decoder: Decoder
     if shape.built is not None and folder is not None:
-        adapted = _adapt(folder, shape, Placing(dtype, device, storage, pack, reads_logits, tile))
-        return LoadedModel(adapted, codec, folder, storage, digest)
-    if folder is not None:
-        weights = load_weights(folder, shape, dtype, device, storage=storage, pack=pack)
-    return LoadedModel(DenseDecoder(shape, weights, tile), codec, folder, storage, digest)
+        decoder = _adapt(folder, shape, Placing(dtype, device, storage, pack, reads_logits, tile))
+    else:
+        if folder is not None:
+            weights = load_weights(folder, shape, dtype, device, storage=storage, pack=pack)
+        decoder = DenseDecoder(shape, weights, tile)
+    if settings.kv_dtype != "auto":
+        decoder = RoundingDecoder(decoder, settings.kv_dtype)
+    return LoadedModel(decoder, codec, folder, storage, digest)
 
 
 def _adapt(folder: Path, shape: ModelShape, placing: Placing) -> AdaptedDecoder:
@@ -153,7 +158,7 @@ def inspect_model(settings: ModelSettings) -> dict[str, Any]:
         "active_parameters": shape.active_parameters,
         "weights": str(storage),
         "weight_bytes": weight_bytes(shape, dtype.itemsize, storage),
-        "kv_bytes_per_token": shape.kv_bytes_per_token(dtype.itemsize),
+        "kv_bytes_per_token": shape.kv_bytes_per_token(dtype.itemsize, settings.kv_dtype),
         "dtype": str(dtype).removeprefix("torch."),
         "context": shape.context,
         "supported": True,

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from beamwright.errors import InputError, UnsupportedModelError
+from beamwright.sections import KVDtype
 
 _SIZES = ("hidden", "layers", "heads", "kv_heads", "intermediate", "vocab", "context")
 
@@ -40,6 +41,12 @@ class LayerGroup:
     def elements_per_token(self) -> int:
         """Numbers of one token's K and V in these layers."""
         return 2 * len(self.layers) * self.kv_heads * self.head_dim
+
+    def bytes_per_token(self, element_bytes: int, kv_dtype: KVDtype = "auto") -> int:
+        """Bytes of these; in 8 bits each head's have an exponent besides."""
+        if kv_dtype == "auto":
+            return self.elements_per_token * element_bytes
+        return self.elements_per_token // self.head_dim * (self.head_dim + 1)
 
 
 @dataclass(frozen=True)
@@ -160,9 +167,9 @@ class ModelShape:
         """Estimate of the values that one token has in flight inside a layer."""
         return 4 * self.hidden + 3 * self.intermediate
 
-    def kv_bytes_per_token(self, element_bytes: int) -> int:
-        """K and V of one token over all layers."""
-        return sum(group.elements_per_token for group in self.kv_groups) * element_bytes
+    def kv_bytes_per_token(self, element_bytes: int, kv_dtype: KVDtype = "auto") -> int:
+        """K and V of one token over all layers; element_bytes: where they are in no 8 bits."""
+        return sum(group.bytes_per_token(element_bytes, kv_dtype) for group in self.kv_groups)
 
 
 @dataclass(frozen=True)

@@ -171,11 +171,20 @@ StoreMaker = Callable[[KVLayout, ByteBudget, torch.device], SegmentStore]
 """A store of KV of this layout and budget, for a model that computes on this device."""
 
 
-def kv_layouts(shape: ModelShape, dtype: torch.dtype) -> tuple[KVLayout, ...]:
+def kv_layouts(decoder: Decoder) -> tuple[KVLayout, ...]:
     """The KV of each group of a model's layers."""
+    dtype, kept = decoder.dtype, decoder.kv_dtype
     layouts = [
-        KVLayout(len(g.layers), g.kv_heads, g.head_dim, dtype, window=g.window, softcap=g.softcap)
-        for g in shape.kv_groups
+        KVLayout(
+            len(g.layers),
+            g.kv_heads,
+            g.head_dim,
+            dtype,
+            window=g.window,
+            softcap=g.softcap,
+            kept=kept,
+        )
+        for g in decoder.shape.kv_groups
     ]
     return group_layouts(layouts)
 
@@ -211,7 +220,7 @@ class TreeModel:
         shared: ByteBudget | None = None,
     ) -> None:
         shape = decoder.shape
-        layouts = kv_layouts(shape, decoder.dtype)
+        layouts = kv_layouts(decoder)
         self._places = layer_places(shape)
         if shape.groups or shape.shared:
             backend = GroupedAttention(backend, self._places)

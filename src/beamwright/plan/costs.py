@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 from beamwright.plan.machines import HardwareProfile
 from beamwright.plan.workload import BLOCK_TOKENS
 from beamwright.protocols import Direction
+from beamwright.sections import KVDtype
 
 INT4_GROUP = 64
 """Columns that share one scale and one zero point, where weights are rounded to int4 here."""
@@ -46,7 +47,7 @@ class Shape(Protocol):
     def packed(self) -> tuple[int, int] | None: ...
     @property
     def kv_groups(self) -> Sequence[Any]: ...
-    def kv_bytes_per_token(self, element_bytes: int, /) -> int: ...
+    def kv_bytes_per_token(self, element_bytes: int, kv_dtype: KVDtype = "auto", /) -> int: ...
 
 
 class Storage(StrEnum):
@@ -166,21 +167,28 @@ class ModelCosts:
         return replace(self, kv_bytes_per_token=kept, windowed=())
 
     @classmethod
-    def of(cls, shape: Shape, element_bytes: int, storage: Storage = Storage.PLAIN) -> ModelCosts:
-        """The costs of a shape whose KV, and weights but for `storage`, take `element_bytes`."""
+    def of(
+        cls,
+        shape: Shape,
+        element_bytes: int,
+        storage: Storage = Storage.PLAIN,
+        kv_dtype: KVDtype = "auto",
+    ) -> ModelCosts:
+        """The costs of a shape whose KV, but for `kv_dtype`, and weights, but for `storage`, take
+        `element_bytes`."""
         active = shape.active_parameters
         return cls(
             num_layers=shape.layers,
             num_parameters=shape.num_parameters,
             weight_bytes=weight_bytes(shape, element_bytes, storage),
-            kv_bytes_per_token=shape.kv_bytes_per_token(element_bytes),
+            kv_bytes_per_token=shape.kv_bytes_per_token(element_bytes, kv_dtype),
             num_heads=shape.heads,
             head_dim=shape.head_dim,
             element_bytes=element_bytes,
             conversion_bytes=conversion_bytes(shape, element_bytes, storage),
             active_parameters=None if active == shape.num_parameters else active,
             windowed=tuple(
-                (group.elements_per_token * element_bytes, group.window)
+                (group.bytes_per_token(element_bytes, kv_dtype), group.window)
                 for group in shape.kv_groups
                 if group.window is not None
             ),

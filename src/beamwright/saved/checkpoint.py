@@ -44,6 +44,7 @@ DECISIVE_SECTIONS = ("model", "sampling", "step", "search", "sparse")  # decide 
 _TABLES: dict[str, Table[Any]] = {"search": STRATEGIES, "verifier": VERIFIERS, "answers": ANSWERS}
 # Of these sections:
 _NOT_THE_TREE = {"device", "attention", "top_logprobs", "choose", "sparse_home"}
+_LATER = {"kv_dtype": "auto"}  # options that older files lack, and what those then had
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ def tree_settings(
         option: value
         for section in chosen.values()
         for option, value in section.items()
-        if option not in _NOT_THE_TREE and value not in ([], {})  # what nobody asked for
+        if option not in _NOT_THE_TREE
+        and value not in ([], {}, _LATER.get(option, []))  # what nobody asked for
     }
     return {**found, **plugin_code(settings), "dtype": dtype, **(owners or {})}
 

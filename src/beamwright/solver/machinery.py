@@ -338,7 +338,10 @@ class Machinery:
 
     def advice(self, schedule: str, settings: Settings, prompt_tokens: int) -> str:
         """What helps where device KV ran out in a search with these settings."""
-        sizes = [ModelBytes(m.decoder.shape, m.decoder.dtype.itemsize) for m in self.tree_models]
+        sizes = [
+            ModelBytes(d.shape, d.dtype.itemsize, kv_dtype=d.kv_dtype)
+            for d in (model.decoder for model in self.tree_models)
+        ]
         return advice(schedule, settings, self.plan.kv_bytes, sizes, prompt_tokens)
 
     # --- what there is -----------------------------------------------------------------------
@@ -406,11 +409,13 @@ def _dtype(decoder: Decoder) -> str:
 
 
 def _sizes(model: LoadedModel) -> ModelBytes:
-    return ModelBytes(model.decoder.shape, model.decoder.dtype.itemsize, model.storage)
+    decoder = model.decoder
+    return ModelBytes(decoder.shape, decoder.dtype.itemsize, model.storage, decoder.kv_dtype)
 
 
 def _costs(model: TreeModel) -> ModelCosts:
-    return ModelCosts.of(model.decoder.shape, model.decoder.dtype.itemsize)
+    decoder = model.decoder
+    return ModelCosts.of(decoder.shape, decoder.dtype.itemsize, kv_dtype=decoder.kv_dtype)
 
 
 def _settled(decoders: Sequence[Decoder], backend: AttentionBackend) -> bool:

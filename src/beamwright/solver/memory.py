@@ -9,31 +9,33 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
 from pathlib import Path
 
 from beamwright.config import Settings
 from beamwright.errors import InputError, format_bytes
 from beamwright.models.shape import ModelShape
 from beamwright.plan.costs import Storage, group_blocks, product_scratch_bytes, weight_bytes
-from beamwright.sections import MemorySettings
+from beamwright.sections import KVDtype, MemorySettings
 
 DEFAULT_KV_BYTES = 2 * 1024**3
 _MOST_PINNED_BYTES = 16 * 1024**3
 _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _SHARE_PARTS = 10**9
 _PREFILL_TOKENS = 4096
-_COPIES = 2  # KV, and attention's working copies of the present group, which take as much at most
 _TAIL_TOKENS = 2 * 256  # of a row that attention's kernels decode; twice while rows are arranged
 _FREE_SHARE = 0.9  # of what a card has left: captured steps hold memory, and it is cut in pieces
 
 
 @dataclass(frozen=True)
 class ModelBytes:
-    """Sizes of one model in its dtype. storage: how its projections are kept."""
+    """Sizes of one model in its dtype. storage, kv_dtype: how projections, and KV, are kept."""
 
     shape: ModelShape
     element_bytes: int
     storage: Storage = Storage.PLAIN
+    kv_dtype: KVDtype = "auto"
 
     @property
     def weights(self) -> int:
@@ -43,6 +45,11 @@ class ModelBytes:
     @property
     def kv_per_token(self) -> int:
         """KV bytes of one token."""
+        return self.shape.kv_bytes_per_token(self.element_bytes, self.kv_dtype)
+
+    @property
+    def read_per_token(self) -> int:
+        """The same as attention reads it."""
         return self.shape.kv_bytes_per_token(self.element_bytes)
 
     @property
@@ -58,11 +65,12 @@ class ModelBytes:
 
     @property
     def _group_bytes(self) -> list[int]:
-        return [g.elements_per_token * self.element_bytes for g in self.shape.kv_groups]
+        groups = self.shape.kv_groups
+        return [group.bytes_per_token(self.element_bytes, self.kv_dtype) for group in groups]
 
     def tails(self, num_rows: int) -> int:
         """KV of the newest tokens of so many rows, beside the blocks, where kernels attend."""
-        return num_rows * _TAIL_TOKENS * self.kv_per_token
+        return num_rows * _TAIL_TOKENS * self.read_per_token
 
     def activations(self, num_rows: int) -> int:
         """Estimate of the working memory of a decode step of `num_rows`, or of a prefill chunk."""
@@ -101,7 +109,8 @@ def plan_memory(
     """Split the memory number.
 
     `--kv-memory` is the device KV alone; else it is half of `--memory` less weights and
-    activations (the other half is for attention's working copies of the present group);
+    activations (the other half, in 8 bits more, is for attention's working copies of the present
+    group);
     else of nine tenths of what a card has free; else a default of 2 GiB, which the operating
     system commits as it is touched. Of that the generator has the share that `--split` names, or
     what gives both models equally many tokens; from there memory may move while a search runs
@@ -133,7 +142,7 @@ def plan_memory(
             left, named = settings.memory - weights, f"--memory {format_bytes(settings.memory)}"
             named += f": weights take {format_bytes(weights)}"
         left -= activations
-        copies = left - left // _COPIES
+        copies = left - left * 1000 // _with_copies(models, 1000)
         if in_place:
             copies = min(copies, max(model.tails(num_rows) for model in models))
         kv_bytes = left - copies
@@ -175,7 +184,14 @@ def memory_needed(
     pool = _pool_bytes(split, present, kv_bytes)
     weights = sum(model.weights for model in present)
     activations = max(model.activations(num_rows) for model in present)
-    return weights + activations + pool * (_COPIES if has_copies else 1)
+    return weights + activations + (_with_copies(present, pool) if has_copies else pool)
+
+
+def _with_copies(models: Sequence[ModelBytes], kv_bytes: int) -> int:
+    """KV, and attention's working copies of the present group: as much KV at most, as it is
+    read."""
+    wider = max(Fraction(model.read_per_token, model.kv_per_token) for model in models)
+    return kv_bytes + ceil(kv_bytes * wider)
 
 
 def _pool_bytes(split: str | float, models: Sequence[ModelBytes], needs: Sequence[int]) -> int:

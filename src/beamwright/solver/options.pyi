@@ -134,6 +134,10 @@ class SolverOptions(RequestOptions, total=False):
     """
     verifier_weights: Literal["auto", "int8", "int4"]
     """The same for the verifier's."""
+    kv_dtype: Literal["auto", "int8", "fp8"]
+    """Keep both models' KV in 8 bits, on the device, the host and the link: int8, or fp8
+    (float8_e4m3); auto: in their dtype. Changes the tree.
+    """
     deterministic: bool
     """Compute in tiles of a fixed size: the same tree whatever the groups, on a GPU too."""
     memory: int | str | None

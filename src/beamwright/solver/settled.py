@@ -53,10 +53,12 @@ def schedule_name(
         return schedule
     model, on_gpu = settings.model, torch.device(settings.model.device).type == "cuda"
     streams = model.attention in _STREAMED_ATTENTION and not (model.deterministic and on_gpu)
-    if needs_turns or not streams or generator.shape.groups or _asks_for_groups(settings):
+    streams = streams and generator.kv_dtype == "auto" and not generator.shape.groups
+    if needs_turns or not streams or _asks_for_groups(settings):
         return "locality"
     workload = expected_workload(settings, generator.shape.context)
-    costs = ModelCosts.of(generator.shape, generator.element_bytes, generator.storage)
+    sizes = generator.element_bytes, generator.storage, generator.kv_dtype
+    costs = ModelCosts.of(generator.shape, *sizes)
     layout = Layout.DENSE if model.attention.endswith("dense") else Layout.TREE
     profile = machine_profile(model.device)
     fastest = choose_schedule(workload, costs, profile, kv_bytes, layout)
@@ -66,6 +68,9 @@ def schedule_name(
 def check_layers(settings: Settings) -> None:
     """Raises InputError if what was asked for does not know the model's layers."""
     asked = "--schedule layerwise" if settings.schedule.schedule == "layerwise" else None
+    kept, on_host = settings.model.kv_dtype, settings.sparse.sparse_home == "host"
+    if kept != "auto" and (asked or on_host):
+        raise InputError(f"--kv-dtype {kept}: not with {asked or '--sparse-home host'}")
     asked = asked if settings.sparse.sparse == "off" else "--sparse"
     if asked is not None and find_shape(settings.model).groups:
         raise InputError(

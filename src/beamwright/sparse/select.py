@@ -82,7 +82,7 @@ class _Keys:
     def __init__(self, store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> None:
         layout = store.pool.layout
         size = (layout.num_layers, len(entries), layout.num_kv_heads, num_tokens, layout.head_dim)
-        self._data = store.pool.storage.new_zeros(size)
+        self._data = torch.zeros(size, dtype=layout.dtype, device=store.pool.storage.device)
         for number, entry in enumerate(entries):
             part = entry.parts[0]
             keys = store.keys_of(part.segment, part.visible)

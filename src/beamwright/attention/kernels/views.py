@@ -259,6 +259,8 @@ class KernelAttention:
 
     def _check(self, store: SegmentStore) -> None:
         reason = why_no_kernels(store.pool.storage.device, store.pool.layout.dtype)
+        if store.pool.layout.kept != "auto":
+            reason = "they read no KV in 8 bits; use --attention tree or no --kv-dtype"
         if reason is not None:
             raise InputError(f"--attention {self.name}: {reason}")
 
