@@ -418,7 +418,7 @@ def _working_memory(model: TreeModel) -> WorkingMemory:
     def row_bytes(step_tokens: int) -> int:
         tail_tokens = min(1 << max(4, (step_tokens - 1).bit_length()), model.backend.tail_tokens)
         # What stays is copied out while rows are arranged anew, so a tail exists twice.
-        tail = 2 * tail_tokens * pool.bytes_per_token
+        tail = 2 * tail_tokens * sum(each.read_bytes_per_token for each in pool.layouts)
         return tail + shape.working_bytes_per_row(pool.layout.dtype.itemsize)
 
     return WorkingMemory(free_bytes(model.decoder.device), row_bytes)
