@@ -31,7 +31,7 @@ class RoundingDecoder(Decoder):
         }
 
     @property
-    def least_rows(self) -> int:  # type: ignore[override]
+    def least_rows(self) -> int:
         return self.inner.least_rows
 
     @least_rows.setter
