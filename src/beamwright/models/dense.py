@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from beamwright.models.decoder import ROW_MULTIPLE, Decoder, Linear, in_tiles
+from beamwright.models.formats.rows import StoredRows
 from beamwright.models.shape import ModelShape
 from beamwright.protocols import AttentionView, LooksAhead
 
@@ -45,9 +46,9 @@ class Layer:
 
 @dataclass
 class DecoderWeights:
-    """All weights. `lm_head` may be the embedding itself (tied)."""
+    """All weights. `lm_head` may be the embedding itself (tied), whose rows may be in a file."""
 
-    embedding: torch.Tensor
+    embedding: torch.Tensor | StoredRows
     layers: list[Layer]
     lm_head: Linear
     final_norm: Norm
@@ -79,11 +80,11 @@ class DenseDecoder(Decoder):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.weights.embedding.dtype
+        return self.weights.final_norm.weight.dtype
 
     @property
     def device(self) -> torch.device:
-        return self.weights.embedding.device
+        return self.weights.final_norm.weight.device
 
     def hidden(
         self,
@@ -94,7 +95,7 @@ class DenseDecoder(Decoder):
     ) -> torch.Tensor:
         """See `Decoder`. Of what is not read the last layer computes keys and values only."""
         weights, shape = self.weights, self.shape
-        x = F.embedding(token_ids, weights.embedding)
+        x = weights.embedding[token_ids]
         rotary: tuple[torch.Tensor, ...] = ()
         if weights.positions is not None:
             x = x + F.embedding(positions + (shape.learned_positions or 0), weights.positions)

@@ -34,7 +34,7 @@ from beamwright.models.rounding import RoundingDecoder
 from beamwright.models.shape import ModelShape, capped, shape_from_text
 from beamwright.models.survey import survey
 from beamwright.models.tokenizer import TextCodec
-from beamwright.models.weights import load_weights, random_weights, tensor_names
+from beamwright.models.weights import give_back, load_weights, random_weights, tensor_names
 from beamwright.plan.costs import Storage, weight_bytes
 from beamwright.sections import ModelSettings
 
@@ -109,6 +109,7 @@ def load_model(
         decoder = DenseDecoder(shape, weights, tile)
     if settings.kv_dtype != "auto":
         decoder = RoundingDecoder(decoder, settings.kv_dtype)
+    give_back()
     return LoadedModel(decoder, codec, folder, storage, digest)
 
 

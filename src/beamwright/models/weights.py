@@ -17,6 +17,7 @@ from beamwright.errors import InputError, NotFiniteError
 from beamwright.models.decoder import Linear
 from beamwright.models.dense import DecoderWeights, Layer, Norm
 from beamwright.models.formats import StoredWeights, open_checkpoint
+from beamwright.models.formats.rows import StoredRows
 from beamwright.models.grouped import GroupedLinear, check_size, joined
 from beamwright.models.linear import quantise_linear
 from beamwright.models.shape import FAMILIES, ModelShape, TensorNames
@@ -24,6 +25,7 @@ from beamwright.plan.costs import Storage
 
 Convert = Callable[[Linear], Linear]
 
+_LARGE_TABLE_BYTES = 1 << 26  # a read of a row costs 2 us: little beside such a model's pass
 _CHECKED_VALUES = 1 << 22  # at a time: a sum in another precision casts all that it sums
 
 
@@ -57,6 +59,12 @@ class _Reader:
         placed = tensor.to(device=self._device, dtype=self._dtype)
         check_finite(placed, tensor, f"{self._where}{name}")
         return placed
+
+    def rows(self, name: str, table: torch.Tensor) -> torch.Tensor | StoredRows:
+        """What stays of a table of which few rows are wanted: of a large one its file."""
+        if self._stored is None or self._device != "cpu" or table.nbytes < _LARGE_TABLE_BYTES:
+            return table
+        return self._stored.rows(self._prefix + name, self._dtype) or table
 
     def linear(self, names: list[str], outs: list[int], columns: int, bias: bool) -> Linear:
         """One (fused) projection from the named ones, stacked row-wise."""
@@ -192,12 +200,7 @@ def _assemble(
     shape: ModelShape, reader: _Reader, head: _Reader, storage: Storage, pack: Convert
 ) -> DecoderWeights:
     called, hidden = FAMILIES[shape.architecture].tensors, shape.hidden
-    embedding = reader.need("embed_tokens.weight", shape.vocab, hidden)
-    lm_head = Linear(embedding)  # where nobody reads logits, it stands in
-    if shape.has_lm_head:
-        if not shape.tied:
-            lm_head = Linear(head.need("lm_head.weight", shape.vocab, hidden))
-        lm_head = pack(lm_head)
+    embedding, lm_head = _ends(shape, reader, head, pack)
 
     def keep(linear: Linear) -> Linear:
         return pack(quantise_linear(linear, storage))
@@ -216,6 +219,19 @@ def _assemble(
         rows = shape.full_context + shape.learned_positions
         weights.positions = reader.need("embed_positions.weight", rows, hidden)
     return weights
+
+
+def _ends(
+    shape: ModelShape, reader: _Reader, head: _Reader, pack: Convert
+) -> tuple[torch.Tensor | StoredRows, Linear]:
+    """The embedding, and the LM head: an empty one where nobody reads logits."""
+    name, size = "embed_tokens.weight", (shape.vocab, shape.hidden)
+    table = reader.need(name, *size)
+    if not shape.has_lm_head:
+        lm_head = Linear(table.new_empty(0, shape.hidden))
+    else:
+        lm_head = pack(Linear(table if shape.tied else head.need("lm_head.weight", *size)))
+    return (table if lm_head.weight is table else reader.rows(name, table)), lm_head
 
 
 def _layer(

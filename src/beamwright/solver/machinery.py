@@ -42,6 +42,7 @@ from beamwright.models.load import (
     no_more_memory,
 )
 from beamwright.models.tree_model import HostOptions, TreeModel
+from beamwright.models.weights import give_back
 from beamwright.plan.costs import ModelCosts
 from beamwright.protocols import AttentionBackend, Direction, SchedulePolicy, Strategy, Verifier
 from beamwright.remote.generator import RemoteGenerator
@@ -158,6 +159,7 @@ class Machinery:
                 attends[kind(decoder, backend)] = backend
             # All of them: each learns how few rows it may be given.
             self.exact = all([_settled(alike[key], attends[key]) for key in alike])
+        give_back()
 
     # --- loading -----------------------------------------------------------------------------
 

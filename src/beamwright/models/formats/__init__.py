@@ -16,6 +16,7 @@ from beamwright.models.formats.methods import GGUF, METHODS, check_method, quant
 if TYPE_CHECKING:
     import torch
 
+    from beamwright.models.formats.rows import StoredRows
     from beamwright.models.grouped import GroupedLinear
 
 
@@ -42,6 +43,10 @@ class StoredWeights(Protocol):
         Raises:
             InputError: if its file is damaged.
         """
+        ...
+
+    def rows(self, name: str, dtype: torch.dtype) -> StoredRows | None:
+        """Rows of a tensor that is there, in this precision; None where a file has none as such."""
         ...
 
 

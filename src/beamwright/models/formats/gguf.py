@@ -16,6 +16,7 @@ from beamwright.errors import InputError
 from beamwright.models.formats.blocks import PARTS
 from beamwright.models.formats.described import Names, permuted_heads, shards
 from beamwright.models.formats.header import BLOCKS, Place, read_header
+from beamwright.models.formats.rows import StoredRows
 from beamwright.models.grouped import GroupedLinear
 
 _PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
@@ -49,13 +50,26 @@ class GgufWeights:
         dtype = _PLAIN.get(place.kind, torch.float32)
         whole, at = torch.empty(prod(place.shape), dtype=dtype), 0
         for piece in _pieces(file, place):
-            values = piece.view(dtype) if place.kind in _PLAIN else _turned_back(piece, place.kind)
+            values = _values(piece, place.kind)
             whole[at : at + values.numel()] = values.flatten()
             at += values.numel()
         whole = whole.view(place.shape)
         if self._names.lifted and name.endswith("norm.weight"):
             whole -= 1
         return whole if order is None else whole[order]
+
+    def rows(self, name: str, dtype: torch.dtype) -> StoredRows | None:
+        """None where they are wanted in another order, or only `transformers` turns them back."""
+        file, place, order = self._find(name) or (None, None, None)
+        if file is None or place is None or order is not None or place.kind not in _PLAIN | PARTS:
+            return None
+        kind, columns = place.kind, place.shape[-1]
+        _, values, size = BLOCKS[kind]
+
+        def turn(read: torch.Tensor) -> torch.Tensor:
+            return _values(read.view(-1, size), kind).view(-1, columns).to(dtype)
+
+        return StoredRows(file, place.start, columns // values * size, turn)
 
     def linear(self, name: str) -> GroupedLinear | None:
         """Codes as the file has them; None for types whose levels are no straight line."""
@@ -105,7 +119,9 @@ def _pieces(file: Path, place: Place) -> Iterator[torch.Tensor]:
             yield torch.frombuffer(piece, dtype=torch.uint8).view(-1, BLOCKS[place.kind][2])
 
 
-def _turned_back(blocks: torch.Tensor, kind: int) -> torch.Tensor:
+def _values(blocks: torch.Tensor, kind: int) -> torch.Tensor:
+    if kind in _PLAIN:
+        return blocks.view(_PLAIN[kind])
     if kind in PARTS:
         return PARTS[kind](blocks).values()
     try:

@@ -16,11 +16,13 @@ from safetensors import SafetensorError, safe_open
 
 from beamwright.errors import InputError
 from beamwright.io import read_regular
+from beamwright.models.formats.rows import StoredRows
 
 DAMAGED = (
     SafetensorError, pickle.UnpicklingError, OSError, RuntimeError, EOFError, ValueError, TypeError,
     AttributeError, LookupError, ArithmeticError,
 )  # fmt: skip
+_LENGTH_BYTES = 8  # of safetensors' header, which says where a tensor lies behind it
 
 
 class PlainFiles:
@@ -69,6 +71,19 @@ class PlainFiles:
         mapped: torch.Tensor
         mapped = handle[name] if isinstance(handle, dict) else handle.get_tensor(name)
         return mapped.clone()
+
+    def rows(self, name: str, dtype: torch.dtype) -> StoredRows | None:
+        """None of a pickle."""
+        path = self._where[name]
+        if path.suffix != ".safetensors":
+            return None
+        first = self._open(path).get_slice(name)[:1]
+        stored, row_bytes = first.dtype, first.nbytes
+        with open(path, "rb") as stream:
+            size = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
+            start, _ = json.loads(stream.read(size))[name]["data_offsets"]
+        start += _LENGTH_BYTES + size
+        return StoredRows(path, start, row_bytes, lambda read: read.view(stored).to(dtype))
 
     def names(self) -> list[str]:
         """Of all tensors."""

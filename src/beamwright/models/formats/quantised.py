@@ -14,6 +14,7 @@ import torch
 
 from beamwright.errors import InputError
 from beamwright.models.formats.plain import DAMAGED, PlainFiles
+from beamwright.models.formats.rows import StoredRows
 from beamwright.models.grouped import GroupedLinear
 
 Part = Callable[[str], torch.Tensor | None]
@@ -87,6 +88,10 @@ class QuantisedFiles:
         """None where no groups of columns have a scale."""
         found = self._read(f"{name}.weight") if self._main(f"{name}.weight") else None
         return found.linear() if isinstance(found, Groups) else None
+
+    def rows(self, name: str, dtype: torch.dtype) -> StoredRows | None:
+        """None where it is quantised."""
+        return None if self._main(name) else self._files.rows(name, dtype)
 
     def _plain_name(self, name: str) -> str:
         for ending in self._form.main:
