@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -256,16 +257,38 @@ class KVDemand:
 
 
 @dataclass(frozen=True)
+class PassCosts:
+    """Seconds of one forward pass by the cost model, and the link's bytes a second.
+
+    weights_s: all weights are read; row_s: arithmetic of a row; launch_s: beside the longer of the
+    two. By themselves passes are counted, and nothing else costs anything.
+    """
+
+    weights_s: float = 1.0
+    row_s: float = 0.0
+    launch_s: float = 0.0
+    link_bandwidth: float = inf
+
+    def seconds(self, num_rows: float) -> float:
+        """Of a pass with so many rows."""
+        return max(self.weights_s, num_rows * self.row_s) + self.launch_s
+
+
+@dataclass(frozen=True)
 class ScheduleView:
     """What a schedule may look at: the open nodes of all trees in depth-first order.
 
     demand: their KV; None where there is one tier and nothing to decide. max_beams: how many the
     device has working memory for at present (LBS section 4.2, #Beam); None where it does not say.
+    step_tokens: that the longest step will have; exact: and all of them, unless a path ends.
     """
 
     beams: tuple[Node, ...]
     demand: KVDemand | None = None
     max_beams: int | None = None
+    step_tokens: int = 1
+    exact: bool = False
+    costs: PassCosts = PassCosts()
 
     def limit(self, max_batch: int | None) -> int | None:
         """The most beams of a group: what the user allows and what the device can."""
@@ -274,10 +297,24 @@ class ScheduleView:
 
 
 @dataclass(frozen=True)
+class Parking:
+    """Rows without barriers and without blocks for all of their step: where none is left, the one
+    that came last waits on the host with its tokens.
+
+    most_rows: more at a time would be no faster. level_from: with so many steps left or fewer, the
+    one that has the fewest tokens goes first, so that the last ones end together.
+    """
+
+    most_rows: int | None = None
+    level_from: int = 0
+
+
+@dataclass(frozen=True)
 class Plan:
     """The order in which beams join the running batch, in groups.
 
     groups: with `--batching grouped` the next one begins when the one before it has ended.
+    parking: rows park instead; None: what a row is expected to write is kept free for it.
     write_back: KV has to go to the host, because the tree outgrows the device.
     eager: it goes while it is decoded; otherwise shortly before its room is needed, so that most
         of what is pruned never goes.
@@ -286,6 +323,7 @@ class Plan:
     groups: tuple[tuple[Node, ...], ...]
     write_back: bool = False
     eager: bool = False
+    parking: Parking | None = None
 
 
 class SchedulePolicy(Protocol):

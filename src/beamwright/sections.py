@@ -309,9 +309,9 @@ class ScheduleSettings(OpenSection):
     max_batch: int | None = option(None, "Most beams decoded together.", ge=1, metavar="BEAMS")
     batching: Literal["auto", "continuous", "grouped"] = option(
         "auto",
-        "Beams join as soon as there is room (continuous), or group by group behind barriers "
-        "(grouped, the LBS paper); auto: barriers where the tree outgrows the device and steps "
-        "have a fixed length.",
+        "Beams join as soon as there is room, and wait on the host where it ends (continuous), or "
+        "group by group behind barriers (grouped, the LBS paper); auto: whichever is expected to "
+        "be faster in each round; continuous where steps have no fixed length.",
     )
     explore: Explore = option(
         "continuous",
@@ -344,8 +344,8 @@ class ScheduleSettings(OpenSection):
     write_back: Literal["auto", "eager", "lazy"] = option(
         "auto",
         "Send new KV to the host as soon as it is whole (eager), or shortly before its room is "
-        "needed (lazy: most of what is pruned never goes); auto: eager where a step needs more "
-        "than twice the device, or a copy per beam.",
+        "needed (lazy: most of what is pruned never goes); auto: eager where a step needs half as "
+        "much again as the device, where rows park, or with a copy per beam.",
     )
     graphs: Literal["auto", "on", "off"] = option(
         "auto", "Decode steps as CUDA graphs where kernels run (auto, on), or as plain calls (off)."

@@ -91,11 +91,11 @@ def test_write_back_begins_when_the_next_round_is_not_expected_to_fit(beams):
 
 @pytest.mark.parametrize(
     ("how", "capacity", "eager"),
-    [("auto", 35, False), ("auto", 34, True), ("lazy", 20, False), ("eager", 69, True)],
+    [("auto", 47, False), ("auto", 46, True), ("lazy", 20, False), ("eager", 69, True)],
 )
 def test_new_kv_is_written_back_early_where_most_of_it_has_to_go(beams, how, capacity, eager):
     """The beams need 70."""
-    policy = make_schedule(ScheduleSettings(write_back=how))
+    policy = make_schedule(ScheduleSettings(write_back=how, batching="grouped"))
     assert policy.plan(ScheduleView(beams, demand(capacity=capacity))).eager is eager
     copies = demand(capacity=capacity, copies=True)
     assert policy.plan(ScheduleView(beams, copies)).eager is (how != "lazy")

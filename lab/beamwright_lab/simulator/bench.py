@@ -14,7 +14,7 @@ from random import Random
 
 from beamwright.counters import Progress
 from beamwright.engine.batch import RunningBatch
-from beamwright.engine.capacity import StepLengths
+from beamwright.engine.capacity import StepLengths, WorkingMemory
 from beamwright.engine.engine import Engine
 from beamwright.engine.executor import STEPS_TOGETHER, PlainExecutor
 from beamwright.engine.moving import MovingSplit
@@ -28,11 +28,11 @@ from beamwright.errors import CapacityError
 from beamwright.kv.pool import BlockLedger, ByteBudget
 from beamwright.kv.segments import HostTier
 from beamwright.models.tree_model import PrefillRequest, remember
-from beamwright.plan.costs import Layout, ModelCosts
+from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.machines import HardwareProfile
 from beamwright.plan.schedules import MARK_TOKENS
 from beamwright.plan.workload import BLOCK_TOKENS
-from beamwright.protocols import Foresees, StepWriter, Verifier
+from beamwright.protocols import Foresees, PassCosts, StepWriter, Verifier
 from beamwright.schedule import make_schedule, schedule_row
 from beamwright.sections import ScheduleSettings, Speculation, StepSettings
 from beamwright.tree import RecordedTree
@@ -214,9 +214,22 @@ class Bench:
         lengths = StepLengths(Decodings(Decoding(step=case.step)), case.context)
         prefill = self._prefill(self.residency, case.costs)
         self.batch = RunningBatch(
-            rows, self.residency, prefill, lengths, settings, progress=self._progress
+            rows,
+            self.residency,
+            prefill,
+            lengths,
+            settings,
+            WorkingMemory(costs=self._pass_costs()),
+            progress=self._progress,
         )
         return self.batch
+
+    def _pass_costs(self) -> PassCosts | None:
+        """What a schedule may know of them: of the hardware that is named, or simulated."""
+        case, roofline = self.case, getattr(self.case.costs, "roofline", None)
+        if case.hardware is not None:
+            roofline = Roofline(case.model, case.hardware)
+        return None if roofline is None else roofline.pass_costs()
 
     def _prefill(
         self, residency: SimulatedResidency, costs: DeviceCosts

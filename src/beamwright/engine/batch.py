@@ -2,9 +2,9 @@
 
 Rows are *admitted* when a slot is free and what they read fits; they *run* for at most 16 tokens;
 they are *settled*: stored, and retired where their step is complete. Where no block is left they
-are *preempted*, and come back. With `--batching grouped`, the groups of a plan are barriers: the
-next one is admitted when the batch is empty (LBS section 4). What a row writes depends on its own
-path alone, never on who is decoded beside it.
+are *preempted*, and come back: a plan may count on that (`protocols.Parking`). With `--batching
+grouped`, the groups of a plan are barriers: the next one is admitted when the batch is empty (LBS
+section 4). What a row writes depends on its own path alone, never on who is decoded beside it.
 
 Knows the cache manager and nothing of tensors: engine and simulator run this very code, so equal
 searches move equal bytes.
@@ -101,20 +101,18 @@ class RunningBatch:
         """What a schedule may know of these open nodes."""
         longest = max(map(self._lengths.expected, beams), default=1)
         self._most_rows = self._memory.max_rows(longest, self._rows.held_bytes)
-        return ScheduleView(beams, self._capacity.demand(beams), self._most_rows)
+        return self._capacity.view(beams, longest, self._most_rows, self._memory.costs)
 
     def submit(self, plan: Plan) -> None:
-        """Replace what waits; running rows go on.
-
-        By itself a batch has barriers where the tree outgrows the device, so that rows that come
-        one by one would reload what a group shares, and all rows of a group end together.
-        """
+        """Replace what waits; running rows go on. By itself a batch has barriers where the tree
+        outgrows the device, and all rows of a group end together, unless they park."""
         self._queue.replace(plan, self.running_nodes)
-        self._eager, self._full = plan.write_back and plan.eager, False
-        fixed = plan.write_back and all(map(self._lengths.exact, self.waiting))
-        barriers = {"grouped": True, "continuous": False, "auto": fixed}
-        self._queue.barriers = barriers[self.settings.batching]
-        self._ahead.most_rows = 0
+        self._eager, parks = plan.write_back and plan.eager, plan.parking is not None
+        self._capacity.most_ahead = ITERATION_TOKENS if parks else None
+        self.counts.parking_plans += parks
+        fixed = plan.write_back and not parks and all(map(self._lengths.exact, self.waiting))
+        self._queue.barriers = {"auto": fixed, "grouped": True}.get(self.settings.batching, False)
+        self._full, self._ahead.most_rows = False, 0
 
     def speculate(self, nodes: Sequence[Node]) -> None:
         """Children to be decoded in slots that no open step waits for, the likeliest first."""
@@ -185,6 +183,7 @@ class RunningBatch:
 
     def _admit(self) -> None:
         """Take in what fits of those that wait, then of those ahead of them."""
+        self._queue.level(len(self.running))
         while joining := self._next_rows():
             try:
                 self._make_way(joining)
@@ -208,6 +207,9 @@ class RunningBatch:
     def _run(self, max_tokens: int) -> None:
         if not self.running:
             return
+        if self._eager:  # behind what had to leave at once
+            sure = (row.segment for row in self.running if not row.speculative)
+            self._cache.write_back(sure, sealed=False)
         number, num_running = self.running[0].node.round, len(self.running)
         self._progress.doing(f"round {number}: decoding {num_running} beams")
         self._tried, before = num_running, {row: len(row.tokens) for row in self.running}
@@ -242,8 +244,6 @@ class RunningBatch:
         for row in kept:
             cache.trim(row.segment)
         if self._eager:
-            sure = [row.segment for row in self.running if not row.speculative]
-            cache.write_back(sure, sealed=False)
             cache.write_back(row.segment for row in kept if not row.speculative)
         for row in done:
             row.let_go()
@@ -313,7 +313,8 @@ class RunningBatch:
     @property
     def _limits(self) -> list[int]:
         """The most rows at a time, as far as anything says so."""
-        return [n for n in (self.settings.max_batch, self._most_rows) if n is not None]
+        limits = self.settings.max_batch, self._most_rows, self._queue.parking.most_rows
+        return [n for n in limits if n is not None]
 
     def _join(self, rows: list[Row]) -> None:
         cache = self._cache

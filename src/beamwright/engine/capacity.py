@@ -24,7 +24,7 @@ from beamwright.engine.row import (
 )
 from beamwright.kv.cache import CacheManager
 from beamwright.kv.segments import Path, Segment, copies_needed, segments_read, whole
-from beamwright.protocols import KVDemand
+from beamwright.protocols import KVDemand, PassCosts, ScheduleView
 from beamwright.tree import Node, SearchTree
 
 _FIRST_GUESS = 32
@@ -76,15 +76,17 @@ class WorkingMemory:
     """Rows that can be decoded together.
 
     free_bytes: asked before every plan; None where the machine does not say (a CPU).
-    row_bytes: working bytes of a row whose step has so many tokens.
+    row_bytes: working bytes of a row whose step has so many tokens. costs: of a pass with them.
     """
 
     def __init__(
         self,
         free_bytes: Callable[[], int] | None = None,
         row_bytes: Callable[[int], int] = lambda step_tokens: 0,
+        costs: PassCosts | None = None,
     ) -> None:
         self._free_bytes, self._row_bytes = free_bytes, row_bytes
+        self.costs = costs or PassCosts()
         self._failed_at: int | None = None
 
     def max_rows(self, step_tokens: int, held_bytes: int = 0) -> int | None:
@@ -105,10 +107,14 @@ class WorkingMemory:
 
 
 class Capacity:
-    """The device of one cache manager, as rows see it. Creates their segments."""
+    """The device of one cache manager, as rows see it. Creates their segments.
+
+    most_ahead: tokens that a row is given blocks for at a time; None: what it is expected to write.
+    """
 
     def __init__(self, cache: CacheManager, lengths: StepLengths) -> None:
         self._cache, self._lengths = cache, lengths
+        self.most_ahead: int | None = None
         self._previous_need_bytes: int | None = None
 
     # --- rows --------------------------------------------------------------------------------
@@ -149,7 +155,11 @@ class Capacity:
 
     def written_by(self, rows: Iterable[Row]) -> dict[Segment, int]:
         """Tokens that blocks are kept for when these rows are admitted."""
-        return {row.segment: self._lengths.reserved(row) for row in rows}
+        return {row.segment: self._reserved(row) for row in rows}
+
+    def _reserved(self, row: Row) -> int:
+        tokens = self._lengths.reserved(row)
+        return tokens if self.most_ahead is None else min(tokens, row.forwarded + self.most_ahead)
 
     def first_that_fit(self, rows: Sequence[Row]) -> Sequence[Row]:
         """As many of these, from the first on, as there is room for: for what they read, and for
@@ -158,7 +168,7 @@ class Capacity:
         needs, grown, taken = Counter[Segment](), dict[Segment, int](), dict[Segment, int]()
         room, total, parents = cache.room, 0, set[Node | None]()
         for index, row in enumerate(rows):
-            growing = {row.segment: self._lengths.reserved(row)}
+            growing = {row.segment: self._reserved(row)}
             if row.node.parent not in parents:
                 parents.add(row.node.parent)
                 growing |= self._incomplete(row.node.parent)
@@ -207,6 +217,14 @@ class Capacity:
                     self._cache.forget(state.segment, window)
 
     # --- what a schedule sees ----------------------------------------------------------------
+
+    def view(
+        self, beams: tuple[Node, ...], longest: int, most_rows: int | None, costs: PassCosts
+    ) -> ScheduleView:
+        """What a schedule may know of these open nodes, whose steps have `longest` tokens at
+        most."""
+        exact = all(map(self._lengths.exact, beams))
+        return ScheduleView(beams, self.demand(beams), most_rows, longest, exact, costs)
 
     def demand(self, beams: Sequence[Node]) -> KVDemand | None:
         """The KV that a round's open nodes need, its segments numbered as paths first meet them;

@@ -18,10 +18,10 @@ from itertools import groupby, islice
 from typing import Generic, TypeVar
 
 from beamwright.engine.capacity import Capacity
-from beamwright.engine.row import Row
+from beamwright.engine.row import Row, state_of
 from beamwright.engine.tree_run import TreeRun
 from beamwright.kv.cache import CacheManager
-from beamwright.protocols import Plan
+from beamwright.protocols import Parking, Plan
 from beamwright.sections import ScheduleSettings
 from beamwright.tree import Node, NodeState
 
@@ -100,6 +100,7 @@ def cut_by_priority(plan: Plan, runs: Collection[TreeRun]) -> Plan:
     priorities = {run.tree.root: run.priority for run in runs}
     if len(set(priorities.values())) < 2:
         return plan
+    parking = plan.parking and replace(plan.parking, level_from=0)
 
     def rank(node: Node) -> int:
         return -priorities[node.root]
@@ -107,7 +108,8 @@ def cut_by_priority(plan: Plan, runs: Collection[TreeRun]) -> Plan:
     parts = [
         tuple(nodes) for group in plan.groups for _, nodes in groupby(sorted(group, key=rank), rank)
     ]
-    return replace(plan, groups=tuple(sorted(parts, key=lambda nodes: rank(nodes[0]))))
+    groups = tuple(sorted(parts, key=lambda nodes: rank(nodes[0])))
+    return replace(plan, groups=groups, parking=parking)
 
 
 class PriorityQueue(Generic[T]):
@@ -148,12 +150,14 @@ class Queue:
     """Open steps, each with the number of its group.
 
     barriers: a group begins when the one before it has ended. many_groups: the plan has several.
+    parking: of the plan, how its rows park.
     """
 
     def __init__(self) -> None:
         self._pairs: deque[tuple[Node, int]] = deque()
         self._num_groups = 0
         self.barriers = self.many_groups = False
+        self.parking = Parking()
 
     def __len__(self) -> int:
         return len(self._pairs)
@@ -175,6 +179,7 @@ class Queue:
             self._num_groups += 1
             self._pairs += [(node, self._num_groups) for node in group if node not in running]
         self.many_groups = len(plan.groups) > 1
+        self.parking = plan.parking or Parking()
 
     def front(self, most: int) -> list[Node]:
         """The first ones, with barriers those of one group."""
@@ -197,9 +202,21 @@ class Queue:
         """In front of all."""
         self._pairs.appendleft((node, group))
 
+    def level(self, num_running: int) -> None:
+        """Those that have the fewest tokens first, of equals as they are, if with those that run
+        few enough are left."""
+        if 0 < len(self) <= self.parking.level_from - num_running:
+            self._pairs = deque(sorted(self._pairs, key=lambda pair: _num_tokens(pair[0])))
+
     def remove(self, nodes: Collection[Node]) -> None:
         """Those of these that wait."""
         self._pairs = deque(pair for pair in self._pairs if pair[0] not in nodes)
+
+
+def _num_tokens(node: Node) -> int:
+    """Of a step so far."""
+    state = state_of(node)
+    return len(state.row.tokens) if state is not None and state.row is not None else 0
 
 
 class SpeculativeQueue:

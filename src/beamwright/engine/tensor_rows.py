@@ -46,6 +46,7 @@ from beamwright.models.load import free_bytes
 from beamwright.models.session import DecodeSession
 from beamwright.models.tokenizer import TextCodec
 from beamwright.models.tree_model import PrefillRequest, TreeModel
+from beamwright.protocols import PassCosts
 from beamwright.tree import StopReason
 
 
@@ -377,10 +378,12 @@ def make_running_batch(
     *,
     token_stats: Collection[str] = (),
     progress: Progress | None = None,
+    costs: PassCosts | None = None,
 ) -> RunningBatch:
     """Rows on the model's device, at first none.
 
     token_stats: names of what is kept of every token's distribution (`sampling.TOKEN_STATS`).
+    costs: of a pass and the link, for schedules.
     """
 
     def not_captured(why: str) -> None:
@@ -405,13 +408,13 @@ def make_running_batch(
         prefill,
         StepLengths(Decodings(default), model.decoder.shape.context),
         settings.schedule,
-        _working_memory(model),
+        _working_memory(model, costs),
         progress,
     )
     return batch
 
 
-def _working_memory(model: TreeModel) -> WorkingMemory:
+def _working_memory(model: TreeModel, costs: PassCosts | None) -> WorkingMemory:
     """The room beside a model's KV."""
     shape, pool = model.decoder.shape, model.store.pool
 
@@ -421,4 +424,4 @@ def _working_memory(model: TreeModel) -> WorkingMemory:
         tail = 2 * tail_tokens * sum(each.read_bytes_per_token for each in pool.layouts)
         return tail + shape.working_bytes_per_row(pool.layout.dtype.itemsize)
 
-    return WorkingMemory(free_bytes(model.decoder.device), row_bytes)
+    return WorkingMemory(free_bytes(model.decoder.device), row_bytes, costs)

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 
 from beamwright.plan.machines import HardwareProfile
 from beamwright.plan.workload import BLOCK_TOKENS
-from beamwright.protocols import Direction
+from beamwright.protocols import Direction, PassCosts
 from beamwright.sections import KVDtype
 
 INT4_GROUP = 64
@@ -256,6 +256,13 @@ class Roofline:
         """
         memory_s, compute_s, launch_s = self.parts(num_rows, kv_tokens_read, kv_tokens_seen, layout)
         return max(memory_s, compute_s) + launch_s
+
+    def pass_costs(self) -> PassCosts:
+        """What a schedule may know; KV is left out."""
+        rows, hardware = 64, self.hardware  # that take most experts
+        weights_s, rows_s, launch_s = self.parts(rows, 0, 0, Layout.TREE)
+        bandwidth = hardware.h2d_bandwidth * hardware.link_share
+        return PassCosts(weights_s, rows_s / rows, launch_s, bandwidth)
 
     def transfer(self, num_bytes: float, num_pieces: float, direction: Direction) -> float:
         """Seconds to move bytes across the link in that many queued copies."""

@@ -7,21 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from beamwright.protocols import KVDemand, Plan, ScheduleView
+from beamwright.protocols import KVDemand, Parking, Plan, ScheduleView
 from beamwright.schedule.algorithm_one import beam_sets
 from beamwright.schedule.declare import Schedule, batches, schedule
 from beamwright.schedule.forest import Forest
+from beamwright.schedule.parking import parking_of, parking_pays
 from beamwright.schedule.ranges import plan_ranges
 
-_EAGER_ABOVE = 2.0  # times what the device holds
+_EAGER_ABOVE = 1.5  # times what the device holds
 
 
 @schedule("auto", meaning="the faster of locality and layerwise, by the cost model")
 @schedule("locality", meaning="group by group, each to the end of its step")
 class LocalitySchedule(Schedule):
-    """Groups that fit the device, beams in depth-first order inside each.
+    """Groups that fit the device, beams in depth-first order inside each; or rows that park.
 
-    Of the settings it reads planner, balance, inter_beam, max_batch and write_back.
+    Of the settings it reads batching, planner, balance, inter_beam, max_batch and write_back.
     """
 
     def plan(self, view: ScheduleView) -> Plan:
@@ -31,19 +32,34 @@ class LocalitySchedule(Schedule):
         forest = Forest(demand)
         groups = self.groups(view, demand, forest)
         need_bytes = forest.need(0, len(forest))
+        write_back = outgrows(demand, need_bytes)
+        parking = self._parking(view, forest, groups) if write_back else None
         return Plan(
             tuple(tuple(view.beams[beam] for beam in group) for group in groups),
-            write_back=outgrows(demand, need_bytes),
-            eager=self._eager(need_bytes, demand),
+            write_back=write_back,
+            eager=self._eager(need_bytes, demand, parking),
+            parking=parking,
         )
 
-    def _eager(self, need_bytes: int, demand: KVDemand) -> bool:
+    def _parking(
+        self, view: ScheduleView, forest: Forest, groups: Sequence[Sequence[int]]
+    ) -> Parking | None:
+        """By itself where it is cheaper, or lengths are not known; with a copy per beam never."""
+        batching = self.settings.batching
+        if batching == "grouped" or forest.copy_per_beam:
+            return None
+        parking = parking_of(view, forest)
+        asked = batching == "continuous" or not view.exact
+        return parking if asked or parking_pays(view, forest, groups, parking) else None
+
+    def _eager(self, need_bytes: int, demand: KVDemand, parking: Parking | None) -> bool:
         """Most KV leaves the device anyway where little fits; writing it early costs no stall.
 
-        A copy per beam is the LBS paper's layout, and writing back at once its way.
+        A row that parks leaves at once. A copy per beam is the LBS paper's layout, and writing back
+        at once its way.
         """
         tight = need_bytes > _EAGER_ABOVE * demand.capacity_bytes
-        auto = tight or demand.copy_per_beam
+        auto = tight or demand.copy_per_beam or parking is not None
         return {"eager": True, "lazy": False, "auto": auto}[self.settings.write_back]
 
     def groups(

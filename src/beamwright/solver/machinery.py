@@ -43,7 +43,7 @@ from beamwright.models.load import (
 )
 from beamwright.models.tree_model import HostOptions, TreeModel
 from beamwright.models.weights import give_back
-from beamwright.plan.costs import ModelCosts
+from beamwright.plan.costs import ModelCosts, Roofline
 from beamwright.protocols import AttentionBackend, Direction, SchedulePolicy, Strategy, Verifier
 from beamwright.remote.generator import RemoteGenerator
 from beamwright.remote.writer import RemoteSteps, ServedSchedule
@@ -284,8 +284,14 @@ class Machinery:
         if remote is None:
             assert self.generator is not None
             codec, progress = self.reader.codec, self.progress
+            costs = Roofline(_costs(self.generator), machine_profile(settings.model.device))
             return make_running_batch(
-                self.generator, codec, settings, token_stats=stats, progress=progress
+                self.generator,
+                codec,
+                settings,
+                token_stats=stats,
+                progress=progress,
+                costs=costs.pass_costs(),
             )
         if stats:
             raise InputError(

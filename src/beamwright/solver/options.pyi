@@ -174,9 +174,9 @@ class SolverOptions(RequestOptions, total=False):
     max_batch: int | None
     """Most beams decoded together."""
     batching: Literal["auto", "continuous", "grouped"]
-    """Beams join as soon as there is room (continuous), or group by group behind barriers
-    (grouped, the LBS paper); auto: barriers where the tree outgrows the device and steps have
-    a fixed length.
+    """Beams join as soon as there is room, and wait on the host where it ends (continuous), or
+    group by group behind barriers (grouped, the LBS paper); auto: whichever is expected to be
+    faster in each round; continuous where steps have no fixed length.
     """
     explore: Literal["lockstep", "continuous", "decoupled"]
     """Several problems in flight: all decode, are scored and decide together (lockstep, as in
@@ -202,8 +202,8 @@ class SolverOptions(RequestOptions, total=False):
     """
     write_back: Literal["auto", "eager", "lazy"]
     """Send new KV to the host as soon as it is whole (eager), or shortly before its room is
-    needed (lazy: most of what is pruned never goes); auto: eager where a step needs more than
-    twice the device, or a copy per beam.
+    needed (lazy: most of what is pruned never goes); auto: eager where a step needs half as
+    much again as the device, where rows park, or with a copy per beam.
     """
     graphs: Literal["auto", "on", "off"]
     """Decode steps as CUDA graphs where kernels run (auto, on), or as plain calls (off)."""

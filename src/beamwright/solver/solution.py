@@ -165,7 +165,8 @@ class BatchStats:
     slots: most rows at a time; None for as many as fit. iterations: of at most 16 tokens.
     passes: forward passes in them.
     rows_mean: rows that wrote a token, per forward pass. occupancy: the same per row that was
-    computed, padding and rows that had ended included. admitted: rows that joined.
+    computed, padding and rows that had ended included. admitted: rows that joined. preempted: that
+    had to leave in the middle of their step; parking_plans: plans that count on it (`--batching`).
     verifier_calls, verifier_steps_mean: turns of the verifier, and the steps in one.
     """
 
@@ -176,6 +177,7 @@ class BatchStats:
     occupancy: float | None
     admitted: int
     preempted: int
+    parking_plans: int
     verifier_calls: int
     verifier_steps_mean: float | None
 
@@ -191,6 +193,7 @@ class BatchStats:
             occupancy=tokens / counted.slot_tokens if counted.slot_tokens else None,
             admitted=counted.admitted,
             preempted=counted.preempted,
+            parking_plans=counted.parking_plans,
             verifier_calls=calls,
             verifier_steps_mean=counted.scored_steps / calls if calls else None,
         )

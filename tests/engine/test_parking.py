@@ -1,0 +1,110 @@
+"""Rows that park on the host and come back: same trees, nothing computed twice, nothing leaks."""
+
+import shutil
+
+import pytest
+
+from beamwright.engine.batch import RunningBatch
+from engines import PROBLEM, assert_nothing_allocated, check_conservation, exact_dtype, grow
+
+FIXED = {
+    **{"n": 16, "width": 4, "max_rounds": 3, "step_tokens": 40, "max_tokens": 120},
+    **{"ignore_eos": True, "host_memory": "8MiB", "dtype": exact_dtype(), "schedule": "locality"},
+}
+LENGTHS = {"fixed": {}, "varied": {"step_tokens": None, "max_step_tokens": 40}}
+BATCHING = ("grouped", "continuous", "auto")
+
+
+def block_bytes(solver):
+    return solver.generator.store.pool.bytes_per_block
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("seed", range(2))
+def test_trees_do_not_depend_on_batching_or_budget(make_solver, parked, lengths, seed):
+    """And what a parked row has written is never computed again."""
+    options = {**FIXED, **LENGTHS[lengths], "seed": seed}
+    with make_solver(**options) as solver:
+        expected, _ = grow(solver)
+        size = block_bytes(solver)
+    for budget in (26, 40, 60):
+        for batching in BATCHING:
+            with make_solver(**options, kv_memory=budget * size, batching=batching) as solver:
+                found, _ = grow(solver)
+            assert found.tree_hash == expected.tree_hash
+            assert found.tokens.generator_prefilled == expected.tokens.generator_prefilled
+            assert found.kv.recomputed_tokens == 0
+            parks = found.batch.parking_plans
+            assert (parks > 0) >= (batching == "continuous")
+            assert parks == 0 or batching != "grouped"
+    assert parked
+
+
+def test_pools_are_conserved_while_rows_come_and_go(make_solver, parked, monkeypatch):
+    real = RunningBatch.iterate
+
+    def iterate(batch):
+        events = real(batch)
+        batch._cache.check()
+        return events
+
+    monkeypatch.setattr(RunningBatch, "iterate", iterate)
+    with make_solver(**FIXED, kv_memory=28 * 4096, batching="continuous") as solver:
+        for seed in range(3):
+            solver.solve(
+                PROBLEM,
+                seed=seed,
+                on_round=lambda report: check_conservation(solver, [report.tree]),
+            )
+        assert_nothing_allocated(solver)
+    assert len(parked) > 9
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"speculation": "exact"},
+        {"write_back": "lazy"},
+        {"write_back": "eager", "link_bandwidth": "200MB/s"},
+        {"attention": "reference"},
+        {"max_batch": 5},
+        {"evict": "recompute", "host_memory": None, "dtype": "float64"},
+        {"split": 0.5, "kv_memory": 72 * 4096},
+    ],
+    ids=lambda options: "-".join(map(str, options.items())),
+)
+def test_parking_composes(make_solver, verifier_folder, parked, options):
+    base = {**FIXED, "verifier": str(verifier_folder)}
+    options = {**base, **options}
+    ample = {name: value for name, value in options.items() if name not in ("kv_memory", "split")}
+    expected = make_solver(**ample, kv_memory="64MiB").solve(PROBLEM).tree_hash
+    with make_solver(**{"kv_memory": 56 * 4096, **options, "batching": "continuous"}) as solver:
+        assert solver.solve(PROBLEM).tree_hash == expected
+        assert_nothing_allocated(solver)
+
+
+def test_several_trees_park_in_turns(make_solver, parked):
+    problems = [PROBLEM, "Tom has 4 hats.", "Eve eats 7 figs a day."]
+    expected = dict(make_solver(**FIXED).solve_many(problems, in_flight=1))
+    with make_solver(**FIXED, kv_memory=32 * 4096, batching="continuous") as solver:
+        found = dict(solver.solve_many(problems, in_flight=3))
+        assert all(each.tree_hash == expected[key].tree_hash for key, each in found.items())
+        assert_nothing_allocated(solver)
+    assert parked
+
+
+def test_a_resumed_search_goes_on_as_it_would_have(make_solver, parked, tmp_path):
+    options = {**FIXED, "dtype": "float64", "kv_memory": 56 * 4096, "batching": "continuous"}
+    file, kept = tmp_path / "search.json", tmp_path / "round2.json"
+    with make_solver(**options) as solver:
+
+        def keep(report):
+            if report.tree.rounds == 2:
+                shutil.copy(file, kept)
+
+        expected = solver.solve(PROBLEM, on_round=keep, checkpoint=file)
+    for batching in BATCHING:
+        with make_solver(**{**options, "batching": batching}) as solver:
+            assert solver.resume(kept).tree_hash == expected.tree_hash
+            assert_nothing_allocated(solver)
+    assert parked

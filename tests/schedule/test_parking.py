@@ -1,0 +1,66 @@
+"""Groups or parking: which is expected to be faster, and how rows park."""
+
+from dataclasses import replace
+
+import pytest
+
+from beamwright.protocols import KVDemand, Parking, PassCosts, ScheduleView
+from beamwright.schedule import make_schedule
+from beamwright.schedule.forest import Forest
+from beamwright.schedule.parking import parking_of
+from beamwright.sections import ScheduleSettings
+from beamwright.tree import SearchTree
+
+WEIGHTS = PassCosts(weights_s=1.0)
+ARITHMETIC = PassCosts(weights_s=0.0, row_s=1.0)
+
+
+def view_of(num_beams, capacity, costs=WEIGHTS, *, exact=True):
+    """Beams of one prompt of 10 bytes whose steps write 10 each."""
+    tree = SearchTree(0, (1,), "")
+    demand = KVDemand([None], [10], [0], [0] * num_beams, [10] * num_beams, capacity)
+    return ScheduleView(tuple(tree.expand(tree.root, num_beams)), demand, None, 10, exact, costs)
+
+
+def plan(view, **settings):
+    return make_schedule(ScheduleSettings(schedule="locality", **settings)).plan(view)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "costs", "parks"),
+    [
+        (1290, WEIGHTS, False),  # all fits
+        (640, WEIGHTS, True),  # half: every pass reads all weights, and fewer passes are enough
+        (640, ARITHMETIC, False),  # as many rows in all as in groups, and some KV more comes back
+        (640, replace(WEIGHTS, link_bandwidth=1.0), False),  # where that takes long
+    ],
+)
+def test_the_cheaper_is_taken(capacity, costs, parks):
+    costs = replace(costs, link_bandwidth=min(costs.link_bandwidth, 1e9))
+    found = plan(view_of(128, capacity, costs))
+    assert (found.parking is not None) is parks
+    assert found.eager or not parks
+
+
+def test_what_was_asked_for_is_done():
+    view = view_of(16, 90)
+    assert plan(view, batching="grouped").parking is None
+    assert plan(view, batching="continuous").parking is not None
+    assert plan(replace(view, exact=False)).parking is not None  # of unknown length, no barriers
+    copies = replace(view.demand, copy_per_beam=True)
+    assert plan(replace(view, demand=copies), batching="continuous").parking is None
+    assert plan(view_of(16, 1000), batching="continuous").parking is None  # nothing has to leave
+
+
+@pytest.mark.parametrize(
+    ("num_beams", "weights_s", "most_rows"),
+    [(256, 100.0, 128), (256, 300.0, 256), (300, 100.0, 100), (64, 1.0, 64), (128, 1.0, 64)],
+)
+def test_rows_go_in_even_waves_of_what_arithmetic_has_room_for(num_beams, weights_s, most_rows):
+    view = view_of(num_beams, 90, PassCosts(weights_s=weights_s, row_s=1.0))
+    assert parking_of(view, Forest(view.demand)).most_rows == most_rows
+
+
+def test_the_last_rows_are_those_that_the_device_holds_a_few_times():
+    view = view_of(16, 40)
+    assert parking_of(view, Forest(view.demand)) == Parking(None, level_from=9)  # 2.5 * 40 bytes
