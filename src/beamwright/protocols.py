@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from beamwright.errors import BeamwrightError
+    from beamwright.plan.costs import PassCosts
     from beamwright.tree import Node, SearchTree, StopReason, TopTokens, Turn
 
 
@@ -257,24 +257,6 @@ class KVDemand:
 
 
 @dataclass(frozen=True)
-class PassCosts:
-    """Seconds of one forward pass by the cost model, and the link's bytes a second.
-
-    weights_s: all weights are read; row_s: arithmetic of a row; launch_s: beside the longer of the
-    two. By themselves passes are counted, and nothing else costs anything.
-    """
-
-    weights_s: float = 1.0
-    row_s: float = 0.0
-    launch_s: float = 0.0
-    link_bandwidth: float = inf
-
-    def seconds(self, num_rows: float) -> float:
-        """Of a pass with so many rows."""
-        return max(self.weights_s, num_rows * self.row_s) + self.launch_s
-
-
-@dataclass(frozen=True)
 class ScheduleView:
     """What a schedule may look at: the open nodes of all trees in depth-first order.
 
@@ -288,7 +270,7 @@ class ScheduleView:
     max_beams: int | None = None
     step_tokens: int = 1
     exact: bool = False
-    costs: PassCosts = PassCosts()
+    costs: PassCosts | None = None
 
     def limit(self, max_batch: int | None) -> int | None:
         """The most beams of a group: what the user allows and what the device can."""

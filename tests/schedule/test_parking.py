@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from beamwright.protocols import KVDemand, Parking, PassCosts, ScheduleView
+from beamwright.plan.costs import PassCosts
+from beamwright.protocols import KVDemand, Parking, ScheduleView
 from beamwright.schedule import make_schedule
 from beamwright.schedule.forest import Forest
 from beamwright.schedule.parking import parking_of

@@ -24,7 +24,8 @@ from beamwright.engine.row import (
 )
 from beamwright.kv.cache import CacheManager
 from beamwright.kv.segments import Path, Segment, copies_needed, segments_read, whole
-from beamwright.protocols import KVDemand, PassCosts, ScheduleView
+from beamwright.plan.costs import PassCosts
+from beamwright.protocols import KVDemand, ScheduleView
 from beamwright.tree import Node, SearchTree
 
 _FIRST_GUESS = 32
@@ -86,7 +87,7 @@ class WorkingMemory:
         costs: PassCosts | None = None,
     ) -> None:
         self._free_bytes, self._row_bytes = free_bytes, row_bytes
-        self.costs = costs or PassCosts()
+        self.costs = costs
         self._failed_at: int | None = None
 
     def max_rows(self, step_tokens: int, held_bytes: int = 0) -> int | None:
@@ -219,7 +220,7 @@ class Capacity:
     # --- what a schedule sees ----------------------------------------------------------------
 
     def view(
-        self, beams: tuple[Node, ...], longest: int, most_rows: int | None, costs: PassCosts
+        self, beams: tuple[Node, ...], longest: int, most_rows: int | None, costs: PassCosts | None
     ) -> ScheduleView:
         """What a schedule may know of these open nodes, whose steps have `longest` tokens at
         most."""

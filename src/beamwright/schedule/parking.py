@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from beamwright.plan.costs import PassCosts
 from beamwright.protocols import Parking, ScheduleView
 from beamwright.schedule.forest import Forest
 
@@ -26,9 +27,9 @@ def parking_of(view: ScheduleView, forest: Forest) -> Parking:
 
     A pass with more rows than arithmetic has room for takes longer; then waves are made even.
     """
-    num_beams, most_rows = len(forest), None
-    if view.costs.row_s:
-        knee = max(_FEWEST_ROWS, view.costs.weights_s / view.costs.row_s)
+    num_beams, most_rows, costs = len(forest), None, view.costs or PassCosts()
+    if costs.row_s:
+        knee = max(_FEWEST_ROWS, costs.weights_s / costs.row_s)
         waves = max(1, int(num_beams / knee))
         most_rows = -(-num_beams // waves)
     held = _LEVEL_FROM * forest.capacity_bytes
@@ -40,7 +41,7 @@ def parking_pays(
     view: ScheduleView, forest: Forest, groups: Sequence[Sequence[object]], parking: Parking
 ) -> bool:
     """True if parking is expected to take less time than these groups one after the other."""
-    num_beams, capacity, costs = len(forest), forest.capacity_bytes, view.costs
+    num_beams, capacity, costs = len(forest), forest.capacity_bytes, view.costs or PassCosts()
     need = forest.need(0, num_beams)
     grouped_s = view.step_tokens * sum(costs.seconds(len(group)) for group in groups)
     area = (need - sum(forest.growth_bytes) / 2) / capacity  # in steps
