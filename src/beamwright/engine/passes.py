@@ -50,7 +50,7 @@ class DraftedPasses:
         drafts: Drafts,
     ) -> None:
         self._decoder, self._session, self._sampler = decoder, session, sampler
-        self._stops, self._drafts = stops, drafts
+        self._stops, self.drafts = stops, drafts
 
     def run(
         self,
@@ -69,13 +69,13 @@ class DraftedPasses:
         while min(left.values(), default=0) and sum(row.done for row in counting) < enough:
             rooms = {row: min(n, row.forwards_left) - 1 for row, n in left.items()}
             began = time.perf_counter()
-            one = _Pass(self._drafts.draft(rooms), places)
+            one = _Pass(self.drafts.draft(rooms), places)
             hidden = self._session.forward_some(*one.inputs)
             self._draw(one, hidden, keys, sampling)
             used = {row: self._accept(one, row, hidden) for row in left}
             self._session.advance_by({places[row]: count for row, count in used.items()})
             spent_s = time.perf_counter() - began
-            self._drafts.note(one.drafts, used, len(hidden), spent_s)
+            self.drafts.note(one.drafts, used, len(hidden), spent_s)
             num_passes, num_rows = num_passes + 1, num_rows + len(hidden)
             left = {row: n - used[row] for row, n in left.items() if not row.done}
         return Ran(num_passes, num_rows)
