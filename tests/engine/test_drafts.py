@@ -39,7 +39,7 @@ class Knowing(Drafts):
     def note(self, drafts, used, rows, seconds):
         """Nothing is decided by it."""
 
-    def draft(self, rooms):
+    def draft(self, rooms, least_rows=8):
         return {row: self.guess(row, min(room, self.most)) for row, room in rooms.items()}
 
     def guess(self, row, room):
@@ -100,6 +100,9 @@ def test_trees_are_equal_bit_for_bit(make_solver, draft_from, attention, most):
         {"context": 64, "max_tokens": None},
         {"speculation": "exact", "max_batch": 3},
         {"max_step_tokens": 2},
+        {"n": 2, "width": 1},
+        {"kv_dtype": "int8", "attention": "tree"},
+        {"dtype": "float64", "kv_dtype": "fp8", "attention": "dense"},
     ],
     ids=str,
 )
@@ -280,6 +283,7 @@ def test_drafts_are_as_many_as_pay():
     assert taken["dear"] == [0] * 8
     assert taken["fair"] == [2, 0, 1, 1, 1, 1, 1, 1]
     assert worth.chosen([[2, 2]]) == [2], "rows that would only pad the batch cost nothing"
+    assert worth.chosen([[2, 2]], 2) == [1]
 
 
 def test_what_an_ended_row_would_have_drawn_says_nothing():

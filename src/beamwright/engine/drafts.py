@@ -182,11 +182,11 @@ class Worth:
         """That a token is drawn which a suffix of this length foretells; a half at first."""
         return (self._drawn[length] + 1) / (self._tried[length] + 2)
 
-    def chosen(self, drafts: Sequence[Sequence[int]]) -> list[int]:
+    def chosen(self, drafts: Sequence[Sequence[int]], least_rows: int = ROW_MULTIPLE) -> list[int]:
         """How many tokens of each row's draft make a pass write the most tokens a second.
 
         drafts: for each row the lengths of the suffixes that foretell them. Rows that would only
-        pad the batch cost nothing.
+        pad the batch, see `padded_rows`, cost nothing.
         """
         chances = list[tuple[float, int]]()
         for row, lengths in enumerate(drafts):
@@ -195,7 +195,8 @@ class Worth:
         chances.sort(key=lambda each: -each[0])  # each row's first ones come first
         num_rows = len(drafts)
         gained = [num_rows, *(num_rows + g for g in accumulate(chance for chance, _ in chances))]
-        sizes = range(padded_rows(num_rows), padded_rows(num_rows + len(chances)) + 1, ROW_MULTIPLE)
+        totals = range(num_rows, num_rows + len(chances) + 1)
+        sizes = sorted({padded_rows(total, least_rows) for total in totals})
         takes = [min(len(chances), size - num_rows) for size in sizes]
         rates = [gained[n] / self.seconds.of(size) for n, size in zip(takes, sizes, strict=True)]
         taken = Counter(row for _, row in chances[: takes[rates.index(max(rates))]])
@@ -255,14 +256,19 @@ class Drafts:
         """Whether the next iteration of so many rows is one with drafts."""
         return not self._decides or self.trials.drafts(num_rows)
 
-    def draft(self, rooms: Mapping[Row, int]) -> dict[Row, list[int]]:
-        """Tokens that these rows may draw next, no more than each has room for."""
+    def draft(
+        self, rooms: Mapping[Row, int], least_rows: int = ROW_MULTIPLE
+    ) -> dict[Row, list[int]]:
+        """Tokens that these rows may draw next, no more than each has room for.
+
+        least_rows: that a pass is padded to.
+        """
         behind = {row: self._of(row).behind(row) for row in rooms}
         drafts, self._lengths = dict[Row, list[int]](), {}
         for row, room in rooms.items():
             drafts[row], self._lengths[row] = self._continued(row, behind[row], room)
         if self._decides:
-            chosen = self.worth.chosen([*self._lengths.values()])
+            chosen = self.worth.chosen([*self._lengths.values()], least_rows)
             drafts = {
                 row: draft[:n] for (row, draft), n in zip(drafts.items(), chosen, strict=True)
             }

@@ -69,7 +69,7 @@ class DraftedPasses:
         while min(left.values(), default=0) and sum(row.done for row in counting) < enough:
             rooms = {row: min(n, row.forwards_left) - 1 for row, n in left.items()}
             began = time.perf_counter()
-            one = _Pass(self.drafts.draft(rooms), places)
+            one = _Pass(self.drafts.draft(rooms, self._decoder.least_rows), places)
             hidden = self._session.forward_some(*one.inputs)
             self._draw(one, hidden, keys, sampling)
             used = {row: self._accept(one, row, hidden) for row in left}
