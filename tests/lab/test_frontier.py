@@ -73,6 +73,16 @@ def test_a_line_has_the_fastest_engine_in_both_readings(found):
         assert set(line["levers"]) == set(LEVERS) - {""}
 
 
+def test_engines_rows_of_an_earlier_result_are_taken_over(rows):
+    search = next(searches(ARGS))
+    known = [{**row, "time_s": -1.0} for row in rows if row["system"] == "sglang"]
+    again = frontier.rows_of(search, ARGS, [row for row in known if row["search"] == search.name])
+    assert {row["time_s"] for row in again if row["system"] == "sglang"} == {-1.0}
+    assert [row for row in again if row["system"] != "sglang"] == [
+        row for row in rows if row["search"] == search.name and row["system"] != "sglang"
+    ]
+
+
 def test_pages_tables_are_made_of_what_is_quoted(found):
     assert "GQA, n = 16, about 32" in tables.frontier(found)
     assert len(tables.frontier_shares(found).splitlines()) == 2 + 3

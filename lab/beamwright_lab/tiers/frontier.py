@@ -11,6 +11,7 @@ not know.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -57,8 +58,10 @@ T = TypeVar("T")
 # --- rows: one system with one budget and one lever -------------------------------------------
 
 
-def rows_of(search: Search, args: argparse.Namespace) -> list[Row]:
-    """All systems with all budgets and levers."""
+def rows_of(search: Search, args: argparse.Namespace, known: Sequence[Row] = ()) -> list[Row]:
+    """All systems with all budgets and levers. known: engines' rows of this search, which need not
+    be simulated again."""
+    kept = {(row["kv_bytes"], row["lever"], row["system"]): row for row in known}
     options = {"schedule": "locality", **dict(each.split("=", 1) for each in args.set)}
     plain = LEVERS[""]
     resident = search.simulate(_AMPLE_BYTES, {"schedule": "in-gpu"}, plain)
@@ -82,8 +85,11 @@ def rows_of(search: Search, args: argparse.Namespace) -> list[Row]:
                 found = _if_it_fits(partial(search.simulate, budget, options, lever))
                 rows.append({**facts, "lever": name, "system": OURS, **_own(search, found)})
             for engine in FAIR if not name else _STRONGEST:
-                readings = _if_it_fits(partial(search.on_engine, budget, engine, lever))
-                rows.append({**facts, "lever": name, "system": engine, **_rival(readings)})
+                found_there = kept.get((budget, name, engine))
+                if found_there is None:
+                    readings = _if_it_fits(partial(search.on_engine, budget, engine, lever))
+                    found_there = {"lever": name, "system": engine, **_rival(readings)}
+                rows.append({**found_there, **facts})
     return rows
 
 
@@ -303,6 +309,15 @@ def _panel(axes: Any, name: str, rows: Sequence[Row]) -> None:
     axes.set_title(name, fontsize=9)
 
 
+def _engines_of(file: Path | None) -> dict[str, list[Row]]:
+    """The engines' rows of a result, by search."""
+    found: dict[str, list[Row]] = {}
+    for row in json.loads(file.read_text(encoding="utf-8"))["rows"] if file is not None else ():
+        if row["system"] in FAIR:
+            found.setdefault(row["search"], []).append(row)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--n", type=int, nargs="+", default=[64, 256])
@@ -319,10 +334,18 @@ def main() -> None:
     parser.add_argument("--gpu", default="rtx-4090")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="schedule")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument(
+        "--engines-from",
+        type=Path,
+        metavar="FILE",
+        help="of an earlier result with these settings: engines are not simulated again",
+    )
     args = parser.parse_args()
-    rows: list[Row] = []
+    rows, known = list[Row](), _engines_of(args.engines_from)
+    chosen = list(searches(args))
     with ProcessPoolExecutor(args.processes) as pool:
-        for found in pool.map(partial(rows_of, args=args), searches(args)):
+        each_known = (known.get(search.name, ()) for search in chosen)
+        for found in pool.map(rows_of, chosen, repeat(args), each_known):
             rows += found
             say(f"  {found[0]['search']}: {len(found)} rows")
             write_json("frontier", {"rows": rows})  # a run that is stopped leaves these
@@ -333,7 +356,13 @@ def main() -> None:
     _print([_levers_shown(line) for line in report["lines"]])
     _print(list(_shares_shown(report["shares"])))
     inputs = {"drafts": vars(OWN_DRAFTS), "rivals_drafts": vars(RIVALS_DRAFTS)}
-    settings = {**vars(args), "shapes": SHAPES, "captured_launch_s": CAPTURED_LAUNCH_S, **inputs}
+    settings = {
+        **vars(args),
+        "engines_from": str(args.engines_from or ""),
+        "shapes": SHAPES,
+        "captured_launch_s": CAPTURED_LAUNCH_S,
+        **inputs,
+    }
     finish("frontier", {"settings": settings, "rows": rows, "quoted": {**report, **inputs}})
 
 

@@ -31,7 +31,7 @@ LEAST_TOKENS, LEAST_ROUNDS = 320, 4
 SHAPES = {"MHA": "opt-6.7b", "GQA": "llama-3.1-8b"}
 
 _WEIGHT_BYTES, _KV_BYTES = 2, 2
-_SCALE_BYTES = 2  # of KV in 8 bits, for each token and head, of keys and of values
+_SCALE_BYTES = 2  # of KV in 8 bits here, for each token and head; vLLM's and SGLang's have none
 
 OWN_DRAFTS = Drafts(0.49, 1.7)
 """Measured on the bundled pair (n = 16): from the tree, siblings that are being written included;
@@ -73,12 +73,12 @@ class Search:
     def name(self) -> str:
         return f"{self.shape}, n = {self.n}, {self.steps}"
 
-    def roofline(self, lever: Lever) -> Roofline:
-        """The model on the card."""
+    def roofline(self, lever: Lever, scale_bytes: int = _SCALE_BYTES) -> Roofline:
+        """The model on the card. scale_bytes: beside each token and head of KV in 8 bits."""
         model = ModelCosts.of(shape_from_text(SHAPES[self.shape]), _WEIGHT_BYTES)
         if lever.kv8:
             values = model.head_dim * _KV_BYTES
-            size = model.kv_bytes_per_token * (model.head_dim + _SCALE_BYTES) // values
+            size = model.kv_bytes_per_token * (model.head_dim + scale_bytes) // values
             model = replace(model, kv_bytes_per_token=size)
         card = find_profile(self.gpu)
         return Roofline(model, captured(card) if lever.graphs else card)
@@ -96,7 +96,7 @@ class Search:
         self, kv_bytes: int, engine: str, lever: Lever
     ) -> tuple[EngineResult, EngineResult]:
         """The search by an engine's rules: KV read by row, and once."""
-        roofline = self.roofline(lever)
+        roofline = self.roofline(lever, scale_bytes=0)
         drafts = RIVALS_DRAFTS if lever.drafts else None
         return simulate_engine(
             EngineCase(self.tree, roofline.model, roofline.hardware, kv_bytes, drafts), engine
