@@ -30,8 +30,7 @@ PROMPT_TOKENS = 128
 LEAST_TOKENS, LEAST_ROUNDS = 320, 4
 SHAPES = {"MHA": "opt-6.7b", "GQA": "llama-3.1-8b"}
 
-_WEIGHT_BYTES, _KV_BYTES = 2, 2
-_SCALE_BYTES = 2  # of KV in 8 bits here, for each token and head; vLLM's and SGLang's have none
+_ELEMENT_BYTES = 2
 
 OWN_DRAFTS = Drafts(0.49, 1.7)
 """Measured on the bundled pair (n = 16): from the tree, siblings that are being written included;
@@ -73,14 +72,10 @@ class Search:
     def name(self) -> str:
         return f"{self.shape}, n = {self.n}, {self.steps}"
 
-    def roofline(self, lever: Lever, scale_bytes: int = _SCALE_BYTES) -> Roofline:
-        """The model on the card. scale_bytes: beside each token and head of KV in 8 bits."""
-        model = ModelCosts.of(shape_from_text(SHAPES[self.shape]), _WEIGHT_BYTES)
-        if lever.kv8:
-            values = model.head_dim * _KV_BYTES
-            size = model.kv_bytes_per_token * (model.head_dim + scale_bytes) // values
-            model = replace(model, kv_bytes_per_token=size)
-        card = find_profile(self.gpu)
+    def roofline(self, lever: Lever) -> Roofline:
+        """The model on the card."""
+        shape, card = shape_from_text(SHAPES[self.shape]), find_profile(self.gpu)
+        model = ModelCosts.of(shape, _ELEMENT_BYTES, kv_dtype="int8" if lever.kv8 else "auto")
         return Roofline(model, captured(card) if lever.graphs else card)
 
     def simulate(self, kv_bytes: int, options: Mapping[str, Any], lever: Lever) -> SimulationResult:
@@ -96,11 +91,12 @@ class Search:
         self, kv_bytes: int, engine: str, lever: Lever
     ) -> tuple[EngineResult, EngineResult]:
         """The search by an engine's rules: KV read by row, and once."""
-        roofline = self.roofline(lever, scale_bytes=0)
-        drafts = RIVALS_DRAFTS if lever.drafts else None
-        return simulate_engine(
-            EngineCase(self.tree, roofline.model, roofline.hardware, kv_bytes, drafts), engine
-        )
+        roofline = self.roofline(replace(lever, kv8=False))
+        model, drafts = roofline.model, RIVALS_DRAFTS if lever.drafts else None
+        if lever.kv8:  # without a scale for each token and head
+            model = replace(model, kv_bytes_per_token=model.kv_bytes_per_token // _ELEMENT_BYTES)
+        case = EngineCase(self.tree, model, roofline.hardware, kv_bytes, drafts)
+        return simulate_engine(case, engine)
 
 
 def searches(args: argparse.Namespace) -> Iterator[Search]:
