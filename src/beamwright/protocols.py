@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from beamwright.errors import BeamwrightError
-    from beamwright.plan.costs import PassCosts
+    from beamwright.plan.machines import PassCosts
     from beamwright.tree import Node, SearchTree, StopReason, TopTokens, Turn
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from beamwright.plan.costs import PassCosts
+from beamwright.plan.machines import PassCosts
 from beamwright.protocols import KVDemand, Parking, ScheduleView
 from beamwright.schedule import make_schedule
 from beamwright.schedule.forest import Forest

@@ -28,8 +28,8 @@ from beamwright.errors import CapacityError
 from beamwright.kv.pool import BlockLedger, ByteBudget
 from beamwright.kv.segments import HostTier
 from beamwright.models.tree_model import PrefillRequest, remember
-from beamwright.plan.costs import Layout, ModelCosts, PassCosts, Roofline
-from beamwright.plan.machines import HardwareProfile
+from beamwright.plan.costs import Layout, ModelCosts, Roofline
+from beamwright.plan.machines import HardwareProfile, PassCosts
 from beamwright.plan.schedules import MARK_TOKENS
 from beamwright.plan.workload import BLOCK_TOKENS
 from beamwright.protocols import Foresees, StepWriter, Verifier

@@ -24,7 +24,7 @@ from beamwright.engine.row import (
 )
 from beamwright.kv.cache import CacheManager
 from beamwright.kv.segments import Path, Segment, copies_needed, segments_read, whole
-from beamwright.plan.costs import PassCosts
+from beamwright.plan.machines import PassCosts
 from beamwright.protocols import KVDemand, ScheduleView
 from beamwright.tree import Node, SearchTree
 

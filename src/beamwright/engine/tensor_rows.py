@@ -46,7 +46,7 @@ from beamwright.models.load import free_bytes
 from beamwright.models.session import DecodeSession
 from beamwright.models.tokenizer import TextCodec
 from beamwright.models.tree_model import PrefillRequest, TreeModel
-from beamwright.plan.costs import PassCosts
+from beamwright.plan.machines import PassCosts
 from beamwright.tree import StopReason
 
 

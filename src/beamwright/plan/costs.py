@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from math import inf, prod
+from math import prod
 from typing import Any, Literal, Protocol
 
-from beamwright.plan.machines import HardwareProfile
+from beamwright.plan.machines import HardwareProfile, PassCosts
 from beamwright.plan.workload import BLOCK_TOKENS
 from beamwright.protocols import Direction
 from beamwright.sections import KVDtype
@@ -228,24 +228,6 @@ class Layout(StrEnum):
 
 
 Bound = Literal["bandwidth", "compute", "launches"]
-
-
-@dataclass(frozen=True)
-class PassCosts:
-    """Seconds of one forward pass by the cost model, and the link's bytes a second.
-
-    weights_s: all weights are read; row_s: arithmetic of a row; launch_s: beside the longer of the
-    two. By themselves passes are counted, and nothing else costs anything.
-    """
-
-    weights_s: float = 1.0
-    row_s: float = 0.0
-    launch_s: float = 0.0
-    link_bandwidth: float = inf
-
-    def seconds(self, num_rows: float) -> float:
-        """Of a pass with so many rows."""
-        return max(self.weights_s, num_rows * self.row_s) + self.launch_s
 
 
 @dataclass(frozen=True)

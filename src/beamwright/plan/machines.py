@@ -23,6 +23,7 @@ import re
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
+from math import inf
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
@@ -87,6 +88,24 @@ _PRODUCT_PAGE = "NVIDIA GeForce product page: memory, multiprocessors, boost clo
 _LAPTOP = "NVIDIA GeForce laptop page: memory, multiprocessors, highest boost clock"
 _RADEON = "AMD Radeon product page: memory, peak half and single precision"
 _UNTRIED = "by PyTorch for ROCm, which nobody has tried"
+
+
+@dataclass(frozen=True)
+class PassCosts:
+    """Seconds of one forward pass by the cost model, and the link's bytes a second.
+
+    weights_s: all weights are read; row_s: arithmetic of a row; launch_s: beside the longer of the
+    two. By themselves passes are counted, and nothing else costs anything.
+    """
+
+    weights_s: float = 1.0
+    row_s: float = 0.0
+    launch_s: float = 0.0
+    link_bandwidth: float = inf
+
+    def seconds(self, num_rows: float) -> float:
+        """Of a pass with so many rows."""
+        return max(self.weights_s, num_rows * self.row_s) + self.launch_s
 
 
 @dataclass(frozen=True)

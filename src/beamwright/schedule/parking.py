@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from beamwright.plan.costs import PassCosts
+from beamwright.plan.machines import PassCosts
 from beamwright.protocols import Parking, ScheduleView
 from beamwright.schedule.forest import Forest
 
