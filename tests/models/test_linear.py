@@ -190,13 +190,13 @@ def test_they_are_exact_where_plain_weights_are(write_family, weights, attention
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("columns", [40, 256, 896])
+@pytest.mark.parametrize(("rows", "columns"), [(72, 40), (72, 256), (72, 896), (16384 + 72, 40)])
 @torch.inference_mode()
-def test_int8_products_are_exact_sums(dtype, columns):
+def test_int8_products_are_exact_sums(dtype, rows, columns):
     if not multiplies_int8():
         pytest.skip("this CPU adds int8 products in 16 bits")
     kind = getattr(torch, dtype)
-    original = Linear(draw(0, 72, columns).to(kind), draw(1, 72).to(kind))
+    original = Linear(draw(0, rows, columns).to(kind), draw(1, rows).to(kind))
     packed = packer(Storage.INT8, kind, "cpu")(quantise_linear(original, Storage.INT8))
     assert isinstance(packed, PackedInt8Linear)
     x = draw(2, 33, columns).to(kind)

@@ -38,6 +38,7 @@ from beamwright.models.product import TOLERANCE, close, invariant_linear, multip
 from beamwright.plan.costs import INT4_GROUP, Storage, storage_of
 
 _ROWS_HINT = 64
+_OUTPUTS = 16384  # of one product in 8 bits
 _BYTE_ZERO = 128
 _BYTE_MOST = 127
 _BYTE_RANGE = 255
@@ -62,27 +63,38 @@ class PackedInt8Linear(Linear):
 
     A row of activations is rounded to 8 bits, too, with a scale of its own: largest to 127. The
     sums are exact integers, so a row's bits do not depend on the batch, nor on the CPU.
+    Of an LM head a part at a time is multiplied: float32 products [64, 150,000] are 40 MB that
+    three passes would read, and fresh pages each time, which takes as long as the sums.
     weight: int8 [out, in]; scale: float32 [out].
     """
 
     def __init__(
         self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
     ) -> None:
-        super().__init__(torch.ops.onednn.qlinear_prepack(weight, None), bias)
-        self.scale, self.columns = scale.contiguous(), weight.shape[1]
+        biases = [None] * len(weight) if bias is None else bias.split(_OUTPUTS)
+        self._parts = [
+            (torch.ops.onednn.qlinear_prepack(part, None), scales.contiguous(), bias_part)
+            for part, scales, bias_part in zip(
+                weight.split(_OUTPUTS), scale.split(_OUTPUTS), biases, strict=False
+            )
+        ]
+        super().__init__(self._parts[0][0], bias)
         self._zeros = torch.zeros(len(scale), dtype=torch.long)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The product [rows, out] in x's dtype."""
         rounded, row_scale = to_bytes(x)
-        product: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
-            rounded, 1.0, _BYTE_ZERO, self.weight, self.scale, self._zeros, None,
-            1.0, 0, torch.float32, "none", [], "",
-        )  # fmt: skip
-        product.mul_(row_scale)
-        if self.bias is not None:
-            product.add_(self.bias)
-        return product.to(x.dtype)
+        found = x.new_empty(len(x), len(self._zeros))
+        for kept, (weight, scale, bias) in zip(found.split(_OUTPUTS, 1), self._parts, strict=True):
+            product: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
+                rounded, 1.0, _BYTE_ZERO, weight, scale, self._zeros[: len(scale)], None,
+                1.0, 0, torch.float32, "none", [], "",
+            )  # fmt: skip
+            product.mul_(row_scale)
+            if bias is not None:
+                product.add_(bias)
+            kept.copy_(product)
+        return found
 
 
 def to_bytes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
