@@ -146,7 +146,7 @@ def accuracy(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             for kind in args.kinds:
                 how = {"search": method, "width": 4}
                 if method == "greedy":
-                    how = {"search": "best-of-n", "temperature": 0.0}
+                    how = {"search": "best-of-n", "temperature": 0.0, "verifier": "none"}
                 options = {"model": MODELS[model], "kv_dtype": kind, **how}
                 records = records_of(Evaluated(model, method, n, options), args, checker)
                 rights[kind] = [float(bool(each.correct)) for each in records]
@@ -173,7 +173,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="float32", help="of trees and divergence")
     parser.add_argument("--n", type=int, default=4, help="of the beam search for accuracy")
     parser.add_argument("--limit", type=int, help="problems for accuracy; default: all")
-    parser.add_argument("--in-flight", type=int, default=16)
+    parser.add_argument("--in-flight", type=int, default=64)
     shared = {"dataset": "bundled:test", "seed": 0, "temperature": 0.8, "verifier": "bundled"}
     parser.set_defaults(**shared)
     return parser.parse_args()

@@ -167,9 +167,10 @@ def make_forest():
         window=None,
         softcap=None,
         block_tokens=8,
+        kept="auto",
     ):
         rng = random.Random(seed)
-        layout = KVLayout(layers, kv_heads, head_dim, dtype, block_tokens, window, softcap)
+        layout = KVLayout(layers, kv_heads, head_dim, dtype, block_tokens, window, softcap, kept)
         budget = ByteBudget(pool_tokens * layout.bytes_per_token)
         store = SegmentStore(BlockPool(layout, budget, device))
         forest = Forest(store, [], kv_heads * group, device)

@@ -16,25 +16,30 @@ from beamwright.attention.kernels.worklist import HeadLayout, decode_tile, prefi
 
 HEADS = HeadLayout(kv_heads=4, group=7, head_dim=128)
 NUMBERS = ("scale", "num_items", "first_tail_slot")
+CODES = ("keys", "values", "key_exponents", "value_exponents")
 LISTS = (
     *("num_tail", "items", "entry_blocks", "entry_tokens", "entry_firsts", "slot_rows", "tiles"),
     *("row_parts", "row_slots", "slot_reach"),
 )
 
 
-def type_of(argument):
+def type_of(argument, codes):
     if argument == "scale":
         return "fp32"
     if argument in LISTS:
         return "*i32"
     if argument in ("context", "lse"):
         return "*fp32"
+    if codes and argument in CODES:
+        return "*i8"
     return "i32" if argument.endswith("stride") or argument in NUMBERS else "*bf16"
 
 
 def build(kernel, sizes, capability, warps, stages):
-    names = kernel.arg_names
-    types = {name: "constexpr" if name in sizes else type_of(name) for name in names}
+    names, codes = kernel.arg_names, sizes.get("CODES")
+    if not codes:  # then there are none
+        sizes = sizes | {name: None for name in names if name.endswith("exponents")}
+    types = {name: "constexpr" if name in sizes else type_of(name, codes) for name in names}
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(names)
@@ -55,7 +60,10 @@ def build(kernel, sizes, capability, warps, stages):
 def main(capability):
     found = {}
     # a model without any of it, and one with all
-    for mark, softcap, window, sinks in (("", 0.0, 0, False), ("_all", 50.0, 128, True)):
+    for mark, softcap, window, sinks, codes in (
+        ("", 0.0, 0, False, 0), ("_all", 50.0, 128, True, 0),
+        ("_int8", 0.0, 0, False, 1), ("_fp8", 0.0, 0, False, 2),
+    ):  # fmt: skip
         for kernel, tile in (
             (programs.attend_parts, decode_tile(HEADS, 2)),
             (programs.attend_chunks, prefill_tile(HEADS, 2)),
@@ -66,12 +74,13 @@ def main(capability):
                 "HEAD_DIM": HEADS.head_dim,
                 "DIM": tile.dim,
                 "ENTRY_TOKENS": 16,
-                "PIECES": 4 if mark else 1,
+                "PIECES": 4 if mark == "_all" else 1,
                 "PAIRS": tile.pairs,
                 "TOKENS": tile.tokens,
                 "SOFTCAP": softcap,
                 "WINDOW": window,
                 "WIDE": False,
+                "CODES": codes,
             }
             if kernel is programs.attend_chunks:
                 sizes["SINKS"] = sinks

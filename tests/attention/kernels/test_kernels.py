@@ -38,6 +38,43 @@ def test_kernels_equal_the_reference(make_small, kernels, name, dtype, kv_heads,
     assert largest_difference(chunk, forest.prefill("reference", [0, 1], [1, 18])) < CLOSE[dtype]
 
 
+@pytest.mark.parametrize("kept", ["int8", "fp8"])
+@pytest.mark.parametrize(
+    ("name", "dtype", "kv_heads", "group", "head_dim"), [SHAPES[0], *SHAPES[2:4], *SHAPES[5:]]
+)
+def test_codes_are_read_as_the_reference_reads_them(
+    make_small, kernels, name, dtype, kv_heads, group, head_dim, kept
+):
+    shape = {"dtype": dtype, "kv_heads": kv_heads, "group": group, "head_dim": head_dim}
+    forest = make_small(3, **shape, kept=kept, layers=2, window=20 if group == 20 else None)
+    backend = kernels(name, dtype)
+    found = forest.decode(backend, [0, 1], 2)
+    assert largest_difference(found, forest.decode("reference", [0, 1], 2)) < CLOSE[dtype]
+    chunk = forest.prefill(backend, [0, 1], [1, 18], num_padding=2)
+    assert largest_difference(chunk, forest.prefill("reference", [0, 1], [1, 18])) < CLOSE[dtype]
+
+
+@pytest.mark.parametrize("kept", ["int8", "fp8"])
+def test_every_code_is_decoded_exactly(make_small, kernels, kept):
+    """Values are codes of every kind, at scales of every size; a row that sees one reads it."""
+    forest = make_small(1, kept=kept, head_dim=256, rows=1)
+    codes = torch.arange(-128, 128).to(torch.int8)
+    codes = codes[codes != -128] if kept == "int8" else codes[(codes & 0x7F) != 0x7F]
+    exponents = torch.tensor([-60, -9, 0, 3, 60], dtype=torch.int8)
+    for exponent in exponents:
+        forest.paths = [(PathPart(segment := forest.store.create(), 1),)]
+        forest.store.append([segment], [forest.draw(0, 1, 1, 2, 1, 256)])
+        kv, block = forest.store.pool.kv, segment.blocks[0]
+        kv.storage[block, 0, 1, 0, 0, : len(codes)] = codes.to(kv.storage.device)
+        kv.exponents[block, 0, 1, 0, 0] = exponent
+        view = kernels("triton-tree").prefill_view(forest.store, forest.paths, [1])
+        own = torch.zeros(1, 2, 1, 256, device=forest.device)
+        query = torch.zeros(1, forest.num_heads, 256, device=forest.device)
+        found = view.attend(0, query, own)[0, 0, : len(codes)]
+        read = forest.store.gather(segment, 1)[0, 1, 0, 0, : len(codes)]
+        assert torch.equal(found, read / 2)  # of two tokens that weigh the same, one is zero
+
+
 def test_a_group_larger_than_a_tile_widens_it(make_small, kernels):
     forest = make_small(2, dtype=torch.bfloat16, group=71)
     found = forest.decode(kernels("triton-tree", torch.bfloat16), [0], 1)

@@ -19,11 +19,16 @@ _MERGE_WARPS = 2
 
 @dataclass(frozen=True)
 class Rule:
-    """What a layer's attention does beside attending; see `programs`. 0 for none of it."""
+    """What a layer's attention does beside attending; see `programs`. 0 for none of it.
+
+    exponents: of a pool's codes, as `layer` without head_dim.
+    """
 
     window: int = 0
     softcap: float = 0.0
     sinks: torch.Tensor | None = None
+    codes: int = 0
+    exponents: torch.Tensor | None = None
 
 
 _PLAIN = Rule()
@@ -68,7 +73,7 @@ def decode_attention(
     """Context [rows, heads, head_dim] of one token per row, in the dtype of `query`.
 
     query: [rows, heads, head_dim].
-    layer: one layer of the pool, [blocks, K or V, token, kv_head, head_dim].
+    layer: one layer of the pool, [blocks, K or V, token, kv_head, head_dim]; see `Rule.codes`.
     tail: keys and values [rows, kv_heads, tokens, head_dim]; num_tail [rows] int32: how many of its
         tokens count, at least one.
     work: the lists of a `DecodeWork` on the device.
@@ -78,11 +83,13 @@ def decode_attention(
     num_rows, num_items = query.shape[0], items.shape[0] // 4
     keys, values = tail
     attend_parts[((num_items + num_rows) * heads.kv_heads,)](
-        query, layer[:, 0], layer[:, 1], keys, values, num_tail, partials.context, partials.lse,
+        query, layer[:, 0], layer[:, 1], *_exponents(rule),
+        keys, values, num_tail, partials.context, partials.lse,
         items, *entries, slot_rows, slot_reach, num_items, partials.first_tail,
         _scale(heads), query.stride(0), layer.stride(0), layer.stride(2),
         keys.stride(0), keys.stride(1),
-        **_sizes(heads, tile, layer), SOFTCAP=rule.softcap, WINDOW=rule.window,
+        **_sizes(heads, tile, layer, query.dtype),
+        SOFTCAP=rule.softcap, WINDOW=rule.window, CODES=rule.codes,
     )  # fmt: skip
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     merge_rows[(num_rows * heads.heads,)](
@@ -114,11 +121,12 @@ def prefill_attention(
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     out[num_tokens:] = 0
     attend_chunks[(tiles.shape[0] // 7 * heads.kv_heads,)](
-        query, layer[:, 0], layer[:, 1], key_value[:, 0], key_value[:, 1], rule.sinks, out,
+        query, layer[:, 0], layer[:, 1], *_exponents(rule), key_value[:, 0], key_value[:, 1],
+        rule.sinks, out,
         tiles, *entries, _scale(heads),
         query.stride(0), key_value.stride(0), layer.stride(0), layer.stride(2),
-        **_sizes(heads, tile, layer),
-        SINKS=rule.sinks is not None, SOFTCAP=rule.softcap, WINDOW=rule.window,
+        **_sizes(heads, tile, layer, query.dtype),
+        SINKS=rule.sinks is not None, SOFTCAP=rule.softcap, WINDOW=rule.window, CODES=rule.codes,
     )  # fmt: skip
     return out
 
@@ -133,7 +141,15 @@ def _scale(heads: HeadLayout) -> float:
     return _LOG2_E / sqrt(heads.head_dim)
 
 
-def _sizes(heads: HeadLayout, tile: Tile, layer: torch.Tensor) -> dict[str, int | bool]:
+def _exponents(rule: Rule) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Of keys and of values."""
+    found = rule.exponents
+    return (None, None) if found is None else (found[:, 0], found[:, 1])
+
+
+def _sizes(
+    heads: HeadLayout, tile: Tile, layer: torch.Tensor, dtype: torch.dtype
+) -> dict[str, int | bool]:
     return {
         "KV_HEADS": heads.kv_heads,
         "GROUP": heads.group,
@@ -143,7 +159,7 @@ def _sizes(heads: HeadLayout, tile: Tile, layer: torch.Tensor) -> dict[str, int 
         "PIECES": layer.shape[2] // entry_size(layer.shape[2]),
         "PAIRS": tile.pairs,
         "TOKENS": tile.tokens,
-        "WIDE": layer.dtype == torch.bfloat16 and is_interpreted(),
+        "WIDE": dtype == torch.bfloat16 and is_interpreted(),
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }

@@ -6,7 +6,8 @@ tile sizes and on the row's own path.
 
 SOFTCAP: scores become softcap * tanh(score / softcap); 0 for none. WINDOW: tokens that a token
 sees, itself included; 0 for all. SINKS: a score per head joins the softmax when a row is complete.
-What a model has not is compiled away.
+What a model has not is compiled away. CODES: blocks hold 0 numbers, 1 int8 or 2 float8_e4m3, with
+an exponent for each token and head, see `kv.codes`; what is read is exact in the model's dtype.
 
 No annotations are postponed here: Triton reads `tl.constexpr` from them.
 """
@@ -47,16 +48,35 @@ def _fold(
 
 
 @triton.jit
+def _read(numbers, exponents, place, inside, scale_place, seen, query, CODES: tl.constexpr):
+    """A tile of a pool [tokens, dim] at `place`, in the query's dtype; exponents at [tokens]."""
+    if CODES == 0:
+        found = tl.load(numbers + place, mask=inside, other=0.0)
+    else:
+        codes = tl.load(numbers + place, mask=inside, other=0).to(tl.int32)
+        exponent = tl.load(exponents + scale_place, mask=seen, other=0).to(tl.int32)
+        power = ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+        if CODES == 1:
+            wide = codes.to(tl.float32)
+        else:  # the bits of a float32, too small by as much as its exponent has another bias
+            bits = ((codes & 0x80) << 24) | ((codes & 0x7F) << 20)
+            wide = bits.to(tl.float32, bitcast=True) * 1329227995784915872903807060280344576.0
+        found = (wide * power[:, None]).to(query.dtype)
+    return found
+
+
+@triton.jit
 def _fold_entries(
-    query, keys, values, entry_blocks, entry_tokens, entry_firsts, first_entry, num_entries,
+    query, keys, values, key_exponents, value_exponents, head,
+    entry_blocks, entry_tokens, entry_firsts, first_entry, num_entries,
     reach, scale, block_stride, token_stride, best, total, context,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, ENTRY_TOKENS: tl.constexpr,
     PIECES: tl.constexpr, TOKENS: tl.constexpr,
-    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr,
+    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
     """All tokens of some entries: blocks of the pool, or PIECES of each block, one after the other.
 
-    keys, values: this layer and head of block 0.
+    keys, values: this layer and head of block 0; exponents of both: this layer of it.
     reach [pairs]: tokens of each query's path from the first of these up to the query's own.
     """
     tl.static_assert(TOKENS % ENTRY_TOKENS == 0, "a tile holds whole entries")
@@ -69,11 +89,12 @@ def _fold_entries(
         held = tl.load(entry_tokens + first_entry + entry, mask=listed, other=0)
         seen = slot < held
         piece = block % PIECES * ENTRY_TOKENS + slot
-        place = (block // PIECES).to(tl.int64) * block_stride + piece * token_stride
-        place = place[:, None] + dim[None, :]
+        first = (block // PIECES).to(tl.int64) * block_stride
+        place = (first + piece * token_stride)[:, None] + dim[None, :]
         inside = seen[:, None] & (dim < HEAD_DIM)[None, :]
-        key = tl.load(keys + place, mask=inside, other=0.0)
-        value = tl.load(values + place, mask=inside, other=0.0)
+        scales = first + piece * (token_stride // HEAD_DIM) + head
+        key = _read(keys, key_exponents, place, inside, scales, seen, query, CODES)
+        value = _read(values, value_exponents, place, inside, scales, seen, query, CODES)
         seen = seen[None, :]
         if WINDOW > 0:
             at = tl.load(entry_firsts + first_entry + entry, mask=listed, other=0) + slot
@@ -114,13 +135,14 @@ def _store_partial(
 
 @triton.jit(do_not_specialize=["num_items", "first_tail_slot"])
 def attend_parts(
-    query, keys, values, tail_keys, tail_values, num_tail, context, lse,
+    query, keys, values, key_exponents, value_exponents, tail_keys, tail_values, num_tail,
+    context, lse,
     items, entry_blocks, entry_tokens, entry_firsts, slot_rows, slot_reach,
     num_items, first_tail_slot, scale,
     query_stride, block_stride, token_stride, tail_row_stride, tail_head_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     ENTRY_TOKENS: tl.constexpr, PIECES: tl.constexpr, PAIRS: tl.constexpr, TOKENS: tl.constexpr,
-    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr,
+    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
     """Partial (context, log-sum-exp) of every slot: work items first, then each row's own tail.
 
@@ -153,9 +175,10 @@ def attend_parts(
                 reach += tl.load(num_tail + rows, mask=real, other=1) - 1
             best, total, found = _fold_entries(
                 queries, keys + head * HEAD_DIM, values + head * HEAD_DIM,
+                key_exponents, value_exponents, head,
                 entry_blocks, entry_tokens, entry_firsts, first_entry, num_entries,
                 reach, scale, block_stride, token_stride, best, total, found,
-                HEAD_DIM, DIM, ENTRY_TOKENS, PIECES, TOKENS, SOFTCAP, WINDOW, WIDE,
+                HEAD_DIM, DIM, ENTRY_TOKENS, PIECES, TOKENS, SOFTCAP, WINDOW, WIDE, CODES,
             )  # fmt: skip
             _store_partial(
                 context, lse, slots, heads, real, best, total, found, HEADS, HEAD_DIM, DIM, WINDOW
@@ -236,12 +259,13 @@ def merge_rows(
 
 @triton.jit
 def attend_chunks(
-    query, keys, values, own_keys, own_values, sinks, out,
+    query, keys, values, key_exponents, value_exponents, own_keys, own_values, sinks, out,
     tiles, entry_blocks, entry_tokens, entry_firsts, scale,
     query_stride, own_stride, block_stride, token_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     ENTRY_TOKENS: tl.constexpr, PIECES: tl.constexpr, PAIRS: tl.constexpr, TOKENS: tl.constexpr,
     SINKS: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr,
+    CODES: tl.constexpr,
 ):  # fmt: skip
     """Prefill: each tile of a chunk's tokens over its whole path, then causally over the chunk.
 
@@ -269,10 +293,11 @@ def attend_chunks(
         found = tl.full([PAIRS, DIM], 0.0, tl.float32)
         best, total, found = _fold_entries(
             queries, keys + head * HEAD_DIM, values + head * HEAD_DIM,
+            key_exponents, value_exponents, head,
             entry_blocks, entry_tokens, entry_firsts, tl.load(tile), tl.load(tile + 1),
             tl.load(tile + 6) + token - first_own, scale,
             block_stride, token_stride, best, total, found,
-            HEAD_DIM, DIM, ENTRY_TOKENS, PIECES, TOKENS, SOFTCAP, WINDOW, WIDE,
+            HEAD_DIM, DIM, ENTRY_TOKENS, PIECES, TOKENS, SOFTCAP, WINDOW, WIDE, CODES,
         )  # fmt: skip
         num_own = tl.load(tile + 5)
         for start in range(0, num_own, TOKENS):

@@ -30,11 +30,12 @@ from beamwright.attention.kernels.worklist import (
     prefill_work,
 )
 from beamwright.errors import InputError
-from beamwright.kv.pool import KVLayout
+from beamwright.kv.pool import KVBlocks
 from beamwright.kv.segments import Path
 from beamwright.kv.store import RowTails, SegmentStore
 
 _STAYING_ROOM = 128
+_CODES: dict[str, int] = {"auto": 0, "int8": 1, "fp8": 2}  # as `programs` calls them
 
 
 class KernelWorkspace:
@@ -134,7 +135,7 @@ class KernelDecode:
             self._partials,
             heads,
             tile,
-            _rule(self._store.pool.layout, sinks),
+            _rule(self._store.pool.kv, layer, sinks),
         )
 
     def keep_rows(self, rows: torch.Tensor) -> None:
@@ -212,15 +213,18 @@ class KernelPrefill:
             num_tokens,
             heads,
             tile,
-            _rule(self._store.pool.layout, sinks),
+            _rule(self._store.pool.kv, layer, sinks),
         )
 
     def close(self) -> None:
         """Nothing is charged here."""
 
 
-def _rule(layout: KVLayout, sinks: torch.Tensor | None) -> Rule:
-    return Rule(layout.window or 0, layout.softcap or 0.0, sinks)
+def _rule(kv: KVBlocks, layer: int, sinks: torch.Tensor | None) -> Rule:
+    layout = kv.layout
+    exponents = None if kv.exponents is None else kv.exponents[:, layer]
+    codes = _CODES[layout.kept]
+    return Rule(layout.window or 0, layout.softcap or 0.0, sinks, codes, exponents)
 
 
 class KernelAttention:
@@ -259,8 +263,6 @@ class KernelAttention:
 
     def _check(self, store: SegmentStore) -> None:
         reason = why_no_kernels(store.pool.storage.device, store.pool.layout.dtype)
-        if store.pool.layout.kept != "auto":
-            reason = "they read no KV in 8 bits; use --attention tree or no --kv-dtype"
         if reason is not None:
             raise InputError(f"--attention {self.name}: {reason}")
 
