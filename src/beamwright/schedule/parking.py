@@ -25,10 +25,11 @@ _LOADED_AGAIN = 0.4  # of what does not fit
 def parking_of(view: ScheduleView, forest: Forest) -> Parking:
     """How the view's beams park.
 
-    A pass with more rows than arithmetic has room for takes longer; then waves are made even.
+    A pass with more rows than arithmetic has room for takes longer; then waves are made even. Steps
+    whose length nobody knows begin as early as they can: the longest of them ends last.
     """
     num_beams, most_rows, costs = len(forest), None, view.costs or PassCosts()
-    if costs.row_s:
+    if costs.row_s and view.exact:
         knee = max(_FEWEST_ROWS, costs.weights_s / costs.row_s)
         waves = max(1, int(num_beams / knee))
         most_rows = -(-num_beams // waves)
