@@ -28,53 +28,66 @@ def bytes_of(name):
 small, large, weights, dtype = sys.argv[1:]
 settings = ModelSettings(weights=weights, dtype=dtype)
 load_model(small, settings)  # whatever a first model needs, libraries included
-before = bytes_of("VmHWM")
+before = bytes_of("VmHWM"), bytes_of("VmRSS")
 model = load_model(large, settings)
-print(json.dumps([before, bytes_of("VmHWM")]))
+print(json.dumps([*before, bytes_of("VmHWM"), bytes_of("VmRSS")]))
 """
+
+
+def write(folder, **sizes):
+    folder.mkdir()
+    fakes.wrap(fakes.byte_level_bpe([])).save_pretrained(folder)
+    config = {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 1, **sizes}
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 6, "max_position_embeddings": 256}
+    fakes.write_checkpoint(folder, Qwen2Config(**config, **heads, dtype="bfloat16"))
+    return folder
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """The same model with one layer, and with sixteen, 57 MB in bfloat16."""
-    found = []
-    for layers in (1, LAYERS):
-        folder = tmp_path_factory.mktemp(f"layers-{layers}")
-        fakes.wrap(fakes.byte_level_bpe([])).save_pretrained(folder)
-        config = Qwen2Config(
-            vocab_size=512,
-            hidden_size=384,
-            intermediate_size=1024,
-            num_hidden_layers=layers,
-            num_attention_heads=6,
-            num_key_value_heads=6,
-            max_position_embeddings=256,
-            dtype="bfloat16",
-        )
-        fakes.write_checkpoint(folder, config)
-        found.append(folder)
-    return found
+    place = tmp_path_factory.mktemp("models")
+    return [
+        write(place / str(layers), vocab_size=512, num_hidden_layers=layers)
+        for layers in (1, LAYERS)
+    ]
 
 
-@pytest.mark.skipif(
+def loaded(small, large, weights, dtype):
+    """Bytes before, at most and resident, and then the same afterwards."""
+    ran = subprocess.run(
+        [sys.executable, "-c", LOAD, str(small), str(large), weights, dtype],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(ran.stdout)
+
+
+tells_peak = pytest.mark.skipif(
     not STATUS.exists() or "VmHWM" not in STATUS.read_text(), reason="the system tells no peak"
 )
+
+
+@tells_peak
 @pytest.mark.parametrize(
     ("weights", "dtype"),
     [("auto", "bfloat16"), ("auto", "float32"), ("int8", "bfloat16")],
 )
 def test_loading_holds_the_weights_and_copies_of_one_layer(folders, weights, dtype):
-    small, large = map(str, folders)
-    ran = subprocess.run(
-        [sys.executable, "-c", LOAD, small, large, weights, dtype],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    before, peak = json.loads(ran.stdout)
+    before, _, peak, _ = loaded(*folders, weights, dtype)
     shape = read_shape(folders[1], None)
     element_bytes = getattr(torch, dtype).itemsize
     storage = Storage.INT8 if weights == "int8" else Storage.PLAIN
     kept = weight_bytes(shape, element_bytes, storage)
     in_float32 = weight_bytes(shape, 4) // LAYERS
     assert peak - before <= kept + 3 * in_float32
+
+
+@tells_peak
+def test_a_tied_table_is_held_once(folders, tmp_path):
+    """As the LM head; rows of the embedding are read from the file."""
+    vocab, hidden = 120_000, 384
+    large = write(tmp_path / "large", vocab_size=vocab, tie_word_embeddings=True)
+    _, before, _, after = loaded(folders[0], large, "auto", "bfloat16")
+    assert after - before <= 1.3 * 2 * vocab * hidden

@@ -3,8 +3,8 @@
     python -m beamwright_lab.models.memory [--sides NAME...] [--n 16] [--tokens 16] [--memory SIZE]
 
 Each side runs in a fresh process: n paths from one prompt, twice. process: resident once libraries
-are imported and the tokenizer is read; peak: the most until the end; steady: at the end; all GiB.
-files: what the checkpoint has on the disk. With --memory the solver plans within that number.
+are imported and the tokenizer is read; peak: the most until the end; steady: behind the last path;
+files: what the checkpoint has on the disk; all GiB. With --memory the solver plans within it.
 llama.cpp writes one path, and is left out where `llama_cpp` is not installed.
 """
 
@@ -44,7 +44,7 @@ def resident_bytes() -> int:
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS"))
 
 
-def ours(place: Path, options: dict[str, str], given: argparse.Namespace) -> Callable[[], Any]:
+def ours(place: Path, options: dict[str, str], given: argparse.Namespace) -> Callable[[], int]:
     from beamwright import Solver
     from beamwright.models.tokenizer import TextCodec
 
@@ -53,7 +53,7 @@ def ours(place: Path, options: dict[str, str], given: argparse.Namespace) -> Cal
     lengths = {"step_tokens": given.tokens, "max_tokens": given.tokens}
     more = {"memory": given.memory} if given.memory else {}
 
-    def run() -> None:
+    def run() -> int:
         solver = Solver(
             model=str(place),
             verifier="none",
@@ -65,34 +65,37 @@ def ours(place: Path, options: dict[str, str], given: argparse.Namespace) -> Cal
         )  # type: ignore[arg-type]
         for _ in range(2):
             solver.synthetic(_PROMPT)
+        return resident_bytes()
 
     return run
 
 
-def transformers(place: Path, given: argparse.Namespace) -> Callable[[], Any]:
+def transformers(place: Path, given: argparse.Namespace) -> Callable[[], int]:
     from transformers import AutoTokenizer
 
     from beamwright_lab.peers.adapters.transformers_loops import generate_paths, load_model
 
     AutoTokenizer.from_pretrained(place)
 
-    def run() -> None:
+    def run() -> int:
         model = load_model(place, "bfloat16")
         for _ in range(2):
             generate_paths(model, range(_PROMPT), given.n, given.tokens, 0.8)
+        return resident_bytes()
 
     return run
 
 
-def llama_cpp(place: Path, given: argparse.Namespace) -> Callable[[], Any]:
+def llama_cpp(place: Path, given: argparse.Namespace) -> Callable[[], int]:
     from llama_cpp import Llama
 
-    def run() -> None:
+    def run() -> int:
         model = Llama(str(place), n_ctx=4 * _PROMPT, verbose=False)
         for _ in range(2):
             written = model.generate(list(range(3, _PROMPT)), temp=0.8)
             for _ in range(given.tokens):
                 next(written)
+        return resident_bytes()
 
     return run
 
@@ -104,8 +107,8 @@ def one(side: str, place: Path, given: argparse.Namespace) -> dict[str, Any]:
     else:
         run = (transformers if side == "transformers" else llama_cpp)(place, given)
     before = resident_bytes()
-    run()
-    return {"process": before, "peak": peak_bytes(), "steady": resident_bytes()}
+    steady = run()
+    return {"process": before, "peak": peak_bytes(), "steady": steady}
 
 
 def measured(side: str, given: argparse.Namespace) -> dict[str, Any]:

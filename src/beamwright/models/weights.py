@@ -25,7 +25,7 @@ from beamwright.plan.costs import Storage
 
 Convert = Callable[[Linear], Linear]
 
-_LARGE_TABLE_BYTES = 1 << 26  # a read of a row costs 2 us: little beside such a model's pass
+_LARGE_TABLE_BYTES = 1 << 26  # a read of a row costs 1 us: little beside such a model's pass
 _CHECKED_VALUES = 1 << 22  # at a time: a sum in another precision casts all that it sums
 
 
