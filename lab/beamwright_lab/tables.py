@@ -191,7 +191,7 @@ def frontier_sentence(found: Found) -> str:
         return f"{of['least']:.2f} to {of['most']:.2f} of our time, {of['mean']:.2f} in the mean"
 
     return (
-        "Where KV is short it is another matter. Simulated for an RTX 4090 with a quarter of the "
+        "Where KV is short, rivals are closer. Simulated for an RTX 4090 with a quarter of the "
         f"KV that a search takes,\n{share['searches']} searches: the fastest engine by vLLM's and "
         f"SGLang's rules needs {span(share['once'])},\nif it reads shared KV once, as we do; "
         f"row by row, as those engines read by default,\n{span(share['by_row'])}. "
