@@ -338,3 +338,19 @@ def test_shapes_of_one_kind_differ_where_their_layers_do(write):
     assert one.kind == load(write("qwen3")).decoder.kind
     assert one.kind != other.kind
     assert one.kind != replace(one.shape, context=128)
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3_text", "gemma3n_text"])
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_windows_sizes_and_shared_kv_in_8_bits(write, make_solver, kind, kv_dtype):
+    """Close to full precision, and the same tree with half of the room."""
+    folder, ids = write(kind), tokens()
+    full, kept = (load(folder, kv_dtype=each).decoder for each in ("auto", kv_dtype))
+    assert (logprobs(full, ids) - logprobs(kept, ids)).abs().mean() < 0.05
+    options = {"model": str(folder), "decoder": "transformers", "dtype": "float64"}
+    solved = make_solver(**options, kv_dtype=kv_dtype).solve("a b c")
+    budget = solved.kv.device_peak_bytes // 2
+    tight = make_solver(**options, kv_dtype=kv_dtype, schedule="locality", kv_memory=budget)
+    found = tight.solve("a b c")
+    assert found.tree_hash == solved.tree_hash
+    assert found.kv.d2h_bytes
