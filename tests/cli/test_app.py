@@ -59,7 +59,7 @@ def test_an_option_of_another_command_is_not_offered(cli):
 
 @pytest.mark.parametrize(
     ("typed", "offered"),
-    [("so", {"solve"}), ("solve --kv", {"--kv-memory"}), ("solve --warm", {"--warmup"})],
+    [("so", {"solve"}), ("solve --kv-m", {"--kv-memory"}), ("solve --warm", {"--warmup"})],
 )
 def test_a_shell_completes_commands_and_options(typed, offered):
     """As its function asks for it."""

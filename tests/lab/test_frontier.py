@@ -41,7 +41,9 @@ def test_all_the_kv_costs_nothing(rows):
     for row in rows:
         if row["system"] == "Beamwright" and row["percent"] == 100 and not row["lever"]:
             assert row["time_s"] == row["all_fits_s"]
-            assert row["h2d_bytes"] == row["d2h_bytes"] == row["recomputed_tokens"] == 0
+            assert row["h2d_bytes"] == row["recomputed_tokens"] == 0
+            if "about" not in row["search"]:  # else a step may be thought longer than it gets
+                assert row["d2h_bytes"] == 0
 
 
 def test_this_engine_computes_nothing_again_and_keeps_above_the_bounds(rows):

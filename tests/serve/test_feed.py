@@ -11,6 +11,7 @@ import pytest
 import feeding
 from beamwright.errors import Cancelled, InputError
 from beamwright.protocols import RoundReport
+from beamwright.search.reading import Mathematics, note_answers
 from beamwright.serve import feed as feed_module
 from beamwright.serve.body import ServerLimits
 from beamwright.serve.feed import POLICY, Feed
@@ -55,6 +56,7 @@ def grown(feed):
     feed.round(asked, report(tree))
     add_step(tree, opened, "The answer is $2$.", (7, 8, 9), StopReason.EOS)
     opened.usage["speculated_kept"] = 2
+    note_answers(Mathematics(), [opened])
     tree.finish(opened)
     tree.rounds = 2
     feed.round(asked, report(tree))

@@ -42,6 +42,8 @@ def parking_pays(
     view: ScheduleView, forest: Forest, groups: Sequence[Sequence[object]], parking: Parking
 ) -> bool:
     """True if parking is expected to take less time than these groups one after the other."""
+    if not forest.capacity_bytes:
+        return False  # nothing fits, whoever waits where
     num_beams, capacity, costs = len(forest), forest.capacity_bytes, view.costs or PassCosts()
     need = forest.need(0, num_beams)
     grouped_s = view.step_tokens * sum(costs.seconds(len(group)) for group in groups)
