@@ -22,19 +22,23 @@ def page(tmp_path, searched):
 def test_saved_runs_are_served_until_it_is_interrupted(page):
     words = [sys.executable, "-m", "beamwright", "view", str(page), str(page), "--json"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        said = json.loads(process.stdout.readline())
-        assert said["runs"] == [
-            {"id": name, "problem": "What is 1+1?", "answer": "2"} for name in ("page", "page-2")
-        ]
-        with httpx.Client(base_url=said["address"]) as client:
-            assert "main.js" in client.get("/").text
-            listed = client.get("/feed/searches").json()
-            assert [each["id"] for each in listed["searches"]] == ["page", "page-2"]
-            assert not listed["asks"]
-            assert client.get("/feed/searches/page-2").text.count("\n") == 4
-            assert client.get("/", headers={"host": "evil.example"}).status_code == 400
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate()
+        try:
+            said = json.loads(process.stdout.readline())
+            assert said["runs"] == [
+                {"id": name, "problem": "What is 1+1?", "answer": "2"}
+                for name in ("page", "page-2")
+            ]
+            with httpx.Client(base_url=said["address"]) as client:
+                assert "main.js" in client.get("/").text
+                listed = client.get("/feed/searches").json()
+                assert [each["id"] for each in listed["searches"]] == ["page", "page-2"]
+                assert not listed["asks"]
+                assert client.get("/feed/searches/page-2").text.count("\n") == 4
+                assert client.get("/", headers={"host": "evil.example"}).status_code == 400
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate()
+        finally:
+            process.kill()  # or what fails above would wait for it
     assert (process.returncode, out, err) == (0, b"", b"")
 
 
