@@ -132,6 +132,17 @@ def test_norms_windows_and_caps_of_gemma_are_read(tmp_path, kind):
     assert differs(path, model) < 5e-5
 
 
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3"])
+def test_a_gemma_without_sizes_of_heads_is_refused(write, kind):
+    path, folder, model = write("qwen2", {})
+    metadata = gguf_files.metadata_of(folder, kind)
+    del metadata[f"{kind}.attention.key_length"]
+    tensors, _ = gguf_files.tensors_of(model, "qwen2", {})
+    gguf_files.write_gguf(path, metadata, tensors)
+    with pytest.raises(InputError, match="no sizes of heads"):
+        read_shape(path, None)
+
+
 @pytest.mark.usefixtures("unpacked")
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q6_K", "Q5_K", *THEIRS])
 def test_blocks_are_kept_or_turned_back_without_a_loss(write, name):

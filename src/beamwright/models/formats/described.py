@@ -138,12 +138,7 @@ def read_config(file: Path) -> dict[str, Any]:
     window = metadata.get(f"{kind}.attention.sliding_window")
     rope = _rope(shards(file)[0], headers[0], f"{kind}.rope.")
     if kind in _UNUSUAL_SCALE:
-        unusual = config.get("num_hidden_layers") == _UNUSUAL_SCALE[kind]
-        config["query_pre_attn_scalar"] = (
-            config["hidden_size"] // config["num_attention_heads"]
-            if unusual
-            else config["head_dim"]
-        )
+        config["query_pre_attn_scalar"] = _query_scale(kind, config)
     if kind == "gemma3":
         near = metadata.get("gemma3.rope.freq_base_swa", 10_000.0)
         rope = {
@@ -162,6 +157,17 @@ def read_config(file: Path) -> dict[str, Any]:
         "eos_token_id": sorted({each for each in ids if type(each) is int}),
         "dtype": "bfloat16" if in_blocks else "float32",
     }
+
+
+def _query_scale(kind: str, config: Mapping[str, Any]) -> int:
+    """What Gemma's queries are divided by the root of."""
+    width, heads, each = (
+        config.get(name) for name in ("hidden_size", "num_attention_heads", "head_dim")
+    )
+    if not all(type(count) is int and count > 0 for count in (width, heads, each)):
+        raise InputError(f"GGUF: {width}, {heads} and {each} are no sizes of heads")
+    unusual = config.get("num_hidden_layers") == _UNUSUAL_SCALE[kind]
+    return width // heads if unusual else each  # type: ignore[operator,return-value]
 
 
 def _rope(file: Path, header: GgufHeader, at: str) -> dict[str, Any]:
