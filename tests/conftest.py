@@ -18,9 +18,10 @@ import engines
 import fakes
 from asked_once import AskedOnce
 from beamwright.engine.batch import RunningBatch
+from beamwright.engine.decisions import note_answers
 from beamwright.engine.moving import MovingSplit
 from beamwright.engine.selftest import batches_are_exact
-from beamwright.search.reading import Mathematics, note_answers
+from beamwright.search.reading import Mathematics
 from beamwright.tree import StopReason
 
 torch.set_num_threads(1)

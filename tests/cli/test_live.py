@@ -5,7 +5,8 @@ from rich.console import Console
 
 from beamwright.cli.drawing import draw_answers, draw_tree
 from beamwright.cli.live import LiveTree, Status
-from beamwright.search.reading import Mathematics, note_answers
+from beamwright.engine.decisions import note_answers
+from beamwright.search.reading import Mathematics
 from beamwright.tree import SearchTree, StopReason
 
 

@@ -5,13 +5,13 @@ from contextlib import suppress
 import pytest
 
 from beamwright.config import Settings
-from beamwright.engine.decisions import StopRule, check_stops
+from beamwright.engine.decisions import StopRule, check_stops, note_answers
 from beamwright.errors import InputError
 from beamwright.protocols import StepDecoded
 from beamwright.search import make_strategy
 from beamwright.search.choose import choose
 from beamwright.search.defaults import with_defaults
-from beamwright.search.reading import Mathematics, note_answers
+from beamwright.search.reading import Mathematics
 from beamwright.sections import SearchSettings, StopSettings
 from beamwright.solver.describe import candidate_of, complete_nodes, final_nodes
 from beamwright.tree import StopReason

@@ -8,12 +8,13 @@ from beamwright.config import Settings
 from beamwright.engine.decisions import (
     StopRule,
     check_stops,
+    note_answers,
     num_generated,
     vote_is_settled,
 )
 from beamwright.errors import InputError
 from beamwright.search import make_strategy
-from beamwright.search.reading import Mathematics, note_answers
+from beamwright.search.reading import Mathematics
 from beamwright.sections import SearchSettings, StopSettings
 from beamwright.solver.describe import final_nodes
 from beamwright.tree import NodeState, StopReason, tree_hash

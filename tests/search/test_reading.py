@@ -7,9 +7,10 @@ import pytest
 
 from beamwright import Solver
 from beamwright.config import Section
+from beamwright.engine.decisions import note_answers
 from beamwright.errors import InputError, PolicyError
 from beamwright.search.choose import choose
-from beamwright.search.reading import ANSWERS, Code, Mathematics, make_answers, note_answers
+from beamwright.search.reading import ANSWERS, Code, Mathematics, make_answers
 from beamwright.tree import StopReason
 from fakes import add_step, new_tree
 

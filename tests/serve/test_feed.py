@@ -9,9 +9,10 @@ import httpx
 import pytest
 
 import feeding
+from beamwright.engine.decisions import note_answers
 from beamwright.errors import Cancelled, InputError
 from beamwright.protocols import RoundReport
-from beamwright.search.reading import Mathematics, note_answers
+from beamwright.search.reading import Mathematics
 from beamwright.serve import feed as feed_module
 from beamwright.serve.body import ServerLimits
 from beamwright.serve.feed import POLICY, Feed

@@ -16,6 +16,7 @@ from typing import Any
 from beamwright.errors import BeamwrightError, InputError, PolicyError
 from beamwright.protocols import (
     Action,
+    Answers,
     Ask,
     Complete,
     Extend,
@@ -137,6 +138,24 @@ def call_policy(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
     except Exception as error:
         line = " ".join(f"{type(error).__name__}: {error}".split())
         raise PolicyError(f"{name}: it raised {line}") from error
+
+
+def note_answers(way: Answers, nodes: Iterable[Node]) -> None:
+    """Write on ended nodes what their replies state, where it is not there yet.
+
+    Raises:
+        PolicyError: if a plugin raises, or gives no text.
+    """
+    name = f"answers {type(way).__name__}"
+    for node in nodes:
+        if node.vote is not None:
+            continue
+        answer, vote = call_policy(name, way.read, node.text), None
+        if isinstance(answer, str) and answer.strip():
+            vote = call_policy(name, way.key, answer, node.notes_of_reply)
+        if not isinstance(answer, str | None) or not isinstance(vote, str | None):
+            raise PolicyError(f"{name}: {_shown(answer)} and {_shown(vote)} are no texts")
+        node.answer, node.vote = answer, vote
 
 
 def _wrong(action: Extend | Ask | Prune | Complete, tree: SearchTree) -> str | None:

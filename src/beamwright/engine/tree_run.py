@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from beamwright.counters import Counters
-from beamwright.engine.decisions import StopRule, cut_short, decided, foreseen
+from beamwright.engine.decisions import StopRule, cut_short, decided, foreseen, note_answers
 from beamwright.engine.speculation import Payoff, SpeculativeChildren
 from beamwright.errors import BeamwrightError, CapacityError
 from beamwright.protocols import (
@@ -27,7 +27,7 @@ from beamwright.protocols import (
     RoundReport,
     Strategy,
 )
-from beamwright.search.reading import Mathematics, note_answers
+from beamwright.search.reading import Mathematics
 from beamwright.tree import Node, NodeState, SearchTree, Turn
 
 Aggregate = Callable[[Sequence[float | None]], float | None]

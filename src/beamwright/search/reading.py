@@ -13,16 +13,15 @@ Votes, stops, pages and records read what is noted on nodes (`Node.answer`, `Nod
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from beamwright.declare import declaration, made
-from beamwright.errors import BeamwrightError, InputError, PolicyError
+from beamwright.errors import InputError
 from beamwright.protocols import Answers
 from beamwright.registry import Table, TableRow
 from beamwright.search.answers import extract_answer, normalise_answer
 from beamwright.sections import Section
-from beamwright.tree import Node
 
 ANSWERS: Table[TableRow] = Table("search", "--answers")
 
@@ -81,27 +80,3 @@ def make_answers(name: str, given: Mapping[str, Any]) -> Answers:
     own = {option: given[option] for option in row.options if option in given}
     way: Answers = made(ANSWERS, row.make, own)
     return way
-
-
-def note_answers(way: Answers, nodes: Iterable[Node]) -> None:
-    """Write on ended nodes what their replies state, where it is not there yet.
-
-    Raises:
-        PolicyError: if a plugin raises, or gives no text.
-    """
-    for node in nodes:
-        if node.vote is not None:
-            continue
-        try:
-            answer = way.read(node.text)
-            stated = answer is not None and bool(answer.strip())
-            vote = way.key(answer, node.notes_of_reply) if answer is not None and stated else None
-        except BeamwrightError:
-            raise
-        except Exception as error:  # whatever a user's class raises
-            line = " ".join(f"{type(error).__name__}: {error}".split())
-            raise PolicyError(f"answers {type(way).__name__}: it raised {line}") from error
-        if not isinstance(answer, str | None) or not isinstance(vote, str | None):
-            found = type(answer).__name__, type(vote).__name__
-            raise PolicyError(f"answers {type(way).__name__}: {found} are no texts")
-        node.answer, node.vote = answer, vote

@@ -12,7 +12,7 @@ from typing import Any
 
 from beamwright.config import Settings
 from beamwright.counters import PHASES, Counters
-from beamwright.engine.decisions import cut_short, policy_name
+from beamwright.engine.decisions import cut_short, note_answers, policy_name
 from beamwright.engine.moving import MovingSplit
 from beamwright.engine.timeline import Accounting
 from beamwright.engine.tree_run import TreeRun
@@ -30,7 +30,6 @@ from beamwright.saved.receipt import (
 )
 from beamwright.search import doubts, strategy_row
 from beamwright.search.choose import choose
-from beamwright.search.reading import note_answers
 from beamwright.search.revise import asked_again, best_answer
 from beamwright.search.rounds import ranked
 from beamwright.solver import solution as result
