@@ -335,7 +335,11 @@ class Verifier(Protocol):
     that: scores may depend on the other nodes of a call, which are then all of a round's; every
     other verifier's score is a function of its node's path alone. beside_decoding, where it has
     that: it may be called on a thread of its own while steps are decoded; it reads nothing but the
-    nodes that it is given, with those above them, and what it keeps itself.
+    nodes that it is given, with those above them, and what it keeps itself. reads_drawn, where it
+    has that: it reads what the generator drew (`token_ids`, `logprobs`, `stats`), so that steps
+    which somebody gives as texts have no score.
+
+    No node of a call is above another: what is above was scored in an earlier one.
     """
 
     default_aggregate: str

@@ -75,6 +75,24 @@ def test_its_trees_are_those_of_one_process(make, alone):
     assert far.prompt_tokens(PROBLEM) == alone.prompt_tokens(PROBLEM)
 
 
+def test_scores_of_given_steps_are_those_of_one_process(make, generator_folder, verifier_folder):
+    options = {**OPTIONS, "verifier": str(verifier_folder)}
+    far, serving = make(**options)
+    paths = [["one, e", "two"], ["one, e", "three"]]
+    with engines.tiny_solver(generator_folder, **options) as solver:
+        expected = solver.score_many(PROBLEM, paths, aggregate="mean")
+    handles = [far.submit_score(PROBLEM, paths, aggregate="mean", deadline="60s") for _ in "ab"]
+    assert [handle.result(60).candidates for handle in handles] == [expected, expected]
+    assert {replica for replica, _ in serving.sent} == {"a", "b"}
+    with pytest.raises(InputError, match="path 0: a path is a list of steps"):
+        far.submit_score(PROBLEM, [[]]).result(60)
+    with pytest.raises(InputError, match="aggregate"):
+        far.submit_score(PROBLEM, paths, aggregate="most")
+    far, _ = make()
+    with pytest.raises(InputError, match="--verifier logprob: reads what the generator drew"):
+        far.submit_score(PROBLEM, paths).result(60)
+
+
 def test_a_search_whose_replica_dies_goes_on_elsewhere_and_tells_no_round_twice(make, alone):
     far, serving = make()
     stop = Stop(at=2)

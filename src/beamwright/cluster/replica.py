@@ -9,6 +9,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from beamwright import errors
@@ -115,7 +116,10 @@ class Replica:
             heard.put_nowait(self._ended(outcome, given, changes))
 
         try:
-            handle = self._solver.submit(
+            submit = self._solver.submit
+            if given.paths is not None:
+                submit = partial(self._solver.submit_score, paths=given.paths)
+            handle = submit(
                 given.problem,
                 problem_id=given.problem_id,
                 on_round=on_round if given.tells == "rounds" else None,

@@ -37,7 +37,7 @@ class Given:
     """A search of n candidates as it goes to a replica.
 
     tells: what comes back beside its solution. roster: of whoever gives it; stays there. replica:
-    who has it, None while it waits for one.
+    who has it, None while it waits for one. paths: that are to be scored; None for a search.
     """
 
     id: str
@@ -48,6 +48,7 @@ class Given:
     roster: Roster | None = field(default=None, repr=False)
     tells: Tells = "rounds"
     replica: str | None = None
+    paths: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "roster": None}

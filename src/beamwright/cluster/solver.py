@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Unpack
 
 from beamwright.cluster.mirror import Mirror
 from beamwright.cluster.replica import Decided, Ended, News
@@ -38,6 +38,7 @@ from beamwright.solver.handle import Handle
 from beamwright.solver.request import (
     BatchProblem,
     ProblemSettings,
+    ScoreOptions,
     UserParts,
     check_problem,
     take_priority,
@@ -272,9 +273,35 @@ class ClusterSolver:
         asked = self._default.changed(wanted)  # what `auto` stands for is every replica's affair
         if self.context:
             self._prompts.check_turns(asked.strategy)
-        name, n = uuid.uuid4().hex, asked.settings.search.n
-        given = Given(name, problem, problem_id, options, n, self.roster, tells)
-        search = RemoteSearch(self, given, asked.settings.stop.deadline, on_round)
+        n, deadline_s = asked.settings.search.n, asked.settings.stop.deadline
+        given = Given(uuid.uuid4().hex, problem, problem_id, options, n, self.roster, tells)
+        return self._send(given, deadline_s, on_round)
+
+    def submit_score(
+        self,
+        problem: Problem,
+        paths: Sequence[Sequence[str]],
+        *,
+        problem_id: str | int = 0,
+        on_round: RoundCallback | None = None,
+        **options: Unpack[ScoreOptions],
+    ) -> Handle:
+        """Have given paths scored by a replica; as `Solver.submit_score`, but that what is wrong
+        with the paths is the handle's result."""
+        check_problem(problem, problem_id, on_round)
+        named = dict[str, Any](options)
+        take_priority(named)
+        named.pop("delimiter", None)
+        deadline_s = self._default.of_given(1, 1, named).settings.stop.deadline
+        name, n = uuid.uuid4().hex, len(paths)
+        given = Given(name, problem, problem_id, {**options}, n, self.roster, paths=paths)
+        return self._send(given, deadline_s, on_round)
+
+    def _send(
+        self, given: Given, deadline_s: float | None, on_round: RoundCallback | None
+    ) -> Handle:
+        """Give it to a replica."""
+        search, problem_id = RemoteSearch(self, given, deadline_s, on_round), given.problem_id
         handle = Handle(problem_id, search, partial(self._withdraw, search), self._check_outside)
         self._loop.call_soon_threadsafe(self._begin, search, handle)
         return handle

@@ -90,7 +90,7 @@ class MovingSplit:
         self._seen = seen
         with suppress(CapacityError):  # of the host tier: everything stays where it is
             if scoring:
-                needed = _need_bytes(self._verifier, [len(n.token_ids) + 1 for n in scoring])
+                needed = _need_bytes(self._verifier, [_num_tokens(n) + 1 for n in scoring])
                 self._make_room(self._verifier, self._generator, needed, scoring, beams)
             else:
                 step_tokens = _step_tokens(beams)
@@ -198,4 +198,10 @@ def _step_tokens(beams: Sequence[Node]) -> int:
 
 
 def _path_tokens(node: Node) -> int:
-    return len(node.root.token_ids) + node.num_path_tokens
+    steps = (step for step in node.path()[1:] if step.turn is None)
+    return len(node.root.token_ids) + sum(map(_num_tokens, steps))
+
+
+def _num_tokens(step: Node) -> int:
+    """Of a step; a text that nobody drew has a token a character at most, as a rule."""
+    return len(step.token_ids) or len(step.step_text)

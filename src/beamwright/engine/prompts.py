@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -101,6 +101,18 @@ class Prompts:
                 f"{what} has {len(text):,} characters, "
                 f"the model's context is {self._context} tokens"
             )
+
+    def check_paths(self, paths: Sequence[Sequence[str]]) -> None:
+        """See that given paths are texts that the model's context could hold.
+
+        Raises:
+            InputError: if one is none, or longer.
+        """
+        for number, steps in enumerate(paths):
+            if len(steps) > self._context:
+                raise ProblemTooLongError(f"path {number} has {len(steps):,} steps")
+            if self._codec is not None:
+                self._check_size(self._codec, "".join(steps), f"path {number}")
 
     def check_turns(self, strategy: Strategy) -> None:
         """See that what a strategy will ask can be asked, before anything is decoded.

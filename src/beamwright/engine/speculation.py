@@ -56,6 +56,11 @@ class SpeculativeChildren:
                 known[ordinal] = unborn(parent, ordinal, greedy=greedy)
         return [known[i] for i in ordinals if known[i].state is NodeState.OPEN]
 
+    def give(self, path: Sequence[Node]) -> None:
+        """Steps that somebody has written (`tree.given_path`): selection takes them as they are."""
+        for node in path:
+            self._children.setdefault((node.parent, node.greedy), {})[node.lineage[-1]] = node
+
     def complete(self) -> list[Node]:
         """Those that have their step."""
         return [node for node in self if node.state is NodeState.CANDIDATE]

@@ -28,7 +28,7 @@ from beamwright.protocols import (
     Strategy,
 )
 from beamwright.search.reading import Mathematics
-from beamwright.tree import Node, NodeState, SearchTree, Turn
+from beamwright.tree import Node, NodeState, SearchTree, Turn, given_path
 
 Aggregate = Callable[[Sequence[float | None]], float | None]
 # Token ids of a turn behind an ended reply; None where it does not fit the context.
@@ -54,7 +54,8 @@ class TreeRun:
     served: tokens that were decoded for it, from where the others were when it came.
     priority: a larger one is decoded and scored first. waited_s: seconds before it was started
     that its deadline counts.
-    speculative: children that selection may open when the round is over.
+    speculative: children that selection may open when the round is over. given: all of them were
+    written by somebody, see `give`.
     stopped: what of the rule has stopped it early.
     began: what was spent when the round began. num_submits: of this round, to the verifier.
     error: why the tree could not be finished.
@@ -85,6 +86,7 @@ class TreeRun:
     priority: int = 0
     waited_s: float = 0.0
     speculative: SpeculativeChildren = field(default_factory=SpeculativeChildren)
+    given: bool = False
     stopped: str | None = None
     began: Counters = field(default_factory=Counters)
     num_submits: int = 0
@@ -125,9 +127,18 @@ class TreeRun:
         """
         ended_s = {answer(leaf): seconds for leaf, seconds in self.finished_s.items()}
         total_s = sum(ended_s.get(node, self.ended_s) for node in nodes)
-        return sum(node.num_path_tokens for node in nodes) / total_s if total_s > 0 else None
+        if self.given or total_s <= 0:
+            return None
+        return sum(node.num_path_tokens for node in nodes) / total_s
 
     # --- a round -----------------------------------------------------------------------------
+
+    def give(self, paths: Sequence[Sequence[str]]) -> None:
+        """Have these paths scored, a step of each in a round: all of them are written already, and
+        selection opens them as it would what was decoded ahead."""
+        self.given = True
+        for number, texts in enumerate(paths):
+            self.speculative.give(given_path(self.tree.root, number, texts))
 
     def begin_round(self) -> None:
         """Its open nodes are this round's beams, and those that have their steps already."""
@@ -207,6 +218,8 @@ class TreeRun:
         if rule is None or ends or tree.rounds == 0:
             return actions
         why = rule.why(tree, self._own_s + self.waited_s, actions, cut=self.cut)
+        if why is not None and self.given:
+            raise BeamwrightError(f"{why} before all steps were scored")
         self.stopped = why
         return actions if why is None else rule.ending(tree, why, actions)
 

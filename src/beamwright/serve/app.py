@@ -21,9 +21,12 @@ from beamwright.serve.feed import Feed, feed_routes, page_routes
 from beamwright.serve.metrics import Metrics, health
 from beamwright.serve.queue import RequestQueue
 from beamwright.serve.responses import ResponsesEndpoint
+from beamwright.serve.score import ScoreEndpoint
 from beamwright.tree import Node
 
-ENDPOINTS: tuple[type[Endpoint], ...] = (ChatEndpoint, CompletionsEndpoint, ResponsesEndpoint)
+ENDPOINTS: tuple[type[Endpoint], ...] = (
+    ChatEndpoint, CompletionsEndpoint, ResponsesEndpoint, ScoreEndpoint,
+)  # fmt: skip
 
 
 def make_app(queue: RequestQueue) -> FastAPI:

@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from beamwright.serve.answers import search_facts
-from beamwright.serve.body import Fields, read_body
+from beamwright.serve.body import read_body
 from beamwright.serve.errors import ApiError, AsciiJSON, api_error, log
 from beamwright.serve.guard import owner_of
 from beamwright.serve.job import SearchJob
@@ -29,10 +30,10 @@ COMMENT, QUIET_S = b": keep-alive\n\n", 10.0
 
 class Endpoint(ABC):
     """One request to a route, and its reply. takes: its body; end: the last that a stream says, in
-    any case."""
+    any case. One that never streams needs neither `parts` nor `failed`."""
 
     path: ClassVar[str]
-    takes: ClassVar[type[Fields]]
+    takes: ClassVar[type[BaseModel]]
     end: ClassVar[bytes] = b""
 
     def __init__(self, queue: RequestQueue) -> None:
@@ -48,17 +49,17 @@ class Endpoint(ABC):
     def whole(self) -> dict[str, Any]:
         """The reply of jobs that are done."""
 
-    @abstractmethod
     def parts(self) -> AsyncIterator[bytes]:
         """All events of jobs that are under way, as long as nothing goes wrong."""
+        raise NotImplementedError
 
     def facts(self, job: SearchJob) -> dict[str, Any]:
         """What is said of a search beside OpenAI's fields."""
         return search_facts(job, receipt=self.queue.receipts)
 
-    @abstractmethod
     def failed(self, error: ApiError) -> bytes:
         """The event that says what did."""
+        raise NotImplementedError
 
     async def respond(self, request: Request) -> Response:
         """All of its searches begin, or none."""

@@ -13,12 +13,12 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from beamwright.config import option_owners
 from beamwright.engine.decisions import num_generated
 from beamwright.errors import Cancelled, InputError
-from beamwright.protocols import RoundReport
+from beamwright.protocols import RoundCallback, RoundReport
 from beamwright.search import DEFAULT_SEARCH, STRATEGIES
 from beamwright.sections import SearchSettings
 from beamwright.serve.body import MOST_STOPS, Fields, ServerLimits
@@ -27,6 +27,12 @@ from beamwright.solver.handle import Handle
 from beamwright.solver.solution import Solution
 from beamwright.tree import Conversation, Problem, RawPrompt
 from beamwright.units import parse_duration
+
+if TYPE_CHECKING:
+    from beamwright.cluster.solver import ClusterSolver
+    from beamwright.solver.solver import Solver
+
+    Engine = Solver | ClusterSolver
 
 _MOST_ROUNDS = 64
 
@@ -74,7 +80,8 @@ class SearchJob:
 
     model: as it was named. options: of `Solver.submit`. about: what the page says of it. choices:
     answers that are returned. stops: strings that end an answer. streams: text is final before the
-    end, see `answers`. param: the field that the problem is in.
+    end, see `answers`. param: the field that the problem is in. prefix: of its id; searches: it
+    generates text.
 
     owner: whose it is, None where there are no keys. text: final so far. rounds: those that nobody
     has read yet, the newest 64.
@@ -96,9 +103,12 @@ class SearchJob:
     outcome: Solution | BaseException | None = field(default=None, init=False)
     handle: Handle | None = field(default=None, init=False)
 
+    prefix: ClassVar[str] = "chatcmpl"
+    searches: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         self.number = secrets.token_hex(12)
-        self.id = f"chatcmpl-{self.number}"
+        self.id = f"{self.prefix}-{self.number}"
         self.created_s, self.began_s = time.time(), time.monotonic()
         self._changed = asyncio.Event()
 
@@ -131,6 +141,16 @@ class SearchJob:
         if isinstance(self.outcome, Solution):
             return self.outcome
         raise api_error(self.outcome, self.param)
+
+    def submit(self, solver: Engine, on_round: RoundCallback) -> None:
+        """Have it searched; prompts and options may take a while to look at. Raises ApiError."""
+        param = self.param
+        try:
+            self.prompt_tokens = solver.prompt_tokens(self.problem)
+            param = "search"
+            self.handle = solver.submit(self.problem, on_round=on_round, **self.options)
+        except InputError as error:
+            raise api_error(error, param) from error
 
     def cancel(self) -> None:
         """Its KV is freed before the next iteration. One that has ended stays as it is."""
@@ -230,7 +250,7 @@ class RequestReader:
         }
         method = options.get("search") or self.search.search
         about = {
-            "problem": _text(problem),
+            "problem": text_of(problem),
             "model": fields.model,
             "method": method,
             "n": options.get("n", self.search.n),
@@ -253,7 +273,8 @@ class RequestReader:
             raise ApiError(400, f"search.n: {n} candidates; at most {self.limits.n} here", "n")
 
 
-def _text(problem: Problem) -> str:
+def text_of(problem: Problem) -> str:
+    """As the page shows it."""
     if isinstance(problem, RawPrompt):
         return str(problem.given)
     return problem.problem_text if isinstance(problem, Conversation) else problem

@@ -44,6 +44,7 @@ class Metrics(Collector):
         self.registry.register(self)
         named: dict[str, Any] = {"registry": self.registry, "namespace": "beamwright"}
         self._requests = Counter("requests", "Searches that ended.", ["outcome"], **named)
+        self._scores = Counter("scores", "Requests for scores that ended.", ["outcome"], **named)
         kinds = (
             "Tokens: prompt, generated; of these kept, overrun, speculated, speculated and kept; "
             "drafted, of these accepted; and those that the verifier read."
@@ -70,13 +71,14 @@ class Metrics(Collector):
 
     def ended(self, job: SearchJob, outcome: Solution | BaseException) -> None:
         """It has a solution, or none."""
-        self._requests.labels(job.state).inc()
+        (self._requests if job.searches else self._scores).labels(job.state).inc()
         seconds = time.monotonic() - job.began_s
-        self._search.observe(seconds)
+        if job.searches:
+            self._search.observe(seconds)
         solution = outcome if isinstance(outcome, Solution) else getattr(outcome, "partial", None)
         if not isinstance(solution, Solution):
             return
-        if isinstance(outcome, Solution):
+        if isinstance(outcome, Solution) and job.searches:
             self._first_text.observe(job.first_text_s or seconds)
         tokens = solution.tokens
         for kind in _GENERATED:

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import beamwright
-from beamwright.errors import Cancelled, InputError
+from beamwright.errors import Cancelled
 from beamwright.protocols import RoundReport
 from beamwright.serve.answers import final_text
 from beamwright.serve.body import Fields, ServerLimits, parsed
@@ -23,10 +23,7 @@ from beamwright.solver.solution import Solution
 from beamwright.tree import Conversation
 
 if TYPE_CHECKING:
-    from beamwright.cluster.solver import ClusterSolver
-    from beamwright.solver.solver import Solver
-
-    Engine = Solver | ClusterSolver
+    from beamwright.serve.job import Engine
 
 
 class Listener(Protocol):
@@ -88,14 +85,8 @@ class RequestQueue:
             text = final_text(report.tree, job.stops) if job.streams else ""
             loop.call_soon_threadsafe(job.hear, text, RoundSummary.of(report))
 
-        def submit() -> None:  # prompts and options may take a while to look at
-            param = job.param
-            try:
-                job.prompt_tokens = self.solver.prompt_tokens(job.problem)
-                param = "search"
-                job.handle = self.solver.submit(job.problem, on_round=on_round, **job.options)
-            except InputError as error:
-                raise api_error(error, param) from error
+        def submit() -> None:
+            job.submit(self.solver, on_round)
             if given_up:  # whoever waited for this thread did not wait for its end
                 job.cancel()
 

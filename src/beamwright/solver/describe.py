@@ -253,6 +253,8 @@ class Meter:
             unrepeatable = f"--model {settings.model.model} draws its tokens elsewhere"
         elif settings.schedule.speculation == "truncate":
             unrepeatable = "--speculation truncate: the tree depends on the time"
+        elif run.given:
+            unrepeatable = "its steps were given, and none was drawn"
         elif not is_whole or run.ended_by_time:
             unrepeatable = run.stopped or tree.reason_fewer or "the search was broken off"
         return {

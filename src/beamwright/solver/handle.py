@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 from beamwright.engine.queue import PriorityQueue
 from beamwright.errors import Cancelled, InputError
 from beamwright.protocols import RoundCallback, RoundReport
-from beamwright.solver.scheduler import Arrivals, Outcome, Request
+from beamwright.solver.scheduler import Arrivals, Outcome, Places, Request
 from beamwright.solver.solution import Solution
 
 _EXIT_S = 5.0
@@ -120,18 +121,22 @@ class OneAtATime:
         self._lock = threading.Lock()
         self._owner: int | None = None
 
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Wait for the calls of other threads to end, and keep them waiting.
-
-        Raises:
-            InputError: if this thread is in the middle of a call: it would wait for ever.
-        """
+    def check_outside(self) -> None:
+        """Raises InputError if this thread is in the middle of a call: it would wait for ever."""
         if self._owner == threading.get_ident():
             raise InputError(
                 "this Solver is in the middle of a search: its callbacks and verifier cannot "
                 "call it again; make another Solver for them"
             )
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait for the calls of other threads to end, and keep them waiting.
+
+        Raises:
+            InputError: as `check_outside`.
+        """
+        self.check_outside()
         with self._lock:
             self._owner = threading.get_ident()
             try:
@@ -163,7 +168,8 @@ class SubmitQueue:
                 self._thread = thread
                 atexit.register(self.close, _EXIT_S)
             self._handles[request] = handle
-            self._waiting.put(request, request.priority)
+            # Who needs no place waits behind nobody who does.
+            self._waiting.put(request, request.priority if request.draws else sys.maxsize)
         return handle
 
     def _drop(self, request: Request) -> None:
@@ -175,14 +181,15 @@ class SubmitQueue:
             handle = self._handles.pop(request)
         handle.settle(Cancelled())
 
-    def _next(self, idle: bool) -> Request | None:
+    def _next(self, places: Places) -> Request | None:
         """See `Arrivals`; with nobody left the thread ends, and whoever comes starts another."""
         with self._lock:
-            if self._waiting:
-                return self._waiting.take()
-            if idle:
+            first = next(iter(self._waiting), None)
+            if first is None and places is Places.ALL:
                 self._forget_thread()
-            return None
+            if first is None or (first.draws and places is Places.NONE):
+                return None
+            return self._waiting.take()
 
     def _forget_thread(self) -> None:
         self._thread = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from beamwright.config import Settings, option_owners
 from beamwright.declare import VERIFIERS, load_all
@@ -23,7 +23,7 @@ from beamwright.saved.identity import identity_of
 from beamwright.schedule import ScheduleRow, schedule_row
 from beamwright.search import DEFAULT_SEARCH, STRATEGIES, SearchPolicy, make_strategy
 from beamwright.search.defaults import with_defaults
-from beamwright.sections import SearchSettings, Section, SparseSettings
+from beamwright.sections import SearchSettings, Section, SparseSettings, StopSettings
 from beamwright.solver.options import SHARED, ProblemOptions
 from beamwright.sparse.rule import METHODS
 from beamwright.tree import Conversation, RawPrompt
@@ -31,6 +31,20 @@ from beamwright.verify.scorers import WITHOUT_MODEL, CallableVerifier, ObjectVer
 
 GivenProblem = str | tuple[str | int, str] | tuple[str | int, str, ProblemOptions]
 """A problem's text, or its id and its text, or these and options of its own."""
+
+
+class ScoreOptions(TypedDict, total=False):
+    """Of steps that are given.
+
+    delimiter: ends every step of a path but its last, where it does not stand there; None for the
+    solver's own, "" to leave steps as they are. aggregate, deadline, priority: as of a problem.
+    """
+
+    delimiter: str | None
+    aggregate: Literal["last", "min", "prod", "mean"] | None
+    deadline: str | float | None
+    priority: int
+
 
 BatchProblem = tuple[str | int, str, dict[str, Any]]
 """One of several problems: its id, its text, and its own options."""
@@ -151,6 +165,20 @@ class ProblemSettings:
         new = ProblemSettings.of(self.given.changed(**options), parts)
         shared = {section: getattr(self.settings, section) for section in SHARED}
         return replace(new, settings=new.settings.model_copy(update=shared))
+
+    def of_given(self, num: int, most_steps: int, options: Mapping[str, Any]) -> ProblemSettings:
+        """What so many paths that are written already are scored with: none competes, no stop but
+        a deadline ends them.
+
+        options: aggregate and deadline. Raises InputError for a bad one.
+        """
+        asked = self.changed(options).settings
+        paths = {"search": "best-of-n", "n": num, "width": 1, "max_rounds": most_steps}
+        search = asked.search.model_copy(update={**paths, "choose": "best"})
+        stop = StopSettings(deadline=asked.stop.deadline if options.get("deadline") else None)
+        settings = asked.model_copy(update={"search": search, "stop": stop})
+        parts = replace(self.parts, strategy=None, stops=())
+        return ProblemSettings(self.given, settings, make_strategy(search), parts)
 
     @property
     def decoding(self) -> Decoding:
@@ -299,6 +327,27 @@ def read_problems(problems: Iterable[GivenProblem]) -> list[BatchProblem]:
                     f"not {type(problem).__name__}"
                 )
     return batch
+
+
+def read_paths(paths: Any, delimiter: str) -> list[list[str]]:
+    """Given paths, each a list of its steps' texts. delimiter: see `ScoreOptions`.
+
+    Raises:
+        InputError: if these are no such lists, or one is empty.
+    """
+    expect(delimiter, str, "delimiter: is a text")
+    expect(paths, Sequence, "paths: a list of paths")
+    if not paths:
+        raise InputError("paths: there are none")
+    found = []
+    for number, path in enumerate(paths):
+        if not isinstance(path, Sequence) or isinstance(path, str) or not path:
+            raise InputError(f"path {number}: a path is a list of steps, one at least")
+        for step in path:
+            expect(step, str, f"path {number}: a step is a text")
+        found.append([step + delimiter * (not step.endswith(delimiter)) for step in path[:-1]])
+        found[-1].append(path[-1])
+    return found
 
 
 def take_priority(options: dict[str, Any]) -> int:

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 
 from beamwright.engine.engine import Engine
@@ -45,7 +46,8 @@ class Request:
 
     make_tree: called once more where the tree did not fit beside others. asked: what the problem
     is, or the tokens of a synthetic prompt.
-    save: writes its checkpoints. resume: makes a run go on where an earlier process was.
+    save: writes its checkpoints. prepare: gives a run what there is already: rounds of an earlier
+    process, or the steps of given paths. draws: it takes rows; one that does not needs no place.
     priority: a larger one goes first. submitted_s: on `time.perf_counter`: what its deadline counts
     from; None: from where its search starts.
     begun: it is, or was, in flight. cancelled: is to be given up; set by any thread.
@@ -57,7 +59,8 @@ class Request:
     asked: Problem | int
     on_round: RoundCallback | None = None
     save: CheckpointWriter | None = None
-    resume: Callable[[TreeRun], None] | None = None
+    prepare: Callable[[TreeRun], None] | None = None
+    draws: bool = True
     priority: int = 0
     submitted_s: float | None = None
     begun: bool = False
@@ -74,15 +77,25 @@ class Request:
         return min(deadline_s, time.perf_counter() - self.submitted_s)
 
 
-Arrivals = Callable[[bool], Request | None]
-"""Gives the next request, None if there is none now; told whether nothing is in flight, so that
-None ends the run."""
+class Places(Enum):
+    """What there is for the next request.
+
+    NONE: it may come if it draws nothing. ALL: nothing is in flight, so that nobody ends the run.
+    """
+
+    NONE = "none"
+    SOME = "some"
+    ALL = "all"
+
+
+Arrivals = Callable[[Places], Request | None]
+"""Gives the next request; None if there is none now for which there is a place."""
 
 
 def listed(requests: Iterable[Request]) -> Arrivals:
     """Those that are known beforehand: a larger priority first, then in their order."""
     ordered = iter(sorted(requests, key=lambda request: -request.priority))
-    return lambda idle: next(ordered, None)
+    return lambda places: None if places is Places.NONE else next(ordered, None)
 
 
 class RequestScheduler:
@@ -189,17 +202,21 @@ class RequestScheduler:
                 if request is not None and self._may_take_turns:
                     self._engine.abort()
                     self._engine = self._make_engine(1)
-            elif self._is_full():
-                request = None
             else:
-                request = arrivals(not self._live)
+                request = arrivals(self._places())
             if request is None:
                 return
             self._begin(request)
 
-    def _is_full(self) -> bool:
-        sizes = {run: request.problem.settings.search.n for run, (request, _) in self._live.items()}
-        return not self._admission.has_place(sizes, self._engine.num_open)
+    def _places(self) -> Places:
+        drawn = {
+            run: request.problem.settings.search.n
+            for run, (request, _) in self._live.items()
+            if request.draws
+        }
+        if not self._admission.has_place(drawn, self._engine.num_open):
+            return Places.NONE
+        return Places.SOME if self._live else Places.ALL
 
     def _begin(self, request: Request) -> None:
         machinery, problem = self._machinery, request.problem
@@ -227,8 +244,8 @@ class RequestScheduler:
             waited_s=request.waited_s,
             save=request.save,
         )
-        if request.resume is not None:
-            request.resume(run)
+        if request.prepare is not None:
+            request.prepare(run)
         self._live[run] = request, self._meter.mark()
         if len(self._live) > 1:
             for other, _ in self._live.values():

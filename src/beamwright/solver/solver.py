@@ -32,13 +32,15 @@ from beamwright.solver.options import ProblemOptions, RequestOptions, SolverOpti
 from beamwright.solver.request import (
     GivenProblem,
     ProblemSettings,
+    ScoreOptions,
     check_problem,
     expect,
+    read_paths,
     read_problems,
     take_priority,
 )
 from beamwright.solver.scheduler import Arrivals, Outcome, Request, RequestScheduler, listed
-from beamwright.solver.solution import Solution
+from beamwright.solver.solution import Candidate, Solution
 from beamwright.tree import Problem
 from beamwright.verify.find import declared_verifier
 
@@ -208,7 +210,7 @@ class Solver:
         saving = self._saving(checkpoint, asked)
         root = saved.tree.root
         was = root.problem_text or len(root.token_ids)
-        request = Request(lambda: saved.tree, asked, was, on_round, saving, resume=begin)
+        request = Request(lambda: saved.tree, asked, was, on_round, saving, prepare=begin)
         with self._calls.turn():
             self._prompts.check(saved.tree, file, problem)
         return self._solve_alone(request)
@@ -228,6 +230,73 @@ class Solver:
         make_tree, asked = partial(self._prompts.synthetic, num_prompt_tokens), self._default
         saving = self._saving(checkpoint, asked)
         return self._solve_alone(Request(make_tree, asked, num_prompt_tokens, on_round, saving))
+
+    # --- given steps -------------------------------------------------------------------------
+
+    def score(
+        self, problem: Problem, steps: Sequence[str], **options: Unpack[ScoreOptions]
+    ) -> Candidate:
+        """What the verifier thinks of a path that somebody gives; as `score_many`."""
+        (found,) = self.score_many(problem, [steps], **options)
+        return found
+
+    def score_many(
+        self,
+        problem: Problem,
+        paths: Sequence[Sequence[str]],
+        **options: Unpack[ScoreOptions],
+    ) -> tuple[Candidate, ...]:
+        """What the verifier thinks of several paths, see `submit_score`: their scores in order.
+
+        Beside what is submitted; it waits for calls of `solve` and the like.
+        """
+        self._calls.check_outside()
+        handle = self.submit_score(problem, paths, **options)
+        try:
+            return handle.result().candidates
+        finally:
+            handle.cancel()
+
+    def submit_score(
+        self,
+        problem: Problem,
+        paths: Sequence[Sequence[str]],
+        *,
+        problem_id: str | int = 0,
+        on_round: RoundCallback | None = None,
+        **options: Unpack[ScoreOptions],
+    ) -> Handle:
+        """Have given paths scored by the verifier, beside searches that are under way; as `submit`.
+
+        Nothing is generated, and nobody waits for a place: a step of each path is scored between
+        two iterations. Candidates of the solution are the paths, in their order, with a score for
+        each step; paths that begin alike are read once.
+        paths: of each the texts of its steps, the last of which ends it. Those of a tree
+        (`node.step_text`) are complete: `delimiter=""`.
+
+        Raises:
+            InputError: if there is no verifier, or it reads what the generator drew
+                (`Verifier.reads_drawn`); for a bad path or option.
+        """
+        check_problem(problem, problem_id, on_round)
+        self._check_reads_text()
+        named, step = dict[str, Any](options), self._default.settings.step
+        priority, delimiter = take_priority(named), named.pop("delimiter", None)
+        own = step.delimiter if step.step_tokens is None else ""
+        given = read_paths(paths, own if delimiter is None else delimiter)
+        self._prompts.check_paths(given)
+        asked = self._default.of_given(len(given), max(map(len, given)), named)
+        request = Request(
+            partial(self._prompts.tree, problem_id, problem),
+            asked,
+            problem,
+            on_round,
+            prepare=lambda run: run.give(given),
+            draws=False,
+            priority=priority,
+            submitted_s=time.perf_counter(),
+        )
+        return self._queue.submit(problem_id, request)
 
     # --- many problems -----------------------------------------------------------------------
 
@@ -317,6 +386,17 @@ class Solver:
             raise InputError(
                 f"search {search.search}: reads {missing} of every token, which this Solver does "
                 "not keep; make one with this search"
+            )
+
+    def _check_reads_text(self) -> None:
+        """Raises InputError if the verifier has no scores of steps that nobody drew."""
+        own, name = self._default.parts.verifier, self.settings.model.scorer
+        if own is None and name == "none":
+            raise InputError("--verifier none: there is nothing that scores steps; name a verifier")
+        if getattr(self.verifier, "reads_drawn", False):
+            who = f"--verifier {name}" if own is None else f"verifier {getattr(own, 'name', name)}"
+            raise InputError(
+                f"{who}: reads what the generator drew, and has no scores of steps that are given"
             )
 
     def _request(

@@ -13,7 +13,13 @@ from beamwright.tree.node import (
 )
 from beamwright.tree.parting import Parting, first_other, round_digests, where_they_part
 from beamwright.tree.recorded import RecordedNode, RecordedTree
-from beamwright.tree.search_tree import SearchTree, repeated_tokens, tree_hash, unborn
+from beamwright.tree.search_tree import (
+    SearchTree,
+    given_path,
+    repeated_tokens,
+    tree_hash,
+    unborn,
+)
 
 __all__ = [
     "COMPLETE_STOPS",
@@ -32,6 +38,7 @@ __all__ = [
     "Turn",
     "by_root",
     "first_other",
+    "given_path",
     "repeated_tokens",
     "round_digests",
     "tree_hash",

@@ -7,7 +7,7 @@ be extended or waits for its score; the moment that ends, `release_dead` returns
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TypeVar
 
@@ -219,6 +219,17 @@ def unborn(parent: Node, ordinal: int, *, greedy: bool = False) -> Node:
     """A child that its parent would have: what it writes depends on its lineage alone."""
     lineage = (*parent.lineage, ordinal)
     return Node(lineage, parent, parent.end, text=parent.text, greedy=greedy, speculative=True)
+
+
+def given_path(root: Node, ordinal: int, texts: Sequence[str]) -> list[Node]:
+    """Steps of these texts, which nobody drew: they have no tokens. The last one ends the path."""
+    nodes = [root]
+    for text in texts:
+        node = unborn(nodes[-1], ordinal if len(nodes) == 1 else 0)
+        node.state, node.text = NodeState.CANDIDATE, node.text + text
+        node.stop = StopReason.EOS if len(nodes) == len(texts) else StopReason.DELIMITER
+        nodes.append(node)
+    return nodes[1:]
 
 
 def tree_hash(tree: SearchTree) -> str:

@@ -16,7 +16,7 @@ from beamwright.models.config import find_shape, read_shape, resolve_folder
 from beamwright.models.shape import ModelShape, named_shape
 from beamwright.protocols import Verifier
 from beamwright.sections import ModelSettings
-from beamwright.tree import Node, SearchTree, StopReason
+from beamwright.tree import SearchTree, given_path
 from beamwright.verify.family import AnySpec, family, load_spec
 from beamwright.verify.scorers import WITHOUT_MODEL, CallableVerifier, ObjectVerifier, scorer
 from beamwright.verify.spec import LIKELIHOOD_SPEC, JudgeSpec, VerifierSpec, aggregate, load_judge
@@ -224,16 +224,8 @@ def show_verifier(settings: ModelSettings) -> dict[str, Any]:
         raise InputError(
             f"--show: --verifier {settings.scorer} is no reward model, which is read at tokens"
         )
-    tree = SearchTree(0, (0,), PROBLEM)
-    nodes: list[Node] = []
-    for step in STEPS:
-        above = nodes[-1] if nodes else tree.root
-        (node,) = tree.expand(above, 1)
-        ends = step is STEPS[-1]
-        text = above.text + (step if ends else f"{step}\n\n")
-        tree.commit(node, (0,), (0.0,), StopReason.EOS if ends else StopReason.DELIMITER, text)
-        tree.keep(node)
-        nodes.append(node)
+    root = SearchTree(0, (0,), PROBLEM).root
+    nodes = given_path(root, 0, [*(f"{step}\n\n" for step in STEPS[:-1]), STEPS[-1]])
     source = resolve_verifier(settings)
     assert source.model is not None
     assert source.model.codec is not None

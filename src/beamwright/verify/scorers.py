@@ -32,6 +32,8 @@ class StepScorer:
     measure: from a node to its score.
     """
 
+    reads_drawn = True
+
     def __init__(
         self,
         measure: Callable[[Node], float | None],
@@ -164,6 +166,8 @@ class CallableVerifier(StepScorer):
     scored. The function may return None for no opinion. aggregate: steps to a path's score.
     """
 
+    reads_drawn = False
+
     def __init__(self, function: ScoreFunction, aggregate: str = "last") -> None:
         super().__init__(self._score, aggregate)
         self.function = function
@@ -196,7 +200,7 @@ class ObjectVerifier:
     """A verifier of the user's own, with the usual answers to what it does not say.
 
     listwise: unless it says that scores are each their own, or that it may be called beside
-    decoding, where batches are as they come.
+    decoding, where batches are as they come. reads_drawn: if it asks for statistics of tokens.
     """
 
     def __init__(self, function: Any) -> None:
@@ -205,6 +209,7 @@ class ObjectVerifier:
         self.default_aggregate: str = getattr(function, "default_aggregate", "last")
         self.probabilities = bool(getattr(function, "probabilities", False))
         self.token_stats: frozenset[str] = frozenset(getattr(function, "token_stats", ()))
+        self.reads_drawn = bool(getattr(function, "reads_drawn", self.token_stats))
         self.beside_decoding = _may_run_beside(function)
         self.listwise = bool(getattr(function, "listwise", not self.beside_decoding))
 

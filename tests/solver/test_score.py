@@ -1,0 +1,281 @@
+"""Steps that somebody gives, scored by the verifier: alone, and beside searches."""
+
+import asyncio
+import threading
+
+import pytest
+
+from beamwright import Solver
+from beamwright.cli.demo import PROBLEM as ASKED
+from beamwright.errors import BeamwrightError, InputError, ProblemTooLongError
+from engines import PROBLEM, assert_nothing_allocated
+
+LONG_S = 120.0
+SMALL = {"n": 4, "width": 2, "max_rounds": 3, "dtype": "float64"}
+
+
+def paths_of(solution):
+    ends = [solution.tree.node(candidate.lineage) for candidate in solution.candidates]
+    return [[step.step_text for step in end.reply()] for end in ends]
+
+
+def assert_same_scores(found, expected):
+    for given, drawn in zip(found, expected, strict=True):
+        assert given.step_scores == pytest.approx(drawn.step_scores, abs=1e-6)
+        assert given.score == pytest.approx(drawn.score, abs=1e-6)
+
+
+# --- of models -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bundled():
+    with Solver(n=8, width=4) as solver:
+        yield solver
+    assert_nothing_allocated(solver)
+
+
+def test_scores_are_those_of_a_search_that_wrote_the_same_steps(bundled):
+    drawn = bundled.solve(ASKED)
+    paths = paths_of(drawn)
+    assert max(map(len, paths)) > 2
+    assert_same_scores(bundled.score_many(ASKED, paths, delimiter=""), drawn.candidates)
+    found = bundled.submit_score(ASKED, paths).result(LONG_S)
+    alone = [bundled.submit_score(ASKED, [path]).result(LONG_S) for path in paths]
+    assert [each.candidates[0].step_scores for each in alone] == [
+        each.step_scores for each in found.candidates
+    ]
+    assert found.tokens.generated == found.tokens.generator_prefilled == 0
+    together, apart = found.tokens, [each.tokens.verifier_prefilled for each in alone]
+    assert max(apart) <= together.verifier_prefilled < sum(apart), "what paths share is read once"
+    assert found.receipt["unrepeatable"] == "its steps were given, and none was drawn"
+    assert found.goodput_tok_s is None
+    assert found.answer == drawn.answer
+
+
+def test_steps_without_delimiters_are_the_same_path(bundled):
+    steps = ["Ann has 12-3=9 apples.\n\n", "Then there are 9.\n\n", "The answer is \\boxed{9}."]
+    bare = [step.removesuffix("\n\n") for step in steps]
+    expected = bundled.score(ASKED, steps, delimiter="")
+    assert bundled.score(ASKED, bare) == bundled.score(ASKED, steps) == expected
+    scores = bundled.score(ASKED, steps).step_scores
+    assert bundled.score(ASKED, steps, aggregate="mean").score == pytest.approx(sum(scores) / 3)
+    assert bundled.score(ASKED, steps, aggregate="min").score == min(scores)
+
+
+@pytest.mark.parametrize("options", [{"split": "auto"}, {"executor": "overlapped"}, {"n": 1}])
+def test_scores_of_a_prm_over_little_memory(make_solver, verifier_folder, options):
+    options = {"search": "beam", **SMALL, "verifier": str(verifier_folder), **options}
+    if options["n"] == 1:
+        options |= {"width": 1, "schedule": "in-gpu"}
+    solver = make_solver(**options)
+    drawn = solver.solve(PROBLEM)
+    assert_same_scores(solver.score_many(PROBLEM, paths_of(drawn), delimiter=""), drawn.candidates)
+    solver.close()
+    assert_nothing_allocated(solver)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"explore": "lockstep"},
+        {"explore": "decoupled", "executor": "overlapped"},
+        {"speculation": "exact", "verify_ahead": "slack", "executor": "overlapped"},
+        {"split": "auto", "kv_memory": "1MiB", "schedule": "locality"},
+    ],
+)
+def test_searches_have_their_trees_whatever_is_scored_beside_them(
+    make_solver, verifier_folder, options
+):
+    made = {**SMALL, "max_rounds": 6, "verifier": str(verifier_folder), "search": "beam", **options}
+    solver, scores, paths = (
+        make_solver(**made),
+        [],
+        [["one, e", "two"], ["one, e", "three, e", "4"]],
+    )
+    alone = [solver.solve(PROBLEM, seed=seed).tree_hash for seed in range(4)]
+    expected = solver.score_many(PROBLEM, paths)
+
+    def on_round(report):
+        scores.append(solver.submit_score(PROBLEM, paths))
+
+    searches = [solver.submit(PROBLEM, seed=seed, on_round=on_round) for seed in range(4)]
+    assert [search.result(LONG_S).tree_hash for search in searches] == alone
+    assert len(scores) > 4
+    for score in scores:
+        assert_same_scores(score.result(LONG_S).candidates, expected)
+    solver.close()
+    assert_nothing_allocated(solver)
+
+
+# --- of a function ---------------------------------------------------------------------------
+
+
+class Lengths:
+    """Remembers what it was asked. The first step that says so fails."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __call__(self, problem, steps):
+        self.asked.append((problem, steps))
+        if "fail" in steps[-1]:
+            raise ValueError("as it says")
+        return 1 / (1 + len(steps[-1]))
+
+
+@pytest.fixture
+def solver(make_solver):
+    made = make_solver(**SMALL, search="beam", verifier=Lengths())
+    yield made
+    made.close()
+    assert_nothing_allocated(made)
+
+
+def test_a_function_is_asked_about_each_step_as_it_stands(solver):
+    first, second = solver.score_many("1+1", [["one, e", "", "two"], ["three"]], delimiter="")
+    assert first.step_scores == (1 / 7, None, 1 / 4)
+    assert (first.score, first.text) == (1 / 4, "one, etwo")
+    assert second.step_scores == (1 / 6,)
+    assert solver.verifier.function.asked == [
+        ("1+1", ["one, e"]), ("1+1", ["three"]), ("1+1", ["one, e", "two"]),
+    ]  # fmt: skip
+
+
+def test_scores_come_while_a_search_has_all_places(solver):
+    solver.most_submitted = 1
+    expected, scores, done = solver.solve(PROBLEM, seed=1), [], []
+
+    def on_round(report):
+        done.append([score.done() for score in scores])
+        if report.round == 1:
+            scores.append(solver.submit_score("1+1", [["two"]]))
+
+    search = solver.submit(PROBLEM, seed=1, on_round=on_round)
+    waiting = solver.submit(PROBLEM, seed=2)
+    found = search.result(LONG_S)
+    assert done == [[], [False], [True]], "it came between two iterations of the search"
+    assert scores[0].result(LONG_S).candidates[0].score == 1 / 4
+    assert found.tree_hash == expected.tree_hash
+    assert waiting.result(LONG_S).tree_hash == solver.solve(PROBLEM, seed=2).tree_hash
+
+
+def test_a_failure_is_of_its_own_scores_alone(solver):
+    expected, scores = solver.solve(PROBLEM), []
+
+    def on_round(report):
+        if report.round == 1:
+            scores.append(solver.submit_score("1+1", [["good, e", "fail"], ["good"]]))
+
+    assert solver.submit(PROBLEM, on_round=on_round).result(LONG_S).tree_hash == expected.tree_hash
+    with pytest.raises(InputError, match="step 2: it raised ValueError: as it says"):
+        scores[0].result(LONG_S)
+    assert solver.score("1+1", ["good"]).score == 1 / 5
+
+
+def test_who_waits_in_an_event_loop_and_who_gives_up(solver):
+    async def two():
+        handles = [solver.submit_score("1+1", [[text]]) for text in ("a", "bbb")]
+        return [(await handle).score for handle in handles]
+
+    assert asyncio.run(two()) == [1 / 2, 1 / 4]
+    opened, reached = threading.Event(), threading.Event()
+
+    def hold(report):
+        reached.set()
+        assert opened.wait(LONG_S)
+
+    held = solver.submit(PROBLEM, on_round=hold)
+    assert reached.wait(LONG_S)
+    given_up = solver.submit_score("1+1", [["two"]])
+    given_up.cancel()
+    assert given_up.done()
+    opened.set()
+    assert held.result(LONG_S).candidates
+
+
+def test_a_deadline_leaves_no_half_of_the_scores(solver):
+    with pytest.raises(BeamwrightError, match="had passed before all steps were scored"):
+        solver.score("1+1", ["one, e", "two"], deadline=1e-6)
+    assert solver.score("1+1", ["two"], deadline=1e-6).score == 1 / 4
+
+
+def test_a_callback_cannot_wait_for_scores(solver):
+    refused = []
+
+    def on_round(report):
+        with pytest.raises(InputError, match="in the middle of a search"):
+            solver.score("1+1", ["two"])
+        refused.append(report.round)
+
+    solver.solve(PROBLEM, on_round=on_round)
+    solver.submit(PROBLEM, on_round=on_round).result(LONG_S)
+    assert refused == [1, 2, 3, 1, 2, 3]
+
+
+def test_own_settings_of_searches_do_not_count(make_solver):
+    stop = lambda tree: "it is late"  # noqa: E731
+    solver = make_solver(
+        **{**SMALL, "max_rounds": 1}, search="majority", stop_votes=True, token_budget=1,
+        deadline=1e-6, stop=stop, verifier=Lengths(),
+    )  # fmt: skip
+    assert solver.score("1+1", ["one, e", "two, e", "three"]).step_scores == (1 / 7, 1 / 7, 1 / 6)
+
+
+# --- what is refused -------------------------------------------------------------------------
+
+
+class Drawn:
+    token_stats = frozenset({"entropy"})
+
+    def score(self, nodes):
+        return [0.0 for _ in nodes]
+
+
+class Ids(Drawn):
+    token_stats = frozenset()
+    reads_drawn = True
+
+
+@pytest.mark.parametrize(
+    ("verifier", "words"),
+    [
+        ("logprob", "--verifier logprob: reads what the generator drew"),
+        ("deepconf:8", "--verifier deepconf:8: reads what the generator drew"),
+        ("none", "--verifier none: there is nothing that scores steps"),
+        (Drawn(), "verifier Drawn: reads what the generator drew"),
+        (Ids(), "reads what the generator drew"),
+    ],
+)
+def test_a_verifier_says_that_it_reads_what_was_drawn(make_solver, verifier, words):
+    with make_solver(search="majority", verifier=verifier) as solver:
+        with pytest.raises(InputError, match=words):
+            solver.score("1+1", ["two"])
+        assert solver.solve(PROBLEM).candidates
+
+
+@pytest.mark.parametrize(
+    ("paths", "words"),
+    [
+        ([], "paths: there are none"),
+        ("two", "path 0: a path is a list of steps"),
+        ([["two"], []], "path 1: a path is a list of steps, one at least"),
+        ([["two", 2]], "path 0: a step is a text, not int"),
+        ([["\ud800"]], "path 0 is no text"),
+    ],
+)
+def test_bad_paths_are_refused(solver, paths, words):
+    with pytest.raises(InputError, match=words):
+        solver.submit_score("1+1", paths)
+
+
+def test_what_is_too_long_or_of_a_search_is_refused(solver):
+    for path in (["two"] * 1025, ["abc" * 1025]):
+        with pytest.raises(ProblemTooLongError, match="path 0 has"):
+            solver.score("1+1", path)
+    with pytest.raises(InputError, match="aggregate"):
+        solver.score("1+1", ["two"], aggregate="most")
+    with pytest.raises(InputError, match="priority"):
+        solver.score("1+1", ["two"], priority="high")
+    with pytest.raises(InputError, match="the problem is empty"):
+        solver.score(" ", ["two"])
