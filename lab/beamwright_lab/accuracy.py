@@ -132,13 +132,12 @@ def records_of(config: Evaluated, args: argparse.Namespace, checker: AnswerCheck
 
     solver: list[Solver] = []
 
-    def solve_many(problems: Any, *, in_flight: int) -> Any:
+    def solve_many(pairs: Any) -> Any:
         if not solver:  # a finished run needs no models
             solver.append(Solver(settings))
-        return solver[0].solve_many(problems, in_flight=in_flight)
+        return solver[0].solve_many(pairs, in_flight=args.in_flight)
 
-    shared = {"out": out, "in_flight": args.in_flight, "on_record": keep}
-    run(problems, solve_many, settings, checker, **shared)
+    run(problems, solve_many, settings, checker, out, on_record=keep)
     return [records[problem.unique_id] for problem in problems.problems]
 
 

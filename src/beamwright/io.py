@@ -58,6 +58,27 @@ def read_regular(path: Path, max_bytes: int = -1) -> bytes:
         return stream.read(size if regular else max_bytes)
 
 
+def read_file(path: Path, option: str = "") -> bytes:
+    """What `read_regular` reads. option: what an error begins with.
+
+    Raises:
+        InputError: if it cannot be read.
+    """
+    try:
+        return read_regular(path)
+    except (OSError, ValueError) as error:  # ValueError: no path has such a name
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{option}{path}: cannot be read ({reason})") from error
+
+
+def read_text(path: Path, option: str = "") -> str:
+    """The same as text; raises InputError for what is not UTF-8, too."""
+    try:
+        return read_file(path, option).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{option}{path}: not UTF-8 text") from error
+
+
 def read_object(path: Path, what: str = "a JSON object", option: str = "") -> dict[str, Any]:
     """The JSON object that a file holds. what, option: what an error calls it, and begins with.
 
@@ -65,9 +86,7 @@ def read_object(path: Path, what: str = "a JSON object", option: str = "") -> di
         InputError: if it cannot be read, or holds none.
     """
     try:
-        content = json.loads(read_regular(path))
-    except OSError as error:
-        raise InputError(f"{option}{path}: cannot be read ({error.strerror or error})") from error
+        content = json.loads(read_file(path, option))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{option}{path}: not {what}, or a damaged one") from error
     if not isinstance(content, dict):

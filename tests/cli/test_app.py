@@ -120,7 +120,7 @@ def test_a_command_imports_what_it_needs(words, unwanted):
         (("solve", "p", "--dtype", "int8"), "'--dtype'"),
         (("solve", "p", "--memory", "7 lightyears"), "--memory"),
         (("eval",), "DATASET"),
-        (("eval", "nowhere.jsonl"), "nowhere.jsonl: no such file"),
+        (("eval", "nowhere.jsonl"), "nowhere.jsonl: cannot be read (No such file"),
         (("eval", "bundled:train"), "no such bundled problem set"),
         (("solve", "p", "--recipe", "nowhere.yaml"), "nowhere.yaml"),
         (("doctor", "--parity"), "--parity needs --model"),

@@ -1,6 +1,7 @@
 """Problems that cannot be used are an error of their own, found before they cost anything."""
 
 import json
+from functools import partial
 
 import pytest
 
@@ -60,7 +61,8 @@ def test_an_eval_goes_on_past_problems_that_cannot_be_used(make_solver, tmp_path
     with make_solver(n=4, max_rounds=2) as solver, AnswerChecker() as checker:
         keep = {"on_record": lambda record, done, total: records.append(record)}
         problems = load_problems(str(file))
-        report = run(problems, solver.solve_many, solver.settings, checker, **keep)
+        solve_many = partial(solver.solve_many, in_flight="auto")
+        report = run(problems, solve_many, solver.settings, checker, **keep)
     assert report["errors"] == 2
     errors = sorted(each.error for each in records if each.error)
     assert len(records) == 4

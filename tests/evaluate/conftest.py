@@ -42,10 +42,8 @@ class FakeSolver:
 
     outcomes: dict = field(default_factory=dict)
     asked: list = field(default_factory=list)
-    in_flight: int | None = None
 
-    def __call__(self, problems, *, in_flight):
-        self.in_flight = in_flight
+    def __call__(self, problems):
         for i, _ in problems:
             self.asked.append(i)
             yield i, self.outcomes.get(i, solution_of(["1"]))

@@ -143,9 +143,9 @@ def test_bad_lines_are_named_in_one_line(write_jsonl, lines, message):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("nowhere.jsonl", "nowhere.jsonl: no such file"),
+        ("nowhere.jsonl", "nowhere.jsonl: cannot be read"),
         ("bundled:train", "no such bundled problem set"),
-        ("nowhere@test", "nowhere@test: no such file"),
+        ("nowhere@test", "nowhere@test: cannot be read"),
         ("a\0b", "cannot be read"),
         ("hf:MATH-500", "not of the form hf:ORG/NAME"),
     ],

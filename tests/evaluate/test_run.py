@@ -57,7 +57,7 @@ def test_reports_the_contract(problem_set, fake_solver, make_solution, solve):
     assert report["time"] == {"total_s": 7.5, "decode_s": 5.0, "stall_s": None}
     assert (report["mean_rounds"], report["goodput_tok_s"]) == (3, 10.0)
     assert report["settings"]["search"]["n"] == 16
-    assert (fake_solver.asked, fake_solver.in_flight) == (IDS, "auto")
+    assert fake_solver.asked == IDS
     json.dumps(report)
 
 
@@ -128,12 +128,12 @@ def test_other_data_in_the_same_folder_or_no_settings(problem_set, kept, tmp_pat
     with pytest.raises(InputError, match="dataset_sha256 was"):
         kept(load_problems(problem_set.name))
     (tmp_path / "out" / "settings.json").unlink()
-    with pytest.raises(InputError, match=r"results\.jsonl without settings\.json"):
+    with pytest.raises(InputError, match=r"settings\.json: cannot be read"):
         kept()
 
 
 def test_a_folder_without_any_finished_problem_takes_other_settings(kept):
-    def refuse(problems, *, in_flight):
+    def refuse(problems):
         raise InputError("--model: no such folder")
 
     with pytest.raises(InputError, match="--model"):
@@ -148,10 +148,10 @@ def test_a_folder_that_cannot_be_used(kept, tmp_path):
 
 
 def test_two_runs_at_once_in_one_folder(fake_solver, kept):
-    def twice(problems, *, in_flight):
+    def twice(problems):
         with pytest.raises(InputError, match="another run is writing"):
             kept()
-        yield from fake_solver(problems, in_flight=in_flight)
+        yield from fake_solver(problems)
 
     assert kept(solver=twice)["problems"] == 5
 
@@ -201,7 +201,7 @@ class Solution:
     def to_json(self):
         return json.loads(Path("solution.json").read_text())
 
-def solve_many(problems, *, in_flight):
+def solve_many(problems):
     for unique_id, _ in problems:
         time.sleep(0.02)
         yield unique_id, Solution()
@@ -209,7 +209,7 @@ def solve_many(problems, *, in_flight):
 def show(record, done, total):
     print(done, flush=True)
 
-options = {"out": Path("out"), "in_flight": 2, "on_record": show}
+options = {"out": Path("out"), "on_record": show}
 problems = load_problems("set.jsonl")
 print(run(problems, solve_many, Settings(), AnswerChecker(), **options)["problems"])
 """

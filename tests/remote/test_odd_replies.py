@@ -3,6 +3,7 @@
 import itertools
 import json
 import time
+from functools import partial
 
 import pytest
 
@@ -252,7 +253,8 @@ def test_an_odd_reply_fails_its_problem_and_no_run(codec, solver_of, tmp_path, o
         solver_of(server) as solver,
         AnswerChecker() as checker,
     ):
-        report = run(load_problems(str(file)), solver.solve_many, solver.settings, checker)
+        solve_many = partial(solver.solve_many, in_flight="auto")
+        report = run(load_problems(str(file)), solve_many, solver.settings, checker)
     assert (report["problems"], report["errors"]) == (3, 1)
 
 

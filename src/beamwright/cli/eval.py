@@ -16,16 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from beamwright.cli.live import Status
-from beamwright.cli.options import (
-    RAY,
-    REPLICA_CORES,
-    REPLICAS,
-    Invocation,
-    find_cluster,
-    number_or_auto,
-    option,
-    with_settings,
-)
+from beamwright.cli.options import Invocation, number_or_auto, option, with_settings
 from beamwright.cli.output import add_row, complain, first_import, plain, print_json, quiet_stdout
 from beamwright.cli.solve import write_page
 from beamwright.errors import BeamwrightError, InputError
@@ -39,7 +30,7 @@ from beamwright.evaluate.problems import (
     load_problems,
 )
 from beamwright.evaluate.recipes import NamedSettings, read_recipe
-from beamwright.evaluate.run import InFlight, Solved, SolveMany, run
+from beamwright.evaluate.run import Solved, SolveMany, run
 from beamwright.verify.find import check_models
 
 if TYPE_CHECKING:
@@ -50,7 +41,7 @@ if TYPE_CHECKING:
 _MOST_CHECKERS = 16  # each takes 63 MB
 
 
-@with_settings(recipe=False)
+@with_settings(recipe=False, cluster=True)
 def evaluate(
     invocation: Invocation,
     dataset: str | None = typer.Argument(
@@ -75,9 +66,6 @@ def evaluate(
         "busy).",
         "N",
     ),
-    ray: str | None = RAY,
-    replicas: str | None = REPLICAS,
-    replica_cores: int | None = REPLICA_CORES,
     trees: int | None = option(
         None,
         "Write the trees of the first K problems as pages, as they are solved (with --out).",
@@ -97,8 +85,7 @@ def evaluate(
     """Solve a set of problems and report the accuracy."""
     if trees is not None and out is None:
         raise InputError("--trees needs --out DIR to write to")
-    together = number_or_auto("--in-flight", in_flight)
-    cluster = find_cluster(ray, replicas, replica_cores, invocation.plugins)
+    together, cluster = number_or_auto("--in-flight", in_flight, least=1), invocation.cluster
     recipe = read_recipe(recipe_file, invocation.given)
     dataset = dataset or recipe.dataset
     if dataset is None:
@@ -168,15 +155,8 @@ class _Evaluation:
             tally = stack.enter_context(_progress(prefix, status))
             solve_many = self._solving(settings, pages, stack, status)
             try:
-                return run(
-                    self.problem_set,
-                    solve_many,
-                    settings,
-                    self.checker,
-                    out=out,
-                    in_flight=self.in_flight,
-                    on_record=tally,
-                )
+                checker = self.checker
+                return run(self.problem_set, solve_many, settings, checker, out, on_record=tally)
             except KeyboardInterrupt:
                 complain(tally.so_far(out))
                 raise
@@ -187,7 +167,7 @@ class _Evaluation:
         """Solves here or over Ray. pages: of problems by their ids, written as those are solved."""
 
         def solve_many(
-            problems: Sequence[tuple[str | int, str]], /, *, in_flight: InFlight
+            problems: Sequence[tuple[str | int, str]],
         ) -> Iterator[tuple[str | int, Solved | BeamwrightError]]:
             # Loaded at the first unfinished problem: a complete folder is reported without any.
             outcomes: Iterator[tuple[str | int, Solution | BeamwrightError]]
@@ -197,13 +177,13 @@ class _Evaluation:
                     from beamwright.solver.solver import Solver
 
                 solver = stack.enter_context(Solver(settings, progress=status))
-                outcomes = solver.solve_many(problems, in_flight=in_flight)
+                outcomes = solver.solve_many(problems, in_flight=self.in_flight or "auto")
             else:
                 with first_import("torch"):
                     from beamwright.cluster.solver import ClusterSolver
 
-                most = None if in_flight == "auto" else in_flight
-                far = stack.enter_context(ClusterSolver(self.cluster, settings, in_flight=most))
+                engines = ClusterSolver(self.cluster, settings, in_flight=self.in_flight)
+                far = stack.enter_context(engines)
                 outcomes = far.solve_many(
                     [(problem_id, text, {}) for problem_id, text in problems],
                     tells="tree" if pages else "nothing",

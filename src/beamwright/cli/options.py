@@ -66,42 +66,54 @@ _PLUGIN = option(
 # `app` makes --help of it.
 _HELP_ALL = option(False, "Show every option and exit.", flag="--help-all")
 
-# Of `eval` and `serve`.
-RAY = option(
+_RAY = option(
     None,
     "Engines on Ray's workers: local (processes of this machine), auto, or the address of a "
     "cluster.",
     "ADDRESS",
 )
-REPLICAS = option(
-    None, "Engines with --ray (default: auto, one per GPU, or per --replica-cores).", "N"
+_REPLICAS = option(
+    None,
+    "Engines, here where there is no --ray (default: auto, one per GPU, or per --replica-cores).",
+    "N",
 )
-REPLICA_CORES = option(None, "Cores of each with --ray (default: 1).", "N", min=1)
+_REPLICA_CORES = option(None, "Cores of each of these engines (default: 1).", "N", min=1)
 
 
 @dataclass(frozen=True)
 class Invocation:
-    """What every command is called with. plugins: the files that were loaded.
+    """What every command is called with.
 
-    given: the options that the user wrote, by name. as_json: print one JSON object only.
+    given: the options that the user wrote, by name. as_json: print one JSON object only. cluster:
+    where engines run, of a command that takes one; None for this process.
     """
 
     settings: Settings
     given: dict[str, Any]
     as_json: bool
-    plugins: tuple[Path, ...] = ()
+    cluster: Cluster | None = None
 
 
 def with_settings(
-    only: Collection[str] | None = None, recipe: bool = True, under: Collection[str] = ()
+    only: Collection[str] | None = None,
+    recipe: bool = True,
+    under: Collection[str] = (),
+    cluster: bool = False,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the settings options (all, or `only` some), --recipe, --json, --debug.
 
-    under: settings that it does not take, but for what is declared under them.
+    under: settings that it does not take, but for what is declared under them. cluster: it takes
+    --ray, --replicas and --replica-cores.
 
     The command gets an Invocation first, then its own parameters. It runs under `guard`.
     """
     rows: dict[str, inspect.Parameter] = {}
+    engines = {
+        "ray": _parameter("ray", str | None, _RAY),
+        "replicas": _parameter("replicas", str | None, _REPLICAS),
+        "replica_cores": _parameter("replica_cores", int | None, _REPLICA_CORES),
+    }
+    engines = engines if cluster else {}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def wrapper(**values: Any) -> None:
@@ -110,6 +122,7 @@ def with_settings(
             plugins = tuple(values.pop("plugin") or ())  # `app` has loaded them
             as_json, debug = values.pop("as_json"), values.pop("debug")
             del values["help_all"]
+            asked = {name: values.pop(name) for name in engines}
             with guard(debug):
                 given = {name: value for name, value in options.items() if value not in (None, [])}
                 for name in given.keys() & _ESCAPED:
@@ -118,7 +131,8 @@ def with_settings(
                 if settings.search.search == "list":
                     _print_strategies()
                     return
-                command(Invocation(settings, given, as_json, plugins), **values)
+                where = _find_cluster(plugins, **asked) if any(asked.values()) else None
+                command(Invocation(settings, given, as_json, where), **values)
 
         def declare(everything: bool = True) -> None:
             """Give the command the options that are declared at present.
@@ -131,6 +145,7 @@ def with_settings(
             _, *own = inspect.signature(command).parameters.values()
             parameters = [
                 *(_parameter(each.name, hints[each.name], each.default) for each in own),
+                *engines.values(),
                 *rows.values(),
                 *([_parameter("recipe", Path | None, _RECIPE)] if recipe else []),
                 _parameter("plugin", list[Path] | None, _PLUGIN),
@@ -141,8 +156,8 @@ def with_settings(
             names = [each.name for each in parameters]
             for name in names:
                 if names.count(name) > 1:  # a plugin's has the name of one of the command's own
-                    places = ", ".join(row.place for row in declared_rows(name))
-                    raise InputError(f"{places}: {flag_of(name)} is an option of the command line")
+                    owners = ", ".join(row.place for row in declared_rows(name))
+                    raise InputError(f"{owners}: {flag_of(name)} is an option of the command line")
             wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
             wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
 
@@ -316,17 +331,11 @@ def number_or_auto(flag: str, text: str | None, least: int = 0) -> int | None:
     return int(text)
 
 
-def find_cluster(
-    address: str | None, replicas: str | None, cores: int | None, plugins: Sequence[Path]
-) -> Cluster | None:
-    """Raises InputError for what means nothing."""
-    if address is None:
-        for name, value in (("replicas", replicas), ("replica-cores", cores)):
-            if value is not None:
-                raise InputError(f"--{name} {value}: does nothing without --ray")
-        return None
+def _find_cluster(
+    plugins: Sequence[Path], ray: str | None, replicas: str | None, replica_cores: int | None
+) -> Cluster:
     number = number_or_auto("--replicas", replicas)
     from beamwright.cluster.serving import Cluster
 
     files = tuple(str(file.resolve()) for file in plugins)
-    return Cluster(None if address == "local" else address, number, cores or 1, files)
+    return Cluster(None if ray == "local" else ray, number, replica_cores or 1, files)

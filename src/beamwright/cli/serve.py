@@ -8,18 +8,10 @@ from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from beamwright.cli.options import (
-    RAY,
-    REPLICA_CORES,
-    REPLICAS,
-    Invocation,
-    find_cluster,
-    option,
-    with_settings,
-)
+from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import complain, first_import, needs_extra, print_json, quiet_stdout
 from beamwright.errors import InputError, format_bytes
-from beamwright.io import read_regular
+from beamwright.io import read_text
 from beamwright.search.defaults import resolved
 from beamwright.verify.find import check_models
 
@@ -30,7 +22,7 @@ if TYPE_CHECKING:
     from beamwright.solver.solver import Solver
 
 
-@with_settings()
+@with_settings(cluster=True)
 def serve(
     invocation: Invocation,
     host: str = option("127.0.0.1", "Address to listen at; 0.0.0.0: any.", "ADDRESS"),
@@ -57,9 +49,6 @@ def serve(
         flag="--receipts/--no-receipts",
     ),
     log_json: bool = option(False, "A line of JSON on standard error per request."),
-    ray: str | None = RAY,
-    replicas: str | None = REPLICAS,
-    replica_cores: int | None = REPLICA_CORES,
 ) -> None:
     """Serve an OpenAI-compatible API, a page that shows trees growing, and metrics.
 
@@ -67,8 +56,6 @@ def serve(
     samples once. Listens on this machine alone unless --host says otherwise.
     """
     keys, out, model = _read_keys(api_keys), sys.stdout, invocation.settings.model
-    spread = ray or ("local" if replicas or replica_cores else None)
-    cluster = find_cluster(spread, replicas, replica_cores, invocation.plugins)
     with quiet_stdout(), ExitStack() as stack:
         check_models(model)
         with needs_extra("serve"), first_import("torch"):
@@ -91,7 +78,7 @@ def serve(
         address, port = listening.getsockname()[:2]
         if not keys and address != "::1" and not address.startswith("127."):
             complain(f"anybody who reaches {address}:{port} can use it: --api-keys FILE")
-        solver = _engine(resolved(invocation.settings), cluster)
+        solver = _engine(resolved(invocation.settings), invocation.cluster)
         stack.callback(solver.close)
         # A name of its own: `hf:ORG/NAME@REVISION`, like its folder, is called NAME.
         called = model.model.partition("@")[0] if model.model.startswith("hf:") else model.model
@@ -134,12 +121,7 @@ def _read_keys(file: Path | None) -> list[str]:
     """Raises InputError for a file without keys."""
     if file is None:
         return []
-    try:
-        text = read_regular(file).decode()
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or "is no text"
-        raise InputError(f"--api-keys {file}: {why}") from error
-    keys = [line.strip() for line in text.splitlines()]
+    keys = [line.strip() for line in read_text(file, "--api-keys ").splitlines()]
     keys = [key for key in keys if key and not key.startswith("#")]
     if not keys:
         raise InputError(f"--api-keys {file}: there is no key in it")

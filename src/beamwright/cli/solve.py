@@ -25,7 +25,7 @@ from beamwright.cli.output import (
 )
 from beamwright.config import Settings
 from beamwright.errors import BeamwrightError, InputError, Interrupted, format_bytes
-from beamwright.io import check_writable, read_regular
+from beamwright.io import check_writable, read_text
 from beamwright.search import strategy_row
 from beamwright.search.defaults import resolved, vote_note
 from beamwright.verify.find import check_models
@@ -149,13 +149,7 @@ def _problem_text(
     if problem == "-" or problem_file == "-":
         text = sys.stdin.read()
     elif problem_file is not None:
-        try:
-            text = read_regular(Path(problem_file)).decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise InputError(f"--problem-file {problem_file}: not UTF-8 text") from error
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise InputError(f"--problem-file {problem_file}: cannot be read ({reason})") from error
+        text = read_text(Path(problem_file), "--problem-file ")
     if text is None or not text.strip():
         raise InputError("the problem is empty")
     return text

@@ -27,7 +27,7 @@ from beamwright.cli.output import (
 from beamwright.config import Settings, option_owners
 from beamwright.errors import InputError
 from beamwright.evaluate.run import parse_records
-from beamwright.io import read_object, read_regular
+from beamwright.io import read_file, read_object
 from beamwright.registry import extra_of
 from beamwright.saved.identity import CODE, plugin_code
 from beamwright.verify.find import check_models
@@ -148,13 +148,9 @@ def read_claims(run: Path, limit: int | None = None, problem: str | None = None)
 
 def _of_folder(run: Path, limit: int | None, problem: str | None) -> Iterator[Claim]:
     file = run / "results.jsonl" if run.is_dir() else run
-    try:
-        records, _ = parse_records(file, read_regular(file))
-    except OSError as error:
-        why = error.strerror or error
-        raise InputError(
-            f"{file}: cannot be read ({why}); give a folder of `eval --out`"
-        ) from error
+    if not file.exists():
+        raise InputError(f"{file}: no such file; give a folder of `eval --out`")
+    records, _ = parse_records(file, read_file(file))
     if problem is not None and problem not in records:
         raise InputError(f"{file}: holds no problem {problem!r}")
     names = [name for name, record in records.items() if record.receipt is not None]

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from beamwright.errors import InputError, UnavailableError
-from beamwright.io import read_regular
+from beamwright.io import read_file
 from beamwright.search.answers import extract_answer
 
 BUNDLED = ("test", "dev")
@@ -240,11 +240,11 @@ def _read(source: str, limit: int | None) -> tuple[list[_Row], str]:
     if not os.path.exists(source) and "@" in source:
         folder, _, split = source.rpartition("@")
     if not os.path.isdir(folder):
-        return _parse(_read_bytes(Path(source)), source, limit)
+        return _parse(read_file(Path(source)), source, limit)
     rows: list[_Row] = []
     digest = hashlib.sha256()
     for path in _data_files(Path(folder), split, source):
-        more, fingerprint = _parse(_read_bytes(path), str(path), limit)
+        more, fingerprint = _parse(read_file(path), str(path), limit)
         name = path.relative_to(folder).as_posix()
         digest.update(f"{name}\0{fingerprint}\n".encode(errors="surrogateescape"))
         rows += more
@@ -267,16 +267,6 @@ def _data_files(folder: Path, split: str, source: str) -> list[Path]:
     if split and split not in by_split:
         raise InputError(f"{source}: no such split (there are {names})")
     return by_split[split] if split else next(iter(by_split.values()))
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return read_regular(path)
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: no such file") from error
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{path}: cannot be read ({reason})") from error
 
 
 def _read_hub(source: str) -> tuple[list[_Row], str]:

@@ -22,7 +22,7 @@ from jinja2 import Environment, PackageLoader
 from beamwright.errors import InputError, UnavailableError
 from beamwright.evaluate.metrics import Record, summarise
 from beamwright.evaluate.run import parse_records
-from beamwright.io import read_regular, write_whole
+from beamwright.io import read_file, read_object, write_whole
 from beamwright.search.choose import CHOICES
 from beamwright.sections import MOST_CANDIDATES
 from beamwright.units import GIB
@@ -89,16 +89,13 @@ def find_runs(folder: Path) -> list[EvaluatedRun]:
 
 def _read_run(above: Path, results: Path) -> EvaluatedRun:
     folder, path = results.parent, results.with_name("settings.json")
+    content, identity = read_file(results), read_object(path, "the settings of a run")
     try:
-        content = read_regular(results)
-        identity = json.loads(read_regular(path))
         dataset, settings = str(identity["dataset"]), dict(identity["settings"])
         n = settings["search"]["n"]
         if type(n) is not int or not 1 <= n <= MOST_CANDIDATES:
             raise TypeError("no number of candidates")
-    except OSError as error:
-        raise InputError(f"{error.filename}: cannot be read ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: not the settings of a run") from error
     found = parse_records(results, content)[0].values()
     records = sorted(found, key=lambda record: record.index)

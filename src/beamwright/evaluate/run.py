@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, Literal, Protocol
+from typing import IO, Any, Protocol
 
 from pydantic import ValidationError
 
@@ -24,7 +24,7 @@ from beamwright.errors import BeamwrightError, InputError, NotFiniteError, Unava
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import Record, summarise
 from beamwright.evaluate.problems import Problem, ProblemSet
-from beamwright.io import private, read_regular, write_whole
+from beamwright.io import private, read_object, write_whole
 from beamwright.saved.identity import plugin_code
 from beamwright.search.choose import CHOICES, choose
 from beamwright.search.reading import make_answers
@@ -32,8 +32,6 @@ from beamwright.tree import COMPLETE_STOPS
 
 if sys.platform != "win32":
     import fcntl
-
-InFlight = int | Literal["auto"]
 
 _MOST_UNANSWERED = 16
 """Problems in a row that a generator elsewhere has failed, before it counts as gone."""
@@ -51,17 +49,13 @@ class Solved(Protocol):
         """The object that `solve --json` prints."""
 
 
-class SolveMany(Protocol):
-    """Solves (id, text) pairs, so many at a time, and gives (id, outcome) as they finish.
+SolveMany = Callable[
+    [Sequence[tuple[str | int, str]]], Iterable[tuple[str | int, Solved | BeamwrightError]]
+]
+"""Solves (id, text) pairs and gives (id, outcome) in the order in which they finish.
 
-    A problem's own error (an InputError; a NotFiniteError, numbers that overflow with this one; an
-    UnavailableError, where something elsewhere has failed it) is its outcome, never raised.
-    """
-
-    def __call__(
-        self, problems: Sequence[tuple[str | int, str]], /, *, in_flight: InFlight
-    ) -> Iterable[tuple[str | int, Solved | BeamwrightError]]:
-        """Solutions in the order in which they finish."""
+A problem's own error (an InputError; a NotFiniteError, numbers that overflow with this one; an
+UnavailableError, where something elsewhere has failed it) is its outcome, never raised."""
 
 
 # --- records -----------------------------------------------------------------------------------
@@ -233,13 +227,7 @@ class ResultsFolder:
         if not self._results.stat().st_size:  # nothing finished: the folder is anybody's
             write_whole(path, json.dumps(wanted, indent=2) + "\n")
             return
-        if not path.exists():
-            raise InputError(f"--out {self._folder}: results.jsonl without settings.json")
-        try:
-            found = json.loads(read_regular(path))
-        except (OSError, ValueError, RecursionError) as error:
-            raise InputError(f"{path}: cannot be read as JSON") from error
-        differences = list(_differences(found, wanted, ""))
+        differences = list(_differences(read_object(path), wanted, ""))
         if differences:
             raise InputError(
                 f"--out {self._folder} holds a run with other settings: {'; '.join(differences)}"
@@ -263,24 +251,20 @@ def run(
     solve_many: SolveMany,
     settings: Settings,
     checker: AnswerChecker,
-    *,
     out: Path | None = None,
-    in_flight: int | None = None,
+    *,
     on_record: Callable[[Record, int, int], None] = lambda record, done, total: None,
 ) -> dict[str, Any]:
     """Solve every problem that is not finished yet and return the object of `eval --json`.
 
     out: folder to write and resume from; every problem is on disk as soon as it has finished. A
-    limit may grow, as problems do not interact. in_flight: problems solved at a time; None for as
-    many as keep the device busy. on_record: called with a finished record, the number of finished
-    problems and that of all; on resuming, first for what was finished before.
+    limit may grow, as problems do not interact. on_record: called with a finished record, the
+    number of finished problems and that of all; on resuming, first for what was finished before.
 
     Raises:
         InputError: if the folder belongs to another run.
         BeamwrightError: what solving raised; everything finished before is kept.
     """
-    if in_flight is not None and in_flight < 1:
-        raise InputError(f"--in-flight must be at least 1, got {in_flight}")
     problems = problem_set.problems
     records: dict[str, Record] = {}
 
@@ -303,7 +287,7 @@ def run(
                 if problem.unique_id in folder.records:
                     take(folder.records[problem.unique_id])
         unfinished = [problem for problem in problems if problem.unique_id not in records]
-        for record in _solved(unfinished, in_flight or "auto", solve_many, checker):
+        for record in _solved(unfinished, solve_many, checker):
             if folder is not None:
                 folder.add(record)
             take(record)
@@ -315,13 +299,13 @@ def run(
 
 
 def _solved(
-    problems: Sequence[Problem], in_flight: InFlight, solve_many: SolveMany, checker: AnswerChecker
+    problems: Sequence[Problem], solve_many: SolveMany, checker: AnswerChecker
 ) -> Iterator[Record]:
     """Records as they finish; raises what is no problem's own fault."""
     by_id: dict[str | int, Problem] = {problem.unique_id: problem for problem in problems}
     pairs = [(problem.unique_id, problem.problem) for problem in problems]
     unanswered: list[tuple[Problem, UnavailableError]] = []
-    for unique_id, outcome in solve_many(pairs, in_flight=in_flight) if pairs else ():
+    for unique_id, outcome in solve_many(pairs) if pairs else ():
         problem = by_id[unique_id]
         if isinstance(outcome, UnavailableError) and len(unanswered) < _MOST_UNANSWERED:
             unanswered.append((problem, outcome))

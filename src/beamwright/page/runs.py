@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from beamwright.errors import InputError
-from beamwright.io import read_regular, write_whole
+from beamwright.io import read_file, write_whole
 from beamwright.page.events import (
     RUN_FORMAT,
     RUN_VERSION,
@@ -132,10 +132,7 @@ def with_unique_ids(runs: Sequence[list[Event]]) -> list[list[Event]]:
 
 
 def _read_file(path: Path) -> list[Event]:
-    try:
-        content = read_regular(path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
+    content = read_file(path)
     page = _PAGE_DATA.search(content)
     try:
         saved = json.loads(content if page is None else page[1])

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, urlsplit
 import yaml
 
 from beamwright.errors import InputError
-from beamwright.io import read_object, read_regular
+from beamwright.io import read_object, read_text
 from beamwright.models.config import tokenizer_folder
 from beamwright.models.tokenizer import TextCodec
 from beamwright.remote.writer import TextSource
@@ -96,11 +96,7 @@ def _tokenizer_of(settings: ModelSettings, name: str) -> Path:
 def _read_key(file: str | None) -> str | None:
     if file is None:
         return None
-    try:
-        words = read_regular(Path(file)).decode().split()
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", "is no text")
-        raise InputError(f"--model-key {file}: {why}") from None
+    words = read_text(Path(file), "--model-key ").split()
     if len(words) != 1 or not words[0].isascii():
         raise InputError(f"--model-key {file}: one key is expected in it")
     return words[0]
