@@ -17,6 +17,7 @@ from beamwright.cli.machine import (
     LIST,
     Machine,
     Models,
+    SizedModel,
     find_machine,
     print_profiles,
     read_models,
@@ -110,11 +111,11 @@ def _report(
         most = min(most, workload.num_beams - workload.width)
         has_tier = estimates["locality/tree"].time_s is not None
         advice = _advice(settings, machine, workload, most, has_tier=has_tier)
-    need = resident_need(workload, generator.costs, scorer and scorer.model)  # type: ignore[arg-type]
-    verifier_mean = 0 if need.verifier is None else need.verifier.mean
-    mean_fits = need.generator.mean <= budget and verifier_mean <= budgets.verifier_kv_bytes
+    need = resident_need(workload, generator.costs, scorer)
+    mean_fits = need.generator.mean <= budget
+    mean_fits = mean_fits and need.verifier.mean <= budgets.verifier_kv_bytes
     return {
-        "model": generator.name,
+        **_about(generator, budget),
         "gpu": machine.profile.name,
         "gpu_source": machine.source,
         "n": workload.num_beams,
@@ -122,20 +123,8 @@ def _report(
         "prompt": workload.prompt_tokens,
         "generate": workload.generate_tokens,
         "step_tokens": workload.step_tokens,
-        "weights": str(generator.storage),
-        "weight_bytes": generator.costs.weight_bytes,
         "weight_traffic_bytes": generator.costs.weight_bytes + generator.costs.conversion_bytes,
-        "kv_bytes_per_token": generator.costs.kv_bytes_per_token,
-        "kv_budget_bytes": budget,
-        "verifier": None
-        if verifier is None
-        else {
-            "model": verifier.name,
-            "weights": str(verifier.storage),
-            "weight_bytes": verifier.costs.weight_bytes,
-            "kv_bytes_per_token": verifier.costs.kv_bytes_per_token,
-            "kv_budget_bytes": budgets.verifier_kv_bytes,
-        },
+        "verifier": verifier and _about(verifier, budgets.verifier_kv_bytes),
         "memory": _memory_report(settings, models, need, limit, budgets.kv_bytes),
         "fits": resident.fits,
         "borderline": resident.borderline and mean_fits,
@@ -146,6 +135,16 @@ def _report(
             for name, each in estimates.items()
             for schedule, layout in [name.split("/")]
         },
+    }
+
+
+def _about(model: SizedModel, kv_budget_bytes: int) -> dict[str, Any]:
+    return {
+        "model": model.name,
+        "weights": str(model.storage),
+        "weight_bytes": model.costs.weight_bytes,
+        "kv_bytes_per_token": model.costs.kv_bytes_per_token,
+        "kv_budget_bytes": kv_budget_bytes,
     }
 
 
@@ -200,15 +199,11 @@ def _memory_report(
     num_beams, has_copies = settings.search.n, settings.memory.kv_memory is None
     verifier = models.verifier
     sizes = (models.generator.sizes, None if verifier is None else verifier.sizes)
-    verifier_least, verifier_worst = (
-        (0, 0) if need.verifier is None else (need.verifier.least, need.verifier.worst)
-    )
+    scored = need.verifier
     least, most = (
         memory_needed(sizes, needed, num_beams, has_copies=has_copies, split=settings.memory.split)
-        for needed in (
-            (need.generator.least, verifier_least), (need.generator.worst, verifier_worst),
-        )
-    )  # fmt: skip
+        for needed in ((need.generator.least, scored.least), (need.generator.worst, scored.worst))
+    )
     activations = models.activation_bytes(num_beams)
     fixed = models.weight_bytes + activations
     return {
@@ -220,8 +215,8 @@ def _memory_report(
         "verifier_weight_bytes": models.weight_bytes - models.generator.sizes.weights,
         "activation_bytes": activations,
         "generator_kv_bytes": need.generator.worst,
-        "verifier_kv_bytes": None if need.verifier is None else verifier_worst,
-        "copies_bytes": most - fixed - need.generator.worst - verifier_worst,
+        "verifier_kv_bytes": None if verifier is None else scored.worst,
+        "copies_bytes": most - fixed - need.generator.worst - scored.worst,
     }
 
 

@@ -66,25 +66,24 @@ def choose_schedule(
 
 @dataclass(frozen=True)
 class ResidentNeed:
-    """KV bytes where everything is on the device and shared. verifier: None without one."""
+    """KV bytes where everything is on the device and shared; of no verifier none."""
 
     generator: Spread
-    verifier: Spread | None = None
+    verifier: Spread
 
 
 def resident_need(
     workload: Workload,
     model: ModelCosts,
-    verifier: ModelCosts | None = None,
+    scorer: Scorer | None = None,
     searches: SampledSearches | None = None,
 ) -> ResidentNeed:
     """What single searches need so that nothing has to leave the device."""
     searches = searches or sampled_searches(workload)
     generator = searches.held_tokens(workload).scaled(model.kv_bytes_per_token)
-    if verifier is None:
-        return ResidentNeed(generator)
     scored = searches.held_tokens(in_verifier_tokens(workload))
-    return ResidentNeed(generator, scored.scaled(verifier.kv_bytes_per_token))
+    size = 0 if scorer is None else scorer.model.kv_bytes_per_token
+    return ResidentNeed(generator, scored.scaled(size))
 
 
 def max_beams_in_gpu(
@@ -101,12 +100,9 @@ def max_beams_in_gpu(
     def load(num_families: int) -> float:
         """The expected need over the budgets, the fuller of the two."""
         wide = wider(num_families)
-        verifier = None if scorer is None else scorer.model
-        need = resident_need(wide, model, verifier, expected_search(wide))
+        need = resident_need(wide, model, scorer, expected_search(wide))
         full = need.generator.mean / kv_budget_bytes
-        if scorer is not None and need.verifier is not None:
-            full = max(full, need.verifier.mean / scorer.kv_budget_bytes)
-        return full
+        return max(full, need.verifier.mean / scorer.kv_budget_bytes) if scorer else full
 
     # Searches with more beams differ less from each other: one of moderate size stands for them.
     families = _largest(lambda number: load(number) <= 1)

@@ -271,6 +271,11 @@ class Roofline:
         bandwidth = hardware.h2d_bandwidth if to_device else hardware.d2h_bandwidth
         return num_bytes / (bandwidth * hardware.link_share) + num_pieces * hardware.copy_launch_s
 
+    def move(self, num_bytes: float, direction: Direction) -> float:
+        """The same in blocks of KV."""
+        num_pieces = num_bytes / (BLOCK_TOKENS * self.model.kv_bytes_per_token)
+        return self.transfer(num_bytes, num_pieces, direction)
+
     def bound(
         self,
         num_rows: int,

@@ -246,20 +246,16 @@ class ScheduleRun:
             loaded_tokens = step.grouped_union_tokens(num_groups)
         load_bytes = loaded_tokens / num_groups * self._kv_bytes
         room_bytes = max(0.0, self.budget_bytes - self._group_bytes(step, num_groups))
-        ahead_s = self._transfer_s(min(load_bytes, room_bytes), Direction.H2D)
-        late_s = self._transfer_s(max(0.0, load_bytes - room_bytes), Direction.H2D)
+        ahead_s = self.roofline.move(min(load_bytes, room_bytes), Direction.H2D)
+        late_s = self.roofline.move(max(0.0, load_bytes - room_bytes), Direction.H2D)
         stall_s = (num_groups - 1) * (late_s + max(0.0, ahead_s - compute_s))
 
         written_tokens = self.workload.num_beams * step.num_tokens
         store_bytes = (written_tokens + (step.union_tokens if backlog else 0)) * self._kv_bytes
-        store_s = self._transfer_s(store_bytes, Direction.D2H)
+        store_s = self.roofline.move(store_bytes, Direction.D2H)
         totals.stall_s += max(stall_s, store_s - num_groups * compute_s)
         totals.h2d_bytes += (num_groups - 1) * load_bytes
         totals.d2h_bytes += store_bytes
-
-    def _transfer_s(self, num_bytes: float, direction: Direction) -> float:
-        num_pieces = num_bytes / (BLOCK_TOKENS * self._kv_bytes)
-        return self.roofline.transfer(num_bytes, num_pieces, direction)
 
     def _stream(self, totals: Totals, step: TreeStep, token: int, num_streamed: int) -> None:
         """Count one token: a streamed layer takes the longer of its transfer and computing."""
@@ -310,8 +306,7 @@ class ScheduleRun:
             load_bytes = max(0.0, held_tokens * kv_bytes - scorer.kv_budget_bytes)
             if not load_bytes and not spilled:
                 continue
-            num_pieces = load_bytes / (BLOCK_TOKENS * kv_bytes)
-            totals.stall_s += roofline.transfer(load_bytes, num_pieces, Direction.H2D)
+            totals.stall_s += roofline.move(load_bytes, Direction.H2D)
             totals.h2d_bytes += load_bytes
             backlog = 0.0 if spilled else step.union_tokens
             totals.d2h_bytes += (work.num_beams * step.num_tokens + backlog) * kv_bytes

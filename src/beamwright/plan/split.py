@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from beamwright.errors import InputError, format_bytes
 from beamwright.plan.costs import ModelCosts, Roofline
 from beamwright.plan.machines import HardwareProfile
-from beamwright.plan.workload import BLOCK_TOKENS
 from beamwright.protocols import Direction
 
 
@@ -149,8 +148,8 @@ def in_turn(case: SplitCase, memory_bytes: int) -> Split:
     overhead_s = 0.0
     for stage in stages:  # what is new of a stage has to leave, too
         new_bytes = count * stage.new_tokens * stage.roofline.model.kv_bytes_per_token
-        overhead_s += _transfer_s(stage, swapped, Direction.H2D)
-        overhead_s += _transfer_s(stage, min(new_bytes, swapped), Direction.D2H)
+        overhead_s += stage.roofline.move(swapped, Direction.H2D)
+        overhead_s += stage.roofline.move(min(new_bytes, swapped), Direction.D2H)
         overhead_s += _load_s(case, stage, memory_bytes)
     prefill_s, prefill = min(_prefills(case, memory_bytes))
     decode_s, decode = min(_decodes(case, memory_bytes))
@@ -221,9 +220,4 @@ def _load_s(case: SplitCase, stage: Stage, own_bytes: float) -> float:
     if not case.keeps_kv:
         return 0.0
     missing = max(0.0, case.num_requests * stage.kv_bytes - own_bytes)
-    return _transfer_s(stage, missing, Direction.H2D)
-
-
-def _transfer_s(stage: Stage, num_bytes: float, direction: Direction) -> float:
-    pieces = num_bytes / (BLOCK_TOKENS * stage.roofline.model.kv_bytes_per_token)
-    return stage.roofline.transfer(num_bytes, pieces, direction)
+    return stage.roofline.move(missing, Direction.H2D)
