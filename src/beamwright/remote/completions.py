@@ -8,61 +8,50 @@ SGLang and Beamwright say so, each in a field of its own; llama-server in a dial
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from beamwright.remote.values import count_of, ids_of, logprobs_of, text_of
 from beamwright.remote.writer import Continuation, PromptRequest, Reply
 
 STOP_FIELDS = ("stop_reason", "matched_stop")  # vLLM's and Beamwright's; SGLang's
+_MOST_COUNTED = 2**53  # what is no float any more is no count of tokens either
 _MOST_STOPS = 4  # OpenAI's and vLLM's bound; others are found when the text is there
 
 
-class Dialect(Protocol):
+@dataclass(frozen=True)
+class Dialect(ABC):
     """path: where it is asked. token_bytes: of JSON, most per token.
 
     token_ids: they come back. streams: nothing shows that a stop string has ended a text, which is
     therefore read as it is written, and left where the string is. most: texts for one prompt.
     """
 
-    @property
-    def path(self) -> str: ...
+    path: str
+    token_bytes: int
+    most: int | None = None
+    token_ids: bool = False
+    streams: bool = False
 
-    @property
-    def token_bytes(self) -> int: ...
-
-    @property
-    def token_ids(self) -> bool: ...
-
-    @property
-    def streams(self) -> bool: ...
-
-    @property
-    def most(self) -> int | None: ...
-
+    @abstractmethod
     def body(self, model: str, prompt: PromptRequest) -> dict[str, Any]:
         """The request. model: which, where it has several."""
 
+    @abstractmethod
     def reply_of(self, key: Hashable, answer: Any, stops: Sequence[str]) -> Reply:
         """The texts of a whole reply; raises KeyError, TypeError or ValueError for what is none."""
 
 
 @dataclass(frozen=True)
-class Completions:
+class Completions(Dialect):
     """OpenAI's. ids: prompts are token ids, not texts. extras: fields that are not OpenAI's."""
 
-    ids: bool = False
-    extras: bool = False
-    token_ids: bool = False
-    streams: bool = False
     path: str = "completions"
     token_bytes: int = 512
-
-    @property
-    def most(self) -> int | None:
-        """A text that is read as it is written is left at its stop, the others with it."""
-        return 1 if self.streams else None
+    ids: bool = False
+    extras: bool = False
 
     def body(self, model: str, prompt: PromptRequest) -> dict[str, Any]:
         """See `Dialect`; without what nobody asks for: some refuse what they do not know."""
@@ -123,3 +112,37 @@ def end_of(reason: object) -> Literal["stop", "eos", "length"]:
     if reason in ("stop", "eos", "eos_token", "stop_sequence"):
         return "eos"
     raise ConnectionAbortedError(f"a text ended for the reason {reason!r}")
+
+
+# --- what a server says, as what it has to be: it may say anything ----------------------------
+
+
+def text_of(value: object) -> str:
+    """A text as a server says it; raises TypeError or ValueError for what is none."""
+    if not isinstance(value, str):
+        raise TypeError(f"a text that is {type(value).__name__}")
+    value.encode()  # halves of characters, which no tokenizer takes
+    return value
+
+
+def ids_of(values: Iterable[object]) -> tuple[int, ...]:
+    """Token ids as a server says them; raises TypeError for what are none."""
+    ids = tuple(value for value in values if type(value) is int)
+    if len(ids) != len(tuple(values)):
+        raise TypeError("token ids that are no integers")
+    return ids
+
+
+def logprobs_of(values: Iterable[Any]) -> tuple[float, ...]:
+    """Those that are said; raises ValueError for what is no number."""
+    values = [value for value in values if value is not None]
+    if not all(type(value) in (int, float) and math.isfinite(value) for value in values):
+        raise ValueError("log-probabilities that are no numbers")
+    return tuple(map(float, values))
+
+
+def count_of(value: Any, *names: str) -> int | None:
+    """A count as a server says it, under these names; None for what is none."""
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value if type(value) is int and 0 <= value <= _MOST_COUNTED else None

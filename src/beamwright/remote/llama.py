@@ -14,7 +14,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from beamwright.remote.values import count_of, ids_of, logprobs_of, text_of
+from beamwright.remote.completions import Dialect, count_of, ids_of, logprobs_of, text_of
 from beamwright.remote.writer import Continuation, PromptRequest, Reply
 
 OWNER = "llamacpp"  # of its models in `/v1/models`
@@ -31,24 +31,22 @@ _FIELDS = (
 
 
 @dataclass(frozen=True)
-class LlamaServer:
-    """A `Dialect`: of texts for one prompt, each takes one of the server's slots.
+class LlamaServer(Dialect):
+    """Of texts for one prompt, each takes one of the server's slots.
 
     context: tokens of a slot; None: not said.
     """
 
-    path: str
-    most: int
-    context: int | None
-    token_ids: bool = True
-    streams: bool = False
     token_bytes: int = 2048  # it says each token twice, and byte by byte
+    token_ids: bool = True
+    context: int | None = None
 
     @classmethod
     def of(cls, url: str, props: Any) -> LlamaServer:
         """As its `/props` say."""
         context = count_of(props, "default_generation_settings", "n_ctx")
-        return cls(f"{url}/completion", count_of(props, "total_slots") or 1, context or None)
+        slots = count_of(props, "total_slots") or 1
+        return cls(f"{url}/completion", most=slots, context=context or None)
 
     def body(self, model: str, prompt: PromptRequest) -> dict[str, Any]:
         """See `Dialect`."""

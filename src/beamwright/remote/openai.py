@@ -25,8 +25,15 @@ import httpx
 from beamwright.errors import BeamwrightError, InputError, UnavailableError
 from beamwright.models.tokenizer import TextCodec
 from beamwright.remote import llama
-from beamwright.remote.completions import STOP_FIELDS, Completions, Dialect, end_of, logprobs_in
-from beamwright.remote.values import bounded, count_of, text_of
+from beamwright.remote.completions import (
+    STOP_FIELDS,
+    Completions,
+    Dialect,
+    count_of,
+    end_of,
+    logprobs_in,
+    text_of,
+)
 from beamwright.remote.writer import Continuation, PromptRequest, Reply
 from beamwright.sections import SamplingSettings
 
@@ -238,7 +245,7 @@ class OpenAISource:
                 after = response.headers.get("retry-after", "")
                 after_s = float(after) if after.isdecimal() else 0.0
                 raise _Refused(response.status_code, said.decode(errors="replace"), after_s)
-            yield bounded(response, most)
+            yield _bounded(response, most)
 
     # --- what the server is ------------------------------------------------------------------
 
@@ -304,8 +311,10 @@ class OpenAISource:
             choice = await self._sample((stop,))
             named = stop in [choice.get(name) for name in STOP_FIELDS]
             shown = named or str(choice.get("text", "")).endswith(stop)
-        # Texts that are read as they are written are tokenised here.
-        return replace(dialect, token_ids=returns_ids and shown, streams=not shown)
+        # Texts that are read as they are written are tokenised here, and left at their stop, all
+        # that were asked for together.
+        most = None if shown else 1
+        return replace(dialect, most=most, token_ids=returns_ids and shown, streams=not shown)
 
     def _check_tokenizer(self, text: str, token_ids: Sequence[int]) -> None:
         """Raises InputError if what the server wrote is not what its tokens are here."""
@@ -336,6 +345,19 @@ def _serve(runner: asyncio.Runner, client: httpx.AsyncClient) -> None:
     loop.run_forever()
     loop.run_until_complete(client.aclose())
     runner.close()
+
+
+async def _bounded(response: httpx.Response, most: int) -> AsyncIterator[bytes]:
+    """Its bytes as they come; raises ValueError where there are more."""
+    encoding = response.headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise ValueError(f"it is in {encoding}, which was not asked for")
+    size = 0
+    async for chunk in response.aiter_raw():
+        size += len(chunk)
+        if size > most:
+            raise ValueError(f"more than {most:,} bytes, for what was asked")
+        yield chunk
 
 
 def _reply_s(prompt: PromptRequest) -> float:
