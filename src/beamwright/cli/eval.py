@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,7 +152,7 @@ class _Evaluation:
         with ExitStack() as stack:
             stack.enter_context(quiet_stdout())
             status = Status()
-            tally = stack.enter_context(_progress(prefix, status))
+            tally = _Tally(stack.enter_context(_bar()), prefix, status)
             solve_many = self._solving(settings, pages, stack, status)
             try:
                 checker = self.checker
@@ -243,11 +243,10 @@ class _Tally:
         return f"{line}; run the same command again to resume"
 
 
-@contextmanager
-def _progress(prefix: str, status: Status) -> Iterator[_Tally]:
-    """A bar on standard error, if that is a terminal, and what goes on between two problems."""
+def _bar() -> Progress:
+    """On standard error, if that is a terminal; with what goes on between two problems."""
     column = Column(no_wrap=True)
-    bar = Progress(
+    return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
@@ -256,8 +255,6 @@ def _progress(prefix: str, status: Status) -> Iterator[_Tally]:
         console=Console(stderr=True),
         disable=not sys.stderr.isatty(),
     )
-    with bar:
-        yield _Tally(bar, prefix, status)
 
 
 # --- the table ----------------------------------------------------------------------------------

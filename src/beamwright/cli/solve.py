@@ -266,6 +266,4 @@ def write_page(file: Path, solution: Solution) -> None:
     """Write the page of a solution's tree; raises InputError where that is not possible."""
     from beamwright.page.runs import write_tree_page
 
-    tree = solution.tree
-    chosen = tree.node(solution.lineage)
-    write_tree_page(tree, chosen, file, _title(solution))
+    write_tree_page(solution.tree, solution.tree.node(solution.lineage), file, _title(solution))

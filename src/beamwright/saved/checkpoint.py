@@ -179,29 +179,23 @@ def write_checkpoint(file: Path, checkpoint: Checkpoint) -> None:
     write_whole(file, f'{head[:-1]}, "search": {content}}}\n', option="--checkpoint ")
 
 
+_AS_THEY_ARE = (
+    "state", "token_ids", "logprobs", "stats", "top", "step_score", "score", "usage", "notes",
+    "answer", "vote", "round", "greedy",
+)  # fmt: skip
+
+
 def _node(node: Node, finished_s: float | None) -> dict[str, Any]:
     assert node.parent is not None
     shared = len(before := node.parent.text)
     if not node.text.startswith(before):  # a letter of several bytes may end in the next step
         shared = len(os.path.commonprefix([before, node.text]))  # noqa: RUF071 (of letters)
     return {
+        **{name: getattr(node, name) for name in _AS_THEY_ARE},
         "lineage": node.lineage[1:],
-        "state": str(node.state),
         "stop": str(node.stop),
-        "token_ids": node.token_ids,
-        "logprobs": node.logprobs,
-        "stats": node.stats,
-        "top": node.top,
         "shared_text": shared,
         "text": node.text[shared:],
-        "step_score": node.step_score,
-        "score": node.score,
-        "usage": node.usage,
-        "notes": node.notes,
-        "answer": node.answer,
-        "vote": node.vote,
-        "round": node.round,
-        "greedy": node.greedy,
         "turn": None if node.turn is None else (node.turn.text, node.turn.answers),
         "finished_s": finished_s,
     }
