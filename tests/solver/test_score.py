@@ -7,7 +7,7 @@ import pytest
 
 from beamwright import Solver
 from beamwright.cli.demo import PROBLEM as ASKED
-from beamwright.errors import BeamwrightError, InputError, ProblemTooLongError
+from beamwright.errors import BeamwrightError, CapacityError, InputError, ProblemTooLongError
 from engines import PROBLEM, assert_nothing_allocated
 
 LONG_S = 120.0
@@ -104,6 +104,20 @@ def test_searches_have_their_trees_whatever_is_scored_beside_them(
     assert len(scores) > 4
     for score in scores:
         assert_same_scores(score.result(LONG_S).candidates, expected)
+    solver.close()
+    assert_nothing_allocated(solver)
+
+
+def test_what_does_not_fit_ends_alone_and_says_what_helps(make_solver, verifier_folder):
+    options = {**SMALL, "verifier": str(verifier_folder), "search": "beam"}
+    solver = make_solver(**options, kv_memory="200KiB", schedule="in-gpu")
+    expected = solver.solve(PROBLEM).tree_hash
+    search = solver.submit(PROBLEM)
+    paths = [[4 * f"{number:02}abcdfgh" for number in range(i, i + 6)] for i in range(40)]
+    with pytest.raises(CapacityError, match="give fewer paths at a time"):
+        solver.score_many(PROBLEM, paths)
+    assert solver.score_many(PROBLEM, paths[:1])[0].score is not None
+    assert search.result(LONG_S).tree_hash == expected
     solver.close()
     assert_nothing_allocated(solver)
 

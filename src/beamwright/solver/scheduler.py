@@ -296,9 +296,12 @@ class RequestScheduler:
         if isinstance(error, LinkError):
             self._machinery.stop_threads()  # one that died starts afresh with the next problem
         if isinstance(error, CapacityError) and error.tier == DEVICE_TIER and ended:
-            settings = next(iter(ended.values()))[0].problem.settings
+            request = next(iter(ended.values()))[0]
+            settings = request.problem.settings
             prompt_tokens = max(len(run.tree.root.token_ids) for run in ended)
             error.hint = self._machinery.advice(self._schedule.name, settings, prompt_tokens)
+            if not request.draws:
+                error.hint = "raise --memory or --kv-memory, or give fewer paths at a time"
         if len(ended) == 1:
             ((run, (request, since)),) = ended.items()
             problem = request.problem
