@@ -3,9 +3,9 @@ from functools import partial
 import pytest
 
 from beamwright import __version__
+from beamwright.checks.machine import measure_profile
 from beamwright.errors import UnsupportedModelError
 from beamwright.plan.machines import HardwareProfile, default_cache_file, find_profile
-from beamwright.plan.probe import measure_profile
 
 
 @pytest.fixture

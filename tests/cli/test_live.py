@@ -3,8 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from beamwright.cli.drawing import draw_answers, draw_tree
-from beamwright.cli.live import LiveTree, Status
+from beamwright.cli.live import LiveTree, Status, draw_answers, draw_tree
 from beamwright.engine.decisions import note_answers
 from beamwright.search.reading import Mathematics
 from beamwright.tree import SearchTree, StopReason

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from beamwright.checks.machine import measure_profile
 from beamwright.errors import InputError
 from beamwright.plan.machines import (
     CARDS,
@@ -18,7 +19,6 @@ from beamwright.plan.machines import (
     read_profile,
     write_profile,
 )
-from beamwright.plan.probe import measure_profile
 
 GIB = 2**30
 PROFILE = NAMED_PROFILES["h100"]

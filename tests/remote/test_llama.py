@@ -8,7 +8,7 @@ import pytest
 import engines
 from beamwright import Solver
 from beamwright.errors import InputError, UnavailableError
-from beamwright.remote.llama import CROWDED
+from beamwright.remote.dialects import CROWDED
 from beamwright.sections import SamplingSettings
 from scripted_server import PROPS, answered, drawn, llama_server, question, refuses, waited
 

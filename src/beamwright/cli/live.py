@@ -1,5 +1,8 @@
 """A search as it runs: the tree in a terminal, a line of status; and a picture of it for a page.
 
+Equal siblings are one line with their number, and the paths below them go on together, so that 64
+beams that write the same step say so at a glance.
+
 After every round the tree is drawn once from the report; what the terminal refreshes between
 rounds is that drawing and the time, never the tree itself, which the search goes on changing.
 """
@@ -7,10 +10,11 @@ rounds is that drawing and the time, never the tree itself, which the search goe
 from __future__ import annotations
 
 import io
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,16 +22,22 @@ from rich.panel import Panel
 from rich.spinner import Spinner
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
+from rich.tree import Tree
 
-from beamwright.cli.drawing import ASCII, Marks, draw_answers, draw_tree
 from beamwright.cli.output import one_line, printable
 from beamwright.counters import Progress
 from beamwright.io import write_whole
 from beamwright.protocols import RoundReport
+from beamwright.search.revise import best_answer
+from beamwright.search.rounds import ranked
+from beamwright.tree import Node, NodeState, SearchTree
 
 if TYPE_CHECKING:
     from beamwright.solver.solution import Solution
 
+_BAR_CELLS = 8
+_LABEL_CHARACTERS = 400  # far wider than a terminal; the label is cut to the line anyway
+_MAX_ANSWERS = 5
 _REFRESH_HZ = 6
 _FRAME_LINES = 5  # answers, the last round, the status line and room for the prompt below
 _PROBLEM_CHARACTERS = 4000
@@ -157,3 +167,171 @@ def write_picture(solution: Solution, file: Path) -> None:
         console.print(part)
     svg = console.export_svg(title="beamwright solve", theme=MONOKAI)
     write_whole(file, svg.encode("utf-8", "replace"), "--picture ")
+
+
+# --- a tree as lines of text ------------------------------------------------------------------
+
+
+class Marks(NamedTuple):
+    """The few signs that need more than ASCII.
+
+    finished: a path that has ended. pruned: one that was given up. kept: a step of a path that
+    goes on, or has ended further down. full, empty: cells of a bar.
+    """
+
+    finished: str = "✓"
+    pruned: str = "✗"
+    kept: str = "•"
+    full: str = "━"
+    empty: str = "╌"
+
+
+ASCII = Marks("*", "x", ">", "=", ".")
+
+
+def draw_tree(
+    tree: SearchTree,
+    marks: Marks | None = None,
+    max_lines: int | None = None,
+    keep_steps: bool = False,
+) -> Tree:
+    """The decoded part of a search tree, with as much detail as fits into `max_lines`.
+
+    Least important first: pruned siblings become one line, branches that died out become one
+    line, then early steps of the surviving paths are left out (never with `keep_steps`). The
+    newest steps are always there.
+    """
+    drawing = _Drawing(marks or Marks(), tree)
+    newest = drawing.newest_depth
+    depths = range(1, 2 if keep_steps else newest + 1)
+    details = [(newest + 1, first_depth) for first_depth in depths]
+    for dead_from, first_depth in [(1, 1), (newest, 1), *details]:
+        root, num_lines = drawing.draw(dead_from, first_depth)
+        if max_lines is None or num_lines <= max_lines:
+            break
+    return root
+
+
+def draw_answers(tree: SearchTree) -> Text | None:
+    """One line: the answers of the paths that have ended, most votes first; None if there are none.
+
+    With each answer comes the number of paths that give it and the best of their scores.
+    """
+    votes: dict[str, list[Node]] = {}
+    shown: dict[str, str] = {}
+    for leaf in map(best_answer, tree.finished()):
+        key = leaf.vote or ""
+        votes.setdefault(key, []).append(leaf)
+        shown.setdefault(key, "no answer" if leaf.answer is None else one_line(leaf.answer))
+    if not votes:
+        return None
+    line = Text("Answers  ", no_wrap=True, overflow="ellipsis")
+    order = sorted(votes, key=lambda key: -len(votes[key]))
+    for place, key in enumerate(order[:_MAX_ANSWERS]):
+        line.append("" if place == 0 else " | ", "bright_black")
+        line.append(shown[key], "bold")
+        line.append(f" x{len(votes[key])}")
+        if scores := _scores(votes[key]):
+            line.append(f" (best {max(scores):.2f})", "bright_black")
+    if len(order) > _MAX_ANSWERS:
+        line.append(f" | {len(order) - _MAX_ANSWERS} more", "bright_black")
+    return line
+
+
+class _Drawing:
+    """Draws one tree at one moment, at several levels of detail."""
+
+    def __init__(self, marks: Marks, tree: SearchTree) -> None:
+        self._marks, self._tree = marks, tree
+        decoded = [node for node in tree.nodes() if _decoded(node)]
+        self.newest_depth = max((node.depth for node in decoded), default=1)
+        self._max_score = max([1.0, *_scores(decoded)])
+        self._alive: set[Node] = set()
+        for node in decoded:
+            is_tip = node.state is NodeState.KEPT and not any(map(_decoded, node.children))
+            if is_tip or node.state in (NodeState.FINISHED, NodeState.CANDIDATE):
+                self._alive.update(node.path())
+
+    def draw(self, dead_from: int, first_depth: int) -> tuple[Tree, int]:
+        """The tree from a depth on, and its number of lines.
+
+        dead_from: the depth from which on every dead node has a line; above, siblings share one.
+        """
+        steps = "step" if first_depth == 2 else "steps"
+        hidden = f"({first_depth - 1} earlier {steps})" if first_depth > 1 else ""
+        root = Tree(Text(hidden, style="dim"), guide_style="bright_black", hide_root=not hidden)
+        num_lines = 1 if hidden else 0
+        above = [node for node in self._tree.nodes() if node.depth == first_depth - 1]
+        tops = [node for node in above if node in self._alive]
+        # An explicit stack: deep trees are legal, and the recursion limit is not ours.
+        stack: list[tuple[Tree, Sequence[Node]]] = [(root, tops or [self._tree.root])]
+        while stack:
+            branch, nodes = stack.pop()
+            children = [child for node in nodes for child in node.children if _decoded(child)]
+            drawn = [each for each in children if each in self._alive or each.depth >= dead_from]
+            shown = [(branch.add(self._label(equal)), equal) for equal in self._joined(drawn)]
+            dead = [each for each in children if each not in self._alive and each not in drawn]
+            if dead:
+                best = "".join(f", best {score:.2f}" for score in sorted(_scores(dead))[-1:])
+                text = f"{self._marks.pruned} {len(dead)} pruned{best}"
+                branch.add(Text(text, "bright_black", no_wrap=True, overflow="ellipsis"))
+            num_lines += len(shown) + bool(dead)
+            stack.extend(reversed(shown))
+        return root, num_lines
+
+    def _joined(self, nodes: Iterable[Node]) -> list[list[Node]]:
+        """Nodes with the same text in the same state, in the order of the first of each."""
+        groups: dict[object, list[Node]] = {}
+        for node in nodes:
+            finished = node.state is NodeState.FINISHED
+            text = _text(node) or node.token_ids  # without a tokenizer there is no text
+            groups.setdefault((text, finished, node in self._alive), []).append(node)
+        return list(groups.values())
+
+    def _label(self, nodes: Sequence[Node]) -> Text:
+        """The best-scored of these equal nodes, and how many they are."""
+        node, marks = ranked(nodes)[0], self._marks
+        alive, finished = node in self._alive, node.state is NodeState.FINISHED
+        share = None if node.score is None else _share(node.score, self._max_score)
+        color = "bright_black"
+        if alive and share is None:
+            color = "default"
+        elif alive and share is not None:
+            color = "green" if share > 0.66 else "yellow" if share > 0.33 else "red"
+        mark = marks.finished if finished else marks.kept if alive else marks.pruned
+        label = Text(no_wrap=True, overflow="ellipsis")
+        label.append(f"{mark} ", f"bold {'green' if finished else color}")
+        if share is not None:
+            filled = round(share * _BAR_CELLS)
+            label.append(marks.full * filled, color)
+            label.append(marks.empty * (_BAR_CELLS - filled), "bright_black")
+            label.append(f" {node.score:.2f}  ", color)
+        if len(nodes) > 1:
+            label.append(f"x{len(nodes)}  ", "bold cyan" if alive else "dim")
+        style = "bold green" if finished else "bold" if alive else "dim strike"
+        label.append(one_line(_text(node))[:_LABEL_CHARACTERS] or "(empty step)", style)
+        return label
+
+
+def _decoded(node: Node) -> bool:
+    return node.state is not NodeState.OPEN
+
+
+def _text(node: Node) -> str:
+    return node.step_text if node.turn is None else node.turn.text
+
+
+def _scores(nodes: Iterable[Node]) -> list[float]:
+    """The scores that are numbers."""
+    return [n.score for n in nodes if n.score is not None and math.isfinite(n.score)]
+
+
+def _share(score: float, max_score: float) -> float:
+    """How full a bar is: a probability as it is, a log-probability exponentiated.
+
+    max_score: the largest score, which fills the bar; 1 where scores are probabilities. A score
+    that is no number has an empty bar.
+    """
+    if math.isnan(score):
+        return 0.0
+    return min(max(score / max_score if score >= 0 else math.exp(score), 0.0), 1.0)

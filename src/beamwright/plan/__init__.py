@@ -1,4 +1,1 @@
-"""What fits and how fast, from sizes alone: machines' profiles, bytes and seconds of schedules.
-
-Only `probe`, which measures this machine, knows torch.
-"""
+"""What fits and how fast, from sizes alone: machines' profiles, bytes and seconds of schedules."""

@@ -24,11 +24,13 @@ import httpx
 
 from beamwright.errors import BeamwrightError, InputError, UnavailableError
 from beamwright.models.tokenizer import TextCodec
-from beamwright.remote import llama
-from beamwright.remote.completions import (
+from beamwright.remote.dialects import (
+    CROWDED,
+    LLAMA,
     STOP_FIELDS,
     Completions,
     Dialect,
+    LlamaServer,
     count_of,
     end_of,
     logprobs_in,
@@ -160,7 +162,7 @@ class OpenAISource:
                 self._replies.put(replace(reply, tries=tries))
                 return
             except Exception as error:  # whatever what it says does to who reads it
-                self._is_crowded |= llama.CROWDED in str(error)
+                self._is_crowded |= CROWDED in str(error)
                 why, most, kind = self._judged(error, prompt)
                 wait_s = max(wait_s, getattr(error, "retry_after_s", 0.0))
             if tries >= most:
@@ -263,7 +265,7 @@ class OpenAISource:
         if models[name].get("owned_by") == "beamwright" and not name.endswith(PLAIN):
             whole = "each of its texts is the answer of a whole search"
             raise InputError(f"{self._option}: {whole}; its model alone is #{name}{PLAIN}")
-        if models[name].get("owned_by") == llama.OWNER and await self._is_native():
+        if models[name].get("owned_by") == LLAMA and await self._is_native():
             return
         refusals = []
         for extras, ids in product((True, False), repeat=2):
@@ -287,7 +289,7 @@ class OpenAISource:
         try:
             # One that has several models loads this one.
             props = await self._told(f"{self._root}/props?model={quote(self.name)}", _REPLY_S)
-            self.dialect = dialect = llama.LlamaServer.of(self._root, props)
+            self.dialect = dialect = LlamaServer.of(self._root, props)
             answer = await self._completed(self._probe(()))
             (written,) = dialect.reply_of("", answer, ()).written
         except (_Refused, KeyError, TypeError, ValueError) as error:
