@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from beamwright import sections
 from beamwright.errors import InputError
@@ -108,16 +109,18 @@ class Settings(Section):
             raise InputError(source + describe_invalid(error)) from error
 
 
+def section_fields() -> dict[str, dict[str, FieldInfo]]:
+    """The fields of every section by name."""
+    sections: Any = Settings.model_fields.items()
+    return {name: info.annotation.model_fields for name, info in sections}
+
+
 def option_owners() -> dict[str, str]:
     """The section of every option: fields of the sections, and what strategies and others declare.
 
     Strategies and schedules are known once their rooms are imported.
     """
-    fields = {
-        name: section
-        for section, info in Settings.model_fields.items()
-        for name in info.annotation.model_fields  # type: ignore[union-attr]
-    }
+    fields = {name: section for section, names in section_fields().items() for name in names}
     return {**declared_options(), **fields}
 
 

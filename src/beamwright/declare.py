@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from beamwright.config import Settings, describe_invalid
+from beamwright.config import describe_invalid, section_fields
 from beamwright.errors import BeamwrightError, InputError
 from beamwright.io import installed
 from beamwright.registry import PLUGIN_MODULE, Table, TableRow, flag_of, unknown
@@ -76,9 +76,8 @@ def declaration(
 
     def declare(make: M) -> M:
         declared = row(name, meaning, make, **facts, source=_source_of(make))
-        for section in Settings.model_fields.values():
-            taken = declared.options.keys() & section.annotation.model_fields  # type: ignore[union-attr]
-            for option in taken:
+        for fields in section_fields().values():
+            for option in declared.options.keys() & fields:
                 raise InputError(f"{declared.place}: {flag_of(option)} is a setting of its own")
         table.add(declared)
         return make

@@ -114,11 +114,7 @@ def measure_profile(
         launch_s=_small_op_s(num_small_ops, repeats),
         copy_launch_s=copy_launch_s,
         decode_ops_per_layer=_DECODE_OPS_PER_LAYER,
-        # The rates above were reached by the very kind of work that they stand for.
-        bandwidth_share=1.0,
-        copies_share=1.0,
         flops_share=min(1.0, decode_flops / peak_flops),
-        link_share=1.0,
         element_bytes=4,
     )
 

@@ -23,7 +23,7 @@ from rich.table import Table
 
 import beamwright.schedule  # noqa: F401 (what it declares are options)
 from beamwright.cli.output import guard
-from beamwright.config import GONE, Settings
+from beamwright.config import GONE, Settings, section_fields
 from beamwright.errors import InputError
 from beamwright.registry import TableRow, declared_rows, did_you_mean, extra_of, flag_of, rows_under
 from beamwright.search import STRATEGIES
@@ -181,8 +181,7 @@ def _settings_parameters(
     of which only the latter is taken.
     """
     parameters = {}
-    for section, info in Settings.model_fields.items():
-        fields: dict[str, FieldInfo] = info.annotation.model_fields  # type: ignore[union-attr]
+    for section, fields in section_fields().items():
         for name, field in fields.items():
             taken = not extra_of(field, "recipe_only") if only is None else name in only
             if taken:
@@ -305,8 +304,8 @@ def meant_by(flag: str, offered: Collection[str]) -> str:
         return gone
     fields = {
         key.replace("_", "-"): (section, field)
-        for section, info in Settings.model_fields.items()
-        for key, field in info.annotation.model_fields.items()  # type: ignore[union-attr]
+        for section, known in section_fields().items()
+        for key, field in known.items()
     }
     if name in fields and extra_of(fields[name][1], "recipe_only"):
         return f"it is a recipe's key, {fields[name][0]}: {{{name.replace('-', '_')}: ...}}"

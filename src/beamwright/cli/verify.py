@@ -24,7 +24,7 @@ from beamwright.cli.output import (
     print_json,
     quiet_stdout,
 )
-from beamwright.config import Settings, option_owners
+from beamwright.config import Settings, option_owners, section_fields
 from beamwright.errors import InputError
 from beamwright.evaluate.run import parse_records
 from beamwright.io import read_file, read_object
@@ -48,7 +48,7 @@ _OPTIONS = (
     *(
         name
         for section in ("memory", "schedule")
-        for name, each in Settings.model_fields[section].annotation.model_fields.items()  # type: ignore[union-attr]
+        for name, each in section_fields()[section].items()
         if not extra_of(each, "recipe_only")
     ),
 )

@@ -57,6 +57,7 @@ class HardwareProfile:
     flops_share: of `flops`, reached by the matrix products of a decode step or a prefill.
     link_share: of the link's rates, reached by large pieces in pinned memory.
     element_bytes: of the usual dtype: 2 (16 bits) on GPUs, 4 on CPUs.
+    Shares are 1 of rates that were measured by the very kind of work that they stand for.
 
     Raises:
         ValueError: if a number is not finite and positive, or a share is above 1.
@@ -71,11 +72,11 @@ class HardwareProfile:
     launch_s: Rate
     copy_launch_s: Rate
     decode_ops_per_layer: Annotated[int, Field(gt=0)]
-    bandwidth_share: Share
-    copies_share: Share
     flops_share: Share
-    link_share: Share
     element_bytes: Annotated[int, Field(gt=0)]
+    bandwidth_share: Share = 1.0
+    copies_share: Share = 1.0
+    link_share: Share = 1.0
 
 
 _VARIANTS = {"ti", "super", "laptop"}  # of a name: other chips
@@ -205,10 +206,7 @@ _EPYC_2CORE = HardwareProfile(
     launch_s=3.2e-6,
     copy_launch_s=7e-6,
     decode_ops_per_layer=35,
-    bandwidth_share=1.0,
-    copies_share=1.0,
     flops_share=0.62,
-    link_share=1.0,
     element_bytes=4,
 )
 
