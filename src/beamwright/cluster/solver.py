@@ -30,8 +30,7 @@ from beamwright.declare import load_all
 from beamwright.engine.prompts import Prompts, with_system_prompt
 from beamwright.engine.queue import USUAL_ROWS
 from beamwright.errors import BeamwrightError, Cancelled, InputError, UnavailableError
-from beamwright.models.config import read_shape, resolve_folder
-from beamwright.models.shape import capped, shape_from_text
+from beamwright.models.config import find_shape, resolve_folder
 from beamwright.models.tokenizer import TextCodec
 from beamwright.protocols import RoundCallback
 from beamwright.solver.handle import Handle
@@ -406,12 +405,10 @@ def _known(settings: Settings) -> tuple[TextCodec | None, int, int]:
     model, spec = settings.model, settings.model.model
     if model.runs_elsewhere:
         return None, 0, 0
-    if spec.startswith("random:"):
-        shape = capped(shape_from_text(spec.removeprefix("random:")), model.context)
-        return None, shape.context, shape.vocab
-    folder = resolve_folder(spec, "generator")
-    shape = read_shape(folder, model.context, decoder=model.decoder)
-    codec = TextCodec.load(folder, model.chat_template, model.template_args)
+    shape, codec = find_shape(model), None
+    if not model.is_random:
+        folder = resolve_folder(spec, "generator")
+        codec = TextCodec.load(folder, model.chat_template, model.template_args)
     return codec, shape.context, shape.vocab
 
 

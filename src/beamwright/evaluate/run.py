@@ -29,6 +29,7 @@ from beamwright.saved.identity import plugin_code
 from beamwright.search.choose import CHOICES, choose
 from beamwright.search.reading import make_answers
 from beamwright.tree import COMPLETE_STOPS
+from beamwright.tree.recorded import describe_fault
 
 if sys.platform != "win32":
     import fcntl
@@ -143,9 +144,7 @@ def parse_records(path: Path, content: bytes) -> tuple[dict[str, Record], int]:
         try:
             record = Record(**json.loads(line))
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            raise InputError(f"{where}: not a result ({place:.80}: {first['msg']})") from error
+            raise InputError(f"{where}: not a result ({describe_fault(error)})") from error
         except (ValueError, TypeError, RecursionError) as error:
             raise InputError(f"{where}: not JSON of a result") from error
         if record.unique_id in records:

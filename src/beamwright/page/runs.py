@@ -28,6 +28,7 @@ from beamwright.page.events import (
     saved_run,
 )
 from beamwright.tree import Node, SearchTree
+from beamwright.tree.recorded import describe_fault
 
 _PARTS = Path(__file__).parent / "web"
 # Each may name what those before it export; `saved.js` stands for `api.js`.
@@ -176,6 +177,4 @@ def _checked(path: Path, events: Any) -> list[Event]:
     try:
         return TypeAdapter(list[Event]).validate_python(events)
     except ValidationError as error:
-        fault = error.errors()[0]
-        place = ".".join(map(str, fault["loc"]))
-        raise InputError(f"{path}: a damaged run: {place:.80}: {fault['msg']}") from error
+        raise InputError(f"{path}: a damaged run: {describe_fault(error)}") from error

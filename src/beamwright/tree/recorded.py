@@ -128,7 +128,7 @@ def read_recorded(path: Path) -> RecordedTree:
 def describe_fault(error: ValidationError) -> str:
     """What pydantic found first, with its place: `nodes.1.tokens: ..., got 0`."""
     fault = error.errors()[0]
-    what = f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+    what = f"{'.'.join(map(str, fault['loc'])):.80}: {fault['msg']}"
     missing = fault["type"] in ("missing", "missing_argument")
     return what if missing else f"{what}, got {fault['input']!r:.80}"
 
