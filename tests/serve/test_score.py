@@ -13,7 +13,7 @@ from served import PATIENCE, held, until
 def lengths(problem, steps):
     if "fail" in steps[-1]:
         raise ValueError("as it says")
-    return 1 / (1 + len(steps[-1]))
+    return None if "silent" in steps[-1] else 1 / (1 + len(steps[-1]))
 
 
 @pytest.fixture
@@ -30,7 +30,9 @@ def test_a_path_has_a_score_a_step_and_one_of_its_own(server):
     assert reply["data"] == [
         {"index": 0, "object": "score", "score": 1 / 6, "scores": [1 / 5, None, 1 / 6]}
     ]
-    assert (reply["object"], reply["model"]) == ("list", "tiny")
+    assert (reply["object"], reply["model"], reply["warnings"]) == ("list", "tiny", [])
+    (doubt,) = score(server, [["silent"], ["silent", "one"]]).json()["warnings"]
+    assert doubt.startswith("2 of 3 steps got no score from the verifier")
     assert reply["id"].startswith("score-")
     several = score(server, [["one", "three"], ["three"]], delimiter="").json()
     assert [each["scores"] for each in several["data"]] == [[1 / 4, 1 / 6], [1 / 6]]

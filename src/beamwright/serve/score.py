@@ -91,7 +91,8 @@ class ScoreEndpoint(Endpoint):
         return [ScoreJob(model, asked, options, about, len(paths), param=param, paths=paths)]
 
     def whole(self) -> dict[str, Any]:
-        """A score for each path, as vLLM has them, and for each of its steps."""
+        """A score for each path, as vLLM has them, and for each of its steps; and what makes them
+        doubtful."""
         (job,) = self.jobs
         solution = solution_of(job)
         read, written = solution.tokens.verifier_prefilled, solution.tokens.verifier_generated
@@ -104,6 +105,7 @@ class ScoreEndpoint(Endpoint):
                 {"index": index, "object": "score", "score": path.score, "scores": path.step_scores}
                 for index, path in enumerate(solution.candidates)
             ],
+            "warnings": list(solution.warnings),
             "usage": {
                 "prompt_tokens": read,
                 "completion_tokens": written,

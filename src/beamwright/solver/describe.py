@@ -192,7 +192,7 @@ class Meter:
             rounds=tree.rounds,
             reason_fewer=tree.reason_fewer,
             warnings=(
-                *self._warnings(tree, candidates, chosen, settings),
+                *self._warnings(run, candidates, chosen, settings),
                 *self._unread(asked, settings),
             ),
             last_step=_last_step(nodes[place]) if chosen.answer is None else None,
@@ -314,14 +314,17 @@ class Meter:
 
     def _warnings(
         self,
-        tree: SearchTree,
+        run: TreeRun,
         candidates: Sequence[Candidate],
         chosen: Candidate,
         settings: Settings,
     ) -> tuple[str, ...]:
-        remote, graphs_failed = self._machinery.remote, self._machinery.batch.graphs_failed
+        tree, remote = run.tree, self._machinery.remote
+        graphs_failed = self._machinery.batch.graphs_failed
         lines = doubts.doubts_about_problem(tree.root.problem_text, settings)
         lines += doubts.doubts_about_scores(tree, settings)
+        if run.given:  # nobody has searched, and the best of them need not be right
+            return tuple(lines)
         scores = [candidate.score for candidate in candidates]
         lines = lines or doubts.doubts_about_trust(scores, settings)
         if chosen.answer is None and tree.root.problem_text:  # a synthetic prompt asks nothing
