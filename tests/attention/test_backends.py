@@ -3,6 +3,7 @@ import torch
 
 from beamwright.attention import BACKENDS, make_attention
 from beamwright.attention.dense import PathCopies
+from beamwright.attention.shared import SharedSegments
 from beamwright.kv.segments import PathPart
 from layerwise.drives import largest_difference, plain_softmax
 
@@ -51,6 +52,16 @@ def test_grouped_heads_of_any_size(make_forest, backend, head_dim, kv_heads, gro
     lengths = [1, 9, 3, 16, 2, 20]
     found = forest.prefill(backend, rows, lengths)
     assert largest_difference(found, forest.prefill("reference", rows, lengths)) < 1e-10
+
+
+@pytest.mark.parametrize(("rows", "asked"), [(1, 8), (2, 16), (5, 40), (8, 56)])
+def test_of_a_segment_eight_queries_are_a_multiple_not_eight_rows(make_forest, rows, asked):
+    forest = make_forest(2, group=7, dtype=torch.float32)
+    paths = [forest.paths[0][:1]] * rows
+    shared = SharedSegments(forest.store, paths)
+    index, real = shared.query_index(shared.slots.rows[0], 7)
+    assert real == 7 * rows
+    assert len(index) == asked * forest.layout.num_kv_heads
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -15,6 +15,8 @@ import torch
 QUERY_MULTIPLE = 8
 KEY_MULTIPLE = 16
 
+HALF = (torch.float16, torch.bfloat16)
+
 Partial = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -70,7 +72,7 @@ def attend_few(
     """
     items, kv_heads, rows, head_dim = query.shape
     queries, keys, values = query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1)
-    if query.dtype in (torch.float16, torch.bfloat16):
+    if query.dtype in HALF:
         if mask is not None:
             mask = mask.expand(items, kv_heads, -1, -1).flatten(0, 1).unsqueeze(1)
         queries, keys, values = (part.unsqueeze(1) for part in (queries, keys, values))

@@ -135,11 +135,11 @@ class Bucket:
 
         ends: of the bucket, see `Slots`. places: of the row in each slot [item, slot].
         Returns (mask [item, 1, slot * group, token], which of those see nothing at all [item,
-        slot * group]), slots padded as those of `query_index`.
+        slot * group]), padded as those of `query_index`.
         """
         tokens = torch.arange(self.mask.shape[-1], device=ends.device)
         far = (ends + places).unsqueeze(2) - tokens >= window
-        far = padded_slots(far).repeat_interleave(group, dim=1)
+        far = _padded(far.repeat_interleave(group, dim=1), 1)
         mask = self.mask.masked_fill(far.unsqueeze(1), float("-inf"))
         return mask, mask.isinf().all(-1).squeeze(1)
 
@@ -185,12 +185,13 @@ class Slots:
         return Slots(items[index], counts, ends[index], device)
 
 
-def padded_slots(slots: torch.Tensor) -> torch.Tensor:
-    """Slots [item, slot, ...], as many as a multiple of 8: the first one is repeated."""
-    missing = round_up(slots.shape[1], QUERY_MULTIPLE) - slots.shape[1]
+def _padded(queries: torch.Tensor, dim: int) -> torch.Tensor:
+    """As many along `dim` as a multiple of 8: the first one is repeated."""
+    missing = -queries.shape[dim] % QUERY_MULTIPLE
     if not missing:
-        return slots
-    return torch.cat([slots, slots[:, :1].expand(-1, missing, *slots.shape[2:])], dim=1)
+        return queries
+    first = queries.narrow(dim, 0, 1)
+    return torch.cat([queries, *[first] * missing], dim=dim)
 
 
 def part_width(visible: int, layout: KVLayout) -> int:
@@ -261,13 +262,13 @@ class SharedSegments:
         self._scratch.add(-self._counted)
         self._counted = 0
 
-    def query_index(self, rows: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """Where each padded query row of a bucket comes from. rows: in its slots [item, slot].
+    def query_index(self, rows: torch.Tensor, group: int) -> tuple[torch.Tensor, int]:
+        """Where each padded query of a bucket comes from. rows: in its slots [item, slot].
 
-        Returns an index into [row * kv_heads] query groups in the order (item, kv_head, slot), and
-        the number of slots that are real.
+        Returns an index into [row * kv_heads * group] queries in the order (item, kv_head, slot,
+        group), and how many of an item and kv_head are real.
         """
-        heads = torch.arange(self._num_kv_heads, device=self._device)
-        real, rows = rows.shape[1], padded_slots(rows)
-        index = rows[:, None, :] * self._num_kv_heads + heads[None, :, None]
-        return index.flatten(), real
+        heads = torch.arange(self._num_kv_heads * group, device=self._device)
+        index = rows[:, None, :, None] * len(heads) + heads.view(1, -1, 1, group)
+        index = index.flatten(2)
+        return _padded(index, 2).flatten(), index.shape[2]

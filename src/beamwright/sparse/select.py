@@ -112,7 +112,7 @@ class Selector:
         self._stored = torch.tensor(lengths, device=store.compute_device)
         self.seen = self._stored
         self._shared = SharedSegments(store, paths, _Keys)
-        self._queries = [self._shared.query_index(rows) for rows in self._shared.slots.rows]
+        self._queries = [self._shared.query_index(rows, 1) for rows in self._shared.slots.rows]
         self._bounds: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self._locate(paths)
 
