@@ -40,6 +40,7 @@ from beamwright.solver.request import (
     ScoreOptions,
     UserParts,
     check_problem,
+    read_paths,
     take_priority,
 )
 from beamwright.solver.solution import Solution
@@ -285,14 +286,14 @@ class ClusterSolver:
         on_round: RoundCallback | None = None,
         **options: Unpack[ScoreOptions],
     ) -> Handle:
-        """Have given paths scored by a replica; as `Solver.submit_score`, but that what is wrong
-        with the paths is the handle's result."""
+        """Have given paths scored by a replica; as `Solver.submit_score`, but that what its
+        verifier, or its tokenizer, does not take is the handle's result."""
         check_problem(problem, problem_id, on_round)
         named = dict[str, Any](options)
         take_priority(named)
         named.pop("delimiter", None)
         deadline_s = self._default.of_given(1, 1, named).settings.stop.deadline
-        name, n = uuid.uuid4().hex, len(paths)
+        name, n = uuid.uuid4().hex, len(read_paths(paths, ""))
         given = Given(name, problem, problem_id, {**options}, n, self.roster, paths=paths)
         return self._send(given, deadline_s, on_round)
 
