@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.workload import (
@@ -75,14 +75,14 @@ _NO_FIT = Estimate(fits=False)
 
 @dataclass
 class Totals:
-    """Sums over the steps of one run. Bytes are of all KV, peak_bytes of the generator's."""
+    """Sums over the steps of one run, as in `Estimate`."""
 
     decode_s: float = 0.0
     verify_s: float = 0.0
     stall_s: float = 0.0
     h2d_bytes: float = 0.0
     d2h_bytes: float = 0.0
-    peak_bytes: float = 0.0
+    peak_kv_bytes: float = 0.0
     groups: int = 0
 
 
@@ -181,7 +181,7 @@ class ScheduleRun:
                 in_use = num_layers
                 if num_streamed:
                     in_use += _NUM_STREAM_BUFFERS - num_streamed
-                totals.peak_bytes = max(totals.peak_bytes, in_use * layer_bytes)
+                totals.peak_kv_bytes = max(totals.peak_kv_bytes, in_use * layer_bytes)
         return self._finished(totals, verdict)
 
     # --- the generator -----------------------------------------------------------------------
@@ -217,7 +217,7 @@ class ScheduleRun:
         group_s = step.num_tokens * self.roofline.decode_step(rows, read, seen, self.layout)
         totals.decode_s += num_groups * group_s
         totals.groups += num_groups
-        totals.peak_bytes = max(totals.peak_bytes, self._group_bytes(step, num_groups))
+        totals.peak_kv_bytes = max(totals.peak_kv_bytes, self._group_bytes(step, num_groups))
         return group_s
 
     def _rows_and_tokens(self, step: TreeStep, num_groups: int) -> tuple[int, float, float]:
@@ -319,20 +319,16 @@ class ScheduleRun:
             self.score(totals, self.scorer)
         prefill_s = self.roofline.prefill(self.workload.prompt_tokens)
         time_s = prefill_s + totals.decode_s + totals.verify_s + totals.stall_s
+        sums: dict[str, Any] = vars(totals)
+        figures = {name: round(x) if name.endswith("_bytes") else x for name, x in sums.items()}
         return Estimate(
             fits=verdict == "fits",
             borderline=verdict == "borderline",
             time_s=time_s,
             prefill_s=prefill_s,
-            decode_s=totals.decode_s,
-            verify_s=totals.verify_s,
-            stall_s=totals.stall_s,
             io_share=totals.stall_s / time_s,
-            h2d_bytes=round(totals.h2d_bytes),
-            d2h_bytes=round(totals.d2h_bytes),
-            groups=totals.groups,
-            peak_kv_bytes=round(totals.peak_bytes),
             limited_by=self._limited_by(totals),
+            **figures,
         )
 
     def _limited_by(self, totals: Totals) -> str:
