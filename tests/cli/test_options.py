@@ -45,3 +45,14 @@ def test_options_override_a_recipe_and_the_rest_of_it_stands(cli, fake, tmp_path
     assert cli("solve", "p", "--recipe", recipe, "--n", "4", "--no-ignore-eos").code == 0
     assert (fake.settings.search.n, fake.settings.search.seed) == (4, 3)
     assert fake.settings.step.ignore_eos is False
+
+
+@pytest.mark.parametrize("command", [("eval", "bundled:test"), ("serve",)])
+def test_engines_elsewhere_need_no_address(cli, monkeypatch, command):
+    """Then they are processes of this machine."""
+    asked = []
+    monkeypatch.setattr("beamwright.cluster.serving.Cluster", lambda *where: asked.append(where))
+    cli(*command, "--replicas", "auto", "--replica-cores", 3, "--model", "nowhere")
+    cli(*command, "--ray", "auto", "--replicas", 2, "--model", "nowhere")
+    assert asked == [(None, None, 3, ()), ("auto", 2, 1, ())]
+    assert "--replicas many: give a number, or auto" in cli(*command, "--replicas", "many").err
