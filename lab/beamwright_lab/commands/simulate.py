@@ -219,10 +219,10 @@ def _report(
     settings = invocation.settings
     models = read_models(settings, machine)
     generator, verifier = models.generator, models.verifier
-    if case.longest > generator.shape.context:
+    if case.longest > generator.sizes.shape.context:
         raise InputError(
             f"paths of {case.longest} tokens exceed the context of {generator.name}, "
-            f"{generator.shape.context} tokens"
+            f"{generator.sizes.shape.context} tokens"
         )
     _, plan = split_memory(settings, models)
     names = ("max_batch", "batching", "verify_ahead", "write_back", "victims")
@@ -322,7 +322,7 @@ def _simulate(
             kv_budget_bytes=plan.generator_kv_bytes,
             schedule=schedule,
             step=case.step,
-            context=generator.shape.context,
+            context=generator.sizes.shape.context,
             verifier=scorer,
             split=split,
             hardware=models.profile,
@@ -355,7 +355,7 @@ def _simulate_sparse(
     found = simulate_sparse(
         case.tree,
         Roofline(generator.costs, models.profile),
-        SparseCase(rule, generator.shape),
+        SparseCase(rule, generator.sizes.shape),
         plan.generator_kv_bytes,
     )
     named = {"method": rule.method, "select": rule.select, "first": rule.first}

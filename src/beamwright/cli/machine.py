@@ -14,7 +14,7 @@ from beamwright.cli.options import option
 from beamwright.cli.output import add_row, figures_table, print_json, short_number
 from beamwright.config import Settings
 from beamwright.errors import InputError, format_bytes
-from beamwright.plan.costs import ModelCosts, Storage, storage_of
+from beamwright.plan.costs import ModelCosts, storage_of
 from beamwright.plan.machines import (
     CARDS,
     CUSTOM,
@@ -131,8 +131,6 @@ class SizedModel:
     """A model in its precision. sizes: in memory; costs: for the cost model."""
 
     name: str
-    shape: ModelShape
-    storage: Storage
     sizes: ModelBytes
     costs: ModelCosts
 
@@ -176,10 +174,8 @@ def read_models(settings: Settings, machine: Machine) -> Models:
     def sized(name: str, shape: ModelShape, weights: str) -> SizedModel:
         is_packed = shape.packed is not None
         storage = storage_of(weights, has_int4_kernel=has_kernel, is_packed=is_packed)
-        kept = element_bytes, storage, model.kv_dtype
-        return SizedModel(
-            name, shape, storage, ModelBytes(shape, *kept), ModelCosts.of(shape, *kept)
-        )
+        kept = shape, element_bytes, storage, model.kv_dtype
+        return SizedModel(name, ModelBytes(*kept), ModelCosts.of(*kept))
 
     generator = sized(model.model, find_shape(model), model.weights)
     shape = find_verifier_shape(model)

@@ -95,7 +95,7 @@ def _report(
     settings: Settings, machine: Machine, prompt: int, generate: int | None
 ) -> dict[str, Any]:
     models = read_models(settings, machine)
-    workload = _workload(settings, models.generator.shape.context, prompt, generate)
+    workload = _workload(settings, models.generator.sizes.shape.context, prompt, generate)
     path_tokens = workload.prompt_tokens + workload.generate_tokens
     costs = models.generator.costs.on_paths(path_tokens, workload.step_tokens)
     models = replace(models, generator=replace(models.generator, costs=costs))
@@ -141,7 +141,7 @@ def _report(
 def _about(model: SizedModel, kv_budget_bytes: int) -> dict[str, Any]:
     return {
         "model": model.name,
-        "weights": str(model.storage),
+        "weights": str(model.sizes.storage),
         "weight_bytes": model.costs.weight_bytes,
         "kv_bytes_per_token": model.costs.kv_bytes_per_token,
         "kv_budget_bytes": kv_budget_bytes,
