@@ -38,6 +38,7 @@ from beamwright.models.config import find_shape
 from beamwright.plan.compare import ResidentNeed, estimate, max_beams_in_gpu, resident_need
 from beamwright.plan.schedules import Scorer
 from beamwright.plan.workload import Workload
+from beamwright.registry import flag_of
 from beamwright.units import GIB
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def _advice(
         budget, scorer = budgets.generator_kv_bytes, _scorer(models, budgets)
         beams = max_beams_in_gpu(workload, models.generator.costs, budget, scorer)
         if beams >= workload.num_beams:
-            return f"--{name.replace('_', '-')} {value} makes it {beams:,}"
+            return f"{flag_of(name)} {value} makes it {beams:,}"
     ways = [f"about --n {most}"] if most > 0 else []
     ways += ["--schedule locality keeps the rest in host memory"] if has_tier else []
     return ", or ".join(ways) or "shorter steps, a smaller --width or smaller models may"

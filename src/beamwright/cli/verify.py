@@ -28,7 +28,7 @@ from beamwright.config import Settings, option_owners, section_fields
 from beamwright.errors import InputError
 from beamwright.evaluate.run import parse_records
 from beamwright.io import read_file, read_object
-from beamwright.registry import extra_of
+from beamwright.registry import extra_of, flag_of
 from beamwright.saved.identity import CODE, plugin_code
 from beamwright.verify.find import check_models
 
@@ -236,7 +236,7 @@ def _settings(claim: Claim, given: Mapping[str, Any]) -> Settings:
         # A stranger's file does not choose what is downloaded, or which files are a template.
         fetched = name in ("model", "verifier") and "hf:" in str(value)
         if name not in given and (fetched or (name == "chat_template" and "{" not in str(value))):
-            flag = f"--{name.replace('_', '-')} {value}"
+            flag = f"{flag_of(name)} {value}"
             raise InputError(f"{claim.place}: to have it loaded, add {flag:.200}")
     try:
         settings = Settings.build(**{**kept, **given})
@@ -377,7 +377,7 @@ class _Report:
 
     def summary(self) -> str:
         """In a line."""
-        changed = "".join(f", --{k.replace('_', '-')} {v}" for k, v in self.given.items())
+        changed = "".join(f", {flag_of(name)} {value}" for name, value in self.given.items())
         left = f", {len(self.skipped)} cannot be derived again" if self.skipped else ""
         return f"{self.equal} of {len(self.claims)} equal{changed}{left}; {self.promised}"
 

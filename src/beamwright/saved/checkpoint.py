@@ -28,7 +28,7 @@ from beamwright.errors import InputError
 from beamwright.io import read_object, write_whole
 from beamwright.models.config import find_shape
 from beamwright.models.load import resolve_dtype
-from beamwright.registry import PLUGIN_MODULE, Table
+from beamwright.registry import PLUGIN_MODULE, Table, flag_of
 from beamwright.saved.identity import CODE, plugin_code
 from beamwright.search import STRATEGIES
 from beamwright.search.defaults import with_defaults
@@ -67,8 +67,8 @@ class Checkpoint:
         for option in dict.fromkeys([*wanted, *self.settings]):
             was, now = self.settings.get(option), wanted.get(option)
             if was != now:
-                name = f"--{option.replace('_', '-')}"
-                raise InputError(f"{file}: was saved with {name} {_shown(was)}, not {_shown(now)}")
+                values = f"{flag_of(option)} {_shown(was)}, not {_shown(now)}"
+                raise InputError(f"{file}: was saved with {values}")
 
     def go_on(self, run: TreeRun) -> None:
         """Tell a run how far it is."""
