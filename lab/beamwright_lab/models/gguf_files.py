@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import torch
 
 _ALIGNMENT = 32
-_KINDS = {"F32": 0, "Q5_0": 6, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14}
+_KINDS = {"F32": 0, "Q5_0": 6, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14, "BF16": 30}
 _LONG_BLOCK = 256
 _NAMES = {
     **{"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"},
@@ -83,10 +83,10 @@ QUANTISE: Mapping[str, tuple[int, Callable[[torch.Tensor], torch.Tensor]]] = {
 
 
 def kind_of(name: str, weight: torch.Tensor, mix: str) -> str:
-    """The type of a tensor of a Q8_0 or Q4_K_M file; widths that have no long blocks fall back."""
+    """The type of a tensor of such a file; widths that have no long blocks fall back."""
     if weight.dim() == 1:
         return "F32"
-    if mix == "Q8_0":
+    if mix in ("BF16", "Q8_0"):
         return mix
     finer = any(part in name for part in ("token_embd", "output", "attn_v", "ffn_down"))
     if weight.shape[-1] % _LONG_BLOCK:
@@ -108,7 +108,8 @@ def _value(value: Any) -> bytes:
         return struct.pack("<If", 6, value)
     if isinstance(value, str):
         return struct.pack("<I", 8) + _text(value)
-    kind = _value(value[0])[:4]
+    # Token types are signed: llama.cpp takes no others.
+    kind = struct.pack("<I", 5) if isinstance(value[0], int) else _value(value[0])[:4]
     return (
         struct.pack("<I", 9)
         + kind
@@ -164,7 +165,7 @@ def called(name: str) -> str:
 
 
 def write_gguf(folder: Path, file: Path, mix: str) -> None:
-    """A qwen2 checkpoint's folder as one file. mix: "Q8_0" or "Q4_K_M"."""
+    """A qwen2 checkpoint's folder as one file. mix: "BF16", "Q8_0" or "Q4_K_M"."""
     from safetensors import safe_open
 
     with safe_open(folder / "model.safetensors", framework="pt") as source, open(file, "wb") as out:
@@ -173,7 +174,7 @@ def write_gguf(folder: Path, file: Path, mix: str) -> None:
         for name in names:
             weight = source.get_tensor(name)
             kind = kind_of(called(name), weight, mix)
-            size = weight.numel() * 4
+            size = weight.numel() * (2 if kind == "BF16" else 4)
             if kind in QUANTISE:
                 values, quantise = QUANTISE[kind]
                 size = weight.numel() // values * quantise(torch.zeros(1, values)).numel()
@@ -192,7 +193,9 @@ def write_gguf(folder: Path, file: Path, mix: str) -> None:
             if kind in QUANTISE:
                 values, quantise = QUANTISE[kind]
                 weight = quantise(weight.reshape(-1, values))
-            out.write(weight.contiguous().numpy().tobytes())
+            elif kind == "BF16":
+                weight = weight.bfloat16()
+            out.write(weight.contiguous().view(torch.uint8).numpy().tobytes())
             _pad(out)
 
 

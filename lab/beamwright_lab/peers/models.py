@@ -7,6 +7,7 @@ bfloat16 as that is published.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from string import ascii_lowercase
@@ -58,6 +59,46 @@ def model_folder(name: str) -> Path:
         (folder / "done").write_text(json.dumps(facts) + "\n", encoding="utf-8")
         say(f"written: {folder}, {facts}")
     return folder
+
+
+def int8_folder(folder: Path) -> Path:
+    """The same beside it, with its projections in int8 a row, as vLLM's W8A8 reads them."""
+    from safetensors.torch import load_file, save_file
+
+    place = folder.with_name(f"{folder.name}-int8")
+    if (place / "done").is_file():
+        return place
+    place.mkdir(exist_ok=True)
+    for file in (*folder.glob("*.json"), *folder.glob("*.jinja")):
+        shutil.copy(file, place)
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        weight = tensors[name].float()
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        tensors[name] = (weight / scale).round().to(torch.int8)
+        tensors[f"{name}_scale"] = scale.to(torch.bfloat16)
+    save_file(tensors, place / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["quantization_config"] = _W8A8
+    (place / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (place / "done").write_text("", encoding="utf-8")
+    return place
+
+
+_INT8 = {"num_bits": 8, "type": "int", "symmetric": True}
+_W8A8 = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "quantization_status": "compressed",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {**_INT8, "strategy": "channel", "dynamic": False},
+            "input_activations": {**_INT8, "strategy": "token", "dynamic": True},
+        }
+    },
+}
 
 
 def _write_llama(folder: Path) -> Mapping[str, Any]:

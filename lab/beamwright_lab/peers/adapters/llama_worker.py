@@ -1,0 +1,92 @@
+"""The llama.cpp side: a worker on `llama-cpp-python`, by its low-level calls.
+
+n sequences share the prompt's KV (`llama_memory_seq_cp` of a unified cache), every step is one
+batch of n rows, and every row is drawn by llama.cpp's own sampler over the whole vocabulary.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from typing import Any
+
+from beamwright_lab.peers.adapters.worker import serve
+
+_ROUND = 256  # a cache's length is a multiple of this
+
+
+class _Engine:
+    """One model and one cache for n paths of `length` tokens, the prompt's counted."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        import llama_cpp
+
+        self._api = llama_cpp
+        llama_cpp.llama_backend_init()
+        params = llama_cpp.llama_model_default_params()
+        params.n_gpu_layers = 0
+        self._model = llama_cpp.llama_model_load_from_file(options["file"].encode(), params)
+        if not self._model:
+            raise RuntimeError(f"llama.cpp does not load {options['file']}")
+        context = llama_cpp.llama_context_default_params()
+        n, length = options["n"], options["length"]
+        context.n_ctx = -(-n * length // _ROUND) * _ROUND
+        context.n_seq_max, context.n_batch = n, max(length, n)
+        context.n_threads = context.n_threads_batch = options["threads"]
+        context.kv_unified = True  # one cache of all sequences, not a part for each
+        self._context = llama_cpp.llama_init_from_model(self._model, context)
+        if not self._context:
+            raise RuntimeError("llama.cpp makes no context of this size")
+        self._memory = llama_cpp.llama_get_memory(self._context)
+        self._batch = llama_cpp.llama_batch_init(context.n_batch, 0, 1)
+
+    def paths(self, prompt: list[int], n: int, num_new: int, temperature: float) -> dict[str, Any]:
+        api = self._api
+        api.llama_memory_clear(self._memory, True)
+        sample = self._sampler(temperature)
+        start = time.perf_counter()
+        last = len(prompt) - 1
+        self._decode([(t, at, 0, at == last) for at, t in enumerate(prompt)])
+        rows = [[sample(last)] for _ in range(n)]
+        for row in range(1, n):
+            api.llama_memory_seq_cp(self._memory, 0, row, -1, -1)
+        for at in range(num_new - 1):
+            self._decode([(ids[-1], len(prompt) + at, row, True) for row, ids in enumerate(rows)])
+            for row, ids in enumerate(rows):
+                ids.append(sample(row))
+        seconds = time.perf_counter() - start
+        return {"seconds": seconds, "tokens": sum(map(len, rows)), "first": rows[0]}
+
+    def _decode(self, rows: list[tuple[int, int, int, bool]]) -> None:
+        """Forward (token, position, sequence, whether its logits are wanted)."""
+        batch = self._batch
+        batch.n_tokens = len(rows)
+        for i, (token, position, sequence, wanted) in enumerate(rows):
+            batch.token[i], batch.pos[i], batch.logits[i] = token, position, wanted
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
+        status = self._api.llama_decode(self._context, batch)
+        if status:
+            raise RuntimeError(f"llama_decode returned {status}")
+
+    def _sampler(self, temperature: float) -> Callable[[int], int]:
+        api = self._api
+        chain = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
+        api.llama_sampler_chain_add(chain, api.llama_sampler_init_temp(temperature))
+        seed = ctypes.c_uint32(time.perf_counter_ns() & 0xFFFFFFFF).value
+        api.llama_sampler_chain_add(chain, api.llama_sampler_init_dist(seed))
+        return lambda row: int(api.llama_sampler_sample(chain, self._context, row))
+
+
+def _start(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    import llama_cpp
+
+    facts = {
+        "version": f"llama-cpp-python {llama_cpp.__version__}",
+        "system": llama_cpp.llama_print_system_info().decode(),
+    }
+    return facts, {"paths": _Engine(options).paths}
+
+
+if __name__ == "__main__":
+    serve(_start)

@@ -1,0 +1,53 @@
+"""Our own side in a process of its own, so that its peak memory is nobody else's."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+from beamwright_lab.peers.adapters.worker import serve
+
+
+def _start(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    import torch
+
+    import beamwright
+    from beamwright import Solver
+    from beamwright.protocols import RoundReport
+
+    torch.set_num_threads(options["threads"])
+    solver = Solver(
+        model=options["folder"],
+        verifier="none",
+        dtype="bfloat16",
+        weights=options["weights"],
+        search="best-of-n",
+        choose="majority",  # nothing scores the paths
+        n=options["n"],
+        step_tokens=options["tokens"],
+        max_tokens=options["tokens"],
+        ignore_eos=True,
+        temperature=options["temperature"],
+        drafts="off",  # random weights foresee nothing
+    )
+    prompt: list[int] = []
+
+    def look(report: RoundReport) -> None:
+        prompt[:] = report.tree.root.token_ids
+
+    exact = solver.synthetic(options["prompt_tokens"], on_round=look).exact
+    facts = {"version": f"beamwright {beamwright.__version__}", "prompt": prompt, "exact": exact}
+    return facts, {"paths": partial(_paths, solver, options["prompt_tokens"])}
+
+
+def _paths(solver: Any, prompt_tokens: int, **same: Any) -> dict[str, Any]:
+    """What the solver was made for; the prompt is the one that the others were given."""
+    del same
+    start = time.perf_counter()
+    solution = solver.synthetic(prompt_tokens)
+    return {"seconds": time.perf_counter() - start, "tokens": solution.tokens.generated}
+
+
+if __name__ == "__main__":
+    serve(_start)

