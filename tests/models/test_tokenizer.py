@@ -157,3 +157,16 @@ def test_every_configured_eos_ends_a_path(load, tmp_path):
     assert load().eos_ids == {2, 9}
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
     assert load().eos_ids == {2, 5, 6}
+
+
+def test_what_a_tokenizer_was_made_of_is_not_held(tmp_path):
+    letters = sorted(ByteLevel.alphabet())
+    folder = fakes.wrap(fakes.byte_level_bpe(letters=letters))
+    folder.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}', encoding="utf-8")
+    codec = TextCodec.load(tmp_path, "{{ messages[0]['content'] }}")
+    held = codec._write.func.__self__
+    assert type(held).__name__ == "Qwen2Tokenizer"
+    assert not vars(held).keys() & {"_vocab", "_merges"}
+    assert codec.chat([{"content": TEXT, "role": "user"}]) == TEXT
+    assert codec.decode(codec.encode(TEXT)) == TEXT

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from beamwright.attention import make_attention
+from beamwright.engine.selftest import _OwnTokenOnly
 from beamwright.kv.segments import PathPart
+from beamwright.models import dense
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.linear import prepack
 from beamwright.models.shape import shape_from_text
@@ -45,3 +47,18 @@ def test_what_is_not_read_changes_no_bit_of_what_is(decoder, backend, chunk_toke
     for every, found, read in zip(whole, some, READS, strict=True):
         assert torch.equal(found, every[list(read)])
     assert all(map(torch.equal, kv, same_kv))
+
+
+@torch.inference_mode()
+def test_an_mlp_of_many_rows_is_computed_in_parts_with_the_same_bits(decoder, monkeypatch):
+    tokens, inside, parts = torch.arange(48), DenseDecoder._inside, []
+    whole = decoder.hidden(tokens, tokens, _OwnTokenOnly())
+
+    def seen(self, layer, x):
+        parts.append(len(x))
+        return inside(self, layer, x)
+
+    monkeypatch.setattr(dense, "_INNER_ROWS", 16)
+    monkeypatch.setattr(DenseDecoder, "_inside", seen)
+    assert torch.equal(decoder.hidden(tokens, tokens, _OwnTokenOnly()), whole)
+    assert parts == [16] * 3 * 2

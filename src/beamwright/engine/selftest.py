@@ -18,6 +18,7 @@ from beamwright.kv.segments import Path, PathPart
 from beamwright.models.decoder import ROW_MULTIPLE, Decoder
 from beamwright.models.session import DecodeSession
 from beamwright.models.tree_model import PrefillRequest, TreeModel
+from beamwright.models.weights import give_back
 from beamwright.protocols import AttentionBackend
 from beamwright.sections import SamplingSettings
 
@@ -116,6 +117,7 @@ class _Rows:
 
     def decode(self, rows: range) -> torch.Tensor:
         """Noisy logits [rows, steps] of these rows, decoded together."""
+        give_back()  # of the batch before
         token_bytes = self._decoder.shape.kv_bytes_per_token(self._decoder.dtype.itemsize)
         model = TreeModel(self._decoder, self._backend, _KV_TOKENS * token_bytes)
         prompt, parents, segments = model.store.create(), list[Any](), list[Any]()
@@ -136,6 +138,7 @@ class _Rows:
         session = model.open_session(paths, segments)
         drawn = [self._draw(session, rows, step) for step in range(_STEPS)]
         session.close()
+        model.store.recompute_segments = None  # no circle: its pool goes at once
         return torch.stack(drawn, dim=1)
 
     def _draw(self, session: DecodeSession, rows: range, step: int) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -55,6 +56,7 @@ class DecoderWeights:
     positions: torch.Tensor | None = None
 
 
+_INNER_ROWS = 512  # of an MLP at a time on a CPU: inside, a row is some ten times as wide
 _ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
     "relu": F.relu,
@@ -133,8 +135,10 @@ class DenseDecoder(Decoder):
         kept = sorted(group.layers[0] for group in shape.kv_groups)
         groups = [replace(g, layers=(kept.index(g.layers[0]),)) for g in shape.groups]
         shape = replace(shape, layers=len(kept), groups=tuple(groups))
-        weights = replace(self.weights, layers=[layers[number] for number in kept])
-        return DenseDecoder(shape, weights, self.tile_rows)
+        first = copy(self)  # with the same tables
+        first.shape = shape
+        first.weights = replace(self.weights, layers=[layers[number] for number in kept])
+        return first
 
     def _by_tile(
         self, work: Callable[..., tuple[torch.Tensor, ...]], *tensors: torch.Tensor
@@ -168,11 +172,18 @@ class DenseDecoder(Decoder):
     def _after(self, layer: Layer, x: torch.Tensor, context: torch.Tensor) -> tuple[torch.Tensor]:
         """The rest of a block, behind attention."""
         x = x + layer.out(context.flatten(1))
+        if len(x) > _INNER_ROWS and x.device.type == "cpu":
+            for rows in x.split(_INNER_ROWS):
+                rows.add_(self._inside(layer, rows))
+            return (x,)
+        return (x + self._inside(layer, x),)
+
+    def _inside(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
         inner = layer.gate_up(layer.mlp_norm(x))
         if self.shape.gated:
             gate, up = inner.chunk(2, dim=-1)
-            return (x + layer.down(self._activate(gate).mul_(up)),)
-        return (x + layer.down(self._activate(inner)),)
+            return layer.down(self._activate(gate).mul_(up))
+        return layer.down(self._activate(inner))
 
     def _rotary_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin [context, head_dim]; sin's first half is negated: halves are swapped."""
