@@ -13,6 +13,7 @@ from beamwright.engine.noise import (
     NOISE_BITS,
     RowStream,
     gumbel_noise,
+    half_spread,
     lineage_key,
     row_words,
     spread_tokens,
@@ -76,16 +77,32 @@ def test_the_token_is_the_one_of_the_whole_row(kind, filters):
         assert torch.equal(fast[1], slow[1])
 
 
+@pytest.mark.parametrize("kind", LOGITS)
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_rows_that_draw_otherwise_are_drawn_in_any_number_of_threads(kind, threads):
+    hows = [{}, {"temperature": 0}, {"min_p": 0.1}, {"top_k": 9}, {}, {"temperature": 2.0}]
+    settings = [SamplingSettings(**how) for how in hows]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for logits in (logits_of(kind, 1), logits_of(kind, 2).bfloat16()):
+            fast, slow = both(logits, settings, [False] * (ROWS - 1) + [True])
+            assert torch.equal(fast[0], slow[0])
+            assert torch.equal(fast[1], slow[1])
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("kind", ["flat", "of a trained model"])
 def test_few_tokens_get_noise(kind, monkeypatch):
     seen = []
-    whole = noise.noise_of
+    whole = noise._gumbel
 
-    def counted(first, second, spread):
-        seen.append(spread.numel())
-        return whole(first, second, spread)
+    def counted(bits):
+        seen.append(bits.numel())
+        return whole(bits)
 
-    monkeypatch.setattr(noise, "noise_of", counted)
+    monkeypatch.setattr(noise, "_gumbel", counted)
     keys = stack_keys([lineage_key(0, (0, row)) for row in range(ROWS)], CPU)
     how = RowSampling.of([SamplingSettings(temperature=0.8)] * ROWS, CPU)
     Sampler(VOCAB, CPU).sample(logits_of(kind, 0), keys, torch.arange(ROWS), how)
@@ -108,7 +125,9 @@ def test_noise_is_within_its_bounds():
 def test_both_hashes_are_one():
     spread = spread_tokens(torch.arange(VOCAB))
     keys, positions = stack_keys([lineage_key(3, (0, 1))], CPU), torch.tensor([17])
-    words = RowStream(torch.stack(row_words(keys, positions), dim=1)[0].tolist(), spread).hashed()
+    row = RowStream(torch.stack(row_words(keys, positions), dim=1)[0].tolist(), half_spread(spread))
+    words, some = row.hashed(), np.array([0, 7, 19_999])
+    assert np.array_equal(row.hashed(some), words[some])
     uniform = ((words >> (32 - NOISE_BITS)).astype(np.float32) + 0.5) * 2.0**-NOISE_BITS
     mine = torch.from_numpy(uniform.astype(np.float32)).log_().neg_().log_().neg_()
     assert torch.equal(mine, gumbel_noise(keys, positions, spread)[0])

@@ -7,8 +7,9 @@ removing tokens from the vocabulary never shifts the draws of the others
 One row's token from a large vocabulary, on a CPU: Gumbel noise made of 23 bits is bounded both ways
 (`MOST_NOISE`, `LEAST_NOISE`): a token whose scaled logit lies further than their difference below
 the largest cannot be drawn, and no filter takes the largest away. Where that leaves too many, few
-of them have the noise that it takes to beat the best of those with the most. Token for token what
-`sampling` draws from the whole row. NumPy finds them faster than torch.
+of them have the noise that it takes to beat the best of the likeliest, or of those with the most
+noise. Token for token what `sampling` draws from the whole row. NumPy finds them faster than torch,
+and without threads of its own, so that several can draw.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import hashlib
 import math
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,10 +33,14 @@ LEAST_NOISE = -math.log((NOISE_BITS + 1) * math.log(2))
 
 _ROUNDING = 1e-5  # of sums and quotients in float32, relative, and then some
 _FEW = 0.1  # of the tokens; beyond, whole rows are about as fast
+_NEAR = 4.0  # below the largest logit, scaled
 _TRIED_FIRST = 256  # tokens, those with the most noise
 
 HashWords: TypeAlias = npt.NDArray[np.uint32]
 """A word for each token [tokens]: the upper `NOISE_BITS` of each make its noise."""
+Logits: TypeAlias = npt.NDArray[np.float32]
+TokenIds: TypeAlias = npt.NDArray[np.int64]
+"""Ascending."""
 
 
 def lineage_key(seed: int, lineage: Lineage, purpose: str = "") -> tuple[int, int]:
@@ -81,31 +87,34 @@ def noise_of(first: torch.Tensor, second: torch.Tensor, spread: torch.Tensor) ->
     x = spread ^ first
     x.bitwise_xor_(_shift(x, 16)).mul_(-2048144789).add_(second)
     x.bitwise_xor_(_shift(x, 13)).mul_(-1028477387)
-    uniform = _shift(x, 32 - NOISE_BITS).float().add_(0.5).mul_(2.0**-NOISE_BITS)
-    return uniform.log_().neg_().log_().neg_()
+    return _gumbel(_shift(x, 32 - NOISE_BITS).float())
+
+
+def _gumbel(bits: torch.Tensor) -> torch.Tensor:
+    """Noise of `NOISE_BITS` bits each, whole numbers in float32; in place."""
+    return bits.add_(0.5).mul_(2.0**-NOISE_BITS).log_().neg_().log_().neg_()
+
+
+def half_spread(spread: torch.Tensor) -> HashWords:
+    """`spread_tokens` after the first xor-shift, which is linear: a row's word may come later."""
+    words: HashWords = spread.numpy().view(np.uint32)
+    return words ^ (words >> np.uint32(16))
 
 
 class RowStream(NamedTuple):
-    """One row's noise. words: its `row_words`; spread: `spread_tokens`, on a CPU."""
+    """One row's noise. words: its `row_words`; half: `half_spread`."""
 
     words: tuple[int, int]
-    spread: torch.Tensor
+    half: HashWords
 
-    def noise(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Of these tokens, float32."""
-        first, second = torch.tensor(self.words, dtype=torch.int32)
-        return noise_of(first, second, self.spread[token_ids])
-
-    def hashed(self) -> HashWords:
-        """The same hash of all tokens, without the logarithms. NumPy is faster than torch here."""
+    def hashed(self, tokens: TokenIds | None = None) -> HashWords:
+        """The hash in `noise_of`, of these tokens, or of all; without the logarithms."""
         first, second = (np.uint32(word & 0xFFFFFFFF) for word in self.words)
-        x: HashWords = self.spread.numpy().view(np.uint32) ^ first
-        shifted = x >> 16
-        x ^= shifted
+        half = self.half if tokens is None else self.half[tokens]
+        x: HashWords = half ^ (first ^ (first >> 16))
         x *= np.uint32(-2048144789 & 0xFFFFFFFF)
         x += second
-        np.right_shift(x, 13, out=shifted)
-        x ^= shifted
+        x ^= x >> 13
         x *= np.uint32(-1028477387 & 0xFFFFFFFF)
         return x
 
@@ -134,24 +143,20 @@ class RowWay(NamedTuple):
     min_p: float
 
 
-def draw_candidate(logits: torch.Tensor, way: RowWay, stream: RowStream) -> int | None:
-    """The token drawn from logits [tokens] in float32, or None: ask the whole row."""
-    scaled = logits / way.temperature
-    highest = float(scaled.amax())
-    if not math.isfinite(highest):
+def draw_candidate(logits: Logits, way: RowWay, stream: RowStream) -> int | None:
+    """The token drawn from logits [tokens], or None: ask the whole row."""
+    row, few = _Row(logits, way.temperature, stream), int(_FEW * len(logits))
+    if not math.isfinite(row.highest):
         return None
-    least = _below(highest, MOST_NOISE - LEAST_NOISE)
-    if way.min_p:
-        least = max(least, _below(highest, -math.log(way.min_p)))
-    few = int(_FEW * len(scaled))
-    tokens = _not_below(least, scaled)
-    if len(tokens) > few and way.top_k:
-        tokens = _top(scaled, way.top_k)
-    if len(tokens) > few:
-        if way.top_k or way.top_p < math.inf or way.min_p:
-            return None
-        return _loudest(scaled, highest, stream)
-    return _best(_filtered(tokens, scaled, highest, way), scaled, stream)[0]
+    distance = MOST_NOISE - LEAST_NOISE
+    tokens = row.within(min(distance, -math.log(way.min_p)) if way.min_p else distance, few)
+    if tokens is None and way.top_k:
+        tokens = row.top(way.top_k, few)
+    if tokens is not None:
+        return row.best(_filtered(tokens, row, way))[0]
+    if way.top_k or way.top_p < math.inf or way.min_p:
+        return None
+    return _loudest(row, few)
 
 
 def _below(highest: float, distance: float) -> float:
@@ -159,62 +164,90 @@ def _below(highest: float, distance: float) -> float:
     return highest - distance - _ROUNDING * (2 * abs(highest) + abs(distance) + 1)
 
 
-def _not_below(least: float, scaled: torch.Tensor) -> torch.Tensor:
-    """Tokens whose scaled logit is at least so large, ascending."""
-    return torch.from_numpy(np.flatnonzero(scaled.numpy() >= least))
+def _few_of(chosen: npt.NDArray[np.bool_], most: int) -> TokenIds | None:
+    """Those that are chosen, unless they are more than `most`."""
+    return np.flatnonzero(chosen) if np.count_nonzero(chosen) <= most else None
 
 
-def _top(scaled: torch.Tensor, top_k: int) -> torch.Tensor:
-    """What top-k leaves of a whole row, ascending."""
-    return _not_below(float(scaled.topk(min(top_k, len(scaled))).values[-1]), scaled)
+class _Row:
+    """Logits [tokens] by temperature, and their noise. highest: of them."""
+
+    def __init__(self, logits: Logits, temperature: float, stream: RowStream) -> None:
+        self._logits, self._temperature = logits, np.float32(temperature)
+        self.stream, self.highest = stream, float(self.scaled(logits.argmax()))
+
+    def scaled(self, tokens: Any) -> Any:
+        """Of some tokens."""
+        with np.errstate(over="ignore"):
+            return self._logits[tokens] / self._temperature
+
+    @cached_property
+    def whole(self) -> torch.Tensor:
+        """Of all tokens."""
+        return torch.from_numpy(self.scaled(slice(None)))
+
+    def within(self, distance: float, most: int) -> TokenIds | None:
+        """All tokens so far below the largest, or little further, if they are at most so many."""
+        least = _below(self.highest, distance) * float(self._temperature)
+        return _few_of(self._logits >= np.float32(least), most)
+
+    def top(self, top_k: int, most: int) -> TokenIds | None:
+        """What top-k leaves, if it is at most so many."""
+        least = float(self.whole.topk(min(top_k, len(self.whole))).values[-1])
+        return _few_of(self.whole.numpy() >= least, most)
+
+    def best(self, tokens: TokenIds, hashed: HashWords | None = None) -> tuple[int, float]:
+        """The token that wins among these, and its noisy logit. hashed: of all, if known."""
+        words = self.stream.hashed(tokens) if hashed is None else hashed[tokens]
+        noise = _gumbel(torch.from_numpy((words >> (32 - NOISE_BITS)).astype(np.float32)))
+        noisy = noise.numpy() + self.scaled(tokens)
+        place = int(noisy.argmax())
+        return int(tokens[place]), float(noisy[place])
 
 
-def _best(tokens: torch.Tensor, scaled: torch.Tensor, stream: RowStream) -> tuple[int, float]:
-    """The token that wins among these, ascending, and its noisy logit."""
-    noisy = stream.noise(tokens).add_(scaled[tokens])
-    place = int(noisy.argmax())
-    return int(tokens[place]), float(noisy[place])
-
-
-def _loudest(scaled: torch.Tensor, highest: float, stream: RowStream) -> int | None:
+def _loudest(row: _Row, few: int) -> int | None:
     """The token drawn, found among those with the most noise; None if that takes most of them."""
-    hashed, size = stream.hashed(), len(scaled)
-    first = 1 - min(_TRIED_FIRST / size, 1)
-    tokens = _at_least(first, hashed)
-    if not len(tokens):
+    hashed, first = row.stream.hashed(), 1.0
+    tried, distance = row.within(_NEAR, few), _NEAR
+    if tried is None:
+        first, distance = 1 - min(_TRIED_FIRST / len(hashed), 1), 0.0
+        tried = _at_least(first, hashed)
+    if not len(tried):
         return None
-    token, noisy = _best(tokens, scaled, stream)
-    # Whoever beats it has more noise than its lead over the largest logit.
-    lead = _below(noisy, highest + _ROUNDING * abs(highest))
+    best = row.best(tried, hashed)
+    # Whoever beats it has more noise than its lead over the largest logit of the others.
+    lead = _below(best[1], row.highest + _ROUNDING * abs(row.highest) - distance)
     needed = math.exp(-math.exp(-lead)) if lead > LEAST_NOISE else 0.0
     if 1 - needed > _FEW:
         return None
-    return token if needed >= first else _best(_at_least(needed, hashed), scaled, stream)[0]
+    loud = _at_least(needed, hashed) if needed < first else tried[:0]
+    if len(loud):
+        best = max(best, row.best(loud, hashed), key=lambda each: (each[1], -each[0]))
+    return best[0]
 
 
-def _at_least(uniform: float, hashed: HashWords) -> torch.Tensor:
+def _at_least(uniform: float, hashed: HashWords) -> TokenIds:
     """Tokens whose uniform number is at least so large, give or take a few steps of it."""
     step = max(int(uniform * 2**NOISE_BITS) - 4, 0)
-    return torch.from_numpy(np.flatnonzero(hashed >= np.uint32(step << (32 - NOISE_BITS))))
+    return np.flatnonzero(hashed >= np.uint32(step << (32 - NOISE_BITS)))
 
 
-def _filtered(
-    tokens: torch.Tensor, scaled: torch.Tensor, highest: float, way: RowWay
-) -> torch.Tensor:
-    """The tokens, ascending, that top-k, top-p and min-p leave, in that order."""
+def _filtered(tokens: TokenIds, row: _Row, way: RowWay) -> TokenIds:
+    """The tokens that top-k, top-p and min-p leave, in that order."""
     all_of_top_k = 0 < way.top_k <= len(tokens)
     if all_of_top_k:
-        values = scaled[tokens]
-        tokens = tokens[values >= values.topk(way.top_k).values[-1]]
+        values = torch.from_numpy(row.scaled(tokens))
+        tokens = tokens[(values >= values.topk(way.top_k).values[-1]).numpy()]
     if way.top_p < math.inf:
-        whole = scaled
-        if all_of_top_k or 0 < way.top_k < len(scaled):
-            whole = scaled[tokens if all_of_top_k else _top(scaled, way.top_k)]
-        ordered, index = scaled[tokens].sort(descending=True, stable=True)
-        probs = (ordered - highest).exp_().div_((whole - highest).exp_().sum())
+        scaled = torch.from_numpy(row.scaled(tokens))
+        whole = scaled if all_of_top_k else row.whole
+        if not all_of_top_k and 0 < way.top_k < len(whole):
+            whole = whole[whole >= whole.topk(way.top_k).values[-1]]
+        ordered, index = scaled.sort(descending=True, stable=True)
+        probs = (ordered - row.highest).exp_().div_((whole - row.highest).exp_().sum())
         kept = probs.cumsum(-1) - probs < way.top_p
-        tokens = tokens[torch.zeros_like(kept).scatter_(0, index, kept)]
+        tokens = tokens[torch.zeros_like(kept).scatter_(0, index, kept).numpy()]
     if way.min_p:
-        probs = scaled[tokens].softmax(-1)
-        tokens = tokens[probs >= probs.amax() * way.min_p]
+        probs = torch.from_numpy(row.scaled(tokens)).softmax(-1)
+        tokens = tokens[(probs >= probs.amax() * way.min_p).numpy()]
     return tokens

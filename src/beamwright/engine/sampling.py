@@ -7,19 +7,25 @@ the likeliest tokens are computed apart from sampling, so that nobody's tokens d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from functools import partial
-from typing import NamedTuple
+from itertools import chain, zip_longest
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from beamwright.attention.kernels import why_no_kernels
 from beamwright.engine.noise import (
+    Logits,
     RowStream,
     RowWay,
     draw_candidate,
     gumbel_noise,
+    half_spread,
     row_words,
     spread_tokens,
 )
@@ -30,6 +36,7 @@ from beamwright.sections import SamplingSettings
 MOST_LIKELIEST = 20  # of one token; who asks for fewer gets the first of them
 _LIKELIEST = 20
 _LARGE_VOCAB = 16384
+_ROWS_OF_THREAD = 2  # at least, of a large vocabulary
 _AT_A_TIME = 16  # rows: their keys are twice as long as logits in float32
 
 
@@ -171,6 +178,15 @@ def _likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, logprobs.gather(1, ids)
 
 
+def _wide(logits: torch.Tensor) -> Logits:
+    """Logits in float32, made without torch's threads where they are bfloat16: its upper half."""
+    if logits.dtype != torch.bfloat16:
+        return logits.float().numpy()
+    bits = logits.view(torch.int16).numpy().view(np.uint16).astype(np.uint32)
+    bits <<= 16
+    return bits.view(np.float32)
+
+
 # --- drawing --------------------------------------------------------------------------------------
 
 
@@ -183,7 +199,8 @@ class Sampler:
     filters, whoever is beside them (`draw_kernel`; see `draws_in_kernel`).
 
     Rows of a large vocabulary are drawn one at a time on a CPU, so that one stays in the cache, and
-    only from the tokens that can win. The bits are those of all rows at once.
+    only from the tokens that can win, in as many threads as torch has. The bits are those of all
+    rows at once.
 
     Raises:
         KeyError: if a statistic is not in the table.
@@ -205,6 +222,8 @@ class Sampler:
         self._by_row = large and not captured and not fused
         self._stats = {name: TOKEN_STATS[name] for name in sorted(token_stats)}
         self._spread = spread_tokens(torch.arange(num_tokens, device=device))
+        if self._by_row:
+            self._half = half_spread(self._spread)
 
     def sample(
         self,
@@ -243,22 +262,45 @@ class Sampler:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         logits, keys, positions, *parameters = rows
         words = torch.stack(row_words(keys, positions), dim=1).tolist()
+        numbers = [*zip(*(values.flatten().tolist() for values in parameters), strict=True)]
+        read = [row for row in range(len(logits)) if row not in unread]
+
+        @torch.inference_mode()
+        def draw(share: Sequence[int]) -> list[tuple[int, float] | None]:
+            return [self._draw_alone(logits[row], words[row], *numbers[row]) for row in share]
+
+        # Top-p adds up whole rows, for which torch takes all threads.
+        threads = 1 if ways.top_p else min(torch.get_num_threads(), len(read) // _ROWS_OF_THREAD)
+        if threads > 1:
+            with ThreadPoolExecutor(threads) as pool:
+                shares = [read[first::threads] for first in range(threads)]
+                found = [*chain(*zip_longest(*pool.map(draw, shares)))]
+        else:
+            found = draw(read)
         chosen = torch.zeros(len(logits), dtype=torch.long)
         logprobs = torch.zeros(len(logits))
-        numbers = zip(*(values.flatten().tolist() for values in parameters), strict=True)
-        for row, (is_greedy, *way) in enumerate(numbers):
-            if row in unread:
+        for row, pair in zip(read, found, strict=False):
+            if pair is not None:
+                chosen[row], logprobs[row] = pair
                 continue
-            token, mine = None, logits[row].float()
-            if not is_greedy:
-                token = draw_candidate(mine, RowWay(*way), RowStream(words[row], self._spread))
-            if token is not None:
-                chosen[row], logprobs[row] = token, mine.log_softmax(-1)[token]
-                continue
-            one = slice(row, row + 1)
+            one, is_greedy = slice(row, row + 1), numbers[row][0]
             alone = ways._replace(is_greedy=is_greedy, draws=not is_greedy)
             chosen[one], logprobs[one] = self._sample(alone, *(values[one] for values in rows))
         return chosen, logprobs
+
+    def _draw_alone(
+        self, logits: torch.Tensor, words: tuple[int, int], is_greedy: bool, *way: Any
+    ) -> tuple[int, float] | None:
+        """A row's token and its log-probability; None: ask the whole row."""
+        mine = _wide(logits)
+        token: int | None = int(mine.argmax())
+        if not is_greedy:
+            token = draw_candidate(mine, RowWay(*way), RowStream(words, self._half))
+        elif not math.isfinite(mine[token]):
+            token = None
+        if token is None:
+            return None
+        return token, float(torch.from_numpy(mine).log_softmax(-1)[token])
 
     def _sample(
         self,
