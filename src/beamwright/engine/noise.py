@@ -33,6 +33,7 @@ LEAST_NOISE = -math.log((NOISE_BITS + 1) * math.log(2))
 
 _ROUNDING = 1e-5  # of sums and quotients in float32, relative, and then some
 _FEW = 0.1  # of the tokens; beyond, whole rows are about as fast
+_FEWER = 0.01  # beyond, finding which they are takes longer than the hash of all
 _NEAR = 4.0  # below the largest logit, scaled
 _TRIED_FIRST = 256  # tokens, those with the most noise
 
@@ -145,18 +146,18 @@ class RowWay(NamedTuple):
 
 def draw_candidate(logits: Logits, way: RowWay, stream: RowStream) -> int | None:
     """The token drawn from logits [tokens], or None: ask the whole row."""
-    row, few = _Row(logits, way.temperature, stream), int(_FEW * len(logits))
+    row = _Row(logits, way.temperature, stream)
     if not math.isfinite(row.highest):
         return None
+    filters = way.top_k or way.top_p < math.inf or way.min_p
+    few = int((_FEW if filters else _FEWER) * len(logits))
     distance = MOST_NOISE - LEAST_NOISE
     tokens = row.within(min(distance, -math.log(way.min_p)) if way.min_p else distance, few)
     if tokens is None and way.top_k:
         tokens = row.top(way.top_k, few)
     if tokens is not None:
         return row.best(_filtered(tokens, row, way))[0]
-    if way.top_k or way.top_p < math.inf or way.min_p:
-        return None
-    return _loudest(row, few)
+    return None if filters else _loudest(row, few)
 
 
 def _below(highest: float, distance: float) -> float:
