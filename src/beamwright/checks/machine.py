@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from importlib.metadata import version
@@ -17,9 +17,9 @@ from beamwright.attention import BACKENDS, KERNEL_BACKENDS, make_attention
 from beamwright.attention.kernels import triton_version, why_no_kernels
 from beamwright.engine.executor import SMALL_PARAMETERS, threads_for
 from beamwright.engine.selftest import batches_are_exact
-from beamwright.models.decoder import TILE_ROWS
+from beamwright.models.decoder import FEW_ROWS, ROW_MULTIPLE, TILE_ROWS, Linear
 from beamwright.models.dense import DenseDecoder
-from beamwright.models.linear import prepack
+from beamwright.models.linear import PackedLinear, multiplies_int8, prepack
 from beamwright.models.shape import shape_from_text
 from beamwright.models.weights import random_weights
 from beamwright.plan.machines import HardwareProfile, write_profile
@@ -29,6 +29,9 @@ _DECODE_ROWS = 32
 # Operator calls of one layer in one decode step (docs/log/2026-11-21-where-a-step-goes.md).
 _DECODE_OPS_PER_LAYER = 35
 _SHAPE = "llama,layers=1,hidden=128,heads=4,kv_heads=2,intermediate=384,vocab=512,context=256"
+_FLOAT32 = ("avx512_f", "avx2")
+_BFLOAT16 = ("amx_bf16", "avx512_bf16", "avx_ne_convert", "arm_bf16", "bf16")
+_INT8 = ("amx_int8", "avx512_vnni", "avx_vnni", "i8mm")
 
 
 def inspect_machine() -> dict[str, Any]:
@@ -50,8 +53,41 @@ def inspect_machine() -> dict[str, Any]:
         "cuda": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
         "exact": all(checks[name] for name in BACKENDS),  # on a GPU: line by line
         "selftest": checks,
+        "products": products_used(),
         "hint": hint if checks["dense"] and not checks["tree"] else None,
     }
+
+
+def products_used() -> dict[str, Any]:
+    """What multiplies matrices on this CPU, by how weights are kept, and with which instructions.
+
+    least_rows: what one path's pass is padded to, in float32; a model's own self-test decides.
+    """
+    found: dict[str, Any] = {}
+    for dtype, best in ((torch.float32, _FLOAT32), (torch.bfloat16, _BFLOAT16)):
+        packed = isinstance(prepack(Linear(torch.ones(64, 64, dtype=dtype))), PackedLinear)
+        named = str(dtype).removeprefix("torch.")
+        found[named] = _named("oneDNN, packed" if packed else "torch's own", best)
+    if multiplies_int8():
+        found["int8"] = _named("oneDNN, activations in 8 bits", _INT8)
+    else:
+        found["int8"] = "turned back into floating point"
+    decoder = _small_decoder()
+    decoder.least_rows = FEW_ROWS
+    exact = batches_are_exact(decoder, make_attention("tree"))
+    return {**found, "least_rows": FEW_ROWS if exact else ROW_MULTIPLE}
+
+
+def _named(product: str, instructions: Sequence[str]) -> str:
+    """With the best of these instructions that the CPU has, where torch tells."""
+    known = getattr(torch.cpu, "get_capabilities", dict[str, object])()
+    best = next((name for name in instructions if known.get(name)), "")
+    return f"{product} ({best})" if best else product
+
+
+def _small_decoder() -> DenseDecoder:
+    shape = shape_from_text(_SHAPE)
+    return DenseDecoder(shape, random_weights(shape, torch.float32, "cpu", 0, pack=prepack))
 
 
 def run_selftest() -> dict[str, bool]:
@@ -59,12 +95,12 @@ def run_selftest() -> dict[str, bool]:
 
     Where there is a GPU, also of what runs on it, in tiles of fixed size and without.
     """
-    shape = shape_from_text(_SHAPE)
-    decoder = DenseDecoder(shape, random_weights(shape, torch.float32, "cpu", 0, pack=prepack))
+    decoder = _small_decoder()
     exact = {name: batches_are_exact(decoder, make_attention(name)) for name in BACKENDS}
     if not torch.cuda.is_available():
         return exact
     device = torch.device("cuda")
+    shape = decoder.shape
     weights = random_weights(shape, torch.bfloat16, "cuda", 0)  # the dtype of a GPU by default
     names = [n for n in KERNEL_BACKENDS if why_no_kernels(device, torch.bfloat16) is None]
     for name in names or BACKENDS:
