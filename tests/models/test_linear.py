@@ -12,6 +12,7 @@ from beamwright.attention import make_attention
 from beamwright.engine.selftest import batches_are_exact
 from beamwright.errors import InputError
 from beamwright.models.decoder import Linear
+from beamwright.models.dense import DenseDecoder
 from beamwright.models.grouped import (
     _CACHED_VALUES,
     UNPACK,
@@ -36,7 +37,9 @@ from beamwright.models.linear import (
     to_bytes,
 )
 from beamwright.models.load import inspect_model, load_model
+from beamwright.models.shape import shape_from_text
 from beamwright.models.tree_model import PrefillRequest, TreeModel
+from beamwright.models.weights import random_weights
 from beamwright.plan.costs import (
     INT4_GROUP,
     Storage,
@@ -295,3 +298,32 @@ def test_remarks_are_held_back_for_the_import_only(caplog):
     assert [record.message for record in caplog.records] == ["later"]
     with pytest.warns(UserWarning, match="deprecated"):
         warnings.warn("deprecated", stacklevel=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("columns", [64, 1024, 1032, 4864])
+def test_a_single_row_has_the_bits_that_it_has_among_others(dtype, columns):
+    """With sums that cancel, so that another order of them would show."""
+    generator = torch.Generator().manual_seed(1)
+    order = torch.randperm(columns, generator=generator)
+    half, asked = (torch.randn(n, columns // 2, generator=generator) for n in (40, 16))
+    weight = torch.cat([half, -half], 1)[:, order].to(dtype).contiguous()
+    x = torch.cat([asked, asked], 1)[:, order].to(dtype)
+    for linear in (prepack(Linear(weight, torch.ones(40, dtype=dtype))), prepack(Linear(weight))):
+        if not linear.takes_one_row:
+            pytest.skip("nothing is packed here")
+        assert torch.equal(linear(x), torch.cat([linear(row) for row in x.split(1)]))
+
+
+def test_a_decoder_takes_one_row_where_all_its_products_do():
+    shape = shape_from_text(
+        "llama,layers=1,hidden=64,heads=2,kv_heads=1,intermediate=64,vocab=64,context=64"
+    )
+    packed, plain = (
+        DenseDecoder(shape, random_weights(shape, torch.float32, "cpu", 0, **how))
+        for how in ({"pack": prepack}, {})
+    )
+    assert not plain.takes_one_row
+    assert packed.takes_one_row == isinstance(packed.weights.lm_head, PackedLinear)
+    packed.weights.layers[0].down = plain.weights.layers[0].down
+    assert not packed.takes_one_row

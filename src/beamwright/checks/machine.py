@@ -73,9 +73,9 @@ def products_used() -> dict[str, Any]:
     else:
         found["int8"] = "turned back into floating point"
     decoder = _small_decoder()
-    decoder.least_rows = FEW_ROWS
+    decoder.least_rows = 1 if decoder.takes_one_row else FEW_ROWS
     exact = batches_are_exact(decoder, make_attention("tree"))
-    return {**found, "least_rows": FEW_ROWS if exact else ROW_MULTIPLE}
+    return {**found, "least_rows": decoder.least_rows if exact else ROW_MULTIPLE}
 
 
 def _named(product: str, instructions: Sequence[str]) -> str:

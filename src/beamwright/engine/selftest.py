@@ -27,7 +27,7 @@ _DECODED = (0, 14, 31, 62)  # tokens that rows have decoded before: their tails 
 LEAST_CONTEXT = _PROMPT + 4 + _STEPS  # a prompt, a step of up to four tokens, and those behind it
 _KV_TOKENS = 8192
 _BATCH_SIZES = (8, 24, 64, 160)  # some libraries change kernels at a hundred rows and more
-_FEW_SIZES = (*[2] * 8, *[4] * 4, 64, 160)
+_FEW_SIZES = (*[1] * 8, *[2] * 8, *[4] * 4, 64, 160)  # of them those that batches may have
 # Where batches are parted. Whole ones are larger than the 8 rows that all but 1 to 4 are padded to;
 # on a card libraries choose kernels by size, up to that of a tile and beyond.
 _ON_CPU, _ON_CARD, _INTERPRETED = (0, 1, 4, 9, 45), (0, 1, 9, 30, 70), (0, 3, 9)
@@ -57,7 +57,9 @@ def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
         )
     first = decoder.first_layers()
     first.least_rows = decoder.least_rows
-    sizes = _BATCH_SIZES if first.least_rows == ROW_MULTIPLE else _FEW_SIZES
+    sizes: Sequence[int] = _BATCH_SIZES
+    if first.least_rows < ROW_MULTIPLE:
+        sizes = [size for size in _FEW_SIZES if size >= first.least_rows]
     bounds: Sequence[int] = _ON_CARD
     if decoder.device.type == "cpu":
         bounds = _INTERPRETED if backend.name in KERNEL_BACKENDS else _ON_CPU

@@ -1,7 +1,7 @@
 """What engine, solver and verifiers ask of a decoder, and what all decoders share. No weights.
 
 Tokens come packed: [tokens] with their positions; whose KV they see is the attention view's
-business. Every matrix product gets a multiple of 8 rows (`padded_rows`), or 2 or 4 where the
+business. Every matrix product gets a multiple of 8 rows (`padded_rows`), or 1, 2 or 4 where the
 start-up self-test finds their bits the same, so that a row's bits do not depend on the batch it is
 in; that is measured on CPUs (docs/concepts/sameness.md). With tiles of fixed size it holds on any
 device whose operators do the same for the same shape.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,8 @@ from beamwright.sections import KVDtype
 
 ROW_MULTIPLE = 8
 FEW_ROWS = 2
-"""What one row is padded to where that gives the bits of 8. One alone often does not."""
+"""What one row is padded to where that gives the bits of 8. One alone often does not: see
+`Linear.takes_one_row`."""
 TILE_ROWS = 64
 """Rows of a tile with `--deterministic`: the batches of a search of 64 beams fit one."""
 
@@ -58,10 +59,14 @@ def in_tiles(
 
 @dataclass
 class Linear:
-    """A weight [out, in] and an optional bias [out]."""
+    """A weight [out, in] and an optional bias [out].
+
+    takes_one_row: it gives a single row the bits that it has among others.
+    """
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
+    takes_one_row: ClassVar[bool] = False
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -99,6 +104,11 @@ class Decoder(Protocol):
     tile_rows: int | None
     least_rows: int
     kv_dtype: KVDtype = "auto"
+
+    @property
+    def takes_one_row(self) -> bool:
+        """Whether all its products do, see `Linear`."""
+        return False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -141,4 +151,4 @@ class Decoder(Protocol):
 
         For matrix products that are not the decoder's own, such as a verifier's head.
         """
-        return by_rows(work, x, self.tile_rows, self.least_rows)
+        return by_rows(work, x, self.tile_rows, max(FEW_ROWS, self.least_rows))

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
 
-from beamwright.models.decoder import ROW_MULTIPLE, Decoder, Linear, in_tiles
+from beamwright.models.decoder import ROW_MULTIPLE, Decoder, Linear, by_rows, in_tiles
 from beamwright.models.formats.rows import StoredRows
 from beamwright.models.shape import ModelShape
 from beamwright.protocols import AttentionView, LooksAhead
@@ -81,6 +82,12 @@ class DenseDecoder(Decoder):
         self._cos, self._sin = self._rotary_tables()
 
     @property
+    def takes_one_row(self) -> bool:
+        weights = self.weights
+        used = ((each.qkv, each.out, each.gate_up, each.down) for each in weights.layers)
+        return all(product.takes_one_row for product in chain([weights.lm_head], *used))
+
+    @property
     def dtype(self) -> torch.dtype:
         return self.weights.final_norm.weight.dtype
 
@@ -118,7 +125,7 @@ class DenseDecoder(Decoder):
         return self._by_tile(lambda tile: (weights.final_norm(tile),), x)[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.by_rows(self.weights.lm_head, hidden)
+        return by_rows(self.weights.lm_head, hidden, self.tile_rows, self.least_rows)
 
     def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
         return self.weights.embedding[token_ids]

@@ -39,6 +39,7 @@ from beamwright.plan.costs import INT4_GROUP, Storage, storage_of
 
 _ROWS_HINT = 64
 _OUTPUTS = 16384  # of one product in 8 bits
+_PROBED = 256  # outputs; their number decides about no order of sums
 _BYTE_ZERO = 128
 _BYTE_MOST = 127
 _BYTE_RANGE = 255
@@ -47,15 +48,41 @@ _BLOCK_VALUES = 1 << 20  # quantised at a time: in float32, with copies
 
 
 class PackedLinear(Linear):
-    """A projection whose weights are kept in oneDNN's order only."""
+    """A projection whose weights are kept in oneDNN's order only.
+
+    A single row is multiplied twice where oneDNN adds it up in another order than several.
+    """
+
+    takes_one_row = True
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
         super().__init__(packed, bias)
+        outputs, columns = weight.shape
+        self._doubles = not one_row_is_alike(min(outputs, _PROBED), columns, weight.dtype)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The product; rows have the same bits at any batch."""
+        if self._doubles and len(x) == 1:
+            return multiply(torch.cat([x, x]), self.weight, self.bias)[:1]
         return multiply(x, self.weight, self.bias)
+
+
+@cache
+def one_row_is_alike(outputs: int, columns: int, dtype: torch.dtype) -> bool:
+    """Whether oneDNN adds up a single row as it does several: with AVX-512 to 1,024 columns only.
+
+    Tried with sums that cancel: what is left is their rounding, which tells in any precision.
+    """
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(columns, generator=generator)
+    drawn = torch.randn(outputs + 8, columns // 2, generator=generator)
+    drawn = torch.cat([drawn, drawn, drawn.new_zeros(len(drawn), columns % 2)], 1)
+    drawn[8:, : columns // 2].neg_()
+    x, weight = drawn[:, order].to(dtype).split([8, outputs])
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS_HINT)
+    alone = [multiply(row, packed, None) for row in x.split(1)]
+    return torch.equal(multiply(x, packed, None), torch.cat(alone))
 
 
 class PackedInt8Linear(Linear):
@@ -68,33 +95,48 @@ class PackedInt8Linear(Linear):
     weight: int8 [out, in]; scale: float32 [out].
     """
 
+    takes_one_row = True
+
     def __init__(
         self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
     ) -> None:
         biases = [None] * len(weight) if bias is None else bias.split(_OUTPUTS)
+        zeros = torch.zeros(len(scale), dtype=torch.long)
+        sizes = (each.split(_OUTPUTS) for each in (weight, scale, zeros))
         self._parts = [
-            (torch.ops.onednn.qlinear_prepack(part, None), scales.contiguous(), bias_part)
-            for part, scales, bias_part in zip(
-                weight.split(_OUTPUTS), scale.split(_OUTPUTS), biases, strict=False
-            )
+            (torch.ops.onednn.qlinear_prepack(part, None), scales.contiguous(), zeros, bias_part)
+            for part, scales, zeros, bias_part in zip(*sizes, biases, strict=False)
         ]
         super().__init__(self._parts[0][0], bias)
-        self._zeros = torch.zeros(len(scale), dtype=torch.long)
+        self._outputs = len(scale)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The product [rows, out] in x's dtype."""
         rounded, row_scale = to_bytes(x)
-        found = x.new_empty(len(x), len(self._zeros))
-        for kept, (weight, scale, bias) in zip(found.split(_OUTPUTS, 1), self._parts, strict=True):
-            product: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
-                rounded, 1.0, _BYTE_ZERO, weight, scale, self._zeros[: len(scale)], None,
-                1.0, 0, torch.float32, "none", [], "",
-            )  # fmt: skip
-            product.mul_(row_scale)
-            if bias is not None:
-                product.add_(bias)
+        products = (self._product(rounded, row_scale, *part) for part in self._parts)
+        if len(self._parts) == 1:
+            return next(products).to(x.dtype)
+        found = x.new_empty(len(x), self._outputs)
+        for kept, product in zip(found.split(_OUTPUTS, 1), products, strict=True):
             kept.copy_(product)
         return found
+
+    @staticmethod
+    def _product(
+        rounded: torch.Tensor,
+        row_scale: torch.Tensor,
+        weight: torch.Tensor,
+        scale: torch.Tensor,
+        zeros: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Of a part, in float32."""
+        product: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
+            rounded, 1.0, _BYTE_ZERO, weight, scale, zeros, None,
+            1.0, 0, torch.float32, "none", [], "",
+        )  # fmt: skip
+        product.mul_(row_scale)
+        return product if bias is None else product.add_(bias)
 
 
 def to_bytes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

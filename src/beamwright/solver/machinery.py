@@ -430,12 +430,15 @@ def _settled(decoders: Sequence[Decoder], backend: AttentionBackend) -> bool:
     """True if batches of these decoders, which are of one `kind`, are exact.
 
     One to four rows are then padded to 2 or 4 if they are exact with that, too: a product of 8 rows
-    takes 1.4 times as long as one of 2. On a CPU: elsewhere libraries choose kernels by the rows.
+    takes 1.4 times as long as one of 2; and a single row not even to 2 where all products say so.
+    On a CPU: elsewhere libraries choose kernels by the rows.
     """
     first, choices = decoders[0], [ROW_MULTIPLE]
     few = first.device.type == "cpu" and first.tile_rows is None
     if few and backend.name not in KERNEL_BACKENDS:
         choices.insert(0, FEW_ROWS)
+        if all(decoder.takes_one_row for decoder in decoders):
+            choices.insert(0, 1)
     for least in choices:
         for decoder in decoders:
             decoder.least_rows = least
