@@ -1,9 +1,11 @@
 """Small real engines, and what must hold of them after every round."""
 
-from functools import cache
+from functools import cache, partial
 
 import torch
+from transformers import AutoConfig, Qwen3Config
 
+import fakes
 from beamwright import Solver
 from beamwright.checks.machine import run_selftest
 from beamwright.models.dense import DenseDecoder
@@ -15,6 +17,12 @@ CHAT = (
     "{% for m in messages %}{% if m.role == 'user' %}<bos>{{ m.content }} a:"
     "{% else %}{{ m.content }}<eos>{% endif %}{% endfor %}"
 )
+
+WINDOWS = {
+    **{"vocab_size": fakes.VOCAB, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256},
+    **{"sliding_window": 16, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+}
 
 
 def tiny_solver(folder, **changes):
@@ -45,6 +53,29 @@ def tiny_options(folder, **changes):
     # What the runs of a test have in common may go with another schedule than theirs.
     ignored = IGNORED.get(options.get("schedule"), ())
     return {name: value for name, value in options.items() if name not in ignored}
+
+
+def tiny_checkpoint(folder, kind):
+    """Makes solvers of a model with windows."""
+    if kind == "qwen3":
+        layers = ["sliding_attention", "full_attention"] * 2
+        config = Qwen3Config(
+            **WINDOWS, use_sliding_window=True, layer_types=layers, num_hidden_layers=4
+        )
+    else:
+        experts = {"num_local_experts": 4, "num_experts_per_tok": 2} if kind == "gpt_oss" else {}
+        config = AutoConfig.for_model(kind, **WINDOWS, num_hidden_layers=6, **experts)
+    fakes.write_tokenizer(folder)
+    fakes.write_checkpoint(folder, config, noise=0.15)
+    return partial(tiny_solver, folder)
+
+
+def facts(tree):
+    """All that is known of a tree's steps."""
+    return [
+        (n.lineage, n.token_ids, n.logprobs, n.stop, n.text, n.score, n.state, n.stats, n.top)
+        for n in tree.nodes()
+    ]
 
 
 def check_conservation(solver, trees):

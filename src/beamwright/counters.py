@@ -24,9 +24,10 @@ class Counters:
 
     The running batch. groups: how often it was filled from empty. iterations: of at most 16 tokens;
     steps: forward passes in them. admitted: rows that joined, again after a preemption. row_tokens:
-    tokens of real rows, speculative ones included; slot_tokens: of all rows that were computed,
-    padding included. preempted: rows that had to leave in the middle of their step.
-    parking_plans: whose rows park instead of waiting behind barriers.
+    tokens of real rows, speculative ones included; equal_tokens: of them, those computed as an
+    equal row's; slot_tokens: of all rows that were computed, padding included. preempted: rows that
+    had to leave in the middle of their step. parking_plans: whose rows park instead of waiting
+    behind barriers.
     speculative_rows: that were begun before selection had opened their nodes.
 
     The verifier. verifier_calls: its passes; scored_steps: in them; scored_tokens: of these steps.
@@ -66,6 +67,7 @@ class Counters:
     admitted: int = 0
     row_tokens: int = 0
     slot_tokens: int = 0
+    equal_tokens: int = 0
     preempted: int = 0
     parking_plans: int = 0
     speculative_rows: int = 0

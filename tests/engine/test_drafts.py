@@ -4,28 +4,22 @@ import random
 from collections import Counter
 
 import pytest
-from transformers import AutoConfig, Qwen3Config
 
 import fakes
 from beamwright import Solver
 from beamwright.engine.drafts import SUFFIXES, Drafts, TextIndex, Trials, Worth
-from beamwright.engine.passes import DraftedPasses
+from beamwright.engine.passes import DistinctPasses
 from beamwright.errors import InputError, Interrupted
-from engines import PROBLEM, assert_nothing_allocated, exact_dtype, grow, tiny_solver
+from engines import (
+    PROBLEM,
+    assert_nothing_allocated,
+    exact_dtype,
+    facts,
+    grow,
+    tiny_checkpoint,
+)
 
 SMALL = {"n": 8, "width": 2, "max_rounds": 5, "max_step_tokens": 24, "max_tokens": 60}
-WINDOWS = {
-    **{"vocab_size": fakes.VOCAB, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256},
-    **{"sliding_window": 16, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
-}
-
-
-def facts(tree):
-    return [
-        (n.lineage, n.token_ids, n.logprobs, n.stop, n.text, n.score, n.state, n.stats, n.top)
-        for n in tree.nodes()
-    ]
 
 
 class Knowing(Drafts):
@@ -55,12 +49,13 @@ def draft_from(monkeypatch):
 
     def start(tree, most, seed=0):
         knowing = Knowing(tree, most, seed)
-        init = DraftedPasses.__init__
+        run = DistinctPasses.run
 
         def with_knowing(passes, *parts):
-            init(passes, *parts[:-1], knowing)
+            *others, drafts = parts
+            return run(passes, *others, None if drafts is None else knowing)
 
-        monkeypatch.setattr(DraftedPasses, "__init__", with_knowing)
+        monkeypatch.setattr(DistinctPasses, "run", with_knowing)
         return knowing
 
     return start
@@ -135,21 +130,8 @@ def test_long_steps_outlive_their_tails(make_solver, draft_from, seed):
 
 @pytest.mark.parametrize("kind", ["qwen3", "gemma3_text", "gpt_oss"])
 def test_trees_are_equal_with_windows_and_sinks(tmp_path, draft_from, kind):
-    if kind == "qwen3":
-        layers = ["sliding_attention", "full_attention"] * 2
-        config = Qwen3Config(
-            **WINDOWS, use_sliding_window=True, layer_types=layers, num_hidden_layers=4
-        )
-    else:
-        experts = {"num_local_experts": 4, "num_experts_per_tok": 2} if kind == "gpt_oss" else {}
-        config = AutoConfig.for_model(kind, **WINDOWS, num_hidden_layers=6, **experts)
-    fakes.write_tokenizer(tmp_path)
-    fakes.write_checkpoint(tmp_path, config, noise=0.15)
+    make = tiny_checkpoint(tmp_path, kind)
     options = {**SMALL, "dtype": "float64", "max_step_tokens": 40, "max_tokens": 120}
-
-    def make(**changes):
-        return tiny_solver(tmp_path, **changes)
-
     for attention in ("tree", "dense"):
         same(make, draft_from, 5, **options, attention=attention)
 

@@ -220,6 +220,7 @@ class RunningBatch:
         self.counts.iterations += 1
         self.counts.steps += ran.passes
         self.counts.slot_tokens += ran.rows
+        self.counts.equal_tokens += ran.equal
         self._count_drawn(before)
 
     def _count_drawn(self, before: Mapping[Row, int]) -> int:

@@ -1,18 +1,24 @@
-"""Passes over a batch of which each row gets one token, and as many more as its drafts foresaw.
+"""Passes over the tokens that rows of a batch get next: one of each, and those that drafts foresaw.
 
 A draft is computed as a row of the same pass, behind the row's last token: it sees what it would
 see, and its logits have the bits that they would have. The token that a row draws at a position
 does not depend on when it is drawn (`noise`), so it is the draft or it is not; what stands behind
-the first that is not is dropped. The host looks at every pass, and rows that are done leave at
-once: a plain path beside the captured one of `tensor_rows`, which is the specification.
+the first that is not is dropped.
 
-Knows no text and no costs: who drafts says what is tried.
+Rows whose paths have equal tokens, cut into steps alike, would compute the same bits: one of them
+is computed for all, its KV is written to each, and each draws its own token, until they part.
+
+The host looks at every pass, and rows that are done leave at once: a plain path beside the captured
+one of `tensor_rows`, which is the specification. Knows no text and no costs: who drafts says what
+is tried.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -20,13 +26,17 @@ from beamwright.engine.drafts import Drafts
 from beamwright.engine.graphs import Replay
 from beamwright.engine.row import Ran, Row, StopFinder, awaited
 from beamwright.engine.sampling import RowSampling, Sampler, likeliest
-from beamwright.models.decoder import Decoder
-from beamwright.models.session import DecodeSession
+from beamwright.models.decoder import Decoder, padded_rows
+from beamwright.models.session import DecodeSession, Forwarded
 from beamwright.models.tree_model import TreeModel
+from beamwright.plan.machines import PassCosts
+from beamwright.tree import Node
+
+_PAYS = 0.75  # of what a pass over all rows takes
 
 
-def why_no_drafts(model: TreeModel, replay: Replay | None) -> str | None:
-    """What keeps rows of a model from several tokens in a pass; None where nothing does.
+def why_one_token_each(model: TreeModel, replay: Replay | None) -> str | None:
+    """What keeps a model to one token of every row in a pass; None where nothing does.
 
     A view has to say that it can. Kernels, layers that are streamed and sparse decoding cannot:
     their work lists, transfers and selections are of one token of every row.
@@ -38,8 +48,46 @@ def why_no_drafts(model: TreeModel, replay: Replay | None) -> str | None:
     return None
 
 
-class DraftedPasses:
-    """Runs an iteration of the rows of a session."""
+class EqualTexts:
+    """Numbers of paths, one for all whose tokens are equal step by step: so is their KV."""
+
+    def __init__(self) -> None:
+        self._new = count()
+        self._of: WeakKeyDictionary[Node, int] = WeakKeyDictionary()
+        self._trees: WeakKeyDictionary[Node, dict[tuple[int, tuple[int, ...]], int]] = (
+            WeakKeyDictionary()
+        )
+
+    def number(self, node: Node) -> int:
+        """Of the path to a complete node, itself included."""
+        unknown, above = list[Node](), node
+        while above not in self._of and above.parent is not None:
+            unknown.append(above)
+            above = above.parent
+        found = self._of.setdefault(above, next(self._new))
+        known = self._trees.setdefault(node.root, {})
+        for each in reversed(unknown):
+            found = known.setdefault((found, each.token_ids), next(self._new))
+            self._of[each] = found
+        return found
+
+    def of_rows(self, rows: Iterable[Row]) -> dict[Row, int]:
+        """Of the paths to these rows, with their steps so far."""
+        known = dict[tuple[int, tuple[int, ...]], int]()
+        found = dict[Row, int]()
+        for row in rows:
+            assert row.node.parent is not None
+            text = self.number(row.node.parent), tuple(row.tokens)
+            found[row] = known.setdefault(text, next(self._new))
+        return found
+
+
+class DistinctPasses:
+    """Runs an iteration of the rows of a session, with or without drafts.
+
+    texts: which rows are equal; None where each is computed on its own copy of its path. costs: of
+    a pass: where rows cost little, looking at every pass costs more than it saves.
+    """
 
     def __init__(
         self,
@@ -47,10 +95,15 @@ class DraftedPasses:
         session: DecodeSession,
         sampler: Sampler,
         stops: StopFinder,
-        drafts: Drafts,
+        texts: EqualTexts | None,
+        costs: PassCosts,
     ) -> None:
         self._decoder, self._session, self._sampler = decoder, session, sampler
-        self._stops, self.drafts = stops, drafts
+        self._stops, self._texts, self._costs = stops, texts, costs
+
+    def pay(self, rows: Iterable[Row]) -> bool:
+        """Whether so many of these rows are equal that passes become cheaper."""
+        return self._texts is not None and self._saves(self._texts.of_rows(rows))
 
     def run(
         self,
@@ -59,44 +112,79 @@ class DraftedPasses:
         sampling: RowSampling,
         max_tokens: int,
         enough: int,
+        drafts: Drafts | None = None,
     ) -> Ran:
-        """Passes until a row has got `max_tokens`, or `enough` of those that count are done.
+        """Passes until a row has got `max_tokens`, or `enough` of those that count are done; or,
+        without drafts, until rows are no longer equal.
 
         keys, sampling: of each place.
         """
         counting, left = awaited([*places]), dict.fromkeys(places, max_tokens)
-        num_passes = num_rows = 0
+        texts = {**places} if self._texts is None else self._texts.of_rows(places)
+        num_passes = num_rows = num_equal = 0
         while min(left.values(), default=0) and sum(row.done for row in counting) < enough:
-            rooms = {row: min(n, row.forwards_left) - 1 for row, n in left.items()}
+            if num_passes and drafts is None and not self._saves({r: texts[r] for r in left}):
+                break
             began = time.perf_counter()
-            one = _Pass(self.drafts.draft(rooms, self._decoder.least_rows), places)
-            hidden = self._session.forward_some(*one.inputs)
+            one = self._pass(left, texts, places, drafts)
+            hidden = self._session.forward_some(one.forwarded)
             self._draw(one, hidden, keys, sampling)
             used = {row: self._accept(one, row, hidden) for row in left}
             self._session.advance_by({places[row]: count for row, count in used.items()})
-            spent_s = time.perf_counter() - began
-            self.drafts.note(one.drafts, used, len(hidden), spent_s)
+            if drafts is not None:
+                spent_s = time.perf_counter() - began
+                drafts.note(one.drafted, used, len(hidden), spent_s)
             num_passes, num_rows = num_passes + 1, num_rows + len(hidden)
+            num_equal += one.num_equal(used)
             left = {row: n - used[row] for row, n in left.items() if not row.done}
-        return Ran(num_passes, num_rows)
+            if self._texts is not None:
+                _part(texts, left, used)
+        return Ran(num_passes, num_rows, num_equal)
+
+    def _saves(self, texts: Mapping[Row, int]) -> bool:
+        sizes = (
+            padded_rows(n, self._decoder.least_rows) for n in (len({*texts.values()}), len(texts))
+        )
+        distinct_s, all_s = map(self._costs.seconds, sizes)
+        return distinct_s < _PAYS * all_s
+
+    def _pass(
+        self,
+        left: Mapping[Row, int],
+        texts: Mapping[Row, int],
+        places: Mapping[Row, int],
+        drafts: Drafts | None,
+    ) -> _Pass:
+        """What is forwarded next. left: tokens that each row may still get in this iteration."""
+        rooms = {row: min(n, row.forwards_left) - 1 for row, n in left.items()}
+        first, drafted = dict[int, Row](), dict[Row, Sequence[int]]()
+        for row in left:
+            first.setdefault(texts[row], row)
+        if drafts is not None:
+            some = {row: rooms[row] for row in first.values()}
+            drafted = {**drafts.draft(some, self._decoder.least_rows)}
+        of_all = {row: drafted.get(first[texts[row]], ())[: max(0, rooms[row])] for row in left}
+        return _Pass(of_all, drafted, texts, places)
 
     def _draw(
         self, one: _Pass, hidden: torch.Tensor, keys: torch.Tensor, sampling: RowSampling
     ) -> None:
-        """What each token of a pass leads to."""
-        rows, _, _, at = one.inputs
-        padding, unread = len(hidden) - len(rows), range(len(rows), len(hidden))
-        columns = [[*column, *[column[0]] * padding] for column in (rows, at)]
-        index, positions = torch.tensor(columns, device=hidden.device)
+        """What each token of a pass leads to, for each row that has it."""
+        columns = [one.rows, one.positions, one.places]
+        index, positions, computed = torch.tensor(columns, device=hidden.device)
         drawn_at = (positions + 1).clamp_(max=self._decoder.shape.context - 1)
         logits, how = self._decoder.logits(hidden), sampling.picked(index)
-        tokens, logprobs = self._sampler.sample(logits, keys[index], drawn_at, how, unread)
+        read = logits[: len(one.rows)]
+        if len(one.rows) > len(one.forwarded.rows):
+            read = logits.index_select(0, computed)
+        tokens, logprobs = self._sampler.sample(read, keys[index], drawn_at, how)
         one.tokens = tokens.tolist()
-        values = {"logprobs": logprobs, **self._sampler.stats(logits)}
+        stats = {name: values[computed] for name, values in self._sampler.stats(logits).items()}
+        values = {"logprobs": logprobs, **stats}
         one.values = {name: numbers.tolist() for name, numbers in values.items()}
         if any(row.decoding.sampling.top_logprobs for row in one.drafts):
             ids, top = likeliest(logits, self._sampler.num_tokens)
-            pairs = zip(ids.tolist(), top.tolist(), strict=True)
+            pairs = zip(ids[computed].tolist(), top[computed].tolist(), strict=True)
             one.top = [list(zip(*pair, strict=True)) for pair in pairs]
 
     def _accept(self, one: _Pass, row: Row, hidden: torch.Tensor) -> int:
@@ -112,32 +200,60 @@ class DraftedPasses:
         if count := row.decoding.sampling.top_logprobs:
             row.top += [tuple(top[:count]) for top in one.top[first:end]]
         if used > len(drawn) and row.error is None:  # its last token, which has stopped it
-            row.hidden = hidden[first + used - 1 : first + used].clone()
+            at = one.places[first + used - 1]
+            row.hidden = hidden[at : at + 1].clone()
         row.node.usage["drafted"] += len(draft)
         row.node.usage["draft_accepted"] += used - 1
         return used
 
 
-class _Pass:
-    """One token of every row, and its drafts behind it.
+def _part(texts: dict[Row, int], left: Iterable[Row], used: Mapping[Row, int]) -> None:
+    """Rows that have drawn other tokens than those beside them are equal no more."""
+    known = dict[tuple[int, tuple[int, ...]], int]()
+    for row in left:
+        drawn = texts[row], tuple(row.tokens[len(row.tokens) - used[row] :])
+        texts[row] = known.setdefault(drawn, len(known))
 
-    inputs: row, tokens ahead, token and position of each, as `DecodeSession.forward_some` wants
-    them. first: of each row, which of them is its own token. tokens, values, top: what each leads
-    to, once that is known.
+
+class _Pass:
+    """One token of every row, and its drafts behind it; those of equal rows once.
+
+    forwarded: what is computed. drafted: by the row that stands for those equal to it.
+    rows, positions, places: of each token of each row, its place in the batch, its position, and
+    which of those computed it is. first: of each row, which of these is its own token.
+    computed_for: of each that is computed, the row that it stands in for.
+    tokens, values, top: what each token of each row leads to, once that is known.
     """
 
     tokens: list[int]
     values: dict[str, list[float]]
     top: list[list[tuple[int, float]]]
 
-    def __init__(self, drafts: Mapping[Row, Sequence[int]], places: Mapping[Row, int]) -> None:
-        self.drafts, self.first = drafts, dict[Row, int]()
-        rows, ahead, tokens, at = list[int](), list[int](), list[int](), list[int]()
+    def __init__(
+        self,
+        drafts: Mapping[Row, Sequence[int]],
+        drafted: Mapping[Row, Sequence[int]],
+        texts: Mapping[Row, int],
+        places: Mapping[Row, int],
+    ) -> None:
+        self.drafts, self.drafted, self.first = drafts, drafted, dict[Row, int]()
+        self.rows, self.positions, self.places = list[int](), list[int](), list[int]()
+        self.forwarded, self.computed_for = Forwarded(), list[Row]()
+        known = dict[tuple[int, tuple[int, ...]], int]()
         for row, draft in drafts.items():
-            self.first[row], count = len(rows), 1 + len(draft)
+            self.first[row], place = len(self.rows), places[row]
             start = row.node.start + row.forwarded
-            rows += [places[row]] * count
-            ahead += range(count)
-            tokens += [row.tokens[-1], *draft]
-            at += range(start, start + count)
-        self.inputs = rows, ahead, tokens, at
+            for ahead, token in enumerate((row.tokens[-1], *draft)):
+                at = known.setdefault((texts[row], tuple(draft[:ahead])), len(known))
+                if at == len(self.computed_for):
+                    self.computed_for.append(row)
+                    self.forwarded.compute(place, ahead, token, start + ahead)
+                self.forwarded.write(at, place, ahead)
+                self.rows.append(place)
+                self.positions.append(start + ahead)
+                self.places.append(at)
+
+    def num_equal(self, used: Mapping[Row, int]) -> int:
+        """Of the tokens that rows have used, those that were computed as another row's."""
+        mine = ((row, self.first[row] + ahead) for row, n in used.items() for ahead in range(n))
+        return sum(self.computed_for[self.places[token]] is not row for row, token in mine)

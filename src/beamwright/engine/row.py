@@ -347,10 +347,14 @@ def text_before(text: str, stop_strings: Sequence[str]) -> str:
 
 
 class Ran(NamedTuple):
-    """What an iteration has computed: forward passes, and rows of all of them, with padding."""
+    """What an iteration has computed: forward passes, and rows of all of them, with padding.
+
+    equal: tokens of rows that were computed as those of an equal row.
+    """
 
     passes: int
     rows: int
+    equal: int = 0
 
 
 class Rows(Protocol):

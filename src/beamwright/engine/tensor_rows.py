@@ -22,7 +22,7 @@ from beamwright.engine.chains import last_hidden
 from beamwright.engine.drafts import Drafts
 from beamwright.engine.graphs import Replay, make_replay
 from beamwright.engine.noise import stack_keys
-from beamwright.engine.passes import DraftedPasses, why_no_drafts
+from beamwright.engine.passes import DistinctPasses, EqualTexts, why_one_token_each
 from beamwright.engine.row import (
     Decoding,
     Decodings,
@@ -118,7 +118,8 @@ class TensorRows:
 
     token_stats: names of what is kept of every token's distribution (`sampling.TOKEN_STATS`).
     replay: how steps are run; None for plain calls whose memory goes with the rows.
-    drafts: where rows may get several tokens in a pass.
+    drafts: what rows may get beside one token in a pass. distinct: what a pass costs, where rows
+    whose paths are equal are computed once. For both see `passes.why_one_token_each`.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class TensorRows:
         token_stats: Collection[str] = (),
         replay: Replay | None = None,
         drafts: Drafts | None = None,
+        distinct: PassCosts | None = None,
     ) -> None:
         self._decoder, self._codec = model.decoder, codec
         device, vocab = model.decoder.device, model.decoder.shape.vocab
@@ -147,11 +149,11 @@ class TensorRows:
             model.store,
             model.backend,
             stays=self._stays,
-            spreads=drafts is not None,
+            spreads=(distinct or drafts) is not None,
         )
-        self._drafts = drafts
-        if drafts is not None:
-            self._passes = DraftedPasses(model.decoder, session, self._sampler, self._stops, drafts)
+        parts = model.decoder, session, self._sampler, self._stops
+        texts = EqualTexts() if distinct is not None else None
+        self._drafts, self._passes = drafts, DistinctPasses(*parts, texts, distinct or PassCosts())
         self._buffers: dict[int, StepBuffers] = {}
         self._rows: list[Row | None] = []
         self._arrangement = 0
@@ -226,18 +228,25 @@ class TensorRows:
         buffers.load(self._rows, self._arrangement)
         self._session.prepare(max_tokens)
         if self._drafts is None:
-            return self._run_plain(buffers, max_tokens, enough)
+            return self._run_some(buffers, max_tokens, enough, None)
         before, began = sum(len(row.tokens) for row in running), time.perf_counter()
-        drafted, how = self._drafts.wanted(len(running)), (max_tokens, enough)
-        if drafted:
-            ran = self._passes.run(self._places(), buffers.keys, buffers.sampling, *how)
-        else:
-            ran = self._run_plain(buffers, *how)
+        drafted = self._drafts.wanted(len(running))
+        ran = self._run_some(buffers, max_tokens, enough, self._drafts if drafted else None)
         self._drafts.learn(running)
         num_tokens = sum(len(row.tokens) for row in running) - before
         spent_s = time.perf_counter() - began
         self._drafts.trials.note(len(running), num_tokens, spent_s, drafted=drafted)
         return ran
+
+    def _run_some(
+        self, buffers: StepBuffers, max_tokens: int, enough: int, drafts: Drafts | None
+    ) -> Ran:
+        """By passes over what rows do not have in common, where that pays."""
+        places = self._places()
+        if drafts is None and not self._passes.pay(places):
+            return self._run_plain(buffers, max_tokens, enough)
+        rows = places, buffers.keys, buffers.sampling
+        return self._passes.run(*rows, max_tokens, enough, drafts)
 
     def _run_plain(self, buffers: StepBuffers, max_tokens: int, enough: int) -> Ran:
         """A token of every row in each pass: what drafts must not change a bit of."""
@@ -301,10 +310,12 @@ class TensorRows:
         """The first token of these rows' steps, from what their parents' last tokens lead to."""
         if not rows:
             return
-        hidden = torch.cat([last_hidden(row.node.parent) for row in rows])
+        parents = [*dict.fromkeys(row.node.parent for row in rows)]
+        hidden = torch.cat([last_hidden(parent) for parent in parents])
         buffers = self._make_buffers(len(rows), hidden[:, :0])
         buffers.load(rows, self._arrangement)
-        self._draw(buffers, self._decoder.logits(hidden))
+        siblings = [parents.index(row.node.parent) for row in rows]
+        self._draw(buffers, self._decoder.logits(hidden)[siblings])
         self._take(_Drawn(rows, self._stops), buffers, 1)
 
     def _take(self, drawn: _Drawn, buffers: StepBuffers, num_done: int) -> None:
@@ -397,13 +408,16 @@ def make_running_batch(
         # A copy: the last row must not keep a whole prompt's states alive.
         return [hidden[-1:].clone() for hidden in model.prefill(requests)]
 
-    drafts, most = None, settings.schedule.drafts
-    if most != "off" and (why_not := why_no_drafts(model, replay)) is None:
+    drafts, distinct, most = None, None, settings.schedule.drafts
+    why_not = why_one_token_each(model, replay)
+    if why_not is None and not model.backend.copies_per_beam:
+        distinct = costs or PassCosts()
+    if most != "off" and why_not is None:
         drafts = Drafts(most)
     elif isinstance(most, int):
         raise InputError(f"--drafts {most}: {why_not}")
     batch = RunningBatch(
-        TensorRows(model, codec, token_stats, replay, drafts),
+        TensorRows(model, codec, token_stats, replay, drafts, distinct),
         model.store,
         prefill,
         StepLengths(Decodings(default), model.decoder.shape.context),

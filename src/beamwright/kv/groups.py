@@ -111,10 +111,10 @@ class GroupTails:
         for part in self.parts:
             part.advance()
 
-    def spread(self, rows: torch.Tensor, places: torch.Tensor, count: int) -> None:
+    def spread(self, rows: torch.Tensor, places: torch.Tensor, written: torch.Tensor) -> None:
         """Of the next pass token i is row rows[i]'s, see `kv.spread`."""
         for part in self.parts:
-            part.spread(rows, places, count)
+            part.spread(rows, places, written)
 
     def together(self) -> None:
         """Passes are over one token of every row again."""

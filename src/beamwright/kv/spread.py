@@ -17,13 +17,17 @@ class SpreadTails(RowTails):
 
     _rows: torch.Tensor | None = None
 
-    def spread(self, rows: torch.Tensor, places: torch.Tensor, count: int) -> None:
+    def spread(self, rows: torch.Tensor, places: torch.Tensor, written: torch.Tensor) -> None:
         """Of the next pass token i is row rows[i]'s, at its place places[i] [tokens].
 
-        count: of them, those that are written; the others pad the batch.
+        written: [3, writes] a token, and a row and a place in it that get its KV. What is in none
+        pads the batch.
         """
-        self._rows, self._spread, self._count = rows, places, count
-        self._at = (self._first_slots[rows[:count]] + places[:count].view(-1, 1, 1)).flatten()
+        self._rows, self._spread = rows, places
+        source, row, place = written
+        self._at = (self._first_slots[row] + place.view(-1, 1, 1)).flatten()
+        own = torch.arange(len(source), device=source.device)
+        self._source = None if torch.equal(source, own) else source
         self._mask = None
 
     def together(self) -> None:
@@ -42,8 +46,9 @@ class SpreadTails(RowTails):
         if self._rows is None:
             super().write(layer, key_value)
             return
-        written = key_value[: self._count].reshape(-1, self.layout.head_dim)
-        self._of_layer(layer)[0].index_copy_(0, self._at, written)
+        count = len(self._at) // (2 * self.layout.num_kv_heads)
+        some = key_value[:count] if self._source is None else key_value[self._source]
+        self._of_layer(layer)[0].index_copy_(0, self._at, some.reshape(-1, self.layout.head_dim))
 
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         keys, values = super().read(layer)

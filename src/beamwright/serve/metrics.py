@@ -160,8 +160,12 @@ def _of_usage(used: Usage) -> list[Family]:
             cached[model, "loaded"] = counted.loaded_tokens
             cached[model, "recomputed"] = counted.dropped_tokens
     cache = "Tokens of KV needed; of these prefilled, loaded, recomputed: others were hit."
-    rows = "Tokens of the running batch: written ones, and of all rows that were computed."
-    written = {("written",): engine.row_tokens, ("computed",): engine.slot_tokens}
+    rows = "Tokens of the running batch: written, of these as an equal row's; of rows computed."
+    written = {
+        ("written",): engine.row_tokens,
+        ("equal",): engine.equal_tokens,
+        ("computed",): engine.slot_tokens,
+    }
     return [
         (GAUGE, "kv_bytes", "KV by tier.", "model tier", held),
         (GAUGE, "kv_budget_bytes", "Most KV that there may be.", "model tier", budgets),

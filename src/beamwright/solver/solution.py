@@ -163,16 +163,18 @@ class BatchStats:
     """The generator's running batch while the problem was in flight, others beside it included.
 
     slots: most rows at a time; None for as many as fit. iterations: of at most 16 tokens.
-    passes: forward passes in them.
-    rows_mean: rows that wrote a token, per forward pass. occupancy: the same per row that was
-    computed, padding and rows that had ended included. admitted: rows that joined. preempted: that
-    had to leave in the middle of their step; parking_plans: plans that count on it (`--batching`).
+    passes: forward passes in them. equal_tokens: that were computed once for several rows, beyond
+    the first. rows_mean: rows that wrote a token, per forward pass. occupancy: the same without
+    equal ones, per row that was computed, padding and rows that had ended included. admitted: rows
+    that joined. preempted: that had to leave in the middle of their step; parking_plans: plans that
+    count on it (`--batching`).
     verifier_calls, verifier_steps_mean: turns of the verifier, and the steps in one.
     """
 
     slots: int | None
     iterations: int
     passes: int
+    equal_tokens: int
     rows_mean: float | None
     occupancy: float | None
     admitted: int
@@ -185,12 +187,14 @@ class BatchStats:
     def of(cls, slots: int | None, counted: Counters) -> BatchStats:
         """What the engine has counted."""
         tokens, calls = counted.row_tokens, counted.verifier_calls
+        alone = tokens - counted.equal_tokens
         return cls(
             slots=slots,
             iterations=counted.iterations,
             passes=counted.steps,
+            equal_tokens=counted.equal_tokens,
             rows_mean=tokens / counted.steps if counted.steps else None,
-            occupancy=tokens / counted.slot_tokens if counted.slot_tokens else None,
+            occupancy=alone / counted.slot_tokens if counted.slot_tokens else None,
             admitted=counted.admitted,
             preempted=counted.preempted,
             parking_plans=counted.parking_plans,
