@@ -56,7 +56,7 @@ def searches(args: argparse.Namespace) -> list[dict[str, Any]]:
         ways = {str(way): way for way in ("off", *args.drafts, "auto")}
         options = {"n": n, "width": min(n, 4), "executor": "plain", "speculation": "off"}
         solvers = {name: Solver(**options, drafts=way) for name, way in ways.items()}
-        found = _measured(
+        found = measured(
             {name: [(solver, text) for text in problems] for name, solver in solvers.items()},
             args.rounds,
         )
@@ -82,18 +82,16 @@ def replay(args: argparse.Namespace) -> list[dict[str, Any]]:
                 args.prompt_tokens, on_round=lambda report, seen=seen: seen.append(report.tree)
             )
             for most in args.drafts:
-                passes = solvers[str(most)]._machinery.batch._rows._passes
-                passes.drafts = Replayed(seen[-1], most, chance)
+                rows_of = solvers[str(most)]._machinery.batch._rows
+                rows_of._drafts = Replayed(seen[-1], most, chance)
             sides = {name: [(solver, args.prompt_tokens)] for name, solver in solvers.items()}
-            rows += _rows(args.shape, n, chance, _measured(sides, args.rounds))
+            rows += _rows(args.shape, n, chance, measured(sides, args.rounds))
         for solver in solvers.values():
             solver.close()
     return rows
 
 
-def _measured(
-    sides: Mapping[str, Sequence[tuple[Solver, Any]]], rounds: int
-) -> dict[str, Measured]:
+def measured(sides: Mapping[str, Sequence[tuple[Solver, Any]]], rounds: int) -> dict[str, Measured]:
     """Solutions of every side's last round, and decode seconds of each round."""
     last: dict[str, list[Solution]] = {}
 

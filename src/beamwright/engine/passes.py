@@ -101,9 +101,11 @@ class DistinctPasses:
         self._decoder, self._session, self._sampler = decoder, session, sampler
         self._stops, self._texts, self._costs = stops, texts, costs
 
-    def pay(self, rows: Iterable[Row]) -> bool:
+    def pay(self, rows: Sequence[Row]) -> bool:
         """Whether so many of these rows are equal that passes become cheaper."""
-        return self._texts is not None and self._saves(self._texts.of_rows(rows))
+        if self._texts is None or not self._cheaper(1, len(rows)):
+            return False
+        return self._cheaper(len({*self._texts.of_rows(rows).values()}), len(rows))
 
     def run(
         self,
@@ -123,7 +125,8 @@ class DistinctPasses:
         texts = {**places} if self._texts is None else self._texts.of_rows(places)
         num_passes = num_rows = num_equal = 0
         while min(left.values(), default=0) and sum(row.done for row in counting) < enough:
-            if num_passes and drafts is None and not self._saves({r: texts[r] for r in left}):
+            num_distinct = len({texts[row] for row in left})
+            if num_passes and drafts is None and not self._cheaper(num_distinct, len(left)):
                 break
             began = time.perf_counter()
             one = self._pass(left, texts, places, drafts)
@@ -141,12 +144,11 @@ class DistinctPasses:
                 _part(texts, left, used)
         return Ran(num_passes, num_rows, num_equal)
 
-    def _saves(self, texts: Mapping[Row, int]) -> bool:
-        sizes = (
-            padded_rows(n, self._decoder.least_rows) for n in (len({*texts.values()}), len(texts))
-        )
-        distinct_s, all_s = map(self._costs.seconds, sizes)
-        return distinct_s < _PAYS * all_s
+    def _cheaper(self, *num_rows: int) -> bool:
+        """Whether a pass over the first number of rows is, by enough."""
+        sizes = (padded_rows(count, self._decoder.least_rows) for count in num_rows)
+        first_s, other_s = map(self._costs.seconds, sizes)
+        return first_s < _PAYS * other_s
 
     def _pass(
         self,

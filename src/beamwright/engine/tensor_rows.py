@@ -243,7 +243,7 @@ class TensorRows:
     ) -> Ran:
         """By passes over what rows do not have in common, where that pays."""
         places = self._places()
-        if drafts is None and not self._passes.pay(places):
+        if drafts is None and not self._passes.pay([*places]):
             return self._run_plain(buffers, max_tokens, enough)
         rows = places, buffers.keys, buffers.sampling
         return self._passes.run(*rows, max_tokens, enough, drafts)
