@@ -33,7 +33,7 @@ class Knowing(Drafts):
     def note(self, drafts, used, rows, seconds):
         """Nothing is decided by it."""
 
-    def draft(self, rooms, least_rows=8):
+    def draft(self, rooms, least_rows=8, equal=None):
         return {row: self.guess(row, min(room, self.most)) for row, room in rooms.items()}
 
     def guess(self, row, room):

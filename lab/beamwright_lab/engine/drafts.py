@@ -40,7 +40,12 @@ class Replayed(Drafts):
     def learn(self, rows: Sequence[Row]) -> None:
         """It knows all there is."""
 
-    def draft(self, rooms: Mapping[Row, int], least_rows: int = 8) -> dict[Row, list[int]]:
+    def draft(
+        self,
+        rooms: Mapping[Row, int],
+        least_rows: int = 8,
+        equal: Sequence[int] | None = None,
+    ) -> dict[Row, list[int]]:
         return {row: self._of_row(row, min(room, self.most)) for row, room in rooms.items()}
 
     def _of_row(self, row: Row, room: int) -> list[int]:

@@ -16,6 +16,7 @@ is tried.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from weakref import WeakKeyDictionary
@@ -160,11 +161,12 @@ class DistinctPasses:
         """What is forwarded next. left: tokens that each row may still get in this iteration."""
         rooms = {row: min(n, row.forwards_left) - 1 for row, n in left.items()}
         first, drafted = dict[int, Row](), dict[Row, Sequence[int]]()
+        equal = Counter(texts[row] for row in left)
         for row in left:
             first.setdefault(texts[row], row)
         if drafts is not None:
             some = {row: rooms[row] for row in first.values()}
-            drafted = {**drafts.draft(some, self._decoder.least_rows)}
+            drafted = {**drafts.draft(some, self._decoder.least_rows, [*equal.values()])}
         of_all = {row: drafted.get(first[texts[row]], ())[: max(0, rooms[row])] for row in left}
         return _Pass(of_all, drafted, texts, places)
 
