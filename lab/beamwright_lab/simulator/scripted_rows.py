@@ -50,6 +50,7 @@ class ScriptedRows:
         for row in joining:
             if not row.tokens:
                 self._extend(row, 1)
+        self.num_rows = padded_rows(len(staying) + len(joining))
         self._arrange([*staying, *joining])
         if joining:
             self._open()
@@ -60,6 +61,8 @@ class ScriptedRows:
     def run(self, running: Sequence[Row], max_tokens: int, enough: int) -> Ran:
         if any(row.forwarded and row.forwarded % self._tail_tokens == 0 for row in running):
             self._open()
+        if len(running) < len(self._batch):
+            self._arrange(running)
         counting = awaited(running)
         left = {row: self._scripts.step(row.node).tokens - len(row.tokens) for row in counting}
         # Seen a token late, except where nobody goes on.
@@ -104,8 +107,8 @@ class ScriptedRows:
                 row.hidden = _FORWARDED
 
     def _arrange(self, rows: Sequence[Row]) -> None:
-        """The present batch, and the tokens of its paths: read, and seen."""
-        self._batch, self.num_rows = list(rows), padded_rows(len(rows))
+        """The present batch, and the tokens of its paths: read, and seen. Who has left is not."""
+        self._batch = list(rows)
         self._seen = self._read = sum(row.node.start for row in rows)
         if self._costs.layout is Layout.TREE:
             shared: dict[Segment, None] = {}

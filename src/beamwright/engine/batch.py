@@ -18,11 +18,11 @@ from contextlib import suppress
 from beamwright.counters import Counters, Progress
 from beamwright.engine.capacity import Capacity, StepLengths, WorkingMemory
 from beamwright.engine.chains import Chains, Prefill, Unfinished, is_broken
+from beamwright.engine.coming import Coming
 from beamwright.engine.queue import Queue, SpeculativeQueue
 from beamwright.engine.row import OWNER, Decoding, GeneratorState, Row, Rows, awaited, state_of
 from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError
 from beamwright.kv.cache import CacheManager
-from beamwright.models.decoder import padded_rows
 from beamwright.models.load import is_out_of_memory
 from beamwright.protocols import Event, Plan, ScheduleView, StepAwaited, StepDropped, StepFailed
 from beamwright.sections import ScheduleSettings
@@ -55,6 +55,7 @@ class RunningBatch:
         self._capacity = Capacity(cache, lengths)
         self._progress = progress or Progress()
         self._chains = Chains(cache, prefill, self._progress)
+        self._coming = Coming(cache, self._capacity, self._memory.costs)
         self.running: list[Row] = []
         self.counts, self.last_rows = Counters(), (0, 0)
         self.graphs_failed: str | None = None
@@ -107,7 +108,7 @@ class RunningBatch:
         outgrows the device, and all rows of a group end together, unless they park."""
         self._queue.replace(plan, self.running_nodes)
         self._eager, parks = plan.write_back and plan.eager, plan.parking is not None
-        self._capacity.most_ahead = ITERATION_TOKENS if parks else None
+        self._capacity.most_ahead = self._cache.device.block_tokens if parks else None
         self.counts.parking_plans += parks
         fixed = plan.write_back and not parks and all(map(self._lengths.exact, self.waiting))
         self._queue.barriers = {"auto": fixed, "grouped": True}.get(self.settings.batching, False)
@@ -138,6 +139,7 @@ class RunningBatch:
             del node.handles[OWNER]
             if state.row is not None:
                 state.row.let_go()
+                self._coming.forget(state.row)
                 if state.row in self.running:
                     self.running.remove(state.row)
             self._cache.free(state.segment)
@@ -186,6 +188,8 @@ class RunningBatch:
         while joining := self._next_rows():
             try:
                 self._make_way(joining)
+                if self._coming.begin(joining, len(self.running)):
+                    break  # they join a few passes later
                 self._join(joining)
             except (CapacityError, DeviceMemoryError) as error:
                 if self._try_again(joining, error):
@@ -261,14 +265,11 @@ class RunningBatch:
     def _enough(self) -> int:
         """Rows that have to stop for the iteration to end early."""
         running = len(awaited(self.running))
-        if self._queue and not self._full and not self._queue.barriers:
-            return max(1, running // _REFILL_SHARE)
+        if self._queue and not self._queue.barriers:
+            return 1 if self._full else max(1, running // _REFILL_SHARE)
         if self._fills:
             return max(1, running // _FILL_SHARE)
-        # So many that a smaller batch pays for its making; the others go on.
-        others, num_rows = len(self.running) - running, self._rows.num_rows
-        pays = [_worth_compacting(n + others, num_rows) for n in range(running)]
-        return running - max(0, sum(pays) - 1)
+        return self._memory.enough(running, len(self.running), self._rows.num_rows)
 
     # --- who joins ---------------------------------------------------------------------------
 
@@ -304,7 +305,8 @@ class RunningBatch:
             self.counts.groups += 1
             if not self.settings.reuse and self._queue.many_groups:
                 self._cache.evict_all()
-        rows = [self._capacity.row(node, group) for node in self._queue.front(free)]
+        front = self._queue.front(free)
+        rows = self._coming.first([self._capacity.row(node, group) for node in front])
         fitting = self._capacity.first_that_fit(rows)
         while len(fitting) < len(rows) and self._drop_last():
             fitting = self._capacity.first_that_fit(rows)
@@ -319,6 +321,7 @@ class RunningBatch:
     def _join(self, rows: list[Row]) -> None:
         cache = self._cache
         held = cache.acquire(self._capacity.read_by(rows))
+        self._coming.drop()
         try:
             grown = self._chains.complete(rows, held)
             cache.needed(row.parts_read for row in rows)
@@ -381,9 +384,9 @@ class RunningBatch:
     def _reserve(self) -> int:
         """Blocks for the tokens to come: for fewer where they run short, so that rows have time to
         end, then at the cost of the rows that came last. Returns for how many tokens."""
-        if _worth_compacting(len(self.running), self._rows.num_rows):
-            self._rows.admit(self.running, ())
         most = min(ITERATION_TOKENS, self._rows.max_tokens(self.running))
+        if self._coming.rows:
+            most = min(most, self._coming.passes)
         most = count = min(most, max(row.forwards_left for row in awaited(self.running)))
         while self.running:
             wanted = {
@@ -395,11 +398,11 @@ class RunningBatch:
             try:
                 self._cache.reserve(wanted)
             except CapacityError as error:
-                if count > _LEAST_TOKENS:
-                    count = max(_LEAST_TOKENS, count // 2)
+                if count > min(_LEAST_TOKENS, len(self.running)):
+                    count //= 2  # 16 at first, or what is left of steps
                     continue
                 count = most
-                if self._drop_last():
+                if self._drop_last() or self._coming.drop():
                     continue
                 last = self.running.pop()
                 if self.running and self._cache.evicts:
@@ -408,6 +411,8 @@ class RunningBatch:
                     self._fail(last.node, error)
             else:
                 break
+        if self._memory.pays(len(self.running), self._rows.num_rows):
+            self._rows.admit(self.running, ())
         return count
 
     def _preempt(self, row: Row) -> None:
@@ -443,8 +448,3 @@ class RunningBatch:
         self.release([node])
         why = None if node.speculative else error
         self._events.append(StepFailed(node, why) if why is not None else StepDropped(node))
-
-
-def _worth_compacting(num_active: int, num_rows: int) -> bool:
-    """True if so many rows have stopped that a smaller batch pays for its making."""
-    return padded_rows(num_active) <= _COMPACT_BELOW * num_rows

@@ -24,6 +24,7 @@ from beamwright.engine.row import (
 )
 from beamwright.kv.cache import CacheManager
 from beamwright.kv.segments import Path, Segment, copies_needed, segments_read, whole
+from beamwright.models.decoder import padded_rows
 from beamwright.plan.machines import PassCosts
 from beamwright.protocols import KVDemand, ScheduleView
 from beamwright.tree import Node, SearchTree
@@ -31,6 +32,10 @@ from beamwright.tree import Node, SearchTree
 _FIRST_GUESS = 32
 _MARGIN = 1.25
 _LEAST_BEGUN = 2
+_COMPACT_BELOW = 0.75
+_MAKING_S = 0.005  # of the host, between two iterations
+_PASSES = 16  # of an iteration
+_STOPPED_SHARE = 16
 
 
 class StepLengths:
@@ -100,6 +105,21 @@ class WorkingMemory:
             free_bytes = self._free_bytes() + held_bytes
             limits.append(max(1, free_bytes // self._row_bytes(step_tokens)))
         return min(limits, default=None)
+
+    def pays(self, num_active: int, num_rows: int) -> bool:
+        """True if so many of these rows have stopped that a smaller batch pays for its making."""
+        fewer, costs = padded_rows(num_active), self.costs or PassCosts()
+        spared_s = _PASSES * (costs.seconds(num_rows) - costs.seconds(fewer))
+        pays = fewer <= _COMPACT_BELOW * num_rows or spared_s > _MAKING_S
+        return pays and 0 < num_active <= fewer < num_rows
+
+    def enough(self, awaited: int, num_active: int, num_rows: int) -> int:
+        """Of so many awaited rows, those that have to stop for an iteration to end, where nobody
+        waits: who has stopped is read until then; or so many that a smaller batch pays."""
+        if self.costs is not None and self.costs.seconds(num_active) > _MAKING_S:
+            return max(1, awaited // _STOPPED_SHARE)
+        others = num_active - awaited
+        return awaited - sum(self.pays(n + others, num_rows) for n in range(1, awaited))
 
     def failed(self, num_rows: int) -> None:
         """So many rows were too many; one that does not fit alone says nothing of others."""

@@ -110,6 +110,23 @@ class CacheManager(SegmentOwner):
             raise
         return lease
 
+    def lacking_bytes(self, needs: Mapping[Segment, int]) -> int:
+        """Bytes that would have to be loaded for these copies."""
+        blocks = sum(self._missing_blocks(s, copies) for s, copies in needs.items())
+        return blocks * self.device.bytes_per_block
+
+    def load_ahead(self, needs: Mapping[Segment, int]) -> None:
+        """Begin to load one copy of each, whatever has to leave for it; nobody waits.
+
+        Raises:
+            CapacityError: if they do not fit; LinkError: if the link has failed.
+        """
+        with Lease(needs):
+            self._make_room(sum(self._missing_blocks(s, 1) for s in needs))
+            for segment in needs:
+                if segment.length and not segment.copies and segment.stored:
+                    self._load(segment, self._take(segment.blocks_for(segment.length)), "prefetch")
+
     def fits(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> bool:
         """Could a lease on `needs` hold, with some segments grown to so many tokens?"""
         grown = whole(grown)

@@ -262,7 +262,8 @@ class Roofline:
         rows, hardware = 64, self.hardware  # that take most experts
         weights_s, rows_s, launch_s = self.parts(rows, 0, 0, Layout.TREE)
         bandwidth = hardware.h2d_bandwidth * hardware.link_share
-        return PassCosts(weights_s, rows_s / rows, launch_s, bandwidth)
+        byte_s = 1 / (hardware.device_bandwidth * hardware.bandwidth_share)
+        return PassCosts(weights_s, rows_s / rows, launch_s, bandwidth, byte_s)
 
     def transfer(self, num_bytes: float, num_pieces: float, direction: Direction) -> float:
         """Seconds to move bytes across the link in that many queued copies."""

@@ -90,13 +90,15 @@ class PassCosts:
     """Seconds of one forward pass by the cost model, and the link's bytes a second.
 
     weights_s: all weights are read; row_s: arithmetic of a row; launch_s: beside the longer of the
-    two. By themselves passes are counted, and nothing else costs anything.
+    two; byte_s: a byte of KV is read. By themselves passes are counted, and nothing else costs
+    anything.
     """
 
     weights_s: float = 1.0
     row_s: float = 0.0
     launch_s: float = 0.0
     link_bandwidth: float = inf
+    byte_s: float = 0.0
 
     def seconds(self, num_rows: float) -> float:
         """Of a pass with so many rows."""

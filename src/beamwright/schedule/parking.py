@@ -18,6 +18,7 @@ from beamwright.schedule.forest import Forest
 _LEVEL_FROM = 2.5  # times what the device holds
 _FEWEST_ROWS = 64  # below it a pass costs more than a roofline says
 _MORE_AREA = 1.2  # than full devices would need: prefixes that are there for some of their rows
+_WAVE = 1.25  # of the device: more than that parks, however few run together
 _DRAIN = 0.25  # of a step, in passes with few rows
 _LOADED_AGAIN = 0.4  # of what does not fit
 
@@ -30,9 +31,10 @@ def parking_of(view: ScheduleView, forest: Forest) -> Parking:
     """
     num_beams, most_rows, costs = len(forest), None, view.costs or PassCosts()
     if costs.row_s and view.exact:
-        knee = max(_FEWEST_ROWS, costs.weights_s / costs.row_s)
-        waves = max(1, int(num_beams / knee))
-        most_rows = -(-num_beams // waves)
+        read_s = costs.weights_s + costs.byte_s * forest.capacity_bytes / 2
+        waves = max(1, round(num_beams / max(_FEWEST_ROWS, read_s / costs.row_s)))
+        if forest.need(0, num_beams) <= _WAVE * waves * forest.capacity_bytes:
+            most_rows = -(-num_beams // waves)
     held = _LEVEL_FROM * forest.capacity_bytes
     fitting = (start for start in range(num_beams) if forest.need(start, num_beams) <= held)
     return Parking(most_rows, num_beams - next(fitting, num_beams))

@@ -165,7 +165,7 @@ def test_equal_bytes_with_steps_that_end_anywhere(folder, tmp_path, attention, b
         delimiter="no such text",
         max_step_tokens=20,
         max_tokens=70,
-        n=8,
+        n=16,
         width=2,
     )
     file = tmp_path / "tree.json"

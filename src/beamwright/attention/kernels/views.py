@@ -149,10 +149,10 @@ class KernelDecode:
         """Nothing here depends on it."""
 
     def drop_rows(self, rows: Sequence[int]) -> None:
+        """The tables are rebuilt before the next token: nobody reads for them any more."""
         for row in rows:
             self._live[row] = False
-        # With copies, the copy that goes may be one that another row reads: rows move up.
-        self._stale = self._stale or self._cuts.copy_per_row
+        self._stale = self._stale or bool(rows)
 
     def close(self) -> None:
         if not self._keeps:
