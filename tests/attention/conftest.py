@@ -9,7 +9,8 @@ import torch
 from beamwright.attention import make_attention
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.kv.segments import PathPart, truncate_path
-from beamwright.kv.store import RowTails, SegmentStore
+from beamwright.kv.store import SegmentStore
+from beamwright.kv.tails import RowTails
 
 
 @dataclass

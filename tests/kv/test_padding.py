@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from beamwright.kv.store import padded_path, padded_tail
+from beamwright.kv.tails import padded_path, padded_tail
 
 HEAD_DIMS = [1, 5, 8, 16, 25, 26, 64, 128]
 

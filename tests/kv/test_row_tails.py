@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from beamwright.kv.pool import ScratchMeter
-from beamwright.kv.store import RowTails
+from beamwright.kv.tails import RowTails
 
 CAPACITY = 80
 CPU = torch.device("cpu")

@@ -26,7 +26,8 @@ from beamwright.engine.noise import lineage_key, stack_keys
 from beamwright.engine.sampling import RowSampling, Sampler
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.kv.segments import Path, PathPart
-from beamwright.kv.store import RowTails, SegmentStore
+from beamwright.kv.store import SegmentStore
+from beamwright.kv.tails import RowTails
 from beamwright.sections import SamplingSettings
 from beamwright_lab.common import say
 from beamwright_lab.gpu.context import Context, one_line, release

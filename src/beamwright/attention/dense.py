@@ -12,7 +12,8 @@ import torch
 from beamwright.attention.partial import KEY_MULTIPLE, attend_few, attend_part, round_up, with_sinks
 from beamwright.attention.shared import Entry, Hold, ResidentLayers
 from beamwright.kv.segments import Path
-from beamwright.kv.store import SegmentStore, Tail, padded_path
+from beamwright.kv.store import SegmentStore
+from beamwright.kv.tails import Tail, padded_path
 
 
 class PathCopies:

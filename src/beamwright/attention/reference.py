@@ -8,7 +8,8 @@ import torch
 
 from beamwright.kv.pool import KVLayout
 from beamwright.kv.segments import Path
-from beamwright.kv.store import SegmentStore, Tail
+from beamwright.kv.store import SegmentStore
+from beamwright.kv.tails import Tail
 
 
 def gather_path(store: SegmentStore, path: Path, layer: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -20,7 +20,8 @@ import torch
 from beamwright.attention.partial import KEY_MULTIPLE, QUERY_MULTIPLE, round_up
 from beamwright.kv.pool import KVLayout
 from beamwright.kv.segments import Path, Segment
-from beamwright.kv.store import SegmentStore, Tail, padded_path
+from beamwright.kv.store import SegmentStore
+from beamwright.kv.tails import Tail, padded_path
 
 Table = npt.NDArray[np.int64]
 LEAST_KEYS = 32

@@ -28,7 +28,8 @@ from beamwright.attention.partial import (
 from beamwright.attention.shared import Hold, ResidentLayers, SharedSegments, Slots
 from beamwright.attention.tree_prefill import TreePrefill
 from beamwright.kv.segments import Path
-from beamwright.kv.store import SegmentStore, Tail
+from beamwright.kv.store import SegmentStore
+from beamwright.kv.tails import Tail
 
 
 class TreeDecode:

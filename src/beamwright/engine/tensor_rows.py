@@ -145,11 +145,7 @@ class TensorRows:
         self._stops, self._stats = StopFinder(codec), sorted(token_stats)
         self.replay, self._stays = replay or Replay(), replay is not None
         self._session = session = DecodeSession(
-            model.decoder,
-            model.store,
-            model.backend,
-            stays=self._stays,
-            spreads=(distinct or drafts) is not None,
+            model.decoder, model.store, model.backend, stays=self._stays
         )
         parts = model.decoder, session, self._sampler, self._stops
         texts = EqualTexts() if distinct is not None else None

@@ -112,7 +112,7 @@ class GroupTails:
             part.advance()
 
     def spread(self, rows: torch.Tensor, places: torch.Tensor, written: torch.Tensor) -> None:
-        """Of the next pass token i is row rows[i]'s, see `kv.spread`."""
+        """Of the next pass token i is row rows[i]'s, see `RowTails.spread`."""
         for part in self.parts:
             part.spread(rows, places, written)
 

@@ -23,8 +23,9 @@ from beamwright.attention.shared import Entry, LayerSource
 from beamwright.errors import LinkError, format_bytes
 from beamwright.kv.link import Transfer
 from beamwright.kv.segments import Path, PathPart, Segment
-from beamwright.kv.store import SegmentStore, Tail
+from beamwright.kv.store import SegmentStore
 from beamwright.kv.streams import Piece
+from beamwright.kv.tails import Tail
 from beamwright.layerwise.store import LayeredStore
 from beamwright.layerwise.tail import NUM_BUFFERS, LayeredTail, Placement
 from beamwright.protocols import Direction

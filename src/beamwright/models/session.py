@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 
 from beamwright.kv.segments import Path, Segment, visible_path
-from beamwright.kv.spread import make_spread_tail
 from beamwright.kv.store import SegmentStore
 from beamwright.models.decoder import Decoder, padded_rows
 from beamwright.protocols import AttentionBackend
@@ -69,7 +67,7 @@ class DecodeSession:
 
     A token is `forward`; or `prepare` once for several, then `compute` and `advance` for each.
     stays: memory outlives the rows, at addresses that stay while `num_moves` does.
-    spreads: a pass may also be over any tokens of some rows, `forward_some`.
+    Where the backend `spreads`, a pass may also be over any tokens of some rows, `forward_some`.
     """
 
     def __init__(
@@ -79,11 +77,9 @@ class DecodeSession:
         backend: AttentionBackend,
         *,
         stays: bool = False,
-        spreads: bool = False,
     ) -> None:
         self._decoder, self._store, self._backend = decoder, store, backend
-        make_tail = partial(make_spread_tail, store) if spreads else store.make_tail
-        self._tail: Any = make_tail(backend.tail_tokens, stays=stays)
+        self._tail: Any = store.make_tail(backend.tail_tokens, stays=stays)
         self._spread: Sequence[int] | None = None  # rows that the view is over, if not all once
         make_workspace = getattr(backend, "workspace", None)
         self._workspace: Any = None if make_workspace is None else make_workspace(store)

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from beamwright.attention.partial import round_up
 from beamwright.attention.shared import Entry, SharedSegments
 from beamwright.kv.segments import Path
-from beamwright.kv.store import SegmentStore, Tail
+from beamwright.kv.store import SegmentStore
+from beamwright.kv.tails import Tail
 from beamwright.sparse.rule import CANDIDATES, PAGE, RECENT, SINKS, SparseRule
 
 _COLUMN_MULTIPLE = (

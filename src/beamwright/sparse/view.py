@@ -25,7 +25,8 @@ from beamwright.attention.tree import TreeAttention, TreeDecode
 from beamwright.counters import Counters
 from beamwright.errors import InputError
 from beamwright.kv.segments import Path, Segment
-from beamwright.kv.store import SegmentStore, Tail
+from beamwright.kv.store import SegmentStore
+from beamwright.kv.tails import Tail
 from beamwright.protocols import AttentionView
 from beamwright.sparse.rule import WINDOW, SparseRule, asyncspade
 from beamwright.sparse.select import Selector

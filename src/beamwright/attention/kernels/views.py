@@ -32,7 +32,8 @@ from beamwright.attention.kernels.worklist import (
 from beamwright.errors import InputError
 from beamwright.kv.pool import KVBlocks
 from beamwright.kv.segments import Path
-from beamwright.kv.store import RowTails, SegmentStore
+from beamwright.kv.store import SegmentStore
+from beamwright.kv.tails import RowTails
 
 _STAYING_ROOM = 128
 _CODES: dict[str, int] = {"auto": 0, "int8": 1, "fp8": 2}  # as `programs` calls them
