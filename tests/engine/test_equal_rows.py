@@ -1,11 +1,13 @@
 """Rows whose paths are equal are computed once: fewer rows, and the same tree, bit for bit."""
 
 import math
+import threading
 
 import pytest
 
 from beamwright.engine import passes
 from beamwright.engine.passes import EqualTexts
+from beamwright.errors import Cancelled
 from beamwright.tree import SearchTree, StopReason
 from engines import (
     PROBLEM,
@@ -125,6 +127,25 @@ def test_a_search_is_resumed(make_solver, always, tmp_path):
         solver.solve(PROBLEM, on_round=stop, checkpoint=file)
     assert_nothing_allocated(solver)
     assert solver.resume(file).tree_hash == plain.tree_hash
+
+
+@pytest.mark.parametrize("drafts", ["off", 3])
+def test_one_that_is_cancelled_leaves_nothing_and_the_next_is_the_same(make_solver, always, drafts):
+    always(True)
+    solver, submitted = make_solver(**SURE, dtype=exact_dtype(), drafts=drafts), threading.Event()
+    expected = solver.solve(PROBLEM).tree_hash
+
+    def cancel(report):
+        assert submitted.wait(600)
+        handle.cancel()
+
+    handle = solver.submit(PROBLEM, on_round=cancel)
+    submitted.set()
+    with pytest.raises(Cancelled):
+        handle.result(600)
+    assert solver.solve(PROBLEM).tree_hash == expected
+    solver.close()
+    assert_nothing_allocated(solver)
 
 
 # --- which paths are equal -----------------------------------------------------------------------

@@ -5,7 +5,15 @@ import shutil
 import pytest
 
 from beamwright.engine.batch import RunningBatch
-from engines import PROBLEM, assert_nothing_allocated, check_conservation, exact_dtype, grow
+from beamwright.errors import CapacityError
+from engines import (
+    PROBLEM,
+    assert_nothing_allocated,
+    check_conservation,
+    exact_dtype,
+    grow,
+    tiny_checkpoint,
+)
 
 FIXED = {
     **{"n": 16, "width": 4, "max_rounds": 3, "step_tokens": 40, "max_tokens": 120},
@@ -108,3 +116,45 @@ def test_a_resumed_search_goes_on_as_it_would_have(make_solver, parked, tmp_path
             assert solver.resume(kept).tree_hash == expected.tree_hash
             assert_nothing_allocated(solver)
     assert parked
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3_text"])
+def test_rows_with_windows_park(tmp_path, parked, kind):
+    make = tiny_checkpoint(tmp_path, kind)
+    options = {**FIXED, "dtype": "float64", "n": 8}
+    expected = make(**options).solve(PROBLEM).tree_hash
+    with make(**options, kv_memory=40 * 8192, batching="continuous") as solver:
+        assert solver.solve(PROBLEM).tree_hash == expected
+        assert_nothing_allocated(solver)
+    assert parked
+
+
+def test_trees_of_other_priorities_park(make_solver, parked):
+    """Whoever goes first, rows come back to what they were."""
+    problems = [PROBLEM, "Tom has 4 hats.", "Eve eats 7 figs a day."]
+    expected = dict(make_solver(**FIXED).solve_many(problems, in_flight=1))
+    with make_solver(**FIXED, kv_memory=32 * 4096, batching="continuous") as solver:
+        handles = {
+            number: solver.submit(text, problem_id=number, priority=number)
+            for number, text in enumerate(problems)
+        }
+        found = {number: handle.result(600).tree_hash for number, handle in handles.items()}
+    assert found == {number: each.tree_hash for number, each in expected.items()}
+    assert parked
+
+
+def test_the_least_budget_is_one_path_and_its_step(make_solver):
+    """Below it one line says so; from it on the tree is the same."""
+    with make_solver(**FIXED) as solver:
+        expected = solver.solve(PROBLEM).tree_hash
+        size = block_bytes(solver)
+    fitting = []
+    for blocks in range(16, 26):
+        with make_solver(**FIXED, kv_memory=blocks * size, batching="continuous") as solver:
+            try:
+                assert solver.solve(PROBLEM).tree_hash == expected
+                fitting.append(blocks)
+            except CapacityError:
+                assert not fitting, "less was enough"
+            assert_nothing_allocated(solver)
+    assert 16 < fitting[0] < 25
