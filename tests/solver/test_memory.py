@@ -103,12 +103,13 @@ def test_kernels_need_no_copies_but_the_tails_of_their_rows(generator, verifier)
 
 
 @pytest.mark.parametrize("n", [4, 1000])
-def test_what_is_needed_is_the_inverse_of_the_plan(generator, verifier, n):
+@pytest.mark.parametrize("step_tokens", [None, 8, 256])
+def test_what_is_needed_is_the_inverse_of_the_plan(generator, n, step_tokens):
     for kv_bytes in (100_000, 7_654_321):
-        number = memory_needed((generator, None), (kv_bytes, 0), n)
-        for less, fits in ((0, True), (2, False)):
+        number = memory_needed((generator, None), (kv_bytes, 0), n, step_tokens=step_tokens)
+        for less, fits in ((0, True), (4, False)):
             settings = MemorySettings(memory=number - less)
-            plan = plan_memory(settings, generator, None, n)
+            plan = plan_memory(settings, generator, None, n, step_tokens=step_tokens)
             assert (plan.kv_bytes >= kv_bytes) is fits
 
 
@@ -153,3 +154,22 @@ def test_a_card_is_chosen_for_by_its_own_data_sheet(monkeypatch, name, total, ba
     found = settled.machine_profile("cuda:0")
     assert (found.device_bandwidth, found.device_memory_bytes) == (bandwidth, total)
     assert settled.machine_profile("cpu") == measured
+
+
+MUCH_KV = "llama,layers=2,hidden=32,heads=8,kv_heads=8,head_dim=64,intermediate=32,vocab=64"
+
+
+@pytest.mark.parametrize(("n", "step_tokens"), [(32, 64), (64, 32), (8, 160)])
+def test_a_search_that_fills_its_kv_stays_within_the_number(n, step_tokens):
+    """By what is counted: weights, KV of the device, and attention's working copies, tails too."""
+    memory = 24 * 1024**2
+    how = {"search": "best-of-n", "choose": "majority", "ignore_eos": True, "dtype": "float32"}
+    lengths = {"step_tokens": step_tokens, "max_tokens": 2 * step_tokens}
+    model = f"random:{MUCH_KV},context=512"
+    with Solver(model=model, verifier="none", n=n, memory=memory, **how, **lengths) as solver:
+        found = solver.synthetic(32)
+        plan, sizes = solver._machinery.plan, ModelBytes(shape_from_text(model[7:]), 4)
+    assert found.kv.device_peak_bytes > 0.9 * plan.kv_bytes
+    assert sizes.weights + found.kv.device_peak_bytes + found.kv.scratch_peak_bytes < 1.05 * memory
+    with Solver(model=model, verifier="none", n=n, **how, **lengths) as solver:
+        assert solver.synthetic(32).tree_hash == found.tree_hash

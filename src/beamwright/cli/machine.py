@@ -185,6 +185,15 @@ def read_models(settings: Settings, machine: Machine) -> Models:
     return Models(generator, verifier, in_precision(machine.profile, element_bytes))
 
 
+def _is_card(profile: HardwareProfile) -> bool:
+    return profile.name in CARDS or profile.name == CUSTOM
+
+
+def tails_of(settings: Settings, models: Models) -> int | None:
+    """The longest step, where the number holds rows' tails, too: see `plan_memory`."""
+    return None if _is_card(models.profile) else settings.step.longest
+
+
 def split_memory(settings: Settings, models: Models) -> tuple[int, MemoryPlan]:
     """What a search may use of the device, and the KV of each model, as `solve --memory` does it.
 
@@ -201,12 +210,17 @@ def split_memory(settings: Settings, models: Models) -> tuple[int, MemoryPlan]:
         raise InputError(
             f"--memory {format_bytes(memory)}: {profile.name} has {format_bytes(device_bytes)}"
         )
-    is_card = profile.name in CARDS or profile.name == CUSTOM
-    limit = device_bytes - (_RESERVED_BYTES if is_card else 0)
+    limit = device_bytes - (_RESERVED_BYTES if _is_card(profile) else 0)
     limit = limit if memory is None else min(memory, limit)
     asked = MemorySettings(memory=limit, kv_memory=kv_memory, split=settings.memory.split)
     verifier = None if models.verifier is None else models.verifier.sizes
     try:
-        return limit, plan_memory(asked, models.generator.sizes, verifier, settings.search.n)
+        return limit, plan_memory(
+            asked,
+            models.generator.sizes,
+            verifier,
+            settings.search.n,
+            step_tokens=tails_of(settings, models),
+        )
     except InputError as error:
         raise InputError(f"{profile.name}, {format_bytes(device_bytes)}: {error}") from error

@@ -22,6 +22,7 @@ from beamwright.cli.machine import (
     print_profiles,
     read_models,
     split_memory,
+    tails_of,
 )
 from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import (
@@ -202,7 +203,14 @@ def _memory_report(
     sizes = (models.generator.sizes, None if verifier is None else verifier.sizes)
     scored = need.verifier
     least, most = (
-        memory_needed(sizes, needed, num_beams, has_copies=has_copies, split=settings.memory.split)
+        memory_needed(
+            sizes,
+            needed,
+            num_beams,
+            has_copies=has_copies,
+            split=settings.memory.split,
+            step_tokens=tails_of(settings, models),
+        )
         for needed in ((need.generator.least, scored.least), (need.generator.worst, scored.worst))
     )
     activations = models.activation_bytes(num_beams)

@@ -386,11 +386,13 @@ def make_running_batch(
     token_stats: Collection[str] = (),
     progress: Progress | None = None,
     costs: PassCosts | None = None,
+    rows_bytes: int | None = None,
 ) -> RunningBatch:
     """Rows on the model's device, at first none.
 
     token_stats: names of what is kept of every token's distribution (`sampling.TOKEN_STATS`).
-    costs: of a pass and the link, for schedules.
+    costs: of a pass and the link, for schedules. rows_bytes: that rows may take beside KV, where
+    the device does not say what is free.
     """
 
     def not_captured(why: str) -> None:
@@ -418,13 +420,15 @@ def make_running_batch(
         prefill,
         StepLengths(Decodings(default), model.decoder.shape.context),
         settings.schedule,
-        _working_memory(model, costs),
+        _working_memory(model, costs, rows_bytes),
         progress,
     )
     return batch
 
 
-def _working_memory(model: TreeModel, costs: PassCosts | None) -> WorkingMemory:
+def _working_memory(
+    model: TreeModel, costs: PassCosts | None, rows_bytes: int | None
+) -> WorkingMemory:
     """The room beside a model's KV."""
     shape, pool = model.decoder.shape, model.store.pool
 
@@ -434,4 +438,7 @@ def _working_memory(model: TreeModel, costs: PassCosts | None) -> WorkingMemory:
         tail = 2 * tail_tokens * sum(each.read_bytes_per_token for each in pool.layouts)
         return tail + shape.working_bytes_per_row(pool.layout.dtype.itemsize)
 
-    return WorkingMemory(free_bytes(model.decoder.device), row_bytes, costs)
+    free = free_bytes(model.decoder.device)
+    if free is None and rows_bytes is not None:
+        free = partial(int, rows_bytes)
+    return WorkingMemory(free, row_bytes, costs)

@@ -292,6 +292,7 @@ class Machinery:
                 token_stats=stats,
                 progress=progress,
                 costs=costs.pass_costs(),
+                rows_bytes=self.plan.rows_bytes,
             )
         if stats:
             raise InputError(
@@ -342,6 +343,7 @@ class Machinery:
             self.settings.search.n,
             in_place=in_place,
             free_bytes=None if free is None else free(),
+            step_tokens=self.settings.step.longest if free is None and not in_place else None,
         )
 
     def advice(self, schedule: str, settings: Settings, prompt_tokens: int) -> str:

@@ -24,7 +24,9 @@ _MOST_PINNED_BYTES = 16 * 1024**3
 _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _SHARE_PARTS = 10**9
 _PREFILL_TOKENS = 4096
-_TAIL_TOKENS = 2 * 256  # of a row that attention's kernels decode; twice while rows are arranged
+_TAIL_TOKENS = 256  # the most of a row's newest ones that stand apart until they are stored
+_LEAST_TAIL_TOKENS = 16
+_TAILS_PART = 4  # of what is left for KV, its copies and tails: one in so many is for tails at most
 _FREE_SHARE = 0.9  # of what a card has left: captured steps hold memory, and it is cut in pieces
 
 
@@ -68,9 +70,13 @@ class ModelBytes:
         groups = self.shape.kv_groups
         return [group.bytes_per_token(self.element_bytes, self.kv_dtype) for group in groups]
 
-    def tails(self, num_rows: int) -> int:
-        """KV of the newest tokens of so many rows, beside the blocks, where kernels attend."""
-        return num_rows * _TAIL_TOKENS * self.read_per_token
+    def tails(self, num_rows: int, step_tokens: int = _TAIL_TOKENS) -> int:
+        """KV of the newest tokens of so many rows, beside blocks; twice while rows are arranged.
+
+        step_tokens: most that a step has.
+        """
+        tokens = max(_LEAST_TAIL_TOKENS, 1 << (step_tokens - 1).bit_length())
+        return num_rows * 2 * min(tokens, _TAIL_TOKENS) * self.read_per_token
 
     def activations(self, num_rows: int) -> int:
         """Estimate of the working memory of a decode step of `num_rows`, or of a prefill chunk."""
@@ -85,11 +91,13 @@ class MemoryPlan:
     """Budgets in bytes, of one number.
 
     tokens_part: the generator's part where both models hold equally many tokens.
+    rows_bytes: that rows have for tails and activations; None where a card says what it has.
     """
 
     generator_kv_bytes: int
     verifier_kv_bytes: int
     tokens_part: float = 1.0
+    rows_bytes: int | None = None
 
     @property
     def kv_bytes(self) -> int:
@@ -105,6 +113,7 @@ def plan_memory(
     *,
     in_place: bool = False,
     free_bytes: int | None = None,
+    step_tokens: int | None = None,
 ) -> MemoryPlan:
     """Split the memory number.
 
@@ -117,6 +126,8 @@ def plan_memory(
     (`engine.moving`).
 
     in_place: attention's kernels read KV where it is, so beside it are their rows' tails alone.
+    step_tokens: most that a step has, on a CPU, where the number holds rows' tails, too: for all
+    rows if they take no more than a quarter of what is left; else for as many rows at a time.
     free_bytes: of the card, with the weights on it; None where that is not known (a CPU).
 
     Raises:
@@ -124,6 +135,7 @@ def plan_memory(
     """
     models = [generator] if verifier is None else [generator, verifier]
     activations = max(model.activations(num_rows) for model in models)
+    rows_bytes: int | None = None
     if settings.kv_memory is not None:
         kv_bytes = settings.kv_memory
         weights = sum(model.weights for model in models)
@@ -142,6 +154,10 @@ def plan_memory(
             left, named = settings.memory - weights, f"--memory {format_bytes(settings.memory)}"
             named += f": weights take {format_bytes(weights)}"
         left -= activations
+        if step_tokens is not None:
+            tails = generator.tails(num_rows, step_tokens)
+            tails = max(0, min(tails, left // _TAILS_PART))
+            left, rows_bytes = left - tails, activations + tails
         copies = left - left * 1000 // _with_copies(models, 1000)
         if in_place:
             copies = min(copies, max(model.tails(num_rows) for model in models))
@@ -152,11 +168,11 @@ def plan_memory(
                 "nothing is left for KV"
             )
     if verifier is None:
-        return MemoryPlan(kv_bytes, 0)
+        return MemoryPlan(kv_bytes, 0, rows_bytes=rows_bytes)
     part, rest = _parts(settings.split, generator, verifier)
     generator_bytes = kv_bytes * part // (part + rest)
     tokens_part = generator.kv_per_token / (generator.kv_per_token + verifier.kv_per_token)
-    return MemoryPlan(generator_bytes, kv_bytes - generator_bytes, tokens_part)
+    return MemoryPlan(generator_bytes, kv_bytes - generator_bytes, tokens_part, rows_bytes)
 
 
 def _parts(split: str | float, generator: ModelBytes, verifier: ModelBytes) -> tuple[int, int]:
@@ -174,17 +190,24 @@ def memory_needed(
     *,
     has_copies: bool = True,
     split: str | float = "auto",
+    step_tokens: int | None = None,
 ) -> int:
     """The least memory number from which `plan_memory` gives each model so many bytes of KV.
 
     models, kv_bytes: generator and verifier. has_copies: False where KV has a number of its own.
-    split: `--split`; what moves later is left out.
+    split: `--split`; what moves later is left out. step_tokens: see there.
     """
     present = [model for model in models if model is not None]
     pool = _pool_bytes(split, present, kv_bytes)
     weights = sum(model.weights for model in present)
     activations = max(model.activations(num_rows) for model in present)
-    return weights + activations + (_with_copies(present, pool) if has_copies else pool)
+    if not has_copies:
+        return weights + activations + pool
+    left = _with_copies(present, pool)
+    if step_tokens is not None:
+        tails = present[0].tails(num_rows, step_tokens)
+        left += min(tails, -(-left // (_TAILS_PART - 1)))
+    return weights + activations + left
 
 
 def _with_copies(models: Sequence[ModelBytes], kv_bytes: int) -> int:
