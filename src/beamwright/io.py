@@ -27,6 +27,7 @@ from beamwright.errors import InputError
 
 if TYPE_CHECKING:
     import yaml
+    from pydantic import ValidationError
 
 MOST_BYTES = 256 * 1024  # of a YAML file
 MOST_VALUES = 20_000
@@ -92,6 +93,14 @@ def read_object(path: Path, what: str = "a JSON object", option: str = "") -> di
     if not isinstance(content, dict):
         raise InputError(f"{option}{path}: not {what}")
     return content
+
+
+def describe_fault(error: ValidationError) -> str:
+    """What pydantic found first, with its place: `nodes.1.tokens: ..., got 0`."""
+    fault = error.errors()[0]
+    what = f"{'.'.join(map(str, fault['loc'])):.80}: {fault['msg']}"
+    missing = fault["type"] in ("missing", "missing_argument")
+    return what if missing else f"{what}, got {fault['input']!r:.80}"
 
 
 def private(path: str, flags: int) -> int:

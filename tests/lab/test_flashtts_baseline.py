@@ -8,7 +8,7 @@ from beamwright.models.shape import NAMED_SHAPES
 from beamwright.plan.costs import ModelCosts
 from beamwright.plan.machines import find_profile
 from beamwright.plan.schedules import MARK_TOKENS
-from beamwright.tree import NodeState, RecordedNode, RecordedTree, StopReason
+from beamwright.tree import NodeState, StopReason
 from beamwright_lab.flashtts.baseline import (
     SOURCES,
     Baseline,
@@ -20,6 +20,7 @@ from beamwright_lab.flashtts.baseline import (
 )
 from beamwright_lab.flashtts.split import PAIRS
 from beamwright_lab.rivals.requests import StepRequest
+from beamwright_lab.simulator.recorded import RecordedNode, RecordedTree
 
 MODEL = ModelCosts.of(NAMED_SHAPES["qwen2.5-math-1.5b"], 2)
 BLOCK = 16 * MODEL.kv_bytes_per_token

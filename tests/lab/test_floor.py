@@ -6,10 +6,11 @@ import pytest
 
 from beamwright.plan.costs import Layout, Roofline
 from beamwright.sections import ScheduleSettings, StepSettings
-from beamwright.tree import NodeState, RecordedNode, RecordedTree, StopReason
+from beamwright.tree import NodeState, StopReason
 from beamwright_lab.simulator.bench import Simulation
 from beamwright_lab.simulator.costs import RooflineCosts
 from beamwright_lab.simulator.engines import FAIR, EngineCase, simulate_engine
+from beamwright_lab.simulator.recorded import RecordedNode, RecordedTree
 from beamwright_lab.simulator.run import simulate
 from beamwright_lab.studies.floor import RoundNeeds, floor_s, rounds_of
 from simulated import CARD, GIB, MODEL, TREE

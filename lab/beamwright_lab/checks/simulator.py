@@ -20,7 +20,7 @@ from beamwright import Solver
 from beamwright.engine.timeline import Timeline
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import find_profile
-from beamwright.tree.recorded import read_recorded, write_recorded
+from beamwright.tree.recorded import write_recorded
 from beamwright.units import parse_size
 from beamwright_lab.checks.calibration import (
     FittedCosts,
@@ -32,6 +32,7 @@ from beamwright_lab.checks.calibration import (
 from beamwright_lab.common import finish, say, table
 from beamwright_lab.simulator.bench import Simulation
 from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright_lab.simulator.recorded import read_recorded
 from beamwright_lab.simulator.run import simulate
 
 LAYOUTS = {"dense": Layout.DENSE, "tree": Layout.TREE}

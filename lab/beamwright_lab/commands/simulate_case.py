@@ -12,8 +12,7 @@ from beamwright.errors import InputError
 from beamwright.protocols import Foresees
 from beamwright.search import strategy_row
 from beamwright.sections import StepSettings
-from beamwright.tree import RecordedTree
-from beamwright.tree.recorded import read_recorded
+from beamwright_lab.simulator.recorded import RecordedTree, read_recorded
 from beamwright_lab.simulator.replay import path_ends
 
 _DEFAULT_STEP_TOKENS = 32

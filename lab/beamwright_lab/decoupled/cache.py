@@ -30,10 +30,10 @@ from beamwright.protocols import Direction
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.solver.memory import ModelBytes
 from beamwright.solver.solution import CacheStats
-from beamwright.tree import RecordedTree
 from beamwright_lab.common import finish, say, table
 from beamwright_lab.simulator.bench import Bench, Simulation
 from beamwright_lab.simulator.costs import DeviceCosts, RooflineCosts
+from beamwright_lab.simulator.recorded import RecordedTree
 from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
 from beamwright_lab.simulator.verifier import VerifierCase
 

@@ -23,13 +23,14 @@ from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.machines import find_profile
 from beamwright.plan.schedules import MARK_TOKENS
 from beamwright.protocols import Foresees, Prospect
-from beamwright.search.prospects import by_bins, can_go_on
+from beamwright.search.prospects import best_first, can_go_on, ranks
 from beamwright.sections import ScheduleSettings, StepSettings
-from beamwright.tree import Node, RecordedTree
+from beamwright.tree import Node
 from beamwright_lab.common import finish, say, table
 from beamwright_lab.simulator.bench import Simulation
 from beamwright_lab.simulator.costs import RooflineCosts
 from beamwright_lab.simulator.many import ManyResult, simulate_many
+from beamwright_lab.simulator.recorded import RecordedTree
 from beamwright_lab.simulator.replay import Foresee, Foresight, Script
 from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
 from beamwright_lab.simulator.verifier import VerifierCase
@@ -49,9 +50,15 @@ COLUMNS = (
 
 
 def bins(beams: Sequence[Node], ahead: Sequence[Node], width: int) -> list[Prospect]:
-    """FlashTTS's SelectSPEC, by the step before."""
+    """FlashTTS's SelectSPEC: by the scores before the steps that are under way."""
     del ahead
-    return by_bins(beams, width)
+    shares = ranks([None if beam.parent is None else beam.parent.score for beam in beams])
+    branches = [min(width, 1 + int(share * width)) for share in shares]
+    return best_first(
+        Prospect(beam, most, potential=most)
+        for beam, most in zip(beams, branches, strict=True)
+        if can_go_on(beam)
+    )
 
 
 def oracle(script: Script) -> Foresee:

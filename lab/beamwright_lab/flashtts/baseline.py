@@ -18,12 +18,13 @@ from beamwright.errors import CapacityError
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import HardwareProfile, find_profile
 from beamwright.plan.schedules import MARK_TOKENS
-from beamwright.tree import NodeState, RecordedTree
+from beamwright.tree import NodeState
 from beamwright_lab.flashtts.split import costs_of, kv_bytes
 from beamwright_lab.rivals.requests import StepRequest, requests_by_round
 from beamwright_lab.rivals.vllm import VllmEngine
 from beamwright_lab.simulator.costs import RooflineCosts
 from beamwright_lab.simulator.engines import EngineMeter, EngineRun
+from beamwright_lab.simulator.recorded import RecordedTree
 from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
 
 CARD = "rtx-4090"

@@ -32,7 +32,6 @@ from beamwright.schedule import schedule
 from beamwright.schedule.prefix_order import PrefixSchedule
 from beamwright.search.beam import VARYING_LIMITS
 from beamwright.sections import ScheduleSettings, Speculation, StepSettings
-from beamwright.tree import RecordedTree
 from beamwright_lab.common import finish, say, table
 from beamwright_lab.flashtts.baseline import (
     BEAMS,
@@ -47,6 +46,7 @@ from beamwright_lab.flashtts.split import PAIRS, cases, costs_of
 from beamwright_lab.rivals.requests import requests_by_round
 from beamwright_lab.simulator.bench import Simulation
 from beamwright_lab.simulator.costs import RooflineCosts, Work
+from beamwright_lab.simulator.recorded import RecordedTree
 from beamwright_lab.simulator.run import SimulationResult, simulate
 from beamwright_lab.simulator.synthetic import SyntheticSearch, foresight, grow
 from beamwright_lab.simulator.verifier import VerifierCase

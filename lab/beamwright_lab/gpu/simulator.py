@@ -18,12 +18,13 @@ from beamwright.models.shape import shape_from_text
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import HardwareProfile
 from beamwright.sections import ScheduleSettings, StepSettings
-from beamwright.tree import RecordedTree, SearchTree
-from beamwright.tree.recorded import read_recorded, record_tree
+from beamwright.tree import SearchTree
+from beamwright.tree.recorded import record_tree
 from beamwright_lab.gpu.context import Context, one_line
 from beamwright_lab.paper.cases import VARIANTS
 from beamwright_lab.simulator.bench import Simulation
 from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright_lab.simulator.recorded import RecordedTree, read_recorded
 from beamwright_lab.simulator.run import simulate
 
 FIGURES = ("figures-opt-6.7b", "figures-llama-2-7b", "figures-qwen1.5-7b", "figures-12gb")

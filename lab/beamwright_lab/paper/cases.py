@@ -17,10 +17,10 @@ from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import HardwareProfile, find_profile
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.solver.memory import ModelBytes
-from beamwright.tree import RecordedTree
 from beamwright_lab.simulator.bench import Simulation
 from beamwright_lab.simulator.clock import VirtualClock
 from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright_lab.simulator.recorded import RecordedTree
 from beamwright_lab.simulator.run import SimulationResult, simulate_if_fits
 from beamwright_lab.simulator.run import simulate as run_simulation
 from beamwright_lab.simulator.synthetic import SyntheticSearch, grow

@@ -35,12 +35,12 @@ from beamwright.plan.workload import BLOCK_TOKENS
 from beamwright.protocols import Foresees, StepWriter, Verifier
 from beamwright.schedule import make_schedule, schedule_row
 from beamwright.sections import ScheduleSettings, Speculation, StepSettings
-from beamwright.tree import RecordedTree
 from beamwright_lab.simulator.clock import VirtualClock
 from beamwright_lab.simulator.costs import DeviceCosts
 from beamwright_lab.simulator.lanes import LanedExecutor, SharedClock, Tape
 from beamwright_lab.simulator.layerwise import SimulatedLayerwise
 from beamwright_lab.simulator.link import VirtualLink
+from beamwright_lab.simulator.recorded import RecordedTree
 from beamwright_lab.simulator.replay import ReplayStrategy, ReplayVerifier, Scripts
 from beamwright_lab.simulator.residency import SimulatedPrefill, SimulatedResidency
 from beamwright_lab.simulator.scripted_rows import Moments, ScriptedRows

@@ -18,13 +18,13 @@ from beamwright.kv.link import Transfer
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.machines import HardwareProfile
 from beamwright.protocols import Direction
-from beamwright.tree import RecordedTree
 from beamwright_lab.rivals.requests import Iteration, RequestEngine, StepRequest, requests_by_round
 from beamwright_lab.rivals.sglang import AdmissionForesight, SglangEngine, WritePolicy
 from beamwright_lab.rivals.vllm import StepEngine, VllmEngine
 from beamwright_lab.simulator.clock import VirtualClock
 from beamwright_lab.simulator.costs import DraftedCosts, Drafts, RooflineCosts
 from beamwright_lab.simulator.link import VirtualLink
+from beamwright_lab.simulator.recorded import RecordedTree
 
 Rounds = list[list[StepRequest]]
 

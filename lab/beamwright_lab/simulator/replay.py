@@ -1,7 +1,7 @@
 """Trees that are replayed: what every step of a search will be, known in advance.
 
-Knows lineage, counts, stops, states and scores; `tree.recorded` reads such trees, `synthetic`
-makes others.
+Knows lineage, counts, stops, states and scores; `recorded` reads such trees, `synthetic` makes
+others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from random import Random
 from beamwright.errors import InputError
 from beamwright.protocols import Action, Complete, Extend, Finish, Foresees, Prospect, Prune
 from beamwright.search.prospects import by_scores, certain
-from beamwright.tree import Node, NodeState, RecordedNode, RecordedTree, SearchTree
+from beamwright.tree import Node, NodeState, SearchTree
+from beamwright_lab.simulator.recorded import RecordedNode, RecordedTree
 from beamwright_lab.studies.clairvoyant import Life
 
 

@@ -15,7 +15,7 @@ from beamwright.models.shape import ModelShape
 from beamwright.plan.costs import Roofline
 from beamwright.protocols import Direction
 from beamwright.sparse.rule import SparseRule
-from beamwright.tree import RecordedNode, RecordedTree
+from beamwright_lab.simulator.recorded import RecordedNode, RecordedTree
 from beamwright_lab.simulator.replay import path_ends
 from beamwright_lab.studies.sparse import Host, RankSeconds, SparseLoad, host_ranks
 

@@ -23,7 +23,8 @@ from beamwright.protocols import Event, Foresees, Plan, ScheduleView, StepDecode
 from beamwright.schedule import make_schedule
 from beamwright.search import make_strategy, round_rng
 from beamwright.sections import ScheduleSettings, SearchSettings
-from beamwright.tree import Node, NodeState, RecordedNode, RecordedTree, SearchTree, StopReason
+from beamwright.tree import Node, NodeState, SearchTree, StopReason
+from beamwright_lab.simulator.recorded import RecordedNode, RecordedTree
 
 Survival = Literal["random", "score"]
 

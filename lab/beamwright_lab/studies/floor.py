@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from beamwright.plan.costs import Layout, Roofline
-from beamwright.tree import RecordedTree
+from beamwright_lab.simulator.recorded import RecordedTree
 
 
 @dataclass(frozen=True)

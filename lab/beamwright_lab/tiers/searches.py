@@ -17,12 +17,12 @@ from beamwright.models.shape import shape_from_text
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.machines import find_profile
 from beamwright.sections import ScheduleSettings, StepSettings
-from beamwright.tree import RecordedTree
-from beamwright.tree.recorded import read_recorded, write_recorded
+from beamwright.tree.recorded import write_recorded
 from beamwright_lab.common import RESULTS, say
 from beamwright_lab.simulator.bench import Simulation
 from beamwright_lab.simulator.costs import DraftedCosts, Drafts, RooflineCosts, captured
 from beamwright_lab.simulator.engines import EngineCase, EngineResult, simulate_engine
+from beamwright_lab.simulator.recorded import RecordedTree, read_recorded
 from beamwright_lab.simulator.run import SimulationResult, simulate
 from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
 

@@ -24,12 +24,11 @@ from beamwright.errors import BeamwrightError, InputError, NotFiniteError, Unava
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import Record, summarise
 from beamwright.evaluate.problems import Problem, ProblemSet
-from beamwright.io import private, read_object, write_whole
+from beamwright.io import describe_fault, private, read_object, write_whole
 from beamwright.saved.identity import plugin_code
 from beamwright.search.choose import CHOICES, choose
 from beamwright.search.reading import make_answers
 from beamwright.tree import COMPLETE_STOPS
-from beamwright.tree.recorded import describe_fault
 
 if sys.platform != "win32":
     import fcntl

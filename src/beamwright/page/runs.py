@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from beamwright.errors import InputError
-from beamwright.io import read_file, write_whole
+from beamwright.io import describe_fault, read_file, write_whole
 from beamwright.page.events import (
     RUN_FORMAT,
     RUN_VERSION,
@@ -28,7 +28,6 @@ from beamwright.page.events import (
     saved_run,
 )
 from beamwright.tree import Node, SearchTree
-from beamwright.tree.recorded import describe_fault
 
 _PARTS = Path(__file__).parent / "web"
 # Each may name what those before it export; `saved.js` stands for `api.js`.

@@ -25,7 +25,7 @@ from beamwright.config import Settings
 from beamwright.declare import VERIFIERS
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import InputError
-from beamwright.io import read_object, write_whole
+from beamwright.io import describe_fault, read_object, write_whole
 from beamwright.models.config import find_shape
 from beamwright.models.load import resolve_dtype
 from beamwright.registry import PLUGIN_MODULE, Table, flag_of
@@ -34,7 +34,6 @@ from beamwright.search import STRATEGIES
 from beamwright.search.defaults import with_defaults
 from beamwright.search.reading import ANSWERS
 from beamwright.tree import Node, NodeState, SearchTree, StopReason, Turn
-from beamwright.tree.recorded import describe_fault
 
 FORMAT = "beamwright checkpoint"
 VERSION = 4

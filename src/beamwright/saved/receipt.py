@@ -22,8 +22,8 @@ from pydantic.dataclasses import dataclass
 
 from beamwright.config import Settings
 from beamwright.errors import InputError
+from beamwright.io import describe_fault
 from beamwright.tree import Conversation, Node, Problem, RawPrompt
-from beamwright.tree.recorded import describe_fault
 
 FORMAT = "beamwright receipt 1"
 BESIDE = ("choose", "device", "attention", "token_budget", "stop_votes")

@@ -3,9 +3,9 @@
 Scores of consecutive steps are correlated, so a step is as likely to be kept as the step before it
 was good: the last scores of a round's beams are divided into `width` bins of equal size, and a step
 whose score lies in bin j, the best one being 1, may get width - j + 1 children ahead of selection.
-`by_bins` looks at the step before, as SelectSPEC does; `by_scores` at a step's own score where it
-is known, because steps are scored as they end; `by_shares` likewise, for dynamic branching. Nothing
-is foreseen below `max_depth` (None: there is no such depth).
+SelectSPEC looks at the step before; `by_scores` at a step's own score where it is known, because
+steps are scored as they end; `by_shares` likewise, for dynamic branching. Nothing is foreseen below
+`max_depth` (None: there is no such depth).
 """
 
 from __future__ import annotations
@@ -57,17 +57,6 @@ def by_shares(
     )
 
 
-def by_bins(beams: Sequence[Node], width: int) -> list[Prospect]:
-    """FlashTTS's SelectSPEC: the same by the scores before the steps that are under way."""
-    shares = ranks([last_score(beam) for beam in beams])
-    branches = [min(width, 1 + int(share * width)) for share in shares]
-    return best_first(
-        Prospect(beam, most, potential=most)
-        for beam, most in zip(beams, branches, strict=True)
-        if can_go_on(beam)
-    )
-
-
 def certain(
     nodes: Sequence[Node], max_depth: int | None = None, *, greedy: bool = False
 ) -> list[Prospect]:
@@ -81,13 +70,10 @@ def can_go_on(node: Node, max_depth: int | None = None) -> bool:
     return undecided and (max_depth is None or node.depth < max_depth)
 
 
-def last_score(beam: Node) -> float | None:
-    """The score before the step that is being written."""
-    return None if beam.parent is None else beam.parent.score
-
-
 def _latest(beam: Node) -> float | None:
-    return beam.score if beam.score is not None else last_score(beam)
+    """Its score; of a step that is being written, the one before."""
+    step = beam if beam.score is not None else beam.parent
+    return None if step is None else step.score
 
 
 def ranks(scores: Sequence[float | None]) -> list[float]:

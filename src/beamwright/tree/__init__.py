@@ -12,7 +12,6 @@ from beamwright.tree.node import (
     by_root,
 )
 from beamwright.tree.parting import Parting, first_other, round_digests, where_they_part
-from beamwright.tree.recorded import RecordedNode, RecordedTree
 from beamwright.tree.search_tree import (
     SearchTree,
     given_path,
@@ -30,8 +29,6 @@ __all__ = [
     "Parting",
     "Problem",
     "RawPrompt",
-    "RecordedNode",
-    "RecordedTree",
     "SearchTree",
     "StopReason",
     "TopTokens",

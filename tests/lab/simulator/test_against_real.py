@@ -12,9 +12,10 @@ from beamwright import Solver
 from beamwright.engine.batch import RunningBatch
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import find_profile
-from beamwright.tree.recorded import read_recorded, write_recorded
+from beamwright.tree.recorded import write_recorded
 from beamwright_lab.simulator.bench import Simulation
 from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright_lab.simulator.recorded import read_recorded
 from beamwright_lab.simulator.run import simulate
 
 MODEL = "random:llama,layers=2,hidden=64,heads=4,kv_heads=4,intermediate=128,vocab=128,context=1024"

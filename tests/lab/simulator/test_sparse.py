@@ -8,7 +8,8 @@ from beamwright.models.shape import NAMED_SHAPES
 from beamwright.plan.costs import ModelCosts, Roofline
 from beamwright.plan.machines import find_profile
 from beamwright.sparse.rule import SparseRule
-from beamwright.tree import NodeState, RecordedNode, RecordedTree, StopReason
+from beamwright.tree import NodeState, StopReason
+from beamwright_lab.simulator.recorded import RecordedNode, RecordedTree
 from beamwright_lab.simulator.sparse import SparseCase, in_packs, simulate_packs, simulate_sparse
 from beamwright_lab.studies.sparse import SparseLoad
 

@@ -1,0 +1,96 @@
+"""Reads recorded trees, as `solve --record-tree` writes them: what was decoded of a search.
+
+Knows lineage, counts of tokens, stops, states and scores; no text, no token ids, no KV.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, Strict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from beamwright.errors import InputError
+from beamwright.io import describe_fault, read_object
+from beamwright.tree import NodeState, StopReason
+from beamwright.tree.recorded import VERSION
+
+_Count = Annotated[int, Strict(), Field(ge=0)]
+_Tokens = Annotated[int, Strict(), Field(ge=1)]
+_Score = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+_WHOLE = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, config=_WHOLE)
+class RecordedNode:
+    """A decoded step.
+
+    lineage: child ordinals from the root, the problem id left out. tokens: of this step.
+    """
+
+    lineage: Annotated[tuple[_Count, ...], Field(min_length=1)]
+    tokens: _Tokens
+    stop: StopReason
+    state: NodeState
+    score: _Score | None
+
+    @property
+    def round(self) -> int:
+        """The round in which the node was opened; the first is 1. It is the node's depth."""
+        return len(self.lineage)
+
+
+@dataclass(frozen=True, config=_WHOLE)
+class RecordedTree:
+    """The search. `nodes` are in lineage order; the root is the prompt.
+
+    prompt_tokens: tokens of the prompt. rounds: how many rounds the search took.
+    """
+
+    problem_id: Annotated[int, Strict()] | Annotated[str, Strict()]
+    prompt_tokens: _Tokens
+    rounds: _Count
+    nodes: tuple[RecordedNode, ...]
+
+
+def read_recorded(path: Path) -> RecordedTree:
+    """Read a recorded tree.
+
+    Raises:
+        InputError: if the file cannot be read or is not a recorded tree; says what is wrong.
+    """
+    content = read_object(path, "a recorded tree")
+    version = content.pop("version", None)
+    try:
+        if version != VERSION:
+            raise ValueError(f"version is {version!r}, not {VERSION}")
+        tree = TypeAdapter(RecordedTree).validate_python(content)
+        _check_lineages(tree)
+    except ValueError as error:
+        fault = describe_fault(error) if isinstance(error, ValidationError) else error
+        raise InputError(f"{path}: not a recorded tree: {fault}") from error
+    return tree
+
+
+def _check_lineages(tree: RecordedTree) -> None:
+    """Every node follows its parent, a kept node, and the sibling with the ordinal before."""
+    num_children: dict[tuple[int, ...], int] = {(): 0}
+    last: tuple[int, ...] = ()
+    for i, node in enumerate(tree.nodes):
+        where = f"nodes[{i}] ({'.'.join(map(str, node.lineage))})"
+        parent, ordinal = node.lineage[:-1], node.lineage[-1]
+        if node.state is NodeState.OPEN:
+            raise ValueError(f"{where}: state is 'open': it was not decoded")
+        if node.lineage <= last:
+            raise ValueError(f"{where} is out of lineage order")
+        if parent not in num_children:
+            raise ValueError(f"{where}: its parent is missing or was not kept")
+        if ordinal != num_children[parent]:
+            raise ValueError(f"{where}: child {num_children[parent]} of its parent is missing")
+        if node.round > tree.rounds:
+            raise ValueError(f"{where} is deeper than the {tree.rounds} rounds")
+        num_children[parent] += 1
+        if node.state is NodeState.KEPT:
+            num_children[node.lineage] = 0
+        last = node.lineage
