@@ -29,7 +29,7 @@ from beamwright.sections import ScheduleSettings
 from beamwright.tree import Node, SearchTree
 
 ITERATION_TOKENS = 16
-_LEAST_TOKENS, _COMPACT_BELOW = 2, 0.75
+_LEAST_TOKENS = 2
 _REFILL_SHARE, _FILL_SHARE = 16, 4
 
 
