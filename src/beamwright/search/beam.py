@@ -10,7 +10,6 @@ from beamwright.errors import InputError
 from beamwright.protocols import Action
 from beamwright.search import SearchPolicy, strategy
 from beamwright.search.rounds import even_shares, give_children, open_round, ranked
-from beamwright.sections import SearchSettings
 from beamwright.tree import Node, SearchTree
 
 VARYING_LIMITS = (64, 64, 64, 2048)  # FlashTTS, Fig. 11
@@ -39,21 +38,17 @@ class BeamSearch(SearchPolicy):
     """
 
     def model_post_init(self, context: Any) -> None:
-        check_width(self.search)
+        n, width = self.search.n, self.search.width
+        if n < width:
+            raise InputError(f"--n {n} is smaller than --width {width}")
+        if n % width:
+            raise InputError(f"--n {n} is not a multiple of --width {width}")
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         this = open_round(tree, self.search)
         if not this.going:
             return this.actions
         return [*this.actions, *extend_best(ranked(this.going), this.slots, self.search.width)]
-
-
-def check_width(settings: SearchSettings) -> None:
-    """Raises InputError if n is smaller than the width, or not a multiple of it."""
-    if settings.n < settings.width:
-        raise InputError(f"--n {settings.n} is smaller than --width {settings.width}")
-    if settings.n % settings.width:
-        raise InputError(f"--n {settings.n} is not a multiple of --width {settings.width}")
 
 
 def extend_best(best_first: Sequence[Node], slots: int, width: int) -> list[Action]:

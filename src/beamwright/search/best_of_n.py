@@ -14,6 +14,17 @@ from beamwright.search.prospects import certain
 from beamwright.tree import Node, SearchTree
 
 
+class IndependentPaths(SearchPolicy):
+    """Paths that take no places from one another: each of them surely goes on."""
+
+    foresees_by_score = False
+
+    def prospects(
+        self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
+    ) -> list[Prospect]:
+        return certain([*beams, *ahead], self.search.max_rounds)
+
+
 @strategy(
     "weighted",
     meaning="n independent paths, the answer with the largest summed score",
@@ -34,10 +45,8 @@ from beamwright.tree import Node, SearchTree
     commits=True,
     competes=False,
 )
-class BestOfN(SearchPolicy):
+class BestOfN(IndependentPaths):
     """Every unfinished path goes on until it ends, or until the rounds are used up."""
-
-    foresees_by_score = False
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         n, max_rounds = self.search.n, self.search.max_rounds
@@ -51,8 +60,3 @@ class BestOfN(SearchPolicy):
         if tree.rounds >= max_rounds:
             return [*actions, Finish(f"{len(going)} of {n} paths reached --max-rounds")]
         return [*actions, *(Extend(node, 1) for node in going)]
-
-    def prospects(
-        self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
-    ) -> list[Prospect]:
-        return certain([*beams, *ahead], self.search.max_rounds)

@@ -8,15 +8,15 @@ every token, and stops early where enough votes agree, which is not done here.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from random import Random
 from typing import Any
 
 from beamwright.errors import InputError
-from beamwright.protocols import Action, Complete, Extend, Finish, Prospect, Prune
+from beamwright.protocols import Action, Complete, Extend, Finish, Prune
 from beamwright.registry import option
-from beamwright.search import SearchPolicy, strategy
-from beamwright.search.prospects import certain
+from beamwright.search import strategy
+from beamwright.search.best_of_n import IndependentPaths
 from beamwright.search.rounds import TIE
 from beamwright.tree import Node, NodeState, SearchTree
 
@@ -34,7 +34,7 @@ _MOST_FIRST = 16
     fills=False,
     votes_change="a path that has voted may still be pruned",
 )
-class OnlineDeepConf(SearchPolicy):
+class OnlineDeepConf(IndependentPaths):
     """n independent paths, the first `warmup` of which are never given up on the way.
 
     A `keep` of 0.9 is DeepConf-high, 0.1 DeepConf-low.
@@ -46,8 +46,6 @@ class OnlineDeepConf(SearchPolicy):
     Raises:
         InputError: if the warm-up has more than n paths.
     """
-
-    foresees_by_score = False
 
     warmup: int | None = option(
         None, ge=1, metavar="PATHS", help="Paths that set the bar (default: n / 4, at most 16)."
@@ -93,11 +91,6 @@ class OnlineDeepConf(SearchPolicy):
         below = f"fell below the warm-up's {bar:.4g} or " if math.isfinite(bar) else ""
         reason = f"{fewer} of {n} paths {below}reached --max-rounds" if fewer else None
         return [*actions, Finish(reason)]
-
-    def prospects(
-        self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
-    ) -> list[Prospect]:
-        return certain([*beams, *ahead], self.search.max_rounds)
 
     def _bar(self, tree: SearchTree) -> float:
         """The confidence that the share `keep` of the warm-up reaches; -inf if nothing scored.

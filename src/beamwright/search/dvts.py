@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from random import Random
-from typing import Any
 
 from beamwright.protocols import Action, Complete, Extend, Prospect, Prune
-from beamwright.search import SearchPolicy, strategy
-from beamwright.search.beam import check_width
+from beamwright.search import strategy
+from beamwright.search.beam import BeamSearch
 from beamwright.search.prospects import best_first, by_scores
 from beamwright.search.rounds import open_round, ranked
 from beamwright.tree import Node, SearchTree
@@ -26,15 +25,12 @@ from beamwright.tree import Node, SearchTree
     reads_width=True,
     needs_scores=True,
 )
-class DiverseTrees(SearchPolicy):
+class DiverseTrees(BeamSearch):
     """Subtree s owns the root's children s * width to (s + 1) * width - 1.
 
     Raises:
         InputError: if n < width, or width does not divide n.
     """
-
-    def model_post_init(self, context: Any) -> None:
-        check_width(self.search)
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         settings = self.search

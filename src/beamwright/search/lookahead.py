@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import Any
 
 from beamwright.protocols import Action, Extend, Prospect, Prune
 from beamwright.registry import option
-from beamwright.search import SearchPolicy, strategy
-from beamwright.search.beam import check_width, extend_best
+from beamwright.search import strategy
+from beamwright.search.beam import BeamSearch, extend_best
 from beamwright.search.prospects import certain
 from beamwright.search.rounds import open_round, ranked
 from beamwright.tree import Node, SearchTree
@@ -27,7 +26,7 @@ from beamwright.tree import Node, SearchTree
     reads_width=True,
     needs_scores=True,
 )
-class Lookahead(SearchPolicy):
+class Lookahead(BeamSearch):
     """n candidates a cycle, `width` children per survivor.
 
     Raises:
@@ -35,9 +34,6 @@ class Lookahead(SearchPolicy):
     """
 
     lookahead: int = option(1, ge=1, metavar="STEPS", help="Steps of a rollout.")
-
-    def model_post_init(self, context: Any) -> None:
-        check_width(self.search)
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         leaves = tree.candidates()

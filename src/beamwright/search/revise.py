@@ -7,13 +7,12 @@ revision loses nothing but its tokens; without scores the last one does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from random import Random
 
-from beamwright.protocols import Action, Ask, Complete, Extend, Finish, Prospect
+from beamwright.protocols import Action, Ask, Complete, Extend, Finish
 from beamwright.registry import option
-from beamwright.search import SearchPolicy, strategy
-from beamwright.search.prospects import certain
+from beamwright.search import strategy
+from beamwright.search.best_of_n import IndependentPaths
 from beamwright.search.rounds import rank_key
 from beamwright.tree import Node, SearchTree, Turn
 
@@ -31,10 +30,8 @@ REVISION = (
     competes=False,
     votes_change="a path's answer may still change",
 )
-class SequentialRevision(SearchPolicy):
+class SequentialRevision(IndependentPaths):
     """n paths from the root; a reply that ends by itself is answered with the next turn."""
-
-    foresees_by_score = False
 
     revisions: int = option(1, ge=1, le=64, help="Critiques and new answers per path.")
     critique_prompt: str = option(
@@ -61,11 +58,6 @@ class SequentialRevision(SearchPolicy):
             ended = [Complete(node) for node in tree.candidates() if node.ended]
             return [*ended, Finish(f"{len(going)} of {self.search.n} paths reached --max-rounds")]
         return actions
-
-    def prospects(
-        self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
-    ) -> list[Prospect]:
-        return certain([*beams, *ahead], self.search.max_rounds)
 
     def _next(self, node: Node) -> Action:
         if not node.ended:

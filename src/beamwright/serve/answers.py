@@ -17,8 +17,8 @@ from typing import Any
 
 from beamwright.serve.errors import ApiError
 from beamwright.serve.job import SearchJob
-from beamwright.solver.solution import Candidate, Solution
-from beamwright.tree import COMPLETE_STOPS, Node, NodeState, SearchTree
+from beamwright.solver.solution import Candidate
+from beamwright.tree import COMPLETE_STOPS, NodeState, SearchTree
 
 # None within another: a text of many beginnings is read once.
 _CALL = re.compile(r"<tool_call>\s*(\{(?:(?!<tool_call>).)*?\})\s*</tool_call>", re.DOTALL)
@@ -61,7 +61,7 @@ def held_back(text: str, stops: Sequence[str]) -> str:
 
 def choices_of(job: SearchJob) -> list[Candidate]:
     """The best candidates of a job that is done, the chosen one first."""
-    solution = solution_of(job)
+    solution = job.found
     chosen = next(c for c in solution.candidates if c.lineage == solution.lineage)
     others = [c for c in solution.candidates if c is not chosen]
     others.sort(key=lambda c: -math.inf if c.score is None else c.score, reverse=True)
@@ -118,7 +118,7 @@ def token_logprobs(
         return {"token": text, "logprob": value, "bytes": list(pieces[token])}
 
     content, left = [], len(candidate.text.encode("utf-8", "replace"))
-    for step in solution_of(job).tree.node(candidate.lineage).reply():
+    for step in job.reply(candidate):
         if not pieces or len(step.logprobs) != len(step.token_ids):
             said = "logprobs: this generator does not say which tokens it drew"
             raise ApiError(400, said, "logprobs", "unsupported")
@@ -133,12 +133,11 @@ def token_logprobs(
 
 def usage(jobs: Sequence[SearchJob]) -> dict[str, Any]:
     """completion_tokens: all that the generator wrote; reasoning_tokens: those not returned."""
-    counts = [solution_of(job).tokens for job in jobs]
+    counts = [job.found.tokens for job in jobs]
     prompt, generated = sum(job.prompt_tokens for job in jobs), sum(c.generated for c in counts)
     returned = 0
     for job in jobs:
-        ends = [solution_of(job).tree.node(candidate.lineage) for candidate in choices_of(job)]
-        steps: set[Node] = {step for end in ends for step in end.reply()}  # shared ones are one
+        steps = {step for answer in choices_of(job) for step in job.reply(answer)}  # shared: one
         returned += sum(len(step.token_ids) for step in steps)
     return {
         "prompt_tokens": prompt,
@@ -157,7 +156,7 @@ def usage(jobs: Sequence[SearchJob]) -> dict[str, Any]:
 
 def search_facts(job: SearchJob, *, receipt: bool) -> dict[str, Any]:
     """What is said of the search itself, beside OpenAI's fields. receipt: its receipt, too."""
-    solution = solution_of(job)
+    solution = job.found
     settings = solution.settings.search
     shown = ("answer", "score", "stop", "tokens")
     return {
@@ -175,9 +174,3 @@ def search_facts(job: SearchJob, *, receipt: bool) -> dict[str, Any]:
         ],
         **({"receipt": solution.receipt} if receipt else {}),
     }
-
-
-def solution_of(job: SearchJob) -> Solution:
-    """Of a job that is done."""
-    assert isinstance(job.outcome, Solution)
-    return job.outcome

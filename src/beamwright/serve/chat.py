@@ -18,7 +18,6 @@ from beamwright.serve.answers import (
     calls_of,
     choices_of,
     finish_of,
-    solution_of,
     token_logprobs,
     usage,
 )
@@ -344,7 +343,7 @@ class CompletionsEndpoint(ChoicesEndpoint):
     def content(self, job: SearchJob, candidate: Candidate) -> dict[str, Any]:
         """A text, and what was drawn for it."""
         fields, codec, text = self.fields, self.queue.solver.codec, candidate.text
-        steps = solution_of(job).tree.node(candidate.lineage).reply()
+        steps = job.reply(candidate)
         ids = [token for step in steps for token in step.token_ids]
         if fields.include_stop_str_in_output and candidate.stop == StopReason.STOP_STRING and codec:
             drawn = codec.decode(ids)

@@ -24,8 +24,8 @@ from beamwright.sections import SearchSettings
 from beamwright.serve.body import MOST_STOPS, Fields, ServerLimits
 from beamwright.serve.errors import ApiError, api_error
 from beamwright.solver.handle import Handle
-from beamwright.solver.solution import Solution
-from beamwright.tree import Conversation, Problem, RawPrompt
+from beamwright.solver.solution import Candidate, Solution
+from beamwright.tree import Conversation, Node, Problem, RawPrompt
 from beamwright.units import parse_duration
 
 if TYPE_CHECKING:
@@ -141,6 +141,16 @@ class SearchJob:
         if isinstance(self.outcome, Solution):
             return self.outcome
         raise api_error(self.outcome, self.param)
+
+    @property
+    def found(self) -> Solution:
+        """Its solution, of a job that is done."""
+        assert isinstance(self.outcome, Solution)
+        return self.outcome
+
+    def reply(self, candidate: Candidate) -> list[Node]:
+        """The steps of an answer."""
+        return self.found.tree.node(candidate.lineage).reply()
 
     def submit(self, solver: Engine, on_round: RoundCallback) -> None:
         """Have it searched; prompts and options may take a while to look at. Raises ApiError."""

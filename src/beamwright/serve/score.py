@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from beamwright.errors import InputError
 from beamwright.protocols import RoundCallback
-from beamwright.serve.answers import solution_of
 from beamwright.serve.body import ITEMS, parsed
 from beamwright.serve.chat import Message, conversation
 from beamwright.serve.endpoint import Endpoint
@@ -94,7 +93,7 @@ class ScoreEndpoint(Endpoint):
         """A score for each path, as vLLM has them, and for each of its steps; and what makes them
         doubtful."""
         (job,) = self.jobs
-        solution = solution_of(job)
+        solution = job.found
         read, written = solution.tokens.verifier_prefilled, solution.tokens.verifier_generated
         return {
             "id": job.id,

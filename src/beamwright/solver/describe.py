@@ -48,6 +48,11 @@ from beamwright.tree import (
     tree_hash,
 )
 
+_SPENT = (
+    "overrun", "speculated", "speculated_kept", "drafted", "draft_accepted", "verifier_prefilled",
+    "verifier_reused", "verifier_generated",
+)  # fmt: skip
+"""What nodes have used up, by the names that a solution has for it."""
 _ROUND_LIMIT = "round_limit"
 _TRUNCATED = (
     "--speculation truncate: steps begin with a part of their siblings' tokens, as many as there "
@@ -215,9 +220,7 @@ class Meter:
                 rows=engine.speculative_rows,
                 tokens=tokens.speculated,
                 kept=tokens.speculated_kept,
-                kept_share=(
-                    tokens.speculated_kept / tokens.speculated if tokens.speculated else None
-                ),
+                kept_share=result.per(tokens.speculated_kept, tokens.speculated),
             ),
             time=result.TimeStats(
                 total_s=total_s, other_s=max(0.0, total_s - sum(phases.values())), **phases
@@ -365,14 +368,7 @@ def _tokens(
         generated=sum(len(node.token_ids) for node in decoded),
         kept=sum(len(n.token_ids) for n in decoded if n.state is not NodeState.PRUNED),
         repeated=repeated_tokens(tree),
-        overrun=usage["overrun"],
-        speculated=usage["speculated"],
-        speculated_kept=usage["speculated_kept"],
-        drafted=usage["drafted"],
-        draft_accepted=usage["draft_accepted"],
         generator_prefilled=usage["generator_prefilled"] if remote is None else remote.prefilled,
         generator_reused=usage["generator_reused"] if remote is None else remote.cached_tokens,
-        verifier_prefilled=usage["verifier_prefilled"],
-        verifier_reused=usage["verifier_reused"],
-        verifier_generated=usage["verifier_generated"],
+        **{name: usage[name] for name in _SPENT},
     )

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from html import escape
 from math import inf
-from typing import Any
+from typing import Any, TypeVar
 
 from beamwright.config import Settings
 from beamwright.counters import Counters
 from beamwright.page.runs import tree_page
 from beamwright.tree import Lineage, SearchTree
 
+T = TypeVar("T")
 _SHOWN = 5  # candidates, in a notebook
 _LIGHT = 300_000
 """Characters of a page that a notebook may keep for each solution it shows."""
@@ -142,8 +143,7 @@ class CacheStats:
     @classmethod
     def of(cls, counted: Counters) -> CacheStats:
         """What a model's KV has counted."""
-        same = {field.name: getattr(counted, field.name) for field in fields(cls)}
-        return cls(**{**same, "recomputed_tokens": counted.dropped_tokens})
+        return _counted(cls, counted, recomputed_tokens=counted.dropped_tokens)
 
 
 @dataclass(frozen=True)
@@ -186,20 +186,15 @@ class BatchStats:
     @classmethod
     def of(cls, slots: int | None, counted: Counters) -> BatchStats:
         """What the engine has counted."""
-        tokens, calls = counted.row_tokens, counted.verifier_calls
-        alone = tokens - counted.equal_tokens
-        return cls(
+        alone = counted.row_tokens - counted.equal_tokens
+        return _counted(
+            cls,
+            counted,
             slots=slots,
-            iterations=counted.iterations,
             passes=counted.steps,
-            equal_tokens=counted.equal_tokens,
-            rows_mean=tokens / counted.steps if counted.steps else None,
-            occupancy=alone / counted.slot_tokens if counted.slot_tokens else None,
-            admitted=counted.admitted,
-            preempted=counted.preempted,
-            parking_plans=counted.parking_plans,
-            verifier_calls=calls,
-            verifier_steps_mean=counted.scored_steps / calls if calls else None,
+            rows_mean=per(counted.row_tokens, counted.steps),
+            occupancy=per(alone, counted.slot_tokens),
+            verifier_steps_mean=per(counted.scored_steps, counted.verifier_calls),
         )
 
 
@@ -222,14 +217,15 @@ class SparseStats:
     @classmethod
     def of(cls, method: str, counted: Counters) -> SparseStats:
         """What the generator's KV has counted."""
-        tokens, heads = counted.sparse_tokens, counted.sparse_heads
-        return cls(
+        tokens = counted.sparse_tokens
+        return _counted(
+            cls,
+            counted,
             method=method,
             tokens=tokens,
-            visible_mean=counted.visible_tokens / tokens if tokens else None,
-            selected_mean=counted.selected_tokens / tokens if tokens else None,
-            left_out_mean=counted.left_out / heads if heads else None,
-            corrections=counted.corrections,
+            visible_mean=per(counted.visible_tokens, tokens),
+            selected_mean=per(counted.selected_tokens, tokens),
+            left_out_mean=per(counted.left_out, counted.sparse_heads),
         )
 
 
@@ -251,10 +247,10 @@ class RemoteStats:
     @classmethod
     def of(cls, token_ids: bool, counted: Counters) -> RemoteStats:
         """What the engine has counted of its replies."""
-        return cls(
+        return _counted(
+            cls,
+            counted,
             token_ids=token_ids,
-            requests=counted.requests,
-            retries=counted.retries,
             prompt_tokens=None if counted.untold_prompts else counted.prompt_tokens,
             cached_tokens=None if counted.untold_cached else counted.cached_tokens,
         )
@@ -393,6 +389,17 @@ class Solution:
         found["tree"] = asdict(self.tree_stats)
         found["settings"] = self.settings.model_dump(mode="json")
         return found
+
+
+def _counted(view: type[T], counted: Counters, **own: Any) -> T:
+    """Figures that are counters of the same names, and its own."""
+    names = {each.name for each in fields(view)} - own.keys()  # type: ignore[arg-type]
+    return view(**{name: getattr(counted, name) for name in names}, **own)
+
+
+def per(total: float, num: int) -> float | None:
+    """A mean or a share; None of nothing."""
+    return total / num if num else None
 
 
 def _short(score: float | None) -> str:
