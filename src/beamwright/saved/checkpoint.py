@@ -314,12 +314,11 @@ def _add(tree: SearchTree, parent: Node, saved: _SavedNode, *, has_children: boo
         node.round, node.usage = saved.round, Counter(saved.usage)
         return node
     (node,) = tree.expand(parent, 1, greedy=saved.greedy)
-    node.round, stop = saved.round, StopReason(saved.stop)
+    stop, node.round, node.usage = StopReason(saved.stop), saved.round, Counter(saved.usage)
     text = parent.text[: saved.shared_text] + saved.text
     tree.commit(node, saved.token_ids, saved.logprobs, stop, text, saved.stats, saved.top)
-    node.step_score, node.score = saved.step_score, saved.score
-    node.usage, node.notes = Counter(saved.usage), dict(saved.notes)
-    node.answer, node.vote = saved.answer, saved.vote
+    for name in ("step_score", "score", "notes", "answer", "vote"):
+        setattr(node, name, getattr(saved, name))
     match saved.state:
         case NodeState.KEPT:
             tree.keep(node)

@@ -110,7 +110,8 @@ class PrmVerifier:
             raise InputError(
                 f"verifier {self.name}: its tokenizer has tokens that it does not know"
             )
-        shared = min(self._kv.num_shared(node, token_ids), len(token_ids) - 1, *encoded.read_at)
+        shared = common_prefix(self._kv.above(node).token_ids, token_ids)
+        shared = min(shared, len(token_ids) - 1, *encoded.read_at)
         request = self._kv.extend(node, encoded, max(0, shared - self._look_back))
         if request is not None and not self._look_back:
             request.read = sorted({index - request.start for index in encoded.read_at})
@@ -318,17 +319,13 @@ class PathKV:
             self.release(new)
             raise
 
-    def num_shared(self, node: Node, token_ids: Sequence[int]) -> int:
-        """Tokens that this encoding of a node begins with and its parent's does, too."""
-        return common_prefix(self._above(node).token_ids, token_ids)
-
     def extend(self, node: Node, encoded: Encoded, start: int) -> PrefillRequest | None:
         """Put a node's handle in place; returns what must be prefilled.
 
         None where a node of an equal path has had it. start: tokens that are read from the parent's
-        KV, at most `num_shared`.
+        KV, which both encodings begin with.
         """
-        parent, new = self._above(node), encoded.token_ids[start:]
+        parent, new = self.above(node), encoded.token_ids[start:]
         key = (start, *new, None, *encoded.read_at)
         if (state := parent.below.get(key)) is not None:
             state.users += 1
@@ -345,7 +342,7 @@ class PathKV:
 
     def nothing_to_read(self, node: Node) -> None:
         """There is nothing to read: the node is where its parent is."""
-        parent = self._above(node)
+        parent = self.above(node)
         segment = self.model.store.create()
         node.handles[OWNER] = VerifierState(parent.token_ids, segment, parent.path)
 
@@ -390,16 +387,11 @@ class PathKV:
                 node.usage = usage
                 node.handles[OWNER].score = node.step_score
 
-    def _above(self, node: Node) -> VerifierState:
-        state: VerifierState | None = _before(node).handles.get(OWNER)
-        if state is None:
+    def above(self, node: Node) -> VerifierState:
+        """Of the node whose encoding this one's follows. Every reply begins behind the problem:
+        turns and earlier replies are not read."""
+        before = node.root if node.parent is None or node.parent.turn else node.parent
+        state: VerifierState | None = before.handles.get(OWNER)
+        if state is None or before is node:
             raise AssertionError(f"{node!r}: its parent was not scored")
         return state
-
-
-def _before(node: Node) -> Node:
-    """The node whose encoding this one's follows."""
-    if node.parent is None:
-        raise AssertionError("a root has no parent's encoding")
-    # Every reply begins behind the problem: turns and earlier replies are not read.
-    return node.parent if node.parent.turn is None else node.root

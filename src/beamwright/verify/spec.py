@@ -151,12 +151,6 @@ class Head(Section):
         """True if a token's value needs the hidden state before it."""
         return self.kind in ("token_mlp", "token_logprob")
 
-    @property
-    def reads_logits(self) -> bool:
-        """True if it needs the LM head."""
-        from_features = {"logprob", "entropy", "gap"} & set(self.features)
-        return self.kind in ("logit_pair", "token_logprob") or bool(from_features)
-
 
 class VerifierSpec(Section):
     """One verifier format. See the module's docstring.
@@ -177,7 +171,8 @@ class VerifierSpec(Section):
     @property
     def reads_logits(self) -> bool:
         """True if it needs the LM head."""
-        return self.head.reads_logits
+        from_features = {"logprob", "entropy", "gap"} & set(self.head.features)
+        return self.head.kind in ("logit_pair", "token_logprob") or bool(from_features)
 
     @property
     def gives_probabilities(self) -> bool:
