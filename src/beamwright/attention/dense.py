@@ -26,7 +26,7 @@ class PathCopies:
     def __init__(
         self, store: SegmentStore, paths: Sequence[Path], room: int, hold: Hold = ResidentLayers
     ) -> None:
-        layout = store.pool.layout
+        layout = store.kv.layout
         entries = [Entry(tuple(path), (row,), room) for row, path in enumerate(paths)]
         lengths = [entry.num_tokens for entry in entries]
         tokens = padded_path(max(lengths) + room, layout.head_dim)
@@ -62,7 +62,7 @@ class DenseDecode:
     def __init__(
         self, store: SegmentStore, paths: Sequence[Path], tail: Tail, hold: Hold = ResidentLayers
     ) -> None:
-        self._tail, self._softcap = tail, store.pool.layout.softcap
+        self._tail, self._softcap = tail, store.kv.layout.softcap
         self._copies = PathCopies(store, paths, tail.capacity, hold)
         self._mask = self._copies.causal_mask(tail.capacity)
         self._rows: torch.Tensor | None = None
@@ -160,8 +160,8 @@ class DensePrefill:
         lengths: Sequence[int],
         hold: Hold = ResidentLayers,
     ) -> None:
-        device, self._softcap = store.compute_device, store.pool.layout.softcap
-        self._packing = Packing(lengths, store.pool.layout.num_kv_heads, device)
+        device, self._softcap = store.compute_device, store.kv.layout.softcap
+        self._packing = Packing(lengths, store.kv.layout.num_kv_heads, device)
         self._copies = PathCopies(store, paths, self._packing.num_padded, hold)
         steps = torch.arange(self._packing.num_padded, device=device)
         self._at = self._copies.lengths.unsqueeze(1) + steps

@@ -14,11 +14,11 @@ from beamwright.kv.tails import Tail
 
 def gather_path(store: SegmentStore, path: Path, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values [tokens, kv_heads, head_dim] of a whole path in one layer."""
-    layout = store.pool.layout
+    layout = store.kv.layout
     empty = torch.zeros(
         (2, 0, layout.num_kv_heads, layout.head_dim),
         dtype=layout.dtype,
-        device=store.pool.storage.device,
+        device=store.kv.storage.device,
     )
     parts = [store.gather(part.segment, part.visible)[layer] for part in path]
     both = torch.cat([empty, *parts], dim=1)
@@ -83,7 +83,7 @@ class ReferenceDecode:
             keys, values = gather_path(self._store, self._paths[of], layer)
             keys = torch.cat([keys, tail_keys[row, :, : counts[row]].transpose(0, 1)])
             values = torch.cat([values, tail_values[row, :, : counts[row]].transpose(0, 1)])
-            layout = self._store.pool.layout
+            layout = self._store.kv.layout
             out[row] = plain_attention(query[row : row + 1], keys, values, layout, sinks)[0]
         return out
 
@@ -126,7 +126,7 @@ class ReferencePrefill:
             keys, values = gather_path(self._store, path, layer)
             keys = torch.cat([keys, key_value[own, 0]])
             values = torch.cat([values, key_value[own, 1]])
-            out[own] = plain_attention(query[own], keys, values, self._store.pool.layout, sinks)
+            out[own] = plain_attention(query[own], keys, values, self._store.kv.layout, sinks)
             first += length
         return out
 

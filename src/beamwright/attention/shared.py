@@ -67,11 +67,11 @@ def pack(store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> torc
 
     An entry reads a device copy of a segment of its own, where there are several.
     """
-    layout = store.pool.layout
+    layout = store.kv.layout
     data = torch.zeros(
         (layout.num_layers, 2, len(entries), layout.num_kv_heads, num_tokens, layout.head_dim),
         dtype=layout.dtype,
-        device=store.pool.storage.device,
+        device=store.kv.storage.device,
     )
     passed: Counter[Segment] = Counter()
     for number, entry in enumerate(entries):
@@ -219,7 +219,7 @@ class SharedSegments:
         paths: Sequence[Path],
         hold: Hold = ResidentLayers,
     ) -> None:
-        layout = store.pool.layout
+        layout = store.kv.layout
         self._device = store.compute_device
         self._num_kv_heads = layout.num_kv_heads
         items: dict[tuple[int, int], list[int]] = {}

@@ -43,10 +43,10 @@ class TreeDecode:
     def __init__(
         self, store: SegmentStore, paths: Sequence[Path], tail: Tail, hold: Hold = ResidentLayers
     ) -> None:
-        self._tail, self._kv_heads = tail, store.pool.layout.num_kv_heads
+        self._tail, self._kv_heads = tail, store.kv.layout.num_kv_heads
         self._shared = SharedSegments(store, paths, hold)
         self._device = store.compute_device
-        self._window, self._softcap = store.pool.layout.window, store.pool.layout.softcap
+        self._window, self._softcap = store.kv.layout.window, store.kv.layout.softcap
         self._of_all = self._shared.slots
         self._arrange(self._of_all)
 

@@ -71,7 +71,7 @@ class TreePrefill:
         lengths: Sequence[int],
         hold: Hold = ResidentLayers,
     ) -> None:
-        self._store, self._hold, self._layout = store, hold, store.pool.layout
+        self._store, self._hold, self._layout = store, hold, store.kv.layout
         self._lengths, self._starts = lengths, [0, *accumulate(lengths)]
         self._num_slots = self._counted = 0
         # The slot of each part of a token's path, then of its row's new tokens; -1 for absent ones.
@@ -80,7 +80,7 @@ class TreePrefill:
         self._slots: Table = np.full((self._starts[-1], most), -1)
         self._products = [self._shared(items) for items in _together(_items(paths, lengths))]
         self._products += self._new([len(path) for path in paths])
-        heads = torch.arange(store.pool.layout.num_kv_heads, device=store.compute_device)
+        heads = torch.arange(store.kv.layout.num_kv_heads, device=store.compute_device)
         self._index = [
             (product.tokens[:, None, :] * len(heads) + heads[None, :, None]).flatten()
             for product in self._products

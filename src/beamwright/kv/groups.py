@@ -7,65 +7,35 @@ with one group.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from beamwright.kv.pool import BlockPool, KVBlocks, KVLayout, ScratchMeter
+from beamwright.kv.pool import KVBlocks, ScratchMeter
 from beamwright.kv.segments import Segment
-
-
-@dataclass(frozen=True)
-class GroupPool:
-    """A group's view of the blocks of a pool."""
-
-    kv: KVBlocks
-
-    @property
-    def layout(self) -> KVLayout:
-        """Of the group's KV."""
-        return self.kv.layout
-
-    @property
-    def storage(self) -> torch.Tensor:
-        """See `KVBlocks`."""
-        return self.kv.storage
-
-    @property
-    def block_tokens(self) -> int:
-        """Tokens of a block."""
-        return self.layout.block_tokens
 
 
 class KVReader:
     """Reads the KV of one group of layers.
 
-    compute_device: where attention's working copies reside. scratch: their bytes.
+    kv: what the pool's blocks hold of it. compute_device: where attention's working copies reside.
+    scratch: their bytes.
     """
 
-    pool: BlockPool | GroupPool
-    compute_device: torch.device
-    scratch: ScratchMeter
-
-    @classmethod
-    def of(cls, pool: GroupPool, compute_device: torch.device, scratch: ScratchMeter) -> KVReader:
-        """Of a pool's group."""
-        reader = cls()
-        reader.pool, reader.compute_device, reader.scratch = pool, compute_device, scratch
-        return reader
+    def __init__(self, kv: KVBlocks, compute_device: torch.device, scratch: ScratchMeter) -> None:
+        self.kv, self.compute_device, self.scratch = kv, compute_device, scratch
 
     def gather(self, segment: Segment, visible: int, copy: int = 0) -> torch.Tensor:
         """[layers, 2, visible, kv_heads, head_dim] of a segment's first `visible` tokens.
 
         copy: which device copy is read, where there are several.
         """
-        kv, count = self.pool.kv, segment.blocks_for(visible)
+        count = segment.blocks_for(visible)
         held = segment.copies[min(copy, len(segment.copies) - 1)] if segment.copies else []
         if len(held) < count:
             raise AssertionError(f"segment {segment.name!r} is read, but not on the device")
-        blocks = torch.tensor(held[:count], device=kv.storage.device, dtype=torch.long)
-        picked = kv.pick(blocks)
+        blocks = torch.tensor(held[:count], device=self.kv.storage.device, dtype=torch.long)
+        picked = self.kv.pick(blocks)
         return picked.permute(1, 2, 0, 3, 4, 5).flatten(2, 3)[:, :, :visible]
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 
 from beamwright.kv.cache import CacheManager
-from beamwright.kv.groups import GroupPool, GroupTails, KVReader
+from beamwright.kv.groups import GroupTails, KVReader
 from beamwright.kv.link import KVLog, Link
 from beamwright.kv.pool import BlockPool, ByteBudget, ScratchMeter
 from beamwright.kv.segments import HostTier, Segment
@@ -37,13 +37,12 @@ class SegmentStore(CacheManager, KVReader):
         log: KVLog | None = None,
     ) -> None:
         super().__init__(pool, host, copies_per_beam=copies_per_beam, log=log)
+        KVReader.__init__(self, pool.kv, pool.storage.device, ScratchMeter())
         self.pool = pool
-        self.compute_device = pool.storage.device
-        self.scratch = ScratchMeter()
         self.groups: tuple[KVReader, ...] = (self,)
         if len(pool.layouts) > 1:
-            pools = map(GroupPool, pool.groups_kv)
-            self.groups = tuple(KVReader.of(p, self.compute_device, self.scratch) for p in pools)
+            device, scratch = self.compute_device, self.scratch
+            self.groups = tuple(KVReader(kv, device, scratch) for kv in pool.groups_kv)
         self.tiers: dict[str, ByteBudget] = {"device": pool.budget}
         if host is not None:
             self.tiers["host"] = host.ledger.budget

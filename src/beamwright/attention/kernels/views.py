@@ -48,7 +48,7 @@ class KernelWorkspace:
     """
 
     def __init__(self, store: SegmentStore, *, stays: bool) -> None:
-        self._scratch, self._device = store.scratch, store.pool.storage.device
+        self._scratch, self._device = store.scratch, store.kv.storage.device
         self._buffers = WorkBuffers(self._device)
         if stays:
             self._buffers = WorkBuffers(self._device, _STAYING_ROOM, headroom=2)
@@ -108,7 +108,7 @@ class KernelDecode:
 
     def prepare(self, num_heads: int) -> None:
         """Rewrite the work lists if rows or paths have changed, so that tokens only read them."""
-        layout = self._store.pool.layout
+        layout = self._store.kv.layout
         heads = HeadLayout(layout.num_kv_heads, num_heads // layout.num_kv_heads, layout.head_dim)
         if self._stale:
             self._rebuild(heads, decode_tile(heads, layout.dtype.itemsize).queries)
@@ -129,14 +129,14 @@ class KernelDecode:
         assert self._partials is not None
         return decode_attention(
             query,
-            self._store.pool.storage[:, layer],
+            self._store.kv.storage[:, layer],
             self._tail.read(layer),
             self._tail.counts,
             self._work,
             self._partials,
             heads,
             tile,
-            _rule(self._store.pool.kv, layer, sinks),
+            _rule(self._store.kv, layer, sinks),
         )
 
     def keep_rows(self, rows: torch.Tensor) -> None:
@@ -163,7 +163,7 @@ class KernelDecode:
     def _rebuild(self, heads: HeadLayout, queries_per_tile: int) -> None:
         work = decode_work(
             [path if live else None for path, live in zip(self._paths, self._live, strict=True)],
-            self._store.pool.block_tokens,
+            self._store.kv.block_tokens,
             self._cuts,
             queries_per_tile,
         )
@@ -195,12 +195,12 @@ class KernelPrefill:
         kv_heads, head_dim = key_value.shape[2:]
         heads = HeadLayout(kv_heads, query.shape[1] // kv_heads, head_dim)
         tile = prefill_tile(heads, query.element_size())
-        storage = self._store.pool.storage
+        storage = self._store.kv.storage
         if not self._work:
             work = prefill_work(
                 self._paths,
                 self._lengths,
-                self._store.pool.block_tokens,
+                self._store.kv.block_tokens,
                 tile.queries,
                 copy_per_row=self._cuts.copy_per_row,
             )
@@ -214,7 +214,7 @@ class KernelPrefill:
             num_tokens,
             heads,
             tile,
-            _rule(self._store.pool.kv, layer, sinks),
+            _rule(self._store.kv, layer, sinks),
         )
 
     def close(self) -> None:
@@ -263,7 +263,7 @@ class KernelAttention:
         return KernelPrefill(store, paths, lengths, self._cuts)
 
     def _check(self, store: SegmentStore) -> None:
-        reason = why_no_kernels(store.pool.storage.device, store.pool.layout.dtype)
+        reason = why_no_kernels(store.kv.storage.device, store.kv.layout.dtype)
         if reason is not None:
             raise InputError(f"--attention {self.name}: {reason}")
 
