@@ -88,6 +88,17 @@ def test_rows_of_any_lengths_join_and_leave(layout, stays):
     plain.tails.close()
 
 
+def test_rows_in_front_stay_in_place(layout):
+    plain = Plain(layout)
+    plain.arrange([], [2, 9, 5, 0])
+    plain.decode(3)
+    for kept in ([0, 1, 3], [0, 1, 2], [1, 2, 3], [0, 2, 3], [0, 1, 2, 3]):
+        plain.arrange(kept, [7] * (4 - len(kept)))
+        plain.check_taken()
+        plain.decode(2)
+        plain.check_taken(first=3)
+
+
 def test_rows_that_have_left_stay_inside(layout):
     """They go on being written where there is a place for every token of the iteration."""
     plain = Plain(layout)

@@ -183,9 +183,12 @@ class RowTails:
 
     def arrange(self, kept: Sequence[int], num_rows: int) -> None:
         """Go on with these rows in this order, and with free ones behind them."""
-        held = self.storage[:, :, list(kept)]
+        start = 0
+        if num_rows == self.num_rows:  # those in front, as far as none has left, stay in place
+            start = next((place for place, row in enumerate(kept) if place != row), len(kept))
+        held = self.storage[:, :, list(kept[start:])]
         self._resize(num_rows, self.num_tokens)
-        self.storage[:, :, : len(kept)] = held
+        self.storage[:, :, start : len(kept)] = held
         # Of a row that has left, NaN may be here, and a weight of zero does not mask it.
         self.storage[:, :, len(kept) :] = 0
 
