@@ -25,6 +25,7 @@ from beamwright.solver.solution import Solution
 from beamwright.solver.solver import Solver
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_RATES = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
 _GENERATED = (
     "generated", "kept", "overrun", "speculated", "speculated_kept", "drafted", "draft_accepted",
 )  # fmt: skip
@@ -50,15 +51,12 @@ class Metrics(Collector):
             "drafted, of these accepted; and those that the verifier read."
         )
         self._tokens = Counter("tokens", kinds, ["kind"], **named)
-        said, goodput = (
-            "From a request to final text.",
-            (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000),
-        )
-        named["buckets"] = _SECONDS
-        self._first_text = Histogram("time_to_first_text_seconds", said, **named)
-        self._search = Histogram("search_seconds", "From a request to its answer.", **named)
-        named["buckets"], said = goodput, "FlashTTS's goodput of a search."
-        self._goodput = Histogram("goodput_tokens_per_second", said, **named)
+        seconds, rates = {**named, "buckets": _SECONDS}, {**named, "buckets": _RATES}
+        said = "From a request to final text."
+        self._first_text = Histogram("time_to_first_text_seconds", said, **seconds)
+        self._search = Histogram("search_seconds", "From a request to its answer.", **seconds)
+        said = "FlashTTS's goodput of a search."
+        self._goodput = Histogram("goodput_tokens_per_second", said, **rates)
 
     # --- a listener of the queue -------------------------------------------------------------
 

@@ -43,7 +43,7 @@ from beamwright.models.load import (
 )
 from beamwright.models.tree_model import HostOptions, TreeModel
 from beamwright.models.weights import give_back
-from beamwright.plan.costs import ModelCosts, Roofline
+from beamwright.plan.costs import ModelCosts, Roofline, Storage
 from beamwright.protocols import AttentionBackend, Direction, SchedulePolicy, Strategy, Verifier
 from beamwright.remote.generator import RemoteGenerator
 from beamwright.remote.writer import RemoteSteps, ServedSchedule
@@ -348,10 +348,7 @@ class Machinery:
 
     def advice(self, schedule: str, settings: Settings, prompt_tokens: int) -> str:
         """What helps where device KV ran out in a search with these settings."""
-        sizes = [
-            ModelBytes(d.shape, d.dtype.itemsize, kv_dtype=d.kv_dtype)
-            for d in (model.decoder for model in self.tree_models)
-        ]
+        sizes = [_sizes(model) for model in self.tree_models]
         return advice(schedule, settings, self.plan.kv_bytes, sizes, prompt_tokens)
 
     # --- what there is -----------------------------------------------------------------------
@@ -418,9 +415,10 @@ def _dtype(decoder: Decoder) -> str:
     return str(decoder.dtype).removeprefix("torch.")
 
 
-def _sizes(model: LoadedModel) -> ModelBytes:
-    decoder = model.decoder
-    return ModelBytes(decoder.shape, decoder.dtype.itemsize, model.storage, decoder.kv_dtype)
+def _sizes(model: LoadedModel | TreeModel) -> ModelBytes:
+    """storage: known of what was loaded; KV does not ask."""
+    decoder, storage = model.decoder, getattr(model, "storage", Storage.PLAIN)
+    return ModelBytes(decoder.shape, decoder.dtype.itemsize, storage, decoder.kv_dtype)
 
 
 def _costs(model: TreeModel) -> ModelCosts:

@@ -134,11 +134,10 @@ def plan_memory(
         InputError: if weights and activations leave nothing for KV.
     """
     models = [generator] if verifier is None else [generator, verifier]
-    activations = max(model.activations(num_rows) for model in models)
+    weights, activations = _beside_kv(models, num_rows)
     rows_bytes: int | None = None
     if settings.kv_memory is not None:
         kv_bytes = settings.kv_memory
-        weights = sum(model.weights for model in models)
         if settings.memory is not None and kv_bytes + weights > settings.memory:
             raise InputError(
                 f"--memory {format_bytes(settings.memory)} is less than --kv-memory "
@@ -150,7 +149,6 @@ def plan_memory(
         free = free_bytes or 0
         left, named = int(_FREE_SHARE * free), f"the card has {format_bytes(free)} free"
         if settings.memory is not None:
-            weights = sum(model.weights for model in models)
             left, named = settings.memory - weights, f"--memory {format_bytes(settings.memory)}"
             named += f": weights take {format_bytes(weights)}"
         left -= activations
@@ -173,6 +171,12 @@ def plan_memory(
     generator_bytes = kv_bytes * part // (part + rest)
     tokens_part = generator.kv_per_token / (generator.kv_per_token + verifier.kv_per_token)
     return MemoryPlan(generator_bytes, kv_bytes - generator_bytes, tokens_part, rows_bytes)
+
+
+def _beside_kv(models: Sequence[ModelBytes], num_rows: int) -> tuple[int, int]:
+    """Bytes of all weights, and of the larger model's activations."""
+    activations = max(model.activations(num_rows) for model in models)
+    return sum(model.weights for model in models), activations
 
 
 def _parts(split: str | float, generator: ModelBytes, verifier: ModelBytes) -> tuple[int, int]:
@@ -199,15 +203,14 @@ def memory_needed(
     """
     present = [model for model in models if model is not None]
     pool = _pool_bytes(split, present, kv_bytes)
-    weights = sum(model.weights for model in present)
-    activations = max(model.activations(num_rows) for model in present)
+    beside = sum(_beside_kv(present, num_rows))
     if not has_copies:
-        return weights + activations + pool
+        return beside + pool
     left = _with_copies(present, pool)
     if step_tokens is not None:
         tails = present[0].tails(num_rows, step_tokens)
         left += min(tails, -(-left // (_TAILS_PART - 1)))
-    return weights + activations + left
+    return beside + left
 
 
 def _with_copies(models: Sequence[ModelBytes], kv_bytes: int) -> int:

@@ -21,24 +21,7 @@ from beamwright.tree.search_tree import (
 )
 
 __all__ = [
-    "COMPLETE_STOPS",
-    "Conversation",
-    "Lineage",
-    "Node",
-    "NodeState",
-    "Parting",
-    "Problem",
-    "RawPrompt",
-    "SearchTree",
-    "StopReason",
-    "TopTokens",
-    "Turn",
-    "by_root",
-    "first_other",
-    "given_path",
-    "repeated_tokens",
-    "round_digests",
-    "tree_hash",
-    "unborn",
-    "where_they_part",
-]
+    "COMPLETE_STOPS", "Conversation", "Lineage", "Node", "NodeState", "Parting", "Problem",
+    "RawPrompt", "SearchTree", "StopReason", "TopTokens", "Turn", "by_root", "first_other",
+    "given_path", "repeated_tokens", "round_digests", "tree_hash", "unborn", "where_they_part",
+]  # fmt: skip
