@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from beamwright.kv.groups import to_each
 from beamwright.kv.segments import Path, within_reach
 from beamwright.kv.store import SegmentStore
 from beamwright.protocols import AttentionBackend
@@ -23,7 +24,11 @@ class GroupedView:
     """A view of each group, as one."""
 
     def __init__(self, places: Places, views: Sequence[Any]) -> None:
-        self._places, self._views = places, views
+        self._places, self.parts = places, views
+
+    prepare, close = to_each("prepare"), to_each("close")  # only some have a workspace to prepare
+    keep_rows, spread = to_each("keep_rows"), to_each("spread")
+    count_rows, drop_rows = to_each("count_rows"), to_each("drop_rows")
 
     def attend(
         self,
@@ -33,33 +38,8 @@ class GroupedView:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         group, place = self._places[layer]
-        context: torch.Tensor = self._views[group].attend(place, query, key_value, sinks)
+        context: torch.Tensor = self.parts[group].attend(place, query, key_value, sinks)
         return context
-
-    def prepare(self, num_heads: int) -> None:
-        """Of views that have a workspace."""
-        for view in self._views:
-            view.prepare(num_heads)
-
-    def keep_rows(self, rows: torch.Tensor) -> None:
-        for view in self._views:
-            view.keep_rows(rows)
-
-    def spread(self, rows: torch.Tensor | None) -> None:
-        for view in self._views:
-            view.spread(rows)
-
-    def count_rows(self, num_rows: int) -> None:
-        for view in self._views:
-            view.count_rows(num_rows)
-
-    def drop_rows(self, rows: Sequence[int]) -> None:
-        for view in self._views:
-            view.drop_rows(rows)
-
-    def close(self) -> None:
-        for view in self._views:
-            view.close()
 
 
 class GroupedWorkspace:
@@ -68,15 +48,12 @@ class GroupedWorkspace:
     def __init__(self, parts: Sequence[Any]) -> None:
         self.parts = parts
 
+    release = to_each("release")
+
     @property
     def num_moves(self) -> int:
         """Of all groups."""
         return sum(part.num_moves for part in self.parts)
-
-    def release(self) -> None:
-        """Give the partial results back."""
-        for part in self.parts:
-            part.release()
 
 
 class GroupedAttention:

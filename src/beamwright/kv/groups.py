@@ -6,13 +6,23 @@ with one group.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from beamwright.kv.pool import KVBlocks, ScratchMeter
 from beamwright.kv.segments import Segment
+
+
+def to_each(name: str) -> Callable[..., None]:
+    """A method that calls the one of that name of every one of `self.parts`, in order."""
+
+    def call(self: Any, *args: Any) -> None:
+        for part in self.parts:
+            getattr(part, name)(*args)
+
+    return call
 
 
 class KVReader:
@@ -48,6 +58,10 @@ class GroupTails:
     def __init__(self, parts: Sequence[Any]) -> None:
         self.parts, self.capacity = tuple(parts), int(parts[0].capacity)
 
+    arrange, begin, advance = to_each("arrange"), to_each("begin"), to_each("advance")
+    spread, together = to_each("spread"), to_each("together")
+    close, release = to_each("close"), to_each("release")
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.parts[0], name)  # how many rows and tokens there are, and where
 
@@ -61,46 +75,11 @@ class GroupTails:
         """Of all groups."""
         return sum(part.num_bytes for part in self.parts)
 
-    def arrange(self, kept: Sequence[int], num_rows: int) -> None:
-        """Go on with these rows in this order, and with free ones behind them."""
-        for part in self.parts:
-            part.arrange(kept, num_rows)
-
     def restore(self, row: int, held: Sequence[torch.Tensor]) -> None:
         """Put back a row's tokens, [layers, 2, tokens, kv_heads, head_dim] by group."""
         for part, tokens in zip(self.parts, held, strict=True):
             part.restore(row, tokens)
 
-    def begin(self, lengths: Sequence[int | None], max_tokens: int) -> None:
-        """Rows hold so many tokens each, and get up to `max_tokens` more; None for unread rows."""
-        for part in self.parts:
-            part.begin(lengths, max_tokens)
-
-    def advance(self) -> None:
-        """The current token is complete."""
-        for part in self.parts:
-            part.advance()
-
-    def spread(self, rows: torch.Tensor, places: torch.Tensor, written: torch.Tensor) -> None:
-        """Of the next pass token i is row rows[i]'s, see `RowTails.spread`."""
-        for part in self.parts:
-            part.spread(rows, places, written)
-
-    def together(self) -> None:
-        """Passes are over one token of every row again."""
-        for part in self.parts:
-            part.together()
-
     def take(self, row: int, first: int, end: int) -> list[torch.Tensor]:
         """A row's tokens [first, end), by group."""
         return [part.take(row, first, end) for part in self.parts]
-
-    def close(self) -> None:
-        """No rows are left."""
-        for part in self.parts:
-            part.close()
-
-    def release(self) -> None:
-        """Give the memory back."""
-        for part in self.parts:
-            part.release()

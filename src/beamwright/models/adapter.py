@@ -112,7 +112,7 @@ class AdaptedDecoder(Decoder):
         tile_rows: int | None,
     ) -> None:
         self.shape, self.tile_rows, self.least_rows = shape, tile_rows, ROW_MULTIPLE
-        self._dtype, self._device = dtype, torch.device(device)
+        self.dtype, self.device = dtype, torch.device(device)
         self._attention, self._found = _Attention(), found
         self._embedding, self._body = found.model.get_input_embeddings().weight, found.body
         bind(found.model, self._attention, lambda module, *args: module.beamwright_experts(*args))
@@ -120,14 +120,6 @@ class AdaptedDecoder(Decoder):
         path, _, self._leaf = found.layers_at.partition(".")[2].rpartition(".")
         self._holder = self._body.get_submodule(path)
         self._layers = getattr(self._holder, self._leaf)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._device
 
     @property
     def kind(self) -> tuple[object, ...]:

@@ -97,26 +97,21 @@ class Decoder(Protocol):
     tile_rows: everything but attention runs on so many rows at a time, padded with zeros, so that
         no library can choose another kernel for another batch; None: on the whole batch.
     least_rows: fewer are padded to so many; below 8 only where that was seen to give the same bits.
+    dtype: of the weights that are not quantised, and of all computation. device: of the weights.
     kv_dtype: in what its keys and values are to be kept: it hands over no others.
     """
 
     shape: ModelShape
     tile_rows: int | None
     least_rows: int
+    dtype: torch.dtype
+    device: torch.device
     kv_dtype: KVDtype = "auto"
 
     @property
     def takes_one_row(self) -> bool:
         """Whether all its products do, see `Linear`."""
         return False
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the weights that are not quantised, and of all computation."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
 
     @property
     def kind(self) -> tuple[object, ...]:

@@ -77,6 +77,7 @@ class DenseDecoder(Decoder):
     ) -> None:
         self.shape = shape
         self.weights = weights
+        self.dtype, self.device = weights.final_norm.weight.dtype, weights.final_norm.weight.device
         self.tile_rows, self.least_rows = tile_rows, ROW_MULTIPLE
         self._activate = _ACTIVATE[shape.activation]
         self._cos, self._sin = self._rotary_tables()
@@ -86,14 +87,6 @@ class DenseDecoder(Decoder):
         weights = self.weights
         used = ((each.qkv, each.out, each.gate_up, each.down) for each in weights.layers)
         return all(product.takes_one_row for product in chain([weights.lm_head], *used))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.weights.final_norm.weight.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.weights.final_norm.weight.device
 
     def hidden(
         self,

@@ -7,8 +7,6 @@ decoded token, a prefilled one, tails and sealed segments are then read as the s
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from beamwright.kv.codes import hadamard, rounded
@@ -23,6 +21,7 @@ class RoundingDecoder(Decoder):
     def __init__(self, inner: Decoder, kv_dtype: KVDtype) -> None:
         self.inner, self.kv_dtype = inner, kv_dtype
         self.shape, self.tile_rows = inner.shape, inner.tile_rows
+        self.dtype, self.device = inner.dtype, inner.device
         sizes = {group.head_dim for group in inner.shape.kv_groups}
         made = {size: hadamard(size) for size in sizes}
         self._turns = {
@@ -37,14 +36,6 @@ class RoundingDecoder(Decoder):
     @least_rows.setter
     def least_rows(self, value: int) -> None:
         self.inner.least_rows = value
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.inner.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.inner.device
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -67,11 +58,6 @@ class RoundingDecoder(Decoder):
 
     def first_layers(self) -> Decoder:
         return RoundingDecoder(self.inner.first_layers(), self.kv_dtype)
-
-    def by_rows(
-        self, work: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
-    ) -> torch.Tensor:
-        return self.inner.by_rows(work, x)
 
     def turned(self, vectors: torch.Tensor) -> torch.Tensor:
         """Queries or keys [tokens, heads, head_dim], so that what is large in them is spread."""
