@@ -49,22 +49,8 @@ from beamwright.remote.generator import RemoteGenerator
 from beamwright.remote.writer import RemoteSteps, ServedSchedule
 from beamwright.schedule import schedule_row
 from beamwright.sections import ModelSettings
-from beamwright.solver.memory import (
-    MemoryPlan,
-    ModelBytes,
-    advice,
-    host_kv_bytes,
-    path_needs,
-    plan_memory,
-)
-from beamwright.solver.settled import (
-    TYPICAL_PROMPT_TOKENS,
-    check_layers,
-    generator_attention,
-    machine_profile,
-    schedule_name,
-    with_most_rows,
-)
+from beamwright.solver import memory, settled
+from beamwright.solver.memory import MemoryPlan, ModelBytes
 from beamwright.sparse.host import HostStore
 from beamwright.sparse.rule import SparseRule
 from beamwright.verify.find import VerifierSource, resolve_verifier
@@ -86,7 +72,7 @@ class HostShares:
     def of(cls, settings: Settings, plan: MemoryPlan, timeline: Timeline) -> HostShares:
         """The tier that the settings ask for, shared so that both models hold equally much."""
         schedule, device = settings.schedule, torch.device(settings.model.device)
-        total, wire = host_kv_bytes(settings), Wire(schedule.link_bandwidth)
+        total, wire = memory.host_kv_bytes(settings), Wire(schedule.link_bandwidth)
 
         def link() -> Link:
             streams = CudaStreams(device) if device.type == "cuda" else HostStreams()
@@ -166,7 +152,7 @@ class Machinery:
     def _load(self, verifier: Verifier | None) -> list[AttentionBackend]:
         """Both models here; returns what each of them attends with."""
         model = self.settings.model
-        check_layers(self.settings)
+        settled.check_layers(self.settings)
         self.progress.doing(f"loading the generator {model.model}")
         with no_more_memory(f"--model {model.model} cannot be loaded", _SMALLER):
             rendered = model.chat_template, model.template_args
@@ -188,7 +174,7 @@ class Machinery:
         home = settings.sparse.sparse_home == "host"
         if home or not row.resident:
             self.tier = HostShares.of(settings, self.plan, self.timeline)
-        attention, self.rule = generator_attention(settings, loaded, backend)
+        attention, self.rule = settled.generator_attention(settings, loaded, backend)
         if row.streams_layers:
             backend = self._attention(decoder, wrapped=True)
             attention = LayerwiseAttention(backend)
@@ -211,7 +197,7 @@ class Machinery:
                 self.generator.store,
                 self.scorer.store,
                 (_costs(self.generator), _costs(self.scorer)),
-                machine_profile(model.device),
+                settled.machine_profile(model.device),
                 str(settings.memory.split),
                 settings.step.longest,
                 scores_early=settings.schedule.speculation != "off",
@@ -284,7 +270,7 @@ class Machinery:
         if remote is None:
             assert self.generator is not None
             codec, progress = self.reader.codec, self.progress
-            costs = Roofline(_costs(self.generator), machine_profile(settings.model.device))
+            costs = Roofline(_costs(self.generator), settled.machine_profile(settings.model.device))
             return make_running_batch(
                 self.generator,
                 codec,
@@ -313,16 +299,17 @@ class Machinery:
         settings = self.settings
         plan = self.plan = self._planned(loaded, verifier, in_place=in_place)
         sizes, kv_bytes = _sizes(loaded), plan.generator_kv_bytes
-        settings = with_most_rows(settings, sizes, kv_bytes)
+        settings = settled.with_most_rows(settings, sizes, kv_bytes)
         needs_turns = False
         if verifier is not None:
             # Memory can move where a pool takes pages as it is used, a CPU's.
             on_cpu = torch.device(settings.model.device).type == "cpu"
             if isinstance(settings.memory.split, str) and on_cpu:
                 self.shared = ByteBudget(plan.kv_bytes)
-                needed = path_needs(settings, [sizes, _sizes(verifier)], TYPICAL_PROMPT_TOKENS)
+                both, prompt = [sizes, _sizes(verifier)], settled.TYPICAL_PROMPT_TOKENS
+                needed = memory.path_needs(settings, both, prompt)
                 needs_turns = needed[1] > plan.verifier_kv_bytes
-        name = schedule_name(settings, sizes, kv_bytes, needs_turns=needs_turns)
+        name = settled.schedule_name(settings, sizes, kv_bytes, needs_turns=needs_turns)
         named = settings.schedule.model_copy(update={"schedule": name})
         row = schedule_row(named)
         self.settings = settings.model_copy(update={"schedule": row.settled(named)})
@@ -336,7 +323,7 @@ class Machinery:
     ) -> MemoryPlan:
         """The memory number, spent."""
         free = free_bytes(loaded.decoder.device)
-        return plan_memory(
+        return memory.plan_memory(
             self.settings.memory,
             _sizes(loaded),
             None if verifier is None else _sizes(verifier),
@@ -349,7 +336,7 @@ class Machinery:
     def advice(self, schedule: str, settings: Settings, prompt_tokens: int) -> str:
         """What helps where device KV ran out in a search with these settings."""
         sizes = [_sizes(model) for model in self.tree_models]
-        return advice(schedule, settings, self.plan.kv_bytes, sizes, prompt_tokens)
+        return memory.advice(schedule, settings, self.plan.kv_bytes, sizes, prompt_tokens)
 
     # --- what there is -----------------------------------------------------------------------
 
