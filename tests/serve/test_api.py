@@ -280,7 +280,7 @@ def test_an_agent_s_loop(serve, monkeypatch):
     server = serve(search={"chat_template": SHOWS_TOOLS})
     calls = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
     monkeypatch.setattr(
-        "beamwright.serve.chat.calls_of",
+        "beamwright.serve.answers.calls_of",
         lambda text: calls_of(f"Let me add. {calls}" if len(messages) == 1 else text),
     )
     messages = [{"role": "user", "content": "1+2?"}]

@@ -13,14 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, Json
 
 from beamwright.errors import InputError
-from beamwright.serve.answers import (
-    behind,
-    calls_of,
-    choices_of,
-    finish_of,
-    token_logprobs,
-    usage,
-)
+from beamwright.serve import answers
 from beamwright.serve.body import INTEGRAL, ITEMS, Count, Fields, Whole, parsed
 from beamwright.serve.endpoint import Endpoint, event
 from beamwright.serve.errors import ApiError, api_error
@@ -161,18 +154,18 @@ class ChoicesEndpoint(Endpoint):
         choices = [
             {
                 "index": number * job.choices + index,
-                "finish_reason": finish_of(candidate),
+                "finish_reason": answers.finish_of(candidate),
                 "logprobs": self.logprobs(job, candidate),
                 **self.content(job, candidate),
             }
             for number, job in enumerate(self.jobs)
-            for index, candidate in enumerate(choices_of(job))
+            for index, candidate in enumerate(answers.choices_of(job))
         ]
         facts = [*map(self.facts, self.jobs)]
         return {
             **self._head(self.kind),
             "choices": choices,
-            "usage": usage(self.jobs),
+            "usage": answers.usage(self.jobs),
             "search": facts[0] if len(facts) == 1 else facts,
         }
 
@@ -192,21 +185,23 @@ class ChoicesEndpoint(Endpoint):
             for part in self._ends(job, offset, sent):
                 yield part
         if self._with_usage:
-            yield event({**self._head(self.chunk), "choices": [], "usage": usage(self.jobs)})
+            yield event(
+                {**self._head(self.chunk), "choices": [], "usage": answers.usage(self.jobs)}
+            )
 
     def _ends(self, job: SearchJob, offset: int, sent: str) -> Iterator[bytes]:
         """What is left of the first choice, all of the others, and how each has ended."""
-        for index, candidate in enumerate(choices_of(job), offset):
+        for index, candidate in enumerate(answers.choices_of(job), offset):
             if index > offset and self.talks:
                 yield self._chunk(index, ROLE)
             text, calls = self.spoken(candidate)
             tokens = self.logprobs(job, candidate)
-            if (left := behind(text, sent if index == offset else "")) or tokens:
+            if (left := answers.behind(text, sent if index == offset else "")) or tokens:
                 yield self._chunk(index, {"content": left}, logprobs=tokens)
             if calls:
                 numbered = [{"index": number, **call} for number, call in enumerate(calls)]
                 yield self._chunk(index, {"tool_calls": numbered})
-            finish = "tool_calls" if calls else finish_of(candidate)
+            finish = "tool_calls" if calls else answers.finish_of(candidate)
             facts = {"search": self.facts(job)} if index == offset else {}
             yield self._chunk(index, {}, finish, **facts)
 
@@ -301,7 +296,7 @@ class ChatEndpoint(ChoicesEndpoint):
 
     def spoken(self, candidate: Candidate) -> tuple[str, list[dict[str, Any]]]:
         """Its calls are read where there are tools."""
-        return calls_of(candidate.text) if self._tools else (candidate.text, [])
+        return answers.calls_of(candidate.text) if self._tools else (candidate.text, [])
 
     def logprobs(self, job: SearchJob, candidate: Candidate) -> dict[str, Any] | None:
         """Each token with its bytes, where it is asked for."""
@@ -309,7 +304,7 @@ class ChatEndpoint(ChoicesEndpoint):
             return None
         codec = self.queue.solver.codec
         pieces = [] if codec is None else codec.token_bytes
-        content = token_logprobs(job, candidate, pieces, self.fields.top_logprobs or 0)
+        content = answers.token_logprobs(job, candidate, pieces, self.fields.top_logprobs or 0)
         return {"content": content, "refusal": None}
 
     def delta(self, said: dict[str, Any]) -> dict[str, Any]:

@@ -19,15 +19,8 @@ from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import PolicyError
 from beamwright.plan.workload import dm_lower_bound_bytes
 from beamwright.protocols import SchedulePolicy
+from beamwright.saved import receipt as receipts
 from beamwright.saved.checkpoint import tree_settings
-from beamwright.saved.receipt import (
-    FORMAT,
-    asked_as,
-    processor,
-    prompt_digest,
-    receipt_settings,
-    versions,
-)
 from beamwright.search import doubts, strategy_row
 from beamwright.search.choose import choose
 from beamwright.search.revise import asked_again, best_answer
@@ -261,23 +254,23 @@ class Meter:
         elif not is_whole or run.ended_by_time:
             unrepeatable = run.stopped or tree.reason_fewer or "the search was broken off"
         return {
-            "format": FORMAT,
+            "format": receipts.FORMAT,
             "tree_hash": tree_hash(tree),
             "rounds": round_digests(tree),
             "problem_id": tree.root.problem_id,
-            "problem": asked_as(asked),
-            "prompt": prompt_digest(tree.root),
-            "settings": receipt_settings(settings, decisive),
+            "problem": receipts.asked_as(asked),
+            "prompt": receipts.prompt_digest(tree.root),
+            "settings": receipts.receipt_settings(settings, decisive),
             "exact": exact,
             "recomputed": recomputed,
             "unrepeatable": unrepeatable,
             **machinery.identities(),
             "machine": {
                 "device": device,
-                "processor": processor(device),
+                "processor": receipts.processor(device),
                 "attention": None if generator is None else generator.backend.name,
             },
-            "versions": versions(),
+            "versions": receipts.versions(),
         }
 
     def _kv(self, run: TreeRun, settings: Settings, new: Mapping[str, Counters]) -> result.KVStats:
