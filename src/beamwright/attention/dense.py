@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from beamwright.attention.partial import KEY_MULTIPLE, attend_few, attend_part, round_up, with_sinks
 from beamwright.attention.shared import Entry, Hold, ResidentLayers
@@ -37,7 +38,7 @@ class PathCopies:
         self._counted = layout.read_bytes_per_token * len(entries) * tokens
         self._scratch.add(self._counted)
 
-    def causal_mask(self, num_new: int) -> torch.Tensor:
+    def causal_mask(self, num_new: int) -> Tensor:
         """Additive [rows, num_new, tokens]: new token j sees the path and new tokens up to j,
         as far as a window reaches."""
         tokens = torch.arange(self._num_tokens, device=self.lengths.device)
@@ -65,17 +66,13 @@ class DenseDecode:
         self._tail, self._softcap = tail, store.kv.layout.softcap
         self._copies = PathCopies(store, paths, tail.capacity, hold)
         self._mask = self._copies.causal_mask(tail.capacity)
-        self._rows: torch.Tensor | None = None
-        self._kept: torch.Tensor | None = None
+        self._rows: Tensor | None = None
+        self._kept: Tensor | None = None
         self._copies.layers.restore(tail)
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key_value: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         self._tail.write(layer, key_value)
         data, rows = self._copies.layers.layer(layer), self._rows
         if rows is None:
@@ -91,11 +88,11 @@ class DenseDecode:
         context, lse = attend_few(grouped, keys, values, mask, self._softcap)
         return with_sinks(context.view(num_rows, heads, head_dim), lse, sinks)
 
-    def keep_rows(self, rows: torch.Tensor) -> None:
+    def keep_rows(self, rows: Tensor) -> None:
         self.spread(rows)
         self._kept = self._rows
 
-    def spread(self, rows: torch.Tensor | None) -> None:
+    def spread(self, rows: Tensor | None) -> None:
         kept = self._kept
         self._rows = kept if rows is None else rows if kept is None else kept[rows]
 
@@ -128,21 +125,21 @@ class Packing:
         self.packed_of_padded = (starts + torch.minimum(steps, count - 1)).flatten()
         self.padded_of_packed = (steps < count).flatten().nonzero().squeeze(1)
 
-    def pad(self, packed: torch.Tensor) -> torch.Tensor:
+    def pad(self, packed: Tensor) -> Tensor:
         """[tokens, ...] to [rows, padded, ...]."""
         picked = packed.index_select(0, self.packed_of_padded)
         return picked.view(self.num_rows, self.num_padded, *packed.shape[1:])
 
-    def queries(self, query: torch.Tensor) -> torch.Tensor:
+    def queries(self, query: Tensor) -> Tensor:
         """[tokens, heads, head_dim] to [rows, kv_heads, padded * group, head_dim]."""
         padded = self.pad(query).unflatten(2, (self.num_kv_heads, -1))
-        queries: torch.Tensor = padded.permute(0, 2, 1, 3, 4).flatten(2, 3)
+        queries: Tensor = padded.permute(0, 2, 1, 3, 4).flatten(2, 3)
         return queries
 
-    def unpack(self, context: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    def unpack(self, context: Tensor, like: Tensor) -> Tensor:
         """[rows, padded * group, kv_heads, head_dim] to [tokens, heads, head_dim]."""
         by_token = context.unflatten(1, (self.num_padded, -1)).transpose(2, 3).flatten(0, 1)
-        picked: torch.Tensor = by_token.index_select(0, self.padded_of_packed).flatten(1, 2)
+        picked: Tensor = by_token.index_select(0, self.padded_of_packed).flatten(1, 2)
         if picked.shape[0] == like.shape[0]:
             return picked
         out = picked.new_zeros(like.shape[0], *picked.shape[1:])
@@ -169,12 +166,8 @@ class DensePrefill:
         self._mask = self._copies.causal_mask(self._packing.num_padded)
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key_value: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         packing, data = self._packing, self._copies.layers.layer(layer)
         data[:, self._rows, :, self._at] = packing.pad(key_value)
         group = query.shape[1] // key_value.shape[2]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from beamwright.kv.groups import to_each
 from beamwright.kv.segments import Path, within_reach
@@ -31,14 +31,10 @@ class GroupedView:
     count_rows, drop_rows = to_each("count_rows"), to_each("drop_rows")
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key_value: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         group, place = self._places[layer]
-        context: torch.Tensor = self.parts[group].attend(place, query, key_value, sinks)
+        context: Tensor = self.parts[group].attend(place, query, key_value, sinks)
         return context
 
 

@@ -11,13 +11,14 @@ rest is summed in another order). The start-up self-test checks it on the machin
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 QUERY_MULTIPLE = 8
 KEY_MULTIPLE = 16
 
 HALF = (torch.float16, torch.bfloat16)
 
-Partial = tuple[torch.Tensor, torch.Tensor]
+Partial = tuple[Tensor, Tensor]
 
 
 def round_up(count: int, multiple: int) -> int:
@@ -26,11 +27,7 @@ def round_up(count: int, multiple: int) -> int:
 
 
 def attend_part(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    softcap: float | None = None,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, softcap: float | None = None
 ) -> Partial:
     """Softmax attention of `query` over this part of the keys.
 
@@ -52,11 +49,7 @@ def attend_part(
 
 
 def attend_few(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    softcap: float | None = None,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, softcap: float | None = None
 ) -> Partial:
     """The same as `attend_part`, for the few queries of a decode step, and heads before rows.
 
@@ -92,11 +85,7 @@ def attend_few(
 
 
 def attend_part_oracle(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    softcap: float | None = None,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, softcap: float | None = None
 ) -> Partial:
     """The same as `attend_part`, by plain matrix products (at least float32 inside)."""
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
@@ -110,16 +99,14 @@ def attend_part_oracle(
     return context.to(query.dtype).transpose(1, 2).contiguous(), lse.transpose(1, 2).contiguous()
 
 
-def hide(part: Partial, blind: torch.Tensor) -> Partial:
+def hide(part: Partial, blind: Tensor) -> Partial:
     """A part without weight, and without NaN, for the rows [items, rows] that see none of it."""
     context, lse = part
     blind = blind.unsqueeze(-1)
     return context.masked_fill(blind.unsqueeze(-1), 0.0), lse.masked_fill(blind, float("-inf"))
 
 
-def with_sinks(
-    context: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor | None
-) -> torch.Tensor:
+def with_sinks(context: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor:
     """What is left of the context [rows, heads, head_dim] where sinks [heads] join the softmax.
 
     lse: of all that a row sees, in the order of the context's heads.
@@ -131,9 +118,7 @@ def with_sinks(
     return context * left.unsqueeze(-1).to(context.dtype)
 
 
-def merge_parts(
-    context: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor | None = None
-) -> torch.Tensor:
+def merge_parts(context: Tensor, lse: Tensor, sinks: Tensor | None = None) -> Tensor:
     """Merge partial results along dimension 1, in path order.
 
     context [rows, parts, heads..., head_dim], lse [rows, parts, heads...] with -inf where a row

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from beamwright.kv.pool import KVLayout
 from beamwright.kv.segments import Path
@@ -12,7 +13,7 @@ from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import Tail
 
 
-def gather_path(store: SegmentStore, path: Path, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+def gather_path(store: SegmentStore, path: Path, layer: int) -> tuple[Tensor, Tensor]:
     """Keys and values [tokens, kv_heads, head_dim] of a whole path in one layer."""
     layout = store.kv.layout
     empty = torch.zeros(
@@ -26,12 +27,8 @@ def gather_path(store: SegmentStore, path: Path, layer: int) -> tuple[torch.Tens
 
 
 def plain_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    layout: KVLayout,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
+    query: Tensor, key: Tensor, value: Tensor, layout: KVLayout, sinks: Tensor | None = None
+) -> Tensor:
     """Causal attention of the last positions.
 
     query [tokens, heads, head_dim] are the *last* tokens of key, value [all, kv_heads, head_dim].
@@ -67,12 +64,8 @@ class ReferenceDecode:
         self._rows: Sequence[int] = range(len(paths))
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key_value: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         self._tail.write(layer, key_value)
         tail_keys, tail_values = self._tail.read(layer)
         counts = (self._tail.places + 1).tolist()
@@ -87,12 +80,12 @@ class ReferenceDecode:
             out[row] = plain_attention(query[row : row + 1], keys, values, layout, sinks)[0]
         return out
 
-    def keep_rows(self, rows: torch.Tensor) -> None:
+    def keep_rows(self, rows: Tensor) -> None:
         self._paths = [self._paths[row] for row in rows.tolist()]
         self._live = [self._live[row] for row in rows.tolist()]
         self.spread(None)
 
-    def spread(self, rows: torch.Tensor | None) -> None:
+    def spread(self, rows: Tensor | None) -> None:
         self._rows = range(len(self._paths)) if rows is None else rows.tolist()
 
     def count_rows(self, num_rows: int) -> None:
@@ -113,12 +106,8 @@ class ReferencePrefill:
         self._store, self._paths, self._lengths = store, list(paths), list(lengths)
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key_value: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         out = torch.zeros_like(query)
         first = 0
         for path, length in zip(self._paths, self._lengths, strict=True):

@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from beamwright.attention.partial import KEY_MULTIPLE, QUERY_MULTIPLE, round_up
 from beamwright.kv.pool import KVLayout
@@ -50,7 +51,7 @@ class Entry:
 class LayerSource(Protocol):
     """Packed KV [layer, K or V, entry, kv_head, token, head_dim], one layer at a time."""
 
-    def layer(self, number: int) -> torch.Tensor:
+    def layer(self, number: int) -> Tensor:
         """[K or V, entry, kv_head, token, head_dim], to be read and written; it may wait."""
         ...
 
@@ -62,7 +63,7 @@ class LayerSource(Protocol):
         ...
 
 
-def pack(store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> torch.Tensor:
+def pack(store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> Tensor:
     """The parts of every entry, one after the other, with zeros up to `num_tokens` behind them.
 
     An entry reads a device copy of a segment of its own, where there are several.
@@ -92,7 +93,7 @@ class ResidentLayers:
         self._layers = self._data.unbind(0)
         self._lengths = [entry.num_tokens for entry in entries]
 
-    def layer(self, number: int) -> torch.Tensor:
+    def layer(self, number: int) -> Tensor:
         return self._layers[number]
 
     def restore(self, tail: Tail) -> None:
@@ -127,11 +128,11 @@ class Bucket:
     """
 
     layers: LayerSource
-    mask: torch.Tensor
+    mask: Tensor
 
     def within(
-        self, window: int, ends: torch.Tensor, places: torch.Tensor, group: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, window: int, ends: Tensor, places: Tensor, group: int
+    ) -> tuple[Tensor, Tensor]:
         """What rows that are so many tokens behind their paths see, with `group` heads each.
 
         ends: of the bucket, see `Slots`. places: of the row in each slot [item, slot].
@@ -179,14 +180,14 @@ class Slots:
         shaped = [f.unflatten(1, (n, -1)) for f, n in zip(found, counts, strict=True)]
         self.rows, self.ends = [rows for rows, _ in shaped], [ends for _, ends in shaped]
 
-    def picked(self, rows: torch.Tensor) -> Slots:
+    def picked(self, rows: Tensor) -> Slots:
         """Of these rows, each any number of times."""
         items, counts, ends, device = self._given
         index = rows.cpu().numpy()
         return Slots(items[index], counts, ends[index], device)
 
 
-def _padded(queries: torch.Tensor, dim: int) -> torch.Tensor:
+def _padded(queries: Tensor, dim: int) -> Tensor:
     """As many along `dim` as a multiple of 8: the first one is repeated."""
     missing = -queries.shape[dim] % QUERY_MULTIPLE
     if not missing:
@@ -214,10 +215,7 @@ class SharedSegments:
     """The sealed segments of a batch of paths, packed once and attended once per layer."""
 
     def __init__(
-        self,
-        store: SegmentStore,
-        paths: Sequence[Path],
-        hold: Hold = ResidentLayers,
+        self, store: SegmentStore, paths: Sequence[Path], hold: Hold = ResidentLayers
     ) -> None:
         layout = store.kv.layout
         self._device = store.compute_device
@@ -263,7 +261,7 @@ class SharedSegments:
         self._scratch.add(-self._counted)
         self._counted = 0
 
-    def query_index(self, rows: torch.Tensor, group: int) -> tuple[torch.Tensor, int]:
+    def query_index(self, rows: Tensor, group: int) -> tuple[Tensor, int]:
         """Where each padded query of a bucket comes from. rows: in its slots [item, slot].
 
         Returns an index into [row * kv_heads * group] queries in the order (item, kv_head, slot,

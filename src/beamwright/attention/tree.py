@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from beamwright.attention.partial import (
     HALF,
@@ -57,7 +58,7 @@ class TreeDecode:
         `num_slots + row`, then absent parts: the slot after all of those.
         """
         self._now, num_rows, num_slots = slots, len(slots.parts), slots.num_slots
-        self._queries: list[torch.Tensor] = []
+        self._queries: list[Tensor] = []
         absent, rows = num_slots + num_rows, np.arange(num_rows)
         index = np.full((num_rows, len(slots.parts.T) + 1), absent)
         present = slots.parts < num_slots
@@ -65,15 +66,11 @@ class TreeDecode:
         index[rows, present.sum(1)] = num_slots + rows
         self._slots = torch.from_numpy(index)
         self._index = self._context = self._lse = torch.empty(0)
-        self._seen: tuple[Any, list[tuple[torch.Tensor, torch.Tensor]]] = None, []
+        self._seen: tuple[Any, list[tuple[Tensor, Tensor]]] = None, []
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key_value: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         self._tail.write(layer, key_value)
         rows, heads, head_dim = query.shape
         query = query.contiguous()
@@ -94,7 +91,7 @@ class TreeDecode:
     def _locate(self, partials: Sequence[Partial], heads: int) -> None:
         """Where the contexts of a row's parts [rows, parts, heads] are among those of all."""
         kv_heads, group = self._kv_heads, heads // self._kv_heads
-        total, starts = 0, list[torch.Tensor]()
+        total, starts = 0, list[Tensor]()
         for rows, (context, lse) in zip(self._now.rows, partials, strict=False):
             items, slots = map(torch.arange, rows.shape)
             queries = items[:, None] * context.shape[1] + slots * group
@@ -112,7 +109,7 @@ class TreeDecode:
         self._context = context.new_zeros(total, context.shape[-1])
         self._lse = lse.new_full((total,), float("-inf"))
 
-    def _attend_shared(self, layer: int, query: torch.Tensor) -> list[Partial]:
+    def _attend_shared(self, layer: int, query: Tensor) -> list[Partial]:
         """Per bucket (context [items, queries, kv_heads, head_dim], log-sum-exp [items, queries,
         kv_heads]): those of slots * group, and padding."""
         rows, heads, head_dim = query.shape
@@ -133,7 +130,7 @@ class TreeDecode:
             partials.append((context, lse))
         return partials
 
-    def _within(self, window: int, group: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _within(self, window: int, group: int) -> list[tuple[Tensor, Tensor]]:
         """What the rows see of each bucket; made once per token, as the tail's mask is."""
         token, places = self._tail.mask, self._tail.places
         if self._seen[0] is not token:
@@ -142,12 +139,12 @@ class TreeDecode:
             self._seen = token, seen
         return self._seen[1]
 
-    def keep_rows(self, rows: torch.Tensor) -> None:
+    def keep_rows(self, rows: Tensor) -> None:
         """Packed segments stay; only the tables change."""
         self._of_all = self._of_all.picked(rows)
         self._arrange(self._of_all)
 
-    def spread(self, rows: torch.Tensor | None) -> None:
+    def spread(self, rows: Tensor | None) -> None:
         self._arrange(self._of_all if rows is None else self._of_all.picked(rows))
 
     def count_rows(self, num_rows: int) -> None:

@@ -15,6 +15,7 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from beamwright.attention.partial import KEY_MULTIPLE, attend_part, hide, round_up, with_sinks
 from beamwright.attention.shared import (
@@ -56,9 +57,9 @@ class _Product:
     """
 
     layers: LayerSource | None
-    tokens: torch.Tensor
-    mask: torch.Tensor
-    blind: torch.Tensor | None = None
+    tokens: Tensor
+    mask: Tensor
+    blind: Tensor | None = None
 
 
 class TreePrefill:
@@ -88,12 +89,8 @@ class TreePrefill:
         self._context = self._lse = self._flat = torch.empty(0)
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key_value: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         num_tokens, heads, head_dim = query.shape
         kv_heads, at = key_value.shape[2], 0
         if not self._flat.numel():
@@ -181,7 +178,7 @@ class TreePrefill:
             causal = hidden.triu(1) if window is None else hidden.triu(1) + hidden.tril(-window)
             yield _Product(None, torch.from_numpy(tokens).to(device), causal.to(device))
 
-    def _open(self, query: torch.Tensor, kv_heads: int) -> None:
+    def _open(self, query: Tensor, kv_heads: int) -> None:
         """What all layers use. The batch's padding reads what its first token does; the last slot
         of partial results stays without weight, for absent parts."""
         num_tokens, heads, head_dim = query.shape
@@ -199,9 +196,7 @@ class TreePrefill:
                 product.blind = product.mask.isinf().all(-1).squeeze(1)
 
 
-def _keys_values(
-    product: _Product, layer: int, fresh: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _keys_values(product: _Product, layer: int, fresh: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values, each [item, kv_head, key, head_dim]. fresh: of the new tokens."""
     if product.layers is not None:
         keys, values = product.layers.layer(layer)

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from beamwright.errors import InputError
 from beamwright.models.adapter import Product
@@ -199,7 +200,7 @@ class _Loader:
         if path in self._found.experts and not any(each.is_meta for each in module.parameters()):
             self._keep_experts(module, path)
 
-    def _cast(self, name: str, value: torch.Tensor) -> torch.Tensor:
+    def _cast(self, name: str, value: Tensor) -> Tensor:
         placing, like, what = (
             self._placing,
             self._wanted[name],

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from beamwright.models.decoder import ROW_MULTIPLE, Decoder, Linear, by_rows
 from beamwright.models.shape import ModelShape
@@ -24,16 +25,14 @@ from beamwright.protocols import AttentionView
 class Product:
     """Stands where a weight was: `F.linear` with it is a product of ours."""
 
-    def __init__(
-        self, linear: Linear, like: torch.Tensor, device: str, tile_rows: int | None
-    ) -> None:
+    def __init__(self, linear: Linear, like: Tensor, device: str, tile_rows: int | None) -> None:
         self.linear, self._tile_rows = linear, tile_rows
         self.shape, self.dtype, self.device = like.shape, like.dtype, torch.device(device)
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> torch.Tensor:
+    ) -> Tensor:
         if func is not F.linear:
             raise TypeError(f"{func} of a weight that is kept for products")
         x, own, bias = (*args, None)[:3] if kwargs is None else (*args, *kwargs.values(), None)[:3]
@@ -52,14 +51,14 @@ class _Attention:
     def __call__(
         self,
         module: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
         mask: None = None,
         scaling: float | None = None,
-        s_aux: torch.Tensor | None = None,
+        s_aux: Tensor | None = None,
         **_: Any,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Context [1, tokens, heads, width of a value] of [1, heads, tokens, width] each."""
         assert self.view is not None
         width, narrow = query.shape[-1], value.shape[-1]
@@ -73,27 +72,27 @@ class _Attention:
         query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
         sinks = () if s_aux is None else (s_aux,)
         key_value = torch.stack([key, value], dim=1)
-        context: torch.Tensor = self.view.attend(module.layer_idx, query, key_value, *sinks)
+        context: Tensor = self.view.attend(module.layer_idx, query, key_value, *sinks)
         return context[None, ..., :narrow]
 
 
 class _Passed:
     """What a model without layers puts out: what it was given."""
 
-    def __init__(self, hidden: torch.Tensor) -> None:
+    def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
 
     def __getattr__(self, name: str) -> None:
         return None
 
-    def __getitem__(self, place: int) -> torch.Tensor:
+    def __getitem__(self, place: int) -> Tensor:
         return (self.last_hidden_state,)[place]
 
 
 class _NoLayers(torch.nn.Module):
     """Stands where the layers were, so that a model's own head can be called alone."""
 
-    def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> _Passed:
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Passed:
         return _Passed(inputs_embeds)
 
     def __getattr__(self, name: str) -> _NoLayers:
@@ -129,27 +128,23 @@ class AdaptedDecoder(Decoder):
         return self.shape, frozenset(kinds), self.dtype, self.device, self.tile_rows
 
     def hidden(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        view: AttentionView,
-        read: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, token_ids: Tensor, positions: Tensor, view: AttentionView, read: Tensor | None = None
+    ) -> Tensor:
         self._attention.view = view
         self._holder._modules[self._leaf] = self._layers
         found = self._body(token_ids[None], position_ids=positions[None], use_cache=False)
-        states: torch.Tensor = found.last_hidden_state[0]
+        states: Tensor = found.last_hidden_state[0]
         return states if read is None else states.index_select(0, read)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         return self.by_rows(self._head, hidden)
 
-    def _head(self, x: torch.Tensor) -> torch.Tensor:
+    def _head(self, x: Tensor) -> Tensor:
         """The model's own: with its scale, or soft cap."""
-        found: torch.Tensor = self._found.model(inputs_embeds=x[None], use_cache=False).logits[0]
+        found: Tensor = self._found.model(inputs_embeds=x[None], use_cache=False).logits[0]
         return found
 
-    def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def embedded(self, token_ids: Tensor) -> Tensor:
         return F.embedding(token_ids, self._embedding)
 
     def first_layers(self) -> AdaptedDecoder:

@@ -15,6 +15,7 @@ from typing import ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from beamwright.models.shape import ModelShape
 from beamwright.protocols import AttentionView
@@ -36,8 +37,8 @@ def padded_rows(count: int, least: int = ROW_MULTIPLE) -> int:
 
 
 def in_tiles(
-    size: int | None, work: Callable[..., tuple[torch.Tensor, ...]], *tensors: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
+    size: int | None, work: Callable[..., tuple[Tensor, ...]], *tensors: Tensor
+) -> tuple[Tensor, ...]:
     """What `work` makes of rows [rows, ...], `size` at a time, zeros filling up the last tile.
 
     size: None for all of them at once, as they are.
@@ -64,20 +65,17 @@ class Linear:
     takes_one_row: it gives a single row the bits that it has among others.
     """
 
-    weight: torch.Tensor
-    bias: torch.Tensor | None = None
+    weight: Tensor
+    bias: Tensor | None = None
     takes_one_row: ClassVar[bool] = False
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
 
 
 def by_rows(
-    work: Callable[[torch.Tensor], torch.Tensor],
-    x: torch.Tensor,
-    tile_rows: int | None,
-    least: int = ROW_MULTIPLE,
-) -> torch.Tensor:
+    work: Callable[[Tensor], Tensor], x: Tensor, tile_rows: int | None, least: int = ROW_MULTIPLE
+) -> Tensor:
     """`work` on rows x [rows, width], padded so that a row's bits do not depend on the others.
 
     tile_rows: of a tile, see `Decoder`. least: see `padded_rows`.
@@ -118,30 +116,24 @@ class Decoder(Protocol):
         """What decoders have in common that run the same code on the same sizes."""
 
     def hidden(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        view: AttentionView,
-        read: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, token_ids: Tensor, positions: Tensor, view: AttentionView, read: Tensor | None = None
+    ) -> Tensor:
         """Final-normalised hidden states [tokens, hidden] of packed tokens.
 
         token_ids, positions: [tokens], a multiple of 8 (see `padded_rows`).
         read: the tokens that are wanted, as many as a multiple of 8; None for all.
         """
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         """[tokens, vocab] of hidden states; rows are padded to a multiple of 8 inside."""
 
-    def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def embedded(self, token_ids: Tensor) -> Tensor:
         """Rows [tokens, hidden] of the embedding table."""
 
     def first_layers(self) -> Decoder:
         """With the first layer of each kind alone: for tests of what all layers do."""
 
-    def by_rows(
-        self, work: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
-    ) -> torch.Tensor:
+    def by_rows(self, work: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """`work` on rows x [rows, width], padded so that a row's bits do not depend on the others.
 
         For matrix products that are not the decoder's own, such as a verifier's head.

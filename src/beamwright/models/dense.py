@@ -10,6 +10,7 @@ from itertools import chain
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from beamwright.models.decoder import ROW_MULTIPLE, Decoder, Linear, by_rows, in_tiles
 from beamwright.models.formats.rows import StoredRows
@@ -23,10 +24,10 @@ class Norm:
 
     kind: str
     eps: float
-    weight: torch.Tensor
-    bias: torch.Tensor | None = None
+    weight: Tensor
+    bias: Tensor | None = None
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         if self.kind == "rms":
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
@@ -50,15 +51,15 @@ class Layer:
 class DecoderWeights:
     """All weights. `lm_head` may be the embedding itself (tied), whose rows may be in a file."""
 
-    embedding: torch.Tensor | StoredRows
+    embedding: Tensor | StoredRows
     layers: list[Layer]
     lm_head: Linear
     final_norm: Norm
-    positions: torch.Tensor | None = None
+    positions: Tensor | None = None
 
 
 _INNER_ROWS = 512  # of an MLP at a time on a CPU: inside, a row is some ten times as wide
-_ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+_ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "relu": F.relu,
     "gelu": F.gelu,
@@ -89,16 +90,12 @@ class DenseDecoder(Decoder):
         return all(product.takes_one_row for product in chain([weights.lm_head], *used))
 
     def hidden(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        view: AttentionView,
-        read: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, token_ids: Tensor, positions: Tensor, view: AttentionView, read: Tensor | None = None
+    ) -> Tensor:
         """See `Decoder`. Of what is not read the last layer computes keys and values only."""
         weights, shape = self.weights, self.shape
         x = weights.embedding[token_ids]
-        rotary: tuple[torch.Tensor, ...] = ()
+        rotary: tuple[Tensor, ...] = ()
         if weights.positions is not None:
             x = x + F.embedding(positions + (shape.learned_positions or 0), weights.positions)
         else:
@@ -111,16 +108,16 @@ class DenseDecoder(Decoder):
                 )
                 ahead.foresee(number + 1, nearly[0])
             query, key_value = self._by_tile(partial(self._before, layer), x, *rotary)
-            context: torch.Tensor = view.attend(number, query, key_value)
+            context: Tensor = view.attend(number, query, key_value)
             if read is not None and number == len(weights.layers) - 1:
                 x, context = x.index_select(0, read), context.index_select(0, read)
             (x,) = self._by_tile(partial(self._after, layer), x, context)
         return self._by_tile(lambda tile: (weights.final_norm(tile),), x)[0]
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         return by_rows(self.weights.lm_head, hidden, self.tile_rows, self.least_rows)
 
-    def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def embedded(self, token_ids: Tensor) -> Tensor:
         return self.weights.embedding[token_ids]
 
     @property
@@ -141,13 +138,11 @@ class DenseDecoder(Decoder):
         return first
 
     def _by_tile(
-        self, work: Callable[..., tuple[torch.Tensor, ...]], *tensors: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
+        self, work: Callable[..., tuple[Tensor, ...]], *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
         return in_tiles(self.tile_rows, work, *tensors)
 
-    def _before(
-        self, layer: Layer, x: torch.Tensor, *rotary: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _before(self, layer: Layer, x: Tensor, *rotary: Tensor) -> tuple[Tensor, Tensor]:
         """Query [rows, heads, head_dim] and key and value [rows, 2, kv_heads, head_dim].
 
         Both are views of one tensor: who keeps a key and value keeps the query, too.
@@ -169,7 +164,7 @@ class DenseDecoder(Decoder):
         key_value = heads[:, shape.heads :].unflatten(1, (2, shape.kv_heads))
         return heads[:, : shape.heads], key_value
 
-    def _after(self, layer: Layer, x: torch.Tensor, context: torch.Tensor) -> tuple[torch.Tensor]:
+    def _after(self, layer: Layer, x: Tensor, context: Tensor) -> tuple[Tensor]:
         """The rest of a block, behind attention."""
         x = x + layer.out(context.flatten(1))
         if len(x) > _INNER_ROWS and x.device.type == "cpu":
@@ -178,14 +173,14 @@ class DenseDecoder(Decoder):
             return (x,)
         return (x + self._inside(layer, x),)
 
-    def _inside(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
+    def _inside(self, layer: Layer, x: Tensor) -> Tensor:
         inner = layer.gate_up(layer.mlp_norm(x))
         if self.shape.gated:
             gate, up = inner.chunk(2, dim=-1)
             return layer.down(self._activate(gate).mul_(up))
         return layer.down(self._activate(inner))
 
-    def _rotary_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _rotary_tables(self) -> tuple[Tensor, Tensor]:
         """cos and sin [context, head_dim]; sin's first half is negated: halves are swapped."""
         if not self.shape.inv_freq:
             empty = torch.zeros(0, device=self.device, dtype=self.dtype)

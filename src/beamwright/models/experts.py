@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from beamwright.models.decoder import ROW_MULTIPLE, Linear, by_rows
 
@@ -19,7 +20,7 @@ _UP = ("gate_up_proj", "up_proj")
 _GROUPED_CAPABILITY = (8, 0)
 
 
-def multiplies_groups(weight: torch.Tensor) -> bool:
+def multiplies_groups(weight: Tensor) -> bool:
     """Whether one kernel multiplies the rows of all experts here, with weights as they are."""
     if weight.device.type != "cuda" or weight.dtype != torch.bfloat16:
         return False
@@ -44,14 +45,14 @@ class Experts:
         self._module, self._tile_rows = module, tile_rows
         up = next(name for name in _UP if hasattr(module, name))
         self._up, self._down = (self._take(name, convert, kept) for name in (up, "down_proj"))
-        self._grouped = isinstance(self._up, torch.Tensor)
+        self._grouped = isinstance(self._up, Tensor)
 
     def _take(
         self,
         name: str,
         convert: Callable[[Linear], Linear] | None,
         kept: Callable[[str, int], Linear | None],
-    ) -> list[Linear] | torch.Tensor:
+    ) -> list[Linear] | Tensor:
         """The projections of that name, one by one, or [experts, in, out] in one piece.
 
         The module keeps a shape without values of them.
@@ -59,7 +60,7 @@ class Experts:
         module, taken = self._module, list[Linear]()
         whole, biases = getattr(module, name).detach(), getattr(module, f"{name}_bias", None)
         setattr(module, name, torch.nn.Parameter(whole.to("meta"), requires_grad=False))
-        stacked: torch.Tensor = whole if module.is_transposed else whole.transpose(1, 2)
+        stacked: Tensor = whole if module.is_transposed else whole.transpose(1, 2)
         if convert is None and biases is None and multiplies_groups(whole):
             return stacked
         for number, weight in enumerate(stacked):
@@ -71,9 +72,7 @@ class Experts:
             taken.append(plain if convert is None else convert(plain))
         return taken
 
-    def __call__(
-        self, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Weighted sums [tokens, hidden] of each token's experts.
 
         hidden: [tokens, hidden]; chosen, weights: [tokens, experts per token].
@@ -104,11 +103,11 @@ class Experts:
         return total.to(hidden.dtype)
 
     def _products(
-        self, kept: list[Linear] | torch.Tensor, x: torch.Tensor, sizes: list[int], ends: Any
-    ) -> torch.Tensor:
+        self, kept: list[Linear] | Tensor, x: Tensor, sizes: list[int], ends: Any
+    ) -> Tensor:
         """Rows [rows, out]. sizes: of each expert's; ends: where they end, on the device."""
-        if isinstance(kept, torch.Tensor):
-            product: torch.Tensor = F.grouped_mm(x, kept, offs=ends.to(torch.int32))
+        if isinstance(kept, Tensor):
+            product: Tensor = F.grouped_mm(x, kept, offs=ends.to(torch.int32))
             return product
         used = zip(kept, x.split(sizes), strict=True)
         return torch.cat([by_rows(each, part, self._tile_rows) for each, part in used if len(part)])

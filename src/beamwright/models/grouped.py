@@ -13,6 +13,7 @@ from functools import cache
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from beamwright.errors import InputError, NotFiniteError
 from beamwright.models.decoder import Linear
@@ -50,16 +51,12 @@ class GroupedLinear(Linear):
     layout of torch's embedding tables, whose operators turn tiles back on a CPU.
     """
 
-    def __init__(
-        self, bits: int, weight: torch.Tensor, columns: int, bias: torch.Tensor | None = None
-    ) -> None:
+    def __init__(self, bits: int, weight: Tensor, columns: int, bias: Tensor | None = None) -> None:
         super().__init__(weight, bias)
         self.bits, self.columns = bits, columns
 
     @classmethod
-    def of(
-        cls, bits: int, codes: torch.Tensor, scale: torch.Tensor, low: torch.Tensor
-    ) -> GroupedLinear:
+    def of(cls, bits: int, codes: Tensor, scale: Tensor, low: Tensor) -> GroupedLinear:
         """codes: uint8 [out, columns]; scale, low: [out, groups], rounded to what is kept."""
         rows, columns = codes.shape
         grouped = codes.view(rows, scale.shape[1], -1)
@@ -74,7 +71,7 @@ class GroupedLinear(Linear):
         return self.weight.shape[0], self.columns
 
     @property
-    def ends(self) -> torch.Tensor:
+    def ends(self) -> Tensor:
         """Scales and lows [out, groups, 2]."""
         return _split(self.weight, self.bits)[1]
 
@@ -90,7 +87,7 @@ class GroupedLinear(Linear):
         self.weight = self.weight.to(device)
         return self
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """The product, by tiles of rows that are the same at any batch."""
         rows, on_cpu = self.weight.shape[0], x.device.type == "cpu"
         # A tile that was turned back stays in a core's cache for the product.
@@ -105,16 +102,16 @@ class GroupedLinear(Linear):
             product.add_(self.bias)
         return product.to(x.dtype)
 
-    def values(self, rows: slice) -> torch.Tensor:
+    def values(self, rows: slice) -> Tensor:
         """Those rows [rows, columns] in float32."""
         table = self.weight[rows]
         if table.device.type == "cpu" and turns_back(self.bits, table.shape[-1]):
-            flat: torch.Tensor = UNPACK[self.bits](table.flatten(0, 1))
+            flat: Tensor = UNPACK[self.bits](table.flatten(0, 1))
             return flat.view(len(table), -1)[:, : self.columns]
         return turned_back(table, self.bits)[:, : self.columns]
 
 
-def turned_back(table: torch.Tensor, bits: int) -> torch.Tensor:
+def turned_back(table: Tensor, bits: int) -> Tensor:
     """Values [rows, groups * group] in float32 of a table [rows, groups, bytes], in plain torch."""
     codes, ends = _split(table, bits)
     if bits == _NARROW:
@@ -123,7 +120,7 @@ def turned_back(table: torch.Tensor, bits: int) -> torch.Tensor:
     return torch.addcmul(low, codes.float(), scale).flatten(1)
 
 
-def _split(table: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _split(table: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     codes, ends = table.tensor_split([-2 * _ENDS[bits].itemsize], dim=-1)
     return codes, ends.contiguous().view(_ENDS[bits])
 
@@ -160,10 +157,10 @@ class PackedInt4Linear(Linear):
         self.scale = torch.stack([scale, low + 8 * scale], -1).transpose(0, 1).bfloat16()
         self.scale, self.bias = self.scale.contiguous(), grouped.bias
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """The product in x's dtype."""
         rounded = F.pad(x, (0, self.padded - x.shape[-1])).bfloat16()
-        product: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+        product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
             rounded, self.weight, self.group, self.scale
         )
         product = product.to(x.dtype)
@@ -202,11 +199,11 @@ class JoinedLinear(Linear):
         super().__init__(parts[0].weight)
         self.parts = parts
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         return torch.cat([part(x) for part in self.parts], dim=-1)
 
 
-def joined(parts: list[Linear], bias: torch.Tensor | None) -> Linear:
+def joined(parts: list[Linear], bias: Tensor | None) -> Linear:
     """One projection of several, of which some are grouped. bias: of all of them."""
     first, alike = parts[0], {(type(part), part.weight.shape[1:]) for part in parts}
     if len(alike) == 1 and isinstance(first, GroupedLinear):  # bits follow from the shape
@@ -219,7 +216,7 @@ def joined(parts: list[Linear], bias: torch.Tensor | None) -> Linear:
     return JoinedLinear(parts)
 
 
-def as_grouped(weight: torch.Tensor, group: int = INT4_GROUP) -> GroupedLinear:
+def as_grouped(weight: Tensor, group: int = INT4_GROUP) -> GroupedLinear:
     """A plain weight rounded to 4 bits in groups of columns, block by block of its rows."""
     rows, columns = weight.shape
     padded = F.pad(weight, (0, -columns % group)).view(rows, -1, group)
@@ -228,7 +225,7 @@ def as_grouped(weight: torch.Tensor, group: int = INT4_GROUP) -> GroupedLinear:
     return GroupedLinear(_NARROW, torch.cat(tables), columns)
 
 
-def _to_nibbles(groups: torch.Tensor) -> GroupedLinear:
+def _to_nibbles(groups: Tensor) -> GroupedLinear:
     """Weights [rows, groups, group], float32, each to the nearest of 16 levels of its group."""
     low, high = groups.amin(-1), groups.amax(-1)
     scale = ((high - low) / _LEVELS).clamp(min=_LEAST_SCALE).to(_ENDS[_NARROW]).float()

@@ -30,6 +30,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from beamwright.errors import InputError
 from beamwright.models.decoder import Linear
@@ -55,13 +56,13 @@ class PackedLinear(Linear):
 
     takes_one_row = True
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
         super().__init__(packed, bias)
         outputs, columns = weight.shape
         self._doubles = not one_row_is_alike(min(outputs, _PROBED), columns, weight.dtype)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """The product; rows have the same bits at any batch."""
         if self._doubles and len(x) == 1:
             return multiply(torch.cat([x, x]), self.weight, self.bias)[:1]
@@ -97,9 +98,7 @@ class PackedInt8Linear(Linear):
 
     takes_one_row = True
 
-    def __init__(
-        self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
-    ) -> None:
+    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None) -> None:
         biases = [None] * len(weight) if bias is None else bias.split(_OUTPUTS)
         zeros = torch.zeros(len(scale), dtype=torch.long)
         sizes = (each.split(_OUTPUTS) for each in (weight, scale, zeros))
@@ -110,7 +109,7 @@ class PackedInt8Linear(Linear):
         super().__init__(self._parts[0][0], bias)
         self._outputs = len(scale)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """The product [rows, out] in x's dtype."""
         rounded, row_scale = to_bytes(x)
         products = (self._product(rounded, row_scale, *part) for part in self._parts)
@@ -123,15 +122,15 @@ class PackedInt8Linear(Linear):
 
     @staticmethod
     def _product(
-        rounded: torch.Tensor,
-        row_scale: torch.Tensor,
-        weight: torch.Tensor,
-        scale: torch.Tensor,
-        zeros: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor:
+        rounded: Tensor,
+        row_scale: Tensor,
+        weight: Tensor,
+        scale: Tensor,
+        zeros: Tensor,
+        bias: Tensor | None,
+    ) -> Tensor:
         """Of a part, in float32."""
-        product: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
+        product: Tensor = torch.ops.onednn.qlinear_pointwise(
             rounded, 1.0, _BYTE_ZERO, weight, scale, zeros, None,
             1.0, 0, torch.float32, "none", [], "",
         )  # fmt: skip
@@ -139,7 +138,7 @@ class PackedInt8Linear(Linear):
         return product if bias is None else product.add_(bias)
 
 
-def to_bytes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def to_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
     """Rows [rows, width] as uint8 around 128, and what a step is worth in each [rows, 1]."""
     x = x.float()
     scale = x.abs().amax(-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
@@ -165,7 +164,7 @@ def prepack(linear: Linear) -> Linear:
     weight = linear.weight
     if isinstance(linear, JoinedLinear):
         return JoinedLinear([prepack(part) for part in linear.parts])
-    if type(linear) is not Linear or type(weight) is not torch.Tensor:
+    if type(linear) is not Linear or type(weight) is not Tensor:
         return linear  # quantised
     if weight.device.type != "cpu" or weight.dtype not in TOLERANCE:
         return linear
@@ -184,7 +183,7 @@ def prepack(linear: Linear) -> Linear:
 class Int8Linear(Linear):
     """Weights int8 [out, in], a float32 scale per row [out]; multiplied by oneDNN on a CPU."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(torch.empty_like(weight, dtype=torch.int8), bias)
         self.scale = torch.empty(len(weight), dtype=torch.float32)
         count = max(1, _BLOCK_VALUES // weight.shape[1])
@@ -195,7 +194,7 @@ class Int8Linear(Linear):
             scales.copy_(scale.clamp_(min=torch.finfo(torch.float32).eps))  # as torchao does it
             kept.copy_(rows.mul(scales.reciprocal()[:, None]).round_().clamp_(-128, 127))
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """The product; the weights are turned back for it."""
         product = invariant_linear(x, self.weight.to(x.dtype), None)
         product.mul_(self.scale.to(x.dtype))

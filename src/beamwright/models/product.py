@@ -6,23 +6,22 @@ from functools import cache
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 """By the dtypes that are packed."""
 
 
-def invariant_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear` for weights that do not stay; batch-invariant where oneDNN multiplies."""
     if weight.device.type == "cpu" and weight.dtype == torch.float32 and _can_multiply():
         return multiply(x, weight, bias)
     return F.linear(x, weight, bias)
 
 
-def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """By oneDNN; the weight may be in its own order."""
-    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return product
 
 
@@ -36,7 +35,7 @@ def _can_multiply() -> bool:
     return close(found, F.linear(x, weight))
 
 
-def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+def close(found: Tensor, expected: Tensor) -> bool:
     """Whether two products are the same but for their roundings."""
     most = TOLERANCE[found.dtype]
     return torch.allclose(found, expected, rtol=most, atol=most)

@@ -8,6 +8,7 @@ decoded token, a prefilled one, tails and sealed segments are then read as the s
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from beamwright.kv.codes import hadamard, rounded
 from beamwright.models.decoder import Decoder
@@ -42,31 +43,27 @@ class RoundingDecoder(Decoder):
         return *self.inner.kind, self.kv_dtype
 
     def hidden(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        view: AttentionView,
-        read: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, token_ids: Tensor, positions: Tensor, view: AttentionView, read: Tensor | None = None
+    ) -> Tensor:
         return self.inner.hidden(token_ids, positions, _RoundedView(view, self), read)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         return self.inner.logits(hidden)
 
-    def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def embedded(self, token_ids: Tensor) -> Tensor:
         return self.inner.embedded(token_ids)
 
     def first_layers(self) -> Decoder:
         return RoundingDecoder(self.inner.first_layers(), self.kv_dtype)
 
-    def turned(self, vectors: torch.Tensor) -> torch.Tensor:
+    def turned(self, vectors: Tensor) -> Tensor:
         """Queries or keys [tokens, heads, head_dim], so that what is large in them is spread."""
         matrix, _ = self._turns[vectors.shape[-1]]
         flat = vectors.reshape(len(vectors), -1)  # a product's tile is of tokens, as everywhere
         turned = self.by_rows(lambda x: (x.reshape(-1, len(matrix)) @ matrix).view(x.shape), flat)
         return turned.view(vectors.shape)
 
-    def asking(self, query: torch.Tensor) -> torch.Tensor:
+    def asking(self, query: Tensor) -> Tensor:
         """Turned queries whose products with turned keys are those of the plain ones."""
         return self.turned(query) * self._turns[query.shape[-1]][1]
 
@@ -82,20 +79,16 @@ class _RoundedView:
         """See `LooksAhead`."""
         return getattr(self._view, "looks_ahead", False)
 
-    def foresee(self, layer: int, query: torch.Tensor) -> None:
+    def foresee(self, layer: int, query: Tensor) -> None:
         """A query as `attend` will get it."""
         self._view.foresee(layer, self._by.asking(query))  # type: ignore[attr-defined]
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key_value: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         turned = torch.stack([self._by.turned(key_value[:, 0]), key_value[:, 1]], dim=1)
         fresh = rounded(turned, self._by.kv_dtype)
-        context: torch.Tensor = self._view.attend(layer, self._by.asking(query), fresh, sinks)
+        context: Tensor = self._view.attend(layer, self._by.asking(query), fresh, sinks)
         return context
 
     def close(self) -> None:

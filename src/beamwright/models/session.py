@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from beamwright.kv.segments import Path, Segment, visible_path
 from beamwright.kv.store import SegmentStore
@@ -171,7 +172,7 @@ class DecodeSession:
         capacity = self._backend.tail_tokens
         return min(capacity - row.held % capacity for row in self._rows if row is not None)
 
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Hidden states [rows, hidden] of one token per row ([rows] ids and positions)."""
         self.prepare(1)
         hidden = self.compute(token_ids, positions)
@@ -193,13 +194,13 @@ class DecodeSession:
         if self._workspace is not None:
             self._view.prepare(self._decoder.shape.heads)
 
-    def compute(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def compute(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """What `forward` returns, and nothing else: the host does not count the token."""
         hidden = self._decoder.hidden(token_ids, positions, self._view)
         self._tail.advance()
         return hidden
 
-    def forward_some(self, some: Forwarded) -> torch.Tensor:
+    def forward_some(self, some: Forwarded) -> Tensor:
         """Hidden states [tokens and padding, hidden] of any tokens of some rows, after `prepare`.
 
         They are computed as any rows are, so in the same bits as one after the other. Nothing is

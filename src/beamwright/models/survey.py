@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from beamwright.models.linear import quiet_import
@@ -36,7 +37,7 @@ _CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_seque
 class Attended:
     """What one layer handed to attention: heads, their width, which tokens a token sees."""
 
-    key: torch.Tensor
+    key: Tensor
     heads: int
     kv_heads: int
     head_dim: int
@@ -203,13 +204,8 @@ def _run(found: Survey) -> None:
     chosen: dict[torch.nn.Module, int] = {}
 
     def attend(
-        module: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: Any,
-        **given: Any,
-    ) -> torch.Tensor:
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **given: Any
+    ) -> Tensor:
         layer = getattr(module, "layer_idx", None)
         if layer is None or layer in found.calls or key.shape[2] != query.shape[2]:
             what = type(module).__name__
@@ -219,7 +215,7 @@ def _run(found: Survey) -> None:
         found.calls[layer] = Attended(key, heads, kv_heads, head_dim, attention_mask, softcap)
         return query.new_empty(1, tokens, heads, narrow)
 
-    def experts(module: Any, hidden: torch.Tensor, index: torch.Tensor, _: Any) -> torch.Tensor:
+    def experts(module: Any, hidden: Tensor, index: Tensor, _: Any) -> Tensor:
         chosen[module] = index.shape[-1]
         return torch.empty_like(hidden)
 

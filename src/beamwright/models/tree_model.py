@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 
 import torch
+from torch import Tensor
 
 from beamwright.attention.groups import GroupedAttention
 from beamwright.errors import DeviceMemoryError
@@ -243,7 +244,7 @@ class TreeModel:
         self.store.recompute_segments = self._recompute
         self._chunk_tokens = prefill_chunk_tokens
 
-    def prefill(self, requests: Sequence[PrefillRequest]) -> list[torch.Tensor]:
+    def prefill(self, requests: Sequence[PrefillRequest]) -> list[Tensor]:
         """Compute and store the KV of each request's tokens.
 
         Returns:
@@ -253,7 +254,7 @@ class TreeModel:
             CapacityError: if the KV budget cannot hold the new segments; DeviceMemoryError: if the
                 device has no working memory even for one request.
         """
-        found: list[list[torch.Tensor]] = [[] for _ in requests]
+        found: list[list[Tensor]] = [[] for _ in requests]
 
         def forward(batch: list[int], chunks: list[Sequence[int]], offset: int) -> None:
             try:
@@ -297,7 +298,7 @@ class TreeModel:
 
     def _prefill_batch(
         self, requests: list[PrefillRequest], chunks: list[Sequence[int]], offset: int
-    ) -> list[torch.Tensor]:
+    ) -> list[Tensor]:
         lengths = [len(chunk) for chunk in chunks]
         starts = list(accumulate(lengths, initial=0))
         paths = [visible_path(r.path, r.segment, r.segment.length) for r in requests]
@@ -362,22 +363,18 @@ class _Recording:
     def __init__(
         self,
         view: AttentionView,
-        key_values: Sequence[torch.Tensor],
+        key_values: Sequence[Tensor],
         places: Mapping[int, tuple[int, int]],
     ) -> None:
         self._view, self._key_values, self._places = view, key_values, places
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key_value: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         group, place = self._places[layer]
         kept = self._key_values[group]
         kept[:, place] = key_value[: len(kept)]
-        context: torch.Tensor = self._view.attend(layer, query, key_value, sinks)
+        context: Tensor = self._view.attend(layer, query, key_value, sinks)
         return context
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from beamwright.errors import InputError, NotFiniteError
 from beamwright.models.decoder import Linear
@@ -50,7 +51,7 @@ class _Reader:
         self._dtype, self._device = dtype, device
         self._where = f"model {where}: weight {prefix}"
 
-    def need(self, name: str, *size: int) -> torch.Tensor:
+    def need(self, name: str, *size: int) -> Tensor:
         stored = self._stored
         tensor = None if stored is None else stored.tensor(self._prefix + name)
         if tensor is None:
@@ -60,7 +61,7 @@ class _Reader:
         check_finite(placed, tensor, f"{self._where}{name}")
         return placed
 
-    def rows(self, name: str, table: torch.Tensor) -> torch.Tensor | StoredRows:
+    def rows(self, name: str, table: Tensor) -> Tensor | StoredRows:
         """What stays of a table of which few rows are wanted: of a large one its file."""
         if self._stored is None or self._device != "cpu" or table.nbytes < _LARGE_TABLE_BYTES:
             return table
@@ -87,7 +88,7 @@ class _Reader:
             return None
         return linear.placed(size, self._device, f"{self._where}{name}")
 
-    def _stacked(self, names: list[str], outs: list[int], *columns: int) -> torch.Tensor:
+    def _stacked(self, names: list[str], outs: list[int], *columns: int) -> Tensor:
         whole = torch.empty((sum(outs), *columns), dtype=self._dtype, device=self._device)
         for name, rows in zip(names, whole.split(outs), strict=True):
             rows.copy_(self.need(name, len(rows), *columns))
@@ -98,7 +99,7 @@ class _Reader:
         return Norm(shape.norm, shape.norm_eps, self.need(f"{name}.weight", size), bias)
 
 
-def check_finite(placed: torch.Tensor, stored: torch.Tensor, what: str) -> None:
+def check_finite(placed: Tensor, stored: Tensor, what: str) -> None:
     """Refuse NaN and infinite weights. placed: `stored` in the precision that it is used in.
 
     Raises:
@@ -112,7 +113,7 @@ def check_finite(placed: torch.Tensor, stored: torch.Tensor, what: str) -> None:
     raise NotFiniteError(f"{what} holds NaN or infinite values: the file is damaged")
 
 
-def _all_finite(values: torch.Tensor) -> bool:
+def _all_finite(values: Tensor) -> bool:
     # A sum takes one pass; it can overflow by itself, so a bad one is looked into.
     return all(
         bool(part.sum(dtype=torch.float32).isfinite()) or bool(part.isfinite().all())
@@ -134,7 +135,7 @@ def tensor_names(folder: Path) -> frozenset[str]:
     return frozenset(open_checkpoint(folder).names())
 
 
-def read_tensors(folder: Path, names: Iterable[str]) -> dict[str, torch.Tensor]:
+def read_tensors(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
     """Those of the named tensors that a checkpoint folder has, as they are stored.
 
     Raises:
@@ -186,7 +187,7 @@ def random_weights(
     generator = torch.Generator(device).manual_seed(seed)
 
     class _Random(_Reader):
-        def need(self, name: str, *size: int) -> torch.Tensor:
+        def need(self, name: str, *size: int) -> Tensor:
             if name.endswith("norm.weight"):
                 return torch.ones(size, dtype=dtype, device=device)
             drawn = torch.randn(size, generator=generator, device=device).mul_(0.02)
@@ -223,7 +224,7 @@ def _assemble(
 
 def _ends(
     shape: ModelShape, reader: _Reader, head: _Reader, pack: Convert
-) -> tuple[torch.Tensor | StoredRows, Linear]:
+) -> tuple[Tensor | StoredRows, Linear]:
     """The embedding, and the LM head: an empty one where nobody reads logits."""
     name, size = "embed_tokens.weight", (shape.vocab, shape.hidden)
     table = reader.need(name, *size)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 import torch
+from torch import Tensor
 
 from beamwright.attention.kernels import is_interpreted
 from beamwright.attention.kernels.programs import attend_chunks, attend_parts, merge_rows
@@ -26,9 +27,9 @@ class Rule:
 
     window: int = 0
     softcap: float = 0.0
-    sinks: torch.Tensor | None = None
+    sinks: Tensor | None = None
     codes: int = 0
-    exponents: torch.Tensor | None = None
+    exponents: Tensor | None = None
 
 
 _PLAIN = Rule()
@@ -60,16 +61,16 @@ class Partials:
 
 
 def decode_attention(
-    query: torch.Tensor,
-    layer: torch.Tensor,
-    tail: tuple[torch.Tensor, torch.Tensor],
-    num_tail: torch.Tensor,
-    work: Sequence[torch.Tensor],
+    query: Tensor,
+    layer: Tensor,
+    tail: tuple[Tensor, Tensor],
+    num_tail: Tensor,
+    work: Sequence[Tensor],
     partials: Partials,
     heads: HeadLayout,
     tile: Tile,
     rule: Rule = _PLAIN,
-) -> torch.Tensor:
+) -> Tensor:
     """Context [rows, heads, head_dim] of one token per row, in the dtype of `query`.
 
     query: [rows, heads, head_dim].
@@ -102,15 +103,15 @@ def decode_attention(
 
 
 def prefill_attention(
-    query: torch.Tensor,
-    key_value: torch.Tensor,
-    layer: torch.Tensor,
-    work: Sequence[torch.Tensor],
+    query: Tensor,
+    key_value: Tensor,
+    layer: Tensor,
+    work: Sequence[Tensor],
     num_tokens: int,
     heads: HeadLayout,
     tile: Tile,
     rule: Rule = _PLAIN,
-) -> torch.Tensor:
+) -> Tensor:
     """Context [tokens, heads, head_dim] of packed chunks; zeros behind the first `num_tokens`.
 
     query: [tokens, heads, head_dim]; key_value: [tokens, 2, kv_heads, head_dim].
@@ -131,7 +132,7 @@ def prefill_attention(
     return out
 
 
-def _packed_heads(query: torch.Tensor) -> torch.Tensor:
+def _packed_heads(query: Tensor) -> Tensor:
     """Heads of a token next to each other; tokens may lie apart (they are cut from a product)."""
     head_dim = query.shape[2]
     return query if query.stride()[1:] == (head_dim, 1) else query.contiguous()
@@ -141,14 +142,14 @@ def _scale(heads: HeadLayout) -> float:
     return _LOG2_E / sqrt(heads.head_dim)
 
 
-def _exponents(rule: Rule) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def _exponents(rule: Rule) -> tuple[Tensor | None, Tensor | None]:
     """Of keys and of values."""
     found = rule.exponents
     return (None, None) if found is None else (found[:, 0], found[:, 1])
 
 
 def _sizes(
-    heads: HeadLayout, tile: Tile, layer: torch.Tensor, dtype: torch.dtype
+    heads: HeadLayout, tile: Tile, layer: Tensor, dtype: torch.dtype
 ) -> dict[str, int | bool]:
     return {
         "KV_HEADS": heads.kv_heads,

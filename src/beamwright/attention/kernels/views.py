@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
+from torch import Tensor
 
 from beamwright.attention.kernels import why_no_kernels
 from beamwright.attention.kernels.launch import (
@@ -61,7 +61,7 @@ class KernelWorkspace:
 
     def write(
         self, work: DecodeWork, heads: HeadLayout, num_rows: int
-    ) -> tuple[list[torch.Tensor], Partials]:
+    ) -> tuple[list[Tensor], Partials]:
         """The lists on the device, and room for the partial results of so many rows."""
         lists = self._buffers.write(work)
         num_slots, held = len(lists[4]), self._partials
@@ -102,7 +102,7 @@ class KernelDecode:
         self._live = [True] * len(paths)
         self._keeps = workspace is not None
         self._workspace = workspace or KernelWorkspace(store, stays=False)
-        self._work: list[torch.Tensor] = []
+        self._work: list[Tensor] = []
         self._partials: Partials | None = None
         self._stale = True
 
@@ -114,12 +114,8 @@ class KernelDecode:
             self._rebuild(heads, decode_tile(heads, layout.dtype.itemsize).queries)
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key_value: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         self._tail.write(layer, key_value)
         kv_heads, head_dim = key_value.shape[2:]
         heads = HeadLayout(kv_heads, query.shape[1] // kv_heads, head_dim)
@@ -139,7 +135,7 @@ class KernelDecode:
             _rule(self._store.kv, layer, sinks),
         )
 
-    def keep_rows(self, rows: torch.Tensor) -> None:
+    def keep_rows(self, rows: Tensor) -> None:
         """The tables are rebuilt before the next token."""
         kept = rows.tolist()
         self._paths = [self._paths[row] for row in kept]
@@ -175,23 +171,15 @@ class KernelPrefill:
     """An `AttentionView`: each chunk over its path's blocks, then causally over itself."""
 
     def __init__(
-        self,
-        store: SegmentStore,
-        paths: Sequence[Path],
-        lengths: Sequence[int],
-        cuts: Cuts,
+        self, store: SegmentStore, paths: Sequence[Path], lengths: Sequence[int], cuts: Cuts
     ) -> None:
         self._store, self._paths, self._lengths = store, list(paths), list(lengths)
         self._cuts = cuts
-        self._work: list[torch.Tensor] = []
+        self._work: list[Tensor] = []
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key_value: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         kv_heads, head_dim = key_value.shape[2:]
         heads = HeadLayout(kv_heads, query.shape[1] // kv_heads, head_dim)
         tile = prefill_tile(heads, query.element_size())
@@ -221,7 +209,7 @@ class KernelPrefill:
         """Nothing is charged here."""
 
 
-def _rule(kv: KVBlocks, layer: int, sinks: torch.Tensor | None) -> Rule:
+def _rule(kv: KVBlocks, layer: int, sinks: Tensor | None) -> Rule:
     layout = kv.layout
     exponents = None if kv.exponents is None else kv.exponents[:, layer]
     codes = _CODES[layout.kept]

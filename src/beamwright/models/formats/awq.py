@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from beamwright.models.formats.quantised import Form, Groups, Part, need, unpacked
 
@@ -21,8 +22,8 @@ def _read(part: Part, config: Mapping[str, Any]) -> Groups:
     return Groups(4, codes.t().contiguous(), scale.t(), -(zeros * scale).t())
 
 
-def _columns(words: torch.Tensor) -> torch.Tensor:
-    columns: torch.Tensor = unpacked(words, 4).unflatten(1, (-1, 8))[..., _ORDER]
+def _columns(words: Tensor) -> Tensor:
+    columns: Tensor = unpacked(words, 4).unflatten(1, (-1, 8))[..., _ORDER]
     return columns.flatten(1)
 
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from beamwright.models.formats.fp8 import scaled
 from beamwright.models.formats.quantised import Form, Groups, Part, need, unpacked
 
 
-def _read(part: Part, config: Mapping[str, Any]) -> Groups | torch.Tensor:
+def _read(part: Part, config: Mapping[str, Any]) -> Groups | Tensor:
     """Codes are signed; packed ones have half their range added."""
     scale, packed = need(part, ".weight_scale"), part(".weight_packed")
     if packed is None:
@@ -30,8 +31,8 @@ def _read(part: Part, config: Mapping[str, Any]) -> Groups | torch.Tensor:
 
 
 def _unpacked(
-    weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, config: Mapping[str, Any]
-) -> Groups | torch.Tensor:
+    weight: Tensor, scale: Tensor, zero: Tensor | None, config: Mapping[str, Any]
+) -> Groups | Tensor:
     if weight.dtype != torch.int8:
         return scaled(weight, scale, _weights(config).get("block_structure"))
     scale = scale.float().reshape(-1, scale.shape[-1] if scale.dim() > 1 else 1)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from beamwright.models.formats.quantised import Form, Part, need
 
 
-def scaled(weight: torch.Tensor, scale: torch.Tensor, block: list[int] | None) -> torch.Tensor:
+def scaled(weight: Tensor, scale: Tensor, block: list[int] | None) -> Tensor:
     """Values in float32. scale: of one number, [out, 1], or of blocks [rows, columns].
 
     Raises:
@@ -27,7 +27,7 @@ def scaled(weight: torch.Tensor, scale: torch.Tensor, block: list[int] | None) -
     return spread(wide, columns, weight.shape[1], 1).mul_(weight.float())
 
 
-def spread(scales: torch.Tensor, block: int, count: int, dim: int = 0) -> torch.Tensor:
+def spread(scales: Tensor, block: int, count: int, dim: int = 0) -> Tensor:
     """Each scale for so many values, `count` of them in all.
 
     Raises:
@@ -38,7 +38,7 @@ def spread(scales: torch.Tensor, block: int, count: int, dim: int = 0) -> torch.
     return scales.repeat_interleave(min(block, count), dim).narrow(dim, 0, count)
 
 
-def _read(part: Part, config: Mapping[str, Any]) -> torch.Tensor:
+def _read(part: Part, config: Mapping[str, Any]) -> Tensor:
     scale = part(".weight_scale_inv")
     scale = need(part, ".weight_scale") if scale is None else scale
     return scaled(need(part, ".weight"), scale, config.get("weight_block_size"))

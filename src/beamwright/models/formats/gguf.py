@@ -11,6 +11,7 @@ from math import prod
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from beamwright.errors import InputError
 from beamwright.models.formats.blocks import PARTS
@@ -42,7 +43,7 @@ class GgufWeights:
             ours for name, place in named for ours in self._names.hugging_face(name, place.shape[0])
         ]
 
-    def tensor(self, name: str) -> torch.Tensor | None:
+    def tensor(self, name: str) -> Tensor | None:
         """In float32 where the file has it in blocks."""
         if (found := self._find(name)) is None:
             return None
@@ -66,7 +67,7 @@ class GgufWeights:
         kind, columns = place.kind, place.shape[-1]
         _, values, size = BLOCKS[kind]
 
-        def turn(read: torch.Tensor) -> torch.Tensor:
+        def turn(read: Tensor) -> Tensor:
             return _values(read.view(-1, size), kind).view(-1, columns).to(dtype)
 
         return StoredRows(file, place.start, columns // values * size, turn)
@@ -85,7 +86,7 @@ class GgufWeights:
         table = table if order is None else table[order]
         return GroupedLinear(tables[0].bits, table, place.shape[1])
 
-    def _find(self, name: str) -> tuple[Path, Place, torch.Tensor | None] | None:
+    def _find(self, name: str) -> tuple[Path, Place, Tensor | None] | None:
         """A tensor's file, place, and in which order its rows are wanted."""
         called, expert = self._names.theirs(name)
         if called not in self._where:
@@ -106,7 +107,7 @@ class GgufWeights:
         return file, place, order
 
 
-def _pieces(file: Path, place: Place) -> Iterator[torch.Tensor]:
+def _pieces(file: Path, place: Place) -> Iterator[Tensor]:
     """A tensor's blocks [count, bytes], some whole rows at a time."""
     row = place.shape[-1] // BLOCKS[place.kind][1] * BLOCKS[place.kind][2]
     step = max(1, _PIECE_BYTES // row) * row
@@ -119,7 +120,7 @@ def _pieces(file: Path, place: Place) -> Iterator[torch.Tensor]:
             yield torch.frombuffer(piece, dtype=torch.uint8).view(-1, BLOCKS[place.kind][2])
 
 
-def _values(blocks: torch.Tensor, kind: int) -> torch.Tensor:
+def _values(blocks: Tensor, kind: int) -> Tensor:
     if kind in _PLAIN:
         return blocks.view(_PLAIN[kind])
     if kind in PARTS:
@@ -129,5 +130,5 @@ def _values(blocks: torch.Tensor, kind: int) -> torch.Tensor:
     except ImportError as error:
         named = BLOCKS[kind][0]
         raise InputError(f"GGUF tensors of type {named} want transformers 5.23") from error
-    values: torch.Tensor = dequantize(blocks.flatten(), kind)
+    values: Tensor = dequantize(blocks.flatten(), kind)
     return values

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from beamwright.errors import InputError
 from beamwright.io import read_regular
@@ -58,17 +59,17 @@ class PlainFiles:
             tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
             if not isinstance(tensors, dict):
                 raise ValueError(f"a {type(tensors).__name__}, not tensors by name")
-            return {name: t for name, t in tensors.items() if isinstance(t, torch.Tensor)}
+            return {name: t for name, t in tensors.items() if isinstance(t, Tensor)}
         except DAMAGED as error:
             line = " ".join(str(error).split())[:200]
             raise InputError(f"model file {path}: cannot be read ({line})") from error
 
-    def tensor(self, name: str) -> torch.Tensor | None:
+    def tensor(self, name: str) -> Tensor | None:
         """A copy of the tensor of that name, or None; its file is not mapped any more."""
         if name not in self._where:
             return None
         handle = self._open(self._where[name])
-        mapped: torch.Tensor
+        mapped: Tensor
         mapped = handle[name] if isinstance(handle, dict) else handle.get_tensor(name)
         return mapped.clone()
 

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from beamwright.errors import InputError
 from beamwright.models.formats.plain import DAMAGED, PlainFiles
 from beamwright.models.formats.rows import StoredRows
 from beamwright.models.grouped import GroupedLinear
 
-Part = Callable[[str], torch.Tensor | None]
+Part = Callable[[str], Tensor | None]
 """A tensor of one projection, by the ending of its name."""
 
 
@@ -26,9 +27,9 @@ class Groups:
     """Codes uint8 [out, in] of so many bits; scale and low [out, groups], in float32."""
 
     bits: int
-    codes: torch.Tensor
-    scale: torch.Tensor
-    low: torch.Tensor
+    codes: Tensor
+    scale: Tensor
+    low: Tensor
 
     def __post_init__(self) -> None:
         """Raises ValueError where the parts do not fit each other, as in a damaged file."""
@@ -37,7 +38,7 @@ class Groups:
         if not fits or not groups or columns % (2 * groups):
             raise ValueError(f"scales {tuple(self.scale.shape)} of {rows} x {columns} codes")
 
-    def values(self) -> torch.Tensor:
+    def values(self) -> Tensor:
         """[out, in] in float32."""
         grouped = self.codes.unflatten(1, (self.scale.shape[1], -1)).float()
         return torch.addcmul(self.low[..., None], grouped, self.scale[..., None]).flatten(1)
@@ -63,7 +64,7 @@ class Form:
 
     main: tuple[str, ...]
     beside: tuple[str, ...]
-    read: Callable[[Part, Mapping[str, Any]], Groups | torch.Tensor]
+    read: Callable[[Part, Mapping[str, Any]], Groups | Tensor]
     weight: str = ".weight"
 
 
@@ -79,7 +80,7 @@ class QuantisedFiles:
         kept = (name for name in self._stored if not name.endswith(self._form.beside))
         return sorted({self._plain_name(name) for name in kept})
 
-    def tensor(self, name: str) -> torch.Tensor | None:
+    def tensor(self, name: str) -> Tensor | None:
         """In float32 where it is quantised."""
         found = self._read(name)
         return found.values() if isinstance(found, Groups) else found
@@ -105,7 +106,7 @@ class QuantisedFiles:
         quantised = all(any(stem + ending in self._stored for ending in each) for each in both)
         return stem if quantised and name.endswith(self._form.weight) else None
 
-    def _read(self, name: str) -> Groups | torch.Tensor | None:
+    def _read(self, name: str) -> Groups | Tensor | None:
         stem = self._main(name)
         if stem is None:
             return self._files.tensor(name)
@@ -119,7 +120,7 @@ class QuantisedFiles:
         return found
 
 
-def need(part: Part, ending: str) -> torch.Tensor:
+def need(part: Part, ending: str) -> Tensor:
     """A tensor that has to be there. Raises ValueError."""
     found = part(ending)
     if found is None:
@@ -127,7 +128,7 @@ def need(part: Part, ending: str) -> torch.Tensor:
     return found
 
 
-def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
+def unpacked(words: Tensor, bits: int) -> Tensor:
     """Codes uint8 [..., count * 32 / bits] of int32 [..., count], the lowest bits first."""
     if not 2 <= bits <= 8:
         raise ValueError(f"{bits} bits")
@@ -137,5 +138,5 @@ def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
         return torch.stack(parts, dim=-1).flatten(-2)
     singles = (packed[..., None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten(-2)
     weights = torch.tensor([1 << bit for bit in range(bits)], dtype=torch.uint8)
-    codes: torch.Tensor = (singles.unflatten(-1, (-1, bits)) * weights).sum(-1, dtype=torch.uint8)
+    codes: Tensor = (singles.unflatten(-1, (-1, bits)) * weights).sum(-1, dtype=torch.uint8)
     return codes

@@ -12,6 +12,7 @@ from pathlib import Path
 from weakref import finalize
 
 import torch
+from torch import Tensor
 
 from beamwright.errors import InputError
 
@@ -24,17 +25,13 @@ class StoredRows:
     """
 
     def __init__(
-        self,
-        file: Path,
-        start: int,
-        row_bytes: int,
-        turn: Callable[[torch.Tensor], torch.Tensor],
+        self, file: Path, start: int, row_bytes: int, turn: Callable[[Tensor], Tensor]
     ) -> None:
         self._where, self._turn = (file, start, row_bytes), turn
         self._handle = os.open(file, os.O_RDONLY)  # who replaces the file does not change it
         finalize(self, os.close, self._handle)
 
-    def __getitem__(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def __getitem__(self, token_ids: Tensor) -> Tensor:
         """[tokens, columns] of [tokens].
 
         Raises:
