@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, field
+from itertools import accumulate, chain
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from beamwright.attention.partial import KEY_MULTIPLE, QUERY_MULTIPLE, round_up
 from beamwright.kv.pool import KVLayout
-from beamwright.kv.segments import Path, Segment
+from beamwright.kv.segments import Path, PathPart, Segment
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import Tail, padded_path
 
@@ -211,6 +211,37 @@ def tokens_behind(path: Path) -> list[int]:
     return [*accumulate((part.visible for part in path[:0:-1]), initial=0)][::-1][: len(path)]
 
 
+@dataclass
+class SeenPart:
+    """A segment as some rows see it.
+
+    rows: each with the segment's place in its path. num_tokens: new ones, of all these rows.
+    """
+
+    part: PathPart
+    rows: list[tuple[int, int]] = field(default_factory=list)
+    num_tokens: int = 0
+
+    @property
+    def entry(self) -> Entry:
+        """In a packed copy."""
+        return Entry((self.part,), tuple(row for row, _ in self.rows))
+
+
+def seen_parts(paths: Sequence[Path], lengths: Sequence[int]) -> list[SeenPart]:
+    """The segments of these paths, each as often as it is seen differently.
+
+    lengths: how many new tokens each row has.
+    """
+    found: dict[tuple[int, int], SeenPart] = {}
+    for row, path in enumerate(paths):
+        for place, part in enumerate(path):
+            item = found.setdefault((id(part.segment), part.visible), SeenPart(part))
+            item.rows.append((row, place))
+            item.num_tokens += lengths[row]
+    return list(found.values())
+
+
 class SharedSegments:
     """The sealed segments of a batch of paths, packed once and attended once per layer."""
 
@@ -220,38 +251,31 @@ class SharedSegments:
         layout = store.kv.layout
         self._device = store.compute_device
         self._num_kv_heads = layout.num_kv_heads
-        items: dict[tuple[int, int], list[int]] = {}
-        parts = {}
-        for row, path in enumerate(paths):
-            for part in path:
-                key = (id(part.segment), part.visible)
-                items.setdefault(key, []).append(row)
-                parts[key] = part
-        classes: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        for key, rows in items.items():
-            size = (size_class(len(rows), 1), size_class(parts[key].visible, LEAST_KEYS))
-            classes.setdefault(size, []).append(key)
+        seen = seen_parts(paths, [1] * len(paths))
+        classes: dict[tuple[int, int], list[SeenPart]] = {}
+        for item in seen:
+            size = size_class(item.num_tokens, 1), size_class(item.part.visible, LEAST_KEYS)
+            classes.setdefault(size, []).append(item)
         self.buckets: list[Bucket] = []
-        numbers: dict[tuple[int, int], int] = {}
         num_bytes = 0
-        for keys in classes.values():
-            numbers |= {key: len(numbers) + i for i, key in enumerate(keys)}
-            tokens = part_width(max(parts[key].visible for key in keys), layout)
+        for items in classes.values():
+            tokens = part_width(max(item.part.visible for item in items), layout)
             mask = torch.full(
-                (len(keys), 1, 1, tokens), -torch.inf, dtype=layout.dtype, device=self._device
+                (len(items), 1, 1, tokens), -torch.inf, dtype=layout.dtype, device=self._device
             )
-            for i, key in enumerate(keys):
-                mask[i, :, :, : parts[key].visible] = 0.0
-            entries = [Entry((parts[key],), tuple(items[key])) for key in keys]
+            for i, item in enumerate(items):
+                mask[i, :, :, : item.part.visible] = 0.0
+            entries = [item.entry for item in items]
             self.buckets.append(Bucket(hold(store, entries, tokens), mask))
-            num_bytes += layout.read_bytes_per_token * len(keys) * tokens
-        most = max(map(len, paths))
-        of_rows, ends = np.full((len(paths), most), len(numbers)), np.zeros((len(paths), most), int)
-        for row, path in enumerate(paths):
-            of_rows[row, : len(path)] = [numbers[id(p.segment), p.visible] for p in path]
-            behind = zip(path, tokens_behind(path), strict=True)
-            ends[row, : len(path)] = [part.visible + count for part, count in behind]
-        counts = [len(keys) for keys in classes.values()]
+            num_bytes += layout.read_bytes_per_token * len(items) * tokens
+        size = len(paths), max(map(len, paths))
+        of_rows, ends = np.full(size, len(seen)), np.zeros(size, int)
+        behind = [tokens_behind(path) for path in paths]
+        for number, item in enumerate(chain(*classes.values())):
+            for row, place in item.rows:
+                of_rows[row, place] = number
+                ends[row, place] = item.part.visible + behind[row][place]
+        counts = [len(items) for items in classes.values()]
         self.slots = Slots(of_rows, counts, ends, self._device)
         self._scratch, self._counted = store.scratch, num_bytes
         self._scratch.add(num_bytes)

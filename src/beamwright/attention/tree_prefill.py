@@ -9,7 +9,7 @@ product (`partial`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -20,30 +20,22 @@ from torch import Tensor
 from beamwright.attention.partial import KEY_MULTIPLE, attend_part, hide, round_up, with_sinks
 from beamwright.attention.shared import (
     LEAST_KEYS,
-    Entry,
     Hold,
     LayerSource,
     ResidentLayers,
+    SeenPart,
     part_width,
+    seen_parts,
     size_class,
     tokens_behind,
 )
-from beamwright.kv.segments import Path, PathPart
+from beamwright.kv.segments import Path
 from beamwright.kv.store import SegmentStore
 
 Table = npt.NDArray[np.int64]
 
 SPARE_TOKENS = 128
 """Tokens of padding that a product may have: they cost about what one product more would."""
-
-
-@dataclass
-class _Item:
-    """A segment as some rows see it. rows: each with the segment's place in its path."""
-
-    part: PathPart
-    rows: list[tuple[int, int]] = field(default_factory=list)
-    num_tokens: int = 0
 
 
 @dataclass
@@ -79,7 +71,7 @@ class TreePrefill:
         most = max(len(path) for path in paths) + 1
         self._behind = [tokens_behind(path) for path in paths]
         self._slots: Table = np.full((self._starts[-1], most), -1)
-        self._products = [self._shared(items) for items in _together(_items(paths, lengths))]
+        self._products = [self._shared(items) for items in _together(seen_parts(paths, lengths))]
         self._products += self._new([len(path) for path in paths])
         heads = torch.arange(store.kv.layout.num_kv_heads, device=store.compute_device)
         self._index = [
@@ -122,7 +114,7 @@ class TreePrefill:
 
     # --- tables ------------------------------------------------------------------------------
 
-    def _shared(self, items: Sequence[_Item]) -> _Product:
+    def _shared(self, items: Sequence[SeenPart]) -> _Product:
         """A product of sealed segments, packed."""
         layout, device = self._layout, self._store.compute_device
         width = round_up(max(item.num_tokens for item in items), KEY_MULTIPLE)
@@ -148,8 +140,7 @@ class TreePrefill:
             if layout.window is None:
                 mask[number, :, :, : item.part.visible] = 0.0
         self._num_slots += tokens.size
-        entries = [Entry((item.part,), tuple(row for row, _ in item.rows)) for item in items]
-        layers = self._hold(self._store, entries, num_keys)
+        layers = self._hold(self._store, [item.entry for item in items], num_keys)
         num_bytes = layout.read_bytes_per_token * len(items) * num_keys
         self._counted += num_bytes
         self._store.scratch.add(num_bytes)
@@ -206,23 +197,12 @@ def _keys_values(product: _Product, layer: int, fresh: Tensor) -> tuple[Tensor, 
     return own[:, :, 0].transpose(1, 2), own[:, :, 1].transpose(1, 2)
 
 
-def _items(paths: Sequence[Path], lengths: Sequence[int]) -> list[_Item]:
-    """The segments of these paths, each as often as it is seen differently."""
-    found: dict[tuple[int, int], _Item] = {}
-    for row, path in enumerate(paths):
-        for place, part in enumerate(path):
-            item = found.setdefault((id(part.segment), part.visible), _Item(part))
-            item.rows.append((row, place))
-            item.num_tokens += lengths[row]
-    return list(found.values())
-
-
-def _together(items: Sequence[_Item]) -> list[list[_Item]]:
+def _together(items: Sequence[SeenPart]) -> list[list[SeenPart]]:
     """Items of about as many keys and queries."""
-    classes: dict[int, list[_Item]] = {}
+    classes: dict[int, list[SeenPart]] = {}
     for item in items:
         classes.setdefault(size_class(item.part.visible, LEAST_KEYS), []).append(item)
-    found: list[list[_Item]] = []
+    found: list[list[SeenPart]] = []
     for alike in classes.values():
         alike.sort(key=lambda item: -item.num_tokens)
         spare = 0
