@@ -73,6 +73,6 @@ def check_deterministic(
 
 
 def _kernels(name: str) -> AttentionBackend:
-    from beamwright.attention.kernels import views  # noqa: PLC0415 (loads Triton)
+    from beamwright.attention.kernels.views import KernelAttention  # noqa: PLC0415 (loads Triton)
 
-    return views.triton_tree() if name == "triton-tree" else views.triton_dense()
+    return KernelAttention(name)

@@ -201,11 +201,8 @@ class _Loader:
             self._keep_experts(module, path)
 
     def _cast(self, name: str, value: Tensor) -> Tensor:
-        placing, like, what = (
-            self._placing,
-            self._wanted[name],
-            f"model {self._where}: weight {name}",
-        )
+        placing, like = self._placing, self._wanted[name]
+        what = f"model {self._where}: weight {name}"
         check_size(tuple(value.shape), tuple(like.shape), what)
         wide = any(re.search(pattern.replace("*", ".*"), name) for pattern in self._wide)
         placed = value.to(device=placing.device, dtype=torch.float32 if wide else like.dtype)

@@ -216,8 +216,14 @@ def _rule(kv: KVBlocks, layer: int, sinks: Tensor | None) -> Rule:
     return Rule(layout.window or 0, layout.softcap or 0.0, sinks, codes, exponents)
 
 
+_CUTS = {"triton-tree": Cuts(), "triton-dense": Cuts(fresh_tokens=0, copy_per_row=True)}
+
+
 class KernelAttention:
     """A backend that runs the kernels.
+
+    `triton-tree` reads every stored segment once for all rows under it. In `triton-dense` every row
+    reads its own copy: nothing is shared, so all is joined.
 
     Raises:
         InputError: from its views, if the kernels cannot run on the store's tensors.
@@ -225,8 +231,9 @@ class KernelAttention:
 
     tail_tokens = 256
 
-    def __init__(self, name: str, cuts: Cuts) -> None:
-        self.name, self.copies_per_beam, self._cuts = name, cuts.copy_per_row, cuts
+    def __init__(self, name: str) -> None:
+        self.name, self._cuts = name, _CUTS[name]
+        self.copies_per_beam = self._cuts.copy_per_row
 
     def workspace(self, store: SegmentStore) -> KernelWorkspace:
         """What decode views of this store may share, one after the other."""
@@ -254,13 +261,3 @@ class KernelAttention:
         reason = why_no_kernels(store.kv.storage.device, store.kv.layout.dtype)
         if reason is not None:
             raise InputError(f"--attention {self.name}: {reason}")
-
-
-def triton_tree() -> KernelAttention:
-    """Backend `triton-tree`: every stored segment is read once for all rows under it."""
-    return KernelAttention("triton-tree", Cuts())
-
-
-def triton_dense() -> KernelAttention:
-    """Backend `triton-dense`: every row reads its own copy. Nothing is shared, so all is joined."""
-    return KernelAttention("triton-dense", Cuts(fresh_tokens=0, copy_per_row=True))
