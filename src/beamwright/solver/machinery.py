@@ -313,16 +313,22 @@ class Machinery:
         named = settings.schedule.model_copy(update={"schedule": name})
         row = schedule_row(named)
         self.settings = settings.model_copy(update={"schedule": row.settled(named)})
-        if row.streams_layers and in_place:
-            self.plan = self._planned(loaded, verifier, in_place=False)
+        if row.streams_layers:  # whose rows' tails are KV among the rest
+            self.plan = self._planned(loaded, verifier, in_place=False, tails_apart=False)
         if row.streams_layers or settings.sparse.sparse_home == "host":
             self.shared = None
 
     def _planned(
-        self, loaded: LoadedModel, verifier: LoadedModel | None, *, in_place: bool
+        self,
+        loaded: LoadedModel,
+        verifier: LoadedModel | None,
+        *,
+        in_place: bool,
+        tails_apart: bool = True,
     ) -> MemoryPlan:
         """The memory number, spent."""
         free = free_bytes(loaded.decoder.device)
+        tails_apart = tails_apart and free is None and not in_place
         return memory.plan_memory(
             self.settings.memory,
             _sizes(loaded),
@@ -330,7 +336,7 @@ class Machinery:
             self.settings.search.n,
             in_place=in_place,
             free_bytes=None if free is None else free(),
-            step_tokens=self.settings.step.longest if free is None and not in_place else None,
+            step_tokens=self.settings.step.longest if tails_apart else None,
         )
 
     def advice(self, schedule: str, settings: Settings, prompt_tokens: int) -> str:
