@@ -50,7 +50,7 @@ class KVReader:
 
 
 class GroupTails:
-    """Tails of all groups, whose rows are the same: to a session as one of them (`store.Tail`).
+    """Tails of all groups, whose rows are the same: to a session as one of them (`tails.Tail`).
 
     What is restored and taken of a row are a group's tokens, by group.
     """
