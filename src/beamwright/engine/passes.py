@@ -9,8 +9,7 @@ Rows whose paths have equal tokens, cut into steps alike, would compute the same
 is computed for all, its KV is written to each, and each draws its own token, until they part.
 
 The host looks at every pass, and rows that are done leave at once: a plain path beside the captured
-one of `tensor_rows`, which is the specification. Knows no text and no costs: who drafts says what
-is tried.
+one of `tensor_rows`, which is the specification. Knows no text: who drafts says what is tried.
 """
 
 from __future__ import annotations
