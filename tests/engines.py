@@ -12,6 +12,17 @@ from beamwright.models.dense import DenseDecoder
 from beamwright.models.tree_model import TreeModel
 from beamwright.solver.request import IGNORED
 
+WAYS = (
+    {"temperature": 0},
+    {"top_logprobs": 3, "verifier": "entropy"},
+    {"stop_strings": ("x", "Zq", "7")},
+    {"ignore_eos": True, "step_tokens": 11},
+    {"search": "lookahead", "n": 4},
+    {"deterministic": True},
+    {"context": 64, "max_tokens": None},
+    {"speculation": "exact", "max_batch": 3},
+)
+"""Options by which rows are drawn, and end, otherwise than usual."""
 PROBLEM = "Ann has 12 apples. She eats 3."
 CHAT = (
     "{% for m in messages %}{% if m.role == 'user' %}<bos>{{ m.content }} a:"

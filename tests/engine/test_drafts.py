@@ -12,6 +12,7 @@ from beamwright.engine.passes import DistinctPasses
 from beamwright.errors import InputError, Interrupted
 from engines import (
     PROBLEM,
+    WAYS,
     assert_nothing_allocated,
     exact_dtype,
     facts,
@@ -85,15 +86,8 @@ def test_trees_are_equal_bit_for_bit(make_solver, draft_from, attention, most):
 @pytest.mark.parametrize(
     "options",
     [
-        {"temperature": 0},
+        *WAYS,
         {"temperature": 0.8, "top_k": 5, "top_p": 0.9, "min_p": 0.01},
-        {"top_logprobs": 3, "verifier": "entropy"},
-        {"stop_strings": ("x", "Zq", "7")},
-        {"ignore_eos": True, "step_tokens": 11},
-        {"search": "lookahead", "n": 4},
-        {"deterministic": True},
-        {"context": 64, "max_tokens": None},
-        {"speculation": "exact", "max_batch": 3},
         {"max_step_tokens": 2},
         {"n": 2, "width": 1},
         {"kv_dtype": "int8", "attention": "tree"},

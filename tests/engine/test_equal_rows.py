@@ -11,6 +11,7 @@ from beamwright.errors import Cancelled
 from beamwright.tree import SearchTree, StopReason
 from engines import (
     PROBLEM,
+    WAYS,
     assert_nothing_allocated,
     exact_dtype,
     facts,
@@ -64,14 +65,7 @@ def test_trees_are_equal_and_fewer_rows_are_computed(make_solver, always, attent
 @pytest.mark.parametrize(
     "options",
     [
-        {"temperature": 0},
-        {"top_logprobs": 3, "verifier": "entropy"},
-        {"stop_strings": ("x", "Zq", "7")},
-        {"ignore_eos": True, "step_tokens": 11},
-        {"search": "lookahead", "n": 4},
-        {"deterministic": True},
-        {"context": 64, "max_tokens": None},
-        {"speculation": "exact", "max_batch": 3},
+        *WAYS,
         {"executor": "overlapped", "speculation": "exact"},
         {"max_step_tokens": 300, "max_tokens": 320, "delimiter": "Zq", "n": 4},
         {"kv_dtype": "int8"},

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from beamwright.counters import Counters, Progress
-from beamwright.engine.capacity import Capacity, StepLengths, WorkingMemory
+from beamwright.engine.capacity import ITERATION_TOKENS, Capacity, StepLengths, WorkingMemory
 from beamwright.engine.chains import Chains, Prefill, Unfinished, is_broken
 from beamwright.engine.coming import Coming
 from beamwright.engine.queue import Queue, SpeculativeQueue
@@ -28,7 +28,6 @@ from beamwright.protocols import Event, Plan, ScheduleView, StepAwaited, StepDro
 from beamwright.sections import ScheduleSettings
 from beamwright.tree import Node, SearchTree
 
-ITERATION_TOKENS = 16
 _LEAST_TOKENS = 2
 _REFILL_SHARE, _FILL_SHARE = 16, 4
 

@@ -29,12 +29,13 @@ from beamwright.plan.machines import PassCosts
 from beamwright.protocols import KVDemand, ScheduleView
 from beamwright.tree import Node, SearchTree
 
+ITERATION_TOKENS = 16
+"""Of a row, at most, between two looks at who joins and leaves."""
 _FIRST_GUESS = 32
 _MARGIN = 1.25
 _LEAST_BEGUN = 2
 _COMPACT_BELOW = 0.75
 _MAKING_S = 0.005  # of the host, between two iterations
-_PASSES = 16  # of an iteration
 _STOPPED_SHARE = 16
 
 
@@ -109,7 +110,7 @@ class WorkingMemory:
     def pays(self, num_active: int, num_rows: int) -> bool:
         """True if so many of these rows have stopped that a smaller batch pays for its making."""
         fewer, costs = padded_rows(num_active), self.costs or PassCosts()
-        spared_s = _PASSES * (costs.seconds(num_rows) - costs.seconds(fewer))
+        spared_s = ITERATION_TOKENS * (costs.seconds(num_rows) - costs.seconds(fewer))
         pays = fewer <= _COMPACT_BELOW * num_rows or spared_s > _MAKING_S
         return pays and 0 < num_active <= fewer < num_rows
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import count
+from itertools import chain, count
 from weakref import WeakKeyDictionary
 
 import torch
@@ -101,12 +101,6 @@ class DistinctPasses:
         self._decoder, self._session, self._sampler = decoder, session, sampler
         self._stops, self._texts, self._costs = stops, texts, costs
 
-    def pay(self, rows: Sequence[Row]) -> bool:
-        """Whether so many of these rows are equal that passes become cheaper."""
-        if self._texts is None or not self._cheaper(1, len(rows)):
-            return False
-        return self._cheaper(len({*self._texts.of_rows(rows).values()}), len(rows))
-
     def run(
         self,
         places: Mapping[Row, int],
@@ -116,17 +110,19 @@ class DistinctPasses:
         enough: int,
         drafts: Drafts | None = None,
     ) -> Ran:
-        """Passes until a row has got `max_tokens`, or `enough` of those that count are done; or,
-        without drafts, until rows are no longer equal.
+        """Passes until a row has got `max_tokens`, or `enough` of those that count are done.
 
+        Without drafts none, or no more, where too few rows are equal to make a pass cheaper.
         keys, sampling: of each place.
         """
+        if drafts is None and (self._texts is None or not self._cheaper(1, len(places))):
+            return Ran(0, 0)
         counting, left = awaited([*places]), dict.fromkeys(places, max_tokens)
         texts = {**places} if self._texts is None else self._texts.of_rows(places)
         num_passes = num_rows = num_equal = 0
         while min(left.values(), default=0) and sum(row.done for row in counting) < enough:
             num_distinct = len({texts[row] for row in left})
-            if num_passes and drafts is None and not self._cheaper(num_distinct, len(left)):
+            if drafts is None and not self._cheaper(num_distinct, len(left)):
                 break
             began = time.perf_counter()
             one = self._pass(left, texts, places, drafts)
@@ -159,13 +155,13 @@ class DistinctPasses:
     ) -> _Pass:
         """What is forwarded next. left: tokens that each row may still get in this iteration."""
         rooms = {row: min(n, row.forwards_left) - 1 for row, n in left.items()}
-        first, drafted = dict[int, Row](), dict[Row, Sequence[int]]()
-        equal = Counter(texts[row] for row in left)
+        first, drafted = dict[int, Row](), dict[Row, list[int]]()
         for row in left:
             first.setdefault(texts[row], row)
         if drafts is not None:
+            equal = Counter(texts[row] for row in left)
             some = {row: rooms[row] for row in first.values()}
-            drafted = {**drafts.draft(some, self._decoder.least_rows, [*equal.values()])}
+            drafted = drafts.draft(some, self._decoder.least_rows, [*equal.values()])
         of_all = {row: drafted.get(first[texts[row]], ())[: max(0, rooms[row])] for row in left}
         return _Pass(of_all, drafted, texts, places)
 
@@ -224,7 +220,6 @@ class _Pass:
     forwarded: what is computed. drafted: by the row that stands for those equal to it.
     rows, positions, places: of each token of each row, its place in the batch, its position, and
     which of those computed it is. first: of each row, which of these is its own token.
-    computed_for: of each that is computed, the row that it stands in for.
     tokens, values, top: what each token of each row leads to, once that is known.
     """
 
@@ -241,15 +236,14 @@ class _Pass:
     ) -> None:
         self.drafts, self.drafted, self.first = drafts, drafted, dict[Row, int]()
         self.rows, self.positions, self.places = list[int](), list[int](), list[int]()
-        self.forwarded, self.computed_for = Forwarded(), list[Row]()
+        self.forwarded = Forwarded()
         known = dict[tuple[int, tuple[int, ...]], int]()
         for row, draft in drafts.items():
             self.first[row], place = len(self.rows), places[row]
             start = row.node.start + row.forwarded
             for ahead, token in enumerate((row.tokens[-1], *draft)):
                 at = known.setdefault((texts[row], tuple(draft[:ahead])), len(known))
-                if at == len(self.computed_for):
-                    self.computed_for.append(row)
+                if at == len(self.forwarded.rows):
                     self.forwarded.compute(place, ahead, token, start + ahead)
                 self.forwarded.write(at, place, ahead)
                 self.rows.append(place)
@@ -257,6 +251,7 @@ class _Pass:
                 self.places.append(at)
 
     def num_equal(self, used: Mapping[Row, int]) -> int:
-        """Of the tokens that rows have used, those that were computed as another row's."""
-        mine = ((row, self.first[row] + ahead) for row, n in used.items() for ahead in range(n))
-        return sum(self.computed_for[self.places[token]] is not row for row, token in mine)
+        """Of the tokens that rows have used, those beyond the first of each that was computed."""
+        spans = (self.places[self.first[row] :][:count] for row, count in used.items())
+        computed = [*chain(*spans)]
+        return len(computed) - len({*computed})

@@ -16,8 +16,8 @@ import torch
 
 from beamwright.config import Settings
 from beamwright.counters import Progress
-from beamwright.engine.batch import ITERATION_TOKENS, RunningBatch
-from beamwright.engine.capacity import StepLengths, WorkingMemory
+from beamwright.engine.batch import RunningBatch
+from beamwright.engine.capacity import ITERATION_TOKENS, StepLengths, WorkingMemory
 from beamwright.engine.chains import last_hidden
 from beamwright.engine.drafts import Drafts
 from beamwright.engine.graphs import Replay, make_replay
@@ -238,11 +238,9 @@ class TensorRows:
         self, buffers: StepBuffers, max_tokens: int, enough: int, drafts: Drafts | None
     ) -> Ran:
         """By passes over what rows do not have in common, where that pays."""
-        places = self._places()
-        if drafts is None and not self._passes.pay([*places]):
-            return self._run_plain(buffers, max_tokens, enough)
-        rows = places, buffers.keys, buffers.sampling
-        return self._passes.run(*rows, max_tokens, enough, drafts)
+        rows = self._places(), buffers.keys, buffers.sampling
+        ran = self._passes.run(*rows, max_tokens, enough, drafts)
+        return ran if ran.passes else self._run_plain(buffers, max_tokens, enough)
 
     def _run_plain(self, buffers: StepBuffers, max_tokens: int, enough: int) -> Ran:
         """A token of every row in each pass: what drafts must not change a bit of."""
