@@ -201,6 +201,9 @@ class DistinctPasses:
         if used > len(drawn) and row.error is None:  # its last token, which has stopped it
             at = one.places[first + used - 1]
             row.hidden = hidden[at : at + 1].clone()
+        elif row.stop is not None and row.stop.ends_path:
+            at = one.places[end - 1]
+            row.before = hidden[at : at + 1].clone()
         row.node.usage["drafted"] += len(draft)
         row.node.usage["draft_accepted"] += used - 1
         return used

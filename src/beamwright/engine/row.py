@@ -107,7 +107,8 @@ class GeneratorState:
     """What a node holds: its segment, and the final hidden state [1, hidden] of its last token.
 
     hidden: None where that token is not forwarded: of a path that has ended, and of a prompt or a
-    turn until the first row behind it is admitted.
+    turn until the first row behind it is admitted. before: of such a path, the final hidden state
+    that its last token was drawn from.
     row: the step so far, of a node that is being decoded or was preempted.
     extended: a row behind it has been admitted.
     path: to it and with it, once it is complete; see `path_to`.
@@ -115,6 +116,7 @@ class GeneratorState:
 
     segment: Segment
     hidden: Any = None
+    before: Any = None
     row: Row | None = None
     extended: bool = False
     path: Path | None = None
@@ -123,6 +125,12 @@ class GeneratorState:
     def place(self) -> str | None:
         """Where the segment is: `device`, `host` or `both`."""
         return self.segment.place
+
+    @property
+    def last(self) -> Any:
+        """The final hidden state [1, hidden] of the last token that is forwarded anyway: what a
+        decoded path is known by, at no cost and whatever the schedule."""
+        return self.before if self.hidden is None else self.hidden
 
 
 def state_of(node: Node) -> GeneratorState | None:
@@ -167,7 +175,8 @@ class Row:
     decoding: how its tokens are drawn. limit: the most tokens that the step may have.
     group: of the plan that it came with.
     logprobs, stats, top: one value per token, as in `Node`.
-    hidden: final hidden state [1, hidden] of its last token, when that is forwarded.
+    hidden: final hidden state [1, hidden] of its last token, when that is forwarded; before: the
+    one that this token was drawn from, where it ends the path; None: the parent's.
     error: why it cannot go on.
     step_end, reply_end: last bytes of the step and of the reply, where a delimiter or a stop string
     may have begun; None where they are not known (`stops`).
@@ -187,6 +196,7 @@ class Row:
     reply_end: bytes | None = None
     stop: StopReason | None = None
     hidden: Any = None
+    before: Any = None
     error: NotFiniteError | None = None
     lease: Lease = field(default_factory=lambda: Lease({}))
 
@@ -242,7 +252,7 @@ class Row:
         """Forget the step so far; what was decoded is lost."""
         self.node.usage["overrun"] += len(self.tokens)
         self.tokens, self.logprobs, self.stats, self.top = [], [], {}, []
-        self.step_end = self.reply_end = self.stop = self.hidden = None
+        self.step_end = self.reply_end = self.stop = self.hidden = self.before = None
 
     def add(self, tokens: Sequence[int], values: Mapping[str, Sequence[float]]) -> None:
         """Take in tokens, and what is known of each; not behind one without a distribution."""
@@ -278,6 +288,15 @@ class Row:
         """Note in the segment what its KV was computed from."""
         stored = tuple(self.tokens[: self.segment.length])
         self.segment.source = Source(path_to(self.node.parent), stored, self.node.start)
+
+
+def state_after(row: Row) -> GeneratorState:
+    """What the node of a row holds whose step is complete."""
+    before = row.before
+    if row.hidden is None and before is None:  # it ends with its first token
+        parent = None if row.node.parent is None else state_of(row.node.parent)
+        before = None if parent is None else parent.hidden
+    return GeneratorState(row.segment, row.hidden, before)
 
 
 def awaited(rows: Sequence[Row]) -> list[Row]:

@@ -333,6 +333,8 @@ class TensorRows:
                 row.top += [tuple(zip(*pair, strict=True)) for pair in zip(*pairs, strict=True)]
             if row.stop is None or row.error is not None:
                 continue
+            if row.stop.ends_path and used and hidden.shape[1]:
+                row.before = hidden[used - 1, place : place + 1].clone()
             if not row.stop.ends_path and used < num_done:
                 forwarded.append((row, used, place))
                 used += 1
