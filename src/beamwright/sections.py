@@ -198,6 +198,12 @@ class StepSettings(Section):
     max_tokens: int | None = option(
         None, "Longest path after the prompt; revise: longest reply.", ge=1, metavar=TOKENS
     )
+    thought_steps: units.ThoughtSteps = option(
+        "auto",
+        "Steps inside thoughts: whole, paragraphs, sentences, markers (Wait, Hmm, ...), or so many "
+        "tokens; auto: whole where the verifier sees no thoughts, else as outside.",
+        metavar="auto|whole|paragraphs|sentences|markers|TOKENS",
+    )
     ignore_eos: bool = option(False, "Go on after the end-of-text token.")
     stop_strings: units.StopStrings = option(
         (),

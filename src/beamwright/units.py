@@ -94,6 +94,19 @@ def parse_drafts(text: str | int) -> str | int:
     raise InputError(f"{text!r} drafts nothing: write auto, off or tokens, 1 to {MOST_DRAFTS}")
 
 
+def parse_thought_steps(text: str | int) -> str | int:
+    """How a thought is cut into steps: by name, or a number of tokens.
+
+    Raises:
+        InputError: if it is neither.
+    """
+    if text in THOUGHT_STEPS:
+        return text
+    if not isinstance(text, bool) and str(text).isdigit() and int(text) >= 1:
+        return int(text)
+    raise InputError(f"{text!r} cuts no thoughts: write {', '.join(THOUGHT_STEPS)} or tokens")
+
+
 def _parsed(parse: Callable[[Any], Any], takes: Any) -> BeforeValidator:
     """None stays; what `parse` refuses is a setting's error. takes: the type of what it reads."""
 
@@ -190,6 +203,10 @@ Select = Annotated[int | float, _parsed(parse_select, int | float | str)]
 # Tokens that are drafted for a row, at most.
 _Drafts = Literal["auto", "off"] | int
 Drafts = Annotated[_Drafts, _parsed(parse_drafts, _Drafts)]
+# How thoughts are cut into steps.
+THOUGHT_STEPS = ("auto", "whole", "paragraphs", "sentences", "markers")
+_ThoughtSteps = Literal["auto", "whole", "paragraphs", "sentences", "markers"] | int
+ThoughtSteps = Annotated[_ThoughtSteps, _parsed(parse_thought_steps, _ThoughtSteps)]
 # Seconds, such as `30s`, `2m` or `1h`.
 Duration = Annotated[float | None, _parsed(parse_duration, float | str | None)]
 # Arguments by name.

@@ -6,7 +6,8 @@ from itertools import chain
 import pytest
 
 import fakes
-from beamwright.engine.row import Decoding, Row, RowLimit, StopFinder, row_limit, text_before
+from beamwright.engine.endings import StopFinder, row_limit, text_before
+from beamwright.engine.row import Decoding, Row, RowLimit
 from beamwright.kv.segments import Segment
 from beamwright.sections import StepSettings
 from beamwright.tree import StopReason, Turn

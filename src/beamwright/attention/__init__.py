@@ -11,10 +11,10 @@ import torch
 
 from beamwright.attention.dense import DenseAttention
 from beamwright.attention.kernels import why_no_kernels
+from beamwright.attention.protocols import AttentionBackend
 from beamwright.attention.reference import ReferenceAttention
 from beamwright.attention.tree import TreeAttention
 from beamwright.errors import InputError
-from beamwright.protocols import AttentionBackend
 
 BACKENDS: dict[str, type[ReferenceAttention] | type[DenseAttention] | type[TreeAttention]] = {
     "reference": ReferenceAttention,

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
+from beamwright.attention.protocols import AttentionBackend
 from beamwright.kv.groups import to_each
 from beamwright.kv.segments import Path, within_reach
 from beamwright.kv.store import SegmentStore
-from beamwright.protocols import AttentionBackend
 
 Places = Mapping[int, tuple[int, int]]
 """By layer: its group, and its place among the group's. A layer without KV has its source's."""

@@ -18,6 +18,7 @@ Ordinals = tuple[str | int, ...]
 
 _WRITTEN = (
     "start", "token_ids", "logprobs", "stats", "top", "problem_text", "greedy", "round", "turn",
+    "thought",
 )  # fmt: skip
 _DECIDED = ("state", "stop", "step_score", "score", "usage", "notes", "answer", "vote")
 _OF_TREE = ("rounds", "done", "reason_fewer")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from beamwright.engine.endings import begins_thought, row_limit
 from beamwright.engine.row import (
     OWNER,
     Decodings,
@@ -18,7 +19,6 @@ from beamwright.engine.row import (
     Row,
     RowLimit,
     path_to,
-    row_limit,
     segment_name,
     state_of,
 )
@@ -54,13 +54,14 @@ class StepLengths:
         self._num_steps += 1
         self._num_tokens += num_tokens
 
-    def limit(self, node: Node) -> RowLimit:
+    def limit(self, node: Node, *, thought: bool = False) -> RowLimit:
         """The most tokens that this node's step may have, and what stops it there."""
-        return row_limit(node, self.decodings.of(node).step, self._context)
+        return row_limit(node, self.decodings.of(node).step, self._context, thought=thought)
 
     def exact(self, node: Node) -> bool:
-        """True if its step has a fixed length, unless its path ends before."""
-        return self.decodings.of(node).step.step_tokens is not None
+        """True if its step has a fixed length, unless its path ends before, or a thought does."""
+        marked = self.decodings.marks is not None
+        return not marked and self.decodings.of(node).step.step_tokens is not None
 
     def expected(self, node: Node, limit: RowLimit | None = None) -> int:
         """Tokens that this node's step is expected to have. limit: where it is known."""
@@ -146,8 +147,11 @@ class Capacity:
         state = state_of(node)
         if state is None:
             segment = self._cache.create(segment_name(node), node.start)
-            decoding = self._lengths.decodings.of(node)
-            row = Row(node, segment, decoding, self._lengths.limit(node), group)
+            decodings, lengths = self._lengths.decodings, self._lengths
+            thought = begins_thought(node, decodings.marks)
+            limit = lengths.limit(node, thought=thought is not False)
+            otherwise = lengths.limit(node) if thought is None else None
+            row = Row(node, segment, decodings.of(node), limit, group, thought, otherwise)
             state = node.handles[OWNER] = GeneratorState(segment, row=row)
         assert state.row is not None
         return state.row

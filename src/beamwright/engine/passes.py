@@ -23,8 +23,9 @@ from weakref import WeakKeyDictionary
 import torch
 
 from beamwright.engine.drafts import Drafts
+from beamwright.engine.endings import StopFinder
 from beamwright.engine.graphs import Replay
-from beamwright.engine.row import Ran, Row, StopFinder, awaited
+from beamwright.engine.row import Ran, Row, awaited
 from beamwright.engine.sampling import RowSampling, Sampler, likeliest
 from beamwright.models.decoder import Decoder, padded_rows
 from beamwright.models.session import DecodeSession, Forwarded

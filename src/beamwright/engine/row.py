@@ -1,10 +1,6 @@
-"""A row: one beam's step while it is written, how it is drawn, where it ends, the KV of its path.
+"""A row: one beam's step while it is written, how it is drawn, the KV of its path.
 
-Stops are the host's, which looks at every token one step late: the device knows nothing of them, so
-that a captured step is the same whatever ends its rows. Texts are searched as bytes, across token
-boundaries; the token that completes one ends the step, with whatever it holds behind it. What was
-drawn beyond is dropped, so that where a step ends depends on its tokens alone. Knows nodes,
-segments, text and settings; no tensors, no batch, no other row.
+Knows nodes, segments and settings; no text, no tensors, no batch, no other row.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ from beamwright.kv.segments import (
     visible_path,
     whole,
 )
-from beamwright.models.tokenizer import TextCodec
+from beamwright.models.thinking import ThoughtMarks
 from beamwright.protocols import StepDecoded
 from beamwright.sections import SamplingSettings, StepSettings
 from beamwright.tree import Node, StopReason, TopTokens
@@ -49,10 +45,10 @@ class Decoding:
 
 
 class Decodings:
-    """Each tree's; `default` for those without one of their own."""
+    """Each tree's; `default` for those without one of their own. marks: of the model's thoughts."""
 
-    def __init__(self, default: Decoding) -> None:
-        self.default = default
+    def __init__(self, default: Decoding, marks: ThoughtMarks | None = None) -> None:
+        self.default, self.marks = default, marks
         self._by_root: dict[Node, Decoding] = {}
 
     def set(self, root: Node, decoding: Decoding) -> None:
@@ -81,22 +77,6 @@ class RowLimit:
 
     tokens: int
     reason: StopReason
-
-
-def row_limit(node: Node, settings: StepSettings, context: int) -> RowLimit:
-    """The nearest of a node's limits; where two coincide, the one that ends the path."""
-    limits = [RowLimit(context - node.start, StopReason.CONTEXT_LIMIT)]
-    if settings.max_tokens is not None:
-        written = node.start - node.replies_to.end
-        limits.append(RowLimit(settings.max_tokens - written, StopReason.PATH_LIMIT))
-    if settings.step_tokens is not None:
-        limits.append(RowLimit(settings.step_tokens, StopReason.STEP_LENGTH))
-    else:
-        most = settings.max_step_tokens
-        if settings.step_limits is not None:
-            most = settings.step_limits[min(len(node.reply()), len(settings.step_limits)) - 1]
-        limits.append(RowLimit(most, StopReason.STEP_LIMIT))
-    return min(limits, key=lambda limit: limit.tokens)
 
 
 # --- KV of a path ---------------------------------------------------------------------------------
@@ -174,6 +154,8 @@ class Row:
 
     decoding: how its tokens are drawn. limit: the most tokens that the step may have.
     group: of the plan that it came with.
+    thought: it is of a thought; None as long as that is open, and then `otherwise` is the limit
+    that it has if it is none.
     logprobs, stats, top: one value per token, as in `Node`.
     hidden: final hidden state [1, hidden] of its last token, when that is forwarded; before: the
     one that this token was drawn from, where it ends the path; None: the parent's.
@@ -188,6 +170,8 @@ class Row:
     decoding: Decoding
     limit: RowLimit
     group: int = 0
+    thought: bool | None = False
+    otherwise: RowLimit | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     stats: dict[str, list[float]] = field(default_factory=dict)
@@ -199,6 +183,7 @@ class Row:
     before: Any = None
     error: NotFiniteError | None = None
     lease: Lease = field(default_factory=lambda: Lease({}))
+    _was_open: RowLimit | None = None
 
     @cached_property
     def key(self) -> tuple[int, int]:
@@ -225,7 +210,7 @@ class Row:
     @property
     def forwards_left(self) -> int:
         """Tokens that may still be forwarded, the last one included; at least one."""
-        if self.stop is not None:
+        if self.stop is not None or self.thought is None:
             return 1
         tokens_left = max(1, self.limit.tokens - len(self.tokens))
         return tokens_left + (not self.limit.reason.ends_path)
@@ -253,6 +238,14 @@ class Row:
         self.node.usage["overrun"] += len(self.tokens)
         self.tokens, self.logprobs, self.stats, self.top = [], [], {}, []
         self.step_end = self.reply_end = self.stop = self.hidden = self.before = None
+        if self._was_open is not None:
+            self.thought, self.limit, self._was_open = None, self._was_open, None
+
+    def know(self, *, thought: bool) -> None:
+        """Its first tokens have said whether it is of a thought."""
+        self.thought, self._was_open = thought, self.limit
+        if not thought and self.otherwise is not None:
+            self.limit = self.otherwise
 
     def add(self, tokens: Sequence[int], values: Mapping[str, Sequence[float]]) -> None:
         """Take in tokens, and what is known of each; not behind one without a distribution."""
@@ -282,7 +275,8 @@ class Row:
         assert self.stop is not None
         stats = {name: tuple(values) for name, values in self.stats.items()}
         tokens, logprobs, top = tuple(self.tokens), tuple(self.logprobs), tuple(self.top)
-        return StepDecoded(self.node, tokens, logprobs, self.stop, text, stats, top)
+        thought = bool(self.thought)
+        return StepDecoded(self.node, tokens, logprobs, self.stop, text, stats, top, thought)
 
     def remember_source(self) -> None:
         """Note in the segment what its KV was computed from."""
@@ -302,67 +296,6 @@ def state_after(row: Row) -> GeneratorState:
 def awaited(rows: Sequence[Row]) -> list[Row]:
     """Those that somebody waits for; all of them where selection has opened none."""
     return [row for row in rows if not row.speculative] or list(rows)
-
-
-class StopFinder:
-    """Why rows end. codec: None without a tokenizer, where nothing but limits ends a step."""
-
-    def __init__(self, codec: TextCodec | None) -> None:
-        self._codec = codec
-        self._eos = codec.eos_ids if codec is not None else frozenset[int]()
-        self._pieces = codec.token_bytes if codec is not None else []
-
-    def reason(self, row: Row, drawn: Sequence[int]) -> StopReason | None:
-        """Why a row ends with the last of these tokens, drawn behind its own; None: it goes on.
-
-        To be asked once about every token, in their order. A stop string comes first, whose text is
-        cut; then EOS, a limit that ends the path, the delimiter, step limits.
-        """
-        step, limit = row.decoding.step, row.limit
-        at_limit = len(row.tokens) + len(drawn) >= limit.tokens
-        delimited = step.step_tokens is None and self._completes_delimiter(row, drawn)
-        if step.stop_strings and self._completes_string(row, drawn):
-            return StopReason.STOP_STRING
-        if drawn[-1] in self._eos and not step.ignore_eos:
-            return StopReason.EOS
-        if at_limit and (limit.reason.ends_path or not delimited):
-            return limit.reason
-        return StopReason.DELIMITER if delimited else None
-
-    def _completes_delimiter(self, row: Row, drawn: Sequence[int]) -> bool:
-        if self._codec is None:
-            return False
-        delimiter = row.decoding.step.delimiter.encode()
-        if row.step_end is None:
-            row.step_end = self._text([*row.tokens, *drawn[:-1]])
-        text = row.step_end + self._pieces[drawn[-1]]
-        row.step_end = text[max(0, len(text) - len(delimiter) + 1) :]
-        return delimiter in text
-
-    def _completes_string(self, row: Row, drawn: Sequence[int]) -> bool:
-        """True if its bytes are there, and the reply's text has it: special tokens have no text,
-        and some tokenizers leave out the space that a text begins with."""
-        if self._codec is None:
-            return False
-        strings = row.decoding.step.stop_strings
-        length = max(len(string.encode()) for string in strings) - 1
-        if row.reply_end is None:
-            row.reply_end = self._text([*row.reply_ids(), *drawn[:-1]])
-        text = row.reply_end + self._pieces[drawn[-1]]
-        row.reply_end = text[max(0, len(text) - length) :]
-        if not any(string.encode() in text for string in strings):
-            return False
-        reply = self._codec.decode([*row.reply_ids(), *drawn])
-        return any(string in reply for string in strings)
-
-    def _text(self, token_ids: Sequence[int]) -> bytes:
-        return b"".join(self._pieces[token] for token in token_ids)
-
-
-def text_before(text: str, stop_strings: Sequence[str]) -> str:
-    """A text up to the first of these strings in it; all of it if there is none."""
-    starts = [text.find(string) for string in stop_strings]
-    return text[: min((start for start in starts if start >= 0), default=len(text))]
 
 
 class Ran(NamedTuple):

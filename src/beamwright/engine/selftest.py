@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from beamwright.attention import KERNEL_BACKENDS
+from beamwright.attention.protocols import AttentionBackend
 from beamwright.engine.sampling import RowSampling, Sampler, draws_in_kernel
 from beamwright.errors import InputError
 from beamwright.kv.segments import Path, PathPart
@@ -19,7 +20,6 @@ from beamwright.models.decoder import ROW_MULTIPLE, Decoder
 from beamwright.models.session import DecodeSession
 from beamwright.models.tree_model import PrefillRequest, TreeModel
 from beamwright.models.weights import give_back
-from beamwright.protocols import AttentionBackend
 from beamwright.sections import SamplingSettings
 
 _STEPS, _PROMPT = 2, 14

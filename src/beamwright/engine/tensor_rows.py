@@ -20,6 +20,7 @@ from beamwright.engine.batch import RunningBatch
 from beamwright.engine.capacity import ITERATION_TOKENS, StepLengths, WorkingMemory
 from beamwright.engine.chains import last_hidden
 from beamwright.engine.drafts import Drafts
+from beamwright.engine.endings import StopFinder, text_before
 from beamwright.engine.graphs import Replay, make_replay
 from beamwright.engine.noise import stack_keys
 from beamwright.engine.passes import DistinctPasses, EqualTexts, why_one_token_each
@@ -28,10 +29,8 @@ from beamwright.engine.row import (
     Decodings,
     Ran,
     Row,
-    StopFinder,
     awaited,
     path_to,
-    text_before,
 )
 from beamwright.engine.sampling import (
     MOST_LIKELIEST,
@@ -169,7 +168,7 @@ class TensorRows:
     def text(self, row: Row) -> str:
         if self._codec is None:
             return ""
-        text = self._codec.decode(row.reply_ids())
+        text = self._codec.reply_text(row.reply_ids())
         if row.stop is StopReason.STOP_STRING:
             return text_before(text, row.decoding.step.stop_strings)
         return text
@@ -414,11 +413,12 @@ def make_running_batch(
         drafts = Drafts(most)
     elif isinstance(most, int):
         raise InputError(f"--drafts {most}: {why_not}")
+    decodings = Decodings(default, codec.thoughts if codec is not None else None)
     batch = RunningBatch(
         TensorRows(model, codec, token_stats, replay, drafts, distinct),
         model.store,
         prefill,
-        StepLengths(Decodings(default), model.decoder.shape.context),
+        StepLengths(decodings, model.decoder.shape.context),
         settings.schedule,
         _working_memory(model, costs, rows_bytes),
         progress,

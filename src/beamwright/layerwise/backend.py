@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from beamwright.attention.dense import DenseAttention
+from beamwright.attention.protocols import AttentionBackend
 from beamwright.attention.tree import TreeAttention
 from beamwright.errors import InputError
 from beamwright.kv.segments import Path
@@ -19,7 +20,7 @@ from beamwright.kv.streams import Piece
 from beamwright.layerwise.store import LayeredStore
 from beamwright.layerwise.streams import LayerStreams
 from beamwright.layerwise.tail import LayeredTail
-from beamwright.protocols import AttentionBackend, Direction
+from beamwright.protocols import Direction
 
 Packing = DenseAttention | TreeAttention
 """What makes packed copies, whose layers can be streamed."""

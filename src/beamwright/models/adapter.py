@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from beamwright.attention.protocols import AttentionView
 from beamwright.models.decoder import ROW_MULTIPLE, Decoder, Linear, by_rows
 from beamwright.models.shape import ModelShape
 from beamwright.models.survey import Survey, bind
-from beamwright.protocols import AttentionView
 
 
 class Product:

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from beamwright.attention.protocols import AttentionView
 from beamwright.models.shape import ModelShape
-from beamwright.protocols import AttentionView
 from beamwright.sections import KVDtype
 
 ROW_MULTIPLE = 8

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from beamwright.attention.protocols import AttentionView, LooksAhead
 from beamwright.models.decoder import ROW_MULTIPLE, Decoder, Linear, by_rows, in_tiles
 from beamwright.models.formats.rows import StoredRows
 from beamwright.models.shape import ModelShape
-from beamwright.protocols import AttentionView, LooksAhead
 
 
 @dataclass

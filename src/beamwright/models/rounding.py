@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from beamwright.attention.protocols import AttentionView
 from beamwright.kv.codes import hadamard, rounded
 from beamwright.models.decoder import Decoder
-from beamwright.protocols import AttentionView
 from beamwright.sections import KVDtype
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from beamwright.attention.protocols import AttentionBackend
 from beamwright.kv.segments import Path, Segment, visible_path
 from beamwright.kv.store import SegmentStore
 from beamwright.models.decoder import Decoder, padded_rows
-from beamwright.protocols import AttentionBackend
 
 
 @dataclass(eq=False)

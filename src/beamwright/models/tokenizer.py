@@ -27,6 +27,7 @@ from beamwright.models.template import (
     render,
     template_writer,
 )
+from beamwright.models.thinking import ThoughtMarks
 
 PLACE = "\ue000"  # stands for a text to come: a private character that no template touches
 _PIECE = 1 << 16  # characters that are tokenised at a time where only their number matters
@@ -106,6 +107,11 @@ class TextCodec:
         """Tokens that stand for no text."""
         added = self.tokenizer.get_added_tokens_decoder()
         return frozenset(index for index, token in added.items() if token.special)
+
+    @cached_property
+    def thoughts(self) -> ThoughtMarks | None:
+        """What begins and ends its thoughts; None for a model that marks none."""
+        return ThoughtMarks.of(self.tokenizer, self.encode, self.token_bytes)
 
     @property
     def takes_instructions(self) -> bool:
@@ -267,6 +273,11 @@ class TextCodec:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of a path's tokens, special tokens left out."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def reply_text(self, token_ids: Sequence[int]) -> str:
+        """Text of a reply's tokens, without the marks of thoughts."""
+        marks = self.thoughts
+        return self.decode(token_ids if marks is None else marks.shown(token_ids))
 
     def decode_raw(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens included as their text."""

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from beamwright.attention.groups import GroupedAttention
+from beamwright.attention.protocols import AttentionBackend, AttentionView
 from beamwright.errors import DeviceMemoryError
 from beamwright.kv.cache import CacheManager
 from beamwright.kv.link import KVLog, Link
@@ -38,7 +39,6 @@ from beamwright.models.decoder import Decoder, padded_rows
 from beamwright.models.load import is_out_of_memory
 from beamwright.models.session import DecodeSession
 from beamwright.models.shape import ModelShape
-from beamwright.protocols import AttentionBackend, AttentionView
 from beamwright.sections import Victims
 
 PREFILL_CHUNK_TOKENS = 256

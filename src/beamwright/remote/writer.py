@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from beamwright.counters import Counters, Progress
+from beamwright.engine.endings import row_limit, text_before
 from beamwright.engine.noise import lineage_key
-from beamwright.engine.row import Decoding, Decodings, RowLimit, row_limit, text_before
+from beamwright.engine.row import Decoding, Decodings, RowLimit
 from beamwright.errors import BeamwrightError, InputError, UnavailableError
 from beamwright.models.tokenizer import TextCodec
 from beamwright.protocols import Event, Plan, ScheduleView, StepDecoded, StepFailed

@@ -180,7 +180,7 @@ def write_checkpoint(file: Path, checkpoint: Checkpoint) -> None:
 
 _AS_THEY_ARE = (
     "state", "token_ids", "logprobs", "stats", "top", "step_score", "score", "usage", "notes",
-    "answer", "vote", "round", "greedy",
+    "answer", "vote", "round", "greedy", "thought",
 )  # fmt: skip
 
 
@@ -265,6 +265,7 @@ class _SavedNode:
     notes: dict[str, _Text]
     answer: _Text | None = None
     vote: _Text | None = None
+    thought: Annotated[bool, Strict()] = False
 
 
 @dataclass(frozen=True)
@@ -316,7 +317,8 @@ def _add(tree: SearchTree, parent: Node, saved: _SavedNode, *, has_children: boo
     (node,) = tree.expand(parent, 1, greedy=saved.greedy)
     stop, node.round, node.usage = StopReason(saved.stop), saved.round, Counter(saved.usage)
     text = parent.text[: saved.shared_text] + saved.text
-    tree.commit(node, saved.token_ids, saved.logprobs, stop, text, saved.stats, saved.top)
+    written = saved.token_ids, saved.logprobs, stop, text, saved.stats, saved.top
+    tree.commit(node, *written, thought=saved.thought)
     for name in ("step_score", "score", "notes", "answer", "vote"):
         setattr(node, name, getattr(saved, name))
     match saved.state:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from beamwright.attention import KERNEL_BACKENDS, check_deterministic, make_attention
+from beamwright.attention.protocols import AttentionBackend
 from beamwright.config import Settings
 from beamwright.counters import Counters, Level, Progress, Usage
 from beamwright.engine.batch import RunningBatch
@@ -44,7 +45,7 @@ from beamwright.models.load import (
 from beamwright.models.tree_model import HostOptions, TreeModel
 from beamwright.models.weights import give_back
 from beamwright.plan.costs import ModelCosts, Roofline, Storage
-from beamwright.protocols import AttentionBackend, Direction, SchedulePolicy, Strategy, Verifier
+from beamwright.protocols import Direction, SchedulePolicy, Strategy, Verifier
 from beamwright.remote.generator import RemoteGenerator
 from beamwright.remote.writer import RemoteSteps, ServedSchedule
 from beamwright.schedule import schedule_row

@@ -32,6 +32,10 @@ class RequestOptions(TypedDict, total=False):
     """Longest first, second, ... step; the last stands for the rest."""
     max_tokens: int | None
     """Longest path after the prompt; revise: longest reply."""
+    thought_steps: Literal["auto", "whole", "paragraphs", "sentences", "markers"] | int
+    """Steps inside thoughts: whole, paragraphs, sentences, markers (Wait, Hmm, ...), or so many
+    tokens; auto: whole where the verifier sees no thoughts, else as outside.
+    """
     ignore_eos: bool
     """Go on after the end-of-text token."""
     stop_strings: Sequence[str] | str

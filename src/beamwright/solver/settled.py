@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from beamwright.attention.protocols import AttentionBackend
 from beamwright.attention.tree import TreeAttention
 from beamwright.config import Settings
 from beamwright.errors import InputError, format_bytes
@@ -25,7 +26,6 @@ from beamwright.plan.machines import (
     find_profile,
 )
 from beamwright.plan.workload import Workload
-from beamwright.protocols import AttentionBackend
 from beamwright.sections import ScheduleSettings, SparseSettings
 from beamwright.solver.memory import ModelBytes
 from beamwright.solver.request import IGNORED, IN_ROUNDS

@@ -21,13 +21,13 @@ import torch
 import torch.nn.functional as F
 
 from beamwright.attention.partial import attend_few
+from beamwright.attention.protocols import AttentionView
 from beamwright.attention.tree import TreeAttention, TreeDecode
 from beamwright.counters import Counters
 from beamwright.errors import InputError
 from beamwright.kv.segments import Path, Segment
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import Tail
-from beamwright.protocols import AttentionView
 from beamwright.sparse.rule import WINDOW, SparseRule, asyncspade
 from beamwright.sparse.select import Selector
 

@@ -15,11 +15,15 @@ TopTokens = tuple[tuple[int, float], ...]
 
 
 class StopReason(StrEnum):
-    """Why a step ended. The last four end the whole path; EOS and stop strings complete it."""
+    """Why a step ended. The last four end the whole path; EOS and stop strings complete it.
+
+    THOUGHT_END: a thought that was under way is over, and an answer may follow.
+    """
 
     DELIMITER = "delimiter"
     STEP_LENGTH = "step_length"
     STEP_LIMIT = "step_limit"
+    THOUGHT_END = "thought_end"
     EOS = "eos"
     STOP_STRING = "stop_string"
     PATH_LIMIT = "path_limit"
@@ -75,6 +79,7 @@ class Node:
     text: text of the whole reply, this step included: what follows the prompt, or the last turn.
         Before the stop string where one has ended it; the string may have begun in the parent,
         whose own text stays.
+    thought: it belongs to a thought, to whose end or a part of it the step goes.
     step_score: the verifier's score of this step alone; score: aggregated over the path.
     handles: one opaque KV handle per owner, "generator" or "verifier".
     usage: tokens spent on this node: "overrun", "drafted", "draft_accepted",
@@ -98,6 +103,7 @@ class Node:
     top: tuple[TopTokens, ...] = ()
     text: str = ""
     stop: StopReason | None = None
+    thought: bool = False
     step_score: float | None = None
     score: float | None = None
     children: list[Node] = field(default_factory=list)
@@ -147,6 +153,17 @@ class Node:
         """Text of this step alone."""
         parent_text = self.parent.text if self.parent is not None else ""
         return self.text[len(parent_text) :]
+
+    @property
+    def thinking(self) -> bool:
+        """True if the path is inside a thought behind this step."""
+        return self.thought and self.stop is not StopReason.THOUGHT_END
+
+    @property
+    def said(self) -> str:
+        """The reply's text behind its last thought; all of it where there is none."""
+        last = next((step for step in reversed(self.reply()) if step.thought), None)
+        return self.text if last is None else self.text[len(last.text) :].lstrip()
 
     def path(self) -> list[Node]:
         """Nodes from the root to this one."""

@@ -90,12 +90,14 @@ class SearchTree:
         text: str,
         stats: Mapping[str, tuple[float, ...]] | None = None,
         top: tuple[TopTokens, ...] = (),
+        *,
+        thought: bool = False,
     ) -> None:
         """Write a decoded step into its open node."""
         if node.state is not NodeState.OPEN:
             raise ValueError(f"{node!r} is not open")
         node.token_ids, node.logprobs, node.stop, node.text = token_ids, logprobs, stop, text
-        node.stats, node.top = dict(stats or {}), top
+        node.stats, node.top, node.thought = dict(stats or {}), top, thought
         node.state = NodeState.CANDIDATE
 
     def keep(self, node: Node) -> None:

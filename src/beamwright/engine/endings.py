@@ -1,0 +1,148 @@
+"""Where a row's step ends: limits, texts, the end of a thought.
+
+Stops are the host's, which looks at every token one step late: the device knows nothing of them, so
+that a captured step is the same whatever ends its rows. Texts are searched as bytes, across token
+boundaries; the token that completes one ends the step, with whatever it holds behind it. What was
+drawn beyond is dropped, so that where a step ends depends on its tokens alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from beamwright.engine.row import Row, RowLimit
+from beamwright.models.thinking import ThoughtMarks
+from beamwright.models.tokenizer import TextCodec
+from beamwright.sections import StepSettings
+from beamwright.tree import Node, StopReason
+
+_CUTS = {
+    "whole": (),
+    "paragraphs": ("\n\n",),
+    "sentences": (". ", "? ", "! ", ".\n", "?\n", "!\n"),
+    # What thinking models begin another try with (thinkbooster, arXiv 2606.06915).
+    "markers": tuple(
+        f"{before}{word}"
+        for before in ("\n", ". ")
+        for word in ("Wait", "Hmm", "But wait", "Alternatively", "Actually", "Let me", "Hold on")
+    ),
+}
+
+
+def row_limit(
+    node: Node, settings: StepSettings, context: int, *, thought: bool = False
+) -> RowLimit:
+    """The nearest of a node's limits; where two coincide, the one that ends the path.
+
+    thought: its step is of a thought.
+    """
+    limits = [RowLimit(context - node.start, StopReason.CONTEXT_LIMIT)]
+    if settings.max_tokens is not None:
+        written = node.start - node.replies_to.end
+        limits.append(RowLimit(settings.max_tokens - written, StopReason.PATH_LIMIT))
+    steps = settings.thought_steps if thought else "auto"
+    fixed = steps if isinstance(steps, int) else settings.step_tokens if steps == "auto" else None
+    if fixed is not None:
+        limits.append(RowLimit(fixed, StopReason.STEP_LENGTH))
+    elif steps != "whole":
+        most = settings.max_step_tokens
+        if settings.step_limits is not None and not thought:
+            most = settings.step_limits[min(len(node.reply()), len(settings.step_limits)) - 1]
+        limits.append(RowLimit(most, StopReason.STEP_LIMIT))
+    return min(limits, key=lambda limit: limit.tokens)
+
+
+def delimiters(settings: StepSettings, *, thought: bool) -> tuple[bytes, ...]:
+    """What ends a step where it stands."""
+    steps = settings.thought_steps if thought else "auto"
+    if steps == "auto":
+        return () if settings.step_tokens is not None else (settings.delimiter.encode(),)
+    return tuple(text.encode() for text in _CUTS.get(str(steps), ()))
+
+
+def begins_thought(node: Node, marks: ThoughtMarks | None) -> bool | None:
+    """Whether a node's step begins inside a thought; None where its first tokens will say."""
+    parent = node.parent
+    if marks is None or parent is None:
+        return False
+    if parent.thinking or marks.opened(parent.token_ids):
+        return True
+    return None if parent is node.replies_to else False
+
+
+class StopFinder:
+    """Why rows end. codec: None without a tokenizer, where nothing but limits ends a step."""
+
+    def __init__(self, codec: TextCodec | None) -> None:
+        self._codec = codec
+        self._eos = codec.eos_ids if codec is not None else frozenset[int]()
+        self._pieces = codec.token_bytes if codec is not None else []
+        self._marks = codec.thoughts if codec is not None else None
+
+    def reason(self, row: Row, drawn: Sequence[int]) -> StopReason | None:
+        """Why a row ends with the last of these tokens, drawn behind its own; None: it goes on.
+
+        To be asked once about every token, in their order. A stop string comes first, whose text is
+        cut; then EOS, a limit that ends the path, the end of a thought, delimiters, step limits.
+        """
+        step = row.decoding.step
+        turned = None if self._marks is None else self._turn(row, drawn, self._marks)
+        limit = row.limit
+        at_limit = len(row.tokens) + len(drawn) >= limit.tokens
+        delimited = self._completes_delimiter(row, drawn)
+        if step.stop_strings and self._completes_string(row, drawn):
+            return StopReason.STOP_STRING
+        if drawn[-1] in self._eos and not step.ignore_eos:
+            return StopReason.EOS
+        if at_limit and (limit.reason.ends_path or not (delimited or turned)):
+            return limit.reason
+        return turned or (StopReason.DELIMITER if delimited else None)
+
+    @staticmethod
+    def _turn(row: Row, drawn: Sequence[int], marks: ThoughtMarks) -> StopReason | None:
+        """Why a row ends where a thought ends, or one begins behind text; None elsewhere."""
+        if row.thought is None and (begins := marks.begins([*row.tokens, *drawn])) is not None:
+            row.know(thought=begins)
+        last = [*row.tokens, *drawn][-len(marks.end) :] if drawn[-1] == marks.end[-1] else ()
+        if tuple(last) == marks.end:
+            row.thought = True  # also where nobody has seen it begin
+            return StopReason.THOUGHT_END
+        begins = drawn[-1] == marks.start[-1] and not row.thought
+        if begins and marks.opened([*row.tokens, *drawn]):
+            return StopReason.DELIMITER
+        return None
+
+    def _completes_delimiter(self, row: Row, drawn: Sequence[int]) -> bool:
+        ends = delimiters(row.decoding.step, thought=bool(row.thought))
+        if self._codec is None or not ends:
+            return False
+        if row.step_end is None:
+            row.step_end = self._text([*row.tokens, *drawn[:-1]])
+        text = row.step_end + self._pieces[drawn[-1]]
+        row.step_end = text[max(0, len(text) - max(map(len, ends)) + 1) :]
+        return any(end in text for end in ends)
+
+    def _completes_string(self, row: Row, drawn: Sequence[int]) -> bool:
+        """True if its bytes are there, and the reply's text has it: special tokens have no text,
+        and some tokenizers leave out the space that a text begins with."""
+        if self._codec is None:
+            return False
+        strings = row.decoding.step.stop_strings
+        length = max(len(string.encode()) for string in strings) - 1
+        if row.reply_end is None:
+            row.reply_end = self._text([*row.reply_ids(), *drawn[:-1]])
+        text = row.reply_end + self._pieces[drawn[-1]]
+        row.reply_end = text[max(0, len(text) - length) :]
+        if not any(string.encode() in text for string in strings):
+            return False
+        reply = self._codec.decode([*row.reply_ids(), *drawn])
+        return any(string in reply for string in strings)
+
+    def _text(self, token_ids: Sequence[int]) -> bytes:
+        return b"".join(self._pieces[token] for token in token_ids)
+
+
+def text_before(text: str, stop_strings: Sequence[str]) -> str:
+    """A text up to the first of these strings in it; all of it if there is none."""
+    starts = [text.find(string) for string in stop_strings]
+    return text[: min((start for start in starts if start >= 0), default=len(text))]
