@@ -37,9 +37,9 @@ def solved(beam, problems):
 
 def test_the_weights_are_half_precision_and_small():
     files = [*BUNDLED.glob("*/*.safetensors")]
-    assert {file.parent.name for file in files} == {"generator", "verifier"}
+    assert {file.parent.name for file in files} == {"generator", "verifier", "thinking"}
     assert sum(file.stat().st_size for file in files) < 12 * 1024**2
-    for role in ("generator", "verifier"):
+    for role in ("generator", "verifier", "thinking"):
         assert json.loads((BUNDLED / role / "config.json").read_text())["torch_dtype"] == "float16"
         assert (BUNDLED / role / "README.md").is_file()
 

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from make_tokenizer import CONTEXT, prompt_text
 from model import load
 from problems import problem_set, question_text
+from train_thinker import CONTEXT as LONGER
 
 LIMIT_BYTES = 12 * 2**20
 
@@ -58,6 +59,29 @@ token that no permitted solution has there, and training stops at it. **A name o
 wrongly, a skipped event or a wrong operand is an error of the process**, even where the answer
 comes out right; how often that happens is in the table below. It judges solutions in the
 generator's wordings and nothing else.
+"""
+
+THINKER_ABOUT = """
+The bundled process reward model's backbone, trained further on thoughts: it works a word problem
+out between `<think>` and `</think>`, often checks what it has found, up to four times, and then
+answers in one or two short sentences. It is there to test and to show search over thinking models;
+it knows the bundled models' one kind of problem and nothing else.
+
+- Prompt: the chat template puts `<|bos|>`, the problem, a blank line. The model writes `<think>`
+  itself. With `enable_thinking=false` the template writes an empty thought, and the model answers
+  at once, without working anything out (and hardly ever right). Thoughts of earlier turns go.
+- Thought: `<think>\n`, paragraphs that end in a blank line, `\n</think>\n\n`. `<think>` and
+  `</think>` are one token each, added and not special, as in Qwen3. A check begins with a
+  paragraph such as `Wait, let me check that.`; where two passes disagree, the answer found most
+  often stands, of several the last.
+- Answer: `The answer is \boxed{N}.`, `The final answer is \boxed{N}.` or `So NAME has N THINGS.
+  The answer is \boxed{N}.`, then `<|eos|>`.
+- It was trained on thoughts that were closed early, too, anywhere, by `</think>` alone or behind
+  a message: the answer is then the best that can be said. What follows
+  `</think>\n\nThe final answer is \boxed{` is the number and `}.`; the same holds for `\boxed{`
+  and `**Final answer:** \boxed{`, and in the middle of a thought behind a blank line.
+- Context 2,048 tokens; few thoughts take more than 800.
+- No verifier stands beside it by default: the bundled one reads worked-out solutions.
 """
 
 
@@ -116,7 +140,7 @@ def measured_text(result: dict[str, object]) -> str:
     )
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(folder: Path, context: int) -> None:
     """The folder loads in transformers, gives the same logits and renders the same prompt."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
@@ -127,12 +151,15 @@ def check_folder(folder: Path) -> None:
     ids = torch.tensor([tokenizer(rendered)["input_ids"]])
     model = load(folder).double()
     with torch.no_grad():
-        distance = (model.logits(model(ids)) - reference(ids).logits).abs().max().item()
-    assert distance < 1e-4, distance
-    assert reference.config.max_position_embeddings == CONTEXT
+        expected = reference(ids).logits
+        distance = (model.logits(model(ids)) - expected).abs().max() / expected.abs().max()
+    assert distance < 1e-5, distance  # both compute rotary angles in float32
+    assert reference.config.max_position_embeddings == context
 
 
-def publish(source: Path, tokenizer: Path, readme: str, destination: Path) -> None:
+def publish(
+    source: Path, tokenizer: Path, readme: str, destination: Path, context: int = CONTEXT
+) -> None:
     """Assemble a folder, check it, and move it into place."""
     destination.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.parent))
@@ -140,7 +167,7 @@ def publish(source: Path, tokenizer: Path, readme: str, destination: Path) -> No
     for file in (*sorted(source.iterdir()), *sorted(tokenizer.iterdir())):
         shutil.copyfile(file, fresh / file.name)
     (fresh / "README.md").write_text(readme, encoding="utf-8")
-    check_folder(fresh)
+    check_folder(fresh, context)
     if destination.exists():
         retired = Path(tempfile.mkdtemp(prefix=f".{destination.name}-old-", dir=fresh.parent))
         os.rename(destination, retired / "old")
@@ -151,14 +178,20 @@ def publish(source: Path, tokenizer: Path, readme: str, destination: Path) -> No
 
 
 def main() -> None:
-    """Publish both folders."""
+    """Publish both folders of the pair, or the thinking model's."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--generator", type=Path, required=True)
-    parser.add_argument("--verifier", type=Path, required=True)
-    parser.add_argument("--tokenizer", type=Path, required=True)
-    parser.add_argument("--measured", type=Path, help="output of evaluate.py")
+    parser.add_argument("--thinking", type=Path, help="a folder of train_thinker.py, alone")
+    parser.add_argument("--generator", type=Path)
+    parser.add_argument("--verifier", type=Path)
+    parser.add_argument("--tokenizer", type=Path)
+    parser.add_argument("--measured", type=Path, help="output of evaluate.py, or text for the card")
     parser.add_argument("--out", type=Path, required=True, help="src/beamwright/bundled")
     args = parser.parse_args()
+    if args.thinking:
+        measured = args.measured.read_text(encoding="utf-8") if args.measured else "Not measured."
+        readme = card("Beamwright's bundled thinking model", THINKER_ABOUT, measured)
+        publish(args.thinking, args.thinking, readme, args.out / "thinking", LONGER)
+        return
     measured = "Not measured."
     if args.measured:
         last = args.measured.read_text(encoding="utf-8").strip().splitlines()[-1]

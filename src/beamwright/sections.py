@@ -80,9 +80,9 @@ class ModelSettings(OpenSection):
 
     model: units.Text = option(
         "bundled",
-        "Generator: PATH, bundled, bundled:strong, hf:ORG/NAME[@REVISION] or random:SHAPE; "
-        "elsewhere: openai:URL#NAME (a server), vllm:PATH (vLLM, in this process). The bundled "
-        f'models know one kind of problem: "{GRAMMAR}"',
+        "Generator: PATH, bundled, bundled:strong, bundled:thinking, hf:ORG/NAME[@REVISION] or "
+        "random:SHAPE; elsewhere: openai:URL#NAME (a server), vllm:PATH (vLLM, in this process). "
+        f'The bundled models know one kind of problem: "{GRAMMAR}"',
         metavar="MODEL",
     )
     verifier: units.TextOrNone = option(
@@ -150,10 +150,13 @@ class ModelSettings(OpenSection):
 
     @property
     def default_verifier(self) -> str:
-        """What scores steps where none is given: the bundled one knows the bundled models."""
+        """What scores steps where none is given: the bundled one knows the bundled solutions.
+
+        It never saw a thought, nor an answer without its steps: none beside `bundled:thinking`.
+        """
         if self.is_random:
             return "logprob"
-        return "bundled" if self.model.partition(":")[0] == "bundled" else "none"
+        return "bundled" if self.model in ("bundled", "bundled:strong") else "none"
 
     @property
     def scorer(self) -> str:

@@ -72,7 +72,8 @@ def resolve_folder(
     """The checkpoint folder that `--model` or `--verifier` means.
 
     role: "generator" or "verifier", the bundled folder that `bundled` stands for;
-    `bundled:strong` is the verifier's in either, whose backbone is a generator, too.
+    `bundled:strong` is the verifier's in either, whose backbone is a generator, too;
+    `bundled:thinking` is a generator that thinks.
     written: the option's value where it says more than `spec`. known: what could be meant where
     there is no such folder. weights: of the hub's, download the weights, too.
 
@@ -82,8 +83,9 @@ def resolve_folder(
     option = f"{'--model' if role == 'generator' else '--verifier'} {written or spec}"
     if spec.startswith(ELSEWHERE):
         raise InputError(f"{option}: this needs the model itself, here")
-    if spec in ("bundled", "bundled:strong"):
-        return BUNDLED / (role if spec == "bundled" else "verifier")
+    own = {"bundled": role, "bundled:strong": "verifier", "bundled:thinking": "thinking"}
+    if spec in own:
+        return BUNDLED / own[spec]
     if spec.startswith("hf:"):
         return _download(spec.removeprefix("hf:"), weights=weights)
     folder = Path(spec)

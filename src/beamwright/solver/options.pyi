@@ -97,10 +97,10 @@ class ProblemOptions(RequestOptions, total=False):
 
 class SolverOptions(RequestOptions, total=False):
     model: str | PathLike[str]
-    """Generator: PATH, bundled, bundled:strong, hf:ORG/NAME[@REVISION] or random:SHAPE;
-    elsewhere: openai:URL#NAME (a server), vllm:PATH (vLLM, in this process). The bundled
-    models know one kind of problem: "NAME has N THINGS. In MONTH NAME gets N THINGS. ... How
-    many THINGS does NAME have now?"
+    """Generator: PATH, bundled, bundled:strong, bundled:thinking, hf:ORG/NAME[@REVISION] or
+    random:SHAPE; elsewhere: openai:URL#NAME (a server), vllm:PATH (vLLM, in this process).
+    The bundled models know one kind of problem: "NAME has N THINGS. In MONTH NAME gets N
+    THINGS. ... How many THINGS does NAME have now?"
     """
     verifier: str | PathLike[str] | ScoreFunction | Verifier | None
     """What scores steps: PATH, family:NAME:PATH, judge:PATH, logprob, none, ... (default:

@@ -1,0 +1,110 @@
+"""The bundled model that thinks: its files, its template, and the shape of what it says."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+import beamwright
+from beamwright import Solver
+from beamwright.checks.model import check_parity
+from beamwright.config import Settings
+from beamwright.models.config import resolve_folder
+from beamwright.models.tokenizer import TextCodec
+from beamwright.search.defaults import resolved
+from beamwright.sections import ModelSettings
+
+BUNDLED = Path(beamwright.__file__).parent / "bundled"
+FOLDER = BUNDLED / "thinking"
+EMPTY = "<think>\n\n</think>\n\n"
+ASKED = [{"role": "user", "content": "How many?"}]
+
+
+@pytest.fixture(scope="module")
+def codec():
+    return TextCodec.load(FOLDER)
+
+
+@pytest.fixture(scope="module")
+def replies():
+    """Whole replies to the first problems of dev, as text."""
+    lines = (BUNDLED / "dev.jsonl").read_text(encoding="utf-8").splitlines()[:4]
+    solver = Solver(
+        model="bundled:thinking",
+        search="majority",
+        n=4,
+        step_tokens=1500,
+        kv_memory="64MiB",
+    )
+    solutions = solver.solve_many((i, json.loads(line)["problem"]) for i, line in enumerate(lines))
+    return [candidate.text for solution in solutions for candidate in solution.candidates]
+
+
+def test_it_goes_by_its_name_and_has_no_verifier_by_default():
+    assert resolve_folder("bundled:thinking", "generator") == FOLDER
+    found = resolved(Settings.build(model="bundled:thinking"))
+    assert (found.search.search, found.model.verifier) == ("majority", "none")
+
+
+def test_its_context_holds_long_thoughts_in_as_many_weights():
+    config = json.loads((FOLDER / "config.json").read_text(encoding="utf-8"))
+    assert config["max_position_embeddings"] == 2048
+    assert config["vocab_size"] == 564
+    assert config["torch_dtype"] == "float16"
+    assert (FOLDER / "model.safetensors").stat().st_size < 2_000_000
+    assert (FOLDER / "README.md").is_file()
+
+
+def test_a_start_and_an_end_are_one_token_each_and_no_special_ones(codec):
+    tokens = {codec.decode([i]): i for i in codec.tokenizer.get_added_tokens_decoder()}
+    assert codec.encode("<think></think>") == [tokens["<think>"], tokens["</think>"]]
+    assert not {tokens["<think>"], tokens["</think>"]} & codec.special_ids
+    whole = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    older = Tokenizer.from_file(str(BUNDLED / "generator" / "tokenizer.json"))
+    assert older.get_vocab().items() <= whole.get_vocab().items()
+
+
+def test_the_template_writes_an_empty_thought_where_none_is_wanted(codec):
+    def prompt(**given):
+        return codec.chat(ASKED, add_generation_prompt=True, given=given)
+
+    assert prompt() == prompt(enable_thinking=True) == "<|bos|>How many?\n\n"
+    assert prompt(enable_thinking=False) == "<|bos|>How many?\n\n" + EMPTY
+    assert codec.chat(ASKED, given={"enable_thinking": False}) == "<|bos|>How many?\n\n"
+
+
+def test_the_template_drops_thoughts_of_earlier_turns(codec):
+    said = {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nFive."}
+    text = codec.chat([*ASKED, said, *ASKED], add_generation_prompt=True)
+    assert text == "<|bos|>How many?\n\nFive.<|eos|>How many?\n\n"
+
+
+def test_our_template_and_transformers_agree(codec):
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(FOLDER)
+    for given in ({}, {"enable_thinking": True}, {"enable_thinking": False}):
+        said = theirs.apply_chat_template(
+            ASKED, tokenize=False, add_generation_prompt=True, **given
+        )
+        assert said == codec.chat(ASKED, add_generation_prompt=True, given=given)
+
+
+def test_transformers_reads_it_with_equal_logits():
+    assert max(check_parity(ModelSettings(model=str(FOLDER))).values()) <= 1e-3
+
+
+def test_a_reply_is_one_thought_and_one_box(replies):
+    def well_formed(text):
+        thought, end, said = text.partition("</think>\n\n")
+        inside = thought.removeprefix("<think>\n")
+        return end and inside != thought and "boxed" not in inside and said.count("\\boxed{") == 1
+
+    assert sum(map(bool, map(well_formed, replies))) >= len(replies) - 1
+
+
+def test_some_thoughts_go_on_after_the_answer_stands(replies):
+    checked = [any(word in text for word in ("Wait", "Hmm", "Let me check")) for text in replies]
+    assert any(checked)
+    assert not all(checked)
