@@ -28,17 +28,12 @@ def codec():
 
 @pytest.fixture(scope="module")
 def replies():
-    """Whole replies to the first problems of dev, as text."""
+    """The last steps of whole replies to the first problems of dev."""
     lines = (BUNDLED / "dev.jsonl").read_text(encoding="utf-8").splitlines()[:4]
-    solver = Solver(
-        model="bundled:thinking",
-        search="majority",
-        n=4,
-        step_tokens=1500,
-        kv_memory="64MiB",
-    )
+    options = {"search": "majority", "n": 4, "step_tokens": 1500, "kv_memory": "64MiB"}
+    solver = Solver(model="bundled:thinking", **options)
     solutions = solver.solve_many((i, json.loads(line)["problem"]) for i, line in enumerate(lines))
-    return [candidate.text for solution in solutions for candidate in solution.candidates]
+    return [each.tree.node(path.lineage) for each in solutions for path in each.candidates]
 
 
 def test_it_goes_by_its_name_and_has_no_verifier_by_default():
@@ -96,15 +91,17 @@ def test_transformers_reads_it_with_equal_logits():
 
 
 def test_a_reply_is_one_thought_and_one_box(replies):
-    def well_formed(text):
-        thought, end, said = text.partition("</think>\n\n")
-        inside = thought.removeprefix("<think>\n")
-        return end and inside != thought and "boxed" not in inside and said.count("\\boxed{") == 1
+    def well_formed(last):
+        steps = last.reply()
+        boxes = [step.step_text.count("\\boxed{") for step in steps]
+        return [step.thought for step in steps] == [True, False] and boxes == [0, 1]
 
-    assert sum(map(bool, map(well_formed, replies))) >= len(replies) - 1
+    assert sum(map(well_formed, replies)) >= len(replies) - 1
+    assert all(last.said.endswith("}.") for last in replies if well_formed(last))
 
 
 def test_some_thoughts_go_on_after_the_answer_stands(replies):
-    checked = [any(word in text for word in ("Wait", "Hmm", "Let me check")) for text in replies]
+    checks = ("Wait", "Hmm", "Let me check")
+    checked = [any(word in last.text for word in checks) for last in replies]
     assert any(checked)
     assert not all(checked)
