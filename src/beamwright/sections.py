@@ -201,6 +201,22 @@ class StepSettings(Section):
     max_tokens: int | None = option(
         None, "Longest path after the prompt; revise: longest reply.", ge=1, metavar=TOKENS
     )
+    thinking: units.Thinking = option(
+        "auto",
+        "Whether a model that can think does (on, off), and for how many tokens at most; auto: as "
+        "its chat template has it.",
+        metavar="auto|on|off|TOKENS",
+    )
+    soft_close: float = option(
+        0.1,
+        "In the last quarter of --thinking TOKENS a thought ends where its end is at least so "
+        "likely; above 1: never before the last token.",
+        gt=0.0,
+        metavar="PROBABILITY",
+    )
+    close_message: units.CloseMessage = option(
+        "", r"What a thought is made to say before it is closed; \n is understood.", metavar="TEXT"
+    )
     thought_steps: units.ThoughtSteps = option(
         "auto",
         "Steps inside thoughts: whole, paragraphs, sentences, markers (Wait, Hmm, ...), or so many "

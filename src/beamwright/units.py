@@ -78,6 +78,7 @@ def parse_select(text: str | float) -> int | float:
     raise InputError(f"{text!r} selects nothing: write all, tokens such as 2048, or 1/8")
 
 
+MOST_CLOSING = 200
 MOST_DRAFTS = 15  # an iteration writes up to 16 tokens
 
 
@@ -92,6 +93,30 @@ def parse_drafts(text: str | int) -> str | int:
     if not isinstance(text, bool) and str(text).isdigit() and 1 <= int(text) <= MOST_DRAFTS:
         return int(text)
     raise InputError(f"{text!r} drafts nothing: write auto, off or tokens, 1 to {MOST_DRAFTS}")
+
+
+def parse_thinking(text: str | int) -> str | int:
+    """Whether a model thinks, or its budget in tokens; a budget of none is off.
+
+    Raises:
+        InputError: if it is neither.
+    """
+    if text in ("auto", "on", "off"):
+        return text
+    if not isinstance(text, bool) and str(text).isdigit():
+        return int(text) or "off"
+    raise InputError(f"{text!r} is no thinking: write auto, on, off or tokens")
+
+
+def parse_close_message(text: str) -> str:
+    """What a thought is made to say; every byte may be a token.
+
+    Raises:
+        InputError: if it is too long.
+    """
+    if len(str(text).encode(errors="replace")) > MOST_CLOSING:
+        raise InputError(f"a closing message has at most {MOST_CLOSING} bytes")
+    return text
 
 
 def parse_thought_steps(text: str | int) -> str | int:
@@ -203,6 +228,10 @@ Select = Annotated[int | float, _parsed(parse_select, int | float | str)]
 # Tokens that are drafted for a row, at most.
 _Drafts = Literal["auto", "off"] | int
 Drafts = Annotated[_Drafts, _parsed(parse_drafts, _Drafts)]
+# Whether a model thinks, and for how many tokens.
+_Thinking = Literal["auto", "on", "off"] | int
+Thinking = Annotated[_Thinking, _parsed(parse_thinking, _Thinking)]
+CloseMessage = Annotated[str, _parsed(parse_close_message, str)]
 # How thoughts are cut into steps.
 THOUGHT_STEPS = ("auto", "whole", "paragraphs", "sentences", "markers")
 _ThoughtSteps = Literal["auto", "whole", "paragraphs", "sentences", "markers"] | int

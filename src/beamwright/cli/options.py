@@ -43,7 +43,7 @@ _PANELS = {
     "sparse": "Sparse decoding (changes the tree)",
 }
 _ONE_BY_ONE = "stop_strings"  # given once for each
-_ESCAPED = ("delimiter", "stop_strings")
+_ESCAPED = ("delimiter", "stop_strings", "close_message")
 
 
 def option(

@@ -272,7 +272,7 @@ class ClusterSolver:
         take_priority(wanted := dict(options))
         asked = self._default.changed(wanted)  # what `auto` stands for is every replica's affair
         if self.context:
-            self._prompts.check_turns(asked.strategy)
+            self._prompts.check_turns(asked.strategy, asked.settings.step.thinking)
         n, deadline_s = asked.settings.search.n, asked.settings.stop.deadline
         given = Given(uuid.uuid4().hex, problem, problem_id, options, n, self.roster, tells)
         return self._send(given, deadline_s, on_round)

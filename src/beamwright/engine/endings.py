@@ -8,8 +8,11 @@ drawn beyond is dropped, so that where a step ends depends on its tokens alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import takewhile
 
+from beamwright.engine.closing import Closing
 from beamwright.engine.row import Row, RowLimit
 from beamwright.models.thinking import ThoughtMarks
 from beamwright.models.tokenizer import TextCodec
@@ -70,6 +73,9 @@ def begins_thought(node: Node, marks: ThoughtMarks | None) -> bool | None:
     return None if parent is node.replies_to else False
 
 
+_SOFTENS = 0.75  # of a budget
+
+
 class StopFinder:
     """Why rows end. codec: None without a tokenizer, where nothing but limits ends a step."""
 
@@ -97,6 +103,25 @@ class StopFinder:
         if at_limit and (limit.reason.ends_path or not (delimited or turned)):
             return limit.reason
         return turned or (StopReason.DELIMITER if delimited else None)
+
+    def closing(self, row: Row) -> Closing | None:
+        """How the row's thought has to end; None if nothing asks for that, or it is in none."""
+        step, marks = row.decoding.step, self._marks
+        if marks is None or not row.thought or step.thinking in ("auto", "on"):
+            return None
+        assert self._codec is not None
+        budget = 0 if step.thinking == "off" else int(step.thinking)
+        above, reply = row.node.reply()[:-1], row.node.replies_to
+        thought = [*takewhile(lambda each: each.thinking, reversed(above))]
+        start = row.node.start - sum(len(each.token_ids) for each in thought)
+        earlier = [each for each in above if each.thought and each not in thought]
+        budget -= sum(len(each.token_ids) for each in earlier)
+        # A start that is drawn cannot be undone.
+        drawn = start == reply.end and not marks.opened(reply.token_ids)
+        least = len(marks.start) if drawn else 0
+        at, soft = (start + max(least, math.ceil(share * budget)) for share in (1, _SOFTENS))
+        message = self._codec.encode(step.close_message)
+        return Closing(at, (*message, *marks.end), soft, marks.end[0], step.soft_close)
 
     @staticmethod
     def _turn(row: Row, drawn: Sequence[int], marks: ThoughtMarks) -> StopReason | None:

@@ -11,6 +11,7 @@ import torch
 
 from beamwright.config import Settings
 from beamwright.errors import InputError, ProblemTooLongError
+from beamwright.models.thinking import FAMILIES
 from beamwright.models.tokenizer import TextCodec
 from beamwright.protocols import Strategy
 from beamwright.sections import ModelSettings
@@ -44,8 +45,12 @@ class Prompts:
         self._settings = settings
         self._args: WeakKeyDictionary[Node, Mapping[str, Any]] = WeakKeyDictionary()
 
-    def tree(self, problem_id: str | int, problem: Problem) -> SearchTree:
+    def tree(
+        self, problem_id: str | int, problem: Problem, thinking: str | int = "auto"
+    ) -> SearchTree:
         """A tree with the rendered prompt; space around a problem belongs to neither model.
+
+        thinking: what the chat template is told of it (`StepSettings.thinking`).
 
         Raises:
             InputError: if the problem is empty, too long or no text, or the model has no tokenizer.
@@ -55,7 +60,10 @@ class Prompts:
                 f"--model {self._settings.model} has no tokenizer: use --prompt-tokens N"
             )
         check_text(self._settings.system_prompt or "", "--system-prompt")
-        ids, text = self._rendered(self._codec, problem)
+        args = self._codec.switch(thinking)
+        if isinstance(problem, Conversation):
+            args |= problem.template_args
+        ids, text = self._rendered(self._codec, problem, args)
         if not ids:
             raise InputError("the prompt has no tokens: see --chat-template and the tokenizer")
         if max(ids) >= self._vocab:
@@ -65,18 +73,17 @@ class Prompts:
             )
         self._check_length(len(ids))
         tree = SearchTree(problem_id, tuple(ids), text)
-        if isinstance(problem, Conversation):
-            self._args[tree.root] = problem.template_args
+        self._args[tree.root] = args
         return tree
 
-    def _rendered(self, codec: TextCodec, problem: Problem) -> tuple[list[int], str]:
-        """Token ids of the prompt, and the problem as a verifier reads it."""
+    def _rendered(
+        self, codec: TextCodec, problem: Problem, args: Mapping[str, Any]
+    ) -> tuple[list[int], str]:
+        """Token ids of the prompt, and the problem as a verifier reads it; args: the template's."""
         system_prompt = self._settings.system_prompt
         match problem:
             case Conversation():
-                said = codec.conversation(
-                    problem.messages, system_prompt, problem.tools, problem.template_args
-                )
+                said = codec.conversation(problem.messages, system_prompt, problem.tools, args)
                 self._check_size(codec, said, "the conversation")
                 return codec.encode_prompt(said), problem.problem_text
             case RawPrompt(tuple() as given):
@@ -91,7 +98,7 @@ class Prompts:
         if not text:
             raise InputError("the problem is empty")
         self._check_size(codec, text, "the problem")
-        return codec.render(text, system_prompt), text
+        return codec.render(text, system_prompt, args), text
 
     def _check_size(self, codec: TextCodec, text: str, what: str) -> None:
         check_text(text, what)
@@ -114,13 +121,21 @@ class Prompts:
             if self._codec is not None:
                 self._check_size(self._codec, "".join(steps), f"path {number}")
 
-    def check_turns(self, strategy: Strategy) -> None:
-        """See that what a strategy will ask can be asked, before anything is decoded.
+    def check_turns(self, strategy: Strategy, thinking: str | int = "auto") -> None:
+        """See that what a strategy will ask can be asked, before anything is decoded, and that a
+        model which is to think can.
 
         Raises:
             InputError: if the model has no tokenizer or no chat template, or a turn is no text, or
-            longer than its context.
+            longer than its context; if it marks no thoughts.
         """
+        marked = self._codec is not None and self._codec.thoughts is not None
+        if thinking not in ("auto", "off") and not marked:
+            known = ", ".join(family.start.strip() for family in FAMILIES)
+            raise InputError(
+                f"--thinking {thinking}: the tokenizer of --model {self._settings.model} has no "
+                f"tokens for thoughts ({known})"
+            )
         for turn in dict.fromkeys(getattr(strategy, "turns", ())):
             self._turn_ids(turn, {})
 
@@ -149,10 +164,12 @@ class Prompts:
         ids = torch.randint(self._vocab, (num_tokens,), generator=generator).tolist()
         return SearchTree(0, tuple(ids), "")
 
-    def check(self, tree: SearchTree, file: Path, problem: str | None) -> None:
+    def check(
+        self, tree: SearchTree, file: Path, problem: str | None, thinking: str | int = "auto"
+    ) -> None:
         """See if a tree that was saved in `file` has the prompt that it would have today.
 
-        problem: what it has to be of; None for whatever it is of.
+        problem: what it has to be of; None for whatever it is of. thinking: see `tree`.
 
         Raises:
             InputError: if it has not.
@@ -161,7 +178,7 @@ class Prompts:
         if problem is not None and problem.strip() != root.problem_text:
             raise InputError(f"{file}: was saved with another problem")
         again = (
-            self.tree(root.problem_id, root.problem_text)
+            self.tree(root.problem_id, root.problem_text, thinking)
             if root.problem_text
             else self.synthetic(len(root.token_ids))
         )

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from beamwright.attention.kernels import why_no_kernels
+from beamwright.engine.closing import Closing, RowClosings
 from beamwright.engine.noise import (
     Logits,
     RowStream,
@@ -46,7 +47,8 @@ _AT_A_TIME = 16  # rows: their keys are twice as long as logits in float32
 class Ways(NamedTuple):
     """What at least one row does; what nobody does is not computed.
 
-    likeliest: how many tokens top-k has to rank for the row that asks for most, 0 for none.
+    likeliest: how many tokens top-k has to rank for the row that asks for most, 0 for none. closes:
+    what is drawn may not stand (`closing`).
     """
 
     draws: bool
@@ -54,6 +56,7 @@ class Ways(NamedTuple):
     likeliest: int
     top_p: bool
     min_p: bool
+    closes: bool = False
 
     @property
     def filters(self) -> bool:
@@ -72,6 +75,7 @@ class RowSampling:
         self.top_k = torch.zeros(num_rows, 1, dtype=torch.long, device=device)
         self._numbers = torch.ones(3, num_rows, 1, device=device)
         self.temperature, self.top_p, self.min_p = self._numbers
+        self.closings = RowClosings(num_rows, device)
         self.ways = Ways(True, False, 0, False, False)
 
     @classmethod
@@ -81,8 +85,17 @@ class RowSampling:
         made.load(rows, [False] * len(rows))
         return made
 
-    def load(self, rows: Sequence[SamplingSettings], greedy: Sequence[bool]) -> None:
-        """Go on with these settings. greedy: the likeliest tokens are taken whatever they say."""
+    def load(
+        self,
+        rows: Sequence[SamplingSettings],
+        greedy: Sequence[bool],
+        closings: Sequence[Closing | None] = (),
+    ) -> None:
+        """Go on with these settings. greedy: the likeliest tokens are taken whatever they say.
+
+        closings: how each row's thought has to end.
+        """
+        self.closings.load(closings)
         likeliest = [g or row.temperature == 0 for row, g in zip(rows, greedy, strict=True)]
         drawing = [row for row, g in zip(rows, likeliest, strict=True) if not g]
         top_k = max((row.top_k or 0 for row in drawing), default=0)
@@ -93,6 +106,7 @@ class RowSampling:
             likeliest=1 << (top_k - 1).bit_length() if top_k else 0,
             top_p=any(row.top_p < 1.0 for row in drawing),
             min_p=any(row.min_p is not None for row in drawing),
+            closes=self.closings.any,
         )
         numbers = [
             [row.temperature or 1.0 for row in rows],
@@ -110,6 +124,7 @@ class RowSampling:
         made.greedy, made.top_k = self.greedy[rows], self.top_k[rows]
         made._numbers = self._numbers[:, rows]
         made.temperature, made.top_p, made.min_p = made._numbers
+        made.closings = self.closings.picked(rows) if self.closings.any else self.closings
         return made
 
     @property
@@ -238,6 +253,20 @@ class Sampler:
         logits: [rows, vocab]; keys [rows, 2]; positions [rows] of the tokens being drawn.
         unread: rows whose token nobody reads; where rows are drawn one by one it is token 0.
         """
+        tokens, logprobs = self._drawn(logits, keys, positions, how, unread)
+        if how.ways.closes:
+            known = logits[:, : self.num_tokens]
+            return how.closings.imposed(known, positions, tokens, logprobs)
+        return tokens, logprobs
+
+    def _drawn(
+        self,
+        logits: torch.Tensor,
+        keys: torch.Tensor,
+        positions: torch.Tensor,
+        how: RowSampling,
+        unread: Collection[int],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         rows = (logits[:, : self.num_tokens], keys, positions, *how.tensors)
         if self._by_row:
             return self._sample_by_row(how.ways, unread, rows)

@@ -17,12 +17,12 @@ import torch
 from beamwright.config import Settings
 from beamwright.counters import Progress
 from beamwright.engine.batch import RunningBatch
-from beamwright.engine.capacity import ITERATION_TOKENS, StepLengths, WorkingMemory
+from beamwright.engine.buffers import StepBuffers
+from beamwright.engine.capacity import StepLengths, WorkingMemory
 from beamwright.engine.chains import last_hidden
 from beamwright.engine.drafts import Drafts
 from beamwright.engine.endings import StopFinder, text_before
 from beamwright.engine.graphs import Replay, make_replay
-from beamwright.engine.noise import stack_keys
 from beamwright.engine.passes import DistinctPasses, EqualTexts, why_one_token_each
 from beamwright.engine.row import (
     Decoding,
@@ -34,9 +34,7 @@ from beamwright.engine.row import (
 )
 from beamwright.engine.sampling import (
     MOST_LIKELIEST,
-    RowSampling,
     Sampler,
-    Ways,
     draws_in_kernel,
     likeliest,
 )
@@ -47,69 +45,6 @@ from beamwright.models.tokenizer import TextCodec
 from beamwright.models.tree_model import PrefillRequest, TreeModel
 from beamwright.plan.machines import PassCosts
 from beamwright.tree import StopReason
-
-
-class StepBuffers:
-    """Everything that a step of `num_rows` rows reads and writes beside KV; never moved.
-
-    hidden: final hidden states [rows, hidden] for their shape, type and device.
-    num_likeliest: of how many tokens beside the drawn one a step can say how likely they are.
-    results: what steps found, by name [step, row, ...]; `index` [1] is the next step's place.
-    """
-
-    def __init__(
-        self, num_rows: int, stats: Collection[str], hidden: torch.Tensor, num_likeliest: int
-    ) -> None:
-        device = hidden.device
-
-        def results(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-            size = (ITERATION_TOKENS, num_rows, *shape)
-            return torch.zeros(size, dtype=dtype, device=device)
-
-        self._arrangement = -1
-        self.keys = torch.zeros(num_rows, 2, dtype=torch.int32, device=device)
-        self.sampling = RowSampling(num_rows, device)
-        self._moving = torch.zeros(2, num_rows, dtype=torch.long, device=device)
-        self.tokens, self.positions = self._moving
-        self.index = torch.zeros(1, dtype=torch.long, device=device)
-        self.results = {
-            "tokens": results(dtype=torch.long),
-            "logprobs": results(),
-            "hidden": results(*hidden.shape[1:], dtype=hidden.dtype),
-            **{name: results() for name in stats},
-            "top_ids": results(num_likeliest, dtype=torch.long),
-            "top_logprobs": results(num_likeliest),
-        }
-        self.asks, self.unread = False, frozenset[int]()
-
-    def load(self, rows: Sequence[Row | None], arrangement: int) -> None:
-        """Begin an iteration with these rows; None pads the batch.
-
-        arrangement: another number wherever the rows are others than before.
-        """
-        first = next(row for row in rows if row is not None)
-        real = [row or first for row in rows]
-        if arrangement != self._arrangement:  # what stays the same as long as a row runs
-            settings = [row.decoding.sampling for row in real]
-            self.keys.copy_(stack_keys([row.key for row in real], self.keys.device))
-            self.sampling.load(settings, [row.node.greedy for row in real])
-            self.asks = any(each.top_logprobs for each in settings)
-            self._arrangement = arrangement
-            self.unread = frozenset(place for place, row in enumerate(rows) if row is None)
-        tokens = [row.tokens[-1] if row.tokens else 0 for row in real]
-        positions = [row.node.start + row.forwarded for row in real]
-        self._moving.copy_(torch.tensor([tokens, positions]))
-        self.index.zero_()
-
-    @property
-    def ways(self) -> tuple[Ways, bool]:
-        """What a step computes at all, and a captured one always will."""
-        return self.sampling.ways, self.asks
-
-    def keep(self, **values: torch.Tensor) -> None:
-        """What this step found, by name [rows, ...]."""
-        for name, found in values.items():
-            self.results[name].index_copy_(0, self.index, found.unsqueeze(0))
 
 
 class TensorRows:
@@ -220,8 +155,10 @@ class TensorRows:
             self._session.drop(gone)
             self._arrangement += 1
         buffers = self._step_buffers()
-        buffers.load(self._rows, self._arrangement)
+        buffers.load(self._rows, self._arrangement, self._stops.closing)
         self._session.prepare(max_tokens)
+        if any(row.thought is None for row in running):
+            self._arrangement += 1  # how it ends is known with the next token
         if self._drafts is None:
             return self._run_some(buffers, max_tokens, enough, None)
         before, began = sum(len(row.tokens) for row in running), time.perf_counter()
@@ -306,7 +243,7 @@ class TensorRows:
         parents = [*dict.fromkeys(row.node.parent for row in rows)]
         hidden = torch.cat([last_hidden(parent) for parent in parents])
         buffers = self._make_buffers(len(rows), hidden[:, :0])
-        buffers.load(rows, self._arrangement)
+        buffers.load(rows, self._arrangement, self._stops.closing)
         siblings = [parents.index(row.node.parent) for row in rows]
         self._draw(buffers, self._decoder.logits(hidden)[siblings])
         self._take(_Drawn(rows, self._stops), buffers, 1)

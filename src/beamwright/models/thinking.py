@@ -7,9 +7,9 @@ or quote. Knows tokenizers' text and ids; no rows, no settings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -41,6 +41,20 @@ FAMILIES = (
     ThoughtFamily("cohere", "<|START_THINKING|>", "<|END_THINKING|>"),
     ThoughtFamily("exaone", "<thought>", "</thought>"),
 )
+
+
+# What chat templates read to let a model think, or not to.
+_SWITCHES = ("enable_thinking", "thinking")
+
+
+def template_switch(names: Collection[str], thinking: str | int) -> dict[str, Any]:
+    """Arguments of a chat template that reads these names, for `--thinking`."""
+    if thinking == "auto":
+        return {}
+    given: dict[str, Any] = {name: thinking != "off" for name in _SWITCHES if name in names}
+    if "reasoning_effort" in names and thinking == "off":
+        given["reasoning_effort"] = "low"  # gpt-oss cannot leave it
+    return given
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from beamwright.models.template import (
     render,
     template_writer,
 )
-from beamwright.models.thinking import ThoughtMarks
+from beamwright.models.thinking import ThoughtMarks, template_switch
 
 PLACE = "\ue000"  # stands for a text to come: a private character that no template touches
 _PIECE = 1 << 16  # characters that are tokenised at a time where only their number matters
@@ -137,14 +137,24 @@ class TextCodec:
         except InputError:
             return False
 
-    def render(self, problem: str, system_prompt: str | None = None) -> list[int]:
+    def switch(self, thinking: str | int) -> dict[str, Any]:
+        """Arguments of the chat template for `--thinking`, where they are not given already."""
+        names = names_read(self.chat_template) - self.template_args.keys()
+        return {} if thinking == "auto" else template_switch(names, thinking)
+
+    def render(
+        self,
+        problem: str,
+        system_prompt: str | None = None,
+        template_args: Mapping[str, Any] = MappingProxyType({}),
+    ) -> list[int]:
         """Token ids of the prompt: the chat template, or the plain text where there is none.
 
         system_prompt: in a message of its own, or before the problem where there is no such role;
-        an empty one is none.
+        an empty one is none. template_args: before those of the codec.
         """
         said = [{"role": "user", "content": problem}]
-        return self.encode_prompt(self.conversation(said, system_prompt))
+        return self.encode_prompt(self.conversation(said, system_prompt, (), template_args))
 
     @cached_property
     def takes_tools(self) -> bool:

@@ -32,6 +32,16 @@ class RequestOptions(TypedDict, total=False):
     """Longest first, second, ... step; the last stands for the rest."""
     max_tokens: int | None
     """Longest path after the prompt; revise: longest reply."""
+    thinking: Literal["auto", "on", "off"] | int
+    """Whether a model that can think does (on, off), and for how many tokens at most; auto: as
+    its chat template has it.
+    """
+    soft_close: float
+    """In the last quarter of --thinking TOKENS a thought ends where its end is at least so
+    likely; above 1: never before the last token.
+    """
+    close_message: str
+    r"""What a thought is made to say before it is closed; \n is understood."""
     thought_steps: Literal["auto", "whole", "paragraphs", "sentences", "markers"] | int
     """Steps inside thoughts: whole, paragraphs, sentences, markers (Wait, Hmm, ...), or so many
     tokens; auto: whole where the verifier sees no thoughts, else as outside.

@@ -212,7 +212,7 @@ class Solver:
         was = root.problem_text or len(root.token_ids)
         request = Request(lambda: saved.tree, asked, was, on_round, saving, prepare=begin)
         with self._calls.turn():
-            self._prompts.check(saved.tree, file, problem)
+            self._prompts.check(saved.tree, file, problem, asked.settings.step.thinking)
         return self._solve_alone(request)
 
     def synthetic(
@@ -380,7 +380,7 @@ class Solver:
         """Raises InputError for what cannot be served with what is loaded."""
         search, scored = asked.settings.search, self.verifier.probabilities
         check_stops(asked.settings.stop, search, probabilities=scored)
-        self._prompts.check_turns(asked.strategy)
+        self._prompts.check_turns(asked.strategy, asked.settings.step.thinking)
         missing = ", ".join(sorted(stats_read_by(asked.strategy) - self.token_stats))
         if missing:
             raise InputError(
@@ -411,7 +411,8 @@ class Solver:
         priority, asked = take_priority(options), self._problem_settings(options)
         if checkpoint is not None and not isinstance(problem, str):
             raise InputError("checkpoint: only a search whose problem is a text is saved")
-        make_tree = partial(self._prompts.tree, problem_id, problem)
+        thinking = asked.settings.step.thinking
+        make_tree = partial(self._prompts.tree, problem_id, problem, thinking)
         saving = self._saving(checkpoint, asked)
         return Request(make_tree, asked, problem, on_round, saving, priority=priority)
 
