@@ -338,9 +338,11 @@ class Verifier(Protocol):
     that: it may be called on a thread of its own while steps are decoded; it reads nothing but the
     nodes that it is given, with those above them, and what it keeps itself. reads_drawn, where it
     has that: it reads what the generator drew (`token_ids`, `logprobs`, `stats`), so that steps
-    which somebody gives as texts have no score.
+    which somebody gives as texts have no score. sees, where it has that: what of a reply it is
+    given, "answer" (otherwise), "thought" or "both" (`Node.seen`).
 
-    No node of a call is above another: what is above was scored in an earlier one.
+    No node of a call is above another: what is above was scored in an earlier one, or is not
+    (`engine.scoring.Judged`).
     """
 
     default_aggregate: str

@@ -257,6 +257,12 @@ class SearchSettings(OpenSection):
     aggregate: Literal["last", "min", "prod", "mean"] | None = option(
         None, "From step scores to a path's score (default: the verifier's)."
     )
+    verify_every: int = option(
+        1,
+        "Score every so manyth step of a path, and its last; the others go on by one child each.",
+        ge=1,
+        metavar="STEPS",
+    )
     choose: Literal["best", "majority", "weighted"] | None = option(
         None, "How the final answer is chosen (default: the strategy's own)."
     )

@@ -48,7 +48,9 @@ def small():
     """Two steps, the first of which was extended twice over; priors 1/4 and 3/4."""
     tree = new_tree()
     first, second = extend(tree, tree.root, [0.9, 0.6], logprobs=[math.log(0.1), math.log(0.3)])
+    tree.rounds = 1
     below, other = extend(tree, first, [0.8, 0.4])
+    tree.rounds = 2
     extend(tree, below, [0.7, None])
     tree.rounds = 3
     return tree, first, second, below, other

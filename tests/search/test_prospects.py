@@ -14,7 +14,7 @@ def second_round(parent_scores, children=2, complete=None):
     """Beams below parents with these scores; `complete` of them have their step, and no score."""
     tree = new_tree()
     parents = tree.expand(tree.root, len(parent_scores))
-    beams = []
+    beams, tree.rounds = [], 1
     for parent, score in zip(parents, parent_scores, strict=True):
         add_step(tree, parent, "p.")
         parent.score = score

@@ -156,11 +156,16 @@ def last_hidden(node: Node | None) -> Any:
 # --- a resumed tree ------------------------------------------------------------------------------
 
 
-def restore_kv(generator: TreeModel | None, verifier: Verifier, nodes: Iterable[Node]) -> None:
+def restore_kv(
+    generator: TreeModel | None,
+    verifier: Verifier,
+    judges: Callable[[Node], bool],
+    nodes: Iterable[Node],
+) -> None:
     """Give the nodes of a rebuilt tree their handles of both owners.
 
-    generator: None where its KV is not here. nodes: those whose KV may be needed, all their
-    ancestors included; decoded ones only.
+    generator: None where its KV is not here. judges: whether the verifier was given a step. nodes:
+    those whose KV may be needed, all their ancestors included; decoded ones only.
 
     Raises:
         CapacityError: if a KV budget cannot hold them; what is in place stays on the nodes.
@@ -174,7 +179,9 @@ def restore_kv(generator: TreeModel | None, verifier: Verifier, nodes: Iterable[
         device = keeper.tree_model.decoder.device
         # Kernels are launched on the current device, which is the generator's.
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            keeper.restore(needed)
+            read = [node for node in needed if node.parent is not None and judges(node)]
+            begun = read or needed[0].usage["verifier_prefilled"]
+            keeper.restore([*needed[:1], *read] if begun else ())
 
 
 @torch.inference_mode()

@@ -150,7 +150,7 @@ def note_answers(way: Answers, nodes: Iterable[Node]) -> None:
     for node in nodes:
         if node.vote is not None:
             continue
-        answer, vote = call_policy(name, way.read, node.text), None
+        answer, vote = call_policy(name, way.read, node.said), None
         if isinstance(answer, str) and answer.strip():
             vote = call_policy(name, way.key, answer, node.notes_of_reply)
         if not isinstance(answer, str | None) or not isinstance(vote, str | None):

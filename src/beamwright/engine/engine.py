@@ -117,10 +117,11 @@ class Engine:
         # A newcomer is behind all others, however many come.
         run.served = max((other.served for other in self._live.values()), default=0)
         self._live[run.tree.root] = run
-        if run.tree.rounds == 0:
+        begun = bool(run.tree.root.children)
+        if not begun:
             run.save_round()
         self._select(run)
-        if run.restore is not None and not run.tree.done and run.tree.rounds > 0:
+        if run.restore is not None and not run.tree.done and begun:
             with self._fails_alone(run):
                 run.restore([node for node in run.tree.held if node.state is not NodeState.OPEN])
         return [run] if run.tree.done else []
@@ -166,7 +167,7 @@ class Engine:
         self._submit_scores(run)
         if run.unscored:
             return
-        run.tree.rounds += 1
+        run.tree.rounds += not run.carried()  # within a round, while some steps are unjudged
         run.note_costs(self._payoff, self._accounting.counts.copy(), alone=len(self._live) == 1)
         run.save_round()
         self._select(run)
@@ -205,7 +206,7 @@ class Engine:
             run.begin_round()
             run.began = self._accounting.counts.copy()
             self._changed = self._foresee = True
-        if run.on_round is not None and tree.rounds > 0:
+        if run.on_round is not None and (candidates or tree.rounds > 0):
             run.on_round(report)
 
     def _submit_scores(self, run: TreeRun) -> None:

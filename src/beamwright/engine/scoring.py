@@ -7,6 +7,7 @@ wrote it. The queue is Alg. 2 of decoupled tree exploration.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from numbers import Real
 from operator import attrgetter
@@ -22,7 +23,7 @@ from beamwright.errors import (
 )
 from beamwright.models.load import no_more_memory
 from beamwright.protocols import Event, StepFailed, StepScored, Verifier
-from beamwright.tree import Node, by_root
+from beamwright.tree import Node, Sees, by_root
 
 _depth = attrgetter("depth")
 _LARGEST_SCORE = 1e30  # sums and squares of many such scores are floats still
@@ -53,6 +54,27 @@ class ScoringQueue(PriorityQueue[tuple[Node, ...]]):
         """Forget batches that nobody waits for when these nodes are gone, and speculative ones."""
         gone = frozenset(nodes)
         self.change(lambda batch: without(batch, gone))
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Which steps a verifier is given: of those that it sees, every so manyth of a reply and the
+    one that ends a path (VG-Search, Chen et al. 2025). It follows from the path alone.
+
+    Blanks between a thought and the answer are no step to be judged.
+    """
+
+    every: int = 1
+    sees: Sees = "answer"
+
+    def __call__(self, node: Node) -> bool:
+        steps = node.reply()
+        shown = [step for step in steps if step.seen(self.sees)]
+        if node not in shown[-1:]:
+            return False
+        if len(shown) < len(steps) and not any(step.step_text.strip() for step in shown):
+            return False
+        return node.ended or len(shown) % self.every == 0
 
 
 def without(batch: Sequence[Node], gone: Collection[Node]) -> tuple[Node, ...] | None:

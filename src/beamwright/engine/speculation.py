@@ -12,7 +12,7 @@ that takes about as long as a token of all rows (docs/log/2026-11-22-decoding-ah
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -65,13 +65,21 @@ class SpeculativeChildren:
         """Those that have their step."""
         return [node for node in self if node.state is NodeState.CANDIDATE]
 
-    def to_score(self, submitted: Container[Node], most: int) -> list[Node]:
-        """Up to so many that have their step, whose parents are scored or about to be; once."""
+    def to_score(
+        self,
+        submitted: Container[Node],
+        most: int,
+        judges: Callable[[Node], bool] = lambda node: True,
+    ) -> list[Node]:
+        """Up to so many that have their step, whose parents are scored or about to be, or judged by
+        nobody; once."""
         chosen: list[Node] = []
         for node in self.complete():
-            sure = node.parent in submitted or node.parent in self._submitted
+            above = node.parent
+            sure = above in submitted or above in self._submitted
+            sure = sure or (above is not None and not above.speculative and not judges(above))
             if len(chosen) < most and node.answers and sure and node not in self._submitted:
-                chosen.append(node)
+                chosen += [node] if judges(node) else []
                 self._submitted.add(node)
         return chosen
 

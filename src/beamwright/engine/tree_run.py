@@ -5,6 +5,7 @@ Knows one tree and its policies; no executor, no other tree.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +41,8 @@ class TreeRun:
     """One tree under way, and what is measured of it.
 
     strategy, aggregate, rng: how its rounds are decided; render_turn: for strategies that ask
-    again. on_round: hears of every round.
+    again. judges: whether the verifier is given a step, a function of its path alone. on_round:
+    hears of every round, and of what goes on within one.
     beams: the open steps that this round began with; open: those that are not decoded yet;
     submitted: those that were given to the verifier; unscored: and not scored so far.
     elapsed_s: seconds that earlier processes spent on a tree that is resumed.
@@ -65,6 +67,7 @@ class TreeRun:
     strategy: Strategy
     aggregate: Aggregate
     rng: Callable[[SearchTree], Random]
+    judges: Callable[[Node], bool] = lambda node: True
     render_turn: RenderTurn = lambda node, turn: None
     on_round: RoundCallback | None = None
     open: dict[Node, None] = field(default_factory=dict)
@@ -155,7 +158,7 @@ class TreeRun:
         """This round's steps, in the order of its beams, that can be scored and the verifier was
         not given yet; they count as given from now on."""
         decoded = [n for n in self.beams if n.state is NodeState.CANDIDATE and n.answers]
-        new = [node for node in decoded if node not in self.submitted]
+        new = [node for node in decoded if node not in self.submitted and self.judges(node)]
         self.submitted.update(new)
         if self.open:
             self._early.update(new)
@@ -177,7 +180,7 @@ class TreeRun:
         While others are decoded there is slack: no more are scored at a time than a whole round.
         """
         slack = len(self.beams) - num_steps if self.open else 0
-        return self.speculative.to_score(self.submitted, slack)
+        return self.speculative.to_score(self.submitted, slack, self.judges)
 
     def note_costs(self, payoff: Payoff, spent: Counters, *, alone: bool) -> None:
         """Tell what the round that is over was like, and alone what it has cost.
@@ -198,8 +201,16 @@ class TreeRun:
         return bool(self.open) and foresees and not self._put_off
 
     def prospects(self) -> list[Prospect]:
-        """What the strategy may extend when this round is over."""
-        return foreseen(self.strategy, self.tree, self.beams, self.speculative.complete())
+        """What may be extended: surely, by a child, the steps that nobody judges; what else the
+        strategy foresees."""
+        ahead = self.speculative.complete()
+        sure: dict[Node, Prospect] = {}
+        for node in (*self.beams, *ahead):
+            if self._carries(node) and (not node.speculative or node.parent in sure):
+                sure[node] = Prospect(node, 1, node.greedy, math.inf)
+        beams = [beam for beam in self.beams if beam not in sure]
+        likely = foreseen(self.strategy, self.tree, beams, ahead) if beams else []
+        return [*sure.values(), *(prospect for prospect in likely if prospect.node not in sure)]
 
     def save_round(self) -> None:
         """Half a round depends on when the deadline struck, and is no place to resume from."""
@@ -208,14 +219,29 @@ class TreeRun:
 
     # --- its end -----------------------------------------------------------------------------
 
+    def carried(self) -> list[Node]:
+        """Candidates whose step nobody judges. They go on before the round is over, while the
+        others wait; but not where a deadline has struck."""
+        return [] if self.cut else [n for n in self.tree.candidates() if self._carries(n)]
+
+    def _carries(self, node: Node) -> bool:
+        waits = node.state is NodeState.CANDIDATE and not node.ended
+        return waits and node.answers and not self.judges(node)
+
     def decide(self) -> list[Action]:
-        """The strategy's actions, or the end of the search if something stops it."""
+        """A child of each step that nobody judges; where there is none, the strategy's actions. Or
+        the end of the search if something stops it."""
         tree, rule = self.tree, self.rule
+        for node in tree.candidates():
+            if node.answers and not self.judges(node):  # its path's, as far as that was judged
+                node.score = self.aggregate([step.step_score for step in node.reply()])
         note_answers(self.answers, [node for node in tree.ended() if node.answers])
         whole = not self.cut or (rule is not None and rule.paths_stand_alone)
-        actions = decided(self.strategy, tree, self.rng(tree)) if whole else []
+        actions: list[Action] = [Extend(node, 1, node.greedy) for node in self.carried()]
+        if not actions and whole:
+            actions = decided(self.strategy, tree, self.rng(tree))
         ends = not self.cut and any(isinstance(action, Finish) for action in actions)
-        if rule is None or ends or tree.rounds == 0:
+        if rule is None or ends or not tree.root.children:
             return actions
         why = rule.why(tree, self._own_s + self.waited_s, actions, cut=self.cut)
         if why is not None and self.given:
@@ -278,9 +304,8 @@ class TreeRun:
         self.finished_s.update(dict.fromkeys(finished, total_s))
         if self.tree.done:
             self.ended_s = total_s
-        return RoundReport(
-            self.tree, self.tree.rounds, candidates, survivors, pruned, finished, total_s
-        )
+        number = max([self.tree.rounds, *(node.round for node in candidates)])
+        return RoundReport(self.tree, number, candidates, survivors, pruned, finished, total_s)
 
 
 def truncation(node: Node, mean: float = 0.85, spread: float = 0.1) -> float:

@@ -74,7 +74,7 @@ class OnlineDeepConf(IndependentPaths):
         going = [
             Extend(node, 1)
             for node in waiting
-            if not node.ended and node.depth < self.search.max_rounds and node not in dropped
+            if not node.ended and node.level < self.search.max_rounds and node not in dropped
         ]
         if going:
             return [*map(Prune, dropped), *map(Complete, ended), *going]

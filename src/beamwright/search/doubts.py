@@ -54,7 +54,8 @@ def doubts_about_scores(tree: SearchTree, settings: Settings) -> list[str]:
     if not _reads_scores(settings):
         return []
     decoded = [node for node in tree.nodes() if node.parent and node.turn is None and node.stop]
-    steps = [node for node in decoded if not node.greedy and node.step_text.strip()]
+    drawn = [node for node in decoded if not node.greedy and node.step_text.strip()]
+    steps = [node for node in drawn if not any(child.goes_on for child in node.children)]
     scores = [node.step_score for node in steps if node.step_score is not None]
     name = settings.model.scorer
     who = "the verifier" if name == "none" else f"--verifier {name}"

@@ -37,9 +37,9 @@ class Lookahead(BeamSearch):
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         leaves = tree.candidates()
-        rolled = max((leaf.depth - rolled_from(leaf).depth for leaf in leaves), default=0)
+        rolled = max((leaf.level - rolled_from(leaf).level for leaf in leaves), default=0)
         if rolled == 0:
-            level = max((leaf.depth for leaf in leaves), default=0)
+            level = max((leaf.level for leaf in leaves), default=0)
             this = open_round(tree, self.search, level)
             if not this.going:
                 return this.actions
@@ -56,7 +56,7 @@ class Lookahead(BeamSearch):
         self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
     ) -> list[Prospect]:
         """A rollout is certain up to its last step; where that leads is not foreseen."""
-        going = [leaf for leaf in beams if leaf.depth - rolled_from(leaf).depth < self.lookahead]
+        going = [leaf for leaf in beams if leaf.level - rolled_from(leaf).level < self.lookahead]
         return certain(going, self.search.max_rounds, greedy=True)
 
 

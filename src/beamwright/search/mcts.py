@@ -74,7 +74,7 @@ class MonteCarloTreeSearch(SearchPolicy):
         places -= len(ended)
         if places <= 0:
             return [*actions, *map(Prune, waiting), Finish()]
-        open_to = [node for node in waiting if node.depth < settings.max_rounds]
+        open_to = [node for node in waiting if node.level < settings.max_rounds]
         if extended := self._extended(tree, open_to):
             return [*actions, *extended]
         reason = f"{places} of {settings.n} paths reached --max-rounds"
@@ -87,9 +87,9 @@ class MonteCarloTreeSearch(SearchPolicy):
         """The steps that get children this round: simulations that go on, then fresh ones."""
         width = self.search.width
         counts = Visits(tree, open_to, self.exploration)
-        fresh = [node for node in tree.nodes() if node.round == tree.rounds and node.parent]
+        steps = [node for node in tree.nodes() if node.parent and not node.goes_on]
         picked: list[Node] = []
-        for parent in dict.fromkeys(node.parent for node in fresh):
+        for parent in dict.fromkeys(node.parent for node in steps if node.round == tree.rounds):
             if parent is None or parent.parent is None:
                 continue  # the root's children belong to no simulation yet
             node = max(counts.children[parent], key=counts.puct, default=None)
@@ -98,13 +98,14 @@ class MonteCarloTreeSearch(SearchPolicy):
                 picked.append(node)
         while counts.leaves[tree.root] and len(picked) < max(1, self.search.n // width):
             picked.append(counts.pick())
-        left = self.most_nodes - sum(node.parent is not None for node in tree.nodes())
+        left = self.most_nodes - len(steps)
         shares = ((node, min(width, left - place * width)) for place, node in enumerate(picked))
         return [Extend(node, share) for node, share in shares if share > 0]
 
 
 class Visits:
-    """What PUCT knows of every step, read from the tree.
+    """What PUCT knows of every step, read from the tree. Steps that nobody judged are one with the
+    step that they went on to.
 
     visits: steps of its subtree that were extended, itself included; picking a leaf adds one to
         each step of its path. leaves: how many of its subtree can still be picked.
@@ -112,17 +113,21 @@ class Visits:
         score of the new children; picking leaves it as it is. Of a leaf, its score.
         A step without a score counts with the mean of all scores, and 0 where there is none.
     priors: softmax over siblings of the mean log-probability of a step's tokens.
+    children, parents: who they are where unjudged steps are left out.
     """
 
     def __init__(self, tree: SearchTree, open_to: Iterable[Node], exploration: float) -> None:
         self.root, self._exploration = tree.root, exploration
         self.children: dict[Node, list[Node]] = {}
+        self.parents: dict[Node, Node] = {}
         order, stack = [], [tree.root]
         while stack:  # parents first; deep trees are legal, so this does not recurse
             node = stack.pop()
             order.append(node)
-            children = [child for child in node.children if child.state is not NodeState.PRUNED]
+            ends = map(_gone_on, node.children)
+            children = [child for child in ends if child.state is not NodeState.PRUNED]
             self.children[node] = children
+            self.parents.update(dict.fromkeys(children, node))
             stack += children
         scores = _scores(order[1:])
         self.visits, self.leaves = dict.fromkeys(order, 0), dict.fromkeys(order, 0)
@@ -138,15 +143,14 @@ class Visits:
                 self.priors.update(zip(children, _priors(children), strict=True))
             visits = self.visits[node]
             self.values[node] = totals[node] / visits if visits else scores.get(node, 0.0)
-            if node.parent is not None:
-                totals[node.parent] += totals[node]
-                self.visits[node.parent] += visits
-                self.leaves[node.parent] += self.leaves[node]
+            if (parent := self.parents.get(node)) is not None:
+                totals[parent] += totals[node]
+                self.visits[parent] += visits
+                self.leaves[parent] += self.leaves[node]
 
     def puct(self, node: Node) -> float:
         """Value plus exploration bonus of a node among its siblings."""
-        assert node.parent is not None
-        spread = math.sqrt(self.visits[node.parent]) / (1 + self.visits[node])
+        spread = math.sqrt(self.visits[self.parents[node]]) / (1 + self.visits[node])
         bonus = self._exploration * self.priors[node] * spread
         return round(self.values[node] + bonus, _DECIMALS)
 
@@ -164,9 +168,27 @@ class Visits:
 
     def visit(self, leaf: Node) -> None:
         """Count a leaf as extended; it can be picked once."""
-        for above in leaf.path():
+        above: Node | None = leaf
+        while above is not None:
             self.visits[above] += 1
             self.leaves[above] -= 1
+            above = self.parents.get(above)
+
+
+def _gone_on(step: Node) -> Node:
+    """The step that the strategy has judged, or will, in the place of one that nobody did."""
+    while step.children and step.children[0].goes_on:
+        step = step.children[0]
+    return step
+
+
+def _drawn(step: Node) -> list[float]:
+    """Log-probabilities of its tokens, those of unjudged steps before it included."""
+    drawn = [*step.logprobs]
+    while step.goes_on and step.parent is not None:
+        step = step.parent
+        drawn += step.logprobs
+    return drawn
 
 
 def _scores(steps: Sequence[Node]) -> dict[Node, float]:
@@ -186,8 +208,9 @@ def _mean(values: Iterable[float]) -> float:
 
 def _priors(siblings: Sequence[Node]) -> list[float]:
     """They add up to 1; all the same where a step has no log-probabilities."""
-    if not all(node.logprobs for node in siblings):
+    drawn = [_drawn(node) for node in siblings]
+    if not all(drawn):
         return [1 / len(siblings)] * len(siblings)
-    means = [round(_mean(node.logprobs), _DECIMALS) for node in siblings]
+    means = [round(_mean(logprobs), _DECIMALS) for logprobs in drawn]
     weights = [math.exp(mean - max(means)) for mean in means]
     return [weight / math.fsum(weights) for weight in weights]

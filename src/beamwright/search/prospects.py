@@ -65,9 +65,9 @@ def certain(
 
 
 def can_go_on(node: Node, max_depth: int | None = None) -> bool:
-    """True if its step is complete, and the path ends neither with it nor at this depth."""
+    """True if its step is complete, and the path ends neither with it nor at this level."""
     undecided = node.state is NodeState.CANDIDATE and not node.ended
-    return undecided and (max_depth is None or node.depth < max_depth)
+    return undecided and (max_depth is None or node.depth < max_depth or node.level < max_depth)
 
 
 def _latest(beam: Node) -> float | None:

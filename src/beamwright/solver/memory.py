@@ -240,7 +240,8 @@ def path_needs(
     generator, step, search = models[0], settings.step, settings.search
     options = search.model_extra or {}  # of the strategy
     turns = 2 * (options.get("revisions") or 0)
-    num_steps = search.max_rounds + (options.get("lookahead") or 0) + turns
+    num_levels = search.max_rounds + (options.get("lookahead") or 0)
+    num_steps = num_levels * search.verify_every + turns
     tokens = min(max(1, generator.shape.context - prompt_tokens), num_steps * step.longest)
     if step.max_tokens is not None and not turns:
         tokens = min(tokens, step.max_tokens)

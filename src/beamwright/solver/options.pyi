@@ -64,6 +64,8 @@ class RequestOptions(TypedDict, total=False):
     """Keep one of several candidates with the same text."""
     aggregate: Literal["last", "min", "prod", "mean"] | None
     """From step scores to a path's score (default: the verifier's)."""
+    verify_every: int
+    """Score every so manyth step of a path, and its last; the others go on by one child each."""
     choose: Literal["best", "majority", "weighted"] | None
     """How the final answer is chosen (default: the strategy's own)."""
     answers: str

@@ -26,7 +26,7 @@ from beamwright.search.defaults import with_defaults
 from beamwright.sections import SearchSettings, Section, SparseSettings, StopSettings
 from beamwright.solver.options import SHARED, ProblemOptions
 from beamwright.sparse.rule import METHODS
-from beamwright.tree import Conversation, RawPrompt
+from beamwright.tree import Conversation, RawPrompt, Sees
 from beamwright.verify.scorers import WITHOUT_MODEL, CallableVerifier, ObjectVerifier
 
 GivenProblem = str | tuple[str | int, str] | tuple[str | int, str, ProblemOptions]
@@ -174,16 +174,19 @@ class ProblemSettings:
         """
         asked = self.changed(options).settings
         paths = {"search": "best-of-n", "n": num, "width": 1, "max_rounds": most_steps}
-        search = asked.search.model_copy(update={**paths, "choose": "best"})
+        search = asked.search.model_copy(update={**paths, "choose": "best", "verify_every": 1})
         stop = StopSettings(deadline=asked.stop.deadline if options.get("deadline") else None)
         settings = asked.model_copy(update={"search": search, "stop": stop})
         parts = replace(self.parts, strategy=None, stops=())
         return ProblemSettings(self.given, settings, make_strategy(search), parts)
 
-    @property
-    def decoding(self) -> Decoding:
-        """How its tokens are drawn and where its steps end."""
-        return Decoding(self.settings.sampling, self.settings.step, self.settings.search.seed)
+    def decoding(self, sees: Sees) -> Decoding:
+        """How its tokens are drawn and where its steps end: a thought is one, unless it is said how
+        it is cut, or the verifier sees it."""
+        step = self.settings.step
+        if step.thought_steps == "auto" and sees == "answer":
+            step = step.model_copy(update={"thought_steps": "whole"})
+        return Decoding(self.settings.sampling, step, self.settings.search.seed)
 
     def rule(self) -> StopRule:
         """What may stop the search early."""
@@ -198,7 +201,8 @@ def check_meant(settings: Settings, parts: UserParts) -> None:
     model, row = settings.model, schedule_row(settings.schedule)
     row.policy(settings.schedule)
     given = {}
-    for part in (model, settings.sampling, settings.memory, settings.schedule, settings.sparse):
+    sections = (settings.search, settings.sampling, settings.memory, settings.schedule)
+    for part in (model, *sections, settings.sparse):
         for name, field in type(part).model_fields.items():
             if getattr(part, name) != field.default:
                 given[name] = getattr(part, name)
@@ -220,7 +224,8 @@ def _idle(settings: Settings, parts: UserParts, row: ScheduleRow) -> dict[str, t
     if settings.memory.split in IN_ROUNDS and (row.resident or row.streams_layers):
         ignored = (*ignored, "split")
     kind = (model.verifier or "none").partition(":")[0]
-    modelless = parts.verifier is not None or kind in WITHOUT_MODEL or model.verifier in VERIFIERS
+    own = parts.verifier is not None
+    modelless = own or kind in WITHOUT_MODEL or model.verifier in VERIFIERS
     elsewhere, sparse = model.runs_elsewhere, settings.sparse.sparse
     needs_model = ("verifier_weights", "split")
     unread: tuple[str, ...] = tuple(SparseSettings.model_fields)
@@ -230,6 +235,7 @@ def _idle(settings: Settings, parts: UserParts, row: ScheduleRow) -> dict[str, t
         f"--schedule {settings.schedule.schedule}": ignored,
         f"--sparse {sparse}": unread,
         f"--verifier {model.verifier}, which has no model": needs_model if modelless else (),
+        "--verifier none": ("verify_every",) if kind == "none" and not own else (),
         f"--model {model.model}, whose KV is not here": _NOT_REMOTE if elsewhere else (),
         "a --model that is not openai:...": () if elsewhere else ("tokenizer", "model_key"),
     }

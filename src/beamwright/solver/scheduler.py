@@ -15,6 +15,7 @@ from functools import partial
 from beamwright.engine.engine import Engine
 from beamwright.engine.executor import PATIENCE_S, make_executor, overlaps
 from beamwright.engine.queue import REMOTE_ROWS, USUAL_ROWS, Admission
+from beamwright.engine.scoring import Judged
 from beamwright.engine.tree_run import RenderTurn, TreeRun
 from beamwright.errors import (
     DEVICE_TIER,
@@ -34,7 +35,7 @@ from beamwright.solver.describe import Mark, Meter, complete_nodes, final_nodes
 from beamwright.solver.machinery import Machinery
 from beamwright.solver.request import ProblemSettings
 from beamwright.solver.solution import Solution
-from beamwright.tree import Problem, SearchTree
+from beamwright.tree import Problem, SearchTree, Sees
 from beamwright.verify.spec import aggregate
 
 Outcome = Solution | BeamwrightError
@@ -224,18 +225,20 @@ class RequestScheduler:
             self._ended.append((request, Cancelled()))
             return
         request.begun = True
+        sees: Sees = getattr(machinery.verifier, "sees", "answer")
+        search = problem.settings.search
         try:
             tree = request.make_tree()
-            machinery.batch.decode_as(tree.root, problem.decoding)
+            machinery.batch.decode_as(tree.root, problem.decoding(sees))
         except InputError as error:
             self._ended.append((request, error))
             return
-        search = problem.settings.search
         run = TreeRun(
             tree,
             problem.strategy,
             partial(aggregate, how=search.aggregate or machinery.verifier.default_aggregate),
             partial(round_rng, search),
+            Judged(search.verify_every, sees),
             self._turn,
             on_round=request.on_round,
             rule=problem.rule(),

@@ -95,7 +95,8 @@ def expected_workload(settings: Settings, context: int) -> Workload:
     search = settings.search
     step_tokens = settings.step.step_tokens or _TYPICAL_STEP_TOKENS
     longest = context - TYPICAL_PROMPT_TOKENS
-    limits = [longest, search.max_rounds * step_tokens, settings.step.max_tokens or longest]
+    most_steps = search.max_rounds * search.verify_every
+    limits = [longest, most_steps * step_tokens, settings.step.max_tokens or longest]
     return Workload(
         num_beams=search.n,
         width=search.width if search.n % search.width == 0 else 1,

@@ -203,7 +203,7 @@ class Solver:
         saved.check_settings(file, self._decisive(asked))
 
         def begin(run: TreeRun) -> None:
-            run.restore = partial(restore_kv, self.generator, self.verifier)
+            run.restore = partial(restore_kv, self.generator, self.verifier, run.judges)
             self.progress.doing("computing the KV of the saved tree again")
             saved.go_on(run)
 

@@ -6,6 +6,7 @@ from beamwright.tree.node import (
     Lineage,
     Node,
     NodeState,
+    Sees,
     StopReason,
     TopTokens,
     Turn,
@@ -22,6 +23,6 @@ from beamwright.tree.search_tree import (
 
 __all__ = [
     "COMPLETE_STOPS", "Conversation", "Lineage", "Node", "NodeState", "Parting", "Problem",
-    "RawPrompt", "SearchTree", "StopReason", "TopTokens", "Turn", "by_root", "first_other",
+    "RawPrompt", "SearchTree", "Sees", "StopReason", "TopTokens", "Turn", "by_root", "first_other",
     "given_path", "repeated_tokens", "round_digests", "tree_hash", "unborn", "where_they_part",
 ]  # fmt: skip

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 Lineage = tuple[str | int, ...]
+Sees = Literal["answer", "thought", "both"]
 # Ids and log-probabilities of the likeliest tokens in one's place, the likeliest first.
 TopTokens = tuple[tuple[int, float], ...]
 
@@ -139,6 +140,19 @@ class Node:
         return len(self.lineage) - 1
 
     @property
+    def goes_on(self) -> bool:
+        """True if it was opened in its parent's own round: the parent's step was judged by nobody,
+        and the strategy not asked."""
+        parent = None if self.speculative else self.parent
+        return parent is not None and parent.round == self.round
+
+    @property
+    def level(self) -> int:
+        """Rounds that the strategy has opened steps of this path in; without the steps that only
+        went on, its depth."""
+        return sum(not node.goes_on for node in self.path()[1:])
+
+    @property
     def problem_id(self) -> str | int:
         """The lineage's first part."""
         return self.lineage[0]
@@ -158,6 +172,10 @@ class Node:
     def thinking(self) -> bool:
         """True if the path is inside a thought behind this step."""
         return self.thought and self.stop is not StopReason.THOUGHT_END
+
+    def seen(self, sees: Sees) -> bool:
+        """True if it is of the part of a reply that a verifier sees."""
+        return sees == "both" or self.thought == (sees == "thought")
 
     @property
     def said(self) -> str:

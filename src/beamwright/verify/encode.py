@@ -75,7 +75,8 @@ class PathEncoder:
         encoded = []
         coded = self._encode_parts([path.parts for path in written])
         for node, path, ids, places in zip(nodes, written, *coded, strict=True):
-            wanted = self._spec.scores == "every_step" or node.ended
+            judged = self._spec.scores == "every_step" or node.ended
+            wanted = judged and node.seen(self._spec.sees)
             spans = [(0, 0)] * len(self._first) + list(places)
             read_at = self._read_at(spans, path) if wanted else []
             encoded.append(Encoded([*self._first, *ids], read_at))
@@ -98,7 +99,7 @@ class PathEncoder:
         parts, length = [prefix], len(prefix)
         step: Bounds = (length, length)
         marks: list[Bounds] = []
-        for node_step in node.reply():
+        for node_step in self._seen(node):
             step, marks = (length, length), []
             text = self._stripped(node_step.step_text)
             for piece in [text] if split is None else text.split(split):
@@ -113,9 +114,9 @@ class PathEncoder:
 
     def _write_turns(self, problem: str, node: Node) -> _PathText:
         """A dialogue of steps and markers, or the whole answer as one turn."""
-        steps = [self._stripped(part.step_text) for part in node.reply()]
+        steps = [self._stripped(part.step_text) for part in self._seen(node)]
         if self._template.layout == "answer":
-            answer = self._stripped("".join(part.step_text for part in node.reply()))
+            answer = self._stripped("".join(part.step_text for part in self._seen(node)))
             return _PathText((self._turns(problem, [answer]),), complete=self._ends(node))
         if not any(steps):
             return _PathText((self._prefix(problem),))
@@ -142,8 +143,12 @@ class PathEncoder:
         """True if the end of this path's text is its score."""
         if self._spec.scores == "ended_paths":
             # The last step may be empty where the one before it was the answer.
-            return any(self._stripped(part.step_text) for part in node.reply())
+            return any(self._stripped(part.step_text) for part in self._seen(node))
         return bool(self._stripped(node.step_text))
+
+    def _seen(self, node: Node) -> list[Node]:
+        """Steps of its reply that are written down."""
+        return [step for step in node.reply() if step.seen(self._spec.sees)]
 
     def _stripped(self, text: str) -> str:
         """A step's text without what only delimits it."""

@@ -75,6 +75,7 @@ class JudgeVerifier:
             raise ValueError("a judge needs a tokenizer")
         self.spec, self.name = spec, name
         self.default_aggregate: str = spec.aggregate
+        self.answers_each_step, self.sees = spec.turns == "each_step", spec.sees
         self.tree_model = tree_model
         self._codec = codec = model.codec
         if codec.chat_template is None:
@@ -127,7 +128,8 @@ class JudgeVerifier:
 
     def _rows(self, node: Node) -> list[_Critique]:
         """The critiques to be written about a step; none where there is no room for one."""
-        path = [(step, text) for step in node.reply() if (text := self._stripped(step))]
+        seen = [step for step in node.reply() if step.seen(self.sees)]
+        path = [(step, text) for step in seen if (text := self._stripped(step))]
         ended_only = self.spec.scores == "ended_paths"
         if not (path and node.ended if ended_only else self._stripped(node)):
             return []

@@ -58,6 +58,7 @@ class PrmVerifier:
         self.spec, self.model = spec, model
         self.name = spec.name if model.folder is None else str(model.folder)
         self.default_aggregate: str = spec.aggregate
+        self.sees = spec.sees
         self.probabilities = spec.gives_probabilities
         self.tree_model = tree_model
         self._encoder = PathEncoder(spec, model.codec)
@@ -365,8 +366,8 @@ class PathKV:
     ) -> None:
         """Give scored nodes of a rebuilt tree their KV again; no score is read.
 
-        nodes: parents come first; all ancestors are among them. Tokens that this costs count as
-        recomputed, not as the nodes' own.
+        nodes: parents come first; all ancestors that were scored are among them. Tokens that this
+        costs count as recomputed, not as the nodes' own.
 
         Raises:
             CapacityError: if the verifier's KV budget cannot hold them.
@@ -388,10 +389,11 @@ class PathKV:
                 node.handles[OWNER].score = node.step_score
 
     def above(self, node: Node) -> VerifierState:
-        """Of the node whose encoding this one's follows. Every reply begins behind the problem:
-        turns and earlier replies are not read."""
-        before = node.root if node.parent is None or node.parent.turn else node.parent
+        """Of the node whose encoding this one's follows: the nearest step above that was scored.
+        Every reply begins behind the problem: turns and earlier replies are not read."""
+        steps = reversed(node.reply()[:-1])
+        before = next((step for step in steps if OWNER in step.handles), node.root)
         state: VerifierState | None = before.handles.get(OWNER)
         if state is None or before is node:
-            raise AssertionError(f"{node!r}: its parent was not scored")
+            raise AssertionError(f"{node!r}: nothing above it was read")
         return state

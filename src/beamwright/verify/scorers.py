@@ -11,12 +11,12 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, get_args
 
 from beamwright.errors import InputError
 from beamwright.models.config import line_of
 from beamwright.protocols import Verifier
-from beamwright.tree import Node
+from beamwright.tree import Node, Sees
 
 _ENTROPY, _CONFIDENCE = "entropy", "confidence"
 _BOTTOM = 10  # the lowest tenth of the groups
@@ -29,7 +29,7 @@ ScoreFunction = Callable[[str, list[str]], float | None]
 class StepScorer:
     """Scores a step by what is on its node: nothing is kept.
 
-    measure: from a node to its score.
+    measure: from a node to its score. sees: see `protocols.Verifier`.
     """
 
     reads_drawn = True
@@ -41,9 +41,11 @@ class StepScorer:
         *,
         probabilities: bool = False,
         token_stats: Sequence[str] = (),
+        sees: Sees = "both",
     ) -> None:
         self._measure, self.default_aggregate = measure, aggregate
         self.probabilities, self.token_stats = probabilities, frozenset(token_stats)
+        self.sees = sees
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
         """A score per step."""
@@ -126,7 +128,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 _PLAIN: dict[str, Callable[[], StepScorer]] = {
-    "none": partial(StepScorer, _no_opinion),
+    "none": partial(StepScorer, _no_opinion, sees="answer"),
     "logprob": partial(StepScorer, _mean_probability, "mean", probabilities=True),
     "min-logprob": partial(StepScorer, _least_probability, "min", probabilities=True),
     "entropy": partial(StepScorer, _certainty, "mean", probabilities=True, token_stats=[_ENTROPY]),
@@ -169,7 +171,7 @@ class CallableVerifier(StepScorer):
     reads_drawn = False
 
     def __init__(self, function: ScoreFunction, aggregate: str = "last") -> None:
-        super().__init__(self._score, aggregate)
+        super().__init__(self._score, aggregate, sees=_sees(function))
         self.function = function
         self.name = getattr(function, "__name__", type(function).__name__)
         self.beside_decoding = _may_run_beside(function)
@@ -178,7 +180,8 @@ class CallableVerifier(StepScorer):
         """Raises InputError if the function does, or returns what is no finite number."""
         if not node.step_text.strip():
             return None
-        steps = [step.step_text for step in node.reply() if step.step_text.strip()]
+        seen = (step for step in node.reply() if step.seen(self.sees))
+        steps = [step.step_text for step in seen if step.step_text.strip()]
         where = f"verifier {self.name} on problem {node.problem_id}, step {node.depth}"
         try:
             value: Any = self.function(node.root.problem_text, steps)
@@ -210,7 +213,7 @@ class ObjectVerifier:
         self.probabilities = bool(getattr(function, "probabilities", False))
         self.token_stats: frozenset[str] = frozenset(getattr(function, "token_stats", ()))
         self.reads_drawn = bool(getattr(function, "reads_drawn", self.token_stats))
-        self.beside_decoding = _may_run_beside(function)
+        self.beside_decoding, self.sees = _may_run_beside(function), _sees(function)
         self.listwise = bool(getattr(function, "listwise", not self.beside_decoding))
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
@@ -228,6 +231,14 @@ class ObjectVerifier:
         release: Callable[[Sequence[Node]], None] | None = getattr(self.function, "release", None)
         if release is not None:
             release(nodes)
+
+
+def _sees(function: Any) -> Sees:
+    """Raises InputError if it says what is no part of a reply."""
+    sees: Any = getattr(function, "sees", "answer")
+    if sees not in get_args(Sees):
+        raise InputError(f"verifier: sees is one of {', '.join(get_args(Sees))}, not {sees!r:.40}")
+    return sees  # type: ignore[no-any-return]
 
 
 def _may_run_beside(function: Any) -> bool:

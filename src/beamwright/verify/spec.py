@@ -34,6 +34,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator, mo
 from beamwright.errors import InputError
 from beamwright.io import read_yaml
 from beamwright.sections import SamplingSettings, Section
+from beamwright.tree import Sees
 
 JUDGE_FILE = "judge.yaml"
 PACKAGED_JUDGE = Path(__file__).parent / JUDGE_FILE
@@ -156,7 +157,8 @@ class VerifierSpec(Section):
     """One verifier format. See the module's docstring.
 
     read: "end" is the last token of the whole text. scores: "ended_paths" leaves every step but
-    a path's last one without a score (a model that judges finished answers).
+    a path's last one without a score (a model that judges finished answers). sees: steps of the
+    other kind are left out of the text, and have no score.
     """
 
     name: str
@@ -165,6 +167,7 @@ class VerifierSpec(Section):
     head: Head
     activation: Literal["sigmoid", "softmax", "exp", "identity"]
     scores: Literal["every_step", "ended_paths"] = "every_step"
+    sees: Sees = "answer"
     combine: Reduction = "last"
     aggregate: Reduction = "last"
 
@@ -245,7 +248,8 @@ class JudgeSpec(Section):
     both in a judge's earlier turns.
     samples: critiques of a step, whose mean counts. sampling: how they are drawn, from streams
     keyed by `seed`, the step's lineage, and their number.
-    scores: "ended_paths" leaves every step but a path's last one unjudged.
+    scores: "ended_paths" leaves every step but a path's last one unjudged. sees: as in
+    `VerifierSpec`.
     """
 
     reads_logits: ClassVar[bool] = True
@@ -269,6 +273,7 @@ class JudgeSpec(Section):
     seed: int = 0
     max_tokens: int = Field(ge=1)
     scores: Literal["every_step", "ended_paths"]
+    sees: Sees = "answer"
     aggregate: Reduction
 
     @field_validator("prompt")

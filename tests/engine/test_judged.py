@@ -1,0 +1,182 @@
+"""Steps that nobody judges go on by a child each; the strategy is asked when none is left."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import pytest
+
+from beamwright.engine.decisions import StopRule
+from beamwright.engine.engine import Engine
+from beamwright.engine.scoring import Judged
+from beamwright.engine.timeline import Accounting
+from beamwright.engine.tree_run import TreeRun
+from beamwright.saved.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from beamwright.search import STRATEGIES, make_strategy, round_rng
+from beamwright.sections import SearchSettings, StopSettings
+from beamwright.tree import NodeState, StopReason, tree_hash
+from beamwright.verify.spec import aggregate
+from fakes import Grouping, ScriptedExecutor, new_tree
+
+EOS, GOES_ON, THOUGHT_END = StopReason.EOS, StopReason.DELIMITER, StopReason.THOUGHT_END
+NAMES = sorted(STRATEGIES)
+
+
+def by_chance(node, ends=0.15):
+    """Stops and scores that are the lineage's own."""
+    rng = random.Random(str(node.lineage))
+    return (EOS if rng.random() < ends else GOES_ON), rng.random()
+
+
+class Thinking(ScriptedExecutor):
+    """Its paths begin with a thought of one to four steps."""
+
+    def _step(self, node):
+        event = super()._step(node)
+        length = random.Random(str(node.lineage[:2])).randint(1, 4)
+        if node.depth > length:
+            return event
+        stop = THOUGHT_END if node.depth == length else GOES_ON
+        return type(event)(**{**vars(event), "stop": stop, "thought": True})
+
+
+def search(name="beam", judges=None, script=by_chance, executor=None, tree=None, **settings):
+    """A whole search, and what was heard of it: run, executor, reports."""
+    found = SearchSettings(search=name, n=4, width=2, **{"max_rounds": 6, **settings})
+    executor, reports = executor or ScriptedExecutor(script), []
+    run = TreeRun(
+        tree or new_tree(),
+        make_strategy(found),
+        partial(aggregate, how="last"),
+        partial(round_rng, found),
+        judges or Judged(found.verify_every),
+        on_round=reports.append,
+        rule=StopRule(StopSettings(), found),
+    )
+    engine = Engine(executor, Grouping(), Accounting())
+    engine.admit(run)
+    while engine.num_live:
+        engine.step()
+    if run.error is not None:
+        raise run.error
+    return run, executor, reports
+
+
+def steps_of(tree):
+    return [node for node in tree.nodes() if node.parent is not None and node.turn is None]
+
+
+@pytest.mark.parametrize("every", [2, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_scored_follows_from_the_path(name, every):
+    """Every strategy, to its end; each step is judged, or goes on by one child within its round."""
+    run, executor, _ = search(name, verify_every=every)
+    scored = {node for nodes in executor.scored for node in nodes}
+    assert run.tree.finished() or run.tree.reason_fewer
+    for node in steps_of(run.tree):
+        if not node.answers or node.state is NodeState.OPEN:
+            continue
+        assert (node in scored) == (node.ended or len(node.reply()) % every == 0)
+        if node not in scored:
+            assert [child.goes_on for child in node.children] == [True]
+            assert node.score == next(
+                (step.score for step in reversed(node.reply()[:-1]) if step in scored), None
+            )
+        elif node.children:
+            assert not any(child.goes_on for child in node.children if not child.turn)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_thoughts_that_nobody_sees_are_carried_to_their_answers(name):
+    run, executor, _ = search(name, Judged(1, "answer"), executor=Thinking(by_chance))
+    scored = {node for nodes in executor.scored for node in nodes}
+    assert scored
+    assert not any(node.thought for node in scored)
+    thoughts = [node for node in steps_of(run.tree) if node.thought and not node.greedy]
+    assert all(len(node.children) == 1 for node in thoughts)
+
+
+def test_rounds_are_those_that_the_strategy_decides():
+    def endless(node):
+        return by_chance(node, ends=0)
+
+    for every in (1, 2, 3):
+        run, executor, reports = search(script=endless, verify_every=every, max_rounds=5)
+        assert run.tree.rounds == 5
+        assert max(node.depth for node in run.tree.nodes()) == 5 * every
+        assert run.tree.candidates()[0].level == 5
+        assert len(executor.scored) == 5
+        assert [report.round for report in reports] == [k // every + 1 for k in range(5 * every)]
+
+
+def test_a_judged_path_waits_for_those_that_go_on():
+    """One path's thought is a step long, the other's four: both are ranked in one round."""
+    _, _, reports = search(judges=Judged(1, "answer"), executor=Thinking(by_chance))
+    first = [report for report in reports if report.round == 1]
+    assert len(first) > 1
+    *before, last = first
+    assert not any(report.pruned for report in before)
+    assert len(last.candidates) == 4
+    assert {node.round for node in last.candidates} == {1}
+
+
+def test_unjudged_steps_of_a_rollout_are_as_greedy_as_it():
+    run, executor, _ = search("lookahead", verify_every=2, lookahead=1)
+    greedy = [node for node in steps_of(run.tree) if node.greedy]
+    assert greedy
+    assert all(node.greedy for each in greedy for node in each.children)
+    scored = {node for nodes in executor.scored for node in nodes}
+    assert all(node in scored or len(node.children) == 1 for node in greedy)
+
+
+@pytest.mark.parametrize("name", ["beam", "mcts", "lookahead", "revise"])
+def test_a_search_that_is_resumed_within_a_round_goes_on_alike(name, tmp_path):
+    whole, _, _ = search(name, verify_every=3)
+    files = []
+
+    def search_and_save():
+        found = SearchSettings(search=name, n=4, width=2, max_rounds=6, verify_every=3)
+
+        def save(run, elapsed_s):
+            files.append(tmp_path / f"{len(files)}.json")
+            known = elapsed_s, run.round_tokens, run.finished_s
+            write_checkpoint(files[-1], Checkpoint(found.model_dump(), run.tree, *known))
+
+        run = TreeRun(
+            new_tree(),
+            make_strategy(found),
+            partial(aggregate, how="last"),
+            partial(round_rng, found),
+            Judged(3),
+            save=save,
+            rule=StopRule(StopSettings(), found),
+        )
+        engine = Engine(ScriptedExecutor(by_chance), Grouping(), Accounting())
+        engine.admit(run)
+        while engine.num_live:
+            engine.step()
+        return run
+
+    assert tree_hash(search_and_save().tree) == tree_hash(whole.tree)
+    assert len(files) > whole.tree.rounds + 1
+    for file in files:
+        again, _, _ = search(name, tree=read_checkpoint(file).tree, verify_every=3)
+        assert tree_hash(again.tree) == tree_hash(whole.tree)
+        assert again.tree.rounds == whole.tree.rounds
+
+
+def test_blanks_behind_a_thought_are_not_judged():
+    tree = new_tree()
+    nodes = []
+    for text, thought in [("Hm.", True), ("\n\n", False), ("It is 3.", False)]:
+        (node,) = tree.expand(nodes[-1] if nodes else tree.root, 1)
+        whole = node.text + text
+        stop = THOUGHT_END if thought else GOES_ON
+        tree.commit(node, (7,), (-0.1,), stop, whole, thought=thought)
+        tree.keep(node)
+        nodes.append(node)
+    assert [Judged()(node) for node in nodes] == [False, False, True]
+    assert [Judged(sees="both")(node) for node in nodes] == [True, True, True]
+    assert [Judged(sees="thought")(node) for node in nodes] == [True, False, False]
+    assert [Judged(2)(node) for node in nodes] == [False, False, True]
