@@ -12,6 +12,7 @@ from beamwright.engine.engine import Engine
 from beamwright.engine.scoring import Judged
 from beamwright.engine.timeline import Accounting
 from beamwright.engine.tree_run import TreeRun
+from beamwright.errors import InputError
 from beamwright.saved.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from beamwright.search import STRATEGIES, make_strategy, round_rng
 from beamwright.sections import SearchSettings, StopSettings
@@ -180,3 +181,12 @@ def test_blanks_behind_a_thought_are_not_judged():
     assert [Judged(sees="both")(node) for node in nodes] == [True, True, True]
     assert [Judged(sees="thought")(node) for node in nodes] == [True, False, False]
     assert [Judged(2)(node) for node in nodes] == [False, False, True]
+
+
+def test_a_verifier_that_answers_each_step_is_not_given_every_second():
+    class Dialogue:
+        name, answers_each_step, sees = "dialogue", True, "both"
+
+    assert Judged.by(Dialogue(), 1) == Judged(1, "both")
+    with pytest.raises(InputError, match=r"^--verify-every 2: verifier dialogue answers each step"):
+        Judged.by(Dialogue(), 2)

@@ -67,6 +67,14 @@ class Judged:
     every: int = 1
     sees: Sees = "answer"
 
+    @classmethod
+    def by(cls, verifier: Verifier, every: int) -> Judged:
+        """Raises InputError where a verifier has to be given each step."""
+        if every > 1 and getattr(verifier, "answers_each_step", False):
+            name = getattr(verifier, "name", type(verifier).__name__)
+            raise InputError(f"--verify-every {every}: verifier {name} answers each step in turn")
+        return cls(every, getattr(verifier, "sees", "answer"))
+
     def __call__(self, node: Node) -> bool:
         steps = node.reply()
         shown = [step for step in steps if step.seen(self.sees)]

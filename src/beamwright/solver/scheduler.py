@@ -35,7 +35,7 @@ from beamwright.solver.describe import Mark, Meter, complete_nodes, final_nodes
 from beamwright.solver.machinery import Machinery
 from beamwright.solver.request import ProblemSettings
 from beamwright.solver.solution import Solution
-from beamwright.tree import Problem, SearchTree, Sees
+from beamwright.tree import Problem, SearchTree
 from beamwright.verify.spec import aggregate
 
 Outcome = Solution | BeamwrightError
@@ -225,11 +225,10 @@ class RequestScheduler:
             self._ended.append((request, Cancelled()))
             return
         request.begun = True
-        sees: Sees = getattr(machinery.verifier, "sees", "answer")
         search = problem.settings.search
         try:
-            tree = request.make_tree()
-            machinery.batch.decode_as(tree.root, problem.decoding(sees))
+            judges, tree = Judged.by(machinery.verifier, search.verify_every), request.make_tree()
+            machinery.batch.decode_as(tree.root, problem.decoding(judges.sees))
         except InputError as error:
             self._ended.append((request, error))
             return
@@ -238,7 +237,7 @@ class RequestScheduler:
             problem.strategy,
             partial(aggregate, how=search.aggregate or machinery.verifier.default_aggregate),
             partial(round_rng, search),
-            Judged(search.verify_every, sees),
+            judges,
             self._turn,
             on_round=request.on_round,
             rule=problem.rule(),
