@@ -42,7 +42,9 @@ class Thinking(ScriptedExecutor):
         return type(event)(**{**vars(event), "stop": stop, "thought": True})
 
 
-def search(name="beam", judges=None, script=by_chance, executor=None, tree=None, **settings):
+def search(
+    name="beam", judges=None, script=by_chance, executor=None, tree=None, stop=(), **settings
+):
     """A whole search, and what was heard of it: run, executor, reports."""
     found = SearchSettings(search=name, n=4, width=2, **{"max_rounds": 6, **settings})
     executor, reports = executor or ScriptedExecutor(script), []
@@ -53,7 +55,7 @@ def search(name="beam", judges=None, script=by_chance, executor=None, tree=None,
         partial(round_rng, found),
         judges or Judged(found.verify_every),
         on_round=reports.append,
-        rule=StopRule(StopSettings(), found),
+        rule=StopRule(StopSettings(**dict(stop)), found),
     )
     engine = Engine(executor, Grouping(), Accounting())
     engine.admit(run)
@@ -190,3 +192,23 @@ def test_a_verifier_that_answers_each_step_is_not_given_every_second():
     assert Judged.by(Dialogue(), 1) == Judged(1, "both")
     with pytest.raises(InputError, match=r"^--verify-every 2: verifier dialogue answers each step"):
         Judged.by(Dialogue(), 2)
+
+
+@pytest.mark.parametrize("level", [1, 2, 4, 5])
+def test_a_budget_that_is_spent_within_a_round_ends_the_search(level):
+    """Unjudged paths have the score of their last judged step, and are ranked by it."""
+
+    def endless(node):
+        return by_chance(node, ends=0)
+
+    budget = {"token_budget": 8 * level}  # four paths, two tokens each
+    run, _, reports = search(script=endless, stop=budget, verify_every=3)
+    assert len(reports) == level
+    left = run.tree.candidates()
+    assert len(left) == 4
+    assert run.tree.reason_fewer == (
+        f"4 of 4 paths were unfinished when --token-budget {8 * level} was spent"
+    )
+    assert {node.depth for node in left} == {level}
+    judged = [next((n.step_score for n in node.path() if n.depth == 3), None) for node in left]
+    assert [node.score for node in left] == judged

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from beamwright import Solver
 from beamwright.errors import InputError
 from engines import PROBLEM, check_conservation, exact_dtype, grow
 
@@ -86,3 +87,28 @@ def test_what_it_would_not_do_is_refused_in_a_line(make_solver):
     solver = make_solver(verifier=lambda problem, steps: float(len(steps)), **SMALL)
     assert [c.score for c in solver.solve(PROBLEM, verify_every=2).candidates] == [6.0] * 8
     assert solver.score(PROBLEM, ["a", "b", "c"]).score == 3.0
+
+
+def test_thoughts_that_the_verifier_does_not_see_are_carried_alike(tmp_path):
+    """A thought in many steps, none of them scored; blanks behind it neither."""
+    options = {"model": "bundled:thinking", "verifier": "bundled", "n": 2, "width": 2}
+    options |= {"thought_steps": "sentences", "max_tokens": 300, "dtype": "float64"}
+    problem = "Ann has 12 apples. In May Ann sells 3 apples. How many apples does Ann have now?"
+    file, files = tmp_path / "search.json", []
+
+    def keep(report):
+        files.append(shutil.copy(file, tmp_path / f"{len(files)}.json"))
+
+    with Solver(**options) as solver:
+        expected = solver.solve(problem, on_round=keep, checkpoint=file)
+        assert solver.resume(files[len(files) // 2]).tree_hash == expected.tree_hash
+        whole = solver.solve(problem, thought_steps="auto").tree
+    steps = [node for node in expected.tree.nodes() if node.parent]
+    scored = [node for node in steps if node.step_score is not None]
+    assert sum(node.thought for node in steps) > 8
+    assert scored
+    assert all(node.said.strip() and not node.thought for node in scored)
+    with Solver(**options, kv_memory="6MiB", speculation="exact", batching="continuous") as solver:
+        assert solver.solve(problem).tree_hash == expected.tree_hash
+    thoughts = [node for node in whole.nodes() if node.thought]
+    assert {node.depth for node in thoughts} == {1}, "whole, where nobody sees them"

@@ -247,6 +247,24 @@ def test_ended_paths_only(made_judge):
     assert judge.score(add_steps(tree, step, ["So 12.", ""], StopReason.EOS)) == [0.7, 0.7]
 
 
+@pytest.mark.parametrize("sees", ["answer", "both"])
+def test_a_judge_reads_what_it_sees(made_judge, sees):
+    """Without the thought, the critique is that of the answer alone."""
+    judge = judge_of(made_judge, changes={"sees": sees})
+    tree = new_tree(text=PROBLEM)
+    (thought,) = add_steps(tree, tree.root, ["Hm, are we 5?\n\n"])
+    thought.thought = True
+    tree.keep(thought)
+    (step,) = add_steps(tree, thought, ["We see 12."])
+    other = new_tree(text=PROBLEM)
+    (alone,) = add_steps(other, other.root, ["We see 12."])
+    judge.score([step])
+    judge.score([alone])
+    shorter = alone.usage["verifier_prefilled"] < step.usage["verifier_prefilled"]
+    assert shorter == (sees == "both")
+    assert judge.sees == sees
+
+
 def test_several_critiques_are_averaged(made_judge):
     tree, how = new_tree(text=PROBLEM), SamplingSettings(temperature=140.0)
     nodes = add_steps(tree, tree.root, ["We see.", f"We see {FAULT}.", "We"])

@@ -1,0 +1,93 @@
+"""What is lost, and saved, where the verifier scores every g-th step only (VG-Search).
+
+    python -m beamwright_lab.verify_every
+
+Each g is a beam search of its own on the same problems; accuracies are compared in pairs, tokens
+are those that were generated, and those that the verifier read. A g that no path reaches scores
+whole replies alone: beam search is then best-of-n.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from beamwright import Settings, Solver
+from beamwright.evaluate.equivalence import AnswerChecker
+from beamwright.evaluate.metrics import Record, estimate_mean
+from beamwright.evaluate.problems import load_problems
+from beamwright.evaluate.run import run
+from beamwright_lab.common import RESULTS, finish, say, table
+
+
+def records_of(every: int, args: argparse.Namespace, checker: AnswerChecker) -> list[Record]:
+    """Solve, or read what was solved before."""
+    settings = Settings.build(
+        search=args.search, n=args.n, seed=args.seed, temperature=0.8, verify_every=every
+    )
+    problems = load_problems(args.dataset, args.limit)
+    records: dict[str, Record] = {}
+
+    def keep(record: Record, done: int, total: int) -> None:
+        records[record.unique_id] = record
+        if done % 25 == 0:
+            say(f"  every {every}: {done}/{total}")
+
+    solver: list[Solver] = []
+
+    def solve_many(pairs: Any) -> Any:
+        if not solver:  # a finished run needs no models
+            solver.append(Solver(settings))
+        return solver[0].solve_many(pairs, in_flight=args.in_flight)
+
+    name = f"{args.search}-{args.n}-{args.limit}-seed{args.seed}-every{every}"
+    run(problems, solve_many, settings, checker, RESULTS / "verify-every" / name, on_record=keep)
+    return [records[problem.unique_id] for problem in problems.problems]
+
+
+def row(every: int, records: Sequence[Record], first: Sequence[Record]) -> dict[str, Any]:
+    """A line of the table. first: of the g that the others are compared with."""
+
+    def mean(name: str) -> float:
+        return float(np.mean([record.tokens.get(name) or 0 for record in records]))
+
+    def right(them: Sequence[Record]) -> list[float]:
+        return [float(bool(record.correct)) for record in them]
+
+    each = [a - b for a, b in zip(right(records), right(first), strict=True)]
+    found = estimate_mean(each)
+    assert found is not None
+    low, high = found["interval"]
+    return {
+        "every": every,
+        "accuracy": round(float(np.mean(right(records))), 3),
+        "less the first": f"{found['value']:+.3f}",
+        "95 % interval": f"{low:+.3f} to {high:+.3f}",
+        "generated / problem": round(mean("generated")),
+        "verifier read / problem": round(mean("verifier_prefilled")),
+        "rounds": round(float(np.mean([record.rounds or 0 for record in records])), 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--dataset", default="bundled:test")
+    parser.add_argument("--limit", type=int, default=100)
+    parser.add_argument("--search", default="beam")
+    parser.add_argument("--n", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--every", type=int, nargs="+", default=[1, 2, 4, 100])
+    parser.add_argument("--in-flight", type=int, default=4, help="problems solved together")
+    args = parser.parse_args()
+    with AnswerChecker() as checker:
+        found = {every: records_of(every, args, checker) for every in args.every}
+    rows = [row(every, records, found[args.every[0]]) for every, records in found.items()]
+    print(table(rows, list(rows[0])))
+    finish("verify_every", {**vars(args), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

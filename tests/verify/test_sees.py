@@ -1,0 +1,95 @@
+"""What of a reply a verifier is shown: its answer, its thought, or both."""
+
+from __future__ import annotations
+
+import pytest
+
+from beamwright.errors import InputError
+from beamwright.models.config import BUNDLED
+from beamwright.models.tokenizer import TextCodec
+from beamwright.tree import StopReason
+from beamwright.verify.encode import PathEncoder
+from beamwright.verify.family import families
+from beamwright.verify.scorers import CallableVerifier, ObjectVerifier, scorer
+from beamwright.verify.spec import VerifierSpec
+from fakes import new_tree
+
+STEPS = [
+    ("Is it 4?\n\n", True),
+    ("No.", True),
+    ("\n\n", False),
+    ("It is 3.\n\n", False),
+    ("3.", False),
+]
+
+
+@pytest.fixture
+def path():
+    """Steps of a thought, a blank one, and two of the answer."""
+    tree, nodes = new_tree(), []
+    for text, thought in STEPS:
+        (node,) = tree.expand(nodes[-1] if nodes else tree.root, 1)
+        tree.commit(node, (7,), (-0.1,), StopReason.DELIMITER, node.text + text, thought=thought)
+        tree.keep(node)
+        nodes.append(node)
+    return nodes
+
+
+@pytest.mark.parametrize(
+    ("sees", "shown"),
+    [
+        ("answer", ["It is 3.\n\n", "3."]),
+        ("thought", ["Is it 4?\n\n", "No."]),
+        ("both", ["Is it 4?\n\n", "No.", "It is 3.\n\n", "3."]),
+    ],
+)
+def test_a_function_gets_the_steps_that_it_sees(path, sees, shown):
+    def function(problem, steps):
+        heard.append(steps)
+        return 1.0
+
+    heard = []
+    function.sees = sees
+    verifier = CallableVerifier(function)
+    last = next(node for node in reversed(path) if node.seen(sees))
+    assert verifier.sees == sees
+    assert verifier.score([last]) == [1.0]
+    assert heard == [shown]
+
+
+def test_who_says_nothing_sees_answers_and_what_was_drawn_is_seen_whole():
+    assert CallableVerifier(lambda problem, steps: 1.0).sees == "answer"
+    assert scorer("logprob", None).sees == scorer("deepconf", None).sees == "both"
+    assert scorer("none", None).sees == "answer"
+
+    class Wrong:
+        sees = "everything"
+
+    with pytest.raises(
+        InputError, match=r"^verifier: sees is one of answer, thought, both, not 'e"
+    ):
+        ObjectVerifier(Wrong())
+
+
+def test_families_that_were_trained_on_thoughts_are_shown_them():
+    shown = {name for name, row in families().items() if row.spec.sees != "answer"}
+    assert shown == {"reasonflux-prm", "reasonflux-prm-1.5b"}
+
+
+@pytest.mark.parametrize("read", ["step_end", "marker", "end"])
+def test_what_is_not_seen_leaves_no_trace_in_the_text(path, read):
+    codec = TextCodec.load(BUNDLED / "verifier")
+    template = {"prefix": "{problem}\n", "step_suffix": "\n", "marker": "\n", "strip": True}
+    fields = {"name": "t", "template": template, "read": read, "activation": "sigmoid"}
+    fields |= {"head": {"kind": "linear", "layers": ["score"]}}
+
+    def encoded(sees, nodes):
+        spec = VerifierSpec.model_validate({**fields, "sees": sees})
+        return PathEncoder(spec, codec).encode("Tim has 5.", nodes)
+
+    answers = encoded("answer", path)
+    assert [bool(each.read_at) for each in answers] == [False, False, False, True, True]
+    assert codec.decode(answers[-1].token_ids) == "Tim has 5.\nIt is 3.\n3.\n"
+    both = encoded("both", path)
+    assert [bool(each.read_at) for each in both] == [True, True, False, True, True]
+    assert codec.decode(both[-1].token_ids) == "Tim has 5.\nIs it 4?\nNo.\nIt is 3.\n3.\n"
