@@ -167,3 +167,26 @@ def test_warnings_reach_the_summary(cli, fake, dataset):
     assert report["warnings"] == {"problems": 3, "example": "7 of 9 steps got no [score]"}
     table = " ".join(cli("eval", dataset).out.replace("│", " ").split())
     assert "3 of 3, such as: 7 of 9 steps got no [score]" in table
+
+
+# --- advice ------------------------------------------------------------------------------------
+
+
+def test_advice_is_about_samples_and_a_search(cli, fake, dataset, tmp_path):
+    words = ("eval", dataset, "--advise", "--n", "4", "--out", tmp_path / "out")
+    said = cli(*words, "--json").json
+    assert {"dataset", "problems", "one", "noise", "tokens", "seconds", "say"} <= set(said)
+    assert set(said["tokens"]["ways"]) == {"vote", "weighted vote", "best of n", "beam"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"samples", "search"}
+    fake.error = RuntimeError("no model")
+    assert cli(*words, "--json").json == said
+    assert said["say"].split()[0] in cli(*words).out
+
+
+def test_advice_is_about_one_setting_and_needs_right_answers(cli, fake, dataset, recipe, tmp_path):
+    several = cli("eval", dataset, "--advise", "--recipe", recipe)
+    assert several.code == 2
+    assert "one setting" in several.complaint
+    plain = cli("eval", dataset, "--advise", "--answer-field", "none")
+    assert plain.code == 2
+    assert "no right answers" in plain.complaint

@@ -20,6 +20,7 @@ from beamwright.cli.options import Invocation, number_or_auto, option, with_sett
 from beamwright.cli.output import add_row, complain, first_import, plain, print_json, quiet_stdout
 from beamwright.cli.solve import write_page
 from beamwright.errors import BeamwrightError, InputError
+from beamwright.evaluate.advise import MOST_PROBLEMS, advice, trials
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import Record, wilson_interval
 from beamwright.evaluate.problems import (
@@ -30,7 +31,8 @@ from beamwright.evaluate.problems import (
     load_problems,
 )
 from beamwright.evaluate.recipes import NamedSettings, read_recipe
-from beamwright.evaluate.run import Solved, SolveMany, run
+from beamwright.evaluate.run import Solved, SolveMany, run, verdicts
+from beamwright.search import DEFAULT_SEARCH
 from beamwright.verify.find import check_models
 
 if TYPE_CHECKING:
@@ -72,6 +74,11 @@ def evaluate(
         "K",
         min=1,
     ),
+    advise: bool = option(
+        False,
+        f"Say what to use for these problems, from up to {MOST_PROBLEMS} of them: the search, a "
+        "choice by scores, or a vote, at equal tokens and equal seconds.",
+    ),
     problem_field: str | None = option(
         None, f"Field of DATASET with the problem (default: {', '.join(QUESTION_FIELDS)}).", "NAME"
     ),
@@ -91,7 +98,10 @@ def evaluate(
     if dataset is None:
         raise InputError("give DATASET, such as bundled:test: neither a recipe nor you name one")
     problem_set = load_problems(
-        dataset, limit, problem_field=problem_field, answer_field=answer_field
+        dataset,
+        limit or (MOST_PROBLEMS if advise else None),
+        problem_field=problem_field,
+        answer_field=answer_field,
     )
     for note, model in {each.note: each.settings.model for each in recipe.runs}.items():
         with suppress(BeamwrightError):  # which says all where the model is needed
@@ -103,6 +113,10 @@ def evaluate(
     most = 2 if alone else max(2, min(_MOST_CHECKERS, (os.cpu_count() or 1) - 1))
     with AnswerChecker(num_workers=most) as checker:
         work = _Evaluation(problem_set, out, together, trees or 0, checker, cluster)
+        if advise:
+            said = work.advice(recipe.runs)
+            print_json(said) if invocation.as_json else Console().print(*_advised(said))
+            return
         reports = [work.report(named) for named in recipe.runs]
     several = recipe.runs[0].name is not None
     if invocation.as_json:
@@ -144,7 +158,39 @@ class _Evaluation:
             complain(f"setting {name}: {error}")
             return {"name": name, "error": str(error), "settings": settings.model_dump(mode="json")}
 
-    def _run(self, settings: Settings, out: Path | None, prefix: str) -> dict[str, Any]:
+    def advice(self, runs: Sequence[NamedSettings]) -> dict[str, Any]:
+        """What to use, from a run of samples and one of the search, each in its own folder.
+
+        Raises:
+            InputError: for a recipe of several settings, and as `evaluate.advise`.
+        """
+        if len(runs) != 1:
+            raise InputError(f"--advise: is about one setting, and the recipe has {len(runs)}")
+        settings, found = runs[0].settings, dict[str, list[Record]]()
+        asked = trials(settings)
+        for name, each in asked.items():
+            out = None if self.out is None else self.out / name
+            records: dict[str, Record] = {}
+            self._run(each, out, f"{name}: ", records)
+            found[name] = [records[each.unique_id] for each in self.problem_set.problems]
+
+        def judge(record: Record) -> Mapping[str | None, bool | None]:
+            votes = {each["answer"]: each["vote"] for each in record.candidates}
+            solved = {"answer": record.answer, "settings": settings.model_dump(mode="json")}
+            return verdicts(record.gold, solved, votes, self.checker)
+
+        searched = asked.get("search", settings).search.search or DEFAULT_SEARCH
+        said = advice(found["samples"], found.get("search", ()), searched, judge)
+        return {"dataset": self.problem_set.name, "problems": len(found["samples"]), **said}
+
+    def _run(
+        self,
+        settings: Settings,
+        out: Path | None,
+        prefix: str,
+        records: dict[str, Record] | None = None,
+    ) -> dict[str, Any]:
+        """The report of one setting. records: where its records go, by their problem's id."""
         pages = {}
         if out is not None:
             for each in self.problem_set.problems[: self.num_trees]:
@@ -154,9 +200,15 @@ class _Evaluation:
             status = Status()
             tally = _Tally(stack.enter_context(_bar()), prefix, status)
             solve_many = self._solving(settings, pages, stack, status)
+
+            def on_record(record: Record, done: int, total: int) -> None:
+                tally(record, done, total)
+                if records is not None:
+                    records[record.unique_id] = record
+
             try:
-                checker = self.checker
-                return run(self.problem_set, solve_many, settings, checker, out, on_record=tally)
+                checker, problems = self.checker, self.problem_set
+                return run(problems, solve_many, settings, checker, out, on_record=on_record)
             except KeyboardInterrupt:
                 complain(tally.so_far(out))
                 raise
@@ -267,6 +319,28 @@ def _table(report: Mapping[str, Any]) -> Table:
     for name, value in [("failed", report["error"])] if "error" in report else _rows(report):
         add_row(table, name, value)
     return table
+
+
+def _advised(said: Mapping[str, Any]) -> Iterator[Any]:
+    """A table for each kind of cost, and what to do."""
+    for unit in ("tokens", "seconds"):
+        if unit not in said:
+            continue
+        found = said[unit]
+        title = f"at {found['each']:,.4g} {unit} a problem"
+        table = Table("way", "accuracy", "ahead of the vote (95 %)", title=title)
+        for called, way in found["ways"].items():
+            low, high = way["ahead"]["interval"]
+            points = f"{100 * way['ahead']['value']:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+            name = called if way["k"] is None else f"{called}, {way['k']} samples"
+            table.add_row(plain(name), f"{way['accuracy']['value']:.1%}", points)
+        yield table
+    if said["noise"] is not None:
+        form = (
+            "Scores: gap {gap:.3g}, noise {noise:.3g}; they support a width of about {width:,.0f}."
+        )
+        yield form.format(**said["noise"])
+    yield plain(said["say"])
 
 
 def _rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

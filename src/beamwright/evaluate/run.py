@@ -69,32 +69,33 @@ def make_record(problem: Problem, solution: Mapping[str, Any], checker: AnswerCh
     ]
     answers = [candidate["answer"] for candidate in candidates]
     votes = [candidate["vote"] for candidate in candidates]
-    verdicts = _verdicts(problem.answer, solution, dict(zip(answers, votes, strict=True)), checker)
+    found = dict(zip(answers, votes, strict=True))
+    right = verdicts(problem.answer, solution, found, checker)
     complete = [candidate["stop"] in COMPLETE_STOPS for candidate in candidates]
     scores = [candidate["score"] for candidate in candidates]
     choices: dict[str, Mapping[str, Any]] = {}
     for how in CHOICES:
         answer = answers[choose(votes, scores, complete, how)] if answers else None
-        choices[how] = {"answer": answer, "correct": verdicts[answer]}
+        choices[how] = {"answer": answer, "correct": right[answer]}
     ended = [answer for answer, whole in zip(answers, complete, strict=True) if whole]
     lengths = [candidate["tokens"] for candidate in candidates]
     return Record(
         **_asked(problem),
         answer=solution["answer"],
-        correct=verdicts[solution["answer"]],
+        correct=right[solution["answer"]],
         reason_fewer=solution.get("reason_fewer"),
         warnings=solution.get("warnings", ()),
         system_prompt=solution.get("settings", {}).get("model", {}).get("system_prompt"),
         candidates=candidates,
         choices=choices,
-        num_correct=None if problem.answer is None else sum(bool(verdicts[a]) for a in ended),
+        num_correct=None if problem.answer is None else sum(bool(right[a]) for a in ended),
         mean_path_tokens=sum(lengths) / len(lengths) if lengths else None,
         receipt=solution.get("receipt"),
         **{name: solution[name] for name in _COPIED},
     )
 
 
-def _verdicts(
+def verdicts(
     gold: str | None,
     solution: Mapping[str, Any],
     votes: Mapping[str | None, str | None],

@@ -1,0 +1,227 @@
+"""Advice: what a model, a verifier and a kind of problem are worth. Search, choose, or vote.
+
+From two runs over the same problems, one of samples and one of a search: what votes and choices of
+k samples would have been right, at the tokens and at the seconds that the search took; which of it
+is better than the vote, with paired intervals; and how sharp the verifier is. For what noise allows
+no choice helps: the useful width grows like exp((gap / noise)^2) (arXiv 2603.15377), gap and noise
+being those of the scores of right and wrong paths. Knows records; no solver.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, Literal
+
+import numpy as np
+
+from beamwright.config import Settings
+from beamwright.errors import InputError
+from beamwright.evaluate.metrics import Record, estimate_mean, estimate_share
+from beamwright.search import DEFAULT_SEARCH, strategy_row
+from beamwright.search.choose import choose
+from beamwright.sections import MOST_CANDIDATES
+from beamwright.tree import COMPLETE_STOPS
+
+Way = Literal["majority", "weighted", "best"]
+MOST_PROBLEMS = 50
+_CALLED: dict[Way, str] = {"majority": "vote", "weighted": "weighted vote", "best": "best of n"}
+_SAMPLES = 2  # as many times as the search has candidates
+_SURE = 1.0  # standard errors that something is ahead of the vote by, to be said
+
+
+def trials(settings: Settings) -> dict[str, Settings]:
+    """The runs that advice is from: `samples`, and `search` where something scores its steps.
+
+    The search is the one asked for, or beam search where that is none that scores decide.
+
+    Raises:
+        InputError: if there are too many candidates.
+    """
+    n = settings.search.n
+    if _SAMPLES * n > MOST_CANDIDATES:
+        raise InputError(f"--advise: --n {n} is too large to draw {_SAMPLES} times as many")
+    if settings.model.scorer == "none":
+        vote = {"search": "majority", "n": _SAMPLES * n, "choose": "majority"}
+        return {"samples": settings.changed(**vote)}
+    name = settings.search.search or DEFAULT_SEARCH
+    decides = settings.search.search is None or strategy_row(settings.search).competes
+    samples = {"search": "best-of-n", "n": _SAMPLES * n, "choose": "best"}
+    return {
+        "samples": settings.changed(**samples),
+        "search": settings.changed(search=name if decides else DEFAULT_SEARCH),
+    }
+
+
+@dataclass(frozen=True)
+class _Path:
+    """A sample: what it voted for, its score, whether it ended by itself and was right."""
+
+    vote: str | None
+    score: float | None
+    complete: bool
+    right: bool
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """A problem's samples. tokens, seconds: of a sample; scored_s: with its score."""
+
+    paths: Sequence[_Path]
+    tokens: float
+    seconds: float
+    scored_s: float
+
+    def right(self, k: int, how: Way) -> float:
+        """How often k of them would have been right, over all separate k."""
+        starts = range(0, max(1, len(self.paths) - k + 1), k)
+        groups = [self.paths[start : start + k] for start in starts]
+        return fmean(_chosen(group, how) for group in groups if group) if self.paths else 0.0
+
+
+def _chosen(paths: Sequence[_Path], how: Way) -> bool:
+    votes, scores = [p.vote for p in paths], [p.score for p in paths]
+    return paths[choose(votes, scores, [p.complete for p in paths], how)].right
+
+
+Judge = Callable[[Record], Mapping[str | None, bool | None]]
+"""Which answers of a record are right."""
+
+
+def _pool(record: Record, verdicts: Mapping[str | None, bool | None]) -> _Pool:
+    paths = [
+        _Path(each["vote"], each["score"], each["stop"] in COMPLETE_STOPS, right)
+        for each in record.candidates
+        for right in [bool(verdicts.get(each["answer"]))]
+    ]
+    count, total_s = max(1, len(paths)), record.time.get("total_s") or 0.0
+    drawn_s = total_s - (record.time.get("verify_s") or 0.0)
+    tokens = record.tokens.get("generated") or 0
+    return _Pool(paths, tokens / count, drawn_s / count, total_s / count)
+
+
+def advice(
+    samples: Sequence[Record], search: Sequence[Record], name: str, judge: Judge
+) -> dict[str, Any]:
+    """What the records say, as `eval --advise --json` prints it.
+
+    search: of the same problems in the same order; empty where nothing scores steps. name: of it.
+
+    Raises:
+        InputError: if no problem names its right answer.
+    """
+    if not any(record.correct is not None for record in samples):
+        raise InputError("--advise: the problems name no right answers to judge by")
+    pools = [_pool(record, judge(record)) for record in samples]
+    most = max(len(pool.paths) for pool in pools)
+    one = {"accuracy": estimate_share([pool.right(1, "majority") for pool in pools])}
+    noise = verifier_noise(pools) if search else None
+    if not search:
+        vote = estimate_share([pool.right(most, "majority") for pool in pools])
+        gained = [pool.right(most, "majority") - pool.right(1, "majority") for pool in pools]
+        found = {"one": one, "vote": {"k": most, "accuracy": vote}, "noise": None}
+        return {**found, "say": _without_scores(most, gained)}
+    costs = {
+        "tokens": [(r.tokens.get("generated") or 0.0) for r in search],
+        "seconds": [(r.time.get("total_s") or 0.0) for r in search],
+    }
+    at = {unit: _compared(unit, fmean(costs[unit]), pools, search, name, most) for unit in costs}
+    return {"one": one, "noise": noise, **at, "say": _sentence(at["tokens"], at["seconds"], noise)}
+
+
+def _compared(
+    unit: str,
+    budget: float,
+    pools: Sequence[_Pool],
+    search: Sequence[Record],
+    name: str,
+    most: int,
+) -> dict[str, Any]:
+    """Everything at what the search took of a unit, beside the vote."""
+
+    def affordable(how: Way) -> int:
+        each = {"tokens": "tokens", "seconds": "seconds" if how == "majority" else "scored_s"}
+        cost = fmean(getattr(pool, each[unit]) for pool in pools)
+        return min(most, max(1, round(budget / cost))) if cost else most
+
+    widths = {_CALLED[how]: affordable(how) for how in _CALLED}
+    right = {
+        called: [pool.right(widths[called], how) for pool in pools]
+        for how, called in _CALLED.items()
+    }
+    right[name] = [float(bool(record.correct)) for record in search]
+    base = right["vote"]
+    ways = {
+        way: {
+            "k": widths.get(way),
+            "accuracy": estimate_share(values),
+            "ahead": estimate_mean([a - b for a, b in zip(values, base, strict=True)]),
+            "error": _standard_error([a - b for a, b in zip(values, base, strict=True)]),
+        }
+        for way, values in right.items()
+    }
+    return {"each": budget, "ways": ways}
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.inf
+
+
+def verifier_noise(pools: Sequence[_Pool]) -> dict[str, float] | None:
+    """How sharp scores are where a problem has right and wrong paths; None where none has.
+
+    gap: between their means, noise: around them, both within problems. ranked: pairs of a right and
+    a wrong path in which the right one has the higher score, of equals half. width: that they
+    support.
+    """
+    gaps, around, ranked = list[float](), list[float](), list[float]()
+    for pool in pools:
+        of = {
+            right: [p.score for p in pool.paths if p.score is not None and p.right is right]
+            for right in (True, False)
+        }
+        if not (of[True] and of[False]):
+            continue
+        gaps.append(fmean(of[True]) - fmean(of[False]))
+        for scores in of.values():
+            around += [(score - fmean(scores)) ** 2 for score in scores] if len(scores) > 1 else []
+        pairs = [(a, b) for a in of[True] for b in of[False]]
+        ranked.append(fmean((a > b) + (a == b) / 2 for a, b in pairs))
+    if not gaps:
+        return None
+    gap, noise = fmean(gaps), math.sqrt(fmean(around)) if around else 0.0
+    ratio = max(0.0, gap) / noise if noise else 30.0 * (gap > 0)
+    width = min(float(MOST_CANDIDATES), math.exp(min(ratio, 10.0) ** 2))
+    return {"gap": gap, "noise": noise, "ranked": fmean(ranked), "width": width}
+
+
+# --- what is said ------------------------------------------------------------------------------
+
+
+def _without_scores(k: int, gained: Sequence[float]) -> str:
+    points = 100 * fmean(gained)
+    if points <= _SURE * 100 * _standard_error(gained):
+        return f"One sample: a vote of {k} is not measurably better here ({points:+.1f} points)."
+    return f"Vote: {k} samples are {points:+.1f} points ahead of one; nothing scores steps here."
+
+
+def _sentence(
+    tokens: Mapping[str, Any], seconds: Mapping[str, Any], noise: Mapping[str, float] | None
+) -> str:
+    """One plain sentence: what to use."""
+    ways = tokens["ways"]
+    lead = max(ways, key=lambda way: ways[way]["ahead"]["value"])
+    ahead, vote = ways[lead]["ahead"], f"vote of {ways['vote']['k']}"
+    sharp = "" if noise is None else f"; scores rank {noise['ranked']:.0%} of pairs rightly"
+    if lead == "vote" or ahead["value"] <= _SURE * ways[lead]["error"]:
+        return f"Do not search: {vote}. Nothing is measurably better at equal tokens{sharp}."
+    low, high = (100 * bound for bound in ahead["interval"])
+    k = ways[lead]["k"]
+    same = seconds["ways"][lead]["ahead"]["value"] > 0
+    return (
+        f"Use {lead if k is None else f'{lead}, n = {k}'}: {100 * ahead['value']:+.1f} points "
+        f"beside a {vote} at equal tokens (95 %: {low:+.1f} to {high:+.1f})"
+        f"{'' if same else ', though not at equal seconds'}{sharp}."
+    )
