@@ -97,11 +97,9 @@ def evaluate(
     dataset = dataset or recipe.dataset
     if dataset is None:
         raise InputError("give DATASET, such as bundled:test: neither a recipe nor you name one")
+    limit = MOST_PROBLEMS if advise and limit is None else limit
     problem_set = load_problems(
-        dataset,
-        limit or (MOST_PROBLEMS if advise else None),
-        problem_field=problem_field,
-        answer_field=answer_field,
+        dataset, limit, problem_field=problem_field, answer_field=answer_field
     )
     for note, model in {each.note: each.settings.model for each in recipe.runs}.items():
         with suppress(BeamwrightError):  # which says all where the model is needed
@@ -162,10 +160,12 @@ class _Evaluation:
         """What to use, from a run of samples and one of the search, each in its own folder.
 
         Raises:
-            InputError: for a recipe of several settings, and as `evaluate.advise`.
+            InputError: for a recipe of several settings, or without right answers.
         """
         if len(runs) != 1:
             raise InputError(f"--advise: is about one setting, and the recipe has {len(runs)}")
+        if all(problem.answer is None for problem in self.problem_set.problems):
+            raise InputError("--advise: the problems name no right answers to judge by")
         settings, found = runs[0].settings, dict[str, list[Record]]()
         asked = trials(settings)
         for name, each in asked.items():

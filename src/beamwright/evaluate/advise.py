@@ -108,12 +108,7 @@ def advice(
     """What the records say, as `eval --advise --json` prints it.
 
     search: of the same problems in the same order; empty where nothing scores steps. name: of it.
-
-    Raises:
-        InputError: if no problem names its right answer.
     """
-    if not any(record.correct is not None for record in samples):
-        raise InputError("--advise: the problems name no right answers to judge by")
     pools = [_pool(record, judge(record)) for record in samples]
     most = max(len(pool.paths) for pool in pools)
     one = {"accuracy": estimate_share([pool.right(1, "majority") for pool in pools])}
