@@ -40,6 +40,9 @@ KVDtype = Literal["auto", "int8", "fp8"]
 DecoderChoice = Literal["auto", "own", "transformers"]
 TOKENS = "TOKENS"
 
+# What a path is asked for its answer so far: Dynasor's way, in the words that answers are read by.
+PROBE_TEXT = "\n\nThe final answer is \\boxed{"
+
 # What `--help` shows, and not `--help-all` alone.
 COMMON = frozenset((
     "model", "verifier", "device", "weights", "temperature", "max_tokens", "stop_strings",
@@ -271,6 +274,25 @@ class SearchSettings(OpenSection):
         "What of a reply is its answer, and when two are the same: math, code, or a plugin's.",
         metavar="NAME",
     )
+    probe_every: int | None = option(
+        None,
+        "Ask every path for its answer so far, once in so many tokens, in thoughts and in replies "
+        "without one; nothing of that is kept. A path whose last answers agree ends with them.",
+        ge=1,
+        metavar=TOKENS,
+    )
+    probe_text: str = option(
+        PROBE_TEXT,
+        "What --probe-every puts behind a path, and behind the end of its thought; an answer ends "
+        r"where the brace is closed that it opens. \n and \t are understood.",
+        min_length=1,
+        metavar="TEXT",
+    )
+    probe_tokens: int = option(32, "Longest answer to a probe.", ge=1, metavar=TOKENS)
+    certainty_window: int = option(3, "Last probes of a path that agree where it ends.", ge=1)
+    prune_repeats: bool = option(
+        False, "Of paths whose latest probed answers are the same only the best goes on."
+    )
     seed: int = option(0, "Seed of every random draw.", ge=0)
 
 
@@ -288,6 +310,15 @@ class StopSettings(Section):
     stop_votes: bool = option(
         False, "Stop once the vote is settled; with --choose majority or weighted."
     )
+    stop_probes: float | None = option(
+        None,
+        "Every path ends with its latest probed answer (--probe-every) once so large a share of "
+        "them agrees.",
+        gt=0,
+        le=1,
+        metavar="SHARE",
+    )
+    first_k: int | None = option(None, "Stop once so many paths have finished.", ge=1)
 
 
 class MemorySettings(Section):

@@ -251,7 +251,7 @@ def test_a_suffix_has_to_fit_the_context(folder, judge):
     full = judge("think-prm")
     (node, *_) = next(random_tree())
     (row,) = full._rows(node)
-    asked = len(row.prompt) + len(full._codec.encode(full.spec.suffix))
+    asked = len(row.given) + len(full._codec.encode(full.spec.suffix))
     for room in (0, 1, 5):
         option = {"verifier": f"family:think-prm:{folder}", "context": asked + room}
         source = resolve_verifier(ModelSettings(**option))

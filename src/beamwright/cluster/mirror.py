@@ -20,7 +20,7 @@ _WRITTEN = (
     "start", "token_ids", "logprobs", "stats", "top", "problem_text", "greedy", "round", "turn",
     "thought",
 )  # fmt: skip
-_DECIDED = ("state", "stop", "step_score", "score", "usage", "notes", "answer", "vote")
+_DECIDED = ("state", "stop", "step_score", "score", "usage", "notes", "answer", "vote", "probe")
 _OF_TREE = ("rounds", "done", "reason_fewer")
 _REPORTED = ("candidates", "survivors", "pruned", "finished")
 
@@ -77,7 +77,7 @@ class Changes:
     def _change(self, node: Node) -> StepDelta | None:
         now = (
             len(node.token_ids), node.stop, node.state, node.score, node.step_score,
-            frozenset(node.usage.items()), len(node.notes), node.vote,
+            frozenset(node.usage.items()), len(node.notes), node.vote, node.probe,
         )  # fmt: skip
         before = self._known.get(node)
         if now == before:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from beamwright.counters import Counters, Progress
+from beamwright.engine.asides import AsideWriter, Probes
 from beamwright.engine.capacity import ITERATION_TOKENS, Capacity, StepLengths, WorkingMemory
 from beamwright.engine.chains import Chains, Prefill, Unfinished, is_broken
 from beamwright.engine.coming import Coming
@@ -28,14 +29,14 @@ from beamwright.protocols import Event, Plan, ScheduleView, StepAwaited, StepDro
 from beamwright.sections import ScheduleSettings
 from beamwright.tree import Node, SearchTree
 
-_LEAST_TOKENS = 2
-_REFILL_SHARE, _FILL_SHARE = 16, 4
+_LEAST_TOKENS, _REFILL_SHARE, _FILL_SHARE = 2, 16, 4
 
 
 class RunningBatch:
     """Rows that join and leave one batch between iterations. Owns the `generator` handles.
 
     lengths: how long steps may and will be. memory: for how many rows there is working memory.
+    probes: what paths are asked in between; asides: writes their answers.
     """
 
     def __init__(
@@ -47,30 +48,30 @@ class RunningBatch:
         settings: ScheduleSettings,
         memory: WorkingMemory | None = None,
         progress: Progress | None = None,
+        asides: AsideWriter | None = None,
     ) -> None:
         self._rows, self._cache, self._lengths = rows, cache, lengths
         self.settings, self._memory = settings, memory or WorkingMemory()
         self.speculation = str(settings.speculation)
         self._capacity = Capacity(cache, lengths)
-        self._progress = progress or Progress()
+        self._progress, self._events = progress or Progress(), list[Event]()
         self._chains = Chains(cache, prefill, self._progress)
         self._coming = Coming(cache, self._capacity, self._memory.costs)
         self.running: list[Row] = []
         self.counts, self.last_rows = Counters(), (0, 0)
         self.graphs_failed: str | None = None
-        self._queue, self._ahead = Queue(), SpeculativeQueue()
-        self._eager = self._full = False
+        self._queue, self._ahead, self.probes = Queue(), SpeculativeQueue(), Probes(asides)
+        self._eager, self._full, self._tried = False, False, 0
         self._group: int | None = None
         self._most_rows: int | None = None
         self._most_together: int | None = None
-        self._tried, self._events = 0, list[Event]()
 
     # --- what is to be decoded ---------------------------------------------------------------
 
     @property
     def busy(self) -> bool:
-        """True if an open step runs or waits."""
-        return bool(self._queue) or not all(row.speculative for row in self.running)
+        """True if an open step runs or waits, or a probe does."""
+        return bool(self._queue or self.probes) or not all(r.speculative for r in self.running)
 
     @property
     def speculating(self) -> bool:
@@ -132,8 +133,8 @@ class RunningBatch:
         for node in nodes:
             self._lengths.decodings.forget(node)
             self._ahead.forget(node)
-            state = state_of(node)
-            if state is None:
+            self.probes.forget(node)
+            if (state := state_of(node)) is None:
                 continue
             del node.handles[OWNER]
             if state.row is not None:
@@ -166,7 +167,9 @@ class RunningBatch:
         """
         self._events = []  # what has happened stays known if memory runs out behind it
         try:
-            self._admit()
+            self._events += self.probes.answered(self._drop_last, lambda: not self.running)
+            if not self.probes:  # those that are left have no room before somebody leaves
+                self._admit()
             if self.running:
                 self._run(self._reserve())
                 self._settle()
@@ -212,11 +215,11 @@ class RunningBatch:
         if self._eager:  # behind what had to leave at once
             sure = (row.segment for row in self.running if not row.speculative)
             self._cache.write_back(sure, sealed=False)
-        number, num_running = self.running[0].node.round, len(self.running)
-        self._progress.doing(f"round {number}: decoding {num_running} beams")
-        self._tried, before = num_running, {row: len(row.tokens) for row in self.running}
+        number, self._tried = self.running[0].node.round, len(self.running)
+        self._progress.doing(f"round {number}: decoding {self._tried} beams")
+        before = {row: len(row.tokens) for row in self.running}
         num_ahead = sum(row.speculative for row in self.running)
-        self.last_rows = num_running - num_ahead, num_ahead
+        self.last_rows = self._tried - num_ahead, num_ahead
         self._ahead.most_rows = max(self._ahead.most_rows, self.last_rows[0])
         ran = self._rows.run(self.running, max_tokens, self._enough())
         self.counts.iterations += 1
@@ -227,11 +230,10 @@ class RunningBatch:
 
     def _count_drawn(self, before: Mapping[Row, int]) -> int:
         """The tokens that these rows have got since they had so many."""
-        num_drawn = 0
-        for row, count in before.items():
-            num_drawn += len(row.tokens) - count
-            if row.speculative:
-                row.node.usage["speculated"] += len(row.tokens) - count
+        drawn = {row: len(row.tokens) - count for row, count in before.items()}
+        for row in (row for row in drawn if row.speculative):
+            row.node.usage["speculated"] += drawn[row]
+        num_drawn = sum(drawn.values())
         self.counts.row_tokens += num_drawn
         self._progress.wrote(num_drawn)
         return num_drawn
@@ -296,8 +298,7 @@ class RunningBatch:
         if not self._queue or (running and (self._queue.barriers or self._full)):
             return []
         free = min(self._limits, default=len(self._queue) + running) - running
-        if self._most_together is not None:
-            free = min(free, self._most_together)
+        free = min(free, self._most_together or free)
         group = self._queue.group
         if not running and group != self._group:  # the batch is filled from empty
             self._group = group

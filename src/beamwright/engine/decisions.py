@@ -144,18 +144,26 @@ def note_answers(way: Answers, nodes: Iterable[Node]) -> None:
     """Write on ended nodes what their replies state, where it is not there yet.
 
     Raises:
+        PolicyError: as `read_answer`.
+    """
+    for node in nodes:
+        if node.vote is None:
+            node.answer, node.vote = read_answer(way, node.said, node)
+
+
+def read_answer(way: Answers, text: str, node: Node) -> tuple[str | None, str | None]:
+    """What a text states, and one text for equal answers. node: whose it is.
+
+    Raises:
         PolicyError: if a plugin raises, or gives no text.
     """
     name = f"answers {type(way).__name__}"
-    for node in nodes:
-        if node.vote is not None:
-            continue
-        answer, vote = call_policy(name, way.read, node.said), None
-        if isinstance(answer, str) and answer.strip():
-            vote = call_policy(name, way.key, answer, node.notes_of_reply)
-        if not isinstance(answer, str | None) or not isinstance(vote, str | None):
-            raise PolicyError(f"{name}: {_shown(answer)} and {_shown(vote)} are no texts")
-        node.answer, node.vote = answer, vote
+    answer, vote = call_policy(name, way.read, text), None
+    if isinstance(answer, str) and answer.strip():
+        vote = call_policy(name, way.key, answer, node.notes_of_reply)
+    if not isinstance(answer, str | None) or not isinstance(vote, str | None):
+        raise PolicyError(f"{name}: {_shown(answer)} and {_shown(vote)} are no texts")
+    return answer, vote
 
 
 def _wrong(action: Extend | Ask | Prune | Complete, tree: SearchTree) -> str | None:
@@ -252,9 +260,13 @@ class StopRule:
     def _spent(self) -> str:
         return f"--token-budget {self._settings.token_budget} was spent"
 
+    @property
+    def _first(self) -> str:
+        return f"the first {self._settings.first_k} had finished (--first-k)"
+
     def is_of_the_tree(self, why: str) -> bool:
         """True if the same tree would be stopped there again, whatever the time."""
-        return why in (_SETTLED, self._spent)
+        return why in (_SETTLED, self._spent, self._first)
 
     def out_of_time(self, elapsed_s: float) -> bool:
         """True if the deadline has passed."""
@@ -286,6 +298,8 @@ class StopRule:
             remaining = max(0, self._n - len(voters))
             if vote_is_settled(voters, remaining, weighted=self._search.choose == "weighted"):
                 return _SETTLED
+        if settings.first_k is not None and sum(n.complete for n in ended) >= settings.first_k:
+            return self._first
         if settings.token_budget is not None and num_generated(tree) >= settings.token_budget:
             return self._spent
         if self.out_of_time(elapsed_s):
@@ -377,9 +391,9 @@ def vote_is_settled(ended: Iterable[Node], num_remaining: int, *, weighted: bool
 
 
 def num_generated(tree: SearchTree) -> int:
-    """Tokens of all decoded steps, pruned ones included."""
+    """Tokens of all decoded steps, pruned ones and probes included."""
     return sum(
-        len(node.token_ids)
+        len(node.token_ids) + node.usage["probe_tokens"]
         for node in tree.nodes()
         if node.parent is not None and node.turn is None and node.state is not NodeState.OPEN
     )

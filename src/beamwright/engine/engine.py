@@ -28,7 +28,9 @@ from beamwright.protocols import (
     StepDecoded,
     StepDropped,
     StepFailed,
+    StepProbed,
     StepScored,
+    WritesAsides,
 )
 from beamwright.sections import Explore
 from beamwright.tree import Node, NodeState
@@ -155,6 +157,10 @@ class Engine:
             run.unscored.pop(node, None)
             self._foresee = True
             self._score(run, node, event.score)
+        elif isinstance(event, StepProbed) and run.probing is not None:
+            run.unprobed.pop(node, None)
+            with self._fails_alone(run):
+                run.probing.note(node, event.token_ids)
         elif isinstance(event, StepFailed) and not run.put_off(node, event.error):
             self._fail(run, event.error)
         elif isinstance(event, StepAwaited) and run.out_of_time() and not run.overdue():
@@ -165,7 +171,9 @@ class Engine:
         """All steps are decoded: have them scored, and when they are, select."""
         self._foreseen.pop(run, None)
         self._submit_scores(run)
-        if run.unscored:
+        if (probes := run.to_probe()) and isinstance(self._writer, WritesAsides):
+            self._writer.probes.put(probes)
+        if run.waits:
             return
         run.tree.rounds += not run.carried()  # within a round, while some steps are unjudged
         run.note_costs(self._payoff, self._accounting.counts.copy(), alone=len(self._live) == 1)
@@ -176,7 +184,7 @@ class Engine:
 
     def _whose_round_is_over(self) -> list[TreeRun]:
         """Trees with nothing left to be decoded, or to be scored, before they go on."""
-        runs = [run for run in self._live.values() if not run.open and not run.unscored]
+        runs = [run for run in self._live.values() if not run.waits]
         if self._explore == "lockstep" and len(runs) < len(self._live):
             return [run for run in runs if run.cut]
         return runs

@@ -16,6 +16,7 @@ import torch
 
 from beamwright.config import Settings
 from beamwright.counters import Progress
+from beamwright.engine.asides import AsideWriter
 from beamwright.engine.batch import RunningBatch
 from beamwright.engine.buffers import StepBuffers
 from beamwright.engine.capacity import StepLengths, WorkingMemory
@@ -50,6 +51,7 @@ from beamwright.tree import StopReason
 class TensorRows:
     """The `Rows` of a model: tokens in tensors, KV in a `DecodeSession`.
 
+    num_tokens: that may be drawn; rows of the LM head beyond have no text.
     token_stats: names of what is kept of every token's distribution (`sampling.TOKEN_STATS`).
     replay: how steps are run; None for plain calls whose memory goes with the rows.
     drafts: what rows may get beside one token in a pass. distinct: what a pass costs, where rows
@@ -67,9 +69,9 @@ class TensorRows:
     ) -> None:
         self._decoder, self._codec = model.decoder, codec
         device, vocab = model.decoder.device, model.decoder.shape.vocab
-        self._num_tokens = min(vocab, codec.vocab_size) if codec is not None else vocab
+        self.num_tokens = min(vocab, codec.vocab_size) if codec is not None else vocab
         self._sampler = Sampler(
-            self._num_tokens,
+            self.num_tokens,
             device,
             token_stats,
             model.decoder.tile_rows,
@@ -231,7 +233,7 @@ class TensorRows:
         )
         buffers.keep(tokens=tokens, logprobs=logprobs, **self._sampler.stats(logits))
         if buffers.asks:
-            ids, top = likeliest(logits, self._num_tokens)
+            ids, top = likeliest(logits, self.num_tokens)
             buffers.keep(top_ids=ids, top_logprobs=top)
         buffers.tokens.copy_(tokens)
         buffers.index.add_(1)
@@ -287,7 +289,7 @@ class TensorRows:
         return self._buffers[self.num_rows]
 
     def _make_buffers(self, num_rows: int, hidden: torch.Tensor) -> StepBuffers:
-        num_likeliest = min(MOST_LIKELIEST, self._num_tokens)
+        num_likeliest = min(MOST_LIKELIEST, self.num_tokens)
         return StepBuffers(num_rows, self._stats, hidden, num_likeliest)
 
 
@@ -351,14 +353,16 @@ def make_running_batch(
     elif isinstance(most, int):
         raise InputError(f"--drafts {most}: {why_not}")
     decodings = Decodings(default, codec.thoughts if codec is not None else None)
+    rows = TensorRows(model, codec, token_stats, replay, drafts, distinct)
     batch = RunningBatch(
-        TensorRows(model, codec, token_stats, replay, drafts, distinct),
+        rows,
         model.store,
         prefill,
         StepLengths(decodings, model.decoder.shape.context),
         settings.schedule,
         _working_memory(model, costs, rows_bytes),
         progress,
+        AsideWriter(model, rows.num_tokens, "the generator"),
     )
     return batch
 

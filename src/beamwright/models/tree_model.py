@@ -51,7 +51,8 @@ class PrefillRequest:
 
     start: position of the first token.
     read: which of the tokens' hidden states are wanted, in order; None for all of them.
-    again: they had KV that has left the device.
+    again: they had KV that has left the device. stays: the segment outlives what asks for it, and
+    is worth a place on the host.
     """
 
     path: Path
@@ -60,6 +61,7 @@ class PrefillRequest:
     start: int
     read: Sequence[int] | None = None
     again: bool = False
+    stays: bool = True
 
     def reads(self, offset: int, count: int) -> list[int]:
         """Which of the `count` tokens from `offset` on are read, counted from there."""
@@ -96,7 +98,7 @@ def prefill_in_batches(
             residency.counts.needed_tokens += num_tokens
             residency.counts.prefilled_tokens += num_tokens
     if residency.outgrown:
-        residency.write_back(request.segment for request in requests)
+        residency.write_back(request.segment for request in requests if request.stays)
 
 
 def prefill_needs(

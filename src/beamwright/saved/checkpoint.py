@@ -33,6 +33,7 @@ from beamwright.saved.identity import CODE, plugin_code
 from beamwright.search import STRATEGIES
 from beamwright.search.defaults import with_defaults
 from beamwright.search.reading import ANSWERS
+from beamwright.sections import PROBE_TEXT
 from beamwright.tree import Node, NodeState, SearchTree, StopReason, Turn
 
 FORMAT = "beamwright checkpoint"
@@ -43,7 +44,11 @@ DECISIVE_SECTIONS = ("model", "sampling", "step", "search", "sparse")  # decide 
 _TABLES: dict[str, Table[Any]] = {"search": STRATEGIES, "verifier": VERIFIERS, "answers": ANSWERS}
 # Of these sections:
 _NOT_THE_TREE = {"device", "attention", "top_logprobs", "choose", "sparse_home"}
-_LATER = {"kv_dtype": "auto"}  # options that older files lack, and what those then had
+# Options that older files lack, and what those then had.
+_LATER = {
+    "kv_dtype": "auto", "probe_every": None, "probe_text": PROBE_TEXT, "probe_tokens": 32,
+    "certainty_window": 3, "prune_repeats": False,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -180,7 +185,7 @@ def write_checkpoint(file: Path, checkpoint: Checkpoint) -> None:
 
 _AS_THEY_ARE = (
     "state", "token_ids", "logprobs", "stats", "top", "step_score", "score", "usage", "notes",
-    "answer", "vote", "round", "greedy", "thought",
+    "answer", "vote", "probe", "round", "greedy", "thought",
 )  # fmt: skip
 
 
@@ -265,6 +270,7 @@ class _SavedNode:
     notes: dict[str, _Text]
     answer: _Text | None = None
     vote: _Text | None = None
+    probe: _Tokens | None = None
     thought: Annotated[bool, Strict()] = False
 
 
@@ -321,7 +327,7 @@ def _add(tree: SearchTree, parent: Node, saved: _SavedNode, *, has_children: boo
     text = parent.text[: saved.shared_text] + saved.text
     written = saved.token_ids, saved.logprobs, stop, text, saved.stats, saved.top
     tree.commit(node, *written, thought=saved.thought)
-    for name in ("step_score", "score", "notes", "answer", "vote"):
+    for name in ("step_score", "score", "notes", "answer", "vote", "probe"):
         setattr(node, name, getattr(saved, name))
     match saved.state:
         case NodeState.KEPT:

@@ -40,6 +40,8 @@ def open_round(tree: SearchTree, settings: SearchSettings, level: int | None = N
         return Round([Extend(tree.root, settings.n)])
     candidates = tree.candidates()
     dropped = duplicates(candidates) if settings.filter_duplicates else []
+    if settings.prune_repeats:
+        dropped += repeats(n for n in candidates if not n.ended and n not in dropped)
     ended = [node for node in candidates if node.ended and node not in dropped]
     going = [node for node in candidates if not node.ended and node not in dropped]
     actions: list[Action] = [*map(Prune, dropped), *map(Complete, ended)]
@@ -47,7 +49,8 @@ def open_round(tree: SearchTree, settings: SearchSettings, level: int | None = N
     if slots <= 0:
         return Round([*actions, *map(Prune, going), Finish()])
     if not going:
-        return Round([*actions, Finish(f"{slots} of {settings.n} paths were duplicates")])
+        why = "were duplicates" if dropped else "had ended before they branched"
+        return Round([*actions, Finish(f"{slots} of {settings.n} paths {why}")])
     if (tree.rounds if level is None else level) >= settings.max_rounds:
         return Round([*actions, Finish(f"{slots} of {settings.n} paths reached --max-rounds")])
     return Round(actions, going, slots)
@@ -88,6 +91,25 @@ def duplicates(nodes: Iterable[Node]) -> list[Node]:
         if key in seen:
             found.append(node)
         seen.add(key)
+    return found
+
+
+def latest_probed(node: Node) -> Node | None:
+    """The last step of a path's reply that was asked for its answer so far."""
+    return next((step for step in reversed(node.reply()) if step.probe is not None), None)
+
+
+def repeats(nodes: Iterable[Node]) -> list[Node]:
+    """Of unended paths whose latest answers are the same, all but the best."""
+    seen: set[str] = set()
+    found: list[Node] = []
+    for node in ranked(nodes):
+        asked = latest_probed(node)
+        if asked is None or asked.vote is None:
+            continue
+        if asked.vote in seen:
+            found.append(node)
+        seen.add(asked.vote)
     return found
 
 

@@ -43,7 +43,7 @@ from beamwright.tree import (
 
 _SPENT = (
     "overrun", "speculated", "speculated_kept", "drafted", "draft_accepted", "verifier_prefilled",
-    "verifier_reused", "verifier_generated",
+    "verifier_reused", "verifier_generated", "probe_prefilled", "probe_tokens",
 )  # fmt: skip
 """What nodes have used up, by the names that a solution has for it."""
 _ROUND_LIMIT = "round_limit"

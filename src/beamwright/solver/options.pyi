@@ -70,6 +70,20 @@ class RequestOptions(TypedDict, total=False):
     """How the final answer is chosen (default: the strategy's own)."""
     answers: str
     """What of a reply is its answer, and when two are the same: math, code, or a plugin's."""
+    probe_every: int | None
+    """Ask every path for its answer so far, once in so many tokens, in thoughts and in replies
+    without one; nothing of that is kept. A path whose last answers agree ends with them.
+    """
+    probe_text: str
+    r"""What --probe-every puts behind a path, and behind the end of its thought; an answer ends
+    where the brace is closed that it opens. \n and \t are understood.
+    """
+    probe_tokens: int
+    """Longest answer to a probe."""
+    certainty_window: int
+    """Last probes of a path that agree where it ends."""
+    prune_repeats: bool
+    """Of paths whose latest probed answers are the same only the best goes on."""
     seed: int
     """Seed of every random draw."""
     deadline: float | str | None
@@ -78,6 +92,12 @@ class RequestOptions(TypedDict, total=False):
     """Stop once this many tokens are generated."""
     stop_votes: bool
     """Stop once the vote is settled; with --choose majority or weighted."""
+    stop_probes: float | None
+    """Every path ends with its latest probed answer (--probe-every) once so large a share of
+    them agrees.
+    """
+    first_k: int | None
+    """Stop once so many paths have finished."""
     warmup: int | None
     """deepconf: Paths that set the bar (default: n / 4, at most 16)."""
     keep: float | None

@@ -63,9 +63,11 @@ IGNORED = {
 _NOT_REMOTE = (
     "weights", "top_logprobs", "split", "schedule", *_GROUPING, "inter_beam", "prefetch", "reuse",
     "evict", "victims", "link_bandwidth", "batching", "speculation", "verify_ahead", "write_back",
-    "graphs", "sparse", "drafts",
+    "graphs", "sparse", "drafts", "probe_every",
 )  # fmt: skip
 """Options that are of the generator's KV, or of what it computes."""
+
+_OF_PROBES = ("probe_text", "probe_tokens", "certainty_window", "prune_repeats", "stop_probes")
 
 IN_ROUNDS = ("roofline", "offload")  # of --split: KV leaves the device between rounds
 _BESIDE = ("stop", "plugins")  # go with whole settings, too
@@ -174,7 +176,8 @@ class ProblemSettings:
         """
         asked = self.changed(options).settings
         paths = {"search": "best-of-n", "n": num, "width": 1, "max_rounds": most_steps}
-        search = asked.search.model_copy(update={**paths, "choose": "best", "verify_every": 1})
+        every = {"verify_every": 1, "probe_every": None, "prune_repeats": False}
+        search = asked.search.model_copy(update={**paths, **every, "choose": "best"})
         stop = StopSettings(deadline=asked.stop.deadline if options.get("deadline") else None)
         settings = asked.model_copy(update={"search": search, "stop": stop})
         parts = replace(self.parts, strategy=None, stops=())
@@ -182,11 +185,13 @@ class ProblemSettings:
 
     def decoding(self, sees: Sees) -> Decoding:
         """How its tokens are drawn and where its steps end: a thought is one, unless it is said how
-        it is cut, or the verifier sees it."""
-        step = self.settings.step
+        it is cut, the verifier sees it, or it is probed on the way."""
+        step, search = self.settings.step, self.settings.search
         if step.thought_steps == "auto" and sees == "answer":
             step = step.model_copy(update={"thought_steps": "whole"})
-        return Decoding(self.settings.sampling, step, self.settings.search.seed)
+        if step.thought_steps == "whole" and search.probe_every is not None:
+            step = step.model_copy(update={"thought_steps": search.probe_every})
+        return Decoding(self.settings.sampling, step, search.seed)
 
     def rule(self) -> StopRule:
         """What may stop the search early."""
@@ -201,8 +206,8 @@ def check_meant(settings: Settings, parts: UserParts) -> None:
     model, row = settings.model, schedule_row(settings.schedule)
     row.policy(settings.schedule)
     given = {}
-    sections = (settings.search, settings.sampling, settings.memory, settings.schedule)
-    for part in (model, *sections, settings.sparse):
+    sections = (settings.search, settings.stop, settings.sampling, settings.memory)
+    for part in (model, *sections, settings.schedule, settings.sparse):
         for name, field in type(part).model_fields.items():
             if getattr(part, name) != field.default:
                 given[name] = getattr(part, name)
@@ -237,6 +242,7 @@ def _idle(settings: Settings, parts: UserParts, row: ScheduleRow) -> dict[str, t
         f"--verifier {model.verifier}, which has no model": needs_model if modelless else (),
         "--verifier none": ("verify_every",) if kind == "none" and not own else (),
         f"--model {model.model}, whose KV is not here": _NOT_REMOTE if elsewhere else (),
+        "no --probe-every": _OF_PROBES if settings.search.probe_every is None else (),
         "a --model that is not openai:...": () if elsewhere else ("tokenizer", "model_key"),
     }
 

@@ -14,6 +14,7 @@ from functools import partial
 
 from beamwright.engine.engine import Engine
 from beamwright.engine.executor import PATIENCE_S, make_executor, overlaps
+from beamwright.engine.probing import Probing
 from beamwright.engine.queue import REMOTE_ROWS, USUAL_ROWS, Admission
 from beamwright.engine.scoring import Judged
 from beamwright.engine.tree_run import RenderTurn, TreeRun
@@ -229,6 +230,10 @@ class RequestScheduler:
         try:
             judges, tree = Judged.by(machinery.verifier, search.verify_every), request.make_tree()
             machinery.batch.decode_as(tree.root, problem.decoding(judges.sees))
+            answers, probing = make_answers(search.answers, search.model_extra or {}), None
+            if search.probe_every is not None:
+                asks = search, problem.settings.stop, answers
+                probing = Probing(*asks, machinery.reader.codec, machinery.reader.context)
         except InputError as error:
             self._ended.append((request, error))
             return
@@ -241,7 +246,8 @@ class RequestScheduler:
             self._turn,
             on_round=request.on_round,
             rule=problem.rule(),
-            answers=make_answers(search.answers, search.model_extra or {}),
+            answers=answers,
+            probing=probing,
             priority=request.priority,
             waited_s=request.waited_s,
             save=request.save,

@@ -63,7 +63,8 @@ class TokenCounts:
     not say.
 
     repeated: of those generated, see `tree.repeated_tokens`. drafted: that were guessed, and
-    forwarded beside rows' own; draft_accepted: of them, those that the row drew.
+    forwarded beside rows' own; draft_accepted: of them, those that the row drew. probe_prefilled,
+    probe_tokens: read, and written, where paths were asked for their answers so far.
     """
 
     generated: int
@@ -79,6 +80,8 @@ class TokenCounts:
     verifier_prefilled: int
     verifier_reused: int
     verifier_generated: int
+    probe_prefilled: int
+    probe_tokens: int
 
 
 @dataclass(frozen=True)

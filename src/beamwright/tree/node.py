@@ -16,9 +16,10 @@ TopTokens = tuple[tuple[int, float], ...]
 
 
 class StopReason(StrEnum):
-    """Why a step ended. The last four end the whole path; EOS and stop strings complete it.
+    """Why a step ended. The last five end the whole path; of these the last two do not complete it.
 
-    THOUGHT_END: a thought that was under way is over, and an answer may follow.
+    THOUGHT_END: a thought that was under way is over, and an answer may follow. PROBE: what the
+    path said when it was asked for its answer so far (`Node.probe`) was made its end.
     """
 
     DELIMITER = "delimiter"
@@ -27,6 +28,7 @@ class StopReason(StrEnum):
     THOUGHT_END = "thought_end"
     EOS = "eos"
     STOP_STRING = "stop_string"
+    PROBE = "probe"
     PATH_LIMIT = "path_limit"
     CONTEXT_LIMIT = "context_limit"
 
@@ -38,7 +40,7 @@ class StopReason(StrEnum):
     @property
     def completes(self) -> bool:
         """True if the reply ended by itself: it is a whole answer, and was not cut off."""
-        return self in (StopReason.EOS, StopReason.STOP_STRING)
+        return self in (StopReason.EOS, StopReason.STOP_STRING, StopReason.PROBE)
 
 
 # The same of a stop reason that is but a text: of a candidate, or of a file.
@@ -85,9 +87,12 @@ class Node:
     handles: one opaque KV handle per owner, "generator" or "verifier".
     usage: tokens spent on this node: "overrun", "drafted", "draft_accepted",
         "generator_prefilled", "generator_reused", "verifier_prefilled", "verifier_reused",
-        "verifier_generated"; and "judge_unparsed", critiques without a score.
+        "verifier_generated", "probe_prefilled", "probe_tokens"; and "judge_unparsed", critiques
+        without a score.
     notes: what was written about this step, by kind ("critique").
-    answer, vote: what its reply states, and one text for equal answers; of ended paths.
+    answer, vote: what its reply states, and one text for equal answers; of ended paths, and of
+        those that were asked behind this step.
+    probe: token ids that were read and written when the path was asked for its answer so far.
     problem_text: the problem as the verifier reads it (root only).
     greedy: its tokens are the likeliest, not drawn (a rollout).
     speculative: it hangs below its parent, but is no child yet: selection has not opened it.
@@ -113,6 +118,7 @@ class Node:
     notes: dict[str, str] = field(default_factory=dict)
     answer: str | None = None
     vote: str | None = None
+    probe: tuple[int, ...] | None = None
     problem_text: str = ""
     greedy: bool = False
     round: int = 0

@@ -1,0 +1,282 @@
+"""Asides: short texts behind a path that nobody keeps: a judge's critiques, probes of an answer.
+
+What an aside reads and writes beside its path is in segments that live as long as its batch does.
+Asides are greedy, or drawn from streams of their own, so what is written depends on path and stream
+alone, and on neither batch nor budget. Knows one model; no verifier, no policy.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from beamwright.engine.noise import stack_keys
+from beamwright.engine.row import path_to
+from beamwright.engine.sampling import RowSampling, Sampler
+from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError, NotFiniteError
+from beamwright.kv.segments import Path, PathPart, Segment, copies_needed, whole
+from beamwright.models.decoder import padded_rows
+from beamwright.models.load import is_out_of_memory
+from beamwright.models.session import DecodeSession
+from beamwright.models.tree_model import PrefillRequest, TreeModel
+from beamwright.protocols import Event, Probe, StepFailed, StepProbed
+from beamwright.sections import SamplingSettings
+from beamwright.tree import Node
+
+GREEDY = SamplingSettings(temperature=0.0)
+
+
+@dataclass(eq=False, kw_only=True)
+class Aside:
+    """A text that is written behind a path.
+
+    node: whose it is. path: of KV that is there, of `start` tokens. given: token ids that it begins
+    with, which are read. limit: most tokens that are written. ends: True if the last of these ends
+    it. stream: key of its draws. token_ids: written so far. ended: it is over, whatever its limit.
+    """
+
+    node: Node
+    given: Sequence[int]
+    limit: int
+    ends: Callable[[Sequence[int]], bool]
+    path: Path = ()
+    start: int = 0
+    stream: tuple[int, int] = (0, 0)
+    token_ids: list[int] = field(default_factory=list)
+    ended: bool = False
+
+    @property
+    def stopped(self) -> bool:
+        """True if no further token is written."""
+        return self.ended or len(self.token_ids) >= self.limit
+
+    def restart(self) -> None:
+        """Forget what was written; it is lost."""
+        self.node.usage["overrun"] += len(self.token_ids)
+        self.token_ids, self.ended = [], False
+
+
+class AsideWriter:
+    """Writes asides with one model. One thread at a time may call it.
+
+    num_tokens: of its vocabulary; rows of the LM head beyond have no text. who: writes them, for
+    errors.
+    """
+
+    def __init__(
+        self,
+        model: TreeModel,
+        num_tokens: int,
+        who: str,
+        sampling: SamplingSettings = GREEDY,
+    ) -> None:
+        self._model, self._num_tokens = model, num_tokens
+        self._who, self._sampling = who, sampling
+        decoder = model.decoder
+        self._sampler = Sampler(num_tokens, decoder.device, (), decoder.tile_rows)
+
+    def that_fit(self, asides: Sequence[Aside]) -> Sequence[Aside]:
+        """The first of these that have room together, at full length, beside what is held."""
+        store = self._model.store
+
+        def too_many(count: int) -> bool:
+            some = asides[:count]
+            needs = copies_needed((aside.path for aside in some), per_beam=store.copies_per_beam)
+            grown = {Segment(): n for each in some for n in (len(each.given), each.limit)}
+            return not store.fits(store.beside_others(needs), grown)
+
+        return asides[: bisect_left(range(1, len(asides) + 1), True, key=too_many)]
+
+    def write(self, asides: Sequence[Aside]) -> None:
+        """Write them together, half of them at a time where working memory runs out.
+
+        Raises:
+            CapacityError: if their KV does not fit; DeviceMemoryError: if there is no working
+                memory even for one; NotFiniteError: if the largest logit of one is no number.
+        """
+        try:
+            self._write(asides)
+            return
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if len(asides) == 1:
+                raise DeviceMemoryError(f"{self._who}: one text cannot be written") from None
+        except BeamwrightError:
+            for aside in asides:
+                aside.restart()
+            raise
+        for aside in asides:
+            aside.restart()
+        half = -(-len(asides) // 2)
+        self.write(asides[:half])
+        self.write(asides[half:])
+
+    @torch.inference_mode()
+    def _write(self, asides: Sequence[Aside]) -> None:
+        store = self._model.store
+        given, written = ([store.create() for _ in asides] for _ in range(2))
+        needs = copies_needed((a.path for a in asides), per_beam=store.copies_per_beam)
+        try:
+            with store.acquire(needs) as lease:
+                lease.add(whole(dict.fromkeys(given, 1)))
+                pairs = list(zip(asides, given, strict=True))
+                hidden = self._model.prefill(
+                    [
+                        PrefillRequest(
+                            a.path, segment, a.given, a.start, read=(len(a.given) - 1,), stays=False
+                        )
+                        for a, segment in pairs
+                    ]
+                )
+                try:  # so that none runs out of blocks; a single one may be short
+                    store.reserve({s: a.limit for a, s in zip(asides, written, strict=True)})
+                except CapacityError:
+                    if len(asides) > 1:
+                        raise
+                lease.add(whole(dict.fromkeys(written, 1)))
+                paths = [(*a.path, PathPart(segment, segment.length)) for a, segment in pairs]
+                session = self._model.open_session(paths, written)
+                try:
+                    self._decode(asides, session, torch.cat(hidden))
+                finally:
+                    session.close()
+        finally:
+            for segment in (*given, *written):
+                store.free(segment)
+
+    def _decode(
+        self, asides: Sequence[Aside], session: DecodeSession, hidden: torch.Tensor
+    ) -> None:
+        """Token by token until all have stopped. hidden: [asides, hidden]."""
+        decoder = self._model.decoder
+        spare = session.num_rows - len(asides)
+        hidden = torch.cat([hidden, hidden[:1].expand(spare, -1)])
+        present: list[Aside | None] = [*asides, *([None] * spare)]  # None pads the batch
+        padded = [*asides, *([asides[0]] * spare)]
+        starts = [aside.start + len(aside.given) for aside in padded]
+        positions = torch.tensor(starts, device=decoder.device)
+        keys = stack_keys([aside.stream for aside in padded], decoder.device)
+        while True:
+            logits = decoder.logits(hidden)[:, : self._num_tokens]
+            likeliest = logits.max(-1)
+            tokens = likeliest.indices
+            if self._sampling.temperature:
+                how = RowSampling.of([self._sampling] * len(present), decoder.device)
+                tokens, _ = self._sampler.sample(logits, keys, positions, how)
+            going = self._append(present, tokens.tolist(), likeliest.values.tolist(), session)
+            if not going:
+                return
+            if padded_rows(len(going)) < session.num_rows:
+                session.arrange(going)
+                spare = session.num_rows - len(going)
+                present = [*(present[i] for i in going), *([None] * spare)]
+                index = torch.tensor([*going, *[going[0]] * spare], device=decoder.device)
+                tokens, positions, keys = tokens[index], positions[index], keys[index]
+            hidden = session.forward(tokens, positions)
+            # Rows that have stopped stay inside the context; what they decode is dropped.
+            positions.add_(1).clamp_(max=decoder.shape.context - 1)
+
+    def _append(
+        self,
+        present: Sequence[Aside | None],
+        tokens: Sequence[int],
+        logits: Sequence[float],
+        session: DecodeSession,
+    ) -> list[int]:
+        """Add a token to every row that goes on; returns those that still do."""
+        going: list[int] = []
+        done: list[int] = []
+        for index, (aside, token, logit) in enumerate(zip(present, tokens, logits, strict=True)):
+            if aside is None:
+                continue
+            if aside.stopped:
+                aside.node.usage["overrun"] += 1
+                continue
+            if not math.isfinite(logit):
+                place = f"problem {aside.node.problem_id}, step {aside.node.depth}"
+                raise NotFiniteError(f"{self._who}: NaN or infinite logits at {place}")
+            aside.token_ids.append(token)
+            aside.ended = aside.ends(aside.token_ids)
+            (done if aside.stopped else going).append(index)
+        if done:
+            session.drop(done)
+        return going
+
+
+class Probes:
+    """Probes that wait for room beside the running batch, and what comes of them as events."""
+
+    def __init__(self, writer: AsideWriter | None = None) -> None:
+        """writer: None where there is no model, and nobody asks."""
+        self._writer = writer
+        self._waiting: dict[Node, Probe] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, probes: Sequence[Probe]) -> None:
+        """Wait from now on."""
+        self._waiting.update((probe.node, probe) for probe in probes)
+
+    def forget(self, node: Node) -> None:
+        """Nobody wants to know of this one any more."""
+        self._waiting.pop(node, None)
+
+    def answered(self, make_room: Callable[[], bool], is_alone: Callable[[], bool]) -> list[Event]:
+        """Answers, of as many together as have room. Those without any wait until somebody leaves.
+
+        make_room: drops what is worth least; False: there is nothing. is_alone: nobody else has
+        room that may come, so that one that does not fit fails, as a step does.
+
+        Raises:
+            LinkError: if the link has failed.
+        """
+        events: list[Event] = []
+        while self._waiting:
+            some = self._write_some(alone=False)
+            if not some and not make_room():
+                if not is_alone():
+                    break
+                some = self._write_some(alone=True)
+            events += some
+        return events
+
+    def _write_some(self, *, alone: bool) -> list[Event]:
+        assert self._writer is not None
+        asides = [_aside(probe) for probe in self._waiting.values()]
+        some = self._writer.that_fit(asides) or asides[:alone]
+        while some:
+            try:
+                self._writer.write(some)
+            except (CapacityError, DeviceMemoryError, NotFiniteError) as error:
+                if len(some) == 1:
+                    node, waits = some[0].node, not isinstance(error, NotFiniteError)
+                    if waits and not alone:
+                        return []
+                    self.forget(node)
+                    return [StepFailed(node, error)]
+                some = some[: len(some) // 2]
+            else:
+                break
+        for aside in some:
+            self.forget(aside.node)
+            aside.node.usage["probe_prefilled"] += len(aside.given)
+            aside.node.usage["probe_tokens"] += len(aside.token_ids)
+        return [StepProbed(aside.node, tuple(aside.token_ids)) for aside in some]
+
+
+def _aside(probe: Probe) -> Aside:
+    node = probe.node
+    return Aside(
+        node=node,
+        given=probe.given,
+        limit=probe.limit,
+        ends=probe.ends,
+        path=path_to(node),
+        start=node.end,
+    )
