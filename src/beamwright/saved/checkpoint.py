@@ -47,7 +47,8 @@ _NOT_THE_TREE = {"device", "attention", "top_logprobs", "choose", "sparse_home"}
 # Options that older files lack, and what those then had.
 _LATER = {
     "kv_dtype": "auto", "probe_every": None, "probe_text": PROBE_TEXT, "probe_tokens": 32,
-    "certainty_window": 3, "prune_repeats": False,
+    "certainty_window": 3, "prune_repeats": False, "verify_every": 1, "thinking": "auto",
+    "thought_steps": "auto", "soft_close": 0.1, "close_message": "",
 }  # fmt: skip
 
 
