@@ -19,7 +19,7 @@ def solution_json(**changes):
         **{"reason_fewer": None, "warnings": [], "remote": None, "io_share": None},
         "candidates": [{"answer": "42", "vote": "42", "score": 0.9, "stop": "eos", "tokens": 20}],
         "tree": {"nodes": 9, "pruned": 6, "unique_tokens": 90, "path_tokens": 100},
-        "tokens": {"generated": 1234, "kept": 90},
+        "tokens": {"generated": 1234, "kept": 90, "thought": 0},
         "kv": {"device_peak_bytes": 3 * 1024**2, "link_bandwidth_emulated": None},
         "time": {"total_s": 1.25},
         **{"goodput_tok_s": 16.0, "tree_hash": "abc", "exact": True},
@@ -62,6 +62,7 @@ def make_solution(content, tree):
     return SimpleNamespace(
         **{**content, **stats, "tree": tree},
         tree_stats=SimpleNamespace(**content["tree"]),
+        chosen=SimpleNamespace(said=content["text"], thought_tokens=0),
         to_json=lambda: content,
     )
 

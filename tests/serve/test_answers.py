@@ -44,20 +44,20 @@ def test_what_all_that_can_win_begin_with():
         ((0, 1), "So it was 5.", CANDIDATE),
         ((0, 2), "No.", PRUNED),
     )
-    assert final_text(tree) == "One. So it "
+    assert final_text(tree).said == "One. So it "
 
 
 def test_a_leaf_that_is_being_written_may_say_anything_behind_its_parent():
     tree = grown(((0,), "One. ", KEPT), ((0, 0), "", OPEN), ((0, 1), "So", FINISHED))
-    assert final_text(tree) == "One. "
-    assert final_text(grown(((0,), "", OPEN))) == ""
-    assert final_text(SearchTree(0, (1,), "?")) == ""
+    assert final_text(tree).said == "One. "
+    assert final_text(grown(((0,), "", OPEN))).said == ""
+    assert final_text(SearchTree(0, (1,), "?")).said == ""
 
 
 def test_what_is_decoded_ahead_of_selection_says_nothing():
     tree = grown(((0,), "One. ", KEPT), ((0, 0), "Two.", CANDIDATE))
     tree.root.children[0].children[0].speculative = True
-    assert final_text(tree) == "One. "
+    assert final_text(tree).said == "One. "
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_it_only_grows_and_the_answer_begins_with_it(generator_folder, speculati
                 stops = options.get("stop_strings", ())
 
                 def hear(report, said=said, stops=stops):
-                    said.append(final_text(report.tree, stops))
+                    said.append(final_text(report.tree, stops).said)
 
                 problem = f"Ann has {rng.randrange(9)} apples."
                 handle = solver.submit(problem, on_round=hear, **options)

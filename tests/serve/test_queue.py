@@ -10,6 +10,7 @@ import pytest
 from beamwright.errors import Cancelled
 from beamwright.serve.body import ServerLimits
 from beamwright.serve.chat import ChatEndpoint
+from beamwright.serve.job import Told
 from beamwright.solver.handle import Handle
 from beamwright.solver.scheduler import RequestScheduler
 from engines import assert_nothing_allocated
@@ -200,7 +201,7 @@ def test_a_search_that_began_again_and_ended_otherwise_takes_nothing_back(served
     def say(handle, report):
         hear(handle, report)
         job = next(iter(served.queue.jobs.values()))
-        loop.call_soon_threadsafe(setattr, job, "text", "\u0001never said")
+        loop.call_soon_threadsafe(setattr, job, "told", Told(said="\u0001never said"))
 
     monkeypatch.setattr(Handle, "_hear", say)
     events = served.stream(seed=1)

@@ -364,6 +364,7 @@ def _rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         *((f"pass@{k}", value, "{:.1%}") for k, value in [*report["pass_at"].items()][-1:]),
         ("mean rounds", report["mean_rounds"], "{:.1f}"),
         ("tokens generated", report["tokens"].get("generated"), "{:,}"),
+        ("tokens of thoughts", report["tokens"].get("thought"), "{:,}"),
         ("seconds", report["time"].get("total_s"), "{:,.1f}"),
         ("goodput", report["goodput_tok_s"], "{:.1f} tok/s (a path's tokens over its time)"),
         ("latency, median", report["latency_s"]["p50"], "{:,.2f} s"),

@@ -308,6 +308,8 @@ class _Drawing:
             label.append(f" {node.score:.2f}  ", color)
         if len(nodes) > 1:
             label.append(f"x{len(nodes)}  ", "bold cyan" if alive else "dim")
+        if node.thought:
+            label.append(f"thought, {len(node.token_ids):,} tokens: ", "italic magenta")
         style = "bold green" if finished else "bold" if alive else "dim strike"
         label.append(one_line(_text(node))[:_LABEL_CHARACTERS] or "(empty step)", style)
         return label

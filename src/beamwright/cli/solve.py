@@ -206,12 +206,14 @@ def print_solution(
         )
         return
     elif console is not None:
-        console.print(Text(f"{printable(solution.text)}\n", style="dim"))
+        if tokens := solution.chosen.thought_tokens:
+            console.print(Text(f"(thought for {tokens:,} tokens)\n", style="dim italic"))
+        console.print(Text(f"{printable(solution.chosen.said)}\n", style="dim"))
         if solution.answer is not None:
             answer = Text("Answer  ", style="bold")
             console.print(answer.append(one_line(solution.answer), style="bold green"))
     elif solution.answer is None:
-        typer.echo(printable(solution.last_step or solution.text))
+        typer.echo(printable(solution.last_step or solution.chosen.said))
     else:
         typer.echo(one_line(solution.answer))
     for warning in solution.warnings:
@@ -232,6 +234,7 @@ def accounting(solution: Solution) -> str:
         f"{stats.nodes:,} nodes",
         f"{stats.pruned:,} pruned",
         f"{solution.tokens.generated:,} tokens generated",
+        f"{solution.tokens.thought:,} thought" if solution.tokens.thought else None,
         f"{solution.time.total_s:.1f} s",
         None if goodput is None else f"goodput {goodput:.1f} tok/s (one path's)",
         None if peak is None else f"KV peak {format_bytes(peak)}",

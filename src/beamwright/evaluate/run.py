@@ -36,7 +36,7 @@ if sys.platform != "win32":
 _MOST_UNANSWERED = 16
 """Problems in a row that a generator elsewhere has failed, before it counts as gone."""
 
-_KEPT = ("answer", "vote", "score", "stop", "tokens", "notes")  # of a candidate
+_KEPT = ("answer", "vote", "score", "stop", "tokens", "notes", "thought_tokens")  # of a candidate
 _COPIED = (
     "score", "stop", "rounds", "tokens", "kv", "time", "goodput_tok_s", "tree_hash", "exact",
 )  # fmt: skip

@@ -24,6 +24,7 @@ class StepEvent(TypedDict):
     lineage: dotted child ordinals from the prompt, whose own is "". tokens: of this step; text: of
     it alone, None where it was not recorded. answer, vote: what a final candidate states, and one
     spelling for equal answers. ahead: of its tokens, those decoded before selection opened it.
+    thought: it is of a thought.
     kv: where its KV is, "device", "host" or "both"; None where it has none, or nobody knows.
     """
 
@@ -39,6 +40,7 @@ class StepEvent(TypedDict):
     answer: NotRequired[str | None]
     vote: NotRequired[str | None]
     ahead: NotRequired[int]
+    thought: NotRequired[bool]
     kv: NotRequired[str | None]
 
 
@@ -144,6 +146,8 @@ class PageTree:
             if before is None or before[-1] != now[-1]:
                 text = node.step_text if node.turn is None else node.turn.text
                 step["round"], step["tokens"], step["text"] = node.round, now[-1], text
+                if node.thought:
+                    step["thought"] = True
                 if node.usage["speculated_kept"]:
                     step["ahead"] = node.usage["speculated_kept"]
             self.num_tokens += len(node.token_ids) - (0 if before is None else before[-1])

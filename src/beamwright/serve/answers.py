@@ -1,8 +1,9 @@
 """Answers: what all endpoints say of a solution, and what of it is final before its end.
 
-Final text is what every candidate that can still win begins with. No server streams less. Under a
-strategy that commits (`StrategyRow.commits`) a step with children gets no more, so who can still
-win is a leaf that is not pruned; a leaf that is being written says what its parent does.
+Final text is what every candidate that can still win begins with. No server streams less. What
+was thought is told apart, and of what is said behind a thought nothing is final before it is.
+Under a strategy that commits (`StrategyRow.commits`) a step with children gets no more, so who can
+still win is a leaf that is not pruned; a leaf that is being written says what its parent does.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import json
 import math
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os.path import commonprefix
 from typing import Any
 
 from beamwright.serve.errors import ApiError
-from beamwright.serve.job import SearchJob
+from beamwright.serve.job import SearchJob, Told
 from beamwright.solver.solution import Candidate
-from beamwright.tree import COMPLETE_STOPS, NodeState, SearchTree
+from beamwright.tree import COMPLETE_STOPS, Node, NodeState, SearchTree
 
 # None within another: a text of many beginnings is read once.
 _CALL = re.compile(r"<tool_call>\s*(\{(?:(?!<tool_call>).)*?\})\s*</tool_call>", re.DOTALL)
@@ -26,12 +27,29 @@ _LEAST_LOGPROB = -9999.0  # OpenAI's for what has no probability
 _BROKEN = "\ufffd"  # the first bytes of a character that is not complete
 
 
-def final_text(tree: SearchTree, stops: Sequence[str] = ()) -> str:
-    """Text that the answer will begin with, whatever else is decided.
+def as_text(node: Node) -> Told:
+    """A reply as it is: nothing is told apart."""
+    return Told(said=node.text)
 
-    stops: strings that end an answer: what may be the beginning of one is held back.
+
+def told(node: Node) -> Told:
+    """A reply in its two parts; what is said between thoughts counts, unlike in `Node.said`."""
+    thought, said, steps = "", "", node.reply()
+    for step in steps:
+        piece = node.text[len(step.parent.text if step.parent else "") : len(step.text)]
+        thought, said = (thought + piece, said) if step.thought else (thought, said + piece)
+    return Told(thought.strip(), said.lstrip() if steps and steps[0].thought else said)
+
+
+def final_text(
+    tree: SearchTree, stops: Sequence[str] = (), told: Callable[[Node], Told] = told
+) -> Told:
+    """What the answer will begin with, whatever else is decided.
+
+    stops: strings that end an answer: what may be the beginning of one is held back. told: of a
+    path, what may be final.
     """
-    texts: list[str] = []
+    leaves: list[Node] = []
     waiting = [tree.root]
     while waiting:
         node = waiting.pop()
@@ -39,12 +57,15 @@ def final_text(tree: SearchTree, stops: Sequence[str] = ()) -> str:
             continue
         children = [child for child in node.children if not child.speculative]
         if node.state is NodeState.OPEN and node.parent is not None:
-            texts.append(node.parent.text)
+            leaves.append(node.parent)
         elif children:
             waiting += children
         else:
-            texts.append(node.text)
-    return held_back(commonprefix(texts), stops)  # noqa: RUF071 (of texts, not paths)
+            leaves.append(node)
+    thoughts, texts = zip(*map(told, leaves), strict=True) if leaves else ((), ())
+    thought, said = (held_back(commonprefix(each), stops) for each in (thoughts, texts))  # noqa: RUF071 (of texts, not paths)
+    settled = len(set(thoughts)) == 1 and not any(thoughts and leaf.thinking for leaf in leaves)
+    return Told(thought.rstrip(), said if settled else "")
 
 
 def held_back(text: str, stops: Sequence[str]) -> str:
@@ -119,6 +140,9 @@ def token_logprobs(
 
     content, left = [], len(candidate.text.encode("utf-8", "replace"))
     for step in job.reply(candidate):
+        if step.thought:
+            left -= len(step.step_text.encode("utf-8", "replace"))
+            continue
         if not pieces or len(step.logprobs) != len(step.token_ids):
             said = "logprobs: this generator does not say which tokens it drew"
             raise ApiError(400, said, "logprobs", "unsupported")
@@ -132,13 +156,14 @@ def token_logprobs(
 
 
 def usage(jobs: Sequence[SearchJob]) -> dict[str, Any]:
-    """completion_tokens: all that the generator wrote; reasoning_tokens: those not returned."""
+    """completion_tokens: all that the generator wrote; reasoning_tokens: of thoughts, and those
+    not returned."""
     counts = [job.found.tokens for job in jobs]
     prompt, generated = sum(job.prompt_tokens for job in jobs), sum(c.generated for c in counts)
     returned = 0
     for job in jobs:
         steps = {step for answer in choices_of(job) for step in job.reply(answer)}  # shared: one
-        returned += sum(len(step.token_ids) for step in steps)
+        returned += sum(len(step.token_ids) for step in steps if not step.thought)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": generated,
@@ -147,6 +172,7 @@ def usage(jobs: Sequence[SearchJob]) -> dict[str, Any]:
         "completion_tokens_details": {"reasoning_tokens": max(0, generated - returned)},
         "search": {
             "kept_tokens": sum(c.kept for c in counts),
+            "thought_tokens": sum(c.thought for c in counts),
             "overrun_tokens": sum(c.overrun for c in counts),
             "speculated_tokens": sum(c.speculated for c in counts),
             "verifier_tokens": sum(c.verifier_prefilled + c.verifier_generated for c in counts),

@@ -134,6 +134,7 @@ _STOPS = Field(max_length=MOST_STOPS, fail_fast=True)
 NEUTRAL: Mapping[str, tuple[Any, ...] | None] = MappingProxyType(
     {
         **dict.fromkeys(("user", "metadata", "safety_identifier", "service_tier")),
+        "reasoning_format": ("auto", "deepseek"),
         **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention")),
         **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
         **dict.fromkeys(("store", "echo", "logprobs", "background"), (False,)),
@@ -174,8 +175,23 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+class Reasoning(BaseModel):
+    """How much is thought, in OpenRouter's words and OpenAI's. exclude: it is not shown."""
+
+    model_config = ConfigDict(extra="forbid")
+    effort: Effort | None = None
+    max_tokens: Whole | None = None
+    enabled: bool | None = Field(None, strict=True)
+    exclude: bool | None = Field(None, strict=True)
+    summary: Literal["auto", "concise", "detailed"] | None = None  # the whole thought is shown
+
+
 class Fields(BaseModel):
-    """What all endpoints take."""
+    """What all endpoints take. Budgets: of thoughts, in vLLM's words and llama-server's; below 0
+    there is none."""
 
     model_config = ConfigDict(extra="allow")
     model: str = Field(strict=True, min_length=1)
@@ -189,8 +205,26 @@ class Fields(BaseModel):
     stop: str | Annotated[list[str], _STOPS] | None = None
     n: Annotated[int, Field(strict=True, ge=1, le=MOST_CHOICES), INTEGRAL] | None = None
     max_tokens: Count | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Effort | None = None
+    reasoning: Reasoning | None = None
+    include_reasoning: bool | None = Field(None, strict=True)
+    thinking_token_budget: Whole | None = None
+    thinking_budget_tokens: Whole | None = None
+    reasoning_budget_tokens: Whole | None = None
+    reasoning_budget: Whole | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     search: dict[str, Any] | None = None
+
+    @property
+    def effort(self) -> Effort | None:
+        """How much is searched and thought, in a word."""
+        return self.reasoning_effort or (self.reasoning.effort if self.reasoning else None)
+
+    @property
+    def shows_thoughts(self) -> bool:
+        """False where nobody wants to read them."""
+        excluded = self.reasoning is not None and self.reasoning.exclude
+        return self.include_reasoning is not False and not excluded
 
 
 def parsed(kind: type[F], body: Mapping[str, Any]) -> F:

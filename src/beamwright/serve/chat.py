@@ -17,7 +17,7 @@ from beamwright.serve import answers
 from beamwright.serve.body import INTEGRAL, ITEMS, Count, Fields, Whole, parsed
 from beamwright.serve.endpoint import Endpoint, event
 from beamwright.serve.errors import ApiError, api_error
-from beamwright.serve.job import SearchJob
+from beamwright.serve.job import SearchJob, Told
 from beamwright.solver.solution import Candidate
 from beamwright.tree import Conversation, RawPrompt, StopReason
 
@@ -84,7 +84,6 @@ class ChatFields(Fields):
     top_logprobs: Annotated[int, Field(strict=True, ge=0, le=20), INTEGRAL] | None = None
     tools: Annotated[list[Tool], ITEMS] | None = None
     tool_choice: Literal["auto", "none"] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class CompletionFields(Fields):
@@ -121,6 +120,19 @@ def conversation(messages: list[Message], param: str) -> Conversation:
     return Conversation(tuple(shown))
 
 
+def with_args(problem: Conversation, fields: Fields) -> Conversation:
+    """With the request's arguments of the chat template. Raises ApiError."""
+    try:
+        return replace(problem, template_args=fields.chat_template_kwargs or {})
+    except InputError as error:
+        raise api_error(error, "chat_template_kwargs") from error
+
+
+def _thought(text: str) -> dict[str, Any]:
+    """By both of its names: vLLM's and OpenRouter's, and that of DeepSeek and llama-server."""
+    return {"reasoning": text, "reasoning_content": text}
+
+
 class ChoicesEndpoint(Endpoint):
     """An endpoint whose replies have choices. kind, chunk: what they call themselves; prefix: of
     ids. talks: there are roles, and thoughts beside the text."""
@@ -140,9 +152,10 @@ class ChoicesEndpoint(Endpoint):
     def delta(self, said: dict[str, Any]) -> dict[str, Any]:
         """What a choice of a chunk says."""
 
-    def spoken(self, candidate: Candidate) -> tuple[str, list[dict[str, Any]]]:
-        """A candidate's text, and the calls in it."""
-        return candidate.text, []
+    def spoken(self, job: SearchJob, candidate: Candidate) -> tuple[Told, list[dict[str, Any]]]:
+        """A candidate's reply, and the calls in it."""
+        del job
+        return Told(said=candidate.text), []
 
     def logprobs(self, job: SearchJob, candidate: Candidate) -> dict[str, Any] | None:
         """As a choice has them."""
@@ -172,15 +185,15 @@ class ChoicesEndpoint(Endpoint):
     async def parts(self) -> AsyncIterator[bytes]:
         """The searches one behind the other, each as far as it is decided."""
         for number, job in enumerate(self.jobs):
-            offset, sent = number * job.choices, ""
+            offset, sent = number * job.choices, Told()
             if self.talks:
                 yield self._chunk(offset, ROLE)
             async for _ in job.changes():
-                for part in self._rounds(job, offset, thinks=self.talks and not sent):
+                for part in self._rounds(job, offset, thinks=self.talks and not any(sent)):
                     yield part
-                if new := job.text[len(sent) :]:
-                    sent = job.text
-                    yield self._chunk(offset, {"content": new})
+                for part in self._told(offset, sent, job.told):
+                    yield part
+                sent = job.told
             await job.solution()
             for part in self._ends(job, offset, sent):
                 yield part
@@ -189,15 +202,26 @@ class ChoicesEndpoint(Endpoint):
                 {**self._head(self.chunk), "choices": [], "usage": answers.usage(self.jobs)}
             )
 
-    def _ends(self, job: SearchJob, offset: int, sent: str) -> Iterator[bytes]:
+    def _told(self, index: int, sent: Told, now: Told) -> Iterator[bytes]:
+        """What is told now, and was not."""
+        if (new := answers.behind(now.thought, sent.thought)) and self.fields.shows_thoughts:
+            yield self._chunk(index, _thought(new))
+        if new := answers.behind(now.said, sent.said):
+            yield self._chunk(index, {"content": new})
+
+    def _ends(self, job: SearchJob, offset: int, sent: Told) -> Iterator[bytes]:
         """What is left of the first choice, all of the others, and how each has ended."""
         for index, candidate in enumerate(answers.choices_of(job), offset):
             if index > offset and self.talks:
                 yield self._chunk(index, ROLE)
-            text, calls = self.spoken(candidate)
-            tokens = self.logprobs(job, candidate)
-            if (left := answers.behind(text, sent if index == offset else "")) or tokens:
+            now, calls = self.spoken(job, candidate)
+            tokens, before = self.logprobs(job, candidate), sent if index == offset else Told()
+            if tokens:
+                yield from self._told(index, before, before._replace(thought=now.thought))
+                left = answers.behind(now.said, before.said)
                 yield self._chunk(index, {"content": left}, logprobs=tokens)
+            else:
+                yield from self._told(index, before, now)
             if calls:
                 numbered = [{"index": number, **call} for number, call in enumerate(calls)]
                 yield self._chunk(index, {"tool_calls": numbered})
@@ -211,12 +235,11 @@ class ChoicesEndpoint(Endpoint):
         thinks: no text has gone out. Clients that get reasoning between two pieces of a text show
         two texts, cut anywhere.
         """
-        thinks &= job.outcome is None and job.options.get("n") != 1
+        thinks &= job.outcome is None and job.options.get("n") != 1 and self.fields.shows_thoughts
         rounds, job.rounds = job.rounds, []
         for summary in rounds:
             if thinks:
-                said = str(summary)
-                yield self._chunk(index, {"reasoning": said, "reasoning_content": said})
+                yield self._chunk(index, _thought(str(summary)))
             if (self.fields.search or {}).get("events"):
                 yield self._chunk(index, {}, search=vars(summary))
 
@@ -269,11 +292,7 @@ class ChatEndpoint(ChoicesEndpoint):
             raise ApiError(400, "top_logprobs: needs logprobs", "top_logprobs")
         self.streamed = bool(fields.stream)
         self._tools = bool(fields.tools) and fields.tool_choice != "none"
-        problem = conversation(fields.messages, "messages")
-        try:
-            problem = replace(problem, template_args=fields.chat_template_kwargs or {})
-        except InputError as error:
-            raise api_error(error, "chat_template_kwargs") from error
+        problem = with_args(conversation(fields.messages, "messages"), fields)
         if self._tools:
             codec = self.queue.solver.codec
             if codec is None or not codec.takes_tools:
@@ -287,16 +306,20 @@ class ChatEndpoint(ChoicesEndpoint):
 
     def content(self, job: SearchJob, candidate: Candidate) -> dict[str, Any]:
         """A message."""
-        text, calls = self.spoken(candidate)
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        told, calls = self.spoken(job, candidate)
+        message: dict[str, Any] = {"role": "assistant", "content": told.said, "refusal": None}
+        if told.thought and self.fields.shows_thoughts:
+            message |= _thought(told.thought)
         if not calls:
             return {"message": message}
-        message |= {"content": text or None, "tool_calls": calls}
+        message |= {"content": told.said or None, "tool_calls": calls}
         return {"message": message, "finish_reason": "tool_calls"}
 
-    def spoken(self, candidate: Candidate) -> tuple[str, list[dict[str, Any]]]:
+    def spoken(self, job: SearchJob, candidate: Candidate) -> tuple[Told, list[dict[str, Any]]]:
         """Its calls are read where there are tools."""
-        return answers.calls_of(candidate.text) if self._tools else (candidate.text, [])
+        told = answers.told(job.reply(candidate)[-1])
+        said, calls = answers.calls_of(told.said) if self._tools else (told.said, [])
+        return told._replace(said=said), calls
 
     def logprobs(self, job: SearchJob, candidate: Candidate) -> dict[str, Any] | None:
         """Each token with its bytes, where it is asked for."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from beamwright.config import option_owners
 from beamwright.engine.decisions import num_generated
@@ -22,6 +22,7 @@ from beamwright.protocols import RoundCallback, RoundReport
 from beamwright.search import DEFAULT_SEARCH, STRATEGIES
 from beamwright.sections import SearchSettings
 from beamwright.serve.body import MOST_STOPS, Fields, ServerLimits
+from beamwright.serve.effort import thinking_of
 from beamwright.serve.errors import ApiError, api_error
 from beamwright.solver.handle import Handle
 from beamwright.solver.solution import Candidate, Solution
@@ -73,6 +74,13 @@ class RoundSummary:
         )
 
 
+class Told(NamedTuple):
+    """A reply, or what of it is final: what was thought, and what is said."""
+
+    thought: str = ""
+    said: str = ""
+
+
 @dataclass(eq=False)
 class SearchJob:
     """One search of a request. It keeps its newest text and rounds alone, so a reader that is
@@ -83,7 +91,7 @@ class SearchJob:
     end, see `answers`. param: the field that the problem is in. prefix: of its id; searches: it
     generates text.
 
-    owner: whose it is, None where there are no keys. text: final so far. rounds: those that nobody
+    owner: whose it is, None where there are no keys. told: final so far. rounds: those that nobody
     has read yet, the newest 64.
     """
 
@@ -97,7 +105,7 @@ class SearchJob:
     param: str = "messages"
     owner: str | None = field(default=None, init=False)
     prompt_tokens: int = field(default=0, init=False)
-    text: str = field(default="", init=False)
+    told: Told = field(default=Told(), init=False)
     first_text_s: float | None = field(default=None, init=False)
     rounds: list[RoundSummary] = field(default_factory=list, init=False)
     outcome: Solution | BaseException | None = field(default=None, init=False)
@@ -167,10 +175,11 @@ class SearchJob:
         if self.handle is not None and self.outcome is None:
             self.handle.cancel()
 
-    def hear(self, text: str, summary: RoundSummary) -> None:
+    def hear(self, told: Told, summary: RoundSummary) -> None:
         """In the event loop: a round is decided."""
-        if len(text) > len(self.text) and text.startswith(self.text):
-            self.text = text
+        grown = all(new.startswith(old) for new, old in zip(told, self.told, strict=True))
+        if grown and told != self.told:
+            self.told = told
             self.first_text_s = self.first_text_s or time.monotonic() - self.began_s
         self.rounds = [*self.rounds[1 - _MOST_ROUNDS :], summary]
         self._changed.set()
@@ -201,12 +210,13 @@ _WHOLE = ("n", "width", "seed", "token_budget", "max_tokens")
 @dataclass(frozen=True)
 class RequestReader:
     """Reads requests for one server. name: of its generator; search: its recipe; seed: of all
-    searches that name none; None: drawn anew."""
+    searches that name none; None: drawn anew. context: of a model that marks thoughts."""
 
     name: str
     search: SearchSettings
     limits: ServerLimits
     seed: int | None = None
+    context: int | None = None
 
     def models(self) -> list[str]:
         """All names that a search has here, the recipe first."""
@@ -236,7 +246,9 @@ class RequestReader:
     ) -> SearchJob:
         """The search of this problem. param: the field that it is in. top_logprobs: beside each
         token, None where its own is not told either. Raises ApiError."""
-        options = self.options(fields.model, fields.reasoning_effort)
+        options = self.options(fields.model, fields.effort)
+        if (thinking := thinking_of(fields, self.context, max_tokens)) is not None:
+            options["thinking"] = thinking
         options |= _search_options(fields.search)
         given = {name: getattr(fields, name) for name in ("temperature", "top_p", "min_p")}
         given["top_k"] = fields.top_k if fields.top_k and fields.top_k > 0 else None

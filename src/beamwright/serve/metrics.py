@@ -28,6 +28,7 @@ _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _RATES = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
 _GENERATED = (
     "generated", "kept", "overrun", "speculated", "speculated_kept", "drafted", "draft_accepted",
+    "thought",
 )  # fmt: skip
 
 Family = tuple[Any, str, str, str, Mapping[Any, float]]
@@ -48,7 +49,7 @@ class Metrics(Collector):
         self._scores = Counter("scores", "Requests for scores that ended.", ["outcome"], **named)
         kinds = (
             "Tokens: prompt, generated; of these kept, overrun, speculated, speculated and kept; "
-            "drafted, of these accepted; and those that the verifier read."
+            "drafted, of these accepted; of thoughts; and those that the verifier read."
         )
         self._tokens = Counter("tokens", kinds, ["kind"], **named)
         seconds, rates = {**named, "buckets": _SECONDS}, {**named, "buckets": _RATES}

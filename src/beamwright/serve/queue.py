@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import beamwright
 from beamwright.errors import Cancelled
 from beamwright.protocols import RoundReport
-from beamwright.serve.answers import final_text
+from beamwright.serve.answers import as_text, final_text, told
 from beamwright.serve.body import Fields, ServerLimits, parsed
 from beamwright.serve.errors import ApiError, api_error, log
 from beamwright.serve.job import RequestReader, RoundSummary, SearchJob
 from beamwright.solver.solution import Solution
-from beamwright.tree import Conversation
+from beamwright.tree import Conversation, RawPrompt
 
 if TYPE_CHECKING:
     from beamwright.serve.job import Engine
@@ -52,7 +52,9 @@ class RequestQueue:
     ) -> None:
         self.solver, self.limits, self.started_s = solver, limits, time.time()
         self.receipts = receipts
-        self.reader = RequestReader(name, solver.settings.search, limits, seed)
+        codec = solver.codec
+        thinks = solver.context if codec is not None and codec.thoughts is not None else None
+        self.reader = RequestReader(name, solver.settings.search, limits, seed, thinks)
         self.jobs: dict[str, SearchJob] = {}
         self.listeners: list[Listener] = []
         self.draining = self._hurried = False
@@ -74,16 +76,17 @@ class RequestQueue:
         """
         self._check_room(owner)
         job.owner, loop = owner, asyncio.get_running_loop()
-        told = threading.Event()  # a round is nobody's before the job is
+        known = threading.Event()  # a round is nobody's before the job is
         given_up = False
 
         def on_round(report: RoundReport) -> None:
-            told.wait()
+            known.wait()
             if given_up:
                 return
             self._tell("round", job, report)
-            text = final_text(report.tree, job.stops) if job.streams else ""
-            loop.call_soon_threadsafe(job.hear, text, RoundSummary.of(report))
+            split = as_text if isinstance(job.problem, RawPrompt) else told
+            now = final_text(report.tree, job.stops, split) if job.streams else job.told
+            loop.call_soon_threadsafe(job.hear, now, RoundSummary.of(report))
 
         def submit() -> None:
             job.submit(self.solver, on_round)
@@ -98,13 +101,13 @@ class RequestQueue:
         except BaseException:
             given_up = True
             job.cancel()
-            told.set()
+            known.set()
             raise
         finally:
             self._coming[owner] -= 1
         self.jobs[job.id] = job
         self._tell("begun", job)
-        told.set()
+        known.set()
         task = loop.create_task(self._end(job))
         self._waits.add(task)
         task.add_done_callback(self._waits.discard)

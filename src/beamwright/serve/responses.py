@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from beamwright.serve.answers import behind, choices_of, finish_of, usage
+from beamwright.serve.answers import behind, choices_of, finish_of, told, usage
 from beamwright.serve.body import ITEMS, Count, Fields, parsed
-from beamwright.serve.chat import Message, conversation
+from beamwright.serve.chat import Message, conversation, with_args
 from beamwright.serve.endpoint import Endpoint, event
 from beamwright.serve.errors import ApiError
 from beamwright.serve.job import SearchJob
@@ -32,11 +32,12 @@ class ResponsesEndpoint(Endpoint):
     """One response; its events are numbered and named: here clients do go by that."""
 
     path, takes = "/v1/responses", ResponseFields
+    fields: ResponseFields
     _number = 0
 
     def read(self, body: dict[str, Any]) -> list[SearchJob]:
         """One search."""
-        fields = parsed(ResponseFields, body)
+        fields = self.fields = parsed(ResponseFields, body)
         if fields.n not in (None, 1):
             raise ApiError(400, "n: one response only", "n")
         self.streamed, messages = bool(fields.stream), fields.input
@@ -44,6 +45,7 @@ class ResponsesEndpoint(Endpoint):
         if fields.instructions:
             said = {"role": "system", "content": fields.instructions}
             problem = Conversation((said, *problem.messages))
+        problem = with_args(problem, fields)
         limit = fields.max_output_tokens or fields.max_tokens
         return [self.queue.reader.job(fields, problem, limit, "input")]
 
@@ -52,11 +54,13 @@ class ResponsesEndpoint(Endpoint):
         (job,) = self.jobs
         (answer,) = choices_of(job)
         done, counts = finish_of(answer) == "stop", usage([job])
-        status = "completed" if done else "incomplete"
+        status, reply = "completed" if done else "incomplete", told(job.reply(answer)[-1])
+        shown = reply.thought and self.fields.shows_thoughts
+        thoughts = [self._thought_item(reply.thought)] if shown else []
         return {
             **self._head(status),
             "incomplete_details": None if done else {"reason": "max_output_tokens"},
-            "output": [self._item(status, answer.text)],
+            "output": [*thoughts, self._item(status, reply.said)],
             "usage": {
                 "input_tokens": counts["prompt_tokens"],
                 "input_tokens_details": counts["prompt_tokens_details"],
@@ -68,27 +72,55 @@ class ResponsesEndpoint(Endpoint):
         }
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """From its creation to its end, around one message of one part."""
+        """From its creation to its end: what was thought, and one message of one part."""
         (job,) = self.jobs
-        item, sent = self._item("in_progress"), ""
-        place = {"item_id": item["id"], "output_index": 0, "content_index": 0}
+        sent, place = "", dict[str, Any]()
         yield self._say("response.created", response=self._head("in_progress"))
-        yield self._say("response.output_item.added", output_index=0, item=item)
-        yield self._say("response.content_part.added", **place, part=_part(""))
         async for _ in job.changes():
-            if new := job.text[len(sent) :]:
-                sent = job.text
+            if new := job.told.said[len(sent) :]:
+                if not sent:
+                    place, events = self._begun(job.told.thought)
+                    for part in events:
+                        yield part
+                sent = job.told.said
                 yield self._say("response.output_text.delta", **place, delta=new, logprobs=[])
         await job.solution()
         response = self.whole()
-        (item,) = response["output"]
+        *thoughts, item = response["output"]
         (part,) = item["content"]
+        if not sent:
+            place, events = self._begun("".join(each["content"][0]["text"] for each in thoughts))
+            for each in events:
+                yield each
         if new := behind(part["text"], sent):
             yield self._say("response.output_text.delta", **place, delta=new, logprobs=[])
         yield self._say("response.output_text.done", **place, text=part["text"], logprobs=[])
         yield self._say("response.content_part.done", **place, part=part)
-        yield self._say("response.output_item.done", output_index=0, item=item)
+        index = place["output_index"]
+        yield self._say("response.output_item.done", output_index=index, item=item)
         yield self._say(f"response.{response['status']}", response=response)
+
+    def _begun(self, thought: str) -> tuple[dict[str, Any], list[bytes]]:
+        """Where the message stands, and the events before its text: a thought comes whole."""
+        events, index = list[bytes](), 0
+        if thought and self.fields.shows_thoughts:
+            done = self._thought_item(thought)
+            where = {"item_id": done["id"], "output_index": index, "content_index": 0}
+            begun = {**done, "content": [], "status": "in_progress"}
+            events = [
+                self._say("response.output_item.added", output_index=index, item=begun),
+                self._say("response.reasoning_text.delta", **where, delta=thought),
+                self._say("response.reasoning_text.done", **where, text=thought),
+                self._say("response.output_item.done", output_index=index, item=done),
+            ]
+            index = 1
+        item = self._item("in_progress")
+        place = {"item_id": item["id"], "output_index": index, "content_index": 0}
+        return place, [
+            *events,
+            self._say("response.output_item.added", output_index=index, item=item),
+            self._say("response.content_part.added", **place, part=_part("")),
+        ]
 
     def failed(self, error: ApiError) -> bytes:
         """The response's own failure."""
@@ -113,6 +145,11 @@ class ResponsesEndpoint(Endpoint):
     def _item(self, status: str, *texts: str) -> dict[str, Any]:
         item = {"id": f"msg_{self.jobs[0].number}", "type": "message", "role": "assistant"}
         return {**item, "status": status, "content": [_part(text) for text in texts]}
+
+    def _thought_item(self, text: str) -> dict[str, Any]:
+        content = [{"type": "reasoning_text", "text": text}]
+        item = {"id": f"rs_{self.jobs[0].number}", "type": "reasoning", "summary": []}
+        return {**item, "content": content, "status": "completed"}
 
     def _say(self, kind: str, **data: Any) -> bytes:
         said = event({"type": kind, "sequence_number": self._number, **data})

@@ -94,6 +94,9 @@ def candidate_of(node: Node) -> Candidate:
         lineage=node.lineage,
         step_scores=tuple(step.step_score for step in node.reply()),
         notes=node.notes_of_reply,
+        said=node.said,
+        thought=node.thought_text,
+        thought_tokens=sum(len(step.token_ids) for step in node.reply() if step.thought),
     )
 
 
@@ -346,8 +349,8 @@ class Meter:
 
 
 def _last_step(node: Node) -> str | None:
-    """Text of the path's last step that holds any."""
-    steps = (step.step_text.strip() for step in reversed(node.reply()))
+    """Text of the path's last step that holds any, thoughts left out."""
+    steps = (step.step_text.strip() for step in reversed(node.reply()) if not step.thought)
     return next((text for text in steps if text), None)
 
 
@@ -361,6 +364,7 @@ def _tokens(
         generated=sum(len(node.token_ids) for node in decoded),
         kept=sum(len(n.token_ids) for n in decoded if n.state is not NodeState.PRUNED),
         repeated=repeated_tokens(tree),
+        thought=sum(len(node.token_ids) for node in decoded if node.thought),
         generator_prefilled=usage["generator_prefilled"] if remote is None else remote.prefilled,
         generator_reused=usage["generator_reused"] if remote is None else remote.cached_tokens,
         **{name: usage[name] for name in _SPENT},

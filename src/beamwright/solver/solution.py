@@ -24,6 +24,8 @@ class Candidate:
     """A final candidate; tokens are counted after the prompt.
 
     vote: one text for equal answers; None without an answer.
+    text: the whole reply; said: of it what answers, thought: what was thought before, which has
+    thought_tokens.
     lineage: of its last step; `solution.tree.node(lineage)` is that step, and its `path()` all.
     step_scores: the verifier's score of each step of the text, in order; None where it has none.
     notes: what the verifier wrote about it last, by kind; empty where it writes nothing.
@@ -38,13 +40,16 @@ class Candidate:
     lineage: Lineage
     step_scores: tuple[float | None, ...]
     notes: Mapping[str, str]
+    said: str
+    thought: str
+    thought_tokens: int
 
     def to_json(self) -> dict[str, Any]:
-        """Its part of the object that `solve --json` prints; `notes` only where there are any."""
-        found = asdict(self)
-        if not self.notes:
-            del found["notes"]
-        return found
+        """Its part of the object that `solve --json` prints; notes and thoughts only where there
+        are any."""
+        absent: tuple[str, ...] = () if self.notes else ("notes",)
+        absent += () if self.thought_tokens else ("said", "thought", "thought_tokens")
+        return {name: value for name, value in asdict(self).items() if name not in absent}
 
 
 @dataclass(frozen=True)
@@ -62,14 +67,16 @@ class TokenCounts:
     """Every token that was computed, reused or thrown away; null where a generator elsewhere does
     not say.
 
-    repeated: of those generated, see `tree.repeated_tokens`. drafted: that were guessed, and
-    forwarded beside rows' own; draft_accepted: of them, those that the row drew. probe_prefilled,
-    probe_tokens: read, and written, where paths were asked for their answers so far.
+    repeated: of those generated, see `tree.repeated_tokens`; thought: of steps of thoughts.
+    drafted: that were guessed, and forwarded beside rows' own; draft_accepted: of them, those that
+    the row drew. probe_prefilled, probe_tokens: read, and written, where paths were asked for their
+    answers so far.
     """
 
     generated: int
     kept: int
     repeated: int
+    thought: int
     overrun: int
     speculated: int
     speculated_kept: int
@@ -338,6 +345,11 @@ class Solution:
     receipt: Mapping[str, Any] = field(repr=False)
     tree: SearchTree = field(compare=False)
 
+    @property
+    def chosen(self) -> Candidate:
+        """The candidate whose answer it is."""
+        return next(each for each in self.candidates if each.lineage == self.lineage)
+
     def __repr__(self) -> str:
         took = f"{self.tokens.generated:,} tokens, {self.time.total_s:.2f} s"
         doubts = f", warnings: {len(self.warnings)}" if self.warnings else ""
@@ -346,7 +358,7 @@ class Solution:
 
     def _repr_html_(self) -> str:
         """For notebooks: answer, score, what makes it doubtful, five candidates, and the tree."""
-        stated = self.last_step or self.text if self.answer is None else self.answer
+        stated = self.last_step or self.chosen.said if self.answer is None else self.answer
         doubts = "".join(f"<p>Warning: {escape(line)}</p>" for line in self.warnings)
         rows = [("answer", "score", "ended", "tokens")]
         for each in sorted(self.candidates, key=self._rank)[:_SHOWN]:
@@ -388,6 +400,8 @@ class Solution:
         parts = ("tokens", "kv", "cache", "memory", "batch", "speculation", "sparse", "remote")
         for name in (*parts, "time"):
             found[name] = None if found[name] is None else asdict(found[name])
+        if not self.tokens.thought:
+            del found["tokens"]["thought"]
         found["candidates"] = [candidate.to_json() for candidate in self.candidates]
         found["tree"] = asdict(self.tree_stats)
         found["settings"] = self.settings.model_dump(mode="json")

@@ -189,6 +189,11 @@ class Node:
         last = next((step for step in reversed(self.reply()) if step.thought), None)
         return self.text if last is None else self.text[len(last.text) :].lstrip()
 
+    @property
+    def thought_text(self) -> str:
+        """Text of the reply's steps that are of a thought."""
+        return "".join(step.step_text for step in self.reply() if step.thought).strip()
+
     def path(self) -> list[Node]:
         """Nodes from the root to this one."""
         nodes: list[Node] = []

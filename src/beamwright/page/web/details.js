@@ -18,6 +18,7 @@ export function showDetails(details, tree, i, onSelect) {
   if (i === null) return details.replaceChildren(make("p", { class: "note" }, "Click a step to read the path that leads to it."));
   const node = tree.nodes[i];
   const facts = [
+    ["thought", node.thought ? "what the model thinks, not its answer" : null],
     ["state", node.state],
     ["ended by", node.stop ? node.stop.replace("_", " ") : node.parent === null ? null : "not decoded"],
     ["score", node.parent === null ? null : shownScore(node.score)],
@@ -33,7 +34,7 @@ export function showDetails(details, tree, i, onSelect) {
   const steps = pathOf(tree, i).slice(1).map((step) => {
     const button = make("button", { type: "button", style: `--chip: ${ramp(tree.share(step.score)) ?? "var(--faint)"}` });
     if (step.i === i) button.setAttribute("aria-current", "step");
-    const meta = `round ${step.round} \u00b7 score ${shownScore(step.score)} \u00b7 ${plural(step.tokens, "token")}`;
+    const meta = `${step.thought ? "thought \u00b7 " : ""}round ${step.round} \u00b7 score ${shownScore(step.score)} \u00b7 ${plural(step.tokens, "token")}`;
     button.append(make("span", { class: "meta" }, meta), make("span", { class: "step" }, step.text.trim() || "(no text)"));
     button.addEventListener("click", () => onSelect(step.i));
     return make("li", {}, button);

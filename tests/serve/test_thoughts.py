@@ -1,0 +1,234 @@
+"""Thoughts over HTTP: told apart from what is said, and as long as a request lets them be."""
+
+import json
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from beamwright import Solver
+from beamwright.models.config import BUNDLED
+from beamwright.sections import SearchSettings
+from beamwright.serve.answers import final_text, told
+from beamwright.serve.body import ServerLimits, parsed
+from beamwright.serve.chat import ChatFields
+from beamwright.serve.effort import thinking_of
+from beamwright.serve.errors import ApiError
+from beamwright.serve.job import RequestReader, Told
+from beamwright.tree import NodeState, SearchTree, StopReason
+from served import Served, text_of
+
+PROBLEM = json.loads((BUNDLED / "test.jsonl").read_text().splitlines()[0])["problem"]
+OPTIONS = {"search": "majority", "n": 2, "verifier": "none", "max_tokens": 500}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Solver(model="bundled:thinking", **OPTIONS) as solver, Served(solver) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def whole(server):
+    return server.chat(PROBLEM, seed=1).json()
+
+
+def test_what_was_thought_is_beside_what_is_said_under_both_names(server, whole):
+    message = whole["choices"][0]["message"]
+    assert "\\boxed{" in message["content"]
+    assert "\\boxed{" not in message["reasoning"] != ""
+    assert message["reasoning_content"] == message["reasoning"]
+    assert "think>" not in json.dumps(message)
+    used, search = whole["usage"], whole["usage"]["search"]
+    assert 0 < search["thought_tokens"] <= used["completion_tokens_details"]["reasoning_tokens"]
+
+
+def test_a_stream_says_the_same_the_thought_first(server, whole):
+    events = server.stream(
+        messages=[{"role": "user", "content": PROBLEM}], seed=1, model="tiny:plain"
+    )
+    deltas = [choice["delta"] for event in events for choice in event["choices"]]
+    names = [name for each in deltas for name in ("reasoning", "content") if each.get(name)]
+    thought = "".join(each.get("reasoning", "") for each in deltas)
+    alone = server.chat(PROBLEM, seed=1, model="tiny:plain").json()["choices"][0]["message"]
+    assert (thought, text_of(events)) == (alone["reasoning"], alone["content"])
+    assert names == sorted(names, reverse=True)
+    events = server.stream(messages=[{"role": "user", "content": PROBLEM}], seed=1)
+    assert text_of(events) == whole["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize("fields", [{"include_reasoning": False}, {"reasoning": {"exclude": True}}])
+def test_thoughts_that_nobody_wants_to_read_are_not_told(server, whole, fields):
+    reply = server.chat(PROBLEM, seed=1, **fields).json()
+    assert reply["search"]["tree_hash"] == whole["search"]["tree_hash"]
+    assert "reasoning" not in json.dumps(reply["choices"])
+    events = server.stream(messages=[{"role": "user", "content": PROBLEM}], seed=1, **fields)
+    assert "reasoning" not in json.dumps([event["choices"] for event in events])
+
+
+def test_logprobs_are_of_what_is_said(server):
+    reply = server.chat(PROBLEM, model="tiny:plain", seed=1, logprobs=True).json()
+    (choice,) = reply["choices"]
+    said = b"".join(bytes(each["bytes"]) for each in choice["logprobs"]["content"])
+    assert said.decode().strip() == choice["message"]["content"].strip()
+
+
+def test_a_completion_has_the_text_as_it_is(server):
+    body = {"model": "tiny:plain", "prompt": f"{PROBLEM}\n\n", "seed": 1, "max_tokens": 400}
+    (choice,) = server.http.post("/v1/completions", json=body).json()["choices"]
+    (alone,) = server.chat(PROBLEM, model="tiny:plain", seed=1, max_tokens=400).json()["choices"]
+    assert set(choice) >= {"text"}
+    assert "reasoning" not in choice
+    assert "\\boxed{" in choice["text"]
+    assert len(choice["text"]) > len(alone["message"]["content"])
+
+
+def test_a_response_has_an_item_for_the_thought(server):
+    body = {"model": "tiny:plain", "input": PROBLEM, "seed": 1}
+    thought, message = server.http.post("/v1/responses", json=body).json()["output"]
+    assert (thought["type"], message["type"]) == ("reasoning", "message")
+    assert "\\boxed{" in message["content"][0]["text"]
+    shown = []
+    with server.http.stream("POST", "/v1/responses", json={**body, "stream": True}) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: "):
+                shown.append(json.loads(line.removeprefix("data: ")))
+    assert [each["sequence_number"] for each in shown] == [*range(len(shown))]
+    kinds = [each["type"].removeprefix("response.") for each in shown]
+    assert kinds[1:5] == [
+        "output_item.added", "reasoning_text.delta", "reasoning_text.done", "output_item.done"
+    ]  # fmt: skip
+    said = {each["type"]: each for each in shown}
+    assert said["response.reasoning_text.done"]["text"] == thought["content"][0]["text"]
+    assert said["response.output_text.done"]["text"] == message["content"][0]["text"]
+    assert said["response.output_text.done"]["output_index"] == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"reasoning_effort": "none"},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"thinking_token_budget": 0},
+        {"reasoning": {"enabled": False}},
+    ],
+)
+def test_thinking_is_switched_off(server, fields):
+    reply = server.chat(PROBLEM, seed=1, **fields).json()
+    assert reply["usage"]["search"]["thought_tokens"] == 0
+    assert "reasoning" not in reply["choices"][0]["message"]
+
+
+def test_a_budget_is_kept(server):
+    reply = server.chat(PROBLEM, seed=1, model="tiny:plain", thinking_token_budget=20).json()
+    assert 0 < reply["usage"]["search"]["thought_tokens"] <= 21
+    assert "\\boxed{" in reply["choices"][0]["message"]["content"]
+
+
+# --- what is asked, without a model ---------------------------------------------------------------
+
+
+def asked(max_tokens=None, context=32768, **fields):
+    body = {"model": "m", "messages": [{"role": "user", "content": "?"}], **fields}
+    return thinking_of(parsed(ChatFields, body), context, max_tokens)
+
+
+@pytest.mark.parametrize(
+    ("fields", "thinking"),
+    [
+        ({}, None),
+        ({"reasoning_effort": "medium"}, None),
+        ({"reasoning_effort": "minimal"}, 1024),
+        ({"reasoning_effort": "low"}, 4096),
+        ({"reasoning": {"effort": "high"}}, 16384),
+        ({"reasoning_effort": "xhigh"}, 24576),
+        ({"reasoning_effort": "high", "max_tokens": 100}, 50),
+        ({"reasoning_effort": "high", "thinking_token_budget": 7}, 7),
+        ({"thinking_budget_tokens": 7, "reasoning_budget": 7}, 7),
+        ({"reasoning": {"max_tokens": 7}}, 7),
+        ({"reasoning_budget_tokens": -1}, "on"),
+        ({"reasoning_budget": 0, "reasoning_effort": "none"}, "off"),
+        ({"reasoning": {"enabled": True, "summary": "auto"}}, "on"),
+    ],
+)
+def test_budgets_and_efforts(fields, thinking):
+    assert asked(fields.pop("max_tokens", None), **fields) == thinking
+
+
+@pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high", "xhigh"])
+def test_efforts_of_a_model_that_marks_no_thoughts_mean_the_search_alone(effort):
+    assert asked(context=None, reasoning_effort=effort) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"thinking_token_budget": 5, "context": None}, "thinking_token_budget", "marks no"),
+        ({"thinking_token_budget": 5, "reasoning_effort": "none"}, "thinking_token_budget", "none"),
+        ({"thinking_token_budget": 5, "reasoning_budget": 6}, "thinking_token_budget", "differ"),
+        (
+            {"reasoning_budget": 5, "chat_template_kwargs": {"enable_thinking": False}},
+            "reasoning_budget",
+            "enable_thinking is false",
+        ),
+        ({"reasoning": {"efort": "low"}}, "reasoning.efort", "not permitted"),
+        ({"reasoning_budget": "much"}, "reasoning_budget", "integer"),
+    ],
+)
+def test_what_contradicts_itself_is_one_line(fields, param, said):
+    with pytest.raises(ApiError, match=said) as caught:
+        asked(**fields)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_the_search_object_is_asked_last():
+    reader = RequestReader("m", SearchSettings(), ServerLimits(), context=1024)
+    body = {"model": "m", "messages": [{"role": "user", "content": "?"}]}
+    fields = parsed(ChatFields, {**body, "reasoning_effort": "low"})
+    assert reader.job(fields, "?").options["thinking"] == 128
+    fields = parsed(ChatFields, {**body, "reasoning_effort": "low", "search": {"thinking": 9}})
+    assert reader.job(fields, "?").options["thinking"] == 9
+
+
+# --- what is final --------------------------------------------------------------------------------
+
+
+def path(tree, above, *steps):
+    """Steps below a node: (text, is a thought)."""
+    for text, thought in steps:
+        (node,) = tree.expand(above, 1)
+        node.text, node.thought, node.state = above.text + text, thought, NodeState.KEPT
+        node.stop = StopReason.THOUGHT_END if thought and text.endswith(".") else None
+        above = node
+    return above
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "final"),
+    [
+        ([("Hm. So.", True), ("\n\nIt is 4.", False)], [("Hm. No.", True)], Told("Hm.", "")),
+        ([("Hm.", True), ("\n\nIt is 4.", False)], [("Hm.", True), ("\n\nIt was", False)],
+         Told("Hm.", "It ")),
+        ([("Hm", True)], [("Hm.", True), ("It", False)], Told("Hm", "")),
+        ([("It is.", False), ("Hm.", True)], [("It is.", False), ("Oh.", True)], Told("", "")),
+        ([("It is.", False)], [("It was.", False)], Told("", "It ")),
+    ],
+)  # fmt: skip
+def test_of_what_is_said_nothing_is_final_before_the_thought_is(first, second, final):
+    tree = SearchTree(0, (1,), "?")
+    for steps in (first, second):
+        path(tree, tree.root, *steps)
+    assert final_text(tree) == final
+
+
+def test_what_is_final_stays_however_a_reply_goes_on():
+    steps = [("\nHm", True), (" so. ", True), ("\n\nIt", False), (" is.", False), (" Oh.", True)]
+    tree = SearchTree(0, (1,), "?")
+    before, node = Told(), tree.root
+    for step in steps:
+        node = path(tree, node, step)
+        now, whole = final_text(tree), told(node)
+        assert all(new.startswith(old) for new, old in zip(now, before, strict=True))
+        assert all(new.startswith(old) for new, old in zip(whole, now, strict=True))
+        before = now
+    assert told(node) == Told("Hm so.  Oh.", "It is.")
