@@ -84,7 +84,7 @@ class MovingSplit:
         """
         scoring = [node for run in runs for node in run.unscored]
         beams = [node for run in runs for node in run.open]
-        seen = len(runs), sum(run.tree.rounds for run in runs), bool(scoring)
+        seen = len(runs), sum(len(run.round_tokens) for run in runs), bool(scoring)
         if seen == self._seen or not (scoring or beams):
             return
         self._seen = seen
