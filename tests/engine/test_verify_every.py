@@ -81,6 +81,18 @@ def test_fewer_calls_score_fewer_steps(make_solver, verifier_folder):
     assert fourth.verifier_prefilled < every_step.verifier_prefilled
 
 
+def test_what_a_path_is_worth_does_not_depend_on_how_often_the_verifier_is_asked():
+    """The bundled verifier multiplies what it thinks of each token, and reads all of them."""
+    problem = "Ann has 12 apples. In May Ann sells 3 apples. How many apples does Ann have now?"
+    with Solver(search="best-of-n", n=4, dtype="float64") as solver:
+        each, third, last = (
+            [c.score for c in solver.solve(problem, verify_every=every).candidates]
+            for every in (1, 3, 100)
+        )
+    assert third == pytest.approx(each)
+    assert last == pytest.approx(each)
+
+
 def test_what_it_would_not_do_is_refused_in_a_line(make_solver):
     with pytest.raises(InputError, match=r"^--verify-every 2: does nothing with --verifier none$"):
         make_solver(verify_every=2, verifier="none", search="majority")

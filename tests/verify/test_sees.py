@@ -9,7 +9,7 @@ from beamwright.models.config import BUNDLED
 from beamwright.models.tokenizer import TextCodec
 from beamwright.tree import StopReason
 from beamwright.verify.encode import PathEncoder
-from beamwright.verify.family import families
+from beamwright.verify.family import families, family
 from beamwright.verify.scorers import CallableVerifier, ObjectVerifier, scorer
 from beamwright.verify.spec import VerifierSpec
 from fakes import new_tree
@@ -93,3 +93,35 @@ def test_what_is_not_seen_leaves_no_trace_in_the_text(path, read):
     both = encoded("both", path)
     assert [bool(each.read_at) for each in both] == [True, True, False, True, True]
     assert codec.decode(both[-1].token_ids) == "Tim has 5.\nIs it 4?\nNo.\nIt is 3.\n3.\n"
+
+
+@pytest.mark.parametrize("read", ["step_end", "marker", "every_token"])
+def test_steps_that_were_not_scored_are_read_with_the_next(path, read):
+    codec = TextCodec.load(BUNDLED / "verifier")
+    template = {"prefix": "{problem}\n", "step_suffix": "\n", "marker": "\n", "strip": True}
+    fields = {"name": "t", "template": template, "read": read, "activation": "sigmoid"}
+    fields |= {"head": {"kind": "linear", "layers": ["score"]}, "sees": "both"}
+    encoder = PathEncoder(VerifierSpec.model_validate(fields), codec)
+    one_by_one = encoder.encode("Tim has 5.", path)
+    (whole,) = encoder.encode("Tim has 5.", path[-1:], lambda node: node.root)
+    (half,) = encoder.encode("Tim has 5.", path[-1:], lambda node: path[1])
+    assert whole.read_at == [at for each in one_by_one for at in each.read_at]
+    assert whole.sizes == [size for each in one_by_one for size in each.sizes]
+    assert half.read_at == [at for each in one_by_one[2:] for at in each.read_at]
+    assert len(half.sizes) == 2, "the blank step has nothing to read"
+
+
+def test_in_a_dialogue_a_plus_of_a_step_is_no_mark(path):
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    codec = TextCodec.load(BUNDLED / "verifier", template)
+    encoder = PathEncoder(family("rlhflow").spec, codec)
+    tree, nodes = new_tree(), []
+    for text in ("2+3=5", "5+1=6", "6+0=6"):
+        (node,) = tree.expand(nodes[-1] if nodes else tree.root, 1)
+        tree.commit(node, (7,), (-0.1,), StopReason.DELIMITER, node.text + text)
+        tree.keep(node)
+        nodes.append(node)
+    one_by_one = encoder.encode("Tim has 2.", nodes)
+    (whole,) = encoder.encode("Tim has 2.", nodes[-1:], lambda node: node.root)
+    assert whole.read_at == [at for each in one_by_one for at in each.read_at]
+    assert whole.sizes == [1, 1, 1]

@@ -5,7 +5,7 @@ Knows the declared format (`spec.Template`), no KV and no scores.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from beamwright.errors import InputError
@@ -20,25 +20,33 @@ Bounds = tuple[int, int]
 class Encoded:
     """A path's encoding.
 
-    token_ids: of the whole path; read_at: indices of the tokens that score its last step.
+    token_ids: of the whole path; read_at: indices of the tokens that score its last step, and those
+    before it that were not scored yet. sizes: how many of them are of each step, none of them 0.
     """
 
     token_ids: list[int]
     read_at: list[int]
+    sizes: list[int]
+
+
+@dataclass(frozen=True)
+class _StepText:
+    """Where a step is in a path's text: characters of its own, and of its markers to read."""
+
+    own: Bounds
+    marks: tuple[Bounds, ...] = ()
 
 
 @dataclass(frozen=True)
 class _PathText:
     """A path's text.
 
-    parts: it in pieces, which joint formats put together before they encode. step: characters of
-    the last step's own text. marks: characters of the markers to read. complete: the end of the
-    text may be read.
+    parts: it in pieces, which joint formats put together before they encode. steps: those that are
+    to be read. complete: the end of the text may be read.
     """
 
     parts: tuple[str, ...]
-    step: Bounds = (0, 0)
-    marks: tuple[Bounds, ...] = ()
+    steps: tuple[_StepText, ...] = ()
     complete: bool = False
 
 
@@ -65,21 +73,33 @@ class PathEncoder:
         """Token ids of the text before the first step."""
         return [*self._first, *self._codec.encode(self._prefix(problem))]
 
-    def encode(self, problem: str, nodes: Sequence[Node]) -> list[Encoded]:
-        """Encode the paths that end in these nodes."""
+    def encode(
+        self,
+        problem: str,
+        nodes: Sequence[Node],
+        scored: Callable[[Node], Node | None] = lambda node: node.parent,
+    ) -> list[Encoded]:
+        """Encode the paths that end in these nodes.
+
+        scored: up to where a path's steps have scores already.
+        """
+        unread = [self._seen(node, after=scored(node)) for node in nodes]
         if self._template.layout == "text":
             prefix = self._prefix(problem)
-            written = [self._write_text(prefix, node) for node in nodes]
+            written = [self._write_text(prefix, *each) for each in zip(nodes, unread, strict=True)]
         else:
-            written = [self._write_turns(problem, node) for node in nodes]
+            written = [
+                self._write_turns(problem, *each) for each in zip(nodes, unread, strict=True)
+            ]
         encoded = []
         coded = self._encode_parts([path.parts for path in written])
         for node, path, ids, places in zip(nodes, written, *coded, strict=True):
             judged = self._spec.scores == "every_step" or node.ended
             wanted = judged and node.seen(self._spec.sees)
             spans = [(0, 0)] * len(self._first) + list(places)
-            read_at = self._read_at(spans, path) if wanted else []
-            encoded.append(Encoded([*self._first, *ids], read_at))
+            read_at = list(filter(None, self._read_at(spans, path))) if wanted else []
+            flat = [index for of_step in read_at for index in of_step]
+            encoded.append(Encoded([*self._first, *ids], flat, list(map(len, read_at))))
         return encoded
 
     # --- text --------------------------------------------------------------------------------
@@ -92,15 +112,15 @@ class PathEncoder:
             return template.prefix.replace("{problem}", problem)
         return self._codec.decode_raw(self._codec.render(problem, template.system))
 
-    def _write_text(self, prefix: str, node: Node) -> _PathText:
+    def _write_text(self, prefix: str, node: Node, unread: Sequence[Node]) -> _PathText:
         suffix, marker, split = (
             self._template.step_suffix, self._template.marker or "", self._template.split
         )  # fmt: skip
         parts, length = [prefix], len(prefix)
-        step: Bounds = (length, length)
-        marks: list[Bounds] = []
+        steps: dict[Node, _StepText] = {}
         for node_step in self._seen(node):
-            step, marks = (length, length), []
+            step: Bounds = (length, length)
+            marks: list[Bounds] = []
             text = self._stripped(node_step.step_text)
             for piece in [text] if split is None else text.split(split):
                 if not (piece if split is None else piece.strip()):
@@ -110,9 +130,10 @@ class PathEncoder:
                 marks.append((at, at + len(marker)))
                 parts += [piece, suffix] if suffix else [piece]
                 length += len(piece) + len(suffix)
-        return _PathText(tuple(parts), step, tuple(marks), self._ends(node))
+            steps[node_step] = _StepText(step, tuple(marks))
+        return _PathText(tuple(parts), tuple(steps[each] for each in unread), self._ends(node))
 
-    def _write_turns(self, problem: str, node: Node) -> _PathText:
+    def _write_turns(self, problem: str, node: Node, unread: Sequence[Node]) -> _PathText:
         """A dialogue of steps and markers, or the whole answer as one turn."""
         steps = [self._stripped(part.step_text) for part in self._seen(node)]
         if self._template.layout == "answer":
@@ -120,9 +141,12 @@ class PathEncoder:
             return _PathText((self._turns(problem, [answer]),), complete=self._ends(node))
         if not any(steps):
             return _PathText((self._prefix(problem),))
-        text, marker = self._turns(problem, list(filter(None, steps))), self._template.marker or ""
-        at = text.rfind(marker)
-        return _PathText((text,), marks=((at, at + len(marker)),) if steps[-1] else ())
+        marker, read = self._template.marker or "", list[_StepText]()
+        for number in range(len(steps) - len(unread), len(steps)):
+            if steps[number]:  # the dialogue so far is what the whole one begins with
+                at = self._turns(problem, list(filter(None, steps[: number + 1]))).rfind(marker)
+                read.append(_StepText((0, 0), ((at, at + len(marker)),)))
+        return _PathText((self._turns(problem, list(filter(None, steps))),), tuple(read))
 
     def _turns(self, problem: str, texts: Sequence[str]) -> str:
         """The chat template around these steps, or around one answer."""
@@ -146,9 +170,10 @@ class PathEncoder:
             return any(self._stripped(part.step_text) for part in self._seen(node))
         return bool(self._stripped(node.step_text))
 
-    def _seen(self, node: Node) -> list[Node]:
-        """Steps of its reply that are written down."""
-        return [step for step in node.reply() if step.seen(self._spec.sees)]
+    def _seen(self, node: Node, after: Node | None = None) -> list[Node]:
+        """Steps of its reply that are written down; those behind one of them."""
+        first = 0 if after is None else after.depth + 1
+        return [each for each in node.reply() if each.depth >= first and each.seen(self._spec.sees)]
 
     def _stripped(self, text: str) -> str:
         """A step's text without what only delimits it."""
@@ -179,15 +204,18 @@ class PathEncoder:
             all_spans.append(spans)
         return all_ids, all_spans
 
-    def _read_at(self, spans: list[Bounds], path: _PathText) -> list[int]:
-        """Indices of the tokens to read for the path's last step."""
-        read, (begin, end) = self._spec.read, path.step
-        if read == "end":
-            return [len(spans) - 1] if path.complete else []
+    def _read_at(self, spans: list[Bounds], path: _PathText) -> list[list[int]]:
+        """Indices of the tokens to read, for each of its steps."""
+        if self._spec.read == "end":
+            return [[len(spans) - 1]] if path.complete else []
+        return [self._read_step_at(spans, step) for step in path.steps]
+
+    def _read_step_at(self, spans: list[Bounds], step: _StepText) -> list[int]:
+        read, (begin, end) = self._spec.read, step.own
         if read in ("marker", "before_marker"):
             # The token that completes each marker, or the one before the marker's first.
             found: list[int] = []
-            for first, last in path.marks:
+            for first, last in step.marks:
                 if read == "marker":
                     found += [i for i, (a, b) in enumerate(spans) if a < last <= b][-1:]
                 else:

@@ -71,6 +71,7 @@ class PrmVerifier:
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
         """A score per step; None for an empty step or one beyond the verifier's context.
 
+        Steps above that were not scored are read with it, and their path's score is its own.
         Steps whose paths are the same tokens are computed once, as long as one of them is there.
 
         Raises:
@@ -80,7 +81,7 @@ class PrmVerifier:
         trees = by_root(nodes)
         self._kv.begin(trees)
         for root, below in trees.items():
-            encodings = self._encoder.encode(root.problem_text, below)
+            encodings = self._encoder.encode(root.problem_text, below, self._kv.scored_above)
             for node, encoded in zip(below, encodings, strict=True):
                 request = self._request(node, encoded)
                 if request is not None:
@@ -99,7 +100,8 @@ class PrmVerifier:
         self._kv.restore(nodes, self._requests)
 
     def _requests(self, root: Node, nodes: Sequence[Node]) -> Iterable[PrefillRequest | None]:
-        return map(self._request, nodes, self._encoder.encode(root.problem_text, nodes))
+        encodings = self._encoder.encode(root.problem_text, nodes, self._kv.scored_above)
+        return map(self._request, nodes, encodings)
 
     def _request(self, node: Node, encoded: Encoded) -> PrefillRequest | None:
         """What must be computed for this node; its handle is in place afterwards."""
@@ -137,12 +139,13 @@ class PrmVerifier:
         ids = torch.tensor(token_ids, device=device)
         read = self._head(torch.cat(hidden), ids, torch.tensor(at, device=device))
         values = iter(read.tolist())
-        combine = AGGREGATES[self.spec.combine]
+        combine, aggregate = AGGREGATES[self.spec.combine], AGGREGATES[self.spec.aggregate]
         scores: list[float] = []
         for encoded, _ in work:
-            of_step = list(islice(values, len(encoded.read_at)))
+            of_steps = [list(islice(values, size)) for size in encoded.sizes]
             # A minimum would pass over NaN.
-            scores.append(combine(of_step) if all(map(math.isfinite, of_step)) else math.nan)
+            finite = all(math.isfinite(value) for of_step in of_steps for value in of_step)
+            scores.append(aggregate([*map(combine, of_steps)]) if finite else math.nan)
         return scores
 
 
@@ -327,7 +330,7 @@ class PathKV:
         KV, which both encodings begin with.
         """
         parent, new = self.above(node), encoded.token_ids[start:]
-        key = (start, *new, None, *encoded.read_at)
+        key = (start, *new, None, *encoded.read_at, None, *encoded.sizes)
         if (state := parent.below.get(key)) is not None:
             state.users += 1
             node.handles[OWNER] = state
@@ -391,9 +394,14 @@ class PathKV:
     def above(self, node: Node) -> VerifierState:
         """Of the node whose encoding this one's follows: the nearest step above that was scored.
         Every reply begins behind the problem: turns and earlier replies are not read."""
-        steps = reversed(node.reply()[:-1])
-        before = next((step for step in steps if OWNER in step.handles), node.root)
+        before = self.scored_above(node)
         state: VerifierState | None = before.handles.get(OWNER)
         if state is None or before is node:
             raise AssertionError(f"{node!r}: nothing above it was read")
         return state
+
+    @staticmethod
+    def scored_above(node: Node) -> Node:
+        """The nearest step above it in its reply that was scored, or what the reply follows."""
+        steps = reversed(node.reply()[:-1])
+        return next((step for step in steps if OWNER in step.handles), node.root)
