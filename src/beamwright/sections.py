@@ -171,9 +171,7 @@ class SamplingSettings(Section):
     """How one token is drawn from the logits."""
 
     temperature: float = option(0.8, "0 is greedy.", ge=0.0)
-    top_p: float = option(
-        1.0, "Keep the most likely tokens up to this probability.", gt=0.0, le=1.0
-    )
+    top_p: float = option(1.0, "Keep the most likely tokens up to this probability.", gt=0, le=1.0)
     top_k: int | None = option(
         None, "Keep this many of the most likely tokens.", ge=1, le=2**31 - 1
     )
@@ -266,9 +264,10 @@ class SearchSettings(OpenSection):
         ge=1,
         metavar="STEPS",
     )
-    choose: Literal["best", "majority", "weighted"] | None = option(
-        None, "How the final answer is chosen (default: the strategy's own)."
+    choose: Literal["best", "majority", "weighted", "pairwise", "listwise"] | None = option(
+        None, "How the answer is chosen (default: the strategy's); pairwise, listwise: compared."
     )
+    compare_budget: int | None = option(None, "Most comparisons, or lists.", ge=1, metavar="N")
     answers: str = option(
         "math",
         "What of a reply is its answer, and when two are the same: math, code, or a plugin's.",

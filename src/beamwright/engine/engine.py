@@ -89,6 +89,11 @@ class Engine:
         if self._live.get(run.tree.root) is run:
             self._close(run)
 
+    def let_go(self, run: TreeRun) -> None:
+        """Free what a tree that is over still had for whoever compares its candidates."""
+        run.tree.prompt_wanted = False
+        self._executor.release(run.tree.release_dead())
+
     def abort(self) -> None:
         """Give all trees up; nothing runs any more when it returns."""
         try:

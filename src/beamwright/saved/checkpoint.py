@@ -43,7 +43,7 @@ OWN = "python:"  # begins the name of what a user gave as an object
 DECISIVE_SECTIONS = ("model", "sampling", "step", "search", "sparse")  # decide the tree
 _TABLES: dict[str, Table[Any]] = {"search": STRATEGIES, "verifier": VERIFIERS, "answers": ANSWERS}
 # Of these sections:
-_NOT_THE_TREE = {"device", "attention", "top_logprobs", "choose", "sparse_home"}
+_NOT_THE_TREE = {"device", "attention", "top_logprobs", "choose", "compare_budget", "sparse_home"}
 # Options that older files lack, and what those then had.
 _LATER = {
     "kv_dtype": "auto", "probe_every": None, "probe_text": PROBE_TEXT, "probe_tokens": 32,

@@ -26,7 +26,7 @@ from beamwright.io import describe_fault
 from beamwright.tree import Conversation, Node, Problem, RawPrompt
 
 FORMAT = "beamwright receipt 1"
-BESIDE = ("choose", "device", "attention", "token_budget", "stop_votes")
+BESIDE = ("choose", "compare_budget", "device", "attention", "token_budget", "stop_votes")
 """Settings that are in a receipt beside those that a checkpoint has: which candidate is the answer,
 where the last bits come from, and what may have ended the search."""
 

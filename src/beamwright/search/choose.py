@@ -1,6 +1,7 @@
 """Which final candidate is the answer: best score, majority, or score-weighted vote.
 
-Pure: sees answers and scores, no tree and no models.
+Pure: sees answers and scores, no tree and no models. Where the generator is to compare candidates
+(`search.contest`), the majority is what it starts from.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ from typing import Literal
 
 from beamwright.search.rounds import TIE
 
-Choice = Literal["best", "majority", "weighted"]
+Choice = Literal["best", "majority", "weighted", "pairwise", "listwise"]
 CHOICES: tuple[Choice, ...] = ("best", "majority", "weighted")
+"""Those that answers and scores alone decide."""
+SCORELESS: tuple[Choice, ...] = ("majority", "pairwise", "listwise")
+"""Those that need no scores."""
 
 
 def choose(
@@ -28,7 +32,7 @@ def choose(
     one that has an answer. `best` takes the highest score. `majority` takes the most frequent
     answer, ties by summed score; `weighted` the answer with the largest summed score; either
     then returns the best-scored candidate with that answer. A tie that is left goes to the
-    candidate that comes first.
+    candidate that comes first. Before a comparison, and without one, the majority stands.
 
     A missing score ranks last in `best` and weighs as much as any other missing one in a vote;
     so does one that is NaN or infinite.
@@ -50,12 +54,24 @@ def choose(
     for i in voters:
         groups.setdefault(votes[i] or "", []).append(i)
     ballots = list(groups.values())
-    if how == "majority":
+    if how in SCORELESS:
         most = max(len(ballot) for ballot in ballots)
         ballots = [ballot for ballot in ballots if len(ballot) == most]
     weights = _vote_weights(voters, scores)
     totals = [math.fsum(weights[i] for i in ballot) for ballot in ballots]
     return _best(ballots[_first_largest(totals)], scores)
+
+
+def seeded(
+    votes: Sequence[str | None], scores: Sequence[float | None], complete: Sequence[bool]
+) -> list[int]:
+    """One complete candidate for each answer, the majority's first; see `choose`."""
+    seeds: list[int] = []
+    left = [whole and vote is not None for vote, whole in zip(votes, complete, strict=True)]
+    while any(left):
+        seeds.append(choose(votes, scores, left, "majority"))
+        left = [each and votes[i] != votes[seeds[-1]] for i, each in enumerate(left)]
+    return seeds
 
 
 def _best(indices: Iterable[int], scores: Sequence[float | None]) -> int:

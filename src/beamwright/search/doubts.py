@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from beamwright.config import Settings
 from beamwright.search import strategy_row
+from beamwright.search.choose import SCORELESS
 from beamwright.search.rounds import TIE
 from beamwright.sections import GRAMMAR
 from beamwright.tree import COMPLETE_STOPS, SearchTree
@@ -110,5 +111,5 @@ def _reads_scores(settings: Settings) -> bool:
     if settings.model.is_random:
         return False
     row = strategy_row(settings.search)
-    chosen = (settings.search.choose or row.choose) != "majority" and settings.search.n > 1
+    chosen = (settings.search.choose or row.choose) not in SCORELESS and settings.search.n > 1
     return row.needs_scores or chosen or settings.model.scorer != "none"

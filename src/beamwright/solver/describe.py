@@ -25,7 +25,9 @@ from beamwright.search import doubts, strategy_row
 from beamwright.search.choose import choose
 from beamwright.search.revise import asked_again, best_answer
 from beamwright.search.rounds import ranked
+from beamwright.sections import SearchSettings
 from beamwright.solver import solution as result
+from beamwright.solver.comparison import Comparison
 from beamwright.solver.machinery import Machinery
 from beamwright.solver.request import ProblemSettings
 from beamwright.solver.solution import Candidate, Solution
@@ -43,7 +45,8 @@ from beamwright.tree import (
 
 _SPENT = (
     "overrun", "speculated", "speculated_kept", "drafted", "draft_accepted", "verifier_prefilled",
-    "verifier_reused", "verifier_generated", "probe_prefilled", "probe_tokens",
+    "verifier_reused", "verifier_generated", "probe_prefilled", "probe_tokens", "compared",
+    "compared_reused",
 )  # fmt: skip
 """What nodes have used up, by the names that a solution has for it."""
 _ROUND_LIMIT = "round_limit"
@@ -81,7 +84,24 @@ def complete_nodes(tree: SearchTree) -> list[Node]:
     return [best_answer(leaf) for leaf in (*tree.finished(), *unfinished)]
 
 
-def candidate_of(node: Node) -> Candidate:
+def finals_of(run: TreeRun, search: SearchSettings) -> list[Node]:
+    """Final candidates of a search that has ended, with what they state."""
+    nodes, finals = final_nodes(run.tree, search.n), strategy_row(search).finals
+    if finals is not None:
+        nodes = finals(run.tree.finished(), search.n) or nodes
+    note_answers(run.answers, nodes)
+    return nodes
+
+
+def ballots(
+    candidates: Sequence[Candidate],
+) -> tuple[list[str | None], list[float | None], list[bool]]:
+    """Votes, scores, and whose path ended by itself: what `search.choose` sees."""
+    complete = [candidate.stop in COMPLETE_STOPS for candidate in candidates]
+    return [each.vote for each in candidates], [each.score for each in candidates], complete
+
+
+def candidate_of(node: Node, preferred: float | None = None) -> Candidate:
     """A final node as its user sees it."""
     asked = any(child.turn is not None for child in node.children)
     return Candidate(
@@ -97,6 +117,7 @@ def candidate_of(node: Node) -> Candidate:
         said=node.said,
         thought=node.thought_text,
         thought_tokens=sum(len(step.token_ids) for step in node.reply() if step.thought),
+        preferred=preferred,
     )
 
 
@@ -130,29 +151,27 @@ class Meter:
         asked: Problem | int,
         since: Mark,
         nodes: list[Node] | None = None,
+        comparison: Comparison | None = None,
     ) -> Solution:
         """The solution of a tree that was admitted `since` then.
 
         problem: what it was solved with; asked: for. nodes: its candidates, where it was broken
-        off.
+        off. comparison: of its candidates, if there was one.
         """
         settings, is_whole = problem.settings, nodes is None
         machinery, tree, search = self._machinery, run.tree, settings.search
         (began_s, before), (now_s, now) = since, self.mark()
         if nodes is None:
-            nodes, finals = final_nodes(tree, search.n), strategy_row(search).finals
-            if finals is not None:
-                nodes = finals(tree.finished(), search.n) or nodes
+            nodes = finals_of(run, search)
         if not nodes:
             raise PolicyError(f"strategy {search.search}: ends the search without a candidate")
         note_answers(run.answers, nodes)
-        candidates = tuple(map(candidate_of, nodes))
-        place = choose(
-            [candidate.vote for candidate in candidates],
-            [candidate.score for candidate in candidates],
-            [candidate.stop in COMPLETE_STOPS for candidate in candidates],
-            search.choose or "best",
-        )
+        preferred = {} if comparison is None else comparison.preferred
+        candidates = tuple(candidate_of(each, preferred.get(i)) for i, each in enumerate(nodes))
+        if comparison is None or comparison.chosen is None:
+            place = choose(*ballots(candidates), search.choose or "best")
+        else:
+            place = comparison.chosen
         chosen = candidates[place]
         steps = [node for node in tree.nodes() if node.parent is not None and node.turn is None]
         decoded = [node for node in steps if node.state is not NodeState.OPEN]
@@ -195,6 +214,7 @@ class Meter:
             warnings=(
                 *self._warnings(run, candidates, chosen, settings),
                 *self._unread(asked, settings),
+                *(() if comparison is None else comparison.warnings),
             ),
             last_step=_last_step(nodes[place]) if chosen.answer is None else None,
             candidates=candidates,

@@ -66,8 +66,10 @@ class RequestOptions(TypedDict, total=False):
     """From step scores to a path's score (default: the verifier's)."""
     verify_every: int
     """Score every so manyth step of a path, and its last; the others go on by one child each."""
-    choose: Literal["best", "majority", "weighted"] | None
-    """How the final answer is chosen (default: the strategy's own)."""
+    choose: Literal["best", "majority", "weighted", "pairwise", "listwise"] | None
+    """How the answer is chosen (default: the strategy's); pairwise, listwise: compared."""
+    compare_budget: int | None
+    """Most comparisons, or lists."""
     answers: str
     """What of a reply is its answer, and when two are the same: math, code, or a plugin's."""
     probe_every: int | None

@@ -29,6 +29,8 @@ class Candidate:
     lineage: of its last step; `solution.tree.node(lineage)` is that step, and its `path()` all.
     step_scores: the verifier's score of each step of the text, in order; None where it has none.
     notes: what the verifier wrote about it last, by kind; empty where it writes nothing.
+    preferred: how likely the generator held it to be right, mean over the comparisons that it was
+    part of; None of all others.
     """
 
     answer: str | None
@@ -43,12 +45,14 @@ class Candidate:
     said: str
     thought: str
     thought_tokens: int
+    preferred: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Its part of the object that `solve --json` prints; notes and thoughts only where there
-        are any."""
+        """Its part of the object that `solve --json` prints; notes, thoughts and `preferred` only
+        where there are any."""
         absent: tuple[str, ...] = () if self.notes else ("notes",)
         absent += () if self.thought_tokens else ("said", "thought", "thought_tokens")
+        absent += ("preferred",) if self.preferred is None else ()
         return {name: value for name, value in asdict(self).items() if name not in absent}
 
 
@@ -70,7 +74,8 @@ class TokenCounts:
     repeated: of those generated, see `tree.repeated_tokens`; thought: of steps of thoughts.
     drafted: that were guessed, and forwarded beside rows' own; draft_accepted: of them, those that
     the row drew. probe_prefilled, probe_tokens: read, and written, where paths were asked for their
-    answers so far.
+    answers so far. compared: that the generator read to compare candidates; compared_reused: that
+    it found on the tree for that.
     """
 
     generated: int
@@ -89,6 +94,8 @@ class TokenCounts:
     verifier_generated: int
     probe_prefilled: int
     probe_tokens: int
+    compared: int
+    compared_reused: int
 
 
 @dataclass(frozen=True)

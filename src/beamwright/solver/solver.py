@@ -25,6 +25,7 @@ from beamwright.models.digest import Digest
 from beamwright.protocols import RoundCallback, Strategy
 from beamwright.saved.checkpoint import CheckpointWriter, read_checkpoint, tree_settings
 from beamwright.search import SearchPolicy
+from beamwright.solver.comparison import check_compares
 from beamwright.solver.handle import Handle, OneAtATime, SubmitQueue
 from beamwright.solver.machinery import Machinery
 from beamwright.solver.notebook import usual_progress
@@ -208,8 +209,7 @@ class Solver:
             saved.go_on(run)
 
         saving = self._saving(checkpoint, asked)
-        root = saved.tree.root
-        was = root.problem_text or len(root.token_ids)
+        was = saved.tree.root.problem_text or len(saved.tree.root.token_ids)
         request = Request(lambda: saved.tree, asked, was, on_round, saving, prepare=begin)
         with self._calls.turn():
             self._prompts.check(saved.tree, file, problem, asked.settings.step.thinking)
@@ -381,6 +381,7 @@ class Solver:
         search, scored = asked.settings.search, self.verifier.probabilities
         check_stops(asked.settings.stop, search, probabilities=scored)
         self._prompts.check_turns(asked.strategy, asked.settings.step.thinking)
+        check_compares(self._machinery, search.choose)
         missing = ", ".join(sorted(stats_read_by(asked.strategy) - self.token_stats))
         if missing:
             raise InputError(
@@ -411,8 +412,7 @@ class Solver:
         priority, asked = take_priority(options), self._problem_settings(options)
         if checkpoint is not None and not isinstance(problem, str):
             raise InputError("checkpoint: only a search whose problem is a text is saved")
-        thinking = asked.settings.step.thinking
-        make_tree = partial(self._prompts.tree, problem_id, problem, thinking)
+        make_tree = partial(self._prompts.tree, problem_id, problem, asked.settings.step.thinking)
         saving = self._saving(checkpoint, asked)
         return Request(make_tree, asked, problem, on_round, saving, priority=priority)
 

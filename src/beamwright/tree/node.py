@@ -87,8 +87,8 @@ class Node:
     handles: one opaque KV handle per owner, "generator" or "verifier".
     usage: tokens spent on this node: "overrun", "drafted", "draft_accepted",
         "generator_prefilled", "generator_reused", "verifier_prefilled", "verifier_reused",
-        "verifier_generated", "probe_prefilled", "probe_tokens"; and "judge_unparsed", critiques
-        without a score.
+        "verifier_generated", "probe_prefilled", "probe_tokens", "compared", "compared_reused"; and
+        "judge_unparsed", critiques without a score.
     notes: what was written about this step, by kind ("critique").
     answer, vote: what its reply states, and one text for equal answers; of ended paths, and of
         those that were asked behind this step.

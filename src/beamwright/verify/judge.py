@@ -18,10 +18,11 @@ from beamwright.engine.noise import lineage_key
 from beamwright.errors import InputError
 from beamwright.models.load import LoadedModel
 from beamwright.models.tokenizer import PLACE
-from beamwright.models.tree_model import PrefillRequest, TreeModel
+from beamwright.models.tree_model import TreeModel
 from beamwright.tree import Node
+from beamwright.verify.compare import Question, shares
 from beamwright.verify.prm import token_id
-from beamwright.verify.spec import JudgeSpec
+from beamwright.verify.spec import JudgeSpec, filled
 
 _NOTE = "critique"
 
@@ -144,12 +145,10 @@ class JudgeVerifier:
 
     def _prompt(self, problem: str, texts: Sequence[str], said: Sequence[str]) -> str:
         """The conversation up to the critique. said: about the steps before, if those are turns."""
-        before, _, rest = self.spec.prompt.partition("{problem}")
-        between, _, after = rest.partition("{steps}")
         step, numbered = self.spec.step, enumerate(texts, start=1)
         steps = [step.replace("{number}", str(n)).replace("{step}", text) for n, text in numbered]
         first = 1 if self.spec.turns == "each_step" else len(steps)
-        asked = f"{before}{problem}{between}{''.join(steps[:first])}{after}"
+        asked = filled(self.spec.prompt, problem, "{steps}", "".join(steps[:first]))
         turns = [{"role": "user", "content": asked}]
         for critique, asked in zip(said, steps[first:], strict=False):
             turns.append({"role": "assistant", "content": critique})
@@ -189,14 +188,8 @@ class JudgeVerifier:
         if len(token_ids) > self.tree_model.decoder.shape.context:
             return None
         row.node.usage["verifier_prefilled"] += len(token_ids)
-        segment = self.tree_model.store.create()
-        try:
-            request = PrefillRequest((), segment, token_ids, 0, read=(len(token_ids) - 1,))
-            (hidden,) = self.tree_model.prefill([request])
-        finally:
-            self.tree_model.store.free(segment)
-        logits = self.tree_model.decoder.logits(hidden)[0, self._pair]
-        return float(logits.softmax(-1)[1])
+        ((_, good),) = shares(self.tree_model, [Question(token_ids, self._pair)])
+        return good
 
     def _batches(self, rows: list[_Critique]) -> Iterator[list[_Critique]]:
         """As many rows at a time as the budget holds with critiques of full length, one at least.
