@@ -40,7 +40,7 @@ VERIFIERS: Table[TableRow] = Table(
     "--verifier",
     taken=(
         *("bundled", "none", "logprob", "min-logprob", "entropy", "deepconf", "deepconf-bottom"),
-        *("deepconf-tail", "family", "judge", "likelihood", "hf", "random"),
+        *("deepconf-tail", "family", "judge", "likelihood", "probe", "hf", "random"),
     ),
 )
 

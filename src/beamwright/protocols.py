@@ -379,7 +379,8 @@ class Verifier(Protocol):
     nodes that it is given, with those above them, and what it keeps itself. reads_drawn, where it
     has that: it reads what the generator drew (`token_ids`, `logprobs`, `stats`), so that steps
     which somebody gives as texts have no score. sees, where it has that: what of a reply it is
-    given, "answer" (otherwise), "thought" or "both" (`Node.seen`).
+    given, "answer" (otherwise), "thought" or "both" (`Node.seen`). reads_states, where it has that:
+    the generator keeps the hidden states of new tokens for it (`engine.row.GeneratorState`).
 
     No node of a call is above another: what is above was scored in an earlier one, or is not
     (`engine.scoring.Judged`).

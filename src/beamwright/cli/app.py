@@ -31,6 +31,7 @@ _COMMANDS = MappingProxyType[str, tuple[str, str, str]](
         "solve": ("solve", "solve", "Solve one problem by verifier-guided tree search."),
         "eval": ("eval", "evaluate", "Solve a set of problems and report the accuracy."),
         "verify": ("verify", "verify", "Grow answers' trees again from receipts, and compare."),
+        "probe": ("probe", "probe", "Train a verifier inside the generator, from finished runs."),
         "report": ("pages", "report", "Make one page of evaluations: accuracy, tokens, seconds."),
         "view": ("pages", "view", "Open saved searches in the browser: replay, compare, export."),
         "serve": ("serve", "serve", "Serve an OpenAI-compatible API, a live page, and metrics."),

@@ -79,6 +79,9 @@ def evaluate(
         f"Say what to use for these problems, from up to {MOST_PROBLEMS} of them: the search, a "
         "choice by scores, or a vote, at equal tokens and equal seconds.",
     ),
+    paths: bool = option(
+        False, "Keep the tokens of each candidate in the results, for probe train.", flag="--paths"
+    ),
     problem_field: str | None = option(
         None, f"Field of DATASET with the problem (default: {', '.join(QUESTION_FIELDS)}).", "NAME"
     ),
@@ -90,8 +93,9 @@ def evaluate(
     ),
 ) -> None:
     """Solve a set of problems and report the accuracy."""
-    if trees is not None and out is None:
-        raise InputError("--trees needs --out DIR to write to")
+    for flag, given in (("--trees", trees is not None), ("--paths", paths)):
+        if given and out is None:
+            raise InputError(f"{flag} needs --out DIR to write to")
     together, cluster = number_or_auto("--in-flight", in_flight, least=1), invocation.cluster
     recipe = read_recipe(recipe_file, invocation.given)
     dataset = dataset or recipe.dataset
@@ -110,7 +114,7 @@ def evaluate(
     alone = cluster is None or cluster.address is None
     most = 2 if alone else max(2, min(_MOST_CHECKERS, (os.cpu_count() or 1) - 1))
     with AnswerChecker(num_workers=most) as checker:
-        work = _Evaluation(problem_set, out, together, trees or 0, checker, cluster)
+        work = _Evaluation(problem_set, out, together, trees or 0, checker, cluster, paths)
         if advise:
             said = work.advice(recipe.runs)
             print_json(said) if invocation.as_json else Console().print(*_advised(said))
@@ -137,6 +141,7 @@ class _Evaluation:
     num_trees: int
     checker: AnswerChecker
     cluster: Cluster | None = None
+    paths: bool = False
     failures: list[InputError] = field(default_factory=list)
 
     def report(self, named: NamedSettings) -> dict[str, Any]:
@@ -207,8 +212,8 @@ class _Evaluation:
                     records[record.unique_id] = record
 
             try:
-                checker, problems = self.checker, self.problem_set
-                return run(problems, solve_many, settings, checker, out, on_record=on_record)
+                work = self.problem_set, solve_many, settings, self.checker, out
+                return run(*work, paths=self.paths, on_record=on_record)
             except KeyboardInterrupt:
                 complain(tally.so_far(out))
                 raise
@@ -238,7 +243,7 @@ class _Evaluation:
                 far = stack.enter_context(engines)
                 outcomes = far.solve_many(
                     [(problem_id, text, {}) for problem_id, text in problems],
-                    tells="tree" if pages else "nothing",
+                    tells="tree" if pages or self.paths else "nothing",
                 )
             for problem_id, outcome in outcomes:
                 if not isinstance(outcome, BeamwrightError):

@@ -21,7 +21,7 @@ from beamwright.engine.capacity import ITERATION_TOKENS, Capacity, StepLengths, 
 from beamwright.engine.chains import Chains, Prefill, Unfinished, is_broken
 from beamwright.engine.coming import Coming
 from beamwright.engine.queue import Queue, SpeculativeQueue
-from beamwright.engine.row import OWNER, Decoding, Row, Rows, awaited, state_after, state_of
+from beamwright.engine.row import OWNER, Decoding, GeneratorState, Row, Rows, awaited, state_of
 from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError
 from beamwright.kv.cache import CacheManager
 from beamwright.models.load import is_out_of_memory
@@ -258,7 +258,7 @@ class RunningBatch:
             if row not in kept:  # never extended, so nobody will read its KV
                 cache.clear(row.segment)
             row.remember_source()
-            row.node.handles[OWNER] = state_after(row)
+            row.node.handles[OWNER] = GeneratorState(row.segment, row.hidden, row.drawn_from)
             self._lengths.observe(len(row.tokens))
             self._events.append(row.decoded(self._rows.text(row)))
         self._full = self._full and not done and bool(self.running)

@@ -88,6 +88,7 @@ class DistinctPasses:
 
     texts: which rows are equal; None where each is computed on its own copy of its path. costs: of
     a pass: where rows cost little, looking at every pass costs more than it saves.
+    keeps_states: see `TensorRows`.
     """
 
     def __init__(
@@ -98,9 +99,12 @@ class DistinctPasses:
         stops: StopFinder,
         texts: EqualTexts | None,
         costs: PassCosts,
+        *,
+        keeps_states: bool = False,
     ) -> None:
         self._decoder, self._session, self._sampler = decoder, session, sampler
         self._stops, self._texts, self._costs = stops, texts, costs
+        self._keeps_states = keeps_states
 
     def run(
         self,
@@ -196,15 +200,14 @@ class DistinctPasses:
             foreseen = draft[used - 1] if used <= len(draft) else None
             used += drawn[-1] == foreseen and (row.stop is None or not row.stop.ends_path)
         end = first + len(drawn)
+        if self._keeps_states:
+            row.drawn_from.append(hidden[one.places[first:end]])
         row.add(drawn, {name: values[first:end] for name, values in one.values.items()})
         if count := row.decoding.sampling.top_logprobs:
             row.top += [tuple(top[:count]) for top in one.top[first:end]]
         if used > len(drawn) and row.error is None:  # its last token, which has stopped it
             at = one.places[first + used - 1]
             row.hidden = hidden[at : at + 1].clone()
-        elif row.stop is not None and row.stop.ends_path:
-            at = one.places[end - 1]
-            row.before = hidden[at : at + 1].clone()
         row.node.usage["drafted"] += len(draft)
         row.node.usage["draft_accepted"] += used - 1
         return used

@@ -87,8 +87,9 @@ class GeneratorState:
     """What a node holds: its segment, and the final hidden state [1, hidden] of its last token.
 
     hidden: None where that token is not forwarded: of a path that has ended, and of a prompt or a
-    turn until the first row behind it is admitted. before: of such a path, the final hidden state
-    that its last token was drawn from.
+    turn until the first row behind it is admitted.
+    drawn_from: where a verifier reads them, the final hidden states [some, hidden] that the step's
+    tokens were drawn from, one after another; until they are scored.
     row: the step so far, of a node that is being decoded or was preempted.
     extended: a row behind it has been admitted.
     path: to it and with it, once it is complete; see `path_to`.
@@ -96,7 +97,7 @@ class GeneratorState:
 
     segment: Segment
     hidden: Any = None
-    before: Any = None
+    drawn_from: Sequence[Any] = ()
     row: Row | None = None
     extended: bool = False
     path: Path | None = None
@@ -105,12 +106,6 @@ class GeneratorState:
     def place(self) -> str | None:
         """Where the segment is: `device`, `host` or `both`."""
         return self.segment.place
-
-    @property
-    def last(self) -> Any:
-        """The final hidden state [1, hidden] of the last token that is forwarded anyway: what a
-        decoded path is known by, at no cost and whatever the schedule."""
-        return self.before if self.hidden is None else self.hidden
 
 
 def state_of(node: Node) -> GeneratorState | None:
@@ -157,8 +152,8 @@ class Row:
     thought: it is of a thought; None as long as that is open, and then `otherwise` is the limit
     that it has if it is none.
     logprobs, stats, top: one value per token, as in `Node`.
-    hidden: final hidden state [1, hidden] of its last token, when that is forwarded; before: the
-    one that this token was drawn from, where it ends the path; None: the parent's.
+    hidden: final hidden state [1, hidden] of its last token, when that is forwarded.
+    drawn_from: as in `GeneratorState`.
     error: why it cannot go on.
     step_end, reply_end: last bytes of the step and of the reply, where a delimiter or a stop string
     may have begun; None where they are not known (`stops`).
@@ -180,7 +175,7 @@ class Row:
     reply_end: bytes | None = None
     stop: StopReason | None = None
     hidden: Any = None
-    before: Any = None
+    drawn_from: list[Any] = field(default_factory=list)
     error: NotFiniteError | None = None
     lease: Lease = field(default_factory=lambda: Lease({}))
     _was_open: RowLimit | None = None
@@ -237,7 +232,8 @@ class Row:
         """Forget the step so far; what was decoded is lost."""
         self.node.usage["overrun"] += len(self.tokens)
         self.tokens, self.logprobs, self.stats, self.top = [], [], {}, []
-        self.step_end = self.reply_end = self.stop = self.hidden = self.before = None
+        self.drawn_from = []
+        self.step_end = self.reply_end = self.stop = self.hidden = None
         if self._was_open is not None:
             self.thought, self.limit, self._was_open = None, self._was_open, None
 
@@ -282,15 +278,6 @@ class Row:
         """Note in the segment what its KV was computed from."""
         stored = tuple(self.tokens[: self.segment.length])
         self.segment.source = Source(path_to(self.node.parent), stored, self.node.start)
-
-
-def state_after(row: Row) -> GeneratorState:
-    """What the node of a row holds whose step is complete."""
-    before = row.before
-    if row.hidden is None and before is None:  # it ends with its first token
-        parent = None if row.node.parent is None else state_of(row.node.parent)
-        before = None if parent is None else parent.hidden
-    return GeneratorState(row.segment, row.hidden, before)
 
 
 def awaited(rows: Sequence[Row]) -> list[Row]:

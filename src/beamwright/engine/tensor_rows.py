@@ -56,6 +56,7 @@ class TensorRows:
     replay: how steps are run; None for plain calls whose memory goes with the rows.
     drafts: what rows may get beside one token in a pass. distinct: what a pass costs, where rows
     whose paths are equal are computed once. For both see `passes.why_one_token_each`.
+    keeps_states: those that tokens are drawn from (`GeneratorState.drawn_from`).
     """
 
     def __init__(
@@ -66,6 +67,8 @@ class TensorRows:
         replay: Replay | None = None,
         drafts: Drafts | None = None,
         distinct: PassCosts | None = None,
+        *,
+        keeps_states: bool = False,
     ) -> None:
         self._decoder, self._codec = model.decoder, codec
         device, vocab = model.decoder.device, model.decoder.shape.vocab
@@ -84,8 +87,12 @@ class TensorRows:
             model.decoder, model.store, model.backend, stays=self._stays
         )
         parts = model.decoder, session, self._sampler, self._stops
+        self._keeps_states = keeps_states
         texts = EqualTexts() if distinct is not None else None
-        self._drafts, self._passes = drafts, DistinctPasses(*parts, texts, distinct or PassCosts())
+        self._drafts, self._passes = (
+            drafts,
+            DistinctPasses(*parts, texts, distinct or PassCosts(), keeps_states=keeps_states),
+        )
         self._buffers: dict[int, StepBuffers] = {}
         self._rows: list[Row | None] = []
         self._arrangement = 0
@@ -249,6 +256,9 @@ class TensorRows:
         siblings = [parents.index(row.node.parent) for row in rows]
         self._draw(buffers, self._decoder.logits(hidden)[siblings])
         self._take(_Drawn(rows, self._stops), buffers, 1)
+        if self._keeps_states:
+            for row, parent in zip(rows, siblings, strict=True):
+                row.drawn_from.append(hidden[parent : parent + 1])
 
     def _take(self, drawn: _Drawn, buffers: StepBuffers, num_done: int) -> None:
         """Write what an iteration drew to the rows."""
@@ -263,6 +273,8 @@ class TensorRows:
             if row is None:
                 continue
             used = len(drawn.tokens[row])
+            if self._keeps_states and hidden.shape[2] and used:
+                row.drawn_from.append(hidden[:used, place].clone())
             row.add(drawn.tokens[row], {name: c[place] for name, c in columns.items()})
             if count := min(row.decoding.sampling.top_logprobs, top_ids.shape[2]):
                 pairs = (
@@ -271,8 +283,6 @@ class TensorRows:
                 row.top += [tuple(zip(*pair, strict=True)) for pair in zip(*pairs, strict=True)]
             if row.stop is None or row.error is not None:
                 continue
-            if row.stop.ends_path and used and hidden.shape[1]:
-                row.before = hidden[used - 1, place : place + 1].clone()
             if not row.stop.ends_path and used < num_done:
                 forwarded.append((row, used, place))
                 used += 1
@@ -322,15 +332,15 @@ def make_running_batch(
     settings: Settings,
     *,
     token_stats: Collection[str] = (),
+    keeps_states: bool = False,
     progress: Progress | None = None,
     costs: PassCosts | None = None,
     rows_bytes: int | None = None,
 ) -> RunningBatch:
     """Rows on the model's device, at first none.
 
-    token_stats: names of what is kept of every token's distribution (`sampling.TOKEN_STATS`).
-    costs: of a pass and the link, for schedules. rows_bytes: that rows may take beside KV, where
-    the device does not say what is free.
+    token_stats, keeps_states: see `TensorRows`. costs: of a pass and the link, for schedules.
+    rows_bytes: that rows may take beside KV, where the device does not say what is free.
     """
 
     def not_captured(why: str) -> None:
@@ -353,7 +363,9 @@ def make_running_batch(
     elif isinstance(most, int):
         raise InputError(f"--drafts {most}: {why_not}")
     decodings = Decodings(default, codec.thoughts if codec is not None else None)
-    rows = TensorRows(model, codec, token_stats, replay, drafts, distinct)
+    rows = TensorRows(
+        model, codec, token_stats, replay, drafts, distinct, keeps_states=keeps_states
+    )
     batch = RunningBatch(
         rows,
         model.store,

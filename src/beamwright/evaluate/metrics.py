@@ -42,8 +42,10 @@ class Record:
     correct: None when the file names no answer; a problem with an `error` is wrong.
     choices: for best, majority and weighted what it would have answered, from these candidates.
     num_correct: candidates that ended by themselves with the right answer; None when the file
-    names no answer. candidates: without their texts, which are many times the rest. kv: the
-    solution's KV figures, in bytes. mean_path_tokens: over the final candidates, after the prompt.
+    names no answer. candidates: without their texts, which are many times the rest; with `--paths`
+    their `steps` in tokens, and whether they are `correct`. prompt_ids: that they follow, with
+    `--paths`. kv: the solution's KV figures, in bytes. mean_path_tokens: over the final candidates,
+    after the prompt.
     """
 
     unique_id: str
@@ -61,6 +63,7 @@ class Record:
     system_prompt: str | None = None
     error: str | None = None
     candidates: Sequence[Mapping[str, Any]] = ()
+    prompt_ids: Sequence[_Count] = ()
     choices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     num_correct: Annotated[int, Field(ge=0)] | None = None
     tokens: Mapping[str, _Count | None] = field(default_factory=dict)

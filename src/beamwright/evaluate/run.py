@@ -28,7 +28,7 @@ from beamwright.io import describe_fault, private, read_object, write_whole
 from beamwright.saved.identity import plugin_code
 from beamwright.search.choose import CHOICES, choose
 from beamwright.search.reading import make_answers
-from beamwright.tree import COMPLETE_STOPS
+from beamwright.tree import COMPLETE_STOPS, Node, SearchTree
 
 if sys.platform != "win32":
     import fcntl
@@ -43,7 +43,10 @@ _COPIED = (
 
 
 class Solved(Protocol):
-    """A solution, as far as an evaluation looks at it."""
+    """A solution, as far as an evaluation looks at it. tree: where paths are kept."""
+
+    @property
+    def tree(self) -> SearchTree: ...
 
     def to_json(self) -> dict[str, Any]:
         """The object that `solve --json` prints."""
@@ -61,8 +64,13 @@ UnavailableError, where something elsewhere has failed it) is its outcome, never
 # --- records -----------------------------------------------------------------------------------
 
 
-def make_record(problem: Problem, solution: Mapping[str, Any], checker: AnswerChecker) -> Record:
-    """Judge a solution (the object that `solve --json` prints)."""
+def make_record(
+    problem: Problem,
+    solution: Mapping[str, Any],
+    checker: AnswerChecker,
+    tree: SearchTree | None = None,
+) -> Record:
+    """Judge a solution (the object that `solve --json` prints). tree: whose paths are kept."""
     candidates = [
         {name: candidate[name] for name in _KEPT if name in candidate}
         for candidate in solution["candidates"]
@@ -79,8 +87,14 @@ def make_record(problem: Problem, solution: Mapping[str, Any], checker: AnswerCh
         choices[how] = {"answer": answer, "correct": right[answer]}
     ended = [answer for answer, whole in zip(answers, complete, strict=True) if whole]
     lengths = [candidate["tokens"] for candidate in candidates]
+    if tree is not None:
+        for kept, given, whole in zip(candidates, solution["candidates"], complete, strict=True):
+            verdict = right[kept["answer"]]
+            kept["correct"] = verdict and whole
+            kept["steps"] = step_tokens(tree.node(tuple(given["lineage"])))
     return Record(
         **_asked(problem),
+        prompt_ids=() if tree is None else tree.root.token_ids,
         answer=solution["answer"],
         correct=right[solution["answer"]],
         reason_fewer=solution.get("reason_fewer"),
@@ -93,6 +107,12 @@ def make_record(problem: Problem, solution: Mapping[str, Any], checker: AnswerCh
         receipt=solution.get("receipt"),
         **{name: solution[name] for name in _COPIED},
     )
+
+
+def step_tokens(end: Node) -> list[list[int]]:
+    """Token ids of each step of a path; none where the user was made to say something in it."""
+    path = end.path()[1:]
+    return [] if any(node.turn for node in path) else [[*node.token_ids] for node in path]
 
 
 def verdicts(
@@ -252,12 +272,14 @@ def run(
     checker: AnswerChecker,
     out: Path | None = None,
     *,
+    paths: bool = False,
     on_record: Callable[[Record, int, int], None] = lambda record, done, total: None,
 ) -> dict[str, Any]:
     """Solve every problem that is not finished yet and return the object of `eval --json`.
 
     out: folder to write and resume from; every problem is on disk as soon as it has finished. A
-    limit may grow, as problems do not interact. on_record: called with a finished record, the
+    limit may grow, as problems do not interact. paths: keep those of candidates, in tokens.
+    on_record: called with a finished record, the
     number of finished problems and that of all; on resuming, first for what was finished before.
 
     Raises:
@@ -286,7 +308,7 @@ def run(
                 if problem.unique_id in folder.records:
                     take(folder.records[problem.unique_id])
         unfinished = [problem for problem in problems if problem.unique_id not in records]
-        for record in _solved(unfinished, solve_many, checker):
+        for record in _solved(unfinished, solve_many, checker, paths=paths):
             if folder is not None:
                 folder.add(record)
             take(record)
@@ -298,7 +320,7 @@ def run(
 
 
 def _solved(
-    problems: Sequence[Problem], solve_many: SolveMany, checker: AnswerChecker
+    problems: Sequence[Problem], solve_many: SolveMany, checker: AnswerChecker, *, paths: bool
 ) -> Iterator[Record]:
     """Records as they finish; raises what is no problem's own fault."""
     by_id: dict[str | int, Problem] = {problem.unique_id: problem for problem in problems}
@@ -313,7 +335,8 @@ def _solved(
         elif isinstance(outcome, BeamwrightError):
             raise outcome  # not this problem's fault; what has finished is kept
         else:
-            yield make_record(problem, outcome.to_json(), checker)
+            tree = outcome.tree if paths else None
+            yield make_record(problem, outcome.to_json(), checker, tree)
             for failed, error in unanswered:  # what answers others is there: it is their own
                 yield make_error_record(failed, error)
             unanswered.clear()

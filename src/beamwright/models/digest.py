@@ -44,7 +44,7 @@ def digest_later(folder: Path) -> Future[Digest | None]:
 def digest_of(folder: Path) -> Digest:
     """Of the weights, as `models.weights` and verifiers find them, and of what makes tokens and
     formats. Raises OSError."""
-    if folder.suffix == GGUF:
+    if folder.suffix == GGUF or folder.is_file():  # a verifier's head
         files = {path.name: _sha256(path) for path in shards(folder)}
         return _of(folder.parent, files)
     weights = [path for path in folder.glob("*.safetensors") if "consolidated" not in path.name]

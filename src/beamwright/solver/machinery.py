@@ -160,7 +160,8 @@ class Machinery:
             loaded = load_model(model.model, model, "generator", *rendered)
         self.reader, decoder = loaded, loaded.decoder
         # One precision for both models: attention is made for it.
-        source = self._source(model.model_copy(update={"dtype": _dtype(decoder)}), verifier)
+        alike = model.model_copy(update={"dtype": _dtype(decoder)})
+        source = self._source(alike, verifier, loaded)
         if source.model is not None and loaded.codec is None:
             raise InputError(
                 f"--verifier {model.scorer}: --model {model.model} has no tokenizer, so its "
@@ -220,12 +221,17 @@ class Machinery:
         self.tier = HostShares.of(self.settings, self.plan, self.timeline)
         return self._add_scorer(source, self.tier.verifier)
 
-    def _source(self, model: ModelSettings, verifier: Verifier | None) -> VerifierSource:
+    def _source(
+        self,
+        model: ModelSettings,
+        verifier: Verifier | None,
+        generator: LoadedModel | None = None,
+    ) -> VerifierSource:
         if verifier is not None:
             return VerifierSource(None, None, verifier)
         self.progress.doing(f"loading the verifier {model.verifier}")
         with no_more_memory(f"--verifier {model.scorer} cannot be loaded", _SMALLER):
-            return resolve_verifier(model)
+            return resolve_verifier(model, generator)
 
     def _attention(self, decoder: Decoder, *, wrapped: bool = False) -> AttentionBackend:
         """What `--attention` names for this model; wrapped: no kernels, which read the pool
@@ -277,6 +283,7 @@ class Machinery:
                 codec,
                 settings,
                 token_stats=stats,
+                keeps_states=getattr(self.verifier, "reads_states", False),
                 progress=progress,
                 costs=costs.pass_costs(),
                 rows_bytes=self.plan.rows_bytes,
@@ -366,7 +373,7 @@ class Machinery:
     def identities(self) -> dict[str, Digest | None]:
         """Whose files generator and verifier are; waits until all of these are read. None where
         there are none."""
-        models = {"generator": self.reader, "verifier": self.scored_by}
+        models = {"generator": self.reader, "verifier": self.scored_by or self.verifier}
         digests = {name: getattr(model, "digest", None) for name, model in models.items()}
         return {name: digest and digest.result() for name, digest in digests.items()}
 

@@ -18,7 +18,7 @@ from beamwright.protocols import Verifier
 from beamwright.sections import ModelSettings
 from beamwright.tree import SearchTree, given_path
 from beamwright.verify.family import AnySpec, family, load_spec
-from beamwright.verify.scorers import WITHOUT_MODEL, CallableVerifier, ObjectVerifier, scorer
+from beamwright.verify.scorers import PROBE, WITHOUT_MODEL, CallableVerifier, ObjectVerifier, scorer
 from beamwright.verify.spec import LIKELIHOOD_SPEC, JudgeSpec, VerifierSpec, aggregate, load_judge
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def known_verifiers(verifier: str) -> str:
     if ":" in verifier or "/" in verifier:
         return ""
     names = [*VERIFIERS, *WITHOUT_MODEL, "bundled", "hf:ORG/NAME"]
-    names += [f"{_LIKELIHOOD}:PATH", f"{_FAMILY}:NAME:PATH", f"{_JUDGE}:PATH"]
-    return f"known: {', '.join(names)}"
+    names += [f"{_LIKELIHOOD}:PATH", f"{_FAMILY}:NAME:PATH", f"{_JUDGE}:PATH", f"{PROBE}:HEAD"]
+    return f"known: {', '.join(name for name in names if name != PROBE)}"
 
 
 def find_verifier_shape(settings: ModelSettings) -> ModelShape | None:
@@ -96,6 +96,7 @@ def check_models(settings: ModelSettings) -> None:
     if not settings.runs_elsewhere and not settings.is_random:
         folder = resolve_folder(settings.model, "generator", weights=False)
         read_shape(folder, settings.context, decoder=settings.decoder)
+    _head_of(settings)
     name = settings.scorer
     place = (_checkpoint(name) or ("", "", ""))[2]
     if place and not place.startswith("random:"):
@@ -162,14 +163,17 @@ class VerifierSource:
         return PrmVerifier(self.spec, self.model, tree_model)
 
 
-def resolve_verifier(settings: ModelSettings) -> VerifierSource:
+def resolve_verifier(
+    settings: ModelSettings, generator: LoadedModel | None = None
+) -> VerifierSource:
     """Read what `--verifier` names.
 
     `PATH`, `hf:ORG/NAME` or `bundled`: a checkpoint with a `verifier.yaml`, or of a family that is
     recognised. `family:NAME:PATH`: one of the family NAME, whatever it holds. `likelihood:PATH`: a
     language model's own probabilities. `judge:PATH`: what a chat model writes. `none`, `logprob`,
     `min-logprob`, `entropy`, `deepconf[:WINDOW]`, `deepconf-bottom[:WINDOW]` and
-    `deepconf-tail[:WINDOW]`, and names that are declared: no model.
+    `deepconf-tail[:WINDOW]`, and names that are declared: no model. `probe:HEAD`: a head on the
+    generator's hidden states. generator: None where it is not here.
 
     Raises:
         InputError: if it is not there, or nothing says how its scores are read.
@@ -181,12 +185,42 @@ def resolve_verifier(settings: ModelSettings) -> VerifierSource:
         if declared is not None:
             return VerifierSource(None, None, declared)
         kind, colon, rest = name.partition(":")
+        if kind == PROBE:
+            return VerifierSource(None, None, _probe(settings, generator))
         return VerifierSource(None, None, scorer(kind, rest if colon else None))
     from beamwright.models.load import load_model  # noqa: PLC0415 (of torch)
 
     reads = spec is not None and spec.reads_logits
     model = load_model(str(folder), settings, role="verifier", reads_logits=reads)
     return VerifierSource(spec, model, None, name)
+
+
+def _probe(settings: ModelSettings, generator: LoadedModel | None) -> Verifier:
+    from beamwright.verify.probe import ProbeVerifier  # noqa: PLC0415 (of torch)
+
+    head = _head_of(settings)
+    if generator is None or head is None:
+        raise InputError(f"--verifier {settings.scorer}: needs --model, whose states it reads")
+    return ProbeVerifier(head, generator, settings.model)
+
+
+def _head_of(settings: ModelSettings) -> Path | None:
+    """The file that `--verifier probe:HEAD` names; None for another verifier.
+
+    Raises:
+        InputError: if it names none, or the generator is not here.
+    """
+    kind, _, head = settings.scorer.partition(":")
+    if kind != PROBE:
+        return None
+    if not head:
+        raise InputError(f"--verifier {PROBE}: write {PROBE}:HEAD, a file of `probe train`")
+    if settings.runs_elsewhere:
+        raise InputError(
+            f"--verifier {PROBE}:{head}: reads the generator's hidden states, which --model "
+            f"{settings.model} does not give"
+        )
+    return Path(head)
 
 
 def declared_verifier(settings: ModelSettings) -> Verifier | None:

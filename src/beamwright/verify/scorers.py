@@ -138,11 +138,13 @@ _MEASURES: dict[str, Measure] = {
     "deepconf-bottom": bottom_groups,
     "deepconf-tail": tail,
 }
-WITHOUT_MODEL = (*_PLAIN, *_MEASURES)
+PROBE = "probe"
+"""`probe:HEAD`: a head on the generator's own hidden states, `verify.probe`."""
+WITHOUT_MODEL = (*_PLAIN, *_MEASURES, PROBE)
 
 
 def scorer(name: str, option: str | None) -> Verifier:
-    """The scorer of a name in `WITHOUT_MODEL`. option: what follows the name and a colon.
+    """The scorer of a name in `WITHOUT_MODEL` but `PROBE`. option: what follows it and a colon.
 
     Raises:
         InputError: for an option that it does not take.
