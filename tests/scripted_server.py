@@ -7,7 +7,7 @@ import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from beamwright.remote.writer import PromptRequest
+from beamwright.remote.writer import PromptRequest, Reply
 from beamwright.sections import SamplingSettings
 
 
@@ -197,3 +197,25 @@ def waited(source):
     while not (found := source.wait(0.1)):
         assert time.monotonic() < end, "no reply"
     return found
+
+
+class Script:
+    """A source that answers when a test says so."""
+
+    context, token_ids = 1024, True
+
+    def __init__(self, most=None):
+        self.most, self.asked, self.cancelled, self._replies = most, {}, [], []
+
+    def ask(self, key, asked):
+        self.asked[key] = asked
+
+    def wait(self, timeout_s):
+        found, self._replies = self._replies, []
+        return found
+
+    def cancel(self, key):
+        self.cancelled.append(key)
+
+    def answer(self, key, *written, **fields):
+        self._replies.append(Reply(key, written, **fields))

@@ -4,33 +4,12 @@ import pytest
 
 from beamwright.engine.row import Decoding
 from beamwright.protocols import Plan, StepDecoded, StepFailed
-from beamwright.remote.writer import Continuation, RemoteSteps, Reply
+from beamwright.remote.writer import Continuation, RemoteSteps
 from beamwright.sections import SamplingSettings, StepSettings
 from beamwright.tree import NodeState, SearchTree, StopReason
+from scripted_server import Script
 
 DELIMITED = StepSettings(delimiter="\n\n", max_step_tokens=20, max_tokens=60)
-
-
-class Script:
-    """A source that answers when a test says so."""
-
-    context, token_ids = 1024, True
-
-    def __init__(self, most=None):
-        self.most, self.asked, self.cancelled, self._replies = most, {}, [], []
-
-    def ask(self, key, asked):
-        self.asked[key] = asked
-
-    def wait(self, timeout_s):
-        found, self._replies = self._replies, []
-        return found
-
-    def cancel(self, key):
-        self.cancelled.append(key)
-
-    def answer(self, key, *written, **fields):
-        self._replies.append(Reply(key, written, **fields))
 
 
 @pytest.fixture

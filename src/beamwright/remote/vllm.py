@@ -66,6 +66,7 @@ class VllmSource:
             top_k=sampling.top_k or 0,
             min_p=sampling.min_p or 0.0,
             stop=list(prompt.stops),
+            stop_token_ids=list(prompt.stop_ids),
             include_stop_str_in_output=True,
             ignore_eos=prompt.ignore_eos,
             logprobs=0,

@@ -3,7 +3,8 @@
 Every step is a prompt of its own, the path above it, so that what the server keeps of earlier
 prompts is hit by its next ones: the order is the schedule's, siblings are one question, and nothing
 of a path is ever rendered again. Limits, reasons to stop and counts are those of steps written here
-(`engine.stops`).
+(`engine.endings`). The same finds thoughts in what comes back: tokens behind the end of a step are
+dropped, and a thought that its budget ends is closed here, for the next prompt holds its end.
 """
 
 from __future__ import annotations
@@ -13,16 +14,24 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from beamwright.counters import Counters, Progress
-from beamwright.engine.endings import row_limit, text_before
+from beamwright.engine.endings import (
+    StopFinder,
+    begins_thought,
+    delimiters,
+    row_limit,
+    text_before,
+)
 from beamwright.engine.noise import lineage_key
-from beamwright.engine.row import Decoding, Decodings, RowLimit
+from beamwright.engine.row import Decoding, Decodings, Row, RowLimit
 from beamwright.errors import BeamwrightError, InputError, UnavailableError
+from beamwright.kv.segments import Segment
 from beamwright.models.tokenizer import TextCodec
 from beamwright.protocols import Event, Plan, ScheduleView, StepDecoded, StepFailed
 from beamwright.schedule.declare import InGpuSchedule
 from beamwright.sections import SamplingSettings
 from beamwright.tree import Node, StopReason
 
+_TAIL = 32  # tokens at a prompt's end, where a template may have closed an empty thought
 _WAIT_S = 0.05
 """After so long without a reply the loop looks at deadlines, and at who has given up."""
 
@@ -38,7 +47,8 @@ class PromptRequest:
     """A prompt that is to be continued `count` times.
 
     text: the same prompt, special tokens included, for who takes no token ids. seed: the same one
-    gives the same texts, as far as anything elsewhere does. stops: what ends a text, in it.
+    gives the same texts, as far as anything elsewhere does. stops: what ends a text, in it;
+    stop_ids: tokens that do.
     """
 
     token_ids: tuple[int, ...]
@@ -48,6 +58,7 @@ class PromptRequest:
     max_tokens: int
     sampling: SamplingSettings
     stops: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
 
 
@@ -136,7 +147,8 @@ class RemoteSteps:
     graphs_failed: str | None = None
 
     def __post_init__(self) -> None:
-        self._decodings = Decodings(self.default)
+        self._decodings, self._marks = Decodings(self.default), self.codec.thoughts
+        self._ends = StopFinder(self.codec)
         self._waiting: list[Node] = []
         self._running: dict[Node, _Question] = {}
         self._alone = False  # this server does not give several texts for one prompt
@@ -162,8 +174,14 @@ class RemoteSteps:
         """Give the tree of this root settings of its own, until its root is released.
 
         Raises:
-            InputError: for likeliest tokens beside each, whose ids nobody says.
+            InputError: for likeliest tokens beside each, whose ids nobody says, and for budgets of
+                thoughts whose ends nobody shows.
         """
+        marks, thinking = self._marks, decoding.step.thinking
+        unseen = marks is not None and not self.codec.special_ids.isdisjoint(marks.end)
+        if unseen and not self.source.token_ids and thinking not in ("auto", "off"):
+            said = "a server that returns no token ids does not show where thoughts end"
+            raise InputError(f"--thinking {thinking}: {said}")
         if decoding.sampling.top_logprobs:
             raise InputError("top_logprobs: a generator elsewhere does not say them")
         self._decodings.set(root, decoding)
@@ -228,8 +246,11 @@ class RemoteSteps:
             running = len(self._running)
             if self.max_batch and running and running + len(nodes) > self.max_batch:
                 return
-            limit = row_limit(nodes[0], self._decodings.of(nodes[0]).step, self.context)
-            question = _Question([*nodes], RowLimit(max(1, limit.tokens), limit.reason))
+            row = self._row(nodes[0])
+            tokens, limit = row.limit.tokens, row.limit
+            if (closing := self._ends.closing(row)) is not None:
+                tokens = min(tokens, closing.at - nodes[0].start)
+            question = _Question([*nodes], RowLimit(max(1, tokens), limit.reason))
             taken = set(nodes)
             self._waiting = [node for node in self._waiting if node not in taken]
             self._running.update(dict.fromkeys(nodes, question))
@@ -257,15 +278,23 @@ class RemoteSteps:
         if node.greedy:
             sampling = sampling.model_copy(update={"temperature": 0.0})
         high, low = lineage_key(decoding.seed, node.lineage)
-        path = parent.path_token_ids()
+        path, marks, thinks = parent.path_token_ids(), self._marks, bool(self._row(node).thought)
+        cuts = [text.decode() for text in delimiters(step, thought=thinks)]
+        if marks is not None and thinks and self.codec.special_ids.isdisjoint(marks.end):
+            cuts = [marks.family.end, *cuts]
         return PromptRequest(
             token_ids=tuple(path),
-            text=lambda: self.codec.decode_raw(path[: node.replies_to.end]) + parent.text,
+            text=lambda: (
+                self.codec.decode_raw(path[: node.replies_to.end]) + parent.text
+                if marks is None
+                else self.codec.decode_raw(path)
+            ),
             count=len(nodes),
             seed=(high ^ low) & 0x7FFFFFFF,
             max_tokens=limit.tokens,
             sampling=sampling,
-            stops=(*((step.delimiter,) if step.step_tokens is None else ()), *step.stop_strings),
+            stops=(*cuts, *step.stop_strings),
+            stop_ids=marks.end[-1:] if marks is not None and thinks else (),
             ignore_eos=step.ignore_eos,
         )
 
@@ -294,24 +323,19 @@ class RemoteSteps:
         return events
 
     def _step(self, node: Node, written: Continuation, limit: RowLimit) -> StepDecoded | StepFailed:
-        """Why it has ended is said as of steps written here (`engine.stops`); servers say "length"
-        where the last token that they may draw completes a stop string."""
+        """Why it has ended is said as of steps written here (`engine.endings`); servers say
+        "length" where the last token that they may draw completes a stop string."""
+        if (failed := self._failed(node, written, limit)) is not None:
+            return failed
         parent, step, token_ids = node.parent, self._decodings.of(node).step, written.token_ids
         assert parent is not None
-        if token_ids is None:
-            most = 2 * limit.tokens  # a text may be other tokens here than it was drawn as
-            longer, text = self.codec.is_longer(written.text, most), parent.text + written.text
-        else:
-            most, longer = limit.tokens, len(token_ids) > limit.tokens
-        if longer or len(written.logprobs) > most:
-            said = f"the generator writes more than the {limit.tokens} tokens asked"
-            return StepFailed(node, InputError(said))
-        if not all(0 <= token < self.codec.vocab_size for token in token_ids or ()):
-            said = "the generator draws tokens that are unknown here"
-            return StepFailed(node, UnavailableError(said))
         ids = tuple(self.codec.encode(written.text)) if token_ids is None else token_ids
-        if written.ended == "eos" and self.codec.eos_ids.isdisjoint(ids[-1:]):
+        marks, text = self._marks, parent.text + written.text
+        closed = marks is not None and ids[-len(marks.end) :] == marks.end
+        if written.ended == "eos" and not closed and self.codec.eos_ids.isdisjoint(ids[-1:]):
             ids = (*ids, *sorted(self.codec.eos_ids)[:1])
+        if marks is not None:
+            return self._cut(node, ids, written)
         if token_ids is not None:
             text = self.codec.decode([*parent.path_token_ids()[node.replies_to.end :], *ids])
         shown = text_before(text, step.stop_strings)
@@ -326,3 +350,63 @@ class RemoteSteps:
         elif written.ended == "stop" or delimited:
             stop = StopReason.DELIMITER
         return StepDecoded(node, ids, written.logprobs, stop, shown)
+
+    def _failed(self, node: Node, written: Continuation, limit: RowLimit) -> StepFailed | None:
+        """What is wrong with a text, if anything is."""
+        token_ids, most = written.token_ids, limit.tokens
+        if token_ids is None:
+            most *= 2  # a text may be other tokens here than it was drawn as
+            longer = self.codec.is_longer(written.text, most)
+        else:
+            longer = len(token_ids) > most
+        if longer or len(written.logprobs) > most:
+            said = f"the generator writes more than the {limit.tokens} tokens asked"
+            return StepFailed(node, InputError(said))
+        if not all(0 <= token < self.codec.vocab_size for token in token_ids or ()):
+            said = "the generator draws tokens that are unknown here"
+            return StepFailed(node, UnavailableError(said))
+        return None
+
+    # --- thoughts ----------------------------------------------------------------------------
+
+    def _row(self, node: Node) -> Row:
+        """A step as it is asked for. Where its first tokens will say whether it thinks, that is
+        expected, unless the prompt or `--thinking off` speaks against it."""
+        decoding, marks = self._decodings.of(node), self._marks
+        begins = begins_thought(node, marks)
+        if begins is None and marks is not None:
+            shown = self.codec.decode_raw(node.replies_to.token_ids[-_TAIL:]).rstrip()
+            begins = decoding.step.thinking != "off" and not shown.endswith(marks.family.end)
+        limit = row_limit(node, decoding.step, self.context, thought=bool(begins))
+        return Row(node, Segment(), decoding, limit, thought=begins)
+
+    def _cut(self, node: Node, ids: Sequence[int], written: Continuation) -> StepDecoded:
+        """The step in a text of a model that marks its thoughts: its tokens one by one."""
+        row, begins = self._row(node), begins_thought(node, self._marks)
+        if begins is None:
+            step = row.decoding.step
+            row.thought, row.otherwise = None, row_limit(node, step, self.context)
+            row.limit = row_limit(node, step, self.context, thought=True)
+        closing = None
+        for token in ids:
+            closing = closing or self._ends.closing(row)
+            if row.stop is not None or (closing and node.start + len(row.tokens) >= closing.at):
+                break
+            self._add(row, token)
+        drawn, closing = len(row.tokens), closing or self._ends.closing(row)
+        node.usage["overrun"] += len(ids) - drawn
+        if closing is not None and row.stop is None and node.start + drawn >= closing.at:
+            for token in closing.ids:  # whatever its message holds
+                self._add(row, token)
+                if row.stop is StopReason.THOUGHT_END or (row.stop and row.stop.ends_path):
+                    break
+        if row.stop is None:
+            ended: dict[str, StopReason] = {"eos": StopReason.EOS, "stop": StopReason.DELIMITER}
+            row.stop = ended.get(written.ended, StopReason.STEP_LIMIT)
+        text, stops = self.codec.reply_text(row.reply_ids()), row.decoding.step.stop_strings
+        row.logprobs = [*written.logprobs[:drawn]]
+        return row.decoded(text_before(text, stops))
+
+    def _add(self, row: Row, token: int) -> None:
+        row.stop = self._ends.reason(row, [token])
+        row.tokens.append(token)

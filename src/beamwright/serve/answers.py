@@ -16,10 +16,12 @@ from collections.abc import Callable, Sequence
 from os.path import commonprefix
 from typing import Any
 
+from beamwright.engine.endings import text_before
+from beamwright.models.tokenizer import TextCodec
 from beamwright.serve.errors import ApiError
 from beamwright.serve.job import SearchJob, Told
 from beamwright.solver.solution import Candidate
-from beamwright.tree import COMPLETE_STOPS, Node, NodeState, SearchTree
+from beamwright.tree import COMPLETE_STOPS, Node, NodeState, SearchTree, StopReason
 
 # None within another: a text of many beginnings is read once.
 _CALL = re.compile(r"<tool_call>\s*(\{(?:(?!<tool_call>).)*?\})\s*</tool_call>", re.DOTALL)
@@ -27,9 +29,13 @@ _LEAST_LOGPROB = -9999.0  # OpenAI's for what has no probability
 _BROKEN = "\ufffd"  # the first bytes of a character that is not complete
 
 
-def as_text(node: Node) -> Told:
-    """A reply as it is: nothing is told apart."""
-    return Told(said=node.text)
+def as_text(node: Node, codec: TextCodec | None, stops: Sequence[str]) -> Told:
+    """A reply as it is: nothing is told apart, and the marks of thoughts are there."""
+    steps = node.reply()
+    if codec is None or not any(step.thought for step in steps):
+        return Told(said=node.text)
+    text = codec.decode([token for step in steps for token in step.token_ids])
+    return Told(said=text_before(text, stops if node.stop is StopReason.STOP_STRING else ()))
 
 
 def told(node: Node) -> Told:
@@ -64,7 +70,8 @@ def final_text(
             leaves.append(node)
     thoughts, texts = zip(*map(told, leaves), strict=True) if leaves else ((), ())
     thought, said = (held_back(commonprefix(each), stops) for each in (thoughts, texts))  # noqa: RUF071 (of texts, not paths)
-    settled = len(set(thoughts)) == 1 and not any(thoughts and leaf.thinking for leaf in leaves)
+    going = any(leaf.thinking and text for leaf, text in zip(leaves, thoughts, strict=True))
+    settled = len(set(thoughts)) == 1 and not going
     return Told(thought.rstrip(), said if settled else "")
 
 

@@ -154,8 +154,8 @@ class ChoicesEndpoint(Endpoint):
 
     def spoken(self, job: SearchJob, candidate: Candidate) -> tuple[Told, list[dict[str, Any]]]:
         """A candidate's reply, and the calls in it."""
-        del job
-        return Told(said=candidate.text), []
+        node = job.reply(candidate)[-1]
+        return answers.as_text(node, self.queue.solver.codec, job.stops), []
 
     def logprobs(self, job: SearchJob, candidate: Candidate) -> dict[str, Any] | None:
         """As a choice has them."""
@@ -360,7 +360,8 @@ class CompletionsEndpoint(ChoicesEndpoint):
 
     def content(self, job: SearchJob, candidate: Candidate) -> dict[str, Any]:
         """A text, and what was drawn for it."""
-        fields, codec, text = self.fields, self.queue.solver.codec, candidate.text
+        fields, codec = self.fields, self.queue.solver.codec
+        text = self.spoken(job, candidate)[0].said
         steps = job.reply(candidate)
         ids = [token for step in steps for token in step.token_ids]
         if fields.include_stop_str_in_output and candidate.stop == StopReason.STOP_STRING and codec:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import beamwright
@@ -84,7 +84,8 @@ class RequestQueue:
             if given_up:
                 return
             self._tell("round", job, report)
-            split = as_text if isinstance(job.problem, RawPrompt) else told
+            raw = partial(as_text, codec=self.solver.codec, stops=job.stops)
+            split = raw if isinstance(job.problem, RawPrompt) else told
             now = final_text(report.tree, job.stops, split) if job.streams else job.told
             loop.call_soon_threadsafe(job.hear, now, RoundSummary.of(report))
 

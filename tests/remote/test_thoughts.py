@@ -1,0 +1,172 @@
+"""Thoughts of generators elsewhere: found in what comes back, closed at their budget."""
+
+import json
+
+import pytest
+
+from beamwright import Solver
+from beamwright.engine.row import Decoding
+from beamwright.errors import InputError
+from beamwright.models.config import BUNDLED
+from beamwright.models.tokenizer import TextCodec
+from beamwright.protocols import Plan
+from beamwright.remote.writer import Continuation, RemoteSteps
+from beamwright.sections import SamplingSettings, StepSettings
+from beamwright.tree import SearchTree, StopReason
+from scripted_server import Script
+from served import Served
+
+FOLDER = BUNDLED / "thinking"
+PROBLEM = json.loads((BUNDLED / "test.jsonl").read_text().splitlines()[0])["problem"]
+LIKELIEST = {"search": "majority", "n": 1, "verifier": "none", "temperature": 0, "max_tokens": 500}
+
+
+@pytest.fixture(scope="module")
+def thinker():
+    return TextCodec.load(FOLDER)
+
+
+@pytest.fixture
+def written(thinker):
+    """What becomes of a text: the question, and the step."""
+
+    def make(text, *, prompt="How many?", ids=True, ended="stop", tokens=None, **settings):
+        source = Script()
+        source.token_ids = ids
+        step = StepSettings(**{"thought_steps": "whole", "max_tokens": 60, **settings})
+        steps = RemoteSteps(source, thinker, 1024, Decoding(SamplingSettings(), step, 7))
+        tree = SearchTree("p", tuple(thinker.encode(prompt)), prompt)
+        (node,) = tree.expand(tree.root, 1)
+        steps.submit(Plan(((node,),)))
+        steps.iterate()
+        ((key, asked),) = source.asked.items()
+        drawn = tuple(thinker.encode(text)[:tokens])
+        text = thinker.decode(drawn)
+        logprobs = (-0.5,) * len(drawn)
+        said = Continuation(text, drawn if ids else None, logprobs if ids else (), ended)
+        source.answer(key, said)
+        (event,) = steps.iterate()
+        return asked, event
+
+    return make
+
+
+THOUGHT = "<think>\nAda has 3.\n\nWait, 4.\n</think>"
+
+
+@pytest.mark.parametrize("ids", [True, False])
+def test_a_thought_is_asked_for_up_to_its_end(written, thinker, ids):
+    asked, event = written(THOUGHT, ids=ids)
+    assert (asked.stops, asked.stop_ids) == (("</think>",), thinker.thoughts.end)
+    assert (event.thought, event.stop) == (True, StopReason.THOUGHT_END)
+    assert event.text == "\nAda has 3.\n\nWait, 4.\n"
+    assert event.token_ids == tuple(thinker.encode(THOUGHT))
+    assert len(event.logprobs) == (len(event.token_ids) if ids else 0)
+
+
+def test_an_end_by_its_token_is_no_end_of_the_reply(written):
+    _, event = written(THOUGHT, ended="eos")
+    assert event.stop is StopReason.THOUGHT_END
+
+
+def test_what_is_behind_the_end_of_a_thought_is_dropped_and_counted(written, thinker):
+    _, event = written(f"{THOUGHT}\n\nIt is 4.", ended="eos")
+    assert event.token_ids == tuple(thinker.encode(THOUGHT))
+    assert event.node.usage["overrun"] == len(thinker.encode("\n\nIt is 4.")) + 1
+
+
+def test_a_reply_that_does_not_think_is_cut_where_its_steps_end(written):
+    _, event = written("It is 3.\n\nOr is it?\n\nNo.", ended="eos")
+    assert (event.text, event.thought, event.stop) == ("It is 3.\n\n", False, StopReason.DELIMITER)
+
+
+@pytest.mark.parametrize("prompt", ["Hm.\n\n<think>\n\n</think>\n\n", "How many?"])
+def test_steps_that_are_not_to_think_end_at_the_delimiter(written, prompt):
+    thinking = "off" if prompt == "How many?" else "auto"
+    asked, event = written("It is 3.\n\n", prompt=prompt, thinking=thinking)
+    assert (asked.stops, asked.stop_ids) == (("\n\n",), ())
+    assert (event.thought, event.stop) == (False, StopReason.DELIMITER)
+
+
+def test_a_start_that_the_template_wrote_counts(written):
+    _, event = written("Ada has 3.\n</think>", prompt="How many?<think>\n")
+    assert (event.thought, event.stop) == (True, StopReason.THOUGHT_END)
+
+
+@pytest.mark.parametrize("ids", [True, False])
+def test_a_budget_is_asked_for_and_the_end_put_behind_it(written, thinker, ids):
+    drawn = thinker.encode("<think>\nAda has 3 plums and more")[:8]
+    asked, event = written(
+        thinker.decode(drawn), ids=ids, ended="length", thinking=8, close_message=" Stop."
+    )
+    assert asked.max_tokens == 8
+    assert event.token_ids == (*drawn, *thinker.encode(" Stop."), *thinker.thoughts.end)
+    assert (event.thought, event.stop) == (True, StopReason.THOUGHT_END)
+    assert event.text.endswith(" Stop.")
+
+
+def test_no_thought_at_all_is_closed_before_it_says_anything(written, thinker):
+    asked, event = written("Ada", prompt="How many?<think>\n", ended="length", tokens=1, thinking=0)
+    assert asked.max_tokens == 1
+    assert event.token_ids == thinker.thoughts.end
+    assert event.stop is StopReason.THOUGHT_END
+
+
+def test_a_step_that_a_budget_of_thoughts_has_cut_off_goes_on_where_nothing_is_thought(written):
+    _, event = written("It is 3.", ended="length", tokens=3, thinking=3, max_tokens=None)
+    assert (event.thought, event.stop) == (False, StopReason.STEP_LIMIT)
+
+
+def test_the_last_token_of_a_path_is_a_limit_above_all(written):
+    _, event = written(
+        "<think>\nAda has 3 plums", ended="length", tokens=5, thinking=40, max_tokens=5
+    )
+    assert (event.thought, event.stop) == (True, StopReason.PATH_LIMIT)
+
+
+def test_paragraphs_of_a_thought_are_steps(written):
+    asked, event = written("<think>\nAda has 3.\n\n", thought_steps="paragraphs")
+    assert asked.stops == ("</think>", "\n\n")
+    assert (event.thought, event.stop) == (True, StopReason.DELIMITER)
+
+
+# --- a server, and what it writes -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Solver(model="bundled:thinking", verifier="none") as solver, Served(solver) as server:
+        yield server
+
+
+def far(server, **options):
+    model = f"openai:{server.url}/v1#tiny:plain"
+    return Solver(model=model, tokenizer=str(FOLDER), context=2048, **{**LIKELIEST, **options})
+
+
+@pytest.mark.parametrize("options", [{}, {"thinking": 20, "soft_close": 2}, {"thinking": "off"}])
+def test_the_likeliest_reply_is_that_of_a_generator_here(server, options):
+    with Solver(model="bundled:thinking", **{**LIKELIEST, **options}) as solver:
+        here = solver.solve(PROBLEM).chosen
+    with far(server, **options) as solver:
+        there = solver.solve(PROBLEM).chosen
+    assert (there.thought, there.said) == (here.thought, here.said)
+    assert there.thought_tokens == here.thought_tokens
+    assert there.answer is not None
+
+
+def test_a_search_by_paragraphs_of_thoughts_goes_through(server):
+    options = {"n": 4, "temperature": 0.8, "thought_steps": "paragraphs", "thinking": 60}
+    with far(server, **options) as solver:
+        solution = solver.solve(PROBLEM)
+    assert all(0 < each.thought_tokens <= 61 for each in solution.candidates)
+    assert any("\\boxed{" in each.said for each in solution.candidates)
+
+
+def test_ends_that_nobody_shows_have_no_budget(thinker, monkeypatch):
+    monkeypatch.setitem(vars(thinker), "special_ids", frozenset(thinker.thoughts.end))
+    source = Script()
+    source.token_ids = False
+    steps = RemoteSteps(source, thinker, 1024, Decoding(step=StepSettings()))
+    with pytest.raises(InputError, match=r"--thinking 9: .* no token ids"):
+        steps.decode_as(SearchTree("p", (1,), "?").root, Decoding(step=StepSettings(thinking=9)))
