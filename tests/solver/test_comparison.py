@@ -3,7 +3,7 @@
 import pytest
 
 from beamwright import Solver
-from beamwright.errors import InputError
+from beamwright.errors import Cancelled, CapacityError, InputError
 from beamwright.tree import Conversation
 from beamwright.verify import compare
 
@@ -16,7 +16,7 @@ PATHS = {"search": "best-of-n", "n": 8, "width": 1, "temperature": 1.3, "verifie
 
 
 def solver(how="pairwise", **options):
-    return Solver(model="bundled", **{**PATHS, "choose": how, **options})
+    return Solver(**{"model": "bundled", **PATHS, "choose": how, **options})
 
 
 @pytest.fixture(scope="module")
@@ -173,3 +173,59 @@ def test_what_cannot_compare_is_refused():
         Solver(model=f"random:llama,{SHAPE}", choose="pairwise")
     with pytest.raises(InputError, match="not pairwise"):
         solver(stop_votes=True)
+
+
+def test_thoughts_are_left_out_and_none_is_begun(monkeypatch):
+    asked, shares = [], compare.shares
+
+    def heard(model, questions):
+        asked.extend(made.codec.decode_raw(question.token_ids) for question in questions)
+        return shares(model, questions)
+
+    monkeypatch.setattr(compare, "shares", heard)
+    with solver(model="bundled:thinking", n=6) as made:
+        found = made.solve(PROBLEM)
+    said = [each.said.strip() for each in found.candidates if each.preferred is not None]
+    assert found.tokens.thought
+    assert asked
+    for text in asked:
+        shown = text.partition("Attempt A:\n")[2].partition("\n\nAttempt B:\n")
+        assert shown[0] in said
+        assert shown[2].partition("\n\nWhich attempt")[0] in said
+        assert text.endswith("<think>\n\n</think>\n\nAnswer:\n")
+
+
+def test_a_resumed_search_compares_as_well(tmp_path, compared):
+    file = tmp_path / "saved.json"
+    with solver(dtype="float64") as made:
+        whole = made.solve(PROBLEM, checkpoint=file)
+        again = made.resume(file, choose="pairwise")
+    assert again.answer == whole.answer
+    assert again.tree_hash == whole.tree_hash
+    for ours, theirs in zip(again.candidates, whole.candidates, strict=True):
+        assert ours.preferred == pytest.approx(theirs.preferred, abs=1e-9)
+
+
+def test_a_cancelled_comparison_holds_nothing(monkeypatch):
+    with solver() as made:
+        monkeypatch.setattr("beamwright.solver.comparison._PIECE_TOKENS", 1)
+        asked = compare.Comparer.ask
+        monkeypatch.setattr(
+            compare.Comparer, "ask", lambda *given: (handle.cancel(), asked(*given))[1]
+        )
+        handle = made.submit(PROBLEM)
+        with pytest.raises(Cancelled):
+            handle.result()
+        assert made.usage().levels["generator", "device"].used_bytes == 0
+
+
+def test_memory_that_holds_no_comparison_leaves_the_majority(monkeypatch, majority):
+    def none(model, questions):
+        raise CapacityError("a segment", 2, 1, 1, "device KV budget", "")
+
+    monkeypatch.setattr(compare, "shares", none)
+    with solver() as made:
+        found = made.solve(PROBLEM)
+    assert found.answer == majority.answer
+    assert "the generator's KV budget does not hold" in found.warnings[-1]
+    assert "the answer is the majority's" in found.warnings[-1]

@@ -10,6 +10,7 @@ them elsewhere. Knows one model; which questions are asked is `search.contest`'s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import takewhile
 from math import isfinite
 from pathlib import Path
@@ -46,6 +47,11 @@ class CompareSpec(Section):
     def _names_both(cls, prompt: str) -> str:
         check_placeholders("prompt", prompt, ("problem", "attempts"))
         return prompt
+
+
+@cache
+def _packaged() -> CompareSpec:
+    return validated(CompareSpec, read_mapping(_PACKAGED), str(_PACKAGED))
 
 
 class Question(NamedTuple):
@@ -89,7 +95,7 @@ class Comparer:
     """
 
     def __init__(self, codec: TextCodec, model: TreeModel, system_prompt: str | None) -> None:
-        self.spec = validated(CompareSpec, read_mapping(_PACKAGED), str(_PACKAGED))
+        self.spec = _packaged()
         self.model, self._codec, self._system_prompt = model, codec, system_prompt
         self.letters, self._cut, self._before = self._find_letters()
 
