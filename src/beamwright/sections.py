@@ -312,7 +312,7 @@ class StopSettings(Section):
     stop_probes: float | None = option(
         None,
         "Every path ends with its latest probed answer (--probe-every) once so large a share of "
-        "them agrees.",
+        "the last ones of all paths agrees.",
         gt=0,
         le=1,
         metavar="SHARE",

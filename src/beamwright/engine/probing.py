@@ -16,7 +16,7 @@ from beamwright.errors import InputError
 from beamwright.models.tokenizer import TextCodec
 from beamwright.protocols import Action, Answers, Conclude, Extend, Probe, Prune
 from beamwright.search import strategy_row
-from beamwright.search.rounds import latest_probed, repeats
+from beamwright.search.rounds import latest_probed, latest_votes, repeats, standing
 from beamwright.sections import SearchSettings, StopSettings
 from beamwright.tree import Node, NodeState, SearchTree, StopReason
 
@@ -106,9 +106,10 @@ class Probing:
         ]
         ending = set(going)
         if not self._agree(tree, actions):
-            ending = set(filter(self._stands, going))
+            window = self._search.certainty_window
+            ending = {node for node in going if standing(node, window) is not None}
             if self._search.prune_repeats and not self._competes:
-                ending.update(repeats(going))
+                ending.update(repeats((n for n in going if n not in ending), window))
         return [
             Conclude(action.node)
             if isinstance(action, Extend) and action.node in ending
@@ -122,24 +123,18 @@ class Probing:
         asked = latest_probed(node)
         return asked is not None and asked.vote is not None and asked.thinking == node.thinking
 
-    def _stands(self, node: Node) -> bool:
-        """True if the last answers of a path are one: Dynasor's certainty window."""
-        window = self._search.certainty_window
-        asked = [step.vote for step in node.reply() if step.probe is not None][-window:]
-        return len(asked) == window and len(set(asked)) == 1 and asked[0] is not None
-
     def _agree(self, tree: SearchTree, actions: Iterable[Action]) -> bool:
-        """True if so large a share of the paths say the same, those that have ended included."""
+        """True if so large a share of the paths' last answers, a certainty window of each, is one;
+        a path that has ended says the same for all of it."""
         if self._share is None:
             return False
         out = {action.node for action in actions if isinstance(action, Prune)}
         paths = [n for n in (*tree.finished(), *tree.candidates()) if n.answers and n not in out]
-        said: Counter[str] = Counter()
+        said, window = Counter[str | None](), self._search.certainty_window
         for path in paths:
-            asked = path if path.ended else latest_probed(path)
-            if asked is not None and asked.vote is not None:
-                said[asked.vote] += 1
-        return bool(said) and max(said.values()) >= self._share * len(paths) - 1e-9
+            said.update([path.vote] * window if path.ended else latest_votes(path, window))
+        del said[None]
+        return bool(said) and max(said.values()) >= self._share * window * len(paths) - 1e-9
 
     def conclude(self, tree: SearchTree, node: Node) -> Node:
         """Let what a path said when it was asked be its last step."""

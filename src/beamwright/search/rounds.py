@@ -41,7 +41,8 @@ def open_round(tree: SearchTree, settings: SearchSettings, level: int | None = N
     candidates = tree.candidates()
     dropped = duplicates(candidates) if settings.filter_duplicates else []
     if settings.prune_repeats:
-        dropped += repeats(n for n in candidates if not n.ended and n not in dropped)
+        others = (node for node in candidates if not node.ended and node not in dropped)
+        dropped += repeats(others, settings.certainty_window)
     ended = [node for node in candidates if node.ended and node not in dropped]
     going = [node for node in candidates if not node.ended and node not in dropped]
     actions: list[Action] = [*map(Prune, dropped), *map(Complete, ended)]
@@ -99,17 +100,29 @@ def latest_probed(node: Node) -> Node | None:
     return next((step for step in reversed(node.reply()) if step.probe is not None), None)
 
 
-def repeats(nodes: Iterable[Node]) -> list[Node]:
-    """Of unended paths whose latest answers are the same, all but the best."""
+def latest_votes(node: Node, window: int) -> list[str | None]:
+    """What a path has answered when it was probed last, so many times at most."""
+    return [step.vote for step in node.reply() if step.probe is not None][-window:]
+
+
+def standing(node: Node, window: int) -> str | None:
+    """What so many of a path's last probes agree on; None: on nothing, or there are fewer."""
+    votes = latest_votes(node, window)
+    return votes[0] if len(votes) == window and len(set(votes)) == 1 else None
+
+
+def repeats(nodes: Iterable[Node], window: int) -> list[Node]:
+    """Of unended paths with the same answer, all but the best. One that half of a certainty window
+    agrees on counts: a single probe in a thought may name what comes on the way to the answer.
+    """
     seen: set[str] = set()
     found: list[Node] = []
     for node in ranked(nodes):
-        asked = latest_probed(node)
-        if asked is None or asked.vote is None:
-            continue
-        if asked.vote in seen:
+        vote = standing(node, (window + 1) // 2)
+        if vote in seen:
             found.append(node)
-        seen.add(asked.vote)
+        if vote is not None:
+            seen.add(vote)
     return found
 
 

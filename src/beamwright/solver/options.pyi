@@ -95,8 +95,8 @@ class RequestOptions(TypedDict, total=False):
     stop_votes: bool
     """Stop once the vote is settled; with --choose majority or weighted."""
     stop_probes: float | None
-    """Every path ends with its latest probed answer (--probe-every) once so large a share of
-    them agrees.
+    """Every path ends with its latest probed answer (--probe-every) once so large a share of the
+    last ones of all paths agrees.
     """
     first_k: int | None
     """Stop once so many paths have finished."""

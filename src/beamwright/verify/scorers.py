@@ -76,7 +76,8 @@ def _certainty(node: Node) -> float | None:
     One over the number of equally likely tokens that the generator chose from, on (geometric)
     average; 1 where it had no choice.
     """
-    return math.exp(-_mean(node.stats[_ENTROPY])) if node.token_ids else None
+    drawn = node.stats.get(_ENTROPY)  # none of what a probe has written
+    return math.exp(-_mean(drawn)) if drawn else None
 
 
 # --- DeepConf --------------------------------------------------------------------------------
@@ -117,8 +118,8 @@ def deepconf(window: int = 128, measure: Measure = lowest_group) -> StepScorer:
     def confidence(node: Node) -> float | None:
         if not node.token_ids:
             return None
-        steps = [step for step in node.reply() if step.token_ids]
-        return measure([value for step in steps for value in step.stats[_CONFIDENCE]], window)
+        drawn = [value for step in node.reply() for value in step.stats.get(_CONFIDENCE, ())]
+        return measure(drawn, window) if drawn else None
 
     return StepScorer(confidence, token_stats=[_CONFIDENCE])
 

@@ -1,0 +1,106 @@
+"""Votes that stop where the answer stands, against the whole vote: accuracy and tokens, in pairs.
+
+    python -m beamwright_lab.probed_votes
+
+Every line is a vote of the same paths on the same problems; the first is the one that the others
+are compared with. Tokens are those of steps, and what probes have read and written beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from beamwright import Settings, Solver
+from beamwright.evaluate.equivalence import AnswerChecker
+from beamwright.evaluate.metrics import Record, estimate_mean
+from beamwright.evaluate.problems import load_problems
+from beamwright.evaluate.run import run
+from beamwright_lab.common import RESULTS, finish, say, table
+
+WAYS: Mapping[str, Mapping[str, Any]] = {
+    "the whole vote": {},
+    "settled votes (--stop-votes)": {"stop_votes": True},
+    "16 tokens, window 2": {"probe_every": 16, "certainty_window": 2},
+    "16 tokens, window 3": {"probe_every": 16, "certainty_window": 3},
+    "32 tokens, window 2": {"probe_every": 32, "certainty_window": 2},
+    "16, 2, half agree": {"probe_every": 16, "certainty_window": 2, "stop_probes": 0.5},
+    "16, 3, half agree": {"probe_every": 16, "certainty_window": 3, "stop_probes": 0.5},
+    "16, 3, repeats end": {"probe_every": 16, "certainty_window": 3, "prune_repeats": True},
+    "16, 3, the first 8": {"probe_every": 16, "certainty_window": 3, "first_k": 8},
+}
+
+
+def records_of(way: str, args: argparse.Namespace, checker: AnswerChecker) -> list[Record]:
+    """Solve, or read what was solved before."""
+    model = {"model": args.model, "verifier": "none", "search": "majority"}
+    settings = Settings.build(**model, n=args.n, seed=args.seed, **WAYS[way])
+    problems = load_problems(args.dataset, args.limit)
+    records: dict[str, Record] = {}
+
+    def keep(record: Record, done: int, total: int) -> None:
+        records[record.unique_id] = record
+        if done % 25 == 0:
+            say(f"  {way}: {done}/{total}")
+
+    solver: list[Solver] = []
+
+    def solve_many(pairs: Any) -> Any:
+        if not solver:  # a finished run needs no models
+            solver.append(Solver(settings))
+        return solver[0].solve_many(pairs, in_flight=args.in_flight)
+
+    number = [*WAYS].index(way)
+    name = f"{args.model.replace(':', '-')}-{args.n}-{args.limit}-seed{args.seed}-way{number}"
+    run(problems, solve_many, settings, checker, RESULTS / "probed-votes" / name, on_record=keep)
+    return [records[problem.unique_id] for problem in problems.problems]
+
+
+def row(way: str, records: Sequence[Record], first: Sequence[Record]) -> dict[str, Any]:
+    """A line of the table. first: of the vote that the others are compared with."""
+
+    def mean(name: str, them: Sequence[Record] = records) -> float:
+        return float(np.mean([record.tokens.get(name) or 0 for record in them]))
+
+    def right(them: Sequence[Record]) -> list[float]:
+        return [float(bool(record.correct)) for record in them]
+
+    each = [a - b for a, b in zip(right(records), right(first), strict=True)]
+    found = estimate_mean(each)
+    assert found is not None
+    low, high = found["interval"]
+    spent = mean("generated") + mean("probe_tokens") + mean("probe_prefilled")
+    return {
+        "vote": way,
+        "accuracy": round(float(np.mean(right(records))), 3),
+        "less the first": f"{found['value']:+.3f}",
+        "95 % interval": f"{low:+.3f} to {high:+.3f}",
+        "generated / problem": round(mean("generated")),
+        "probes wrote": round(mean("probe_tokens")),
+        "probes read": round(mean("probe_prefilled")),
+        "of the first's tokens": round(spent / mean("generated", first), 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", default="bundled:thinking")
+    parser.add_argument("--dataset", default="bundled:test")
+    parser.add_argument("--limit", type=int, default=100)
+    parser.add_argument("--n", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ways", nargs="+", default=[*WAYS], help="some of the lines")
+    parser.add_argument("--in-flight", type=int, default=4, help="problems solved together")
+    args = parser.parse_args()
+    with AnswerChecker() as checker:
+        found = {way: records_of(way, args, checker) for way in args.ways}
+    rows = [row(way, records, found[args.ways[0]]) for way, records in found.items()]
+    print(table(rows, list(rows[0])))
+    finish("probed_votes", {**vars(args), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
