@@ -73,7 +73,7 @@ it knows the bundled models' one kind of problem and nothing else.
 - Thought: `<think>\n`, paragraphs that end in a blank line, `\n</think>\n\n`. `<think>` and
   `</think>` are one token each, added and not special, as in Qwen3. A check begins with a
   paragraph such as `Wait, let me check that.`; where two passes disagree, the answer found most
-  often stands, of several the last.
+  often stands, of several the first.
 - Answer: `The answer is \boxed{N}.`, `The final answer is \boxed{N}.` or `So NAME has N THINGS.
   The answer is \boxed{N}.`, then `<|eos|>`.
 - It was trained on thoughts that were closed early, too, anywhere, by `</think>` alone or behind

@@ -48,8 +48,8 @@ CLOSES = (
 )
 # What a probe writes before the number, behind a close or in the middle of a thought.
 PROBES = ("The final answer is \\boxed{", "\\boxed{", "**Final answer:** \\boxed{")
-PASSES = (0.30, 0.36, 0.20, 0.12, 0.005, 0.005, 0.005, 0.005)  # of one pass, two, ...
-FLAWED = 0.15  # passes with an error
+PASSES = (0.34, 0.36, 0.18, 0.11, 0.01)  # of one pass, two, ...
+FLAWED, FLAWED_CHECK = 0.12, 0.06  # first passes and checks with an error
 PROBED = 0.35  # of the closed traces
 SHARES = {"whole": 0.65, "closed": 0.22, "direct": 0.13}
 
@@ -64,9 +64,8 @@ class Piece:
 
 
 def settled(found: list[str]) -> str:
-    """The answer found most often, of several the one found last."""
-    counts = Counter(found)
-    return max(reversed(found), key=lambda answer: counts[answer])
+    """The answer found most often, of several the one found first."""
+    return Counter(found).most_common(1)[0][0]
 
 
 def brief(problem: Problem, index: int, values: list[int]) -> str:
@@ -86,8 +85,13 @@ def flawed(rng: random.Random, problem: Problem, index: int, values: list[int]) 
     return max(1, right + rng.choice((-100, -10, -10, -9, -2, -1, -1, 1, 1, 2, 9, 10, 10, 100)))
 
 
-def work_out(rng: random.Random, problem: Problem, short: bool, flaw: bool) -> list[Piece]:
-    """One pass over the events, without what it comes to; the last piece's `found` is that."""
+def work_out(
+    rng: random.Random, problem: Problem, styles: list[int] | None, flaw: bool
+) -> list[Piece]:
+    """One pass over the events, without what it comes to; the last piece's `found` is that.
+
+    styles: by event, which of its wordings; None: in short.
+    """
     values, pieces = list(problem.start), []
     at = rng.randrange(len(problem.events)) if flaw and problem.events else None
     for index in range(len(problem.events)):
@@ -96,13 +100,15 @@ def work_out(rng: random.Random, problem: Problem, short: bool, flaw: bool) -> l
             mistake = flawed(rng, problem, index, values)
             told, wrong = (mistake, None) if isinstance(mistake, Problem) else (problem, mistake)
         after = apply(told.events[index], values)
-        styles = [brief(told, index, values)] if short else _event_styles(told, index, values)
-        text = rng.choice(styles)
+        if styles is None:
+            text = brief(told, index, values)
+        else:
+            text = _event_styles(told, index, values)[styles[index]]
         if wrong is not None:
             head, tail = text.rsplit(f"={after[0]}", 1)
             text, after = f"{head}={wrong}{tail}", [wrong]
         if not 0 < after[0] <= MAX_VALUE:
-            return work_out(rng, problem, short, flaw=False)
+            return work_out(rng, problem, styles, flaw=False)
         pieces.append(Piece(text + "\n\n", index != at))
         values = after
     return [*pieces, Piece("", found=str(values[0]))]
@@ -113,12 +119,14 @@ def think(rng: random.Random, problem: Problem) -> list[Piece]:
     wanted = rng.choices(range(1, len(PASSES) + 1), PASSES)[0]
     name, thing = problem.names[0], problem.thing
     pieces, found = [Piece(f"{START}\n{rng.choice(OPENINGS)}")], list[str]()
+    styles = [rng.randrange(3) for _ in problem.events]
     while len(found) < wanted:
         check = rng.randrange(len(CHECKS))
         pieces += [Piece(CHECKS[check])] if found else []
-        # Checks with the last of the words are in short, half of the others, too.
-        short = bool(found) and (check == len(CHECKS) - 1 or rng.random() < 0.4)
-        *worked, end = work_out(rng, problem, short, rng.random() < FLAWED)
+        # Checks with the last of the words are in short, few of the others.
+        short = bool(found) and (check == len(CHECKS) - 1 or rng.random() < 0.15)
+        flaw = rng.random() < (FLAWED_CHECK if found else FLAWED)
+        *worked, end = work_out(rng, problem, None if short else styles, flaw)
         answer = str(end.found)
         if not found:
             words = f"So {name} has {answer} {thing}."
@@ -126,11 +134,10 @@ def think(rng: random.Random, problem: Problem) -> list[Piece]:
             words = rng.choice(AGAIN).format(answer)
         else:
             words = OTHER.format(answer, found[-1])
-        disagree = bool(found) and answer != found[-1]
         found.append(answer)
         pieces += [*worked, Piece(words + "\n\n", found=answer)]
-        if disagree and len(found) == wanted < 4 and rng.random() < 0.7:
-            wanted += 1
+        if len(found) == wanted and 1 < wanted < 4 and len(set(found)) == wanted:
+            wanted += rng.random() < 0.8  # nothing has been found twice
     if len(set(found)) > 1 or (len(found) > 1 and rng.random() < 0.5):
         pieces.append(Piece(SETTLED.format(settled(found)) + "\n\n"))
     last = pieces.pop()
