@@ -1,6 +1,7 @@
 """The choice by comparison beside votes: accuracy over the same candidates, and tokens for it.
 
-Trees are equal, so all choose among the same paths. `found`: of problems where right and wrong
+All choose among the same paths, which are drawn once; the prompt's KV is not shared here, so tokens
+compared are all that a question has. `found`: of problems where right and wrong
 answers were compared, how often a right one won; `by chance`: what drawing one of them gives.
 Prints the table of docs/log/2026-11-26-choice-by-comparison.md.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import mean
 from typing import Any
 
@@ -17,8 +19,9 @@ from beamwright.errors import BeamwrightError
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import wilson_interval
 from beamwright.evaluate.problems import Problem, load_problems
-from beamwright.search.choose import choose
+from beamwright.search.choose import Choice, choose, seeded
 from beamwright.search.contest import CONTESTS
+from beamwright.solver.comparison import Comparison, comparer_of
 from beamwright.solver.describe import ballots
 from beamwright_lab.common import finish, say, table
 
@@ -34,36 +37,64 @@ def main() -> None:
     parser.add_argument("--verifier", default="bundled")
     parser.add_argument("--dataset", default="bundled:test")
     parser.add_argument("--problems", type=int, default=100)
-    parser.add_argument("--n", type=int, default=16)
+    parser.add_argument("--n", type=int, default=8)
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--in-flight", type=int, default=4)
     args = parser.parse_args()
     problems = load_problems(args.dataset, args.problems).problems
     options = {"search": "best-of-n", "n": args.n, "width": 1, "temperature": args.temperature}
-    checker, right, rows = AnswerChecker(), {}, []
-    solver = Solver(model=args.model, verifier=args.verifier, **options)
-    with solver:
-        for how in ("majority", *CONTESTS):
-            say(how)
-            asked = [(i, problem.problem) for i, problem in enumerate(problems)]
-            solved = dict(solver.solve_many(asked, in_flight=args.in_flight, choose=how))
-            found = [_whole(solved[i]) for i in range(len(problems))]
-            if how == "majority":
-                generated = mean(each.tokens.generated for each in found)
-                for vote in ("majority", "weighted", "best"):
-                    places = [choose(*ballots(each.candidates), vote) for each in found]
-                    pairs = zip(found, places, strict=True)
-                    picked = [each.candidates[place].answer for each, place in pairs]
-                    right[vote] = _right(problems, picked, checker)
-                    rows.append(_row(vote, right[vote], right["majority"]))
-                continue
-            right[how] = _right(problems, [each.answer for each in found], checker)
-            spent = mean(each.tokens.compared for each in found)
-            row = _row(how, right[how], right["majority"])
-            rows.append(row | {"tokens compared": round(spent)} | _found(problems, found, checker))
+    checker, found = (
+        AnswerChecker(),
+        {how: dict[int, Solution]() for how in ("majority", *CONTESTS)},
+    )
+    with Solver(model=args.model, verifier=args.verifier, choose="majority", **options) as solver:
+        asked = [(i, problem.problem) for i, problem in enumerate(problems)]
+        for i, outcome in solver.solve_many(asked, in_flight=args.in_flight):
+            assert isinstance(i, int)
+            found["majority"][i] = _whole(outcome)
+        for i, solution in found["majority"].items():
+            for how in CONTESTS:
+                found[how][i] = _compared(solver, solution, how)
+            say(i)
+    solved = {how: [each[i] for i in range(len(problems))] for how, each in found.items()}
+    rows = []
+    right = {}
+    for how in ("majority", "weighted", "best"):
+        places = [choose(*ballots(each.candidates), how) for each in solved["majority"]]
+        pairs = zip(solved["majority"], places, strict=True)
+        right[how] = _right(problems, [each.candidates[i].answer for each, i in pairs], checker)
+        rows.append(_row(how, right[how], right["majority"]))
+    for how in CONTESTS:
+        right[how] = _right(problems, [each.answer for each in solved[how]], checker)
+        spent = round(mean(each.tokens.compared for each in solved[how]))
+        row = _row(how, right[how], right["majority"]) | {"tokens compared": spent}
+        rows.append(row | _found(problems, solved[how], checker))
     print(table(rows, _COLUMNS))
-    result = {"rows": rows, "tokens generated": round(generated), "options": vars(args)}
-    finish("comparing", result)
+    generated = round(mean(each.tokens.generated for each in solved["majority"]))
+    finish("comparing", {"rows": rows, "tokens generated": generated, "options": vars(args)})
+
+
+def _compared(solver: Solver, solution: Solution, how: Choice) -> Solution:
+    """The same search with another choice: its tree is there, but for the prompt's KV."""
+    tree, machinery = solution.tree, solver._machinery
+    nodes = [tree.node(each.lineage) for each in solution.candidates]
+    seeds = seeded(*ballots(solution.candidates))
+    if len(seeds) < 2:
+        return solution
+    texts = {place: nodes[place].said.strip() for place in seeds}
+    problem = solution.problem
+    comparison = Comparison(comparer_of(machinery), how, None, tree.root, problem, seeds, texts)
+    before = tree.root.usage["compared"]
+    with machinery.threads.in_use():
+        while comparison.chosen is None:
+            comparison.work(lambda num_tokens: None, alone=True)
+    spent = replace(solution.tokens, compared=tree.root.usage["compared"] - before)
+    shares = comparison.preferred
+    candidates = tuple(
+        replace(each, preferred=shares.get(i)) for i, each in enumerate(solution.candidates)
+    )
+    answer = candidates[comparison.chosen].answer
+    return replace(solution, answer=answer, candidates=candidates, tokens=spent)
 
 
 def _whole(outcome: Solution | BeamwrightError) -> Solution:
