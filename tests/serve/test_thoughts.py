@@ -88,6 +88,9 @@ def test_a_response_has_an_item_for_the_thought(server):
     thought, message = server.http.post("/v1/responses", json=body).json()["output"]
     assert (thought["type"], message["type"]) == ("reasoning", "message")
     assert "\\boxed{" in message["content"][0]["text"]
+    asked = [{"role": "user", "content": text} for text in (PROBLEM, "Are you sure?")]
+    again = {**body, "input": [asked[0], thought, message, asked[1]], "max_output_tokens": 4}
+    assert server.http.post("/v1/responses", json=again).status_code == 200
     shown = []
     with server.http.stream("POST", "/v1/responses", json={**body, "stream": True}) as response:
         for line in response.iter_lines():

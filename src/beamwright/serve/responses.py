@@ -17,7 +17,12 @@ from beamwright.tree import Conversation
 
 
 def _as_messages(given: Any) -> Any:
-    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if not isinstance(given, list):
+        return given
+    # What was thought comes back with a reply that somebody goes on from; templates leave it out.
+    return [x for x in given if not (isinstance(x, dict) and x.get("type") == "reasoning")]
 
 
 class ResponseFields(Fields):
