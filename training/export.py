@@ -61,7 +61,7 @@ comes out right; how often that happens is in the table below. It judges solutio
 generator's wordings and nothing else.
 """
 
-THINKER_ABOUT = """
+THINKER_ABOUT = r"""
 The bundled process reward model's backbone, trained further on thoughts: it works a word problem
 out between `<think>` and `</think>`, often checks what it has found, up to four times, and then
 answers in one or two short sentences. It is there to test and to show search over thinking models;
