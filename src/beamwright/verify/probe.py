@@ -144,23 +144,27 @@ class ProbeVerifier:
 
     def _read(self, steps: Sequence[Node]) -> None:
         """Put the log of each step's chance in its place; its states are needed no more."""
-        found, counts = list[Tensor](), list[int]()
+        hidden, counts = list[Tensor](), list[int]()
+        ids, logprobs = list[int](), list[float]()
         for step in steps:
-            state = state_of(step)
-            states = [*state.drawn_from] if state is not None else []
-            counts.append(sum(map(len, states)))
-            if states:  # of tokens taken from a sibling (`--speculation truncate`) there are none
-                found.append(self._features(step, torch.cat(states)))
-                state.drawn_from = ()  # type: ignore[union-attr]
-        values = in_tiles(_TILE, self._logs, torch.cat(found))[0].tolist() if found else []
+            states = () if (state := state_of(step)) is None else state.drawn_from
+            count = sum(map(len, states))
+            counts.append(count)
+            if state is not None and count:
+                state.drawn_from = ()
+                hidden += states
+                # Of tokens taken from a sibling (`--speculation truncate`) there are none.
+                ids += step.token_ids[-count:]
+                logprobs += step.logprobs[-count:]
+        values = list[float]()
+        if hidden:
+            device = hidden[0].device
+            known = torch.tensor(ids, device=device), torch.tensor(logprobs, device=device)
+            rows = features(self._decoder, torch.cat(hidden), *known)
+            values = in_tiles(_TILE, self._logs, rows)[0].tolist()
         for step, count in zip(steps, counts, strict=True):
             step.handles[OWNER] = math.fsum(values[:count])
             del values[:count]
-
-    def _features(self, step: Node, hidden: Tensor) -> Tensor:
-        ids = torch.tensor(step.token_ids[-len(hidden) :], device=hidden.device)
-        logprobs = torch.tensor(step.logprobs[-len(hidden) :], device=hidden.device)
-        return features(self._decoder, hidden, ids, logprobs)
 
     def _logs(self, rows: Tensor) -> tuple[Tensor]:
         first, last = self._layers
