@@ -82,6 +82,7 @@ def row(way: str, records: Sequence[Record], first: Sequence[Record]) -> dict[st
         "probes wrote": round(mean("probe_tokens")),
         "probes read": round(mean("probe_prefilled")),
         "of the first's tokens": round(spent / mean("generated", first), 3),
+        "s / problem": round(float(np.mean([r.time.get("total_s") or 0.0 for r in records])), 2),
     }
 
 

@@ -173,5 +173,5 @@ def test_a_model_that_is_not_there_names_the_shapes(cli):
     assert "--model nope: no such folder; shapes: opt-2.7b, opt-6.7b, " in outcome.complaint
     outcome = cli("plan", "--verifier", "nope")
     assert "--verifier nope: no such folder; known: none, " in outcome.complaint
-    assert "judge:PATH; shapes: opt-2.7b, " in outcome.complaint
+    assert "judge:PATH, probe:HEAD; shapes: opt-2.7b, " in outcome.complaint
     assert "--verifier judge:nope: no such folder" in cli("plan", "--verifier", "judge:nope").err

@@ -126,7 +126,7 @@ def test_bad_problems(cli, fake, words, message):
             ["--verifier", "nothere"],
             "--verifier nothere: no such folder; known: none, logprob, min-logprob, entropy, "
             "deepconf, deepconf-bottom, deepconf-tail, bundled, hf:ORG/NAME, likelihood:PATH, "
-            "family:NAME:PATH, judge:PATH\n",
+            "family:NAME:PATH, judge:PATH, probe:HEAD\n",
         ),
         (["--verifier", "judge:none"], "--verifier judge:none: no such folder\n"),
         (["--verifier", "./nothere"], "--verifier ./nothere: no such folder\n"),

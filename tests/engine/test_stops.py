@@ -39,6 +39,7 @@ class Codec:
     """Tokens that are nothing but their bytes. strips: it drops the blank before a text."""
 
     eos_ids = frozenset({EOS})
+    thoughts = None
 
     def __init__(self, strips=False):
         self.strips = strips
