@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from beamwright import Settings, Solver
+from beamwright import Settings
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import Record, estimate_mean, wilson_interval
 from beamwright.evaluate.problems import load_problems
-from beamwright.evaluate.run import run
 from beamwright.models.config import resolve_folder
 from beamwright.search.choose import Choice, choose
 from beamwright.tree import COMPLETE_STOPS
 from beamwright_lab.common import RESULTS, fingerprint, finish, say, table
+from beamwright_lab.evaluated import records_of
 
 _COLUMNS = ("generator", "method", "n", "accuracy", "95 % interval", "tokens / problem")
 _VOTES: Mapping[str, Choice] = {
@@ -109,7 +109,7 @@ def configurations(args: argparse.Namespace) -> Iterator[Evaluated]:
     yield from sorted(found, key=lambda config: config.n)
 
 
-def records_of(config: Evaluated, args: argparse.Namespace, checker: AnswerChecker) -> list[Record]:
+def run_of(config: Evaluated, args: argparse.Namespace, checker: AnswerChecker) -> list[Record]:
     """Solve, or read what was solved before."""
     defaults = {"temperature": args.temperature, "verifier": args.verifier}
     options = {**defaults, **config.options}
@@ -122,23 +122,8 @@ def records_of(config: Evaluated, args: argparse.Namespace, checker: AnswerCheck
         name += f"-kv-{kept}"
     out = RESULTS / "accuracy" / name
     problems = load_problems(args.dataset, args.limit)
-    records: dict[str, Record] = {}
-
-    def keep(record: Record, done: int, total: int) -> None:
-        records[record.unique_id] = record
-        if done % 50 == 0 or done == total:
-            right = sum(bool(each.correct) for each in records.values())
-            say(f"  {config.generator}, {config.method}, n={config.n}: {done}/{total}, {right}")
-
-    solver: list[Solver] = []
-
-    def solve_many(pairs: Any) -> Any:
-        if not solver:  # a finished run needs no models
-            solver.append(Solver(settings))
-        return solver[0].solve_many(pairs, in_flight=args.in_flight)
-
-    run(problems, solve_many, settings, checker, out, on_record=keep)
-    return [records[problem.unique_id] for problem in problems.problems]
+    what = f"{config.generator}, {config.method}, n={config.n}"
+    return records_of(settings, problems, checker, out, what, args.in_flight)
 
 
 def _folder(spec: str, role: str) -> Path | None:
@@ -257,7 +242,7 @@ def main() -> None:
     with AnswerChecker() as checker:
         for config in configurations(args):
             say(f"{config.generator}, {config.method}, n={config.n}")
-            records = records_of(config, args, checker)
+            records = run_of(config, args, checker)
             sizes = args.n if config.generator == "weak" else args.strong_n
             rows += rows_of(config, records, checker, sizes)
             exact = exact and all(record.exact for record in records)

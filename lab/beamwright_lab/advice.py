@@ -14,21 +14,20 @@ import argparse
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from beamwright import Settings, Solver
+from beamwright import Settings
 from beamwright.evaluate.advise import advice, trials
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import Record
 from beamwright.evaluate.problems import ProblemSet, load_problems
-from beamwright.evaluate.run import run
 from beamwright.models.config import BUNDLED
 from beamwright_lab.common import finish, say, table
+from beamwright_lab.evaluated import records_of
 
 _HEAD = "verifier_head.safetensors"
 
@@ -85,18 +84,10 @@ def both_runs(
     settings: Settings, problems: ProblemSet, checker: AnswerChecker
 ) -> Mapping[str, Sequence[Record]]:
     """Records of the runs that advice is from, by name."""
-    found: dict[str, list[Record]] = {}
-    for name, each in trials(settings).items():
-        records: dict[str, Record] = {}
-
-        def keep(record: Record, done: int, total: int, into: Any = records) -> None:
-            into[record.unique_id] = record
-
-        with Solver(each) as solver:
-            solve_many = partial(solver.solve_many, in_flight="auto")
-            run(problems, solve_many, each, checker, on_record=keep)
-        found[name] = [records[problem.unique_id] for problem in problems.problems]
-    return found
+    return {
+        name: records_of(each, problems, checker, None, name)
+        for name, each in trials(settings).items()
+    }
 
 
 def advised(found: Mapping[str, Sequence[Record]], checker: AnswerChecker) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import estimate_mean
 from beamwright.evaluate.problems import Problem, load_problems
 from beamwright.models.tree_model import PrefillRequest
-from beamwright_lab.accuracy import Evaluated, records_of
+from beamwright_lab.accuracy import Evaluated, run_of
 from beamwright_lab.common import finish, say, table
 
 MODELS = {"weak": "bundled", "strong": "bundled:strong"}
@@ -148,7 +148,7 @@ def accuracy(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 if method == "greedy":
                     how = {"search": "best-of-n", "temperature": 0.0, "verifier": "none"}
                 options = {"model": MODELS[model], "kv_dtype": kind, **how}
-                records = records_of(Evaluated(model, method, n, options), args, checker)
+                records = run_of(Evaluated(model, method, n, options), args, checker)
                 rights[kind] = [float(bool(each.correct)) for each in records]
                 less = [a - b for a, b in zip(rights[kind], rights["auto"], strict=True)]
                 mean = estimate_mean(less)

@@ -15,55 +15,43 @@ from typing import Any
 
 import numpy as np
 
-from beamwright import Settings, Solver
+from beamwright import Settings
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import Record, estimate_mean
 from beamwright.evaluate.problems import load_problems
-from beamwright.evaluate.run import run
 from beamwright.models.digest import digest_of
 from beamwright.search.choose import Choice, choose
 from beamwright.tree import COMPLETE_STOPS
-from beamwright_lab.common import RESULTS, finish, say, table
+from beamwright_lab.common import RESULTS, finish, table
+from beamwright_lab.evaluated import records_of
 
 _HOW: Mapping[str, Choice] = {"best-of-n": "best", "weighted vote": "weighted", "vote": "majority"}
 _COLUMNS = ("verifier", "method", "n", "right", "verifier s", "tokens read", "less bundled", "95 %")
 
 
-def records_of(
+def run_of(
     search: str, n: int, verifier: str, args: argparse.Namespace, checker: AnswerChecker
 ) -> list[Record]:
-    """Solve, or read what was solved before."""
     settings = Settings.build(
         model=args.model, verifier=verifier, search=search, n=n, seed=args.seed
     )
     kind, _, file = verifier.partition(":")
     own = f"{kind}-{digest_of(Path(file))['sha256'][:8]}" if file else kind
     out = RESULTS / "probe" / f"{args.model.replace(':', '-')}-{search}-{n}-{own}-{args.seed}"
-    problems, records, solver = load_problems(args.dataset, args.limit), list[Record](), []
-
-    def solve_many(pairs: Any) -> Any:
-        solver.append(Solver(settings))
-        return solver[0].solve_many(pairs, in_flight="auto")
-
-    def keep(record: Record, done: int, total: int) -> None:
-        records.append(record)
-        if done == total:
-            say(f"  {search}, n={n}, {own}: {sum(bool(each.correct) for each in records)}/{total}")
-
-    run(problems, solve_many, settings, checker, out, on_record=keep)
-    return sorted(records, key=lambda record: record.index)
+    problems = load_problems(args.dataset, args.limit)
+    return records_of(settings, problems, checker, out, f"{search}, n={n}, {own}")
 
 
 def rows_of(verifier: str, args: argparse.Namespace, checker: AnswerChecker) -> Iterator[Any]:
     """A verifier's lines: name, method, n, who is right, verifier seconds, tokens it has read."""
     most = max(args.n)
-    records = records_of("best-of-n", most, verifier, args, checker)
+    records = run_of("best-of-n", most, verifier, args, checker)
     for n in args.n:
         for method, how in _HOW.items():
             right = [_chosen(record, n, how, checker) for record in records]
             yield [verifier, method, n, right, *(_spent(records) if n == most else (None, None))]
     for n in args.n:
-        records = records_of("beam", n, verifier, args, checker)
+        records = run_of("beam", n, verifier, args, checker)
         yield [verifier, "beam", n, [float(bool(r.correct)) for r in records], *_spent(records)]
 
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from beamwright import Settings, Solver
+from beamwright import Settings
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import Record, estimate_mean
 from beamwright.evaluate.problems import load_problems
-from beamwright.evaluate.run import run
-from beamwright_lab.common import RESULTS, finish, say, table
+from beamwright_lab.common import RESULTS, finish, table
+from beamwright_lab.evaluated import records_of
 
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "the whole vote": {},
@@ -34,29 +34,14 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def records_of(way: str, args: argparse.Namespace, checker: AnswerChecker) -> list[Record]:
-    """Solve, or read what was solved before."""
+def run_of(way: str, args: argparse.Namespace, checker: AnswerChecker) -> list[Record]:
     model = {"model": args.model, "verifier": "none", "search": "majority"}
     settings = Settings.build(**model, n=args.n, seed=args.seed, **WAYS[way])
     problems = load_problems(args.dataset, args.limit)
-    records: dict[str, Record] = {}
-
-    def keep(record: Record, done: int, total: int) -> None:
-        records[record.unique_id] = record
-        if done % 25 == 0:
-            say(f"  {way}: {done}/{total}")
-
-    solver: list[Solver] = []
-
-    def solve_many(pairs: Any) -> Any:
-        if not solver:  # a finished run needs no models
-            solver.append(Solver(settings))
-        return solver[0].solve_many(pairs, in_flight=args.in_flight)
-
     number = [*WAYS].index(way)
     name = f"{args.model.replace(':', '-')}-{args.n}-{args.limit}-seed{args.seed}-way{number}"
-    run(problems, solve_many, settings, checker, RESULTS / "probed-votes" / name, on_record=keep)
-    return [records[problem.unique_id] for problem in problems.problems]
+    out = RESULTS / "probed-votes" / name
+    return records_of(settings, problems, checker, out, way, args.in_flight)
 
 
 def row(way: str, records: Sequence[Record], first: Sequence[Record]) -> dict[str, Any]:
@@ -97,7 +82,7 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, default=4, help="problems solved together")
     args = parser.parse_args()
     with AnswerChecker() as checker:
-        found = {way: records_of(way, args, checker) for way in args.ways}
+        found = {way: run_of(way, args, checker) for way in args.ways}
     rows = [row(way, records, found[args.ways[0]]) for way, records in found.items()]
     print(table(rows, list(rows[0])))
     finish("probed_votes", {**vars(args), "rows": rows})

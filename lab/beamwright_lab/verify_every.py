@@ -15,37 +15,22 @@ from typing import Any
 
 import numpy as np
 
-from beamwright import Settings, Solver
+from beamwright import Settings
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import Record, estimate_mean
 from beamwright.evaluate.problems import load_problems
-from beamwright.evaluate.run import run
-from beamwright_lab.common import RESULTS, finish, say, table
+from beamwright_lab.common import RESULTS, finish, table
+from beamwright_lab.evaluated import records_of
 
 
-def records_of(every: int, args: argparse.Namespace, checker: AnswerChecker) -> list[Record]:
-    """Solve, or read what was solved before."""
+def run_of(every: int, args: argparse.Namespace, checker: AnswerChecker) -> list[Record]:
     settings = Settings.build(
         search=args.search, n=args.n, seed=args.seed, temperature=0.8, verify_every=every
     )
     problems = load_problems(args.dataset, args.limit)
-    records: dict[str, Record] = {}
-
-    def keep(record: Record, done: int, total: int) -> None:
-        records[record.unique_id] = record
-        if done % 25 == 0:
-            say(f"  every {every}: {done}/{total}")
-
-    solver: list[Solver] = []
-
-    def solve_many(pairs: Any) -> Any:
-        if not solver:  # a finished run needs no models
-            solver.append(Solver(settings))
-        return solver[0].solve_many(pairs, in_flight=args.in_flight)
-
     name = f"{args.search}-{args.n}-{args.limit}-seed{args.seed}-every{every}"
-    run(problems, solve_many, settings, checker, RESULTS / "verify-every" / name, on_record=keep)
-    return [records[problem.unique_id] for problem in problems.problems]
+    out = RESULTS / "verify-every" / name
+    return records_of(settings, problems, checker, out, f"every {every}", args.in_flight)
 
 
 def row(every: int, records: Sequence[Record], first: Sequence[Record]) -> dict[str, Any]:
@@ -83,7 +68,7 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, default=4, help="problems solved together")
     args = parser.parse_args()
     with AnswerChecker() as checker:
-        found = {every: records_of(every, args, checker) for every in args.every}
+        found = {every: run_of(every, args, checker) for every in args.every}
     rows = [row(every, records, found[args.every[0]]) for every, records in found.items()]
     print(table(rows, list(rows[0])))
     finish("verify_every", {**vars(args), "rows": rows})
