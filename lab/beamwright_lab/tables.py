@@ -20,7 +20,12 @@ def with_origin(shown: str, found: Found) -> str:
     return f"`{found['command']}`\n({said})\n\n{shown}"
 
 
-_METHODS = {"majority vote": "majority", "best-of-n": "best-of-n", "**beam search**": "beam"}
+_METHODS = {
+    "majority vote": "majority",
+    "weighted vote": "weighted vote",
+    "best-of-n": "best-of-n",
+    "**beam search**": "beam",
+}
 _MORE_METHODS = {
     "beam search, weighted vote": "beam, weighted vote",
     "any of n right": "any of n right",
@@ -46,7 +51,11 @@ def accuracy(found: Found, *, more: bool = False) -> str:
     single: Row = {"accuracy": "one sample / greedy"}
     for each in ("weak", "strong"):
         single[f"{each}, n = 4"] = f"{value(each, 'one sample', 1)} / {value(each, 'greedy', 1)}"
-    rows = [single, *(line(heading, method) for heading, method in methods.items())]
+    spent: Row = {"accuracy": "tokens a problem, vote / beam"}
+    for generator, n in product(("weak", "strong"), (4, 16)):
+        vote, beam = (cells[generator, how, n]["tokens / problem"] for how in ("majority", "beam"))
+        spent[f"{generator}, n = {n}"] = f"{vote:,} / {beam:,}"
+    rows = [single, *(line(heading, method) for heading, method in methods.items()), spent]
     return table(rows, list(rows[1]))
 
 
