@@ -185,7 +185,8 @@ class _Evaluation:
             return verdicts(record.gold, solved, votes, self.checker)
 
         searched = asked.get("search", settings).search.search or DEFAULT_SEARCH
-        said = advice(found["samples"], found.get("search", ()), searched, judge)
+        name = "probed vote" if searched == "majority" else searched
+        said = advice(found["samples"], found.get("search", ()), name, judge)
         return {"dataset": self.problem_set.name, "problems": len(found["samples"]), **said}
 
     def _run(

@@ -28,14 +28,20 @@ from beamwright.tree import COMPLETE_STOPS
 Way = Literal["majority", "weighted", "best"]
 MOST_PROBLEMS = 50
 _CALLED: dict[Way, str] = {"majority": "vote", "weighted": "weighted vote", "best": "best of n"}
+_OF_PROBES = (
+    "probe_every", "probe_text", "probe_tokens", "certainty_window", "prune_repeats",
+)  # fmt: skip
+_DRAWN = ("generated", "probe_tokens", "probe_prefilled")
 _SAMPLES = 2  # as many times as the search has candidates
 _SURE = 1.0  # standard errors that something is ahead of the vote by, to be said
 
 
 def trials(settings: Settings) -> dict[str, Settings]:
-    """The runs that advice is from: `samples`, and `search` where something scores its steps.
+    """The runs that advice is from: `samples`, and `search` where something scores its steps, or
+    paths are probed.
 
-    The search is the one asked for, or beam search where that is none that scores decide.
+    The search is the one asked for, or beam search where that is none that scores decide; without
+    scores it is the vote of probed paths. Samples are not probed.
 
     Raises:
         InputError: if there are too many candidates.
@@ -43,16 +49,28 @@ def trials(settings: Settings) -> dict[str, Settings]:
     n = settings.search.n
     if _SAMPLES * n > MOST_CANDIDATES:
         raise InputError(f"--advise: --n {n} is too large to draw {_SAMPLES} times as many")
+    plain = _unprobed(settings)
     if settings.model.scorer == "none":
-        vote = {"search": "majority", "n": _SAMPLES * n, "choose": "majority"}
-        return {"samples": settings.changed(**vote)}
+        vote = {"search": "majority", "choose": "majority"}
+        found = {"samples": plain.changed(**vote, n=_SAMPLES * n)}
+        return found if plain is settings else {**found, "search": settings.changed(**vote)}
     name = settings.search.search or DEFAULT_SEARCH
     decides = settings.search.search is None or strategy_row(settings.search).competes
     samples = {"search": "best-of-n", "n": _SAMPLES * n, "choose": "best"}
     return {
-        "samples": settings.changed(**samples),
+        "samples": plain.changed(**samples),
         "search": settings.changed(search=name if decides else DEFAULT_SEARCH),
     }
+
+
+def _unprobed(settings: Settings) -> Settings:
+    """Itself where no path is probed."""
+    if settings.search.probe_every is None:
+        return settings
+    fields = type(settings.search).model_fields
+    search = settings.search.model_copy(update={each: fields[each].default for each in _OF_PROBES})
+    stop = settings.stop.model_copy(update={"stop_probes": None})
+    return settings.model_copy(update={"search": search, "stop": stop})
 
 
 @dataclass(frozen=True)
@@ -107,19 +125,19 @@ def advice(
 ) -> dict[str, Any]:
     """What the records say, as `eval --advise --json` prints it.
 
-    search: of the same problems in the same order; empty where nothing scores steps. name: of it.
+    search: of the same problems in the same order; empty where there is none. name: of it.
     """
     pools = [_pool(record, judge(record)) for record in samples]
     most = max(len(pool.paths) for pool in pools)
     one = {"accuracy": estimate_share([pool.right(1, "majority") for pool in pools])}
-    noise = verifier_noise(pools) if search else None
+    noise = verifier_noise(pools)
     if not search:
         vote = estimate_share([pool.right(most, "majority") for pool in pools])
         gained = [pool.right(most, "majority") - pool.right(1, "majority") for pool in pools]
         found = {"one": one, "vote": {"k": most, "accuracy": vote}, "noise": None}
         return {**found, "say": _without_scores(most, gained)}
     costs = {
-        "tokens": [(r.tokens.get("generated") or 0.0) for r in search],
+        "tokens": [float(sum(r.tokens.get(each) or 0 for each in _DRAWN)) for r in search],
         "seconds": [(r.time.get("total_s") or 0.0) for r in search],
     }
     at = {unit: _compared(unit, fmean(costs[unit]), pools, search, name, most) for unit in costs}
@@ -141,10 +159,11 @@ def _compared(
         cost = fmean(getattr(pool, each[unit]) for pool in pools)
         return min(most, max(1, round(budget / cost))) if cost else most
 
-    widths = {_CALLED[how]: affordable(how) for how in _CALLED}
+    scored = any(path.score is not None for pool in pools for path in pool.paths)
+    hows = {how: called for how, called in _CALLED.items() if scored or how == "majority"}
+    widths = {called: affordable(how) for how, called in hows.items()}
     right = {
-        called: [pool.right(widths[called], how) for pool in pools]
-        for how, called in _CALLED.items()
+        called: [pool.right(widths[called], how) for pool in pools] for how, called in hows.items()
     }
     right[name] = [float(bool(record.correct)) for record in search]
     base = right["vote"]
