@@ -27,6 +27,18 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "16 tokens, window 2": {"probe_every": 16, "certainty_window": 2},
     "16 tokens, window 3": {"probe_every": 16, "certainty_window": 3},
     "32 tokens, window 2": {"probe_every": 32, "certainty_window": 2},
+    "waves of 4, 0.95": {"wave": 4, "stop_confidence": 0.95},
+    "waves of 4, 0.8": {"wave": 4, "stop_confidence": 0.8},
+    "at every Wait, window 1": {
+        "probe_every": 1,
+        "thought_steps": "markers",
+        "certainty_window": 1,
+    },
+    "at every Wait, window 2": {
+        "probe_every": 1,
+        "thought_steps": "markers",
+        "certainty_window": 2,
+    },
     "16, 2, half agree": {"probe_every": 16, "certainty_window": 2, "stop_probes": 0.5},
     "16, 3, half agree": {"probe_every": 16, "certainty_window": 3, "stop_probes": 0.5},
     "16, 3, repeats end": {"probe_every": 16, "certainty_window": 3, "prune_repeats": True},

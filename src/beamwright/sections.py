@@ -317,6 +317,14 @@ class StopSettings(Section):
         le=1,
         metavar="SHARE",
     )
+    stop_confidence: float | None = option(
+        None,
+        "Stop behind a --wave whose leading answer is so likely to stay ahead of the next one "
+        "(Adaptive-Consistency); with --choose majority.",
+        gt=0.5,
+        lt=1,
+        metavar="PROBABILITY",
+    )
     first_k: int | None = option(None, "Stop once so many paths have finished.", ge=1)
 
 

@@ -9,6 +9,7 @@ sees a tree whose round is scored, and seconds; no clock, no models.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -215,6 +216,11 @@ def check_stops(
     votes_change = strategy_row(search).votes_change
     if settings.stop_votes and votes_change is not None:
         raise InputError(f"--stop-votes: with --search {search.search} {votes_change}")
+    if settings.stop_confidence is not None:
+        if search.choose != "majority":
+            raise InputError(f"--stop-confidence: a majority's, not with --choose {search.choose}")
+        if not (search.model_extra or {}).get("wave"):
+            raise InputError("--stop-confidence needs --wave: it looks between two waves of paths")
     if not settings.stop_votes or search.choose == "majority":
         return
     if search.choose != "weighted":
@@ -264,9 +270,13 @@ class StopRule:
     def _first(self) -> str:
         return f"the first {self._settings.first_k} had finished (--first-k)"
 
+    @property
+    def _sure(self) -> str:
+        return f"the vote was clear (--stop-confidence {self._settings.stop_confidence})"
+
     def is_of_the_tree(self, why: str) -> bool:
         """True if the same tree would be stopped there again, whatever the time."""
-        return why in (_SETTLED, self._spent, self._first)
+        return why in (_SETTLED, self._spent, self._first, self._sure)
 
     def out_of_time(self, elapsed_s: float) -> bool:
         """True if the deadline has passed."""
@@ -298,13 +308,19 @@ class StopRule:
             remaining = max(0, self._n - len(voters))
             if vote_is_settled(voters, remaining, weighted=self._search.choose == "weighted"):
                 return _SETTLED
+        if self._is_clear(ended, candidates):
+            return self._sure
         if settings.first_k is not None and sum(n.complete for n in ended) >= settings.first_k:
             return self._first
         if settings.token_budget is not None and num_generated(tree) >= settings.token_budget:
             return self._spent
-        if self.out_of_time(elapsed_s):
-            return self.deadline
-        return self._asked(tree)
+        return self.deadline if self.out_of_time(elapsed_s) else self._asked(tree)
+
+    def _is_clear(self, ended: Sequence[Node], candidates: Sequence[Node]) -> bool:
+        """True between two waves if the vote is clear; paths that end first may agree more."""
+        sure = self._settings.stop_confidence
+        whole = len(ended) < self._n and all(node.ended for node in candidates)
+        return sure is not None and whole and lead_confidence(ended) >= sure
 
     def _asked(self, tree: SearchTree) -> str | None:
         """What the first of the user's own stops says that has a reason."""
@@ -388,6 +404,18 @@ def vote_is_settled(ended: Iterable[Node], num_remaining: int, *, weighted: bool
     totals = sorted(map(math.fsum, votes.values()), reverse=True)
     most, second = (*totals, 0.0, 0.0)[:2]
     return most > second + num_remaining + TIE
+
+
+def lead_confidence(ended: Iterable[Node]) -> float:
+    """How likely the leading answer is the more frequent one of the two that lead.
+
+    Of its share among the two, Beta-distributed by their votes: Adaptive-Consistency (Aggarwal et
+    al. 2023), whose stop this is.
+    """
+    votes = Counter(node.vote for node in ended if node.complete and node.vote is not None)
+    first, second = (*(count for _, count in votes.most_common(2)), 0, 0)[:2]
+    total = first + second + 1
+    return sum(math.comb(total, k) for k in range(first + 1)) / 2.0**total if first else 0.0
 
 
 def num_generated(tree: SearchTree) -> int:

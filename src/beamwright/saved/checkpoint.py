@@ -48,7 +48,7 @@ _NOT_THE_TREE = {"device", "attention", "top_logprobs", "choose", "compare_budge
 _LATER = {
     "kv_dtype": "auto", "probe_every": None, "probe_text": PROBE_TEXT, "probe_tokens": 32,
     "certainty_window": 3, "prune_repeats": False, "verify_every": 1, "thinking": "auto",
-    "thought_steps": "auto", "soft_close": 0.1, "close_message": "",
+    "thought_steps": "auto", "soft_close": 0.1, "close_message": "", "wave": None,
 }  # fmt: skip
 
 

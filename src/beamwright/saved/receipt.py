@@ -26,7 +26,15 @@ from beamwright.io import describe_fault
 from beamwright.tree import Conversation, Node, Problem, RawPrompt
 
 FORMAT = "beamwright receipt 1"
-BESIDE = ("choose", "compare_budget", "device", "attention", "token_budget", "stop_votes")
+BESIDE = (
+    "choose",
+    "compare_budget",
+    "device",
+    "attention",
+    "token_budget",
+    "stop_votes",
+    "stop_confidence",
+)
 """Settings that are in a receipt beside those that a checkpoint has: which candidate is the answer,
 where the last bits come from, and what may have ended the search."""
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from random import Random
 
 from beamwright.protocols import Action, Complete, Extend, Finish, Prospect
+from beamwright.registry import option
 from beamwright.search import SearchPolicy, strategy
 from beamwright.search.prospects import certain
 from beamwright.tree import Node, SearchTree
@@ -46,17 +47,25 @@ class IndependentPaths(SearchPolicy):
     competes=False,
 )
 class BestOfN(IndependentPaths):
-    """Every unfinished path goes on until it ends, or until the rounds are used up."""
+    """Every unfinished path goes on until it ends, or until the rounds are used up.
+
+    In waves the next paths begin when all of those before have ended, so that what stops the search
+    in between (`--stop-votes`, `--stop-confidence`) spares them.
+    """
+
+    wave: int | None = option(
+        None, "Paths at a time; the next begin if nothing stops the search.", ge=1, metavar="PATHS"
+    )
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
-        n, max_rounds = self.search.n, self.search.max_rounds
+        n, most = self.search.n, self.search.max_rounds
         if tree.rounds == 0:
-            return [Extend(tree.root, n)]
-        candidates = tree.candidates()
-        going = [node for node in candidates if not node.ended]
+            return [Extend(tree.root, min(n, self.wave or n))]
+        candidates = tree.candidates()  # paths that were cut off stay among them to the end
+        cut = [node for node in candidates if not node.ended and node.level >= most]
+        going = [Extend(node, 1) for node in candidates if not node.ended and node not in cut]
         actions: list[Action] = [Complete(node) for node in candidates if node.ended]
-        if not going:
-            return [*actions, Finish()]
-        if tree.rounds >= max_rounds:
-            return [*actions, Finish(f"{len(going)} of {n} paths reached --max-rounds")]
-        return [*actions, *(Extend(node, 1) for node in going)]
+        left = n - len(tree.root.children)
+        if going or left:
+            return [*actions, *(going or [Extend(tree.root, min(left, self.wave or left))])]
+        return [*actions, Finish(f"{len(cut)} of {n} paths reached --max-rounds" if cut else None)]

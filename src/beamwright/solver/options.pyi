@@ -98,8 +98,16 @@ class RequestOptions(TypedDict, total=False):
     """Every path ends with its latest probed answer (--probe-every) once so large a share of the
     last ones of all paths agrees.
     """
+    stop_confidence: float | None
+    """Stop behind a --wave whose leading answer is so likely to stay ahead of the next one
+    (Adaptive-Consistency); with --choose majority.
+    """
     first_k: int | None
     """Stop once so many paths have finished."""
+    wave: int | None
+    """best-of-n, majority, weighted: Paths at a time; the next begin if nothing stops the
+    search.
+    """
     warmup: int | None
     """deepconf: Paths that set the bar (default: n / 4, at most 16)."""
     keep: float | None
