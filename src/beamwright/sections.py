@@ -43,25 +43,6 @@ TOKENS = "TOKENS"
 # What a path is asked for its answer so far: Dynasor's way, in the words that answers are read by.
 PROBE_TEXT = "\n\nThe final answer is \\boxed{"
 
-# What `--help` shows, and not `--help-all` alone.
-COMMON = frozenset((
-    "model", "verifier", "device", "weights", "temperature", "max_tokens", "stop_strings",
-    "search", "n", "width", "seed", "deadline", "memory", "kv_memory",
-))  # fmt: skip
-# What else people look for an option by.
-ALSO = {
-    "model": "generator llm", "verifier": "prm reward scorer judge", "device": "cuda cpu gpu",
-    "dtype": "precision float", "context": "ctx ctx-size max-model-len",
-    "weights": "quantize quantization int8 int4 bits",
-    "kv_dtype": "kv-cache-dtype cache-type-k fp8 int8 bits quantize", "temperature": "temp",
-    "step_tokens": "step", "max_tokens": "max-new-tokens length tokens",
-    "stop_strings": "stop stop-string", "search": "strategy method algorithm",
-    "n": "beam beams samples candidates best-of num-samples", "width": "beam branch branching",
-    "seed": "random", "deadline": "timeout time", "memory": "vram gpu ram",
-    "kv_memory": "kv cache kv-cache gpu-memory-utilization",
-    "link_bandwidth": "pcie bandwidth link", "max_batch": "batch batch-size",
-}  # fmt: skip
-
 
 class Section(BaseModel):
     """A frozen group of settings; unknown keys are errors."""

@@ -27,7 +27,6 @@ from beamwright.config import GONE, Settings, section_fields
 from beamwright.errors import InputError
 from beamwright.registry import TableRow, declared_rows, did_you_mean, extra_of, flag_of, rows_under
 from beamwright.search import STRATEGIES
-from beamwright.sections import ALSO, COMMON
 
 if TYPE_CHECKING:
     from beamwright.cluster.serving import Cluster
@@ -42,6 +41,26 @@ _PANELS = {
     "schedule": "Schedule (the tree stays the same, but for --speculation truncate)",
     "sparse": "Sparse decoding (changes the tree)",
 }
+# What `--help` shows, and not `--help-all` alone.
+_COMMON = frozenset((
+    "model", "verifier", "device", "weights", "temperature", "max_tokens", "stop_strings",
+    "thinking",
+    "search", "n", "width", "seed", "deadline", "memory", "kv_memory",
+))  # fmt: skip
+# What else people look for an option by.
+_ALSO = {
+    "model": "generator llm", "verifier": "prm reward scorer judge", "device": "cuda cpu gpu",
+    "dtype": "precision float", "context": "ctx ctx-size max-model-len",
+    "weights": "quantize quantization int8 int4 bits",
+    "kv_dtype": "kv-cache-dtype cache-type-k fp8 int8 bits quantize", "temperature": "temp",
+    "thinking": "think reasoning reasoning-budget enable-thinking",
+    "step_tokens": "step", "max_tokens": "max-new-tokens length tokens",
+    "stop_strings": "stop stop-string", "search": "strategy method algorithm",
+    "n": "beam beams samples candidates best-of num-samples", "width": "beam branch branching",
+    "seed": "random", "deadline": "timeout time", "memory": "vram gpu ram",
+    "kv_memory": "kv cache kv-cache gpu-memory-utilization",
+    "link_bandwidth": "pcie bandwidth link", "max_batch": "batch batch-size",
+}  # fmt: skip
 _ONE_BY_ONE = "stop_strings"  # given once for each
 _ESCAPED = ("delimiter", "stop_strings", "close_message")
 
@@ -191,7 +210,7 @@ def _settings_parameters(
                     field,
                     words + _shown(field.default),
                     _PANELS[section],
-                    hidden=not (everything or name in COMMON),
+                    hidden=not (everything or name in _COMMON),
                 )
             for row in rows_under(flag_of(name)) if taken or name in under else ():
                 for own in row.options:
@@ -313,7 +332,7 @@ def meant_by(flag: str, offered: Collection[str]) -> str:
     if name in fields and name not in known:
         return "it is an option of other commands"
     close = [
-        key for key in known if name == key or name in ALSO.get(key.replace("-", "_"), "").split()
+        key for key in known if name == key or name in _ALSO.get(key.replace("-", "_"), "").split()
     ]
     close = close or [key for key in known if set(name.split("-")) <= set(key.split("-"))]
     if not close:
