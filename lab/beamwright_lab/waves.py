@@ -1,0 +1,90 @@
+"""Votes in waves, replayed over the paths of a whole vote: tokens that `--stop-confidence` spares.
+
+    python -m beamwright_lab.waves
+
+The whole vote is that of `probed_votes` (read from its results, or run). Its first k paths are
+those of a vote that stops behind k, so each line is what the search would have done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from beamwright.evaluate.equivalence import AnswerChecker
+from beamwright.evaluate.metrics import Record, estimate_mean
+from beamwright.search.choose import choose
+from beamwright.tree import COMPLETE_STOPS
+from beamwright_lab.common import finish, table
+from beamwright_lab.probed_votes import run_of
+
+_WHOLE = "the whole vote"
+
+
+def spent(paths: Sequence[Mapping[str, Any]], wave: int, sure: float) -> int:
+    """How many of these paths a vote in waves draws."""
+    for count in range(wave, len(paths), wave):
+        voted = [each["vote"] for each in paths[:count] if each["stop"] in COMPLETE_STOPS]
+        leading = Counter(vote for vote in voted if vote is not None).most_common(2)
+        first, second = (*(votes for _, votes in leading), 0, 0)[:2]
+        total = first + second + 1
+        if first and sum(math.comb(total, k) for k in range(first + 1)) / 2**total >= sure:
+            return count
+    return len(paths)
+
+
+def is_right(
+    paths: Sequence[Mapping[str, Any]], verdicts: Mapping[str | None, bool | None]
+) -> float:
+    complete = [each["stop"] in COMPLETE_STOPS for each in paths]
+    votes, scores = [each["vote"] for each in paths], [each["score"] for each in paths]
+    return float(bool(verdicts[paths[choose(votes, scores, complete, "majority")]["answer"]]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", default="bundled:thinking")
+    parser.add_argument("--dataset", default="bundled:test")
+    parser.add_argument("--limit", type=int, default=500)
+    parser.add_argument("--n", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--in-flight", type=int, default=4)
+    args = parser.parse_args()
+    with AnswerChecker() as checker:
+        records: Sequence[Record] = run_of(_WHOLE, args, checker)
+        known = [checker.judge(r.gold, [each["answer"] for each in r.candidates]) for r in records]
+    pools = [(record.candidates, verdicts) for record, verdicts in zip(records, known, strict=True)]
+
+    def line(name: str, counts: Sequence[int]) -> dict[str, Any]:
+        taken = [paths[:count] for (paths, _), count in zip(pools, counts, strict=True)]
+        right = [is_right(p, verdicts) for p, (_, verdicts) in zip(taken, pools, strict=True)]
+        tokens = sum(each["tokens"] for paths in taken for each in paths) / len(taken)
+        return {"vote": name, "right": right, "tokens": tokens}
+
+    whole = line(_WHOLE, [len(paths) for paths, _ in pools])
+    lines = [whole, *(line(f"{k} paths", [k] * len(pools)) for k in (4, 8, 12) if k < args.n)]
+    for wave in (1, 2, 4):
+        for sure in (0.8, 0.9, 0.95, 0.99):
+            counts = [spent(paths, wave, sure) for paths, _ in pools]
+            lines.append(line(f"waves of {wave}, {sure}", counts))
+    rows = []
+    for each in lines:
+        found = estimate_mean([a - b for a, b in zip(each["right"], whole["right"], strict=True)])
+        assert found is not None
+        rows.append({
+            "vote": each["vote"],
+            "accuracy": round(sum(each["right"]) / len(pools), 3),
+            "less the first": f"{found['value']:+.3f}",
+            "95 % interval": "{:+.3f} to {:+.3f}".format(*found["interval"]),
+            "tokens / problem": round(each["tokens"]),
+            "of the first's": round(each["tokens"] / whole["tokens"], 3),
+        })  # fmt: skip
+    print(table(rows, list(rows[0])))
+    finish("waves", {**vars(args), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
