@@ -99,10 +99,10 @@ def test_every_open_path_goes_on_and_ended_ones_are_set_aside(strategy):
     assert actions_of(strategy, tree) == [Complete(b), Extend(a, 1), Extend(c, 1)]
 
 
-def test_it_says_how_many_the_round_limit_cut_off(strategy):
-    tree = new_tree()
+def test_it_says_how_many_the_round_limit_cut_off():
+    strategy, tree = made("best-of-n", n=3, max_rounds=1), new_tree()
     nodes = grow(tree, tree.root, ["a"], stop=StopReason.EOS) + grow(tree, tree.root, ["b", "c"])
-    tree.rounds = 5
+    tree.rounds = 1
     finish = Finish("2 of 3 paths reached --max-rounds")
     assert actions_of(strategy, tree) == [Complete(nodes[0]), finish]
 
