@@ -91,6 +91,13 @@ def batches(
     """A pool of examples, sorted by length and cut into batches of about `tokens` tokens."""
     pool = solution_examples(tokenizer, rng, round(500 * (1 - drills)), highest, most_holders)
     pool += drill_examples(tokenizer, rng, round(500 * drills))
+    yield from cut(pool, tokenizer, rng, tokens)
+
+
+def cut(
+    pool: list[Example], tokenizer: PreTrainedTokenizerFast, rng: random.Random, tokens: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """A pool, sorted by length and cut into batches of about `tokens` tokens, in any order."""
     pool.sort(key=lambda example: len(example[0]))
     groups: list[list[Example]] = [[]]
     for example in pool:

@@ -34,7 +34,7 @@ from problems import (
     reworded,
 )
 from thoughts import EMPTY, END, START, reply
-from train_lm import Example, drill_examples, loss_of, rate
+from train_lm import Example, cut, drill_examples, loss_of, rate
 from words import TRAINED
 
 CONTEXT = 2048
@@ -107,21 +107,7 @@ def batches(
     """A pool of examples, sorted by length and cut into batches of about `tokens` tokens."""
     pool = thought_examples(tokenizer, rng, round(400 * (1 - drills)))
     pool += drill_examples(tokenizer, rng, round(400 * drills))
-    pool.sort(key=lambda example: len(example[0]))
-    groups: list[list[Example]] = [[]]
-    for example in pool:
-        if groups[-1] and (len(groups[-1]) + 1) * len(example[0]) > tokens:
-            groups.append([])
-        groups[-1].append(example)
-    rng.shuffle(groups)
-    for group in groups:
-        width = max(len(ids) for ids, _ in group)
-        ids = torch.full((len(group), width), tokenizer.pad_token_id)
-        learn = torch.zeros(len(group), width, dtype=torch.bool)
-        for row, (tokens_, learn_) in enumerate(group):
-            ids[row, : len(tokens_)] = torch.tensor(tokens_)
-            learn[row, : len(tokens_)] = torch.tensor(learn_)
-        yield ids, learn
+    yield from cut(pool, tokenizer, rng, tokens)
 
 
 def accuracy(

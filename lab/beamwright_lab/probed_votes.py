@@ -16,10 +16,10 @@ import numpy as np
 
 from beamwright import Settings
 from beamwright.evaluate.equivalence import AnswerChecker
-from beamwright.evaluate.metrics import Record, estimate_mean
+from beamwright.evaluate.metrics import Record
 from beamwright.evaluate.problems import load_problems
 from beamwright_lab.common import RESULTS, finish, table
-from beamwright_lab.evaluated import records_of
+from beamwright_lab.evaluated import beside, records_of, right_of, tokens_of
 
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "the whole vote": {},
@@ -59,26 +59,14 @@ def run_of(way: str, args: argparse.Namespace, checker: AnswerChecker) -> list[R
 def row(way: str, records: Sequence[Record], first: Sequence[Record]) -> dict[str, Any]:
     """A line of the table. first: of the vote that the others are compared with."""
 
-    def mean(name: str, them: Sequence[Record] = records) -> float:
-        return float(np.mean([record.tokens.get(name) or 0 for record in them]))
-
-    def right(them: Sequence[Record]) -> list[float]:
-        return [float(bool(record.correct)) for record in them]
-
-    each = [a - b for a, b in zip(right(records), right(first), strict=True)]
-    found = estimate_mean(each)
-    assert found is not None
-    low, high = found["interval"]
-    spent = mean("generated") + mean("probe_tokens") + mean("probe_prefilled")
+    spent = tokens_of(records, "generated", "probe_tokens", "probe_prefilled")
     return {
         "vote": way,
-        "accuracy": round(float(np.mean(right(records))), 3),
-        "less the first": f"{found['value']:+.3f}",
-        "95 % interval": f"{low:+.3f} to {high:+.3f}",
-        "generated / problem": round(mean("generated")),
-        "probes wrote": round(mean("probe_tokens")),
-        "probes read": round(mean("probe_prefilled")),
-        "of the first's tokens": round(spent / mean("generated", first), 3),
+        **beside(right_of(records), right_of(first)),
+        "generated / problem": round(tokens_of(records, "generated")),
+        "probes wrote": round(tokens_of(records, "probe_tokens")),
+        "probes read": round(tokens_of(records, "probe_prefilled")),
+        "of the first's tokens": round(spent / tokens_of(first, "generated"), 3),
         "s / problem": round(float(np.mean([r.time.get("total_s") or 0.0 for r in records])), 2),
     }
 

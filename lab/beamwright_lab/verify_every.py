@@ -17,10 +17,10 @@ import numpy as np
 
 from beamwright import Settings
 from beamwright.evaluate.equivalence import AnswerChecker
-from beamwright.evaluate.metrics import Record, estimate_mean
+from beamwright.evaluate.metrics import Record
 from beamwright.evaluate.problems import load_problems
 from beamwright_lab.common import RESULTS, finish, table
-from beamwright_lab.evaluated import records_of
+from beamwright_lab.evaluated import beside, records_of, right_of, tokens_of
 
 
 def run_of(every: int, args: argparse.Namespace, checker: AnswerChecker) -> list[Record]:
@@ -36,23 +36,11 @@ def run_of(every: int, args: argparse.Namespace, checker: AnswerChecker) -> list
 def row(every: int, records: Sequence[Record], first: Sequence[Record]) -> dict[str, Any]:
     """A line of the table. first: of the g that the others are compared with."""
 
-    def mean(name: str) -> float:
-        return float(np.mean([record.tokens.get(name) or 0 for record in records]))
-
-    def right(them: Sequence[Record]) -> list[float]:
-        return [float(bool(record.correct)) for record in them]
-
-    each = [a - b for a, b in zip(right(records), right(first), strict=True)]
-    found = estimate_mean(each)
-    assert found is not None
-    low, high = found["interval"]
     return {
         "every": every,
-        "accuracy": round(float(np.mean(right(records))), 3),
-        "less the first": f"{found['value']:+.3f}",
-        "95 % interval": f"{low:+.3f} to {high:+.3f}",
-        "generated / problem": round(mean("generated")),
-        "verifier read / problem": round(mean("verifier_prefilled")),
+        **beside(right_of(records), right_of(first)),
+        "generated / problem": round(tokens_of(records, "generated")),
+        "verifier read / problem": round(tokens_of(records, "verifier_prefilled")),
         "rounds": round(float(np.mean([record.rounds or 0 for record in records])), 1),
     }
 

@@ -9,16 +9,16 @@ those of a vote that stops behind k, so each line is what the search would have 
 from __future__ import annotations
 
 import argparse
-import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from beamwright.engine.decisions import confidence_of
 from beamwright.evaluate.equivalence import AnswerChecker
-from beamwright.evaluate.metrics import Record, estimate_mean
+from beamwright.evaluate.metrics import Record
 from beamwright.search.choose import choose
 from beamwright.tree import COMPLETE_STOPS
 from beamwright_lab.common import finish, table
+from beamwright_lab.evaluated import beside
 from beamwright_lab.probed_votes import run_of
 
 _WHOLE = "the whole vote"
@@ -28,10 +28,7 @@ def spent(paths: Sequence[Mapping[str, Any]], wave: int, sure: float) -> int:
     """How many of these paths a vote in waves draws."""
     for count in range(wave, len(paths), wave):
         voted = [each["vote"] for each in paths[:count] if each["stop"] in COMPLETE_STOPS]
-        leading = Counter(vote for vote in voted if vote is not None).most_common(2)
-        first, second = (*(votes for _, votes in leading), 0, 0)[:2]
-        total = first + second + 1
-        if first and sum(math.comb(total, k) for k in range(first + 1)) / 2**total >= sure:
+        if confidence_of(vote for vote in voted if vote is not None) >= sure:
             return count
     return len(paths)
 
@@ -72,13 +69,9 @@ def main() -> None:
             lines.append(line(f"waves of {wave}, {sure}", counts))
     rows = []
     for each in lines:
-        found = estimate_mean([a - b for a, b in zip(each["right"], whole["right"], strict=True)])
-        assert found is not None
         rows.append({
             "vote": each["vote"],
-            "accuracy": round(sum(each["right"]) / len(pools), 3),
-            "less the first": f"{found['value']:+.3f}",
-            "95 % interval": "{:+.3f} to {:+.3f}".format(*found["interval"]),
+            **beside(each["right"], whole["right"]),
             "tokens / problem": round(each["tokens"]),
             "of the first's": round(each["tokens"] / whole["tokens"], 3),
         })  # fmt: skip

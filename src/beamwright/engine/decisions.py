@@ -412,8 +412,12 @@ def lead_confidence(ended: Iterable[Node]) -> float:
     Of its share among the two, Beta-distributed by their votes: Adaptive-Consistency (Aggarwal et
     al. 2023), whose stop this is.
     """
-    votes = Counter(node.vote for node in ended if node.complete and node.vote is not None)
-    first, second = (*(count for _, count in votes.most_common(2)), 0, 0)[:2]
+    return confidence_of(node.vote for node in ended if node.complete and node.vote is not None)
+
+
+def confidence_of(votes: Iterable[str]) -> float:
+    """The same of votes alone."""
+    first, second = (*(count for _, count in Counter(votes).most_common(2)), 0, 0)[:2]
     total = first + second + 1
     return sum(math.comb(total, k) for k in range(first + 1)) / 2.0**total if first else 0.0
 

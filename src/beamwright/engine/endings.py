@@ -19,13 +19,13 @@ from beamwright.models.tokenizer import TextCodec
 from beamwright.sections import StepSettings
 from beamwright.tree import Node, StopReason
 
-_CUTS = {
+_CUTS: dict[str, tuple[bytes, ...]] = {
     "whole": (),
-    "paragraphs": ("\n\n",),
-    "sentences": (". ", "? ", "! ", ".\n", "?\n", "!\n"),
+    "paragraphs": (b"\n\n",),
+    "sentences": (b". ", b"? ", b"! ", b".\n", b"?\n", b"!\n"),
     # What thinking models begin another try with (thinkbooster, arXiv 2606.06915).
     "markers": tuple(
-        f"{before}{word}"
+        f"{before}{word}".encode()
         for before in ("\n", ". ")
         for word in ("Wait", "Hmm", "But wait", "Alternatively", "Actually", "Let me", "Hold on")
     ),
@@ -60,7 +60,7 @@ def delimiters(settings: StepSettings, *, thought: bool) -> tuple[bytes, ...]:
     steps = settings.thought_steps if thought else "auto"
     if steps == "auto":
         return () if settings.step_tokens is not None else (settings.delimiter.encode(),)
-    return tuple(text.encode() for text in _CUTS.get(str(steps), ()))
+    return _CUTS.get(str(steps), ())
 
 
 def begins_thought(node: Node, marks: ThoughtMarks | None) -> bool | None:

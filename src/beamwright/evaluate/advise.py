@@ -166,15 +166,15 @@ def _compared(
         called: [pool.right(widths[called], how) for pool in pools] for how, called in hows.items()
     }
     right[name] = [float(bool(record.correct)) for record in search]
-    base = right["vote"]
     ways = {
         way: {
             "k": widths.get(way),
             "accuracy": estimate_share(values),
-            "ahead": estimate_mean([a - b for a, b in zip(values, base, strict=True)]),
-            "error": _standard_error([a - b for a, b in zip(values, base, strict=True)]),
+            "ahead": estimate_mean(ahead),
+            "error": _standard_error(ahead),
         }
         for way, values in right.items()
+        for ahead in [[a - b for a, b in zip(values, right["vote"], strict=True)]]
     }
     return {"each": budget, "ways": ways}
 
