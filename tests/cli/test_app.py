@@ -97,14 +97,14 @@ SETTINGS = {"pydantic", "yaml", "beamwright.config", "beamwright.search"}
         ("report .", {"torch", "transformers"}),
     ],
 )
-def test_a_command_imports_what_it_needs(words, unwanted):
+def test_a_command_imports_what_it_needs(words, unwanted, tmp_path):
     code = (
         "import sys; from beamwright.cli import main; main(sys.argv[1:]); "
         "print(*sys.modules, file=sys.stderr)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words.split()], check=True, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", code, *words.split()]
+    # In an empty folder: where there are results, a report of them would be written.
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path)
     imported = set(done.stderr.split())
     assert "beamwright.cli" in imported
     assert not imported & unwanted
