@@ -1,14 +1,17 @@
 """The API as its clients see it: over a socket, a real search behind it."""
 
+import asyncio
 import json
 import re
 from functools import reduce
 from operator import getitem
+from threading import Event
 
 import pytest
 
+from beamwright.serve import endpoint
 from beamwright.serve.answers import calls_of
-from served import ASKED, text_of
+from served import ASKED, PATIENCE, Gate, text_of
 
 JSON = {"content-type": "application/json"}
 
@@ -47,6 +50,53 @@ def test_a_stream_says_what_the_whole_answer_does(served, method):
         told = [name for d in deltas for name in ("reasoning", "content") if d.get(name)]
         assert told == sorted(told, reverse=True), "thoughts come before the text"
         assert ("reasoning" in told) == (method != "plain" and whole["search"]["rounds"] > 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "first"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": ASKED}]}, '{"content": '),
+        ("completions", {"prompt": ASKED}, '"text": '),
+        ("responses", {"input": ASKED}, "response.output_item.added"),
+    ],
+    ids=["chat", "completions", "responses"],
+)
+def test_a_slow_client_misses_nothing(served, monkeypatch, path, fields, first):
+    """It takes the beginning of the text, and what follows when the search has ended."""
+    took = Event()
+
+    async def slowly(parts):
+        async for part in parts:
+            yield part
+            if first.encode() in part and not took.is_set():
+                took.set()
+                while served.queue.jobs:
+                    await asyncio.sleep(0.01)
+
+    class Waits(Gate):
+        def round(self, job, report):
+            assert report.round == 1 or took.wait(PATIENCE)
+
+    monkeypatch.setattr(endpoint, "_with_comments", slowly)
+    monkeypatch.setattr(served.queue, "listeners", [*served.queue.listeners, Waits()])
+    body = {"model": "tiny:plain", "seed": 1, "search": {"ignore_eos": True}, **fields}
+    response = served.http.post(f"/v1/{path}", json={**body, "stream": True})
+    lines = [line for line in response.text.splitlines() if line.startswith("data: {")]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines]
+    whole = served.http.post(f"/v1/{path}", json=body).json()
+    assert "".join(map(said_in, events)) == said_in(whole)
+    assert took.is_set()
+
+
+def said_in(reply):
+    """The text of a whole reply, or of an event of one."""
+    if "choices" in reply:
+        (choice,) = reply["choices"]
+        said = choice.get("message") or choice.get("delta") or choice
+        return said.get("content") or said.get("text") or ""
+    if "output" in reply:
+        return reply["output"][0]["content"][0]["text"]
+    return reply["delta"] if reply["type"] == "response.output_text.delta" else ""
 
 
 def test_what_makes_an_answer_doubtful_is_said_wherever_it_is_given(served):

@@ -191,9 +191,9 @@ class ChoicesEndpoint(Endpoint):
             async for _ in job.changes():
                 for part in self._rounds(job, offset, thinks=self.talks and not any(sent)):
                     yield part
-                for part in self._told(offset, sent, job.told):
+                before, sent = sent, job.told  # more is told while a client takes its time
+                for part in self._told(offset, before, sent):
                     yield part
-                sent = job.told
             await job.solution()
             for part in self._ends(job, offset, sent):
                 yield part

@@ -82,12 +82,13 @@ class ResponsesEndpoint(Endpoint):
         sent, place = "", dict[str, Any]()
         yield self._say("response.created", response=self._head("in_progress"))
         async for _ in job.changes():
-            if new := job.told.said[len(sent) :]:
+            now = job.told  # more is told while a client takes its time
+            if new := now.said[len(sent) :]:
                 if not sent:
-                    place, events = self._begun(job.told.thought)
+                    place, events = self._begun(now.thought)
                     for part in events:
                         yield part
-                sent = job.told.said
+                sent = now.said
                 yield self._say("response.output_text.delta", **place, delta=new, logprobs=[])
         await job.solution()
         response = self.whole()
