@@ -28,12 +28,12 @@ SIMULATED = {
         *(*_SCORED, "--kv-memory", "160MiB", "--step-spread", "0.5"),
         *("--speculation", "exact", "--verify-ahead", "slack", "--schedules", "in-gpu,locality"),
     ],
-    "speculation, dvts, roofline split": [
+    "speculation, dvts, moving memory": [
         *(*_SCORED, "--kv-memory", "90MiB", "--speculation", "exact", "--search", "dvts"),
-        *("--split", "roofline", "--schedules", "locality"),
+        *("--split", "auto", "--schedules", "locality"),
     ],
-    "everything in turn, dynamic": [
-        *(*_SCORED, "--kv-memory", "70MiB", "--split", "offload", "--search", "dynamic"),
+    "moving memory, dynamic": [
+        *(*_SCORED, "--kv-memory", "70MiB", "--split", "auto", "--search", "dynamic"),
         *("--survival", "score", "--schedules", "locality,layerwise"),
     ],
     "fixed split, particles, few rows": [
@@ -80,9 +80,9 @@ PLANNED = {
         *("--model", "Qwen2.5-0.5B-Instruct", *_SKYWORK, "--gpu", "epyc-2core"),
         *("--memory", "16GiB", "--n", "8", "--generate", "512"),
     ],
-    "int8, split by roofline": [
+    "int8, split by need": [
         *("--model", "qwen2.5-7b", *_SKYWORK, "--weights", "int8", "--gpu", "rtx-4070-ti-super"),
-        *(*_PLANNED, "--split", "roofline"),
+        *(*_PLANNED, "--split", "auto"),
     ],
     "weights alone are too much": ["--model", "qwen2.5-7b", "--gpu", "rtx-4060", *_PLANNED],
     "hardly any memory for KV": [

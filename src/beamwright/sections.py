@@ -324,8 +324,7 @@ class MemorySettings(Section):
     split: units.Split = option(
         "auto",
         "Who has the KV memory. auto: generator and verifier in turn get what they need, the "
-        "other's KV leaving only where it is in the way; roofline: FlashTTS's search over batch "
-        "sizes before every round; offload: everything in turn; SHARE: the generator's, fixed.",
+        "other's KV leaving only where it is in the way; SHARE: the generator's, fixed.",
         metavar="SPLIT",
     )
 

@@ -47,17 +47,17 @@ def _parse_rate(text: str | int) -> int:
 
 
 def parse_split(text: str | float) -> str | float:
-    """`auto`, `roofline`, `offload`, or a share between 0 and 1, both excluded.
+    """`auto`, or a share between 0 and 1, both excluded.
 
     Raises:
-        InputError: if the text is none of these.
+        InputError: if the text is neither.
     """
-    if text in ("auto", "roofline", "offload"):
-        return text
+    if text in ("auto", "roofline", "offload"):  # FlashTTS's two, which it replaced
+        return "auto"
     with suppress(TypeError, ValueError):
         if 0 < float(text) < 1:
             return float(text)
-    raise InputError(f"{text!r} is no split: write auto, roofline, offload or a share such as 0.7")
+    raise InputError(f"{text!r} is no split: write auto or a share such as 0.7")
 
 
 def parse_select(text: str | float) -> int | float:
@@ -221,8 +221,7 @@ Size = Annotated[int | None, _parsed(parse_size, int | str | None)]
 # Bytes per second, such as `16GB/s`.
 Rate = Annotated[int | None, _parsed(_parse_rate, int | str | None)]
 # A generator's share of the KV memory, or how it is found.
-_Split = Literal["auto", "roofline", "offload"] | float
-Split = Annotated[_Split, _parsed(parse_split, _Split)]
+Split = Annotated[Literal["auto"] | float, _parsed(parse_split, Literal["auto"] | float)]
 # Tokens, or a share of those that are visible; 1.0 is all of them.
 Select = Annotated[int | float, _parsed(parse_select, int | float | str)]
 # Tokens that are drafted for a row, at most.

@@ -65,8 +65,6 @@ def test_every_request_has_the_settled_settings(make_solver, prefers):
 @pytest.mark.parametrize(
     "asked",
     [
-        {"split": "offload"},
-        {"split": "roofline"},
         {"speculation": "exact"},
         {"batching": "continuous"},
         {"planner": "greedy"},
@@ -135,7 +133,7 @@ def test_auto_grows_the_same_trees_whatever_it_has_and_whoever_is_beside(scored,
             "executor": draw(["auto", "plain", "overlapped"]),
             "speculation": draw(["off", "exact", "auto", "auto"]),
             "explore": draw(["lockstep", "continuous", "decoupled"]),
-            "split": draw(["auto", "offload", 0.4, 0.4]),
+            "split": draw(["auto", 0.4, 0.4]),
             "victims": draw(["tree", "lru", "cost"]),
         }
         with scored(**options) as solver:

@@ -5,7 +5,7 @@ import pytest
 from beamwright.errors import InputError
 from engines import assert_nothing_allocated, exact_dtype, grow
 
-SPLITS = (0.1, 0.3, 0.5, 0.7, 0.9, "auto", "roofline", "offload")
+SPLITS = (0.1, 0.3, 0.5, 0.7, 0.9, "auto")
 LONG = {"n": 8, "max_rounds": 4, "max_step_tokens": 40, "max_tokens": 70, "host_memory": "8MiB"}
 
 
@@ -50,10 +50,9 @@ def test_the_tree_is_the_same_for_any_split(scored, expected, conserved, split, 
         assert found.memory.generator_kv_bytes == pytest.approx(split * total, abs=1)
 
 
-@pytest.mark.parametrize("split", ["auto", "offload"])
-def test_memory_moves_while_a_search_runs(scored, expected, conserved, split):
+def test_memory_moves_while_a_search_runs(scored, expected, conserved):
     solution, _, peaks = expected
-    with scored(split=split, kv_memory=int(0.6 * sum(peaks))) as solver:
+    with scored(kv_memory=int(0.6 * sum(peaks))) as solver:
         found, _ = grow(solver)
         first = solver._machinery.plan.generator_kv_bytes
         again, _ = grow(solver)
@@ -76,20 +75,12 @@ def test_beside_a_lane_nothing_moves(scored, expected, conserved):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"split": "half"}, "'half' is no split: write auto, roofline, offload or a share such as"),
+        ({"split": "half"}, "'half' is no split: write auto or a share such as 0.7"),
         ({"split": 1.0}, "1.0 is no split"),
         ({"split": True}, "True is no split"),
         (
             {"split": 0.5, "verifier": "logprob"},
             "--split 0.5: does nothing with --ver",
-        ),
-        (
-            {"split": "offload", "schedule": "in-gpu"},
-            "--split offload: does nothing with --schedule",
-        ),
-        (
-            {"split": "roofline", "schedule": "layerwise"},
-            "--split roofline: does nothing with --sch",
         ),
     ],
     ids=str,

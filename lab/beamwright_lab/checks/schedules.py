@@ -49,7 +49,7 @@ FACTORS: dict[str, list[Any]] = {
     "executor": ["plain", "overlapped", "auto"],
     "speculation": ["off", "exact", "auto"],
     "verify_ahead": ["slack", "never"],
-    "split": ["auto", "0.2", "0.8", "roofline", "offload"],
+    "split": ["auto", "0.2", "0.8"],
     "schedule": ["locality", "prefix"],
     "victims": ["tree", "lru", "cost"],
 }
@@ -107,8 +107,6 @@ class Compared:
         """
         in_flight = row["in_flight"]
         if row["budget"] == "in-gpu":
-            if row["split"] in ("offload", "roofline"):  # there is nowhere to go
-                options = {**options, "split": "auto"}
             options = {**options, "schedule": "in-gpu"}
             return self._together(options, problems, in_flight), None, 0
         step = self._peaks[1] // 20
@@ -167,7 +165,7 @@ FREE: dict[str, list[Any]] = {
     "verify-ahead": ["never", None],
     "explore": ["lockstep", "continuous", "decoupled", None],
     "batching": ["grouped", "continuous", None, None],
-    "split": ["auto", "0.4", "roofline", "offload", None, None],
+    "split": ["auto", "0.4", None, None],
     "write-back": ["eager", "lazy", None, None],
     "max-batch": [1, 3, None, None, None],
     "evict": ["recompute", None, None, None],

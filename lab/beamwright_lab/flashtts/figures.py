@@ -26,7 +26,6 @@ from typing import Any
 from beamwright.errors import CapacityError
 from beamwright.plan.costs import Layout, Roofline
 from beamwright.plan.machines import find_profile
-from beamwright.plan.split import best_split, fixed_split
 from beamwright.protocols import Foresees, KVDemand
 from beamwright.schedule import schedule
 from beamwright.schedule.prefix_order import PrefixSchedule
@@ -48,6 +47,7 @@ from beamwright_lab.simulator.bench import Simulation
 from beamwright_lab.simulator.costs import RooflineCosts, Work
 from beamwright_lab.simulator.recorded import RecordedTree
 from beamwright_lab.simulator.run import SimulationResult, simulate
+from beamwright_lab.simulator.split import best_split, fixed_split
 from beamwright_lab.simulator.synthetic import SyntheticSearch, foresight, grow
 from beamwright_lab.simulator.verifier import VerifierCase
 

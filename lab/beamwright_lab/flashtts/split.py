@@ -19,7 +19,14 @@ from beamwright.models.shape import NAMED_SHAPES
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.machines import HardwareProfile, find_profile
 from beamwright.plan.schedules import in_verifier_tokens
-from beamwright.plan.split import (
+from beamwright.plan.workload import Workload, tree_steps
+from beamwright.sections import ScheduleSettings, StepSettings
+from beamwright.solver.memory import ModelBytes
+from beamwright_lab.common import finish, say, table
+from beamwright_lab.simulator.bench import Simulation
+from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright_lab.simulator.run import simulate_if_fits
+from beamwright_lab.simulator.split import (
     Split,
     SplitCase,
     Stage,
@@ -28,13 +35,6 @@ from beamwright.plan.split import (
     in_turn,
     tree_case,
 )
-from beamwright.plan.workload import Workload, tree_steps
-from beamwright.sections import ScheduleSettings, StepSettings
-from beamwright.solver.memory import ModelBytes
-from beamwright_lab.common import finish, say, table
-from beamwright_lab.simulator.bench import Simulation
-from beamwright_lab.simulator.costs import RooflineCosts
-from beamwright_lab.simulator.run import simulate_if_fits
 from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
 from beamwright_lab.simulator.verifier import VerifierCase
 
@@ -240,7 +240,7 @@ def real_rows(num_beams: int, rounds: int) -> Iterator[dict[str, Any]]:
         equal = parts.plan.tokens_part
     for need in (1.1, 0.5):
         memory = int(need * sum(peaks))
-        splits = {"half and half": 0.5, "equal tokens": equal, **{name: name for name in MOVING}}
+        splits = {"half and half": 0.5, "equal tokens": equal, "auto": "auto"}
         solvers = {
             name: Solver(**options, kv_memory=memory, split=split) for name, split in splits.items()
         }

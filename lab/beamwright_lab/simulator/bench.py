@@ -44,6 +44,7 @@ from beamwright_lab.simulator.recorded import RecordedTree
 from beamwright_lab.simulator.replay import ReplayStrategy, ReplayVerifier, Scripts
 from beamwright_lab.simulator.residency import SimulatedPrefill, SimulatedResidency
 from beamwright_lab.simulator.scripted_rows import Moments, ScriptedRows
+from beamwright_lab.simulator.split import moving_split
 from beamwright_lab.simulator.verifier import SimulatedVerifier, VerifierCase
 
 _TAIL_TOKENS = {Layout.DENSE: 64, Layout.TREE: 256}  # as in `attention`
@@ -57,7 +58,7 @@ class Simulation:
     costs: of the device, in the layout that attention reads. kv_budget_bytes: device KV.
     step: how long steps may be, as far as the schedule could know. context: of the model.
     host_bytes: KV on the host; None for as much as it takes. verifier: None where scores are free.
-    split: of `engine.moving`, by which memory moves between the two models while the search runs;
+    split: of `simulator.split`, by which memory moves between the two models while the search runs;
     None where their parts stay. hardware: what `roofline` reckons with.
     speculation: in the place of the schedule's, whose default depends on a real machine's clock.
     foresees: who says beforehand what selection may extend, see `ReplayStrategy`.
@@ -332,12 +333,11 @@ class Bench:
             return None
         costs = case.model, case.verifier.model
         longest = case.step.step_tokens or case.step.max_step_tokens
-        return MovingSplit(
-            self.residency,
-            self.scorers[0],
+        return moving_split(
+            case.split,
             costs,
             case.hardware,
-            case.split,
+            (self.residency, self.scorers[0]),
             longest,
             scores_early=case.speculation != "off",
         )

@@ -1,8 +1,8 @@
 """MovingSplit: device memory goes from one model's KV to the other's while a search runs.
 
-FlashTTS, section 4.3 (`roofline`, `offload`), and what was measured to be faster (`auto`: each
-model in turn, and no more than it needs). Budgets are counted in bytes and always add up to the
-same number; what a search computes never depends on them. Knows residency and trees, and no
+Each model in turn has what it needs, and no more: that was never slower than the ways of FlashTTS,
+section 4.3, which are the lab's (`simulator.split`). Budgets are counted in bytes and always add up
+to the same number; what a search computes never depends on them. Knows residency and trees, and no
 tensors: engine and simulator run this code.
 """
 
@@ -13,46 +13,34 @@ from contextlib import suppress
 
 from beamwright.counters import Counters
 from beamwright.engine.tree_run import TreeRun
-from beamwright.errors import CapacityError, InputError
+from beamwright.errors import CapacityError
 from beamwright.kv.cache import CacheManager
-from beamwright.plan.costs import ModelCosts
-from beamwright.plan.machines import HardwareProfile
-from beamwright.plan.split import best_split, fixed_split, in_turn, tree_case
 from beamwright.tree import Node
 
 _FIRST_STEP_TOKENS, _HALF_BLOCK = 32, 4
-_LEAST_GAIN = 0.02  # of the seconds of a round, by the cost model
-_LEAST_MOVE = 0.05  # of the memory
 
 
 class MovingSplit:
     """Two stores over one memory.
 
-    auto: the model that runs next gets room for what it needs, as far as there is any; the idle
-    one's KV leaves only where it is in the way. roofline: the search over batch sizes decides again
-    before every round how large the parts are, or that both take turns, if that is faster.
-    offload: whoever runs next gets everything.
+    The model that runs next gets room for what it needs, as far as there is any; the idle one's KV
+    leaves only where it is in the way.
 
-    costs: of generator and verifier. most_step_tokens: how long a step may become. scores_early:
-    steps are scored while others are decoded (speculation), so that neither model may be left
-    without room for its longest path while the other has its turn.
+    most_step_tokens: how long a step may become. scores_early: steps are scored while others are
+    decoded (speculation), so that neither model may be left without room for its longest path while
+    the other has its turn.
     """
 
     def __init__(
         self,
         generator: CacheManager,
         verifier: CacheManager,
-        costs: tuple[ModelCosts, ModelCosts],
-        hardware: HardwareProfile,
-        split: str = "auto",
         most_step_tokens: int = 256,
         *,
         scores_early: bool = False,
     ) -> None:
         self._generator, self._verifier = generator, verifier
-        self._costs, self._hardware = costs, hardware
-        self._split, self._most_step_tokens = split, most_step_tokens
-        self._scores_early = scores_early
+        self._most_step_tokens, self._scores_early = most_step_tokens, scores_early
         self._first_bytes = generator.device.budget.total_bytes
         self.total_bytes = self._first_bytes + verifier.device.budget.total_bytes
         self.most_generator_bytes = 0
@@ -71,7 +59,6 @@ class MovingSplit:
     def restart(self) -> None:
         """Divide as in the beginning, and count from 0."""
         self._seen: tuple[int, ...] = ()
-        self._takes_turns = self._split != "roofline"
         self.counts = Counters()
         self._give(self._generator, self._first_bytes)
         self.counts = Counters()
@@ -93,10 +80,8 @@ class MovingSplit:
                 needed = _need_bytes(self._verifier, [_num_tokens(n) + 1 for n in scoring])
                 self._make_room(self._verifier, self._generator, needed, scoring, beams)
             else:
-                step_tokens = _step_tokens(beams)
+                step_tokens = step_tokens_of(beams)
                 needed = _need_bytes(self._generator, [step_tokens] * len(beams))
-                if self._split == "roofline":
-                    self._choose(beams, step_tokens)
                 self._make_room(self._generator, self._verifier, needed, beams, beams)
 
     def generator_next(self, num_tokens: int) -> None:
@@ -121,11 +106,8 @@ class MovingSplit:
         Needs are estimates, so once memory was short all that is free is taken.
         """
         total = self.total_bytes
-        short = needed_bytes > store.device.budget.total_bytes or self.counts.moves > 0
-        if self._takes_turns and (short or self._split != "auto"):
-            part = total
-            if self._split == "auto":  # its need, and what the idle one has no use for
-                part = min(total, max(needed_bytes, total - idle.device.budget.used_bytes))
+        part = self._part(store, idle, needed_bytes)
+        if part is not None:
             if self._scores_early and beams:
                 # The idle one keeps a path, where there is room for that; where there is not, a
                 # score that comes too early is put off until the round's end.
@@ -137,41 +119,20 @@ class MovingSplit:
         if least > store.device.budget.total_bytes:
             self._give(store, least)
 
-    def _choose(self, beams: Sequence[Node], step_tokens: int) -> None:
-        """The faster of two parts and of turns; see `plan.split`."""
+    def _part(self, store: CacheManager, idle: CacheManager, needed_bytes: int) -> int | None:
+        """What the model of this store gets for its turn; None if it has enough."""
         total = self.total_bytes
-        generator, verifier = (
-            (costs, store.held_bytes / store.device.bytes_per_token)
-            for costs, store in zip(self._costs, (self._generator, self._verifier), strict=True)
-        )
-        path_tokens = sum(map(_path_tokens, beams)) / len(beams)
-        case = tree_case(len(beams), path_tokens, step_tokens, generator, verifier, self._hardware)
-        best, turns = best_split(case, total), None
-        with suppress(InputError):  # not one path fits on average
-            turns = in_turn(case, total)
-        self._takes_turns = turns is not None and (best is None or turns.total_s < best.total_s)
-        if self._takes_turns or best is None:
-            return
-        least = self._least(self._generator, beams)
-        most = total - self._least(self._verifier, beams)
-        if least > most:  # nobody can be sure of a path: as in the beginning
-            self._give(self._generator, self._first_bytes)
-            return
-        wanted = min(most, max(best.generator_bytes, least))
-        if least <= self.generator_bytes <= most:
-            now = fixed_split(case, self.generator_bytes, self.verifier_bytes)
-            if now is not None and best.total_s > (1 - _LEAST_GAIN) * now.total_s:
-                return
-            if abs(wanted - self.generator_bytes) < _LEAST_MOVE * total:
-                return
-        self._give(self._generator, wanted)
+        if needed_bytes <= store.device.budget.total_bytes and not self.counts.moves:
+            return None
+        # Its need, and what the idle one has no use for.
+        return min(total, max(needed_bytes, total - idle.device.budget.used_bytes))
 
     def _least(self, store: CacheManager, beams: Sequence[Node]) -> int:
         """What the longest path and the longest step take: every beam can be decoded and scored."""
         device, step = store.device, self._most_step_tokens + 1
-        longest = max(beams, key=_path_tokens)
+        longest = max(beams, key=path_tokens)
         depth = len(longest.path())
-        blocks = device.blocks_for(_path_tokens(longest) + depth) + depth + device.blocks_for(step)
+        blocks = device.blocks_for(path_tokens(longest) + depth) + depth + device.blocks_for(step)
         return (blocks + 1) * device.bytes_per_block
 
     def _give(self, store: CacheManager, num_bytes: int) -> None:
@@ -195,7 +156,7 @@ def _need_bytes(store: CacheManager, lengths: Sequence[int]) -> int:
     return store.held_bytes + sum(map(device.blocks_for, lengths)) * device.bytes_per_block
 
 
-def _step_tokens(beams: Sequence[Node]) -> int:
+def step_tokens_of(beams: Sequence[Node]) -> int:
     """The mean step of the round before, and half a block's worth of tokens."""
     steps = [node.parent for node in beams if node.parent is not None]
     lengths = [len(step.token_ids) for step in steps if step.parent is not None]
@@ -204,7 +165,8 @@ def _step_tokens(beams: Sequence[Node]) -> int:
     return round(sum(lengths) / len(lengths)) + _HALF_BLOCK
 
 
-def _path_tokens(node: Node) -> int:
+def path_tokens(node: Node) -> int:
+    """Of its whole path, turns left out."""
     steps = (step for step in node.path()[1:] if step.turn is None)
     return len(node.root.token_ids) + sum(map(_num_tokens, steps))
 

@@ -198,9 +198,6 @@ class Machinery:
             self.moving = MovingSplit(
                 self.generator.store,
                 self.scorer.store,
-                (_costs(self.generator), _costs(self.scorer)),
-                settled.machine_profile(model.device),
-                str(settings.memory.split),
                 settings.step.longest,
                 scores_early=settings.schedule.speculation != "off",
             )

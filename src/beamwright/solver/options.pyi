@@ -192,10 +192,9 @@ class SolverOptions(RequestOptions, total=False):
     """Device KV cache alone; overrides the plan."""
     host_memory: int | str | None
     """Most KV in host memory (default: half of it; GPU: at most 16 GiB)."""
-    split: Literal["auto", "roofline", "offload"] | float
+    split: Literal["auto"] | float
     """Who has the KV memory. auto: generator and verifier in turn get what they need, the
-    other's KV leaving only where it is in the way; roofline: FlashTTS's search over batch
-    sizes before every round; offload: everything in turn; SHARE: the generator's, fixed.
+    other's KV leaving only where it is in the way; SHARE: the generator's, fixed.
     """
     schedule: str
     """How beams are arranged on the device."""

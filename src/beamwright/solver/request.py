@@ -69,7 +69,6 @@ _NOT_REMOTE = (
 
 _OF_PROBES = ("probe_text", "probe_tokens", "certainty_window", "prune_repeats", "stop_probes")
 
-IN_ROUNDS = ("roofline", "offload")  # of --split: KV leaves the device between rounds
 _BESIDE = ("stop", "plugins")  # go with whole settings, too
 
 
@@ -226,8 +225,6 @@ def _idle(settings: Settings, parts: UserParts, row: ScheduleRow) -> dict[str, t
     model, ignored = settings.model, IGNORED.get(settings.schedule.schedule, ())
     if settings.sparse.sparse_home == "host":  # then no schedule keeps KV on the device
         ignored = ()
-    if settings.memory.split in IN_ROUNDS and (row.resident or row.streams_layers):
-        ignored = (*ignored, "split")
     kind = (model.verifier or "none").partition(":")[0]
     own = parts.verifier is not None
     modelless = own or kind in WITHOUT_MODEL or model.verifier in VERIFIERS

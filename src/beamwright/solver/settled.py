@@ -28,7 +28,7 @@ from beamwright.plan.machines import (
 from beamwright.plan.workload import Workload
 from beamwright.sections import ScheduleSettings, SparseSettings
 from beamwright.solver.memory import ModelBytes
-from beamwright.solver.request import IGNORED, IN_ROUNDS
+from beamwright.solver.request import IGNORED
 from beamwright.sparse.rule import SparseRule
 from beamwright.sparse.view import SparseAttention
 
@@ -83,8 +83,7 @@ def _asks_for_groups(settings: Settings) -> bool:
     """True if something was asked for that does nothing where layers are streamed."""
     schedule, usual = settings.schedule, ScheduleSettings()
     return (
-        settings.memory.split in IN_ROUNDS
-        or schedule.batching == "continuous"
+        schedule.batching == "continuous"
         or schedule.speculation in ("exact", "truncate")
         or any(getattr(schedule, n) != getattr(usual, n) for n in IGNORED["layerwise"])
     )

@@ -7,7 +7,8 @@ import pytest
 
 from beamwright.errors import InputError
 from beamwright.plan.costs import ModelCosts, Roofline
-from beamwright.plan.split import (
+from beamwright.plan.machines import find_profile
+from beamwright_lab.simulator.split import (
     SplitCase,
     Stage,
     best_split,
@@ -30,6 +31,11 @@ def total_time(case, prefill_batch, decode_batch):
 
 def model(parameters=1.5 * BILLION, kv=28 * 1024, layers=28):
     return ModelCosts(layers, int(parameters), int(2 * parameters), kv, 12, 128, 2)
+
+
+@pytest.fixture
+def gpu():
+    return find_profile("rtx-4090")
 
 
 @pytest.fixture

@@ -1,18 +1,26 @@
 """How generator and verifier share one KV memory (FlashTTS, arXiv 2509.00195, section 4.3).
 
 T_tot, Eq. 1, the search over batch sizes on the memory boundary, and the other strategy, in which
-each model has all of it in turn and the idle one's KV is on the host. Knows counts, not trees.
+each model has all of it in turn and the idle one's KV is on the host. They know counts, not trees;
+`moving_split` is what moves memory by them while a search is simulated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from beamwright.engine.moving import MovingSplit, path_tokens, step_tokens_of
 from beamwright.errors import InputError, format_bytes
+from beamwright.kv.cache import CacheManager
 from beamwright.plan.costs import ModelCosts, Roofline
 from beamwright.plan.machines import HardwareProfile
 from beamwright.protocols import Direction
+from beamwright.tree import Node
+
+_LEAST_GAIN = 0.02  # of the seconds of a round, by the cost model
+_LEAST_MOVE = 0.05  # of the memory
 
 
 @dataclass(frozen=True)
@@ -221,3 +229,101 @@ def _load_s(case: SplitCase, stage: Stage, own_bytes: float) -> float:
         return 0.0
     missing = max(0.0, case.num_requests * stage.kv_bytes - own_bytes)
     return stage.roofline.move(missing, Direction.H2D)
+
+
+# --- while a search runs ---------------------------------------------------------------------
+
+
+class Offload(MovingSplit):
+    """Whoever runs next gets everything."""
+
+    def _part(self, store: CacheManager, idle: CacheManager, needed_bytes: int) -> int | None:
+        return self.total_bytes
+
+
+class BySearch(Offload):
+    """The search over batch sizes decides again before every round how large the parts are, or that
+    both models take turns, if that is faster. costs: of generator and verifier."""
+
+    def __init__(
+        self,
+        costs: tuple[ModelCosts, ModelCosts],
+        hardware: HardwareProfile,
+        generator: CacheManager,
+        verifier: CacheManager,
+        most_step_tokens: int,
+        *,
+        scores_early: bool,
+    ) -> None:
+        self._costs, self._hardware = costs, hardware
+        super().__init__(generator, verifier, most_step_tokens, scores_early=scores_early)
+
+    def restart(self) -> None:
+        self._takes_turns = False
+        super().restart()
+
+    def _part(self, store: CacheManager, idle: CacheManager, needed_bytes: int) -> int | None:
+        return self.total_bytes if self._takes_turns else None
+
+    def _make_room(
+        self,
+        store: CacheManager,
+        idle: CacheManager,
+        needed_bytes: int,
+        nodes: Sequence[Node],
+        beams: Sequence[Node],
+    ) -> None:
+        if store is self._generator:
+            self._choose(beams)
+        super()._make_room(store, idle, needed_bytes, nodes, beams)
+
+    def _choose(self, beams: Sequence[Node]) -> None:
+        """The faster of two parts and of turns."""
+        total = self.total_bytes
+        generator, verifier = (
+            (costs, store.held_bytes / store.device.bytes_per_token)
+            for costs, store in zip(self._costs, (self._generator, self._verifier), strict=True)
+        )
+        case = tree_case(
+            len(beams),
+            sum(map(path_tokens, beams)) / len(beams),
+            step_tokens_of(beams),
+            generator,
+            verifier,
+            self._hardware,
+        )
+        best, turns = best_split(case, total), None
+        with suppress(InputError):  # not one path fits on average
+            turns = in_turn(case, total)
+        self._takes_turns = turns is not None and (best is None or turns.total_s < best.total_s)
+        if self._takes_turns or best is None:
+            return
+        least = self._least(self._generator, beams)
+        most = total - self._least(self._verifier, beams)
+        if least > most:  # nobody can be sure of a path: as in the beginning
+            self._give(self._generator, self._first_bytes)
+            return
+        wanted = min(most, max(best.generator_bytes, least))
+        if least <= self.generator_bytes <= most:
+            now = fixed_split(case, self.generator_bytes, self.verifier_bytes)
+            if now is not None and best.total_s > (1 - _LEAST_GAIN) * now.total_s:
+                return
+            if abs(wanted - self.generator_bytes) < _LEAST_MOVE * total:
+                return
+        self._give(self._generator, wanted)
+
+
+def moving_split(
+    split: str,
+    costs: tuple[ModelCosts, ModelCosts],
+    hardware: HardwareProfile,
+    stores: tuple[CacheManager, CacheManager],
+    most_step_tokens: int,
+    *,
+    scores_early: bool,
+) -> MovingSplit:
+    """split: `auto`, the engine's; `offload`, or `roofline` by these costs, FlashTTS's."""
+    if split == "roofline":
+        return BySearch(costs, hardware, *stores, most_step_tokens, scores_early=scores_early)
+    kind = Offload if split == "offload" else MovingSplit
+    return kind(*stores, most_step_tokens, scores_early=scores_early)
