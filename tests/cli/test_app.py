@@ -47,7 +47,7 @@ def test_mistyped_options_are_answered_by_what_was_meant(cli):
 
 def test_an_option_of_another_command_is_not_offered(cli):
     for words, line in [
-        (("plan", "--schedule", "prefix"), "--schedule. it is an option of other commands"),
+        (("plan", "--schedule", "locality"), "--schedule. it is an option of other commands"),
         (("plan", "--paper"), f"--paper. {GONE['paper']}"),
         (("report", "--kv"), "--kv."),
         (("--nonsense",), "--nonsense."),

@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 
+import beamwright_lab.flashtts.order  # noqa: F401 (declares a schedule)
 from beamwright import Solution, Solver
 from beamwright.cli.app import main as beamwright
 from beamwright.errors import BeamwrightError, CapacityError
@@ -158,7 +159,7 @@ DECIDE: dict[str, list[Any]] = {
     "seed": [0, 61],
 }
 FREE: dict[str, list[Any]] = {
-    "schedule": [None, None, None, None, "locality", "layerwise", "prefix"],
+    "schedule": [None, None, None, None, "locality", "layerwise"],
     "kv-memory": ["300KiB", "600KiB", "1MiB", "1500KiB", "2MiB", "4MiB", "6MiB", "16MiB", None],
     "executor": ["plain", "overlapped", None, None],
     "speculation": ["off", "exact", "auto", None],

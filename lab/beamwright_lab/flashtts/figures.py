@@ -28,7 +28,6 @@ from beamwright.plan.costs import Layout, Roofline
 from beamwright.plan.machines import find_profile
 from beamwright.protocols import Foresees, KVDemand
 from beamwright.schedule import schedule
-from beamwright.schedule.prefix_order import PrefixSchedule
 from beamwright.search.beam import VARYING_LIMITS
 from beamwright.sections import ScheduleSettings, Speculation, StepSettings
 from beamwright_lab.common import finish, say, table
@@ -41,6 +40,7 @@ from beamwright_lab.flashtts.baseline import (
     baseline_of,
     simulate_baseline,
 )
+from beamwright_lab.flashtts.order import PrefixSchedule
 from beamwright_lab.flashtts.split import PAIRS, cases, costs_of
 from beamwright_lab.rivals.requests import requests_by_round
 from beamwright_lab.simulator.bench import Simulation

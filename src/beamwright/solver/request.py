@@ -56,7 +56,6 @@ IGNORED = {
         "host_memory",
     ),
     "layerwise": _GROUPING,
-    "prefix": (*_GROUPING, "inter_beam"),
 }  # fmt: skip
 """Options that do nothing under a schedule: what is all on the device never leaves it."""
 

@@ -5,9 +5,9 @@ import pytest
 
 from beamwright.protocols import Plan, ScheduleView
 from beamwright.schedule import make_schedule
-from beamwright.schedule.prefix_order import PrefixSchedule, cut
 from beamwright.sections import ScheduleSettings
 from beamwright.tree import NodeState
+from beamwright_lab.flashtts.order import PrefixSchedule, cut
 from fakes import new_tree
 from schedule.forests import demand_of, paths_of, random_demand, slow_need
 
