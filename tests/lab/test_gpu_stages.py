@@ -1,9 +1,11 @@
 """The stages of `gpu/check.py` at their tiny scale on a CPU: the code that runs on a card."""
 
+import json
 import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,14 +13,17 @@ from beamwright.protocols import Direction
 from beamwright_lab.gpu import (
     attention_kernels,
     check,
+    compiled,
     figures,
     graphs,
     link,
     parity,
+    peers,
     roofline,
     search,
     simulator,
     speculation,
+    trace,
 )
 from beamwright_lab.gpu.context import Context
 from beamwright_lab.gpu.own_link import SMOKE, LinkBench
@@ -157,19 +162,16 @@ def test_logits_and_trees_agree_on_a_cpu(context):
     assert all(row["as_first"] for row in data["trees"])
 
 
-def test_decode_steps_are_set_against_a_ceiling_with_graphs_and_without(context):
+def test_decode_steps_are_set_against_a_ceiling_one_without_graphs(context):
     data = roofline.run(context)
-    ways = [(row["batch"], row["graphs"]) for row in data["steps"]]
-    assert ways == [(1, "auto"), (1, "off"), (2, "auto"), (2, "off")]
+    ways = [(row["batch"], row["graphs"], row["deterministic"]) for row in data["steps"]]
+    usual = [(2, "auto", False), (1, "auto", False)]
+    assert ways == [*usual, (2, "auto", True), (1, "auto", True), (2, "off", False)]
     assert all(row["share_of_ceiling"] > 0 for row in data["steps"])
-    assert data["steps"][0]["bytes"] < data["steps"][2]["bytes"]
-    assert 0 < data["host"]["device_busy_share_profiled"] < 1
-    fixed = data["deterministic"]
-    assert {type(fixed["exact"]), type(fixed["deterministic_exact"])} == {bool}
-    cost = fixed["deterministic_step_ms"] / fixed["step_ms"] - 1
-    assert fixed["cost"] == pytest.approx(cost, abs=0.01)
-    assert data["host"]["graphs"] == "auto"
-    assert data["host_token_by_token"]["graphs"] == "off"
+    assert data["steps"][0]["bytes"] > data["steps"][1]["bytes"]
+    assert {row["exact"] for row in data["steps"]} <= {True, False}
+    (host,) = data["hosts"]
+    assert 0 < host["device_busy_share_profiled"] < 1
     assert data["not_run"] == []
 
 
@@ -182,13 +184,88 @@ def test_steps_with_graphs_are_those_without(context):
     assert "error" not in data
 
 
-def test_searches_and_a_profile_of_one(context):
+def test_searches_with_less_and_less_kv_grow_one_tree(context):
     data = search.run(context)
-    assert [row["what"] for row in data["rows"]] == ["bundled pair", "random pair", "profile"]
     assert "error" not in data, data
     assert all(row["tokens"] > 0 and row["verifier_tokens"] > 0 for row in data["rows"])
-    assert data["rows"][-1]["top"]
+    whole, half, quarter, streamed = data["rows"][3:]
+    assert [row["what"] for row in data["rows"][:3]] == ["bundled pair", "random pair", "profile"]
+    assert (half["kv_share"], quarter["kv_share"]) == (0.5, 0.25)
+    assert 2 * half["kv_budget_bytes"] == whole["kv_peak_bytes"]
+    assert len({row["tree_hash"] for row in data["rows"][1:] if row["what"] != "profile"}) == 1
+    assert whole["h2d_bytes"] == 0 < half["h2d_bytes"] < streamed["h2d_bytes"]
+    assert data["rows"][2]["step"]["kernels"] == [], "no card, no graph"
     assert (context.out / "trace.json.gz").stat().st_size > 1000
+
+
+def test_a_tree_that_is_another_with_less_kv_is_an_error(context):
+    row = {"what": "KV", "kv_share": 1.0, "exact": True, "cut": False, "tree_hash": "a"}
+    other = {**row, "what": "less", "kv_share": 0.5, "tree_hash": "b"}
+    work = [(other, dict), ({**other, "what": "cut", "cut": True}, dict)]
+    found = search.measured(context, [(row, dict), *work])
+    assert found["error"] == "another tree: less"
+
+
+def test_transformers_write_as_much_as_ours(context):
+    data = peers.run(context)
+    assert [row["side"].partition(",")[0] for row in data["rows"]] == [
+        "beamwright",
+        *["transformers"] * 3,
+    ]
+    assert all(row["tokens_per_s"] > 0 for row in data["rows"]), data
+
+
+def test_a_step_of_a_trace_is_told_by_kernel_and_wait():
+    def on_device(name, ts, dur, number):
+        kind = {"cat": "kernel", "name": name, "ts": ts, "dur": dur}
+        return {**kind, "args": {"correlation": number}}
+
+    add = (
+        "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<"
+        "at::native::BinaryFunctor<float, float, at::native::MulFunctor<float> > > >(int)"
+    )
+    events = [{"ph": "M", "name": "process_name"}]
+    for number, start in enumerate((0.0, 50.0, 9000.0)):
+        launch = {"name": "cudaGraphLaunch", "cat": "cuda_runtime", "ts": start}
+        events.append({**launch, "args": {"correlation": number}})
+        events += [on_device("attend<16>(float)", start + 12, 20.0, number)]
+        events += [on_device(add, start + 2, 8.0, number)]
+    events.append(on_device("other", 200.0, 300.0, 77))
+    found = trace.steps(events)
+    assert found["kernels"] == [
+        {"kernel": "attend", "calls": 1, "us a call": 20.0, "us a step": 20.0},
+        {"kernel": "MulFunctor", "calls": 1, "us a call": 8.0, "us a step": 8.0},
+    ]
+    assert (found["span_us"], found["busy_us"], found["between_kernels_us"]) == (30.0, 28.0, 2.0)
+    assert (found["between_steps_us"], found["longer_waits_us"]) == (20.0, [8920])
+    assert found["busy_in_longer_waits_us"] == [300]
+    assert trace.steps([]) == {"kernels": []}
+
+
+def test_every_test_for_a_card_is_there_and_first_cases_come_first():
+    for name in graphs.TESTS:
+        file, _, function = name.partition("::")
+        assert f"def {function}" in (ROOT / file).read_text()
+    items = [SimpleNamespace(nodeid=f"f.py::test_{n}") for n in ("a[1]", "a[2]", "b", "compile_c")]
+    ordered = [item.nodeid.partition("::")[2] for item in graphs.first_cases_first(items)]
+    assert ordered == ["test_a[1]", "test_b", "test_a[2]"]
+
+
+def test_compiled_kernels_travel_to_another_folder(tmp_path):
+    cache, other, file = tmp_path / "a", tmp_path / "b", tmp_path / "cache.tar.gz"
+    compiled.unpack(file, other)
+    (cache / "key").mkdir(parents=True)
+    other.mkdir()
+    for name in ("k.cubin", "k.json", "k.ptx"):
+        (cache / "key" / name).write_text("{}")
+    paths = {name: str(cache / "key" / name) for name in ("k.cubin", "k.json", "k.ptx")}
+    (cache / "key" / "__grp__k.json").write_text(json.dumps({"child_paths": paths}))
+    compiled.pack(cache, file)
+    compiled.unpack(file, other)
+    files = {each.name for each in (other / "key").iterdir()}
+    assert files == {"k.cubin", "k.json", "__grp__k.json"}
+    found = json.loads((other / "key" / "__grp__k.json").read_text())["child_paths"]
+    assert found["k.cubin"] == str(other / "key" / "k.cubin")
 
 
 def test_speculation_grows_the_trees_that_are_grown_without_it(folder, context):
@@ -278,7 +355,13 @@ def test_the_command_runs_a_stage_and_leaves_few_files(tmp_path):
     assert found["kernels"]["status"] == "ok"
     assert found["environment"]["versions"]["torch"]
     files = {file.name for file in tmp_path.iterdir()}
-    assert files == {"results.jsonl", "summary.md", "log.txt", "triton_cache.tar"}
+    assert files == {"results.jsonl", "summary.md", "log.txt", "triton_cache.tar.gz"}
+
+
+def test_stages_run_in_the_order_that_was_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [MODULE, "--only", "link", "graphs"])
+    names = [stage.name for stage in check.stages(check.parse())]
+    assert names[:3] == ["link", "graphs", "roofline"]
 
 
 def test_a_device_or_a_card_that_is_not_there_is_one_line(tmp_path, monkeypatch, capsys):

@@ -14,13 +14,14 @@ import argparse
 import importlib
 import platform
 import sys
-import tarfile
 import tempfile
 import traceback
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from beamwright_lab.gpu import compiled
 from beamwright_lab.gpu.context import (
     ENGINE,
     TESTS,
@@ -39,11 +40,13 @@ FIGURES = ("figures-opt-6.7b", "figures-llama-2-7b", "figures-qwen1.5-7b", "figu
 # In order of what is learnt per second: name, seconds, the least that is worth starting, and the
 # module and function, if they are called otherwise.
 STAGES: tuple[tuple[str, int, int, str], ...] = (
-    ("graphs", 30, 8, "graphs.run"),
-    ("tests", 60, 15, "graphs.run_tests"),
-    ("roofline", 120, 20, "roofline.run"),
-    ("kernels", 80, 15, "attention_kernels.run"),
-    ("search", 60, 15, "search.run"),
+    ("graphs", 20, 8, "graphs.run"),
+    ("roofline", 70, 20, "roofline.run"),
+    ("search", 75, 20, "search.run"),
+    ("peers", 35, 15, "peers.run"),
+    ("kernels", 25, 15, "attention_kernels.run"),
+    ("tests", 40, 15, "graphs.run_tests"),
+    ("search-7b", 60, 45, "search.run_large"),
     ("link", 35, 12, "link.run"),
     ("parity", 30, 10, "parity.run"),
     (FIGURES[0], 60, 25, "figures.run"),
@@ -60,7 +63,8 @@ _TORCH_ALONE = ("link",)  # its ceilings are measured without the engine
 
 
 def stages(arguments: argparse.Namespace) -> list[Stage]:
-    """The stages as commands of this very module, from the repository root."""
+    """The stages as commands of this very module, from the repository root; in the order of
+    `--only`, where there is one."""
     common = ["--device", arguments.device, "--out", str(arguments.out)]
     if arguments.smoke:
         common.append("--smoke")
@@ -75,8 +79,12 @@ def stages(arguments: argparse.Namespace) -> list[Stage]:
             _READS.get(name, ()),
             _missing(name),
         )
-        for name, budget_s, least_s, _ in STAGES
+        for name, budget_s, least_s, _ in sorted(STAGES, key=partial(_place, arguments.only))
     ]
+
+
+def _place(only: Sequence[str], stage: tuple[str, int, int, str]) -> int:
+    return only.index(stage[0]) if stage[0] in only else len(only)
 
 
 def _missing(stage: str) -> str:
@@ -136,15 +144,12 @@ def check(arguments: argparse.Namespace) -> int:
     journal.begin("environment", {"key": key, **facts}, goes_on=False)
     journal.end("environment", {"status": OK})
     with tempfile.TemporaryDirectory() as cache:
-        travelling = arguments.out / "triton_cache.tar"
-        if travelling.exists():
-            with tarfile.open(travelling) as tar:
-                tar.extractall(cache, filter="data")
+        travelling = arguments.out / "triton_cache.tar.gz"
+        compiled.unpack(travelling, Path(cache))
 
         def after() -> None:
             report(arguments)
-            with tarfile.open(travelling, "w") as tar:
-                tar.add(cache, ".")
+            compiled.pack(Path(cache), travelling)
 
         plan = Plan(
             journal=journal,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from beamwright.kv.segments import PathPart
 from beamwright.models.config import resolve_folder
 from beamwright.models.load import load_model
 from beamwright.models.session import DecodeSession
+from beamwright.models.shape import shape_from_text
 from beamwright.models.tree_model import PrefillRequest, TreeModel
 from beamwright.sections import ModelSettings
 from beamwright_lab.gpu.context import Context, attempt, release
@@ -69,6 +70,16 @@ def write_checkpoint(
 
     Its tokenizer is the bundled one. sizes: of the config, tiny ones otherwise.
     """
+    with torch.device(device):
+        model = random_model(family, dtype, sizes)
+    model.save_pretrained(folder)
+    for file in resolve_folder("bundled", "generator").glob("*token*.json"):
+        shutil.copy(file, folder)
+    return folder
+
+
+def random_model(family: str, dtype: str, sizes: Mapping[str, int]) -> Any:
+    """Of `transformers`, on torch's default device; see `write_checkpoint`."""
     from transformers import AutoModelForCausalLM, LlamaConfig, OPTConfig, Qwen2Config
 
     common = {**_SIZES, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -79,15 +90,25 @@ def write_checkpoint(
         "opt": lambda: OPTConfig(**common, ffn_dim=128, word_embed_proj_dim=64),
     }
     torch.manual_seed(0)
-    with torch.device(device):
-        model = AutoModelForCausalLM.from_config(configs[family](), dtype=getattr(torch, dtype))
+    model = AutoModelForCausalLM.from_config(configs[family](), dtype=getattr(torch, dtype))
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(torch.randn_like(weight) * (0.1 if not sizes else 0.01))
-    model.save_pretrained(folder)
-    for file in resolve_folder("bundled", "generator").glob("*token*.json"):
-        shutil.copy(file, folder)
-    return folder
+    return model.eval()
+
+
+def sizes_of(name: str) -> dict[str, int]:
+    """What a config has of a named shape; the context is that of short searches."""
+    shape = shape_from_text(name)
+    return {
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "intermediate_size": shape.intermediate,
+        "vocab_size": shape.vocab,
+        "max_position_embeddings": 4096,
+    }
 
 
 @torch.inference_mode()

@@ -13,6 +13,7 @@ from beamwright_lab.paper.cases import LBS, OURS
 GIB = 2**30
 UNMEASURED = "unmeasured"
 _BEAMS, _STEP = 64, 32  # of the goals
+_TOP = 16
 _RATES = ("copy_bandwidth", "weights_bandwidth", "copies_bandwidth", "gemm_flops")
 
 
@@ -38,7 +39,8 @@ def render(results: Mapping[str, Mapping[str, Any]]) -> str:
             data.get("kernels", {}).get("rows", []),
             ("model", "work", "rows", "backend", "us", "eager_us", "floor_us", "share_of_floor"),
         ),
-        _search(data.get("search", {})),
+        _search(data.get("search", {}), data.get("search-7b", {})),
+        _peers(data.get("peers", {})),
         _link(data.get("link", {})),
         _parity(data.get("parity", {})),
         _points(figures, data.get("simulator", {})),
@@ -163,29 +165,45 @@ def _graphs(data: Mapping[str, Any], tests: Mapping[str, Any]) -> str:
     return _section(title, rows, ("what", "equal", "said"))
 
 
-def _search(data: Mapping[str, Any]) -> str:
-    columns = ("what", "n", "tokens", "s", "decode_s", "verify_s", "tokens_per_s")
-    top = next((row["top"] for row in data.get("rows", []) if "top" in row), [])
-    profile = _section("Profile", top[:8], ("what", "calls", "us"))
-    searches = _section("Searches", data.get("rows", []), columns)
-    return "\n\n".join(filter(None, [searches, profile]))
+def _search(*stages: Mapping[str, Any]) -> str:
+    rows = [row for data in stages for row in data.get("rows", [])]
+    columns = ("what", "generator", "schedule", "n", "tokens", "s", "decode_s", "verify_s")
+    more = ("tokens_per_s", "io_share", "exact", "tree")
+    found = [{**row, "tree": row.get("tree_hash", "")[:8]} for row in rows]
+    step = next((row["step"] for row in rows if row.get("step", {}).get("kernels")), None)
+    parts = [_section("Searches", found, (*columns, *more)), _step(step) if step else ""]
+    return "\n\n".join(filter(None, parts))
+
+
+def _step(step: Mapping[str, Any]) -> str:
+    """One token step of the profiled search, by kernel, and what is between steps."""
+    waits = zip(step["longer_waits_us"], step["busy_in_longer_waits_us"], strict=True)
+    title = (
+        f"A replayed step of {step['kernels_a_step']} kernels: {step['span_us']} us, of which "
+        f"{step['busy_us']} busy; {step['between_kernels_us']} us between kernels, "
+        f"{step['between_steps_us']} between steps, longer waits (of which busy): "
+    )
+    title += ", ".join(f"{wait} ({busy})" for wait, busy in waits) or "none"
+    return _section(title, step["kernels"][:_TOP])
+
+
+def _peers(data: Mapping[str, Any]) -> str:
+    title = (
+        f"{data.get('n')} paths of {data.get('tokens')} tokens behind {data.get('prompt')}, "
+        f"{data.get('model')}"
+    )
+    return _section(title, data.get("rows", []), ("side", "s", "tokens_per_s", "first_s"))
 
 
 def _roofline(data: Mapping[str, Any]) -> str:
-    host, fixed = data.get("host", {}), data.get("deterministic", {})
-    gap = host.get("host_gap_share_unprofiled", _short(host.get("error")))
-    title = f"Decode step; host gap at {host.get('model')}, batch {host.get('batch')}: {gap}"
-    plain = data.get("host_token_by_token", {}).get("host_gap_share_unprofiled")
-    if plain is not None:
-        title += f" (without graphs {plain})"
-    if "cost" in fixed:
-        exact = f"exact {fixed['deterministic_exact']}, without it {fixed['exact']}"
-        cost = f"{100 * fixed['cost']:+.1f} % ({exact})"
-        title += f"; --deterministic at batch {fixed['batch']}: {cost}"
-    elif "error" in fixed:
-        title += f"; --deterministic: {_short(fixed['error'])}"
-    columns = ("model", "batch", "graphs", "step_ms", "tokens_per_s", "share_of_ceiling")
-    return _section(title, data.get("steps", []), columns)
+    gaps = [
+        f"{row['model']}, batch {row['batch']}: "
+        f"{row.get('host_gap_share_unprofiled', _short(row.get('error')))}"
+        for row in data.get("hosts", [])
+    ]
+    title = f"Decode step; host gap: {'; '.join(gaps) or UNMEASURED}"
+    columns = ("model", "batch", "graphs", "deterministic", "exact", "step_ms", "tokens_per_s")
+    return _section(title, data.get("steps", []), (*columns, "share_of_ceiling"))
 
 
 def _points(figures: Sequence[Mapping[str, Any]], simulator: Mapping[str, Any]) -> str:
@@ -249,9 +267,10 @@ def goal_rows(data: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
         ("KV transfers to the host, of the link's peak", ">= 0.80", own.get("d2h")),
         ("decode step of a 1.5B shape, of the bandwidth ceiling (least)", ">= 0.80",
          _least(row.get("share_of_ceiling") for row in roofline.get("steps", [])
-                if row["graphs"] == "auto" and "0.5b" not in row["model"])),
+                if row["graphs"] == "auto" and not row.get("deterministic")
+                and "0.5b" not in row["model"])),
         ("host's share of a step, 7B shape, batch 16", "< 0.05",
-         roofline.get("host", {}).get("host_gap_share_unprofiled")),
+         next((row.get("host_gap_share_unprofiled") for row in roofline.get("hosts", [])), None)),
         ("speedup over layer-wise, copies, n = 64", ">= 9.72", _each(dense, "speedup")),
         ("speedup over layer-wise, shared KV, n = 64", ">= 40", _each(tree, "speedup")),
         ("speedup of scheduling alone: both with shared KV, n = 64", "> 1",

@@ -3,8 +3,8 @@
 Bytes of a step: weights that every token is multiplied with, and the KV that its rows see, shared
 parts counted once. Ceiling: the better of a device copy and a few-rows product, measured in this
 process. The host's share is the time of a step in which the device ran nothing.
-Each batch is measured with graphs and without. What `--deterministic` costs is measured on the
-same steps.
+Each shape and batch as it is usually run, each batch of the first shape with `--deterministic`,
+and one without graphs. `exact` is what the start-up test found.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ from beamwright import Solver
 from beamwright.models.shape import shape_from_text
 from beamwright.protocols import RoundReport
 from beamwright_lab.common import matmul_parameters
-from beamwright_lab.gpu.context import Context, attempt, release
+from beamwright_lab.gpu.context import Context, release
 from beamwright_lab.gpu.link import SMOKE, Sizes, copy_bandwidth, weights_bandwidth
 
-_LAST_S = 12.0  # loading a 7B shape again, and a few steps
+_LAST_S = 8.0  # loading a 7B shape again, and a few steps
 _TINY = "llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=128,vocab=256,context=512"
 
 
 @dataclass(frozen=True)
 class Steps:
-    """rounds: of `step_tokens` tokens; the first is not counted."""
+    """rounds: of `step_tokens` tokens; the first is not counted.
 
-    shapes: tuple[str, ...] = ("qwen2.5-1.5b", "qwen2.5-0.5b")
-    large: str = "qwen2.5-7b"
-    batches: tuple[int, ...] = (16, 64, 256)
-    large_batch: int = 16
+    hosts: shapes and batches whose host's share is measured; the first is the goal's.
+    """
+
+    shapes: tuple[str, ...] = ("qwen2.5-1.5b", "qwen2.5-7b", "qwen2.5-0.5b")
+    batches: tuple[int, ...] = (16, 64, 256, 1)
+    hosts: tuple[tuple[str, int], ...] = (("qwen2.5-7b", 16), ("qwen2.5-1.5b", 64))
     prompt: int = 128
     step_tokens: int = 32
     rounds: int = 5
 
 
-_SMOKE_CASE = Steps((_TINY,), _TINY, (1, 2), 4, 16, 4, 3)
-_GRAPHS = ("auto", "off")
+_SMOKE_CASE = Steps((_TINY,), (2, 1), ((_TINY, 4),), 16, 4, 3)
 
 
 def run(context: Context) -> dict[str, Any]:
@@ -51,32 +52,31 @@ def run(context: Context) -> dict[str, Any]:
     case = _SMOKE_CASE if context.smoke else Steps()
     sizes = SMOKE if context.smoke else Sizes(repeats=4)
     data: dict[str, Any] = {"ceiling": _ceiling(context, sizes), "steps": [], "not_run": []}
-    ways = [
-        {"model": shape, "batch": batch, "graphs": graphs}
-        for batch, shape, graphs in product(case.batches, case.shapes, _GRAPHS)
-    ]
 
     def step(what: dict[str, Any]) -> dict[str, Any]:
         row = step_row(context, case, **what)
         return {**row, "share_of_ceiling": round(row["bytes_per_s"] / data["ceiling"], 4)}
 
-    context.rows(data, "steps", [(what, partial(step, what)) for what in ways], least_s=3.0)
+    work = [(what, partial(step, what)) for what in ways(case)]
+    context.rows(data, "steps", work, least_s=3.0)
     # A profiler keeps every launch: a few steps are enough.
     few = replace(case, rounds=3, step_tokens=min(16, case.step_tokens))
-    for name, work, least_s in (
-        ("host", partial(host_share, context, few), _LAST_S),
-        ("deterministic", partial(deterministic_cost, context, few), 3.0),
-        # Beside it, the loop without graphs: what they are worth.
-        ("host_token_by_token", partial(host_share, context, few, graphs="off"), _LAST_S),
-    ):
-        if context.left_s < least_s and not context.smoke:
-            data["not_run"].append(name)
-            continue
-        data[name] = attempt(work)
-        release(context.device)
-        context.save(data)
+    hosts = [{"model": model, "batch": batch} for model, batch in case.hosts]
+    data["hosts"] = []
+    work = [(what, partial(host_share, context, few, **what)) for what in hosts]
+    context.rows(data, "hosts", work, least_s=_LAST_S)
     data["ceiling_after"] = _ceiling(context, sizes)
     return data
+
+
+def ways(case: Steps) -> list[dict[str, Any]]:
+    """What is measured, in order of value."""
+    usual: dict[str, Any] = {"graphs": "auto", "deterministic": False}
+    every = product(case.shapes, case.batches)
+    found = [{"model": model, "batch": batch, **usual} for model, batch in every]
+    first = found[: len(case.batches)]
+    others = [{**way, "deterministic": True} for way in first]
+    return [*first, *others, {**first[0], "graphs": "off"}, *found[len(first) :]]
 
 
 def _ceiling(context: Context, sizes: Sizes) -> float:
@@ -131,15 +131,18 @@ def _round_s(solver: Solver, prompt: int) -> list[float]:
     return [end - start for start, end in pairwise(ends)]
 
 
-def step_row(context: Context, case: Steps, model: str, batch: int, graphs: str) -> dict[str, Any]:
+def step_row(
+    context: Context, case: Steps, model: str, batch: int, graphs: str, *, deterministic: bool
+) -> dict[str, Any]:
     """Seconds and bytes of one token step at this batch."""
-    with _solver(context, case, model, batch, graphs) as solver:
+    with _solver(context, case, model, batch, graphs, deterministic=deterministic) as solver:
         warnings = solver.synthetic(case.prompt).warnings
         rounds = _round_s(solver, case.prompt)[1:]
         decoder = solver.generator.decoder
         step_s = statistics.median(rounds) / case.step_tokens
         weight_bytes = matmul_parameters(decoder.shape) * decoder.dtype.itemsize
         token_bytes = decoder.shape.kv_bytes_per_token(decoder.dtype.itemsize)
+        exact = solver.exact
     # Rows share the prompt; of their own tokens they have half as many on average.
     own = batch * case.step_tokens * (1 + case.rounds) / 2
     num_bytes = weight_bytes + token_bytes * (case.prompt + own)
@@ -148,43 +151,18 @@ def step_row(context: Context, case: Steps, model: str, batch: int, graphs: str)
         "bytes": round(num_bytes),
         "bytes_per_s": num_bytes / step_s,
         "tokens_per_s": round(batch / step_s, 1),
+        "exact": exact,
         "warnings": list(warnings),
     }
 
 
-def deterministic_cost(context: Context, case: Steps) -> dict[str, Any]:
-    """The same decode without and with tiles of fixed size, in turns; does `exact` hold?"""
-    batch = case.large_batch
-    steps_ms: dict[bool, list[float]] = {False: [], True: []}
-    exact: dict[bool, bool] = {}
-    for fixed in (False, True, False, True):
-        with _solver(context, case, case.shapes[0], batch, deterministic=fixed) as solver:
-            _round_s(solver, case.prompt)
-            rounds = _round_s(solver, case.prompt)[1:]
-            exact[fixed] = solver.exact
-        steps_ms[fixed].append(1e3 * statistics.median(rounds) / case.step_tokens)
-        release(context.device)
-    plain, tiled = (min(steps_ms[fixed]) for fixed in (False, True))
-    return {
-        "model": case.shapes[0],
-        "batch": batch,
-        "step_ms": round(plain, 4),
-        "deterministic_step_ms": round(tiled, 4),
-        "cost": round(tiled / plain - 1, 4),
-        "exact": exact[False],
-        "deterministic_exact": exact[True],
-    }
-
-
-def host_share(context: Context, case: Steps, graphs: str = "auto") -> dict[str, Any]:
+def host_share(context: Context, case: Steps, model: str, batch: int) -> dict[str, Any]:
     """How much of the time of a search the device had nothing to do.
-
-    graphs: as `--graphs`; `auto` replays CUDA graphs where the kernels run.
 
     On a CPU, where operators run on the host, their own time stands for the device's.
     """
     kinds = [ProfilerActivity.CUDA] if context.on_gpu else [ProfilerActivity.CPU]
-    with _solver(context, case, case.large, case.large_batch, graphs) as solver:
+    with _solver(context, case, model, batch) as solver:
         _round_s(solver, case.prompt)
         plain_s = sum(_round_s(solver, case.prompt)[1:])
         with profile(activities=kinds) as profiler:
@@ -195,9 +173,6 @@ def host_share(context: Context, case: Steps, graphs: str = "auto") -> dict[str,
     busy_share = busy_s / sum(rounds)
     steps = (case.rounds - 1) * case.step_tokens
     return {
-        "model": case.large,
-        "batch": case.large_batch,
-        "graphs": graphs,
         "step_ms": round(1e3 * plain_s / steps, 4),
         "step_ms_profiled": round(1e3 * sum(rounds[1:]) / steps, 4),
         "device_busy_share_profiled": round(busy_share, 4),

@@ -234,9 +234,8 @@ class Machinery:
         """What `--attention` names for this model; wrapped: no kernels, which read the pool
         themselves."""
         model = self.settings.model
-        backend = make_attention(model.attention)
-        if not wrapped:
-            backend = make_attention(model.attention, decoder.device, decoder.dtype)
+        known = () if wrapped else (decoder.device, decoder.dtype)
+        backend = make_attention(model.attention, *known)
         if model.deterministic:
             check_deterministic(backend, decoder.device, decoder.dtype)
         return backend
