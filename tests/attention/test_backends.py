@@ -94,15 +94,15 @@ def test_a_rows_bits_do_not_depend_on_order_or_split_when_prefilling(make_forest
                     assert torch.equal(whole[layer][row], part[layer][i])
 
 
-def test_per_beam_copies_are_counted_and_given_back(make_forest):
+def test_per_beam_copies_are_counted_and_given_back(make_forest, make_batch):
     forest = make_forest(3)
     scratch, used = forest.store.scratch, forest.store.pool.budget.used_bytes
-    view = make_attention("dense").prefill_view(forest.store, forest.paths[:8], [1] * 8)
+    batch = make_batch(forest, "dense")
+    batch.arrange([], range(8))
     copied = sum(part.visible for path in forest.paths[:8] for part in path)
     assert scratch.used_bytes >= copied * forest.layout.bytes_per_token
     assert forest.store.pool.budget.used_bytes == used
-    view.close()
-    view.close()
+    batch.close()
     assert scratch.used_bytes == 0
 
 

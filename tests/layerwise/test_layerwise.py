@@ -142,7 +142,7 @@ def test_prefill_streams_each_layer_once(make_forest, link, name, fit):
     paths = [forest.paths[row] for row in rows]
     parts = [part for path in paths for part in path]
     distinct = {(id(p.segment), p.visible): p.visible for p in parts}
-    held = sum(p.visible for p in parts) if name == "dense" else sum(distinct.values())
+    held = sum(distinct.values())  # whatever decoding copies
     one = (held + sum(lengths)) * token_bytes
     over = layered(forest, link, fit * one)
     backend = LayerwiseAttention(make_attention(name))

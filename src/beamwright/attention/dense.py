@@ -1,6 +1,7 @@
 """Dense layout: every beam has its own contiguous copy of its path, as in the LBS paper.
 
-The copies are working memory, packed from the blocks of each beam's own copy in the pool.
+The copies are working memory, packed from the blocks of each beam's own copy in the pool. They are
+what decoding reads; given tokens are read once for all rows, as in `tree`.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from beamwright.attention.partial import KEY_MULTIPLE, attend_few, attend_part, round_up, with_sinks
+from beamwright.attention.partial import attend_few, with_sinks
 from beamwright.attention.shared import Entry, Hold, ResidentLayers
+from beamwright.attention.tree_prefill import TreePrefill
 from beamwright.kv.segments import Path
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import Tail, padded_path
@@ -106,83 +108,6 @@ class DenseDecode:
         self._copies.close()
 
 
-class Packing:
-    """Index tables between [tokens] packed path after path and [rows, padded tokens].
-
-    Rows are padded to a multiple of 16 tokens: they are queries and keys at once, see `partial`.
-    Packed tokens beyond the sum
-    of `lengths` are padding of the batch and belong to no row.
-    """
-
-    def __init__(self, lengths: Sequence[int], num_kv_heads: int, device: torch.device) -> None:
-        self.num_rows = len(lengths)
-        self.num_padded = round_up(max(lengths), KEY_MULTIPLE)
-        self.num_kv_heads = num_kv_heads
-        starts = torch.tensor([0, *lengths], device=device).cumsum(0)[:-1].unsqueeze(1)
-        count = torch.tensor(list(lengths), device=device).unsqueeze(1)
-        steps = torch.arange(self.num_padded, device=device)
-        # Padding reads the row's last token: any finite value will do.
-        self.packed_of_padded = (starts + torch.minimum(steps, count - 1)).flatten()
-        self.padded_of_packed = (steps < count).flatten().nonzero().squeeze(1)
-
-    def pad(self, packed: Tensor) -> Tensor:
-        """[tokens, ...] to [rows, padded, ...]."""
-        picked = packed.index_select(0, self.packed_of_padded)
-        return picked.view(self.num_rows, self.num_padded, *packed.shape[1:])
-
-    def queries(self, query: Tensor) -> Tensor:
-        """[tokens, heads, head_dim] to [rows, kv_heads, padded * group, head_dim]."""
-        padded = self.pad(query).unflatten(2, (self.num_kv_heads, -1))
-        queries: Tensor = padded.permute(0, 2, 1, 3, 4).flatten(2, 3)
-        return queries
-
-    def unpack(self, context: Tensor, like: Tensor) -> Tensor:
-        """[rows, padded * group, kv_heads, head_dim] to [tokens, heads, head_dim]."""
-        by_token = context.unflatten(1, (self.num_padded, -1)).transpose(2, 3).flatten(0, 1)
-        picked: Tensor = by_token.index_select(0, self.padded_of_packed).flatten(1, 2)
-        if picked.shape[0] == like.shape[0]:
-            return picked
-        out = picked.new_zeros(like.shape[0], *picked.shape[1:])
-        out[: picked.shape[0]] = picked
-        return out
-
-
-class DensePrefill:
-    """An `AttentionView`: new tokens after each path's copy, one causal attention per row."""
-
-    def __init__(
-        self,
-        store: SegmentStore,
-        paths: Sequence[Path],
-        lengths: Sequence[int],
-        hold: Hold = ResidentLayers,
-    ) -> None:
-        device, self._softcap = store.compute_device, store.kv.layout.softcap
-        self._packing = Packing(lengths, store.kv.layout.num_kv_heads, device)
-        self._copies = PathCopies(store, paths, self._packing.num_padded, hold)
-        steps = torch.arange(self._packing.num_padded, device=device)
-        self._at = self._copies.lengths.unsqueeze(1) + steps
-        self._rows = torch.arange(len(paths), device=device).unsqueeze(1)
-        self._mask = self._copies.causal_mask(self._packing.num_padded)
-
-    def attend(
-        self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
-    ) -> Tensor:
-        packing, data = self._packing, self._copies.layers.layer(layer)
-        data[:, self._rows, :, self._at] = packing.pad(key_value)
-        group = query.shape[1] // key_value.shape[2]
-        mask = self._mask.repeat_interleave(group, dim=1).unsqueeze(1)
-        keys, values = data[0], data[1]
-        context, lse = attend_part(packing.queries(query), keys, values, mask, self._softcap)
-        out = packing.unpack(context, query)
-        if sinks is None:
-            return out
-        return with_sinks(out, packing.unpack(lse.unsqueeze(-1), query).squeeze(-1), sinks)
-
-    def close(self) -> None:
-        self._copies.close()
-
-
 class DenseAttention:
     """Backend `dense`."""
 
@@ -191,4 +116,4 @@ class DenseAttention:
     spreads = True
     tail_tokens = 64
     decode_view = DenseDecode
-    prefill_view = DensePrefill
+    prefill_view = TreePrefill
