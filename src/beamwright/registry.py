@@ -20,12 +20,7 @@ from beamwright.errors import InputError
 
 
 def option(
-    default: Any,
-    help: str,
-    *,
-    metavar: str | None = None,
-    recipe_only: bool = False,
-    **limits: Any,
+    default: Any, help: str, *, metavar: str | None = None, recipe_only: bool = False, **limits: Any
 ) -> Any:
     """A field that is an option of its declaration: a setting, a flag, a key of recipes.
 

@@ -18,14 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from beamwright.attention.partial import (
-    HALF,
-    Partial,
-    attend_few,
-    attend_part,
-    hide,
-    merge_parts,
-)
+from beamwright.attention.partial import HALF, Partial, attend_few, attend_part, hide, merge_parts
 from beamwright.attention.shared import Hold, ResidentLayers, SharedSegments, Slots
 from beamwright.attention.tree_prefill import TreePrefill
 from beamwright.kv.segments import Path

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from beamwright.engine.noise import stack_keys
 from beamwright.engine.row import path_to
@@ -68,11 +69,7 @@ class AsideWriter:
     """
 
     def __init__(
-        self,
-        model: TreeModel,
-        num_tokens: int,
-        who: str,
-        sampling: SamplingSettings = GREEDY,
+        self, model: TreeModel, num_tokens: int, who: str, sampling: SamplingSettings = GREEDY
     ) -> None:
         self._model, self._num_tokens = model, num_tokens
         self._who, self._sampling = who, sampling
@@ -149,9 +146,7 @@ class AsideWriter:
             for segment in (*given, *written):
                 store.free(segment)
 
-    def _decode(
-        self, asides: Sequence[Aside], session: DecodeSession, hidden: torch.Tensor
-    ) -> None:
+    def _decode(self, asides: Sequence[Aside], session: DecodeSession, hidden: Tensor) -> None:
         """Token by token until all have stopped. hidden: [asides, hidden]."""
         decoder = self._model.decoder
         spare = session.num_rows - len(asides)

@@ -47,10 +47,7 @@ class StepBuffers:
         self.asks, self.unread = False, frozenset[int]()
 
     def load(
-        self,
-        rows: Sequence[Row | None],
-        arrangement: int,
-        closing: Callable[[Row], Closing | None],
+        self, rows: Sequence[Row | None], arrangement: int, closing: Callable[[Row], Closing | None]
     ) -> None:
         """Begin an iteration with these rows; None pads the batch.
 

@@ -11,6 +11,7 @@ from copy import copy
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from beamwright.units import MOST_CLOSING
 
@@ -55,7 +56,7 @@ class RowClosings:
         self._ids.copy_(torch.tensor(ids))
         self._least.copy_(torch.tensor([row.least for row in known]))
 
-    def picked(self, rows: torch.Tensor) -> RowClosings:
+    def picked(self, rows: Tensor) -> RowClosings:
         """Of these rows, each any number of times."""
         made = copy(self)
         made._numbers, made._ids = self._numbers[:, rows], self._ids[rows]
@@ -63,12 +64,8 @@ class RowClosings:
         return made
 
     def imposed(
-        self,
-        logits: torch.Tensor,
-        positions: torch.Tensor,
-        tokens: torch.Tensor,
-        logprobs: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, logits: Tensor, positions: Tensor, tokens: Tensor, logprobs: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """What stands at these positions [rows], with its log-probability [rows].
 
         logits: [rows, tokens], untempered. tokens, logprobs [rows]: what was drawn there.

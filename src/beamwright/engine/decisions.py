@@ -244,10 +244,7 @@ class StopRule:
     """
 
     def __init__(
-        self,
-        settings: StopSettings,
-        search: SearchSettings,
-        functions: Sequence[StopFunction] = (),
+        self, settings: StopSettings, search: SearchSettings, functions: Sequence[StopFunction] = ()
     ) -> None:
         self._settings, self._search, self._n = settings, search, search.n
         self._row, self._functions = strategy_row(search), functions

@@ -13,6 +13,7 @@ No annotations are postponed here: Triton reads `tl.constexpr` from them.
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from beamwright.engine.noise import NOISE_BITS
 
@@ -104,12 +105,8 @@ def merge_pieces(
 
 
 def draw(
-    logits: torch.Tensor,
-    keys: torch.Tensor,
-    positions: torch.Tensor,
-    greedy: torch.Tensor,
-    temperature: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    logits: Tensor, keys: Tensor, positions: Tensor, greedy: Tensor, temperature: Tensor
+) -> tuple[Tensor, Tensor]:
     """Token ids [rows] and their log-probabilities [rows] under the untempered model.
 
     logits [rows, tokens] of any float type, the tokens of a row side by side; keys [rows, 2] and

@@ -168,10 +168,7 @@ class VerifierWorker:
     """
 
     def __init__(
-        self,
-        scoring: Scoring,
-        device: torch.device | None = None,
-        patience_s: float | None = None,
+        self, scoring: Scoring, device: torch.device | None = None, patience_s: float | None = None
     ) -> None:
         self.scoring, self.patience_s = scoring, patience_s
         # Made once: torch hands out the same few in turn, and another one's captures are on them.

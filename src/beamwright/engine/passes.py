@@ -21,6 +21,7 @@ from itertools import chain, count
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 
 from beamwright.engine.drafts import Drafts
 from beamwright.engine.endings import StopFinder
@@ -109,7 +110,7 @@ class DistinctPasses:
     def run(
         self,
         places: Mapping[Row, int],
-        keys: torch.Tensor,
+        keys: Tensor,
         sampling: RowSampling,
         max_tokens: int,
         enough: int,
@@ -170,9 +171,7 @@ class DistinctPasses:
         of_all = {row: drafted.get(first[texts[row]], ())[: max(0, rooms[row])] for row in left}
         return _Pass(of_all, drafted, texts, places)
 
-    def _draw(
-        self, one: _Pass, hidden: torch.Tensor, keys: torch.Tensor, sampling: RowSampling
-    ) -> None:
+    def _draw(self, one: _Pass, hidden: Tensor, keys: Tensor, sampling: RowSampling) -> None:
         """What each token of a pass leads to, for each row that has it."""
         columns = [one.rows, one.positions, one.places]
         index, positions, computed = torch.tensor(columns, device=hidden.device)
@@ -191,7 +190,7 @@ class DistinctPasses:
             pairs = zip(ids[computed].tolist(), top[computed].tolist(), strict=True)
             one.top = [list(zip(*pair, strict=True)) for pair in pairs]
 
-    def _accept(self, one: _Pass, row: Row, hidden: torch.Tensor) -> int:
+    def _accept(self, one: _Pass, row: Row, hidden: Tensor) -> int:
         """Give a row what it has drawn; returns how many of its tokens are forwarded now."""
         draft, first, drawn, used = one.drafts[row], one.first[row], list[int](), 1
         while row.stop is None and used > len(drawn):

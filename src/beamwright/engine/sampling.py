@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from beamwright.attention.kernels import why_no_kernels
 from beamwright.engine.closing import Closing, RowClosings
@@ -118,7 +119,7 @@ class RowSampling:
         self.top_k.copy_(torch.tensor([row.top_k or 0 for row in rows]).unsqueeze(1))
         self._numbers.copy_(torch.tensor(numbers, dtype=torch.float32).unsqueeze(2))
 
-    def picked(self, rows: torch.Tensor) -> RowSampling:
+    def picked(self, rows: Tensor) -> RowSampling:
         """Of these rows, each any number of times."""
         made = copy(self)
         made.greedy, made.top_k = self.greedy[rows], self.top_k[rows]
@@ -128,14 +129,14 @@ class RowSampling:
         return made
 
     @property
-    def filters(self) -> torch.Tensor:
+    def filters(self) -> Tensor:
         """Rows that draw from fewer than all tokens [rows]."""
         filters = (self.top_k > 0) | (self.top_p < torch.inf) | (self.min_p > 0)
-        rows: torch.Tensor = filters.squeeze(1) & ~self.greedy
+        rows: Tensor = filters.squeeze(1) & ~self.greedy
         return rows
 
     @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
+    def tensors(self) -> tuple[Tensor, ...]:
         """What a draw reads, the rows first."""
         return self.greedy, self.temperature, self.top_k, self.top_p, self.min_p
 
@@ -143,13 +144,13 @@ class RowSampling:
 # --- statistics -----------------------------------------------------------------------------------
 
 
-def entropy(logprobs: torch.Tensor) -> torch.Tensor:
+def entropy(logprobs: Tensor) -> Tensor:
     """Entropy in nats [rows] of distributions [rows, tokens]; tokens of probability 0 add none."""
-    terms: torch.Tensor = torch.special.entr(logprobs.exp())
+    terms: Tensor = torch.special.entr(logprobs.exp())
     return terms.sum(-1)
 
 
-def confidence(logprobs: torch.Tensor) -> torch.Tensor:
+def confidence(logprobs: Tensor) -> Tensor:
     """DeepConf's token confidence [rows] of distributions [rows, tokens].
 
     The negative mean log-probability of the likeliest tokens, 20 as in the published code: the
@@ -158,10 +159,7 @@ def confidence(logprobs: torch.Tensor) -> torch.Tensor:
     return -logprobs.topk(min(_LIKELIEST, logprobs.shape[-1]), dim=-1).values.mean(-1)
 
 
-TOKEN_STATS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "entropy": entropy,
-    "confidence": confidence,
-}
+TOKEN_STATS: dict[str, Callable[[Tensor], Tensor]] = {"entropy": entropy, "confidence": confidence}
 """What can be kept of every token's distribution: from log-probabilities [rows, tokens] to [rows].
 """
 
@@ -172,7 +170,7 @@ def stats_read_by(*policies: object) -> frozenset[str]:
     return frozenset[str]().union(*(policy.token_stats for policy in reading))
 
 
-def likeliest(logits: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+def likeliest(logits: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
     """Ids and log-probabilities [rows, MOST_LIKELIEST] of the likeliest tokens, in their order.
 
     logits: [rows, vocab], untempered and unfiltered; ids at or above num_tokens are none. Of equal
@@ -183,7 +181,7 @@ def likeliest(logits: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, torc
     return torch.cat(ids), torch.cat(logprobs)
 
 
-def _likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
     logprobs = logits.float().log_softmax(-1)
     # None is above 0, so the bits of their magnitudes are in their order; no two keys are equal.
     keys = logprobs.abs().view(torch.int32).long() << 32
@@ -193,7 +191,7 @@ def _likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, logprobs.gather(1, ids)
 
 
-def _wide(logits: torch.Tensor) -> Logits:
+def _wide(logits: Tensor) -> Logits:
     """Logits in float32, made without torch's threads where they are bfloat16: its upper half."""
     if logits.dtype != torch.bfloat16:
         return logits.float().numpy()
@@ -242,12 +240,12 @@ class Sampler:
 
     def sample(
         self,
-        logits: torch.Tensor,
-        keys: torch.Tensor,
-        positions: torch.Tensor,
+        logits: Tensor,
+        keys: Tensor,
+        positions: Tensor,
         how: RowSampling,
         unread: Collection[int] = (),
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         """Token ids [rows] and their log-probabilities [rows] under the untempered model.
 
         logits: [rows, vocab]; keys [rows, 2]; positions [rows] of the tokens being drawn.
@@ -261,12 +259,12 @@ class Sampler:
 
     def _drawn(
         self,
-        logits: torch.Tensor,
-        keys: torch.Tensor,
-        positions: torch.Tensor,
+        logits: Tensor,
+        keys: Tensor,
+        positions: Tensor,
         how: RowSampling,
         unread: Collection[int],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         rows = (logits[:, : self.num_tokens], keys, positions, *how.tensors)
         if self._by_row:
             return self._sample_by_row(how.ways, unread, rows)
@@ -280,15 +278,13 @@ class Sampler:
             logprobs = torch.where(how.filters, filtered[1], logprobs)
         return chosen, logprobs
 
-    def _sample_all(
-        self, ways: Ways, rows: Sequence[torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _sample_all(self, ways: Ways, rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         chosen, logprobs = in_tiles(self._tile_rows, partial(self._sample, ways), *rows)
         return chosen, logprobs
 
     def _sample_by_row(
-        self, ways: Ways, unread: Collection[int], rows: Sequence[torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, ways: Ways, unread: Collection[int], rows: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
         logits, keys, positions, *parameters = rows
         words = torch.stack(row_words(keys, positions), dim=1).tolist()
         numbers = [*zip(*(values.flatten().tolist() for values in parameters), strict=True)]
@@ -318,7 +314,7 @@ class Sampler:
         return chosen, logprobs
 
     def _draw_alone(
-        self, logits: torch.Tensor, words: tuple[int, int], is_greedy: bool, *way: Any
+        self, logits: Tensor, words: tuple[int, int], is_greedy: bool, *way: Any
     ) -> tuple[int, float] | None:
         """A row's token and its log-probability; None: ask the whole row."""
         mine = _wide(logits)
@@ -334,13 +330,13 @@ class Sampler:
     def _sample(
         self,
         ways: Ways,
-        logits: torch.Tensor,
-        keys: torch.Tensor,
-        positions: torch.Tensor,
-        greedy: torch.Tensor,
-        temperature: torch.Tensor,
-        *filters: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        logits: Tensor,
+        keys: Tensor,
+        positions: Tensor,
+        greedy: Tensor,
+        temperature: Tensor,
+        *filters: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         logits = logits.float()
         if not ways.draws:
             chosen = logits.argmax(-1)
@@ -352,7 +348,7 @@ class Sampler:
         logprobs = logits.log_softmax(-1).gather(1, chosen.unsqueeze(1)).squeeze(1)
         return chosen, logprobs
 
-    def stats(self, logits: torch.Tensor) -> dict[str, torch.Tensor]:
+    def stats(self, logits: Tensor) -> dict[str, Tensor]:
         """What was asked for of the untempered, unfiltered distribution: by name, [rows].
 
         logits: [rows, vocab].
@@ -362,18 +358,12 @@ class Sampler:
         values = in_tiles(self._tile_rows, self._compute_stats, logits[:, : self.num_tokens])
         return dict(zip(self._stats, values, strict=True))
 
-    def _compute_stats(self, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _compute_stats(self, logits: Tensor) -> tuple[Tensor, ...]:
         logprobs = logits.float().log_softmax(-1)
         return tuple(compute(logprobs) for compute in self._stats.values())
 
 
-def allow(
-    scaled: torch.Tensor,
-    ways: Ways,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
-) -> torch.Tensor:
+def allow(scaled: Tensor, ways: Ways, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """Logits [rows, tokens], -inf where top-k, top-p or min-p leaves a token out, in that order.
 
     top_k: [rows, 1], as the others; 0 for all tokens.
@@ -405,7 +395,7 @@ def draws_in_kernel(device: torch.device, attention: str) -> bool:
     return why_no_kernels(device, torch.float32) is None
 
 
-def _fused_draw() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+def _fused_draw() -> Callable[..., tuple[Tensor, Tensor]]:
     from beamwright.engine.draw_kernel import draw  # noqa: PLC0415 (loads Triton)
 
     return draw

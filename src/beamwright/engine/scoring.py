@@ -14,13 +14,7 @@ from operator import attrgetter
 
 from beamwright.engine.queue import PriorityQueue
 from beamwright.engine.timeline import Accounting, NullTimeline, Timeline
-from beamwright.errors import (
-    BeamwrightError,
-    CapacityError,
-    InputError,
-    LinkError,
-    NotFiniteError,
-)
+from beamwright.errors import BeamwrightError, CapacityError, InputError, LinkError, NotFiniteError
 from beamwright.models.load import no_more_memory
 from beamwright.protocols import Event, StepFailed, StepScored, Verifier
 from beamwright.tree import Node, Sees, by_root

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from beamwright.attention import KERNEL_BACKENDS
 from beamwright.attention.protocols import AttentionBackend
@@ -72,7 +73,7 @@ def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
         return False
 
 
-def _on_their_own(decoder: Decoder, batches: Sequence[int]) -> torch.Tensor:
+def _on_their_own(decoder: Decoder, batches: Sequence[int]) -> Tensor:
     """Hidden states of rows [rows, hidden] that see nothing but themselves, in batches."""
     generator, num_rows = torch.Generator().manual_seed(0), sum(batches)
     tokens = torch.randint(decoder.shape.vocab, (num_rows,), generator=generator)
@@ -85,9 +86,7 @@ def _on_their_own(decoder: Decoder, batches: Sequence[int]) -> torch.Tensor:
 class _OwnTokenOnly:
     """An `AttentionView` in which a token sees nothing but itself, sinks neither."""
 
-    def attend(
-        self, layer: int, query: torch.Tensor, key_value: torch.Tensor, sinks: Any = None
-    ) -> torch.Tensor:
+    def attend(self, layer: int, query: Tensor, key_value: Tensor, sinks: Any = None) -> Tensor:
         value = key_value[:, 1]
         return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
 
@@ -117,7 +116,7 @@ class _Rows:
         fused = draws_in_kernel(device, backend.name)
         self._sampler = Sampler(vocab, device, tile_rows=decoder.tile_rows, fused=fused)
 
-    def decode(self, rows: range) -> torch.Tensor:
+    def decode(self, rows: range) -> Tensor:
         """Noisy logits [rows, steps] of these rows, decoded together."""
         give_back()  # of the batch before
         token_bytes = self._decoder.shape.kv_bytes_per_token(self._decoder.dtype.itemsize)
@@ -143,7 +142,7 @@ class _Rows:
         model.store.recompute_segments = None  # no circle: its pool goes at once
         return torch.stack(drawn, dim=1)
 
-    def _draw(self, session: DecodeSession, rows: range, step: int) -> torch.Tensor:
+    def _draw(self, session: DecodeSession, rows: range, step: int) -> Tensor:
         """What the next token of each row leads to [rows]."""
         padding = [rows[0]] * (session.num_rows - len(rows))
         index = torch.tensor([*rows, *padding], device=self._decoder.device)

@@ -145,12 +145,7 @@ def advice(
 
 
 def _compared(
-    unit: str,
-    budget: float,
-    pools: Sequence[_Pool],
-    search: Sequence[Record],
-    name: str,
-    most: int,
+    unit: str, budget: float, pools: Sequence[_Pool], search: Sequence[Record], name: str, most: int
 ) -> dict[str, Any]:
     """Everything at what the search took of a unit, beside the vote."""
 

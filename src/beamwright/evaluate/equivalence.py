@@ -50,10 +50,7 @@ class AnswerChecker:
     """
 
     def __init__(
-        self,
-        deadline_s: float = 10.0,
-        command: Sequence[str] = _WORKER,
-        num_workers: int = 2,
+        self, deadline_s: float = 10.0, command: Sequence[str] = _WORKER, num_workers: int = 2
     ) -> None:
         self._deadline_s = deadline_s
         self._command = tuple(command)

@@ -15,15 +15,7 @@ from beamwright.errors import CapacityError
 from beamwright.kv.link import KVLog, Transfer
 from beamwright.kv.owner import SegmentOwner
 from beamwright.kv.pool import BlockLedger
-from beamwright.kv.segments import (
-    HostTier,
-    Lease,
-    Path,
-    Return,
-    Segment,
-    whole,
-    within_reach,
-)
+from beamwright.kv.segments import HostTier, Lease, Path, Return, Segment, whole, within_reach
 from beamwright.protocols import Direction
 
 

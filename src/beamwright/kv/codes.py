@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from beamwright.sections import KVDtype
 
@@ -30,12 +31,12 @@ class Grid:
 _GRIDS = {"int8": Grid(127, 7), "fp8": Grid(448, 9)}
 
 
-def powers(exponents: torch.Tensor) -> torch.Tensor:
+def powers(exponents: Tensor) -> Tensor:
     """2 ** exponents in float32, exactly (`pow` promises nothing)."""
     return ((exponents.to(torch.int32) + _BIAS) << _MANTISSA_BITS).view(torch.float32)
 
 
-def _on_grid(values: torch.Tensor, kept: KVDtype) -> tuple[torch.Tensor, torch.Tensor]:
+def _on_grid(values: Tensor, kept: KVDtype) -> tuple[Tensor, Tensor]:
     """Codes as numbers [..., head_dim], at least float32, and exponents [...]."""
     grid = _GRIDS[kept]
     low, high = _HALF_EXPONENTS[kept] if values.dtype == torch.float16 else _EXPONENTS
@@ -49,13 +50,13 @@ def _on_grid(values: torch.Tensor, kept: KVDtype) -> tuple[torch.Tensor, torch.T
     return scaled.to(torch.float8_e4m3fn).to(wide.dtype), exponents
 
 
-def rounded(values: torch.Tensor, kept: KVDtype) -> torch.Tensor:
+def rounded(values: Tensor, kept: KVDtype) -> Tensor:
     """Values [..., head_dim] as they will be read, in their dtype; a second time they stay."""
     codes, exponents = _on_grid(values, kept)
     return codes.mul_(powers(exponents).unsqueeze(-1)).to(values.dtype)
 
 
-def encoded(values: torch.Tensor, kept: KVDtype) -> tuple[torch.Tensor, torch.Tensor]:
+def encoded(values: Tensor, kept: KVDtype) -> tuple[Tensor, Tensor]:
     """Codes [..., head_dim] and exponents [...], a byte each."""
     codes, exponents = _on_grid(values, kept)
     if kept == "fp8":
@@ -63,15 +64,13 @@ def encoded(values: torch.Tensor, kept: KVDtype) -> tuple[torch.Tensor, torch.Te
     return codes.to(torch.int8), exponents.to(torch.int8)
 
 
-def decoded(
-    codes: torch.Tensor, exponents: torch.Tensor, kept: KVDtype, dtype: torch.dtype
-) -> torch.Tensor:
+def decoded(codes: Tensor, exponents: Tensor, kept: KVDtype, dtype: torch.dtype) -> Tensor:
     """What was `encoded`, in a model's dtype."""
     numbers = (codes.view(torch.float8_e4m3fn) if kept == "fp8" else codes).float()
     return numbers.mul_(powers(exponents).unsqueeze(-1)).to(dtype)
 
 
-def hadamard(head_dim: int) -> tuple[torch.Tensor, float]:
+def hadamard(head_dim: int) -> tuple[Tensor, float]:
     """A matrix [head_dim, head_dim] that spreads what is large in few dimensions over many.
 
     Of blocks as large as the power of two that divides head_dim. Its entries are powers of two, so

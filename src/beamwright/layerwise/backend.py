@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
+from torch import Tensor
 
 from beamwright.attention.dense import DenseAttention
 from beamwright.attention.protocols import AttentionBackend
@@ -36,12 +36,8 @@ class LayerwiseDecode(LayerStreams):
         self._inner = inner.decode_view(store, paths, tail, self.hold)
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key_value: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         """Attend to a layer that has arrived; its buffer takes the one after the next.
 
         Raises:
@@ -56,7 +52,7 @@ class LayerwiseDecode(LayerStreams):
         self.done(layer)
         return context
 
-    def keep_rows(self, rows: torch.Tensor) -> None:
+    def keep_rows(self, rows: Tensor) -> None:
         """All rows kept count as real, see `count_rows`."""
         self._inner.keep_rows(rows)
         kept = [self.placement.rows[row] for row in rows.tolist()]
@@ -90,12 +86,8 @@ class LayerwisePrefill(LayerStreams):
         store.landing = {}
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key_value: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         """Raises what `LayerwiseDecode.attend` does."""
         if layer == 0:
             # A batch of a few rows that would fit says nothing about all the others.

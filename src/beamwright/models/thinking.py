@@ -73,10 +73,7 @@ class ThoughtMarks:
 
     @classmethod
     def of(
-        cls,
-        tokenizer: Tokenizer,
-        encode: Callable[[str], list[int]],
-        token_bytes: Sequence[bytes],
+        cls, tokenizer: Tokenizer, encode: Callable[[str], list[int]], token_bytes: Sequence[bytes]
     ) -> ThoughtMarks | None:
         """Those of the first family whose tokens a tokenizer has; None: it marks no thoughts."""
         known = tokenizer.token_to_id

@@ -18,15 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from beamwright.errors import InputError
 from beamwright.io import describe_fault, read_file, write_whole
-from beamwright.page.events import (
-    RUN_FORMAT,
-    RUN_VERSION,
-    Event,
-    PageTree,
-    dotted,
-    end,
-    saved_run,
-)
+from beamwright.page.events import RUN_FORMAT, RUN_VERSION, Event, PageTree, dotted, end, saved_run
 from beamwright.tree import Node, SearchTree
 
 _PARTS = Path(__file__).parent / "web"

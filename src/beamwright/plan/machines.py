@@ -213,10 +213,7 @@ _EPYC_2CORE = HardwareProfile(
 )
 
 NAMED_PROFILES = MappingProxyType(
-    {
-        **{name: card_profile(card) for name, card in CARDS.items()},
-        _EPYC_2CORE.name: _EPYC_2CORE,
-    }
+    {**{name: card_profile(card) for name, card in CARDS.items()}, _EPYC_2CORE.name: _EPYC_2CORE}
 )
 
 

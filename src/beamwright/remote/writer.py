@@ -14,13 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from beamwright.counters import Counters, Progress
-from beamwright.engine.endings import (
-    StopFinder,
-    begins_thought,
-    delimiters,
-    row_limit,
-    text_before,
-)
+from beamwright.engine.endings import StopFinder, begins_thought, delimiters, row_limit, text_before
 from beamwright.engine.noise import lineage_key
 from beamwright.engine.row import Decoding, Decodings, Row, RowLimit
 from beamwright.errors import BeamwrightError, InputError, UnavailableError

@@ -41,10 +41,7 @@ class IndependentPaths(SearchPolicy):
     competes=False,
 )
 @strategy(
-    "best-of-n",
-    meaning="n independent paths, the best-scored answer",
-    commits=True,
-    competes=False,
+    "best-of-n", meaning="n independent paths, the best-scored answer", commits=True, competes=False
 )
 class BestOfN(IndependentPaths):
     """Every unfinished path goes on until it ends, or until the rounds are used up.

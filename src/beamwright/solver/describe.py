@@ -332,11 +332,7 @@ class Meter:
         return result.MemoryStats(settings.memory.split, *shares, moved.moves, moved.moved_bytes)
 
     def _warnings(
-        self,
-        run: TreeRun,
-        candidates: Sequence[Candidate],
-        chosen: Candidate,
-        settings: Settings,
+        self, run: TreeRun, candidates: Sequence[Candidate], chosen: Candidate, settings: Settings
     ) -> tuple[str, ...]:
         tree, remote = run.tree, self._machinery.remote
         graphs_failed = self._machinery.batch.graphs_failed

@@ -241,10 +241,7 @@ class Solver:
         return found
 
     def score_many(
-        self,
-        problem: Problem,
-        paths: Sequence[Sequence[str]],
-        **options: Unpack[ScoreOptions],
+        self, problem: Problem, paths: Sequence[Sequence[str]], **options: Unpack[ScoreOptions]
     ) -> tuple[Candidate, ...]:
         """What the verifier thinks of several paths, see `submit_score`: their scores in order.
 

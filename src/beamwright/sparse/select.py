@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from beamwright.attention.partial import round_up
 from beamwright.attention.shared import Entry, SharedSegments
@@ -24,7 +25,7 @@ _COLUMN_MULTIPLE = (
 _FORCED = 2**31 - 1
 
 
-def probabilities(scores: torch.Tensor) -> torch.Tensor:
+def probabilities(scores: Tensor) -> Tensor:
     """Softmax for each head, averaged over the heads of a group.
 
     scores [rows, kv_heads, group, columns], -inf where a row has no token; returns float32
@@ -37,9 +38,7 @@ def probabilities(scores: torch.Tensor) -> torch.Tensor:
     return weights.div_(total).mean(2)
 
 
-def choose(
-    wanted: torch.Tensor, seen: torch.Tensor, forced: torch.Tensor, count: int
-) -> torch.Tensor:
+def choose(wanted: Tensor, seen: Tensor, forced: Tensor, count: int) -> Tensor:
     """The `count` columns with the largest values, in order; of equal ones the later.
 
     wanted [rows, kv_heads, columns], float32 and not negative; seen, forced: masks that fit it, of
@@ -53,7 +52,7 @@ def choose(
     return (best & 0xFFFFFFFF).sort(-1).values
 
 
-def page_bounds(keys: torch.Tensor, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def page_bounds(keys: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
     """Smallest and largest of each dimension [items, kv_heads, pages, head_dim] in pages of 16.
 
     keys [items, kv_heads, tokens, head_dim]; seen: mask [items, tokens], which half-filled pages
@@ -67,7 +66,7 @@ def page_bounds(keys: torch.Tensor, seen: torch.Tensor) -> tuple[torch.Tensor, t
     return least, most
 
 
-def bounded(query: torch.Tensor, least: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
+def bounded(query: Tensor, least: Tensor, most: Tensor) -> Tensor:
     """The most that any key of a page may have as its product with a query (Quest).
 
     query [items, kv_heads, rows, head_dim]; returns [items, kv_heads, rows, tokens].
@@ -89,7 +88,7 @@ class _Keys:
             keys = store.keys_of(part.segment, part.visible)
             self._data[:, number, :, : part.visible] = keys.transpose(1, 2)
 
-    def layer(self, number: int) -> torch.Tensor:
+    def layer(self, number: int) -> Tensor:
         return self._data[number]
 
     def restore(self, tail: Tail) -> None:
@@ -114,7 +113,7 @@ class Selector:
         self.seen = self._stored
         self._shared = SharedSegments(store, paths, _Keys)
         self._queries = [self._shared.query_index(rows, 1) for rows in self._shared.slots.rows]
-        self._bounds: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._bounds: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._locate(paths)
 
     def close(self) -> None:
@@ -145,7 +144,7 @@ class Selector:
         self._places = torch.cat(places).to(self._home)
         self._in_pool = in_pool.view(len(paths), -1).to(self._store.compute_device)
 
-    def slots(self, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    def slots(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Places in the pool of columns [rows, kv_heads, count], see `SegmentStore.read`.
 
         Those of a tail's columns are some other token's of their row.
@@ -155,7 +154,7 @@ class Selector:
 
     # --- scores ------------------------------------------------------------------------------
 
-    def scores(self, layer: int, guess: torch.Tensor, foreseen: torch.Tensor) -> torch.Tensor:
+    def scores(self, layer: int, guess: Tensor, foreseen: Tensor) -> Tensor:
         """[rows, kv_heads, group, columns] by queries [rows, heads, head_dim]; -inf is no token.
 
         Of pages at most, by their bounds, in the place of each key's own. foreseen: rows that do
@@ -174,7 +173,7 @@ class Selector:
         own = F.pad(own, (0, -own.shape[-1] % _COLUMN_MULTIPLE), value=-torch.inf)
         return torch.cat([self._stored_scores(layer, guess, pages=pages), own], -1)
 
-    def _stored_scores(self, layer: int, query: torch.Tensor, *, pages: bool) -> torch.Tensor:
+    def _stored_scores(self, layer: int, query: Tensor, *, pages: bool) -> Tensor:
         rows, heads, head_dim = query.shape
         kv_heads = self._kv_heads
         group = heads // kv_heads
@@ -203,9 +202,7 @@ class Selector:
 
     # --- selections --------------------------------------------------------------------------
 
-    def select(
-        self, layer: int, rows: torch.Tensor, query: torch.Tensor, scores: torch.Tensor, count: int
-    ) -> torch.Tensor:
+    def select(self, layer: int, rows: Tensor, query: Tensor, scores: Tensor, count: int) -> Tensor:
         """Columns [rows, kv_heads, count] of so many tokens of each of these rows.
 
         query [rows, heads, head_dim], scores [rows, kv_heads, group, columns]: of these rows.
@@ -225,13 +222,13 @@ class Selector:
     def _best_of_pages(
         self,
         layer: int,
-        rows: torch.Tensor,
-        query: torch.Tensor,
-        bounds: torch.Tensor,
-        seen: torch.Tensor,
-        forced: torch.Tensor,
+        rows: Tensor,
+        query: Tensor,
+        bounds: Tensor,
+        seen: Tensor,
+        forced: Tensor,
         count: int,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Bounds choose candidates, their keys' own scores among them."""
         most = min(CANDIDATES * count, bounds.shape[-1])  # those of a row that sees fewer are none
         candidates = choose(probabilities(bounds), seen, forced, most)
@@ -252,9 +249,7 @@ class Selector:
         found = choose(probabilities(scores), there, sure, count)
         return candidates.gather(2, found)
 
-    def with_own(
-        self, columns: torch.Tensor, stored: torch.Tensor, own: Iterable[torch.Tensor]
-    ) -> list[torch.Tensor]:
+    def with_own(self, columns: Tensor, stored: Tensor, own: Iterable[Tensor]) -> list[Tensor]:
         """Stored keys, or keys and values, and in the tail's columns those of the tail."""
         at = columns - self._num_columns
         is_own = (at >= 0).unsqueeze(-1)

@@ -19,6 +19,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from beamwright.attention.partial import attend_few
 from beamwright.attention.protocols import AttentionView
@@ -40,10 +41,10 @@ class Selected:
     kv_heads, count, head_dim], but of a tail's. scores: that chose them.
     """
 
-    rows: torch.Tensor
-    columns: torch.Tensor
-    stored: torch.Tensor
-    scores: torch.Tensor
+    rows: Tensor
+    columns: Tensor
+    stored: Tensor
+    scores: Tensor
 
 
 Work = Callable[[], list[Selected]]
@@ -110,9 +111,9 @@ class SparseDecode:
         self._rule, self._rank, self._store, self._tail = rule, rank, store, tail
         self._layout, self._counts = store.pool.layout, store.counts
         # By layer, queries of the tokens of each row's step, the newest last [tokens, heads, dim].
-        self._queries: list[dict[int, torch.Tensor]] = [{} for _ in paths]
+        self._queries: list[dict[int, Tensor]] = [{} for _ in paths]
         self._live = [True] * len(paths)
-        self._guesses: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._guesses: dict[int, tuple[Tensor, Tensor]] = {}
         self._begun = False
         self._dense: TreeDecode | None = None
         self._selector: Selector | None = None
@@ -131,7 +132,7 @@ class SparseDecode:
                 segment.memory = {}
             self._queries.append({} if segment is None else segment.memory)
 
-    def foresee(self, layer: int, query: torch.Tensor) -> None:
+    def foresee(self, layer: int, query: Tensor) -> None:
         """The query that a layer would have if the one before it changed nothing."""
         self._begin_token()
         if self._classes and layer >= self._rule.full_layers:
@@ -139,12 +140,8 @@ class SparseDecode:
             self._rank.push(layer, partial(self._find, layer, guess, foreseen))
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key_value: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         if sinks is not None:
             raise InputError("--sparse knows no sinks")
         self._begin_token()
@@ -168,7 +165,7 @@ class SparseDecode:
             self._counts.sparse_forward_s -= self._counts.rank_waited_s - self._waited_s
         return context
 
-    def keep_rows(self, rows: torch.Tensor) -> None:
+    def keep_rows(self, rows: Tensor) -> None:
         """Compaction packs anew."""
         kept, paths = rows.tolist(), self._held_paths()
         self._close()
@@ -191,7 +188,7 @@ class SparseDecode:
     def _open(self, paths: list[Path]) -> None:
         self._paths = paths
         self._lengths = [sum(part.visible for part in path) for path in paths]
-        self._classes: dict[int, torch.Tensor] = {}
+        self._classes: dict[int, Tensor] = {}
         self._some_dense = False
 
     def _held_paths(self) -> list[Path]:
@@ -239,7 +236,7 @@ class SparseDecode:
             for layer in range(full_layers, self._layout.num_layers):
                 self._rank.push(layer, partial(self._find_predicted, layer))
 
-    def _selected(self, layer: int, query: torch.Tensor) -> list[Selected]:
+    def _selected(self, layer: int, query: Tensor) -> list[Selected]:
         """What each class of rows selects, with the own queries of KV heads that turn out to have
         another than was foreseen."""
         found = self._rank.take(layer)
@@ -267,7 +264,7 @@ class SparseDecode:
         self._guesses[layer] = self._predicted(layer, empty)
         return self._find(layer, *self._guesses[layer])
 
-    def _find(self, layer: int, guess: torch.Tensor, foreseen: torch.Tensor) -> list[Selected]:
+    def _find(self, layer: int, guess: Tensor, foreseen: Tensor) -> list[Selected]:
         """Select by these queries [rows, heads, head_dim], and have what is selected here.
 
         foreseen: rows [rows] that do not know the token's own key.
@@ -287,10 +284,10 @@ class SparseDecode:
             for (rows, columns, own), held in zip(chosen, stored, strict=True)
         ]
 
-    def _predicted(self, layer: int, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _predicted(self, layer: int, query: Tensor) -> tuple[Tensor, Tensor]:
         """Each row's query [rows, heads, head_dim] from those of its step so far, and a mask of
         the rows that have any; the others have this one."""
-        alike: dict[int, list[tuple[int, torch.Tensor]]] = {}
+        alike: dict[int, list[tuple[int, Tensor]]] = {}
         for row in torch.cat([*self._classes.values()]).tolist():
             known = self._queries[row].get(layer)
             if known is not None:
@@ -303,7 +300,7 @@ class SparseDecode:
             foreseen[rows] = True
         return guess, foreseen
 
-    def _attend(self, layer: int, query: torch.Tensor, found: Selected) -> torch.Tensor:
+    def _attend(self, layer: int, query: Tensor, found: Selected) -> Tensor:
         """Contexts [rows, heads, head_dim] of what was selected."""
         assert self._selector is not None
         own = (part[found.rows] for part in self._tail.read(layer))
@@ -320,7 +317,7 @@ class SparseDecode:
         return context.flatten(1, 2)
 
 
-def _every(query: torch.Tensor) -> torch.Tensor:
+def _every(query: Tensor) -> Tensor:
     """A mask of all rows of [rows, heads, head_dim]."""
     return torch.ones(len(query), dtype=torch.bool, device=query.device)
 

@@ -13,13 +13,7 @@ from beamwright.tree.node import (
     by_root,
 )
 from beamwright.tree.parting import Parting, first_other, round_digests, where_they_part
-from beamwright.tree.search_tree import (
-    SearchTree,
-    given_path,
-    repeated_tokens,
-    tree_hash,
-    unborn,
-)
+from beamwright.tree.search_tree import SearchTree, given_path, repeated_tokens, tree_hash, unborn
 
 __all__ = [
     "COMPLETE_STOPS", "Conversation", "Lineage", "Node", "NodeState", "Parting", "Problem",
