@@ -1,4 +1,4 @@
-"""Files of weights, one format per module: tensors by their Hugging Face names.
+"""Files of weights: tensors by their Hugging Face names.
 
 The own decoder's loader and the adapter over `transformers` both read through `StoredWeights`.
 Imports neither torch nor a format before one is opened.
@@ -6,12 +6,11 @@ Imports neither torch nor a format before one is opened.
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from beamwright.io import read_object
-from beamwright.models.formats.methods import GGUF, METHODS, check_method, quantisation
+from beamwright.models.formats.methods import GGUF, check_method, quantisation
 
 if TYPE_CHECKING:
     import torch
@@ -67,7 +66,7 @@ def open_checkpoint(place: Path) -> StoredWeights:
     if quantised is None:
         return files
     method = check_method(quantised)
+    from beamwright.models.formats.forms import FORMS  # noqa: PLC0415 - torch
     from beamwright.models.formats.quantised import QuantisedFiles  # noqa: PLC0415 - torch
 
-    form = import_module(f"{__name__}.{METHODS[method]}").FORM
-    return QuantisedFiles(files, form, quantised)
+    return QuantisedFiles(files, FORMS[method], quantised)

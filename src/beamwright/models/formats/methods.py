@@ -8,11 +8,8 @@ from typing import Any
 from beamwright.errors import UnsupportedModelError
 
 GGUF = ".gguf"
-METHODS = {
-    "awq": "awq", "gptq": "gptq", "compressed-tensors": "compressed", "fp8": "fp8",
-    "mxfp4": "mxfp4", "bitsandbytes": "bitsandbytes",
-}  # fmt: skip
-"""The modules that read a `quant_method`, each of which declares a FORM."""
+METHODS = ("awq", "gptq", "compressed-tensors", "fp8", "mxfp4", "bitsandbytes")
+"""What a `quant_method` may be, see `forms`."""
 _COMPRESSED = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 
 
@@ -25,7 +22,7 @@ def quantisation(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def check_method(quantised: Mapping[str, Any]) -> str:
-    """The key of METHODS that a `quantization_config` names.
+    """Which of METHODS a `quantization_config` names.
 
     Raises:
         UnsupportedModelError: for another one, and a variant that is not read.

@@ -1,6 +1,6 @@
 """Folders with `quantization_config`: what a projection's several tensors say, as one weight.
 
-A method declares a `Form` in a module of its own. Which projections are left plain (`ignore`,
+A method is a `Form` in the table of `forms`. Which projections are left plain (`ignore`,
 `modules_to_not_convert`, `dynamic`) is seen from their tensors: they have a plain weight.
 """
 
