@@ -1,7 +1,8 @@
 """Figures of pages, and the files they come from: `docs/figures/NAME.json`, as a command wrote it.
 
     python -m beamwright_lab.publish NAME...   takes results/NAME.json over, whole or, where there
-                                                is one, its `quoted`
+                                                is one, its `quoted`; of NAME = gpu-CARD the
+                                                rows of results/NAME/*.jsonl (gpu/check.py --out)
     python -m beamwright_lab.publish --write   writes the blocks of pages
     python -m beamwright_lab.publish           only says what pages lack
 
@@ -22,6 +23,7 @@ from typing import Any
 from beamwright_lab import pairs, tables
 from beamwright_lab.claims import Claim, asyncspade, decoupled, flashtts, lbs, markdown
 from beamwright_lab.common import RESULTS, say
+from beamwright_lab.gpu import published
 from beamwright_lab.models import shown
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +44,13 @@ def _whole(rows: Callable[[Found], str], name: str) -> str:
     found = read(name)
     return tables.with_origin(rows(found), found)
 
+
+def _on_card(shown: Callable[[Found], str]) -> str:
+    return shown(read(CARD))
+
+
+CARD = "gpu-h100"
+"""Whose figures pages have: made of the folder of that name in results."""
 
 PAPERS: Mapping[str, Sequence[Claim]] = {
     "lbs": lbs.CLAIMS,
@@ -70,6 +79,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "formats": lambda: _whole(lambda found: shown.format_rows(found["rows"]), "formats"),
     "adapter-speed": lambda: _whole(lambda found: shown.speed_rows(found["rows"]), "adapter_speed"),
     "plan": lambda: pairs.sample_block(read("pairs")),
+    **{f"gpu-{end}": partial(_on_card, shown) for end, shown in published.BLOCKS.items()},
     **{f"claims-{name}": partial(_claims, claims) for name, claims in PAPERS.items()},
 }
 """By name of a block, its markdown, made of any files (`read`)."""
@@ -115,8 +125,11 @@ def lacking() -> list[str]:
 
 
 def take_over(name: str) -> None:
-    """Put a result where blocks are made of it."""
-    found = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    """Put a result where blocks are made of it; of a check on a card (`gpu-...`), what it keeps."""
+    if name.startswith("gpu-"):
+        found = published.figures(RESULTS / name)
+    else:
+        found = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     facts = ("benchmark", "command", "commit", "machine")
     if "quoted" in found:
         found = {**{each: found[each] for each in facts}, **found["quoted"]}

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 
 import pytest
@@ -19,13 +19,14 @@ from beamwright_lab.gpu import (
     link,
     parity,
     peers,
+    published,
     roofline,
     search,
     simulator,
     speculation,
     trace,
 )
-from beamwright_lab.gpu.context import Context
+from beamwright_lab.gpu.context import Context, commit_of, digest, source_state
 from beamwright_lab.gpu.own_link import SMOKE, LinkBench
 from beamwright_lab.gpu.points import (
     first_points,
@@ -371,3 +372,53 @@ def test_a_device_or_a_card_that_is_not_there_is_one_line(tmp_path, monkeypatch,
         error = capsys.readouterr().err
         assert error.startswith(line)
         assert error.count("\n") == 1
+
+
+# --- what pages say --------------------------------------------------------------------------
+
+
+def a_call(file, commit, stage, **data):
+    """A call's rows on a card, as the check writes them."""
+    journal = Journal(file)
+    card = {"name": "NVIDIA A1", "driver_version": "5", "memory.total": "1000"}
+    versions = {"torch": "2", "triton": "3", "transformers": "5"}
+    facts = {"key": {}, "card": card, "versions": versions, "python": "3.12", "sources": commit}
+    for name in ("environment", stage):
+        journal.begin(name, {**facts, "date": "2026-11-26 10:00"}, goes_on=False)
+        for part, value in data.items() if name == stage else ():
+            journal.part(name, part, value)
+        journal.end(name, {"status": "ok", "error": None})
+
+
+def test_calls_on_a_card_become_the_tables_of_pages(tmp_path, monkeypatch):
+    monkeypatch.setattr(published, "commit_of", {"s1": "abc", "s2": None}.get)
+    step = {"model": "qwen2.5-1.5b", "batch": 64, "graphs": "auto", "step_ms": 3.0}
+    step |= {"tokens_per_s": 20000.0, "share_of_ceiling": 0.3, "exact": True}
+    fixed = {**step, "deterministic": True, "step_ms": 4.0}
+    a_call(tmp_path / "1.jsonl", "s1", "roofline", ceiling=3e12, steps=[{**step, "step_ms": 9.0}])
+    a_call(tmp_path / "2.jsonl", "s1", "roofline", ceiling=3e12, steps=[step, fixed])
+    search_row = {"what": "KV", "kv_share": 1.0, "generator": "qwen2.5-7b", "schedule": "locality"}
+    search_row |= {"s": 1.0, "tokens_per_s": 9.0, "verify_s": 0.5, "kv_peak_bytes": 8e6}
+    search_row |= {"io_share": 0.1, "exact": True, "tree_hash": "a", "cut": False}
+    half = {**search_row, "kv_share": 0.5, "tree_hash": "b"}
+    a_call(tmp_path / "3.jsonl", "s2", "search", rows=[search_row, half])
+    found = published.figures(tmp_path)
+    assert found["machine"]["card"] == "NVIDIA A1"
+    steps = published.steps(found)
+    assert "| qwen2.5-1.5b | 64 | 3.00 | 20,000 | 0.30 | 3.4 | true | 4.00 |  |" in steps
+    assert "commit abc" in steps
+    searches = published.searches(found)
+    assert "commit unknown, sources s2" in searches
+    assert "7B, 1.5B verifier, locality: half of it | 1.00 | 9 | 0.50 | 8 | 0.100 | false |" in (
+        searches
+    )
+    assert published.peers(found) == published.NOTHING
+    assert all(isinstance(shown(found), str) for shown in published.BLOCKS.values())
+    with pytest.raises(ValueError, match="on a card"):
+        published.figures(tmp_path / "empty")
+
+
+def test_a_commit_is_found_by_its_sources():
+    latest = commit_of(source_state()["sources"])
+    assert latest is None or len(latest) >= 7, "None where files have changed since"
+    assert digest({PurePosixPath("b"): b"1"}) != digest({PurePosixPath("a"): b"1"})

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import platform
+import shlex
 import sys
 import tempfile
 import traceback
@@ -139,6 +140,7 @@ def check(arguments: argparse.Namespace) -> int:
         "card": card(arguments.device),
         "python": platform.python_version(),
         "missing": missing,
+        "command": shlex.join(["python", "-m", "beamwright_lab.gpu.check", *sys.argv[1:]]),
         **source_state(),
     }
     journal.begin("environment", {"key": key, **facts}, goes_on=False)

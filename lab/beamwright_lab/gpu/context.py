@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import io
 import re
 import subprocess
+import tarfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from importlib import metadata
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from beamwright_lab.gpu.runner import Journal
@@ -197,26 +199,46 @@ def facts_now(device: str) -> dict[str, Any]:
 
 def source_state() -> dict[str, str | None]:
     """Which code is measured: the commit, where known, and a digest of the sources themselves."""
-    digest = hashlib.sha256()
     files = [*(_ROOT / "src").rglob("*.py"), *(_ROOT / "lab").rglob("*.py")]
-    for file in sorted(files):
-        digest.update(str(file.relative_to(_ROOT)).encode() + file.read_bytes())
-    return {"commit": _commit(), "sources": digest.hexdigest()[:12]}
+    found = {PurePosixPath(file.relative_to(_ROOT)): file.read_bytes() for file in files}
+    lines = _git("rev-parse", "--short=12", "HEAD")
+    return {"commit": lines.decode().strip() or None, "sources": digest(found)}
 
 
-def _commit() -> str | None:
+def digest(files: Mapping[PurePosixPath, bytes]) -> str:
+    """Twelve hex digits of files by their paths from the root."""
+    found = hashlib.sha256()
+    for path in sorted(files):
+        found.update(str(path).encode() + files[path])
+    return found.hexdigest()[:12]
+
+
+def commit_of(sources: str, among: int = 60) -> str | None:
+    """The latest commit with these sources, among the last ones here: what was measured may have
+    been a working tree whose git stood at an older commit."""
+    for commit in _git("log", f"-{among}", "--format=%h").decode().split():
+        packed = io.BytesIO(_git("archive", commit, "src", "lab"))
+        with tarfile.open(fileobj=packed) as tar:
+            members = [each for each in tar if each.isfile() and each.name.endswith(".py")]
+            files = {PurePosixPath(each.name): _bytes_of(tar, each) for each in members}
+        if digest(files) == sources:
+            return commit
+    return None
+
+
+def _bytes_of(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    stream = tar.extractfile(member)
+    return stream.read() if stream else b""
+
+
+def _git(*words: str) -> bytes:
+    """What git says of this checkout; nothing where there is none."""
+    command = ["git", *words]
     try:
-        done = subprocess.run(
-            ["git", "rev-parse", "--short=12", "HEAD"],
-            cwd=_ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=10,
-        )
+        done = subprocess.run(command, cwd=_ROOT, capture_output=True, check=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
+        return b""
+    return done.stdout
 
 
 def _version(name: str) -> str | None:

@@ -50,7 +50,7 @@ class Replay:
 
 
 class CudaGraphReplay(Replay):
-    """A `Replay` that captures each step once. Unmeasured: no GPU has run it yet.
+    """A `Replay` that captures each step once.
 
     The first run of a key is an ordinary one, which compiles kernels and makes library handles; the
     second is captured. Graphs share one pool: a step leaves its results in tensors from outside,

@@ -1,0 +1,366 @@
+"""What pages say of a card: `docs/figures/gpu-NAME.json`, made of a check's rows, and its tables.
+
+Predictions stand beside what was measured: a count of kernels and bytes, made before any card was
+at hand (2026-11-23), and a simulation of an H200 (2026-11-21).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+from beamwright_lab.common import table
+from beamwright_lab.gpu.context import commit_of
+from beamwright_lab.gpu.points import with_speedups
+from beamwright_lab.gpu.runner import OK, Journal
+
+Found = Mapping[str, Any]
+Row = dict[str, Any]
+CHECK = "python -m beamwright_lab.gpu.check"
+NOTHING = "Not measured."
+_LINE = 118
+
+PREDICTED_MS: Mapping[tuple[str, int], float] = {
+    **{("qwen2.5-1.5b", 1): 2.5, ("qwen2.5-1.5b", 16): 2.8, ("qwen2.5-1.5b", 64): 3.4},
+    **{("qwen2.5-1.5b", 256): 6.5, ("qwen2.5-0.5b", 1): 1.5, ("qwen2.5-0.5b", 16): 1.8},
+    **{("qwen2.5-0.5b", 64): 2.4, ("qwen2.5-0.5b", 256): 5.0},
+}
+"""Milliseconds a token with graphs on an H100, the host's time between iterations included."""
+
+PREDICTED_H200: Mapping[tuple[str, str], tuple[float, float]] = {
+    ("tree", "locality"): (81.17, 0.002),
+    ("tree", "in-gpu"): (87.03, 0.0),
+    ("dense", "locality"): (7.08, 0.015),
+    ("dense", "layerwise"): (1.0, 0.905),
+}
+"""OPT-6.7B, 64 paths, steps of 32, whole searches: over layer-wise with copies, and I/O share."""
+
+_KERNELS = {"qwen2.5-1.5b", "qwen2.5-7b", "opt-6.7b", "vocabulary of 151936"}
+_WORKS = {
+    *("draw", "decode, tree", "decode, tree of long steps", "decode, a copy each"),
+    "prefill behind a path",
+}
+_KEPT: Mapping[str, tuple[str, ...]] = {
+    "graphs": ("rows",),
+    "tests": ("summary",),
+    "roofline": ("ceiling", "steps", "hosts"),
+    "search": ("rows",),
+    "search-7b": ("rows",),
+    "peers": ("model", "n", "prompt", "tokens", "rows"),
+    "kernels": ("copy_gb_s", "product_tflops", "rows"),
+    "link": ("rates", "link_peaks", "own_transfers"),
+}
+_DROPPED = {"recorded", "warnings", "top", "round_s", "round_h2d_bytes", "round_d2h_bytes"}
+
+
+# --- taking over -----------------------------------------------------------------------------
+
+
+def figures(folder: Path) -> Row:
+    """Of all `*.jsonl` in a folder, in the order of their names, each a call's; the latest of a
+    stage counts, whole or not.
+
+    Raises:
+        ValueError: where nothing was measured on a card.
+    """
+    results: dict[str, dict[str, Any]] = {}
+    for file in sorted(folder.glob("*.jsonl")):
+        results |= Journal(file).results()
+    facts = results.pop("environment", {})
+    if not results or "driver_version" not in facts.get("card", {}):
+        raise ValueError(f"{folder}: no *.jsonl of a check on a card")
+    commits = {each["sources"]: commit_of(each["sources"]) for each in results.values()}
+    stages = {
+        name: {
+            "status": result["status"],
+            "error": result["error"],
+            "date": result["date"][:10],
+            "commit": commits[result["sources"]] or f"unknown, sources {result['sources']}",
+            "command": result.get("command", CHECK),
+            **_kept(name, result["data"]),
+        }
+        for name, result in results.items()
+    }
+    latest = max(stages.values(), key=lambda each: str(each["date"]))
+    return {
+        "benchmark": folder.name,
+        "command": CHECK,
+        "commit": latest["commit"],
+        "machine": {
+            "date": latest["date"],
+            "card": facts["card"]["name"],
+            "driver": facts["card"]["driver_version"],
+            "memory_mib": int(facts["card"]["memory.total"]),
+            "python": facts["python"],
+            **{name: facts["versions"][name] for name in ("torch", "triton", "transformers")},
+        },
+        "stages": stages,
+    }
+
+
+def _kept(stage: str, data: Found) -> Row:
+    names = ("points",) if stage.startswith("figures") else _KEPT.get(stage, ())
+    found = {name: data[name] for name in names if name in data}
+    if stage.startswith("figures"):
+        found["points"] = with_speedups(found.get("points", []))
+    for name, rows in found.items():
+        if isinstance(rows, list):
+            kept = rows if stage != "kernels" else filter(_is_quoted, rows)
+            found[name] = [
+                {key: value for key, value in row.items() if key not in _DROPPED} for row in kept
+            ]
+    return found
+
+
+def _is_quoted(kernel: Found) -> bool:
+    ours = kernel.get("backend", "").startswith("triton")
+    return ours and kernel["model"] in _KERNELS and kernel["work"] in _WORKS
+
+
+# --- tables ----------------------------------------------------------------------------------
+
+
+def _stage(found: Found, name: str, shown: Callable[[Found], str]) -> str:
+    """What is shown of a stage, under its command, day and commit."""
+    stage = found["stages"].get(name)
+    if stage is None:
+        return NOTHING
+    note = "" if stage["status"] == OK else f", {stage['status']}"
+    origin = f"`{CHECK} --only {name}`\n({stage['date']}, commit {stage['commit']}{note})"
+    return f"{origin}\n\n{shown(stage)}"
+
+
+def _wrapped(text: str) -> str:
+    return fill(text, _LINE, break_long_words=False, break_on_hyphens=False)
+
+
+def _table(rows: Sequence[Row]) -> str:
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    return table(rows, columns) if rows else NOTHING
+
+
+def machine(found: Found) -> str:
+    """The card in a sentence."""
+    facts = found["machine"]
+    packages = ", ".join(f"{name} {facts[name]}" for name in ("torch", "triton", "transformers"))
+    gigabytes = found["stages"]["roofline"]["ceiling"] / 1e9
+    return _wrapped(
+        f"One {facts['card']}, driver {facts['driver']}, {packages}; a copy within the card reads "
+        f"and writes {gigabytes:,.0f} GB/s."
+    )
+
+
+def sentence(found: Found) -> str:
+    """What a reader learns first."""
+    rows = {(row["model"], row["batch"]): row for row in _usual(found)}
+    row = rows["qwen2.5-1.5b", 64]
+    card = found["machine"]["card"].removeprefix("NVIDIA ")
+    return _wrapped(
+        f"One card has run it, an {card}: 64 paths of a 1.5B model's sizes, random weights, write "
+        f"{row['tokens_per_s']:,.0f} tokens a second, {row['share_of_ceiling']:.2f} of what its "
+        "memory's bandwidth allows."
+    )
+
+
+def _usual(found: Found) -> list[Found]:
+    """Decode steps with graphs and without `--deterministic`."""
+    steps: Sequence[Found] = found["stages"]["roofline"]["steps"]
+    return [
+        row
+        for row in steps
+        if "error" not in row and row["graphs"] == "auto" and not row.get("deterministic")
+    ]
+
+
+def steps(found: Found) -> str:
+    """Decode steps: ours, fixed tiles, the prediction."""
+
+    def shown(stage: Found) -> str:
+        rows = [row for row in stage["steps"] if "error" not in row]
+        fixed = {(r["model"], r["batch"]): r for r in rows if r.get("deterministic")}
+        plain = {(r["model"], r["batch"]): r for r in rows if r["graphs"] == "off"}
+        usual = sorted(_usual(found), key=lambda row: (row["model"], row["batch"]))
+        return _table([_beside(row, fixed, plain) for row in usual])
+
+    return _stage(found, "roofline", shown)
+
+
+def _beside(
+    row: Found, fixed: Mapping[tuple[str, int], Found], plain: Mapping[tuple[str, int], Found]
+) -> Row:
+    key = row["model"], row["batch"]
+    return {
+        "random weights of": row["model"],
+        "paths": row["batch"],
+        "ms a token": f"{row['step_ms']:.2f}",
+        "tokens/s": f"{row['tokens_per_s']:,.0f}",
+        "of the bandwidth": f"{row['share_of_ceiling']:.2f}",
+        "predicted ms": PREDICTED_MS.get(key),
+        "`exact`": _said(row.get("exact")),
+        "`--deterministic`, ms": _ms(fixed.get(key)),
+        "`--graphs off`, ms": _ms(plain.get(key)),
+    }
+
+
+def _ms(row: Found | None) -> str | None:
+    return None if row is None else f"{row['step_ms']:.2f}"
+
+
+def _said(value: bool | None) -> str | None:
+    return None if value is None else str(value).lower()
+
+
+def searches(found: Found) -> str:
+    """Whole searches; those with less and less KV side by side."""
+    large = found["stages"].get("search-7b", {}).get("rows", [])
+    return _stage(found, "search", lambda stage: _table(_searches([*stage["rows"], *large])))
+
+
+def _searches(rows: Sequence[Found]) -> list[Row]:
+    first: dict[str | None, str] = {}
+    found = []
+    for row in rows:
+        if row["what"] == "profile":
+            continue
+        if "error" in row:
+            found.append({"search": _name(row), "s": row["error"].partition(":")[0]})
+            continue
+        compared = row.get("kv_share") and row["exact"]
+        tree = row.get("tree_hash", "")
+        first.setdefault(row.get("generator"), tree)
+        found.append(
+            {
+                "search": _name(row),
+                "s": f"{row['s']:.2f}" + (", cut" if row.get("cut") else ""),
+                "tokens/s": f"{row['tokens_per_s']:,.0f}",
+                "verifier, s": f"{row['verify_s']:.2f}",
+                "KV on the card, MB": f"{row['kv_peak_bytes'] / 1e6:,.0f}"
+                if row.get("kv_share")
+                else None,
+                "I/O share": f"{row['io_share']:.3f}" if "io_share" in row else None,
+                "same tree": _said(tree == first[row["generator"]]) if compared else None,
+            }
+        )
+    return found
+
+
+def _name(row: Found) -> str:
+    if "kv_share" not in row:
+        return f"{row['what']}, n = {row['n']}" if "n" in row else str(row["what"])
+    size = row["generator"].rpartition("-")[2].upper()
+    shares = {1.0: "all the KV it wants", 0.5: "half of it", 0.25: "a quarter"}
+    return f"{size}, 1.5B verifier, {row['schedule']}: {shares[row['kv_share']]}"
+
+
+def one_step(found: Found) -> str:
+    """A replayed step by kernel, and the waits of the profiled search."""
+
+    def shown(stage: Found) -> str:
+        step = next((r["step"] for r in stage["rows"] if r.get("step", {}).get("kernels")), None)
+        if step is None:
+            return NOTHING
+        longer = zip(step["longer_waits_us"], step["busy_in_longer_waits_us"], strict=True)
+        waits = ", ".join(f"{1e-3 * w:.0f} ms (busy {1e-3 * b:.0f})" for w, b in longer)
+        said = (
+            f"{step['kernels_a_step']} kernels in {step['span_us']:,.0f} us, busy "
+            f"{step['busy_us']:,.0f}; {step['between_steps_us']} us between steps; longer waits: "
+            f"{waits or 'none'}."
+        )
+        return f"{_wrapped(said)}\n\n{_table(step['kernels'][:14])}"
+
+    return _stage(found, "search", shown)
+
+
+def peers(found: Found) -> str:
+    """`generate` of transformers beside ours."""
+
+    def shown(stage: Found) -> str:
+        own = stage["rows"][0]["tokens_per_s"]
+        rows = [
+            {
+                f"{stage['n']} paths of {stage['tokens']} tokens": row["side"],
+                "s": f"{row['s']:.2f}",
+                "tokens/s": f"{row['tokens_per_s']:,.0f}",
+                "of ours": f"{row['tokens_per_s'] / own:.2f}",
+            }
+            for row in stage["rows"]
+            if "error" not in row
+        ]
+        return _table(rows)
+
+    return _stage(found, "peers", shown)
+
+
+def kernels(found: Found) -> str:
+    """Our kernels alone, with a cold cache, beside the least that their bytes take."""
+
+    def shown(stage: Found) -> str:
+        columns = {"heads of": "model", "work": "work", "rows": "rows", "us": "us"}
+        columns |= {"least us": "floor_us", "share": "share_of_floor"}
+        return _table([{name: row[key] for name, key in columns.items()} for row in stage["rows"]])
+
+    return _stage(found, "kernels", shown)
+
+
+def link(found: Found) -> str:
+    """Our transfers beside the link's peak."""
+
+    def shown(stage: Found) -> str:
+        rows = [
+            {
+                "direction": own["direction"],
+                "peak, GB/s": f"{stage['link_peaks'][own['direction']] / 1e9:.1f}",
+                "our KV, GB/s": own["gb_s"],
+                "of the peak": own["efficiency"],
+                "hidden behind compute": own["hidden"],
+            }
+            for own in stage.get("own_transfers", [])
+        ]
+        return _table(rows)
+
+    return _stage(found, "link", shown)
+
+
+def points(found: Found) -> str:
+    """The LBS paper's searches, beside what was simulated for an H200."""
+    name = "figures-opt-6.7b"
+
+    def shown(stage: Found) -> str:
+        rows = []
+        for row in stage["points"]:
+            if "error" in row:
+                continue
+            side = row["layout"], row["variant"]
+            paper = (row["n"], row["step"], row["regime"]) == (64, 32, "paper")
+            factor, io_share = PREDICTED_H200.get(side, (None, None)) if paper else (None, None)
+            cut = "" if row["whole"] else f", cut at {row['tokens']} tokens"
+            rows.append(
+                {
+                    "OPT-6.7B": f"n = {row['n']}, {row['generate']} tokens{cut}",
+                    "KV, schedule": " ".join(side),
+                    "s": f"{row['time_s']:.1f}",
+                    "I/O share": f"{row['io_share']:.3f}",
+                    "simulated": io_share,
+                    "over layer-wise": row["speedup"],
+                    "simulated factor": factor,
+                }
+            )
+        return _table(rows)
+
+    return _stage(found, name, shown)
+
+
+BLOCKS: Mapping[str, Callable[[Found], str]] = {
+    "sentence": sentence,
+    "machine": machine,
+    "steps": steps,
+    "searches": searches,
+    "one-step": one_step,
+    "peers": peers,
+    "kernels": kernels,
+    "link": link,
+    "points": points,
+}
+"""By the end of a block's name, what it shows."""
