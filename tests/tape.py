@@ -122,11 +122,13 @@ def capturing(monkeypatch, tape):
         try:
             from beamwright.attention.kernels import launch
             from beamwright.engine import draw_kernel
+            from beamwright.models import fused
         except ImportError:
             kernels = []
         else:
             kernels = [(launch, "attend_parts"), (launch, "merge_rows")]
             kernels += [(draw_kernel, "draw_pieces"), (draw_kernel, "merge_pieces")]
+            kernels += [(fused, f"{name}_rows") for name in ("add_norm", "rotate", "gate")]
         for module, name in kernels:
             patch.setattr(module, name, Launched(getattr(module, name)))
         yield

@@ -7,11 +7,13 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from beamwright.attention.kernels import why_no_kernels
 from beamwright.attention.protocols import AttentionView, LooksAhead
 from beamwright.models.decoder import ROW_MULTIPLE, Decoder, Linear, by_rows, in_tiles
 from beamwright.models.formats.rows import StoredRows
@@ -67,6 +69,15 @@ _ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def fused_kernels(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
+    """`models.fused`, where it runs on such tensors on a card; torch's operations are the same."""
+    if device.type != "cuda" or why_no_kernels(device, dtype) is not None:
+        return None
+    from beamwright.models import fused  # noqa: PLC0415 (loads Triton)
+
+    return fused
+
+
 class DenseDecoder(Decoder):
     """A `Decoder` whose layers are the same two halves in every family.
 
@@ -81,6 +92,7 @@ class DenseDecoder(Decoder):
         self.dtype, self.device = weights.final_norm.weight.dtype, weights.final_norm.weight.device
         self.tile_rows, self.least_rows = tile_rows, ROW_MULTIPLE
         self._activate = _ACTIVATE[shape.activation]
+        self._fused = fused_kernels(self.device, self.dtype)
         self._cos, self._sin = self._rotary_tables()
 
     @property
@@ -98,21 +110,26 @@ class DenseDecoder(Decoder):
         rotary: tuple[Tensor, ...] = ()
         if weights.positions is not None:
             x = x + F.embedding(positions + (shape.learned_positions or 0), weights.positions)
+        elif self._fused is not None:
+            rotary = (positions,)
         else:
             rotary = (self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1))
         ahead = view if isinstance(view, LooksAhead) and view.looks_ahead else None
+        # Each half of a block ends with the norm of the next: they are one pass over its rows.
+        norms = [*(layer.attention_norm for layer in weights.layers), weights.final_norm]
+        normed = self._by_tile(partial(self._add_norm, norms[0]), x)[1]
         for number, layer in enumerate(weights.layers):
             if ahead is not None and number + 1 < len(weights.layers):
-                nearly = self._by_tile(
-                    partial(self._before, weights.layers[number + 1]), x, *rotary
-                )
-                ahead.foresee(number + 1, nearly[0])
-            query, key_value = self._by_tile(partial(self._before, layer), x, *rotary)
+                coming = partial(self._foreseen, weights.layers[number + 1])
+                ahead.foresee(number + 1, self._by_tile(coming, x, *rotary)[0])
+            query, key_value = self._by_tile(partial(self._before, layer), normed, *rotary)
+            del normed  # no memory beside what follows
             context: Tensor = view.attend(number, query, key_value)
             if read is not None and number == len(weights.layers) - 1:
                 x, context = x.index_select(0, read), context.index_select(0, read)
-            (x,) = self._by_tile(partial(self._after, layer), x, context)
-        return self._by_tile(lambda tile: (weights.final_norm(tile),), x)[0]
+            after = partial(self._after, layer, norms[number + 1])
+            x, normed = self._by_tile(after, x, context)
+        return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
         return by_rows(self.weights.lm_head, hidden, self.tile_rows, self.least_rows)
@@ -142,43 +159,70 @@ class DenseDecoder(Decoder):
     ) -> tuple[Tensor, ...]:
         return in_tiles(self.tile_rows, work, *tensors)
 
-    def _before(self, layer: Layer, x: Tensor, *rotary: Tensor) -> tuple[Tensor, Tensor]:
+    def _foreseen(self, layer: Layer, x: Tensor, *rotary: Tensor) -> tuple[Tensor, Tensor]:
+        return self._before(layer, self._add_norm(layer.attention_norm, x)[1], *rotary)
+
+    def _before(self, layer: Layer, normed: Tensor, *rotary: Tensor) -> tuple[Tensor, Tensor]:
         """Query [rows, heads, head_dim] and key and value [rows, 2, kv_heads, head_dim].
 
         Both are views of one tensor: who keeps a key and value keeps the query, too.
+        rotary: positions [rows] for the kernels, else cos and sin [rows, 1, head_dim].
         """
         shape = self.shape
-        heads = layer.qkv(layer.attention_norm(x)).view(x.shape[0], -1, shape.head_dim)
+        heads = layer.qkv(normed).view(len(normed), -1, shape.head_dim)
+        self._turn(layer, heads, *rotary)
+        key_value = heads[:, shape.heads :].unflatten(1, (2, shape.kv_heads))
+        return heads[:, : shape.heads], key_value
+
+    def _turn(self, layer: Layer, heads: Tensor, *rotary: Tensor) -> None:
+        """Norms and rotation of queries and keys, in place beside the values."""
+        shape = self.shape
+        if rotary and self._fused is not None:
+            sizes, tables = (shape.heads, shape.kv_heads), (self._cos, self._sin)
+            self._fused.rotate(heads, *sizes, *rotary, *tables, layer.query_norm, layer.key_norm)
+            return
         queries_keys = found = heads[:, : shape.heads + shape.kv_heads]
         if layer.query_norm is not None and layer.key_norm is not None:
             query = layer.query_norm(queries_keys[:, : shape.heads])
             key = layer.key_norm(queries_keys[:, shape.heads :])
             found = torch.cat([query, key], dim=1)
-        # In place, beside the values: nothing is stacked.
         if rotary:
             cos, sin = rotary
             swapped = found.roll(shape.head_dim // 2, dims=-1)
             torch.addcmul(found * cos, swapped, sin, out=queries_keys)
         elif found is not queries_keys:
             queries_keys.copy_(found)
-        key_value = heads[:, shape.heads :].unflatten(1, (2, shape.kv_heads))
-        return heads[:, : shape.heads], key_value
 
-    def _after(self, layer: Layer, x: Tensor, context: Tensor) -> tuple[Tensor]:
-        """The rest of a block, behind attention."""
-        x = x + layer.out(context.flatten(1))
+    def _after(
+        self, layer: Layer, follow: Norm, x: Tensor, context: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The rest of a block, behind attention, and the same as the norm that follows has it."""
+        delta = layer.out(context.flatten(1))
         if len(x) > _INNER_ROWS and x.device.type == "cpu":
+            x = x + delta
             for rows in x.split(_INNER_ROWS):
-                rows.add_(self._inside(layer, rows))
-            return (x,)
-        return (x + self._inside(layer, x),)
+                rows.add_(self._inside(layer, layer.mlp_norm(rows)))
+            return x, follow(x)
+        x, normed = self._add_norm(layer.mlp_norm, x, delta)
+        return self._add_norm(follow, x, self._inside(layer, normed))
 
-    def _inside(self, layer: Layer, x: Tensor) -> Tensor:
-        inner = layer.gate_up(layer.mlp_norm(x))
-        if self.shape.gated:
-            gate, up = inner.chunk(2, dim=-1)
-            return layer.down(self._activate(gate).mul_(up))
-        return layer.down(self._activate(inner))
+    def _inside(self, layer: Layer, normed: Tensor) -> Tensor:
+        inner = layer.gate_up(normed)
+        if not self.shape.gated:
+            return layer.down(self._activate(inner))
+        if self._fused is not None and self.shape.activation in self._fused.GATED:
+            return layer.down(self._fused.gated(inner, self.shape.activation))
+        gate, up = inner.chunk(2, dim=-1)
+        return layer.down(self._activate(gate).mul_(up))
+
+    def _add_norm(
+        self, norm: Norm, x: Tensor, delta: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """x + delta, which may be in place, and the same normalised."""
+        if self._fused is not None:
+            return x, self._fused.add_norm(x, delta, norm)
+        x = x if delta is None else x + delta
+        return x, norm(x)
 
     def _rotary_tables(self) -> tuple[Tensor, Tensor]:
         """cos and sin [context, head_dim]; sin's first half is negated: halves are swapped."""

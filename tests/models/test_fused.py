@@ -1,0 +1,268 @@
+"""A layer's elementwise work in Triton against torch's: on a GPU if there is one, else interpreted.
+
+`DenseDecoder` takes the kernels on a card; on a CPU a test puts them in.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton")
+
+from beamwright import Solver
+from beamwright.models import fused
+from beamwright.models.dense import DenseDecoder, Norm, fused_kernels
+from beamwright.models.shape import shape_from_text
+from beamwright.models.weights import random_weights
+from tape import FixedAttention, Tape, capturing, put_on_tape
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+ROWS = [1, 8, 40]
+SIZES = "layers=2,hidden=72,intermediate=100,vocab=64,context=64"
+FAMILIES = {
+    "llama": f"llama,{SIZES},heads=6,kv_heads=2,head_dim=12",
+    "qwen3": f"qwen3,{SIZES},heads=3,kv_heads=1,head_dim=16",
+    "opt": f"opt,{SIZES},heads=4",
+}
+
+
+@pytest.fixture(autouse=True)
+def rounds_to_nearest(monkeypatch):
+    """As cards do it; the interpreter cuts off what does not fit into bfloat16."""
+    if DEVICE == "cuda":
+        return
+    from triton import language
+    from triton.runtime import interpreter
+
+    convert = interpreter._convert_float
+
+    def rounded(numbers, source, target, mode):
+        if target != language.bfloat16:
+            return convert(numbers, source, target, mode)
+        found = torch.from_numpy(numbers.copy()).bfloat16()
+        return found.view(torch.uint16).numpy()
+
+    monkeypatch.setattr(interpreter, "_convert_float", rounded)
+
+
+def drawn(*size, dtype):
+    generator = torch.Generator().manual_seed(sum(size))
+    return torch.randn(*size, generator=generator).to(DEVICE, dtype)
+
+
+def norm_of(width, dtype, kind="rms"):
+    bias = drawn(width, dtype=dtype) if kind == "layer" else None
+    return Norm(kind, 1e-5, drawn(width, dtype=dtype) / 4 + 1, bias)
+
+
+def assert_close(found, expected, unequal=0.01):
+    """But for the last bit, and mostly with that one, too; in float32 sums have another order."""
+    step = torch.finfo(found.dtype).eps
+    half = found.dtype != torch.float32
+    torch.testing.assert_close(found, expected, rtol=2 * step, atol=(4 if half else 16) * step)
+    if half:
+        assert (found != expected).float().mean() <= unequal
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("kind", "width"), [("rms", 72), ("layer", 128), ("rms", 517)])
+def test_residual_and_norm(rows, kind, width, dtype):
+    x, delta = (drawn(rows + more, width, dtype=dtype)[more:] for more in (0, 1))
+    norm, whole = norm_of(width, dtype, kind), x + delta
+    expected = norm(whole)
+    alone = fused.add_norm(x[-1:].clone(), delta[-1:], norm)
+    found = fused.add_norm(x, delta, norm)
+    assert torch.equal(x, whole)
+    assert_close(found, expected)
+    assert torch.equal(found[-1:], alone), "a row follows the batch"
+    assert torch.equal(fused.add_norm(x, None, norm), found)
+    assert torch.equal(x, whole), "nothing was to be added"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(
+    ("queries", "keys", "head_dim", "normed"), [(6, 2, 16, False), (3, 1, 24, True)]
+)
+def test_rotation_and_norms_of_heads(rows, queries, keys, head_dim, normed, dtype):
+    shape = shape_from_text(f"qwen3,{SIZES},heads={queries},kv_heads={keys},head_dim={head_dim}")
+    decoder = DenseDecoder(shape, random_weights(shape, dtype, DEVICE, 0))
+    decoder._fused = None
+    norms = [norm_of(head_dim, dtype) for _ in range(2)] if normed else [None, None]
+    layer = decoder.weights.layers[0]
+    layer.query_norm, layer.key_norm = norms
+    positions = torch.arange(rows, device=DEVICE) % shape.context
+    tables = decoder._cos, decoder._sin
+    # More lies beside each row's heads than those that are turned.
+    wide = drawn(rows, queries + 3 * keys, head_dim, dtype=dtype)
+    expected, found = wide.clone(), wide.clone()
+    decoder._turn(layer, expected, *(table[positions].unsqueeze(1) for table in tables))
+    fused.rotate(found[:, : queries + 2 * keys], queries, keys, positions, *tables, *norms)
+    assert_close(found, expected)
+    assert torch.equal(found[:, queries + keys :], wide[:, queries + keys :])
+    alone = wide[-1:].clone()
+    fused.rotate(alone, queries, keys, positions[-1:], *tables, *norms)
+    assert torch.equal(alone, found[-1:]), "a row follows the batch"
+
+
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # the interpreter's
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 300])
+@pytest.mark.parametrize("kind", fused.GATED)
+def test_gates(rows, kind, dtype, monkeypatch):
+    monkeypatch.setattr(fused, "_PIECE", 64)
+    inner = 2 * drawn(rows, 2 * 100, dtype=dtype)
+    gate, up = inner.chunk(2, dim=-1)
+    tanh = {"approximate": "tanh" if kind == "gelu_tanh" else "none"}
+    expected = (F.silu(gate) if kind == "silu" else F.gelu(gate, **tanh)).mul_(up)
+    # Of gelu's negative side little is left in float32, and more of it here than torch leaves.
+    assert_close(fused.gated(inner, kind), expected, unequal=0.01 if kind == "silu" else 0.1)
+
+
+# --- in a decoder ----------------------------------------------------------------------------
+
+
+class OwnTokenOnly:
+    """A view in which every token sees itself only; it keeps what it was told to foresee."""
+
+    looks_ahead = False
+
+    def __init__(self, *, looks_ahead=False):
+        self.looks_ahead, self.foreseen = looks_ahead, []
+
+    def foresee(self, layer, query):
+        self.foreseen.append(query)
+
+    def attend(self, layer, query, key_value, sinks=None):
+        return query + key_value[:, 1].repeat_interleave(query.shape[1] // key_value.shape[2], 1)
+
+
+def both(name, dtype=torch.float32, tile_rows=None):
+    """A decoder with torch's operations, and one with the kernels, of the same weights."""
+    shape = shape_from_text(FAMILIES[name])
+    weights = random_weights(shape, dtype, DEVICE, 0)
+    decoders = [DenseDecoder(shape, weights, tile_rows) for _ in range(2)]
+    for decoder, kernels in zip(decoders, (None, fused), strict=True):
+        decoder._fused = kernels
+    return decoders
+
+
+def hidden_of(decoder, rows, view=None, read=None):
+    tokens = torch.arange(rows, device=DEVICE) % 60
+    return decoder.hidden(tokens, tokens + 3, view or OwnTokenOnly(), read)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_logits_are_torch_s(name, dtype):
+    plain, kernels = both(name, dtype)
+    expected, found = (decoder.logits(hidden_of(decoder, 12)) for decoder in (plain, kernels))
+    step = torch.finfo(dtype).eps
+    assert (found - expected).abs().max() <= 8 * step * expected.abs().max()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.inference_mode()
+def test_tiles_read_rows_first_layers_and_what_is_foreseen(name):
+    plain, kernels = both(name)
+    tiled = both(name, tile_rows=8)[1]
+    whole, read = hidden_of(kernels, 12), torch.tensor([3, 11, 0, 7], device=DEVICE)
+    torch.testing.assert_close(hidden_of(tiled, 12), whole)
+    torch.testing.assert_close(hidden_of(kernels, 12, read=read), whole[read])
+    firsts = [hidden_of(each.first_layers(), 12) for each in (plain, kernels)]
+    torch.testing.assert_close(*firsts)
+    views = [OwnTokenOnly(looks_ahead=True) for _ in range(2)]
+    torch.testing.assert_close(*map(hidden_of, (plain, kernels), (12, 12), views))
+    assert [len(view.foreseen) for view in views] == [1, 1]
+    for expected, found in zip(*(view.foreseen for view in views), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+VIEWS = {"view", "slice", "unsqueeze", "expand", "empty", "empty_like", "new_empty", "alias"}
+VIEWS |= {"t", "transpose", "_unsafe_view", "split", "detach", "flatten", "unflatten"}
+
+
+class NoWork:
+    """A view that launches nothing."""
+
+    def attend(self, layer, query, key_value, sinks=None):
+        return query
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the tape is the interpreter's")
+@pytest.mark.parametrize(("name", "launches"), [("llama", 8), ("qwen3", 8), ("opt", 7)])
+@torch.inference_mode()
+def test_launches_of_a_layer(name, launches, monkeypatch):
+    """Four products, two residuals with their norms, rotation, the gate; no read by the host.
+
+    OPT has one operation of torch's in the gate's place, and does not rotate. Beside the layers
+    there are the first norm and the lookup of tokens, and of OPT's positions: their sum, too.
+    """
+    decoder = both(name)[1]
+    tokens, tape = torch.arange(8), Tape()
+    with capturing(monkeypatch, tape), tape:
+        decoder.hidden(tokens, tokens, NoWork())
+    called = [each[0].func for each in tape.played]
+    names = [
+        getattr(getattr(func, "overloadpacket", None), "__name__", "kernel") for func in called
+    ]
+    beside = 5 if name == "opt" else 2
+    launched = [name for name in names if name not in VIEWS]
+    assert len(launched) == launches * decoder.shape.layers + beside, launched
+
+
+def tokens_of(monkeypatch, kernels, graphs):
+    """Of every node of a search; the replay, where steps are captured."""
+    found = []
+    options = {"verifier": "none", "n": 4, "width": 2, "max_rounds": 2, "step_tokens": 3}
+    options |= {"model": f"random:{FAMILIES['llama']}", "kv_memory": "64KiB", "ignore_eos": True}
+    solver = Solver(attention="reference", graphs=graphs, dtype="float32", **options)
+    solver.generator.decoder._fused = kernels
+    replay = None
+    if graphs == "on":
+        replay = put_on_tape(monkeypatch, solver, FixedAttention(solver.generator.backend))
+    solver.synthetic(9, on_round=lambda report: found.append(report.tree))
+    return [(node.token_ids, node.stop) for node in found[-1].nodes()], replay
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the solver of this test is on the CPU")
+def test_a_search_with_captured_steps_grows_torch_s_tree(monkeypatch):
+    expected, _ = tokens_of(monkeypatch, None, "off")
+    found, replay = tokens_of(monkeypatch, fused, "on")
+    assert found == expected
+    assert replay.num_played > replay.num_recorded
+
+
+def test_kernels_are_for_cards_and_their_dtypes(monkeypatch):
+    cuda = torch.device("cuda")
+    assert fused_kernels(cuda, torch.bfloat16) is fused
+    assert fused_kernels(cuda, torch.float64) is None
+    assert fused_kernels(torch.device("cpu"), torch.float32) is None, "nor to be interpreted"
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert fused_kernels(cuda, torch.bfloat16) is None
+
+
+def test_the_kernels_compile_for_cards_that_are_not_there(tmp_path):
+    """Nothing is spilled, and all loads but of a position are of 16 bytes."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    script = Path(__file__).parent / "compile_fused.py"
+    found = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), "80", "90"],
+        env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    for built in json.loads(found.stdout):
+        assert not built["spilled"], built
+        assert built["narrow_loads"] == ("rotate" in built["kernel"]), built
