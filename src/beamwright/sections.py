@@ -29,9 +29,6 @@ Explore = Literal["lockstep", "continuous", "decoupled"]
 # Whether children of finished steps are decoded before selection has chosen among those.
 Speculation = Literal["off", "exact", "truncate", "auto"]
 
-# Whose KV leaves the device first, see `schedule.eviction`.
-Victims = Literal["tree", "lru", "cost"]
-
 # Which tokens of a long path decoding attends to, see `sparse.rule`.
 Sparse = Literal["off", "exact", "pages", "quest", "ahead", "ahead-pages", "asyncspade"]
 
@@ -345,12 +342,6 @@ class ScheduleSettings(OpenSection):
     reuse: bool = option(True, "Keep what is on the device between steps.", recipe_only=True)
     evict: Literal["host", "recompute"] = option(
         "host", "Evicted KV comes back from host memory, or is computed again."
-    )
-    victims: Victims = option(
-        "tree",
-        "Whose KV leaves the device first: what the round does not use, then what it uses last "
-        "(tree); least recently used (lru, as vLLM); what is cheapest to bring back (cost).",
-        recipe_only=True,
     )
     link_bandwidth: units.Rate = option(
         None, "Throttle the link to this rate (emulated).", metavar="SIZE/s"

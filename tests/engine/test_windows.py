@@ -75,7 +75,7 @@ def test_trees_are_the_same_on_every_schedule(folder_of, kind, dtype):
     expected, tree = grow(solver)
     assert max(node.end for node in tree.nodes()) > 150
     need = solver.generator.store.device_peak_bytes
-    others = [{"max_batch": 3, "victims": "lru"}, {"attention": "dense"}]
+    others = [{"max_batch": 3}, {"attention": "dense"}]
     for changes in ({}, *(others if (kind, dtype) == ("1:1, 16", "float64") else [])):
         scarce = {"kv_memory": need // 4, "host_memory": "8MiB", **changes}
         some = tiny_solver(folder_of(kind), schedule="locality", **options, **scarce)

@@ -9,7 +9,7 @@ from beamwright.kv.segments import HostTier
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.streams import HostStreams
 
-HOST_OPTIONS = ("recompute", "share_loads", "victims")
+HOST_OPTIONS = ("recompute", "share_loads")
 
 
 @pytest.fixture

@@ -38,26 +38,6 @@ def test_dirty_segments_are_written_back_before_their_blocks_are_reused(tiers, l
     assert moved(store)[Direction.D2H] > 0
 
 
-@pytest.mark.parametrize(
-    ("victims", "recompute", "leaves"),
-    [("tree", False, 0), ("lru", False, 1), ("cost", False, 1), ("cost", True, 2)],
-)
-def test_who_leaves_first(tiers, layout, victims, recompute, leaves):
-    """A path of three segments, the second of which the host has, and the third ends early."""
-    store = tiers(device=6, victims=victims, recompute=recompute)
-    segments = [store.create(str(start), start) for start in (0, 8, 4)]
-    for segment, num_tokens in zip(segments, (8, 8, 5), strict=True):
-        store.append([segment], [values_of(layout, num_tokens, 0)])
-    store.write_back(segments[1:2])
-    for segment in segments:  # used one after the other, then all together
-        with store.lease({segment: 1}):
-            pass
-    segments[1].last_touch = segments[2].last_touch = segments[0].last_touch
-    if victims == "tree":
-        store.write_back(segments)
-    assert store._victims()[0] is segments[leaves]
-
-
 def test_unsealed_segments_store_whole_blocks_and_the_tail_later(tiers, layout):
     store = tiers()
     segment, _ = filled(store, 7)

@@ -1,6 +1,6 @@
 import random
 
-from beamwright.schedule.forest import cheapest_order, eviction_order, least_recent_order
+from beamwright.schedule.forest import eviction_order
 
 
 def test_unused_go_first_by_age_then_the_farthest_use():
@@ -26,15 +26,3 @@ def test_against_one_sort_by_the_whole_rule():
         assert eviction_order(keys, next_use, last_use) == slow
         slow.sort(key=lambda k: (k in next_use, k not in next_use and k not in stored))
         assert eviction_order(keys, next_use, last_use, stored) == slow
-
-
-def test_least_recent_first_then_the_deepest():
-    touch = {"prompt": 3, "step": 3, "leaf": 3, "old": 1}
-    start = {"prompt": 0, "step": 10, "leaf": 30, "old": 0}
-    assert least_recent_order([*touch], touch, start) == ["old", "leaf", "step", "prompt"]
-
-
-def test_what_is_not_used_then_what_is_cheapest_to_have_again():
-    cost = {"a": 2.0, "b": 1.0, "c": 1.5, "d": 1.5, "e": 0.5}
-    assert cheapest_order([*"abdc"], {}, cost) == [*"bdca"]
-    assert cheapest_order([*"abcde"], {"e": 1}, cost) == [*"bcdae"]

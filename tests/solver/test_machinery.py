@@ -134,7 +134,6 @@ def test_auto_grows_the_same_trees_whatever_it_has_and_whoever_is_beside(scored,
             "speculation": draw(["off", "exact", "auto", "auto"]),
             "explore": draw(["lockstep", "continuous", "decoupled"]),
             "split": draw(["auto", 0.4, 0.4]),
-            "victims": draw(["tree", "lru", "cost"]),
         }
         with scored(**options) as solver:
             found = dict(solver.solve_many(PROBLEMS, in_flight=draw([1, 2, "auto"])))

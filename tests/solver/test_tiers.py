@@ -35,7 +35,6 @@ FACTORS = {
     "planner": ["ranges", "greedy"],
     "attention": ["tree", "dense"],
     "evict": ["host", "recompute"],
-    "victims": ["tree", "lru", "cost"],
     "batching": ["continuous", "grouped"],
     "write_back": ["eager", "lazy"],
     "max_batch": [None, 1, 8],

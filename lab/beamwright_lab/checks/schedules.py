@@ -2,7 +2,7 @@
 
 A pairwise covering array of slots, batching, KV budget, problems in flight, how they share the
 device, executor, speculation, whether its steps are scored ahead, the split of KV between generator
-and verifier, the order of beams, and whose KV leaves. Each row takes its share of the problems in
+and verifier, and the order of beams. Each row takes its share of the problems in
 turn, so that the rows together run all of them. Compared with every problem alone, all KV on the
 device, plain executor. Float64: a row's bits do not depend on who is beside it where the machine's
 products do.
@@ -52,7 +52,6 @@ FACTORS: dict[str, list[Any]] = {
     "verify_ahead": ["slack", "never"],
     "split": ["auto", "0.2", "0.8"],
     "schedule": ["locality", "prefix"],
-    "victims": ["tree", "lru", "cost"],
 }
 SHARES = {"in-gpu": 1.0, "half": 0.5, "quarter": 0.25, "least": 0.0}
 COLUMNS = [*FACTORS, "equal", "trees", "kv_kib", "raised", "ahead", "h2d_mib", "d2h_mib", "seconds"]
@@ -81,7 +80,6 @@ class Compared:
             "speculation": row["speculation"],
             "verify_ahead": row["verify_ahead"],
             "split": row["split"],
-            "victims": row["victims"],
         }
         found, budget, raised = self._within(row, options, problems)
         solved = [each for each in found.values() if isinstance(each, Solution)]
@@ -173,7 +171,6 @@ FREE: dict[str, list[Any]] = {
     "attention": ["dense", "reference", None, None, None],
 }
 RECIPE: dict[str, list[Any]] = {
-    "victims": ["tree", "lru", "cost", None],
     "planner": ["greedy", None, None, None],
 }
 """What recipes say and command lines do not, of the schedule."""

@@ -44,7 +44,7 @@ _BASELINES = {layout: f"layerwise/{layout}" for layout in Layout}
 _OPTIONS = (
     "model", "dtype", "context", "weights", "verifier", "verifier_weights", "n", "width",
     "search", "seed", "step_tokens", "memory", "kv_memory", "split", "link_bandwidth",
-    "max_batch", "batching", "speculation", "verify_ahead", "write_back", "victims", "sparse",
+    "max_batch", "batching", "speculation", "verify_ahead", "write_back", "sparse",
     "select", "sparse_from", "kv_dtype",
 )  # fmt: skip
 
@@ -95,6 +95,10 @@ def simulate(
         None, "Replay what solve --record-tree wrote.", "FILE", "--recorded-tree"
     ),
     schedules: str = option(_ALL, _MEANINGS, "NAMES"),
+    victims: Literal["tree", "lru", "cost"] = option(
+        "tree",
+        "Whose KV leaves first: by the round, as in vLLM, or what is cheapest to have again.",
+    ),
     ablation: bool = option(
         False,
         "Locality with parts switched on one after another: inter-token alone; "
@@ -128,7 +132,12 @@ def simulate(
         machine = _machine(invocation, gpu)
         case = find_case(invocation, own, tree)
         compared = _Compared(
-            rows, ablation, named, all_schedules=schedules == _ALL, speculation=speculation
+            rows,
+            ablation,
+            named,
+            all_schedules=schedules == _ALL,
+            speculation=speculation,
+            victims=victims,
         )
         report = _report(invocation, machine, case, compared)
     if invocation.as_json:
@@ -208,6 +217,7 @@ class _Compared:
     engines: tuple[str, ...] | None
     all_schedules: bool
     speculation: Speculation
+    victims: Literal["tree", "lru", "cost"]
 
 
 def _report(
@@ -225,7 +235,7 @@ def _report(
             f"{generator.sizes.shape.context} tokens"
         )
     _, plan = split_memory(settings, models)
-    names = ("max_batch", "batching", "verify_ahead", "write_back", "victims")
+    names = ("max_batch", "batching", "verify_ahead", "write_back")
     # Parts stay unless something is said of them: so far nothing moves on a GPU.
     split = settings.memory.split if "split" in invocation.given else None
     moves = split if verifier is not None and isinstance(split, str) else None
@@ -241,6 +251,7 @@ def _report(
                 row.settings.model_copy(update=filled),
                 moves,
                 compared.speculation,
+                compared.victims,
                 bar.begin(name),
             )
             for name, row in chosen.items()
@@ -278,7 +289,7 @@ def _report(
         "speculation": compared.speculation,
         "verify_ahead": settings.schedule.verify_ahead,
         "write_back": settings.schedule.write_back,
-        "victims": settings.schedule.victims,
+        "victims": compared.victims,
         "max_batch": settings.schedule.max_batch,
         "schedule_options": dict(settings.schedule.model_extra or {}),
         "kv_bytes_per_token": generator.costs.kv_bytes_per_token,
@@ -301,6 +312,7 @@ def _simulate(
     schedule: ScheduleSettings,
     split: str | None,
     speculation: Speculation,
+    victims: Literal["tree", "lru", "cost"],
     progress: Progress,
 ) -> dict[str, Any] | None:
     """The search under one schedule; None if it does not fit."""
@@ -327,6 +339,7 @@ def _simulate(
             split=split,
             hardware=models.profile,
             speculation=speculation,
+            victims=victims,
             foresees=case.foresees,
         ),
         progress,

@@ -36,6 +36,7 @@ from beamwright_lab.simulator.costs import DeviceCosts, RooflineCosts
 from beamwright_lab.simulator.recorded import RecordedTree
 from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
 from beamwright_lab.simulator.verifier import VerifierCase
+from beamwright_lab.simulator.victims import Victims
 
 GIB = 2**30
 GENERATOR, VERIFIER = "llama-3.2-1b", "rlhflow-prm-8b"
@@ -45,7 +46,7 @@ SPLITS = {
     "rtx-4090": (0.125, 0.14, 0.16, 0.18, 0.20, 0.22, 0.24, 0.26, 0.28, 0.29),
     "a100-80gb": (0.05, 0.06, 0.08, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.7),
 }
-VICTIMS = ("lru", "tree", "cost")
+VICTIMS: tuple[Victims, ...] = ("lru", "tree", "cost")
 USABLE = 0.95  # of the card, as in the thesis
 N, WIDTH, MOST_DEPTH = 16, 4, 40
 PROMPT, STEP, SPREAD, SHORTEST, LONGEST = 200, 40, 0.6, 200, 900
@@ -154,6 +155,7 @@ def run(
     card: HardwareProfile,
     memory: Memory,
     in_flight: int,
+    victims: Victims = "tree",
     **schedule: Any,
 ) -> Found | None:
     """All searches, so many at a time; None if one does not fit."""
@@ -172,6 +174,7 @@ def run(
             schedule=settings,
             step=StepSettings(max_step_tokens=most),
             verifier=VerifierCase(models[1], costs[1], memory.verifier),
+            victims=victims,
         )
         for tree in trees
     ]
@@ -343,12 +346,11 @@ class Study:
     fastest: dict[str, Found] = field(default_factory=dict)
     calm: dict[tuple[str, int, float], Found] = field(default_factory=dict)
 
-    def add(self, card: str, in_flight: int, victims: str, split: float) -> None:
+    def add(self, card: str, in_flight: int, victims: Victims, split: float) -> None:
         start, profile = time.perf_counter(), find_profile(card)
         memory, found = Memory.of(profile, split), self.calm.get((card, in_flight, split))
         if found is None and min(memory.generator, memory.verifier) > 0:
-            schedule = {"victims": victims, "evict": self.evict}
-            found = run(self.trees, profile, memory, in_flight, **schedule)
+            found = run(self.trees, profile, memory, in_flight, victims, evict=self.evict)
         if found is not None and found.is_calm:
             self.calm[card, in_flight, split] = found
         self.rows.append(split_row(card, in_flight, victims, split, memory, found))

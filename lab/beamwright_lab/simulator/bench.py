@@ -46,6 +46,7 @@ from beamwright_lab.simulator.residency import SimulatedPrefill, SimulatedReside
 from beamwright_lab.simulator.scripted_rows import Moments, ScriptedRows
 from beamwright_lab.simulator.split import moving_split
 from beamwright_lab.simulator.verifier import SimulatedVerifier, VerifierCase
+from beamwright_lab.simulator.victims import TIERS, Victims
 
 _TAIL_TOKENS = {Layout.DENSE: 64, Layout.TREE: 256}  # as in `attention`
 _NO_LIMIT = 2**62
@@ -62,6 +63,7 @@ class Simulation:
     None where their parts stay. hardware: what `roofline` reckons with.
     speculation: in the place of the schedule's, whose default depends on a real machine's clock.
     foresees: who says beforehand what selection may extend, see `ReplayStrategy`.
+    victims: whose KV leaves first, see `simulator.victims`.
     overlap: the verifier scores beside decoding (`simulator.lanes`); memory does not move then.
     """
 
@@ -77,6 +79,7 @@ class Simulation:
     split: str | None = None
     hardware: HardwareProfile | None = None
     speculation: Speculation = "off"
+    victims: Victims = "tree"
     foresees: Foresees | None = None
     overlap: bool = False
 
@@ -315,7 +318,7 @@ class Bench:
         )
         schedule = case.schedule
         recompute = schedule.evict == "recompute"
-        return HostTier(ledger, self.link, recompute, schedule.inter_beam, schedule.victims)
+        return TIERS[case.victims](ledger, self.link, recompute, schedule.inter_beam)
 
     def _most_bytes(self) -> int | None:
         """How far a budget can grow; None where it stays."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from beamwright.counters import Counters
 from beamwright.engine.timeline import Timeline
@@ -22,6 +22,7 @@ from beamwright.models.tree_model import (
 from beamwright.solver.solution import CacheStats
 from beamwright_lab.simulator.clock import VirtualClock
 from beamwright_lab.simulator.costs import DeviceCosts
+from beamwright_lab.simulator.victims import LeastRecent
 
 
 class SimulatedResidency(CacheManager):
@@ -39,6 +40,17 @@ class SimulatedResidency(CacheManager):
     ) -> None:
         super().__init__(device, host, copies_per_beam=copies_per_beam, log=log)
         self._clock, self._costs = clock, costs
+
+    def extend(self, segment: Segment, num_tokens: int) -> None:
+        super().extend(segment, num_tokens)
+        if isinstance(self.host, LeastRecent):
+            self.host.touch(segment.every, self._tick)
+
+    def _touch(self, needs: Iterable[Segment]) -> None:
+        super()._touch(needs)
+        if isinstance(self.host, LeastRecent):
+            held = (segment for segment in self._present.values() if segment.pins)
+            self.host.touch([*needs, *held], self._tick)
 
     def copy_on_device(self, source: Sequence[int], destination: Sequence[int]) -> None:
         del destination

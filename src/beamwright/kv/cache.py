@@ -77,7 +77,6 @@ class CacheManager(SegmentOwner):
         self.reserve({segment: segment.length + num_tokens})
         for each in segment.every:
             each.length += num_tokens
-            each.last_touch = self._tick
             if num_tokens and each.length == num_tokens:
                 self._placed(each)
 
@@ -344,11 +343,7 @@ class CacheManager(SegmentOwner):
     def _touch(self, needs: Iterable[Segment]) -> None:
         self._tick += 1
         for segment in needs:
-            segment.last_use = segment.last_touch = self._tick
-        if self.host is not None and self.host.victims == "lru":
-            for segment in self._present.values():
-                if segment.pins:
-                    segment.last_touch = self._tick
+            segment.last_use = self._tick
 
     def _missing_blocks(self, segment: Segment, copies: int) -> int:
         missing = max(0, copies - len(segment.copies)) if segment.length else 0

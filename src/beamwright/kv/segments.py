@@ -16,8 +16,7 @@ from beamwright.kv.link import Link, Transfer
 from beamwright.kv.pool import BlockLedger
 from beamwright.kv.streams import Piece
 from beamwright.protocols import Direction
-from beamwright.schedule.forest import cheapest_order, eviction_order, least_recent_order
-from beamwright.sections import Victims
+from beamwright.schedule.forest import eviction_order
 
 
 class Return(Enum):
@@ -51,8 +50,7 @@ class Segment:
     host_blocks, host_length: blocks on the host, and how many tokens they hold or will hold once
         `transfers` have finished.
     pins: copies that may not be evicted. pinned_blocks: what `tally` counts of it for them.
-    last_use: tick of the last lease that named it. last_touch: tick at which it was last leased,
-        written or held.
+    last_use: tick of the last lease that named it.
     start: position of its first token in the path.
     transfers: what is under way; they are waited for, or cancelled, before blocks change hands.
     source: how to compute the KV again.
@@ -67,7 +65,6 @@ class Segment:
     host_length: int = 0
     pins: int = 0
     last_use: int = 0
-    last_touch: int = 0
     start: int = 0
     freed: bool = False
     transfers: list[Transfer] = field(default_factory=list)
@@ -250,14 +247,12 @@ class HostTier:
     recompute: evicted segments are not kept on the host; they are computed again.
     share_loads: several copies of a segment cross the link once; otherwise each on its own
         (no inter-beam locality, LBS Fig. 10b).
-    victims: who leaves the device first (`schedule.forest`).
     """
 
     ledger: BlockLedger
     link: Link
     recompute: bool = False
     share_loads: bool = True
-    victims: Victims = "tree"
 
     def store(self, segment: Segment, until: int, device: BlockLedger) -> None:
         """Start storing blocks up to token `until`, from the first incomplete one on.
@@ -294,20 +289,6 @@ class HostTier:
         next_use: groups until the next use; absent if the rest of the round has none.
         """
         leaving = list(segments)
-        if self.victims == "lru":
-            last_touch = {segment: segment.last_touch for segment in leaving}
-            return least_recent_order(leaving, last_touch, {s: s.start for s in leaving})
         last_use = {segment: segment.last_use for segment in leaving}
         stored = frozenset(segment for segment in leaving if segment.stored)
-        order = eviction_order(leaving, next_use, last_use, stored)
-        if self.victims == "tree":
-            return order
-        # What it costs to have a segment again, per block that its leaving frees: in tokens to
-        # compute, or in blocks to copy, back, and to the host if they are not there.
-        cost: dict[Segment, float] = {}
-        for segment in order:
-            blocks = segment.blocks_for(segment.length)
-            missing = blocks - segment.host_length // segment.block_tokens
-            copied = 1 + (0 if segment.stored else missing / blocks)
-            cost[segment] = segment.length / blocks if self.recompute else copied
-        return cheapest_order(order, next_use, cost)
+        return eviction_order(leaving, next_use, last_use, stored)

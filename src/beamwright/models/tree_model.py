@@ -39,7 +39,6 @@ from beamwright.models.decoder import Decoder, padded_rows
 from beamwright.models.load import is_out_of_memory
 from beamwright.models.session import DecodeSession
 from beamwright.models.shape import ModelShape
-from beamwright.sections import Victims
 
 PREFILL_CHUNK_TOKENS = 256
 _BATCH_PADDED_TOKENS = 4096
@@ -167,7 +166,6 @@ class HostOptions:
     link: Link
     recompute: bool = False
     share_loads: bool = True
-    victims: Victims = "tree"
 
 
 StoreMaker = Callable[[KVLayout, ByteBudget, torch.device], SegmentStore]
@@ -240,7 +238,7 @@ class TreeModel:
                 hint = "raise --host-memory, or use --evict recompute"
                 budget = ByteBudget(host.budget_bytes, "host KV budget", hint)
                 there = BlockPool(layouts, budget, pinned=decoder.device.type == "cuda")
-                tier = HostTier(there, host.link, host.recompute, host.share_loads, host.victims)
+                tier = HostTier(there, host.link, host.recompute, host.share_loads)
             copies = backend.copies_per_beam
             self.store = SegmentStore(pool, tier, copies_per_beam=copies, log=log)
         self.store.recompute_segments = self._recompute

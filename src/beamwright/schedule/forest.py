@@ -3,7 +3,7 @@
 Knows KVDemand and arithmetic; no device, no policy. All of it rests on depth-first order: what
 two beams share is the least that neighbours share anywhere between them, so the union of a
 contiguous range is a difference of two prefix sums. The order in which KV leaves the device stands
-here, too (`--victims`: `eviction_order` is tree, `least_recent_order` lru, `cheapest_order` cost).
+here, too.
 """
 
 from __future__ import annotations
@@ -151,23 +151,3 @@ def eviction_order(
     if stored:
         unused.sort(key=lambda key: key not in stored)
     return unused + wanted
-
-
-def least_recent_order(
-    candidates: Iterable[K], last_touch: Mapping[K, int], start: Mapping[K, int]
-) -> list[K]:
-    """vLLM's order: least recently used first; of those, the one behind the longest prefix.
-
-    last_touch: a tick that grows. start: tokens before it in its path.
-    """
-    return sorted(candidates, key=lambda key: (last_touch[key], -start[key]))
-
-
-def cheapest_order(
-    order: Sequence[K], next_use: Mapping[K, int], return_cost: Mapping[K, float]
-) -> list[K]:
-    """What the rest of the round does not use, then the others; of each the cheapest first.
-
-    order: decides between those that cost the same. return_cost: of having it again, per block.
-    """
-    return sorted(order, key=lambda key: (key in next_use, return_cost[key]))

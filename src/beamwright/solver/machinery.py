@@ -84,7 +84,6 @@ class HostShares:
             link(),
             recompute=schedule.evict == "recompute",
             share_loads=schedule.inter_beam,
-            victims=schedule.victims,
         )
         rest = total - generator.budget_bytes
         return cls(generator, replace(generator, budget_bytes=rest, link=link()))

@@ -210,10 +210,6 @@ class SolverOptions(RequestOptions, total=False):
     """Keep what is on the device between steps."""
     evict: Literal["host", "recompute"]
     """Evicted KV comes back from host memory, or is computed again."""
-    victims: Literal["tree", "lru", "cost"]
-    """Whose KV leaves the device first: what the round does not use, then what it uses last
-    (tree); least recently used (lru, as vLLM); what is cheapest to bring back (cost).
-    """
     link_bandwidth: int | str | None
     """Throttle the link to this rate (emulated)."""
     max_batch: int | None

@@ -52,7 +52,7 @@ BatchProblem = tuple[str | int, str, dict[str, Any]]
 _GROUPING = ("planner", "balance")  # read by the locality schedule alone
 IGNORED = {
     "in-gpu": (
-        *_GROUPING, "inter_beam", "prefetch", "reuse", "evict", "victims", "link_bandwidth",
+        *_GROUPING, "inter_beam", "prefetch", "reuse", "evict", "link_bandwidth",
         "host_memory",
     ),
     "layerwise": _GROUPING,
@@ -61,7 +61,7 @@ IGNORED = {
 
 _NOT_REMOTE = (
     "weights", "top_logprobs", "split", "schedule", *_GROUPING, "inter_beam", "prefetch", "reuse",
-    "evict", "victims", "link_bandwidth", "batching", "speculation", "verify_ahead", "write_back",
+    "evict", "link_bandwidth", "batching", "speculation", "verify_ahead", "write_back",
     "graphs", "sparse", "drafts", "probe_every",
 )  # fmt: skip
 """Options that are of the generator's KV, or of what it computes."""
