@@ -19,8 +19,7 @@ from beamwright.errors import BeamwrightError
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import wilson_interval
 from beamwright.evaluate.problems import Problem, load_problems
-from beamwright.search.choose import Choice, choose, seeded
-from beamwright.search.contest import CONTESTS
+from beamwright.search.choose import CONTESTS, Choice, choose, seeded
 from beamwright.solver.comparison import Comparison, comparer_of
 from beamwright.solver.describe import ballots
 from beamwright_lab.common import finish, say, table

@@ -3,8 +3,13 @@ from dataclasses import replace
 import pytest
 
 from beamwright.schedule.forest import Forest
-from beamwright.schedule.ranges import estimated_loads, inner_orders, plan_ranges, shared_classes
-from beamwright.schedule.sweep import Sweep
+from beamwright.schedule.ranges import (
+    Sweep,
+    estimated_loads,
+    inner_orders,
+    plan_ranges,
+    shared_classes,
+)
 from schedule.forests import (
     GROUP_SIZES,
     allowed,

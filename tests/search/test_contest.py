@@ -1,7 +1,6 @@
 import pytest
 
-from beamwright.search.choose import seeded
-from beamwright.search.contest import listwise, mean_shares, pairwise
+from beamwright.search.choose import listwise, mean_shares, pairwise, seeded
 
 
 def play(contest, judge):

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from beamwright.errors import CapacityError, DeviceMemoryError, InputError
-from beamwright.search.choose import Choice
-from beamwright.search.contest import CONTESTS, Shares, Shown, mean_shares
+from beamwright.search.choose import CONTESTS, Choice, Shares, Shown, mean_shares
 from beamwright.solver.machinery import Machinery
 from beamwright.tree import Node, Problem
 from beamwright.verify.compare import Comparer, Question
@@ -47,7 +46,7 @@ def check_compares(machinery: Machinery, how: Choice | None) -> None:
 
 
 class Comparison:
-    """seeds: candidates' places, one for each answer, see `search.contest`. texts: what each says.
+    """seeds: candidates' places, one for each answer, see `search.choose`. texts: what each says.
 
     chosen: the winner's place; None until it is known. warnings: why the majority stands, or did
     in some comparison.

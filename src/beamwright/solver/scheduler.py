@@ -31,8 +31,7 @@ from beamwright.errors import (
 from beamwright.protocols import RoundCallback, SchedulePolicy
 from beamwright.saved.checkpoint import CheckpointWriter
 from beamwright.search import round_rng
-from beamwright.search.choose import seeded
-from beamwright.search.contest import CONTESTS
+from beamwright.search.choose import CONTESTS, seeded
 from beamwright.search.reading import make_answers
 from beamwright.solver.comparison import Comparison, comparer_of
 from beamwright.solver.describe import (

@@ -4,7 +4,7 @@ What it is asked is data (`compare.yaml`). Its reply is begun for it, and how li
 to follow is read from the logits: a question costs its prefill and no decoding, and no second model
 is in memory. Thoughts are left out. The problem, and all that stands before it, is read from the
 prompt's KV on the tree; of the candidates none is: KV belongs to a position, and every question has
-them elsewhere. Knows one model; which questions are asked is `search.contest`'s affair.
+them elsewhere. Knows one model; which questions are asked is `search.choose`'s affair.
 """
 
 from __future__ import annotations

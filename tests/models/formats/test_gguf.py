@@ -17,7 +17,7 @@ from beamwright.attention import make_attention
 from beamwright.errors import InputError, UnsupportedModelError
 from beamwright.models.config import read_shape, resolve_folder
 from beamwright.models.formats import open_checkpoint
-from beamwright.models.formats.blocks import PARTS
+from beamwright.models.formats.gguf import PARTS
 from beamwright.models.formats.header import BLOCKS, KEPT, read_header
 from beamwright.models.grouped import GroupedLinear, JoinedLinear
 from beamwright.models.load import inspect_model, load_model
