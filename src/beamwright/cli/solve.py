@@ -248,7 +248,7 @@ def _write_files(files: Mapping[str, Path], solution: Solution, timeline: Timeli
     """What shows the search, by the names of their options."""
     for name, file in files.items():
         if name == "trace" and timeline is not None:
-            from beamwright.evaluate.trace_file import write_trace
+            from beamwright.engine.timeline import write_trace
 
             write_trace(timeline, file, _title(solution))
         elif name == "tree":

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from beamwright.engine.timeline import TRACKS, NullTimeline, Timeline
+from beamwright.engine.timeline import TRACKS, NullTimeline, Timeline, write_trace
 from beamwright.errors import InputError
-from beamwright.evaluate.trace_file import write_trace
 
 
 @pytest.fixture
