@@ -17,7 +17,7 @@ from triton.compiler import ASTSource
 
 from beamwright.models import fused
 
-TYPES = {"eps": "fp32", "adds": "i32", "row_stride": "i32", "positions": "*i64"}
+TYPES = {"eps": "fp32", "adds": "i32", "positions": "*i64"}
 # hidden, heads of queries, turned heads, width of an MLP; of a 7B, and of no power of two
 MODELS = {"*bf16": (3584, 28, 32, 18944), "*fp32": (2560, 30, 33, 6912)}
 
@@ -30,6 +30,7 @@ def cases(hidden, queries, turned, inner):
     yield fused.add_norm_rows, {**sizes, "CENTRED": True}, warps
     heads, dim, warps = fused._head_sizes(turned, 64)
     sizes = {"QUERIES": queries, "TURNED": turned, "HEADS": heads, "HALF": 64, "DIM": dim}
+    sizes["STRIDE"] = 128 * (turned + 4)
     yield fused.rotate_rows, sizes, warps
     yield fused.rotate_rows, {**sizes, "query_weight": None, "key_weight": None}, warps
     for kind in fused.GATED:
@@ -44,7 +45,7 @@ def build(kernel, sizes, warps, numbers, capability):
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(names)
-        if types[name] == numbers or name == "row_stride"
+        if types[name] == numbers
     }
     source = ASTSource(kernel, types, constexprs=sizes, attrs=aligned)
     target = GPUTarget("cuda", capability, 32)

@@ -242,6 +242,52 @@ def test_a_search_with_captured_steps_grows_torch_s_tree(monkeypatch):
     assert replay.num_played > replay.num_recorded
 
 
+class CompiledOnce:
+    """A kernel as Triton gives it: the first launch returns a handle for those that follow."""
+
+    def __init__(self):
+        self.launches, self.by_handle = [], []
+
+    def __getitem__(self, grid):
+        def launch(*args, num_warps):
+            self.launches.append((grid, args))
+            return Handle(self)
+
+        return launch
+
+
+class Handle:
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def __getitem__(self, grid):
+        return lambda *args: self.kernel.by_handle.append((grid, args))
+
+
+def test_what_is_compiled_is_launched_by_its_handle(monkeypatch):
+    """But only on tensors of the same kind: Triton compiles for where they begin, too."""
+    kernel, handles = CompiledOnce(), {}
+    monkeypatch.setattr(fused, "add_norm_rows", kernel)
+    monkeypatch.setattr(fused, "_handles", lambda: handles)
+    norm, x, delta = norm_of(72, torch.float32), *(torch.zeros(9, 72) for _ in range(2))
+    shifted = torch.zeros(9 * 72 + 1)[1:].view(9, 72)
+    for rows, added in ((9, delta), (4, None), (9, shifted), (9, delta)):
+        fused.add_norm(x[:rows], added, norm)
+    fused.add_norm(x.double(), delta.double(), norm_of(72, torch.float64))
+    assert [grid[0] for grid, _ in kernel.launches] == [9, 9, 9]
+    assert [grid[0] for grid, _ in kernel.by_handle] == [4, 9]
+    assert [args[6] for _, args in kernel.by_handle] == [0, 1], "what varies is no reason"
+    (_, first), (_, last) = kernel.launches[0], kernel.by_handle[1]
+    first, last = (
+        [
+            each.data_ptr() if isinstance(each, torch.Tensor) else each
+            for each in (*args[:4], *args[5:])
+        ]
+        for args in (first, last)
+    )
+    assert first == last, "all but where the result is"
+
+
 def test_kernels_are_for_cards_and_their_dtypes(monkeypatch):
     cuda = torch.device("cuda")
     assert fused_kernels(cuda, torch.bfloat16) is fused

@@ -21,6 +21,7 @@ GATED = ("silu", "gelu", "gelu_tanh")
 _PIECE, _PIECE_WARPS = 1024, 4
 _MOST_WARPS = 16
 _WARP_NUMBERS = 256  # 8 numbers for each thread: 16 bytes of a half precision
+_ALIGNED = 16  # bytes: what Triton compiles for
 
 
 @triton.jit(do_not_specialize=["adds"])
@@ -52,13 +53,14 @@ def add_norm_rows(
 
 @triton.jit(do_not_specialize_on_alignment=["positions"])
 def rotate_rows(
-    heads, positions, cos, sin, query_weight, key_weight, row_stride, eps,
+    heads, positions, cos, sin, query_weight, key_weight, eps,
     QUERIES: tl.constexpr, TURNED: tl.constexpr, HEADS: tl.constexpr,
-    HALF: tl.constexpr, DIM: tl.constexpr,
+    HALF: tl.constexpr, DIM: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
     """The first TURNED heads of a row, QUERIES of them queries, in place; positions [rows].
 
     cos, sin [context, 2 * HALF]. Where there are weights [2 * HALF], heads are normalised first.
+    STRIDE: from a row to the next.
     """
     row = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, HEADS)[:, None]
@@ -66,7 +68,7 @@ def rotate_rows(
     wide = dim < HALF
     inside = (head < TURNED) & wide
     angle = tl.load(positions + row).to(tl.int64) * (2 * HALF) + dim
-    low_place = heads + row * row_stride + head * (2 * HALF) + dim
+    low_place = heads + row * STRIDE + head * (2 * HALF) + dim
     high_place = low_place + HALF
     low = tl.load(low_place, inside, other=0.0).to(tl.float32)
     high = tl.load(high_place, inside, other=0.0).to(tl.float32)
@@ -120,10 +122,9 @@ def add_norm(x: Tensor, delta: Tensor | None, norm: Any) -> Tensor:
     """x [rows, width] normalised as by a `dense.Norm`, behind delta's addition to it in place."""
     normed, width = torch.empty_like(x), x.shape[1]
     block, warps = _row_sizes(width)
-    add_norm_rows[(x.shape[0],)](
-        x, x if delta is None else delta, norm.weight, norm.bias, normed, norm.eps,
-        int(delta is not None), width, block, norm.kind == "layer", num_warps=warps,
-    )  # fmt: skip
+    tensors = x, x if delta is None else delta, norm.weight, norm.bias, normed
+    numbers, sizes = (norm.eps, int(delta is not None)), (width, block, norm.kind == "layer")
+    _launch(add_norm_rows, (x.shape[0], 1, 1), tensors, numbers, sizes, warps)
     return normed
 
 
@@ -147,18 +148,51 @@ def rotate(
     weights, eps = (None, None), 0.0
     if query_norm is not None and key_norm is not None:
         weights, eps = (query_norm.weight, key_norm.weight), query_norm.eps
-    rotate_rows[(heads.shape[0],)](
-        heads, positions, cos, sin, *weights, heads.stride(0), eps,
-        queries, queries + keys, block, half, dim, num_warps=warps,
-    )  # fmt: skip
+    sizes = queries, queries + keys, block, half, dim, heads.stride(0)
+    tensors = heads, positions, cos, sin, *weights
+    _launch(rotate_rows, (heads.shape[0], 1, 1), tensors, (eps,), sizes, warps)
 
 
 def gated(inner: Tensor, kind: str) -> Tensor:
     """activation(gate) * up [rows, width] of both in one product's rows [rows, 2 * width]."""
     rows, width = inner.shape[0], inner.shape[1] // 2
     out = inner.new_empty(rows, width)
-    gate_rows[(rows, -(-width // _PIECE))](inner, out, width, _PIECE, kind, num_warps=_PIECE_WARPS)
+    grid = rows, -(-width // _PIECE), 1
+    _launch(gate_rows, grid, (inner, out), (), (width, _PIECE, kind), _PIECE_WARPS)
     return out
+
+
+def _launch(
+    kernel: Any,
+    grid: tuple[int, int, int],
+    tensors: tuple[Tensor | None, ...],
+    numbers: tuple[float, ...],
+    sizes: tuple[int | str, ...],
+    warps: int,
+) -> None:
+    """The kernel on tensors and numbers that it does not look at before it runs.
+
+    Triton's own way to a launch takes the host as long as three of torch's operations; by a handle
+    to what it has compiled for tensors of the same kind it takes little more than one.
+    """
+    first, places = tensors[0], 0
+    for tensor in tensors:
+        if tensor is not None:
+            places |= tensor.data_ptr()
+    key = id(kernel), first.dtype, first.get_device(), tensors[-1] is None, sizes
+    handle = _handles().get(key)
+    if handle is not None and places % _ALIGNED == 0:
+        handle[grid](*tensors, *numbers, *sizes)
+        return
+    handle = kernel[grid](*tensors, *numbers, *sizes, num_warps=warps)
+    if places % _ALIGNED == 0:
+        _handles()[key] = handle
+
+
+@cache
+def _handles() -> dict[tuple[object, ...], Any]:
+    """What has been compiled, by what for; the interpreter compiles nothing."""
+    return {}
 
 
 @cache
