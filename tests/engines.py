@@ -2,6 +2,7 @@
 
 from functools import cache, partial
 
+import pytest
 import torch
 from transformers import AutoConfig, Qwen3Config
 
@@ -133,6 +134,19 @@ def exact_dtype(attention="tree"):
     batch) rounding may flip a token of float32, and only float64 is promised.
     """
     return "float32" if run_selftest()[attention] else "float64"
+
+
+def assert_same(found, expected):
+    """Solutions have one tree, and scores equal bit for bit where this machine promises as much,
+    else to 1e-4: libraries choose a product's kernel by its rows, on some CPUs."""
+    assert found.tree_hash == expected.tree_hash
+    assert found.tokens.generated == expected.tokens.generated
+    tolerance = 0 if found.exact and expected.exact else 1e-4
+    for one, other in zip(found.candidates, expected.candidates, strict=True):
+        for name in ("lineage", "text", "answer", "stop", "tokens"):
+            assert getattr(one, name) == getattr(other, name)
+        scores = [other.score, *other.step_scores]
+        assert [one.score, *one.step_scores] == pytest.approx(scores, rel=0, abs=tolerance)
 
 
 class FailingDevice:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from beamwright.errors import DeviceMemoryError
-from engines import PROBLEM, FailingDevice, assert_nothing_allocated, grow
+from engines import PROBLEM, FailingDevice, assert_nothing_allocated, assert_same, grow
 
 SMALL = {"n": 16, "width": 4, "max_rounds": 6, "host_memory": "1MiB"}
 HOW = [
@@ -23,9 +23,7 @@ def test_a_group_that_is_too_large_is_halved(make_solver, monkeypatch, how):
     device = FailingDevice(monkeypatch, lambda name, rows, _: name == "logits" and rows > 8)
     solution, tree = grow(solver)
     assert device.num_failures
-    assert solution.tree_hash == expected.tree_hash
-    assert solution.tokens.generated == expected.tokens.generated
-    assert [c.score for c in solution.candidates] == [c.score for c in expected.candidates]
+    assert_same(solution, expected)
     assert solution.kv.groups >= expected.kv.groups
     assert solver._machinery.batch.view(tuple(tree.candidates())).max_beams <= 8
 
@@ -67,8 +65,7 @@ def test_a_prefill_that_does_not_fit_is_halved(make_solver, verifier_folder, mon
     device = FailingDevice(monkeypatch, lambda name, rows, _: name == "hidden" and rows > 64)
     solution, _ = grow(solver)
     assert device.num_failures
-    assert solution.tree_hash == expected.tree_hash
-    assert [c.score for c in solution.candidates] == [c.score for c in expected.candidates]
+    assert_same(solution, expected)
 
 
 def test_a_problem_that_runs_out_of_memory_costs_the_others_nothing(make_solver, monkeypatch):

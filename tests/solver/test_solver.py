@@ -11,7 +11,14 @@ from beamwright.config import Settings
 from beamwright.counters import Progress
 from beamwright.errors import InputError, ProblemTooLongError
 from beamwright.tree import NodeState, tree_hash
-from engines import PROBLEM, assert_nothing_allocated, check_conservation, grow, tiny_solver
+from engines import (
+    PROBLEM,
+    assert_nothing_allocated,
+    assert_same,
+    check_conservation,
+    grow,
+    tiny_solver,
+)
 
 RANDOM = "random:llama,layers=2,hidden=32,heads=4,kv_heads=2,intermediate=48,vocab=90,context=256"
 SYNTHETIC = {"model": RANDOM, "verifier": "logprob", "n": 4, "width": 2, "step_tokens": 6}
@@ -164,10 +171,7 @@ def test_problems_in_flight_together_are_solved_as_if_alone(make_solver, with_pr
     for (problem_id, problem), solution in zip(PROBLEMS, together, strict=True):
         alone = solver.solve(problem, problem_id=problem_id)
         assert solution.problem_id == problem_id
-        assert solution.tree_hash == alone.tree_hash
-        assert [c.text for c in solution.candidates] == [c.text for c in alone.candidates]
-        assert [c.score for c in solution.candidates] == [c.score for c in alone.candidates]
-        assert solution.tokens.generated == alone.tokens.generated
+        assert_same(solution, alone)
         assert solution.tokens.verifier_prefilled == alone.tokens.verifier_prefilled
 
 
