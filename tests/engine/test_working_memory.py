@@ -68,6 +68,18 @@ def test_a_prefill_that_does_not_fit_is_halved(make_solver, verifier_folder, mon
     assert_same(solution, expected)
 
 
+def test_logits_that_a_verifier_has_no_memory_for_are_halved(
+    make_solver, generator_folder, monkeypatch
+):
+    how = {**SMALL, "verifier": f"likelihood:{generator_folder}"}
+    expected, _ = grow(make_solver(**how))
+    device = FailingDevice(monkeypatch, lambda name, rows, _: name == "logits" and rows > 32)
+    solution, _ = grow(make_solver(**how))
+    assert device.num_failures
+    assert solution.tree_hash == expected.tree_hash
+    assert [c.score for c in solution.candidates] == [c.score for c in expected.candidates]
+
+
 def test_a_problem_that_runs_out_of_memory_costs_the_others_nothing(make_solver, monkeypatch):
     problems = [(name, PROBLEM) for name in "abc"]
     solver = make_solver(**SMALL)

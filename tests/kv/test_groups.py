@@ -57,8 +57,9 @@ def draw(store, count, seed):
 def test_what_is_written_of_each_group_is_read(store):
     segments = [store.create(), store.create()]
     written = [draw(store, count, count) for count in (21, 6)]
-    store.append(segments, [[part[:5] for part in values] for values in written])
-    store.append(segments, [[part[5:] for part in values] for values in written])
+    for cut, lengths in ((slice(5), [5, 5]), (slice(5, None), [16, 1])):
+        by_group = zip(*written, strict=True)
+        store.append(segments, [torch.cat([p[cut] for p in parts]) for parts in by_group], lengths)
     for segment, values in zip(segments, written, strict=True):
         for held, part in zip(store.held(segment, 2, len(values[0])), values, strict=True):
             assert torch.equal(held, part.permute(1, 2, 0, 3, 4)[:, :, 2:])
@@ -75,7 +76,8 @@ def test_what_is_written_of_each_group_is_read(store):
 
 def chain(store, lengths):
     segments = [store.create() for _ in lengths]
-    store.append(segments, [draw(store, count, count) for count in lengths])
+    by_group = zip(*[draw(store, count, count) for count in lengths], strict=True)
+    store.append(segments, [*map(torch.cat, by_group)], lengths)
     return tuple(PathPart(s, n) for s, n in zip(segments, lengths, strict=True))
 
 

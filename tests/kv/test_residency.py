@@ -174,7 +174,8 @@ def test_recompute_is_asked_parents_first_and_nothing_crosses(tiers, layout):
 
     def again(lost):
         asked.append(list(lost))
-        store.append(lost, [values[segment] for segment in lost])
+        given = [values[segment] for segment in lost]
+        store.append(lost, [torch.cat(given)], [*map(len, given)])
 
     store.recompute_segments = again
     parent, child = expected

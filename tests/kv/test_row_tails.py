@@ -67,7 +67,7 @@ class Plain:
     def check_taken(self, first=0):
         for row, held in enumerate(self.rows):
             if len(held) > first:
-                taken = self.tails.take(row, first, len(held))
+                taken = self.tails.take([(row, first, len(held))])[0]
                 assert torch.equal(taken, torch.stack(held[first:]))
 
 

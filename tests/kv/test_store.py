@@ -13,7 +13,8 @@ def test_what_is_appended_is_gathered_across_block_borders(tiers, layout, pieces
     written = []
     for seed, length in enumerate(pieces):
         values = values_of(layout, length, seed)
-        store.append([segment, other], [values, -values])  # their blocks interleave
+        both = torch.cat([values, -values])
+        store.append([segment, other], [both], [length] * 2)  # their blocks interleave
         written.append(values)
         store.check()
     whole = torch.cat(written)
@@ -30,7 +31,7 @@ def test_append_that_does_not_fit_changes_nothing(tiers, layout):
     store.append([first], [values_of(layout, 6)])
     before = store.gather(first, 6).clone()
     with pytest.raises(CapacityError):
-        store.append([first, second], [values_of(layout, 3, 1), values_of(layout, 1, 2)])
+        store.append([first, second], [values_of(layout, 4)], [3, 1])
     assert (first.length, second.length, second.blocks) == (6, 0, [])
     assert torch.equal(store.gather(first, 6), before)
     store.check()

@@ -45,9 +45,12 @@ class PlainTail:
     def advance(self):
         self.length += 1
 
-    def take(self, row, first, end):
-        held = [torch.stack([token[row] for token in layer]) for layer in self._layers]
-        return torch.stack(held, dim=1)[first:end]
+    def take(self, parts):
+        found = []
+        for row, first, end in parts:
+            held = [torch.stack([token[row] for token in layer]) for layer in self._layers]
+            found.append(torch.stack(held, dim=1)[first:end])
+        return [torch.cat(found)]
 
     def close(self):
         self._layers = []
@@ -84,8 +87,9 @@ class Drive:
         self.tail.begin([length] * len(self.rows), 1)
 
     def flush(self):
-        taken = [self.tail.take(row, 0, self.tail.length) for row in range(len(self.rows))]
-        self.store.append(self.own, taken)
+        length, count = self.tail.length, len(self.rows)
+        taken = self.tail.take([(row, 0, length) for row in range(count)])
+        self.store.append(self.own, taken, [length] * count)
         self.view.close()
         self.open()
         self.begin(0)

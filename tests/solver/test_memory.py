@@ -121,10 +121,11 @@ def test_a_card_s_free_memory_is_the_default(generator):
     assert found.kv_bytes == left // 2
     in_place = plan_memory(MemorySettings(), generator, None, 16, free_bytes=free, in_place=True)
     assert in_place.kv_bytes == left - generator.tails(16)
-    for given in ({"memory": "64MiB"}, {"kv_memory": 1000}):
+    for given, beside in (({"memory": "64MiB"}, 2**26 // 50), ({"kv_memory": 1000}, 0)):
         settings = MemorySettings(**given)
         asked = plan_memory(settings, generator, None, 16, free_bytes=free)
-        assert asked == plan_memory(settings, generator, None, 16)
+        plain = plan_memory(settings, generator, None, 16)
+        assert 0 <= plain.kv_bytes - beside // 2 - asked.kv_bytes <= 1, "libraries have some"
     with pytest.raises(InputError, match="the card has 1000 B free, activations"):
         plan_memory(MemorySettings(), generator, None, 16, free_bytes=1000)
 

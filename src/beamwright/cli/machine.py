@@ -171,17 +171,21 @@ def read_models(settings: Settings, machine: Machine) -> Models:
     has_kernel = element_bytes == 2 and model.dtype != "float16"
     has_kernel = has_kernel and (card is None or card.has_int4_kernel)
 
-    def sized(name: str, shape: ModelShape, weights: str) -> SizedModel:
+    def sized(name: str, shape: ModelShape, weights: str, *, scores: bool = False) -> SizedModel:
         is_packed = shape.packed is not None
         storage = storage_of(weights, has_int4_kernel=has_kernel, is_packed=is_packed)
         kept = shape, element_bytes, storage, model.kv_dtype
-        return SizedModel(name, ModelBytes(*kept), ModelCosts.of(*kept))
+        return SizedModel(name, ModelBytes(*kept, scores), ModelCosts.of(*kept))
 
     generator = sized(model.model, find_shape(model), model.weights)
     shape = find_verifier_shape(model)
     if shape is None and (model.verifier_weights, settings.memory.split) != ("auto", "auto"):
         raise InputError("--verifier-weights, --split: need --verifier with a model of its own")
-    verifier = None if shape is None else sized(model.scorer, shape, model.verifier_weights)
+    verifier = None
+    if shape is not None:
+        verifier = sized(
+            model.scorer, shape, model.verifier_weights, scores=_is_card(machine.profile)
+        )
     return Models(generator, verifier, in_precision(machine.profile, element_bytes))
 
 

@@ -80,6 +80,6 @@ class GroupTails:
         for part, tokens in zip(self.parts, held, strict=True):
             part.restore(row, tokens)
 
-    def take(self, row: int, first: int, end: int) -> list[torch.Tensor]:
-        """A row's tokens [first, end), by group."""
-        return [part.take(row, first, end) for part in self.parts]
+    def take(self, parts: Sequence[tuple[int, int, int]]) -> list[torch.Tensor]:
+        """Tokens of rows, by group."""
+        return [values for each in self.parts for values in each.take(parts)]

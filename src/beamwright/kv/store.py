@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from beamwright.kv.cache import CacheManager
@@ -23,9 +24,10 @@ class SegmentStore(CacheManager, KVReader):
     scratch: bytes of the working copies that attention keeps of the present group.
     tiers: bytes of KV on the "device", and on the "host", where there is one.
     streams_layers: attention waits for layers of KV within a forward pass.
+    writes_layers: a layer's KV is written where it belongs as soon as it is there.
     """
 
-    streams_layers = False
+    streams_layers, writes_layers = False, True
     pool: BlockPool
 
     def __init__(
@@ -75,44 +77,77 @@ class SegmentStore(CacheManager, KVReader):
         ]
         return parts[0] if len(parts) == 1 else cast("Tail", GroupTails(parts))
 
-    def append(self, segments: Sequence[Segment], key_values: Sequence[Any]) -> None:
-        """Write tokens at the end of each segment, in all its copies.
+    def append(
+        self,
+        segments: Sequence[Segment],
+        key_values: Sequence[Any],
+        lengths: Sequence[int] | None = None,
+    ) -> None:
+        """Write so many tokens at the end of each segment, in all its copies.
 
-        key_values: one [tokens, layers, 2, kv_heads, head_dim] per segment; of several groups, a
-        list with each group's.
+        key_values: [tokens, layers, 2, kv_heads, head_dim] of each group, one segment's tokens
+        after the other's. lengths: of each segment; None where there is one.
 
         Raises:
             CapacityError: if the blocks do not fit; no token has been written then.
         """
-        by_group = [key_values] if len(self.groups) == 1 else list(zip(*key_values, strict=True))
-        lengths = [int(values.shape[0]) for values in by_group[0]]
-        self.reserve({s: s.length + n for s, n in zip(segments, lengths, strict=True)})
-        for number, values in enumerate(by_group):
-            self._write(number, [segment.every[number] for segment in segments], values)
+        lengths = lengths or [len(key_values[0])]
+        write = self.writer(segments, lengths)
+        for number, values in enumerate(key_values):
+            write(number, slice(None), values)
+        self.extend_each(segments, lengths)
+
+    def extend_each(self, segments: Sequence[Segment], lengths: Sequence[int]) -> None:
+        """Count so many more tokens of each, whose KV is written."""
         for segment, length in zip(segments, lengths, strict=True):
             self.extend(segment, length)
 
-    def _write(
-        self, group: int, segments: Sequence[Segment], key_values: Sequence[torch.Tensor]
-    ) -> None:
-        """Write tokens behind those of each of a group's segments, whose blocks are there."""
-        block_ids: list[int] = []
-        offsets: list[int] = []
-        written: list[torch.Tensor] = []
-        for segment, values in zip(segments, key_values, strict=True):
-            size, length = segment.block_tokens, values.shape[0]
+    def writer(
+        self, segments: Sequence[Segment], lengths: Sequence[int]
+    ) -> Callable[[int, int | slice, torch.Tensor], None]:
+        """Take blocks for so many more tokens of each; what writes KV there, in all copies.
+
+        It takes a group's number and a layer's place in it, or slice(None) for all, and the KV of
+        all segments' tokens [tokens, 2, kv_heads, head_dim], or [tokens, layers, 2, ...].
+
+        Raises:
+            CapacityError: if the blocks do not fit; none is taken then.
+        """
+        self.reserve({s: s.length + n for s, n in zip(segments, lengths, strict=True)})
+        groups, every = self.pool.groups_kv, slice(None)
+        places = [
+            self._places([segment.every[number] for segment in segments], lengths)
+            for number in range(len(groups))
+        ]
+
+        def write(group: int, place: int | slice, key_value: torch.Tensor) -> None:
+            blocks, offsets, source = places[group]
+            values = key_value if source is None else key_value[source]
+            groups[group].put((blocks, place, every, offsets), values)
+
+        return write
+
+    def _places(
+        self, segments: Sequence[Segment], lengths: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Blocks, and places in them, of tokens behind those of a group's segments; and which token
+        is written there, None for one after the other."""
+        slots, source, first = list[int](), list[int](), 0
+        size = segments[0].block_tokens
+        for segment, length in zip(segments, lengths, strict=True):
+            begin, end = segment.length, segment.length + length
             for blocks in segment.copies:
-                for position in range(segment.length, segment.length + length):
-                    block_ids.append(blocks[position // size])
-                    offsets.append(position % size)
-                written.append(values)
-        if block_ids:
-            kv = self.pool.groups_kv[group]
-            blocks_index = torch.tensor(block_ids, device=kv.storage.device)
-            slots = torch.tensor(offsets, device=kv.storage.device)
-            values = torch.cat(written) if len(written) > 1 else written[0]
-            every = slice(None)
-            kv.put((blocks_index, every, every, slots), values)
+                for at in range(begin // size, -(-end // size)):
+                    low, high = max(begin, at * size), min(end, at * size + size)
+                    slots += range((blocks[at] - at) * size + low, (blocks[at] - at) * size + high)
+                source += range(first, first + length)
+            first += length
+        device = self.pool.storage.device
+        blocks_index, offsets = torch.from_numpy(
+            np.stack(np.divmod(np.array(slots, dtype=np.int64), size))
+        ).to(device)
+        copied = any(len(segment.copies) != 1 for segment in segments)
+        return blocks_index, offsets, torch.tensor(source, device=device) if copied else None
 
     def held(self, segment: Segment, first: int, end: int) -> Any:
         """A segment's tokens [first, end), as `restore` of a tail wants them."""
@@ -154,6 +189,8 @@ class HostedStore(SegmentStore):
 
     device_budget: bytes of what is there of the segments for now.
     """
+
+    writes_layers = False
 
     def __init__(
         self, pool: BlockPool, device: torch.device, link: Link, device_budget: ByteBudget

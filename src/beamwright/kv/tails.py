@@ -89,8 +89,9 @@ class Tail(Protocol):
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [rows, kv_heads, tokens, head_dim], the current token included."""
 
-    def take(self, row: int, first: int, end: int) -> Any:
-        """A row's tokens [first, end), as the `append` of its store wants them."""
+    def take(self, parts: Sequence[tuple[int, int, int]]) -> Sequence[Any]:
+        """Tokens [first, end) of rows, each (row, first, end), as their store's `append` wants
+        them."""
 
     def close(self) -> None:
         """No rows are left."""
@@ -199,9 +200,12 @@ class RowTails:
             self._grow(count)
             self.storage[:, :, row, :, :count] = held.transpose(2, 3)
 
-    def take(self, row: int, first: int, end: int) -> torch.Tensor:
-        """A row's tokens [first, end) in the pool's order [tokens, layers, 2, kv_heads, dim]."""
-        return self.storage[:, :, row, :, first:end].permute(3, 0, 1, 2, 4)
+    def take(self, parts: Sequence[tuple[int, int, int]]) -> list[torch.Tensor]:
+        """Tokens [first, end) of rows in the pool's order [tokens, layers, 2, kv_heads, dim]."""
+        rows = [row for row, first, end in parts for _ in range(first, end)]
+        places = [place for _, first, end in parts for place in range(first, end)]
+        at, where = torch.tensor([rows, places]).to(self._device)
+        return [self.storage[:, :, at, :, where]]
 
     def close(self) -> None:
         """No rows are left."""

@@ -9,6 +9,7 @@ layers; who moves a layer says so here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -83,25 +84,25 @@ class LayeredStore(HostedStore):
     # --- writing -----------------------------------------------------------------------------
 
     def append(
-        self, segments: Sequence[Segment], key_values: Sequence[torch.Tensor | LayeredTokens]
+        self,
+        segments: Sequence[Segment],
+        key_values: Sequence[Any],
+        lengths: Sequence[int] | None = None,
     ) -> None:
-        """Whole tensors stay on the device, but for the layers in `landing`."""
+        """key_values: `LayeredTokens` of each segment, or a tensor of them all, which stays on the
+        device, but for the layers in `landing`."""
+        lengths = lengths or [len(key_values[0])]
         landing, self.landing = self.landing, {}
         self.link.wait([transfer for _, transfer in landing.values()])
-        first, written = 0, list[LayeredTokens]()
-        for values in key_values:
-            if isinstance(values, LayeredTokens):
-                written.append(values)
-                continue
-            # Whole tokens, split by where layers reside.
-            end, resident = first + len(values), min(landing, default=values.shape[1])
-            on_host = [landing[layer][0][first:end] for layer in sorted(landing)]
-            none = (len(values), 0, *values.shape[2:])
-            stacked = stack_layers(on_host, none, values.dtype)
-            written.append(LayeredTokens(values[:, :resident], stacked, 0))
-            first = end
-        lengths = {s: s.length + f.num_tokens for s, f in zip(segments, written, strict=True)}
-        self.reserve(lengths)
+        first, written = 0, [*key_values]
+        if isinstance(key_values[0], torch.Tensor):  # split by where layers reside
+            written, resident = [], min(landing, default=key_values[0].shape[1])
+            for values in key_values[0].split([*lengths]):
+                on_host = [landing[n][0][first : first + len(values)] for n in sorted(landing)]
+                stacked = stack_layers(on_host, (len(values), 0, *values.shape[2:]), values.dtype)
+                written.append(LayeredTokens(values[:, :resident], stacked, 0))
+                first += len(values)
+        self.reserve({s: s.length + n for s, n in zip(segments, lengths, strict=True)})
         for segment, fresh in zip(segments, written, strict=True):
             self._write_on_host(segment, fresh)
             self._write_on_device(segment, fresh)

@@ -254,9 +254,12 @@ class LayeredTail:
         """The current token is complete."""
         self.length += 1
 
-    def take(self, row: int, first: int, end: int) -> LayeredTokens:
-        """A row's tokens [first, end), by the side on which their layers reside."""
+    def take(self, parts: Sequence[tuple[int, int, int]]) -> list[LayeredTokens]:
+        """Tokens [first, end) of rows, by the side on which their layers reside."""
         self.settle()
+        return [self._taken(*part) for part in parts]
+
+    def _taken(self, row: int, first: int, end: int) -> LayeredTokens:
         before = first if self.left else 0
         dtype, kept = self.layout.dtype, range(self.resident)
         streamed = range(self.resident, self.layout.num_layers)

@@ -245,13 +245,16 @@ class DecodeSession:
         ]
         if not missing:
             return
-        taken = [
-            self._tail.take(place, row.segment.length - row.flushed, count - row.flushed)
-            for place, row, count in missing
-        ]
+        taken = self._tail.take(
+            [
+                (place, row.segment.length - row.flushed, count - row.flushed)
+                for place, row, count in missing
+            ]
+        )
         if (settle := getattr(self._view, "settle", None)) is not None:
             settle()  # nothing that nobody waits for reads the store any more
-        self._store.append([row.segment for _, row, _ in missing], taken)
+        lengths = [count - row.segment.length for _, row, count in missing]
+        self._store.append([row.segment for _, row, _ in missing], taken, lengths)
 
     # --- inside ------------------------------------------------------------------------------
 

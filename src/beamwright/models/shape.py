@@ -16,6 +16,9 @@ from typing import Any
 from beamwright.errors import InputError, UnsupportedModelError
 from beamwright.sections import KVDtype
 
+HEAD_TOKENS = 256
+"""Tokens whose values a verifier's head makes at a time: logits of a whole vocabulary are wide."""
+
 _SIZES = ("hidden", "layers", "heads", "kv_heads", "intermediate", "vocab", "context")
 
 
@@ -162,10 +165,22 @@ class ModelShape:
         times in float32 (scores, scaled, filtered, with noise, as log-probabilities)."""
         return 5 * 4 * self.vocab + self.activation_width * element_bytes
 
+    def head_bytes(self, element_bytes: int) -> int:
+        """Working memory of a verifier's head on `HEAD_TOKENS`: logits, twice in float32, too."""
+        return HEAD_TOKENS * self.vocab * (element_bytes + 2 * 4) if self.has_lm_head else 0
+
     @property
     def activation_width(self) -> int:
         """Estimate of the values that one token has in flight inside a layer."""
         return 4 * self.hidden + 3 * self.intermediate
+
+    @property
+    def reading_width(self) -> int:
+        """The most that it has where many are read together: with what attention makes, which is
+        there in the MLP, too, or while queries and keys are normalised and turned."""
+        attended = (self.heads + self.kv_heads) * self.head_dim
+        turned = (8 if self.qk_norm else 6) * attended
+        return 4 * self.hidden + max(3 * self.intermediate + 2 * attended, turned)
 
     def kv_bytes_per_token(self, element_bytes: int, kv_dtype: KVDtype = "auto") -> int:
         """K and V of one token over all layers; element_bytes: where they are in no 8 bits."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, groupby
 
 import torch
@@ -317,16 +318,14 @@ class TreeModel:
             at = [starts[i] + token for i, read in enumerate(reads) for token in read]
             at += [0] * (padded_rows(len(at)) - len(at))
             read_at = torch.tensor(at, device=device)
-        key_values = [
-            torch.empty(
-                (total, layout.num_layers, 2, layout.num_kv_heads, layout.head_dim),
-                dtype=layout.dtype,
-                device=device,
-            )
-            for layout in self.store.pool.layouts
-        ]
-        attended = self.backend.prefill_view(self.store, paths, lengths)
-        view = _Recording(attended, key_values, self._places)
+        segments, store = [r.segment for r in requests], self.store
+        key_values = [] if store.writes_layers else self._key_values(total)
+        attended = self.backend.prefill_view(store, paths, lengths)
+        if store.writes_layers:
+            write = store.writer(segments, lengths)
+        else:
+            write = partial(_record, key_values)
+        view = _Writing(attended, total, write, self._places)
         try:
             hidden = self.decoder.hidden(
                 torch.tensor(token_ids + token_ids[:1] * padding, device=device),
@@ -336,10 +335,23 @@ class TreeModel:
             )
         finally:
             view.close()
-        split = [values.split(lengths) for values in key_values]
-        new = split[0] if len(split) == 1 else list(zip(*split, strict=True))
-        self.store.append([r.segment for r in requests], new)
+        if store.writes_layers:
+            store.extend_each(segments, lengths)
+        else:
+            store.append(segments, key_values, lengths)
         return list(hidden[: sum(counts)].split(counts))
+
+    def _key_values(self, total: int) -> list[Tensor]:
+        """Memory for the KV of so many tokens, of each group of layers."""
+        decoder = self.decoder
+        return [
+            torch.empty(
+                (total, layout.num_layers, 2, layout.num_kv_heads, layout.head_dim),
+                dtype=layout.dtype,
+                device=decoder.device,
+            )
+            for layout in self.store.pool.layouts
+        ]
 
     def open_session(
         self, paths: Sequence[Path], segments: Sequence[Segment], *, stays: bool = False
@@ -353,27 +365,32 @@ class TreeModel:
         return session
 
 
-class _Recording:
-    """An attention view that also keeps every layer's keys and values, but those of padding.
+def _record(key_values: Sequence[Tensor], group: int, place: int, values: Tensor) -> None:
+    """Keep a layer's keys and values in its group's [tokens, layers, 2, kv_heads, head_dim]."""
+    key_values[group][:, place] = values
 
-    key_values: to be written, of each group [tokens, layers, 2, kv_heads, head_dim]. places: of
-    each layer there.
+
+class _Writing:
+    """An attention view that also writes every layer's keys and values of the first `num_tokens`,
+    those before padding.
+
+    write: takes a layer's group, its place there, as in `places`, and what it is given.
     """
 
     def __init__(
         self,
         view: AttentionView,
-        key_values: Sequence[Tensor],
+        num_tokens: int,
+        write: Callable[[int, int, Tensor], None],
         places: Mapping[int, tuple[int, int]],
     ) -> None:
-        self._view, self._key_values, self._places = view, key_values, places
+        self._view, self._num_tokens = view, num_tokens
+        self._write, self._places = write, places
 
     def attend(
         self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
-        group, place = self._places[layer]
-        kept = self._key_values[group]
-        kept[:, place] = key_value[: len(kept)]
+        self._write(*self._places[layer], key_value[: self._num_tokens])
         context: Tensor = self._view.attend(layer, query, key_value, sinks)
         return context
 

@@ -331,11 +331,12 @@ class Machinery:
     ) -> MemoryPlan:
         """The memory number, spent."""
         free = free_bytes(loaded.decoder.device)
-        tails_apart = tails_apart and free is None and not in_place
+        on_card = free is not None
+        tails_apart = tails_apart and not on_card and not in_place
         return memory.plan_memory(
             self.settings.memory,
-            _sizes(loaded),
-            None if verifier is None else _sizes(verifier),
+            _sizes(loaded, scores=on_card and self.remote is not None),
+            None if verifier is None else _sizes(verifier, scores=on_card),
             self.settings.search.n,
             in_place=in_place,
             free_bytes=None if free is None else free(),
@@ -411,10 +412,10 @@ def _dtype(decoder: Decoder) -> str:
     return str(decoder.dtype).removeprefix("torch.")
 
 
-def _sizes(model: LoadedModel | TreeModel) -> ModelBytes:
+def _sizes(model: LoadedModel | TreeModel, *, scores: bool = False) -> ModelBytes:
     """storage: known of what was loaded; KV does not ask."""
     decoder, storage = model.decoder, getattr(model, "storage", Storage.PLAIN)
-    return ModelBytes(decoder.shape, decoder.dtype.itemsize, storage, decoder.kv_dtype)
+    return ModelBytes(decoder.shape, decoder.dtype.itemsize, storage, decoder.kv_dtype, scores)
 
 
 def _costs(model: TreeModel) -> ModelCosts:

@@ -23,21 +23,28 @@ DEFAULT_KV_BYTES = 2 * 1024**3
 _MOST_PINNED_BYTES = 16 * 1024**3
 _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _SHARE_PARTS = 10**9
-_PREFILL_TOKENS = 4096
+_PREFILL_TOKENS = 4096  # of a batch, and of one row of it: see `models.tree_model`
+_CHUNK_TOKENS = 256
 _TAIL_TOKENS = 256  # the most of a row's newest ones that stand apart until they are stored
 _LEAST_TAIL_TOKENS = 16
 _TAILS_PART = 4  # of what is left for KV, its copies and tails: one in so many is for tails at most
-_FREE_SHARE = 0.9  # of what a card has left: captured steps hold memory, and it is cut in pieces
+_FREE_SHARE = 0.9  # of what a card has left: it is cut in pieces, and libraries have some
+_LIBRARIES_PART = 50  # of a number for a card: one in so many is for those
 
 
 @dataclass(frozen=True)
 class ModelBytes:
-    """Sizes of one model in its dtype. storage, kv_dtype: how projections, and KV, are kept."""
+    """Sizes of one model in its dtype. storage, kv_dtype: how projections, and KV, are kept.
+
+    scores: it is a card's verifier, which reads a step of every row at a time: a CPU has memory
+    beside the number, and reads fewer tokens as a rule.
+    """
 
     shape: ModelShape
     element_bytes: int
     storage: Storage = Storage.PLAIN
     kv_dtype: KVDtype = "auto"
+    scores: bool = False
 
     @property
     def weights(self) -> int:
@@ -79,11 +86,17 @@ class ModelBytes:
         return num_rows * 2 * min(tokens, _TAIL_TOKENS) * self.read_per_token
 
     def activations(self, num_rows: int) -> int:
-        """Estimate of the working memory of a decode step of `num_rows`, or of a prefill chunk."""
+        """Estimate of the working memory of a decode step of `num_rows`, or of a prefill batch."""
         shape = self.shape
         decode = num_rows * shape.working_bytes_per_row(self.element_bytes)
         scratch = product_scratch_bytes(shape, self.element_bytes, self.storage)
-        return max(decode, _PREFILL_TOKENS * shape.activation_width * self.element_bytes) + scratch
+        prefill = _PREFILL_TOKENS * shape.activation_width * self.element_bytes
+        if self.scores:  # what is read of a round, whose states a head gets
+            tokens = min(_PREFILL_TOKENS, num_rows * _CHUNK_TOKENS)
+            reading = tokens * shape.reading_width * self.element_bytes
+            prefill = max(prefill, reading, shape.head_bytes(self.element_bytes))
+            scratch += 2 * tokens * shape.hidden * self.element_bytes
+        return max(decode, prefill) + scratch
 
 
 @dataclass(frozen=True)
@@ -125,7 +138,8 @@ def plan_memory(
     what gives both models equally many tokens; from there memory may move while a search runs
     (`engine.moving`).
 
-    in_place: attention's kernels read KV where it is, so beside it are their rows' tails alone.
+    in_place: attention's kernels read KV where it is, so beside it are their rows' tails alone;
+    and steps are captured.
     step_tokens: most that a step has, on a CPU, where the number holds rows' tails, too: for all
     rows if they take no more than a quarter of what is left; else for as many rows at a time.
     free_bytes: of the card, with the weights on it; None where that is not known (a CPU).
@@ -134,7 +148,7 @@ def plan_memory(
         InputError: if weights and activations leave nothing for KV.
     """
     models = [generator] if verifier is None else [generator, verifier]
-    weights, activations = _beside_kv(models, num_rows)
+    weights, activations = _beside_kv(models, num_rows, at_once=in_place)
     rows_bytes: int | None = None
     if settings.kv_memory is not None:
         kv_bytes = settings.kv_memory
@@ -150,6 +164,7 @@ def plan_memory(
         left, named = int(_FREE_SHARE * free), f"the card has {format_bytes(free)} free"
         if settings.memory is not None:
             left, named = settings.memory - weights, f"--memory {format_bytes(settings.memory)}"
+            left -= settings.memory // _LIBRARIES_PART if free_bytes is not None else 0
             named += f": weights take {format_bytes(weights)}"
         left -= activations
         if step_tokens is not None:
@@ -173,10 +188,13 @@ def plan_memory(
     return MemoryPlan(generator_bytes, kv_bytes - generator_bytes, tokens_part, rows_bytes)
 
 
-def _beside_kv(models: Sequence[ModelBytes], num_rows: int) -> tuple[int, int]:
-    """Bytes of all weights, and of the larger model's activations."""
-    activations = max(model.activations(num_rows) for model in models)
-    return sum(model.weights for model in models), activations
+def _beside_kv(
+    models: Sequence[ModelBytes], num_rows: int, *, at_once: bool = False
+) -> tuple[int, int]:
+    """Bytes of all weights, and of the larger model's activations; of both, where a captured step
+    holds the generator's while the verifier reads."""
+    needs = [model.activations(num_rows) for model in models]
+    return sum(model.weights for model in models), sum(needs) if at_once else max(needs)
 
 
 def _parts(split: str | float, generator: ModelBytes, verifier: ModelBytes) -> tuple[int, int]:

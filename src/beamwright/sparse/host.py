@@ -41,14 +41,19 @@ class HostStore(HostedStore):
         beside = max(0.0, counts.rank_s - counts.rank_waited_s)
         return super().stall_s + self._waited_s - min(counts.rank_link_s, beside)
 
-    def append(self, segments: Sequence[Segment], key_values: Sequence[torch.Tensor]) -> None:
+    def append(
+        self,
+        segments: Sequence[Segment],
+        key_values: Sequence[torch.Tensor],
+        lengths: Sequence[int] | None = None,
+    ) -> None:
         """Tokens go to the host as they are stored; raises what `SegmentStore.append` does."""
         on_host = [torch.empty_like(values, device="cpu") for values in key_values]
         pairs = zip(on_host, key_values, strict=True)
         pieces = [Piece(there, here.contiguous(), here.nbytes) for there, here in pairs]
         self._cross(Direction.D2H, pieces)
         starts = [segment.length for segment in segments]
-        super().append(segments, on_host)
+        super().append(segments, on_host, lengths)
         for segment, first in zip(segments, starts, strict=True):
             self._forget(segment, first)
 

@@ -24,7 +24,8 @@ from beamwright.kv.segments import Path as KVPath
 from beamwright.kv.segments import PathPart, Segment, truncate_path
 from beamwright.models.decoder import Linear
 from beamwright.models.linear import prepack
-from beamwright.models.load import LoadedModel
+from beamwright.models.load import LoadedModel, is_out_of_memory
+from beamwright.models.shape import HEAD_TOKENS
 from beamwright.models.tree_model import PrefillRequest, TreeModel
 from beamwright.models.weights import check_finite, read_tensors
 from beamwright.tree import Node, by_root
@@ -38,6 +39,7 @@ ValueHead = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 From hidden states [tokens, hidden] of one step's encoding, in order, their token ids [tokens],
 and indices of the tokens to read. A head that looks back reads hidden[at - 1].
 """
+_LEAST_PIECE = 32  # tokens whose values are made together, see `_in_pieces`
 _BROKEN = (SafetensorError, UnpicklingError, OSError, EOFError, ValueError, RuntimeError)
 _ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "softmax": lambda values: values.softmax(-1)[:, 1],  # of [tokens, 2], the second column
@@ -135,9 +137,9 @@ class PrmVerifier:
             at.extend(place[index - request.start] for index in encoded.read_at)
             token_ids.extend(request.token_ids[token] for token in known)
         # Whole vector registers: else sigmoid's last elements take another path than the rest.
-        at.extend(at[:1] * (-len(at) % 32))
+        at.extend(at[:1] * (-len(at) % _LEAST_PIECE))
         ids = torch.tensor(token_ids, device=device)
-        read = self._head(torch.cat(hidden), ids, torch.tensor(at, device=device))
+        read = _in_pieces(self._head, torch.cat(hidden), ids, torch.tensor(at, device=device))
         values = iter(read.tolist())
         combine, aggregate = AGGREGATES[self.spec.combine], AGGREGATES[self.spec.aggregate]
         scores: list[float] = []
@@ -191,6 +193,27 @@ def make_head(spec: VerifierSpec, model: LoadedModel) -> ValueHead:
         return activate(decoder.by_rows(product, x))
 
     return values
+
+
+def _in_pieces(
+    head: ValueHead,
+    hidden: torch.Tensor,
+    token_ids: torch.Tensor,
+    at: torch.Tensor,
+    piece_tokens: int = HEAD_TOKENS,
+) -> torch.Tensor:
+    """Values of the tokens `at`, a piece at a time: a head may make logits of a whole vocabulary.
+    Pieces are halved where there is no memory for them."""
+    found: list[torch.Tensor] = []
+    for piece in at.split(piece_tokens):
+        try:
+            found.append(head(hidden, token_ids, piece))
+            continue
+        except (MemoryError, RuntimeError) as error:  # holds what the head has made until it ends
+            if not is_out_of_memory(error) or piece_tokens == _LEAST_PIECE:
+                raise
+        found.append(_in_pieces(head, hidden, token_ids, piece, piece_tokens // 2))
+    return torch.cat(found)
 
 
 def token_id(token: str | int | None, model: LoadedModel) -> int:

@@ -1,0 +1,73 @@
+"""What a verifier makes beside KV: no logits of a whole batch, and no more than was set aside."""
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen3Config
+
+import fakes
+from beamwright.attention import make_attention
+from beamwright.models.load import load_model
+from beamwright.models.shape import HEAD_TOKENS
+from beamwright.models.tree_model import TreeModel
+from beamwright.sections import ModelSettings
+from beamwright.solver.memory import ModelBytes
+from beamwright.verify.prm import PrmVerifier
+from beamwright.verify.spec import LIKELIHOOD_SPEC
+from fakes import grow, new_tree
+from live import LiveBytes
+
+N, VOCAB = 24, 4096
+TEXTS = [f"{i} {'ab' * 60}{i * 'a'}\n\n" for i in range(N)]
+SIZES = {**fakes.SMALL, "vocab_size": VOCAB, "num_key_value_heads": 2}
+KINDS = {
+    "qwen2": Qwen2Config(**SIZES),
+    "wide KV": Qwen3Config(**SIZES, head_dim=64),
+}
+
+
+@pytest.fixture(params=KINDS)
+def verifier(request, tmp_path):
+    fakes.write_tokenizer(tmp_path)
+    fakes.write_checkpoint(tmp_path, KINDS[request.param], noise=0.1)
+    loaded = load_model(str(tmp_path), ModelSettings(), role="verifier")
+    model = TreeModel(loaded.decoder, make_attention("tree"), 2**26)
+    return PrmVerifier(LIKELIHOOD_SPEC, loaded, model)
+
+
+def read(verifier, texts=TEXTS):
+    tree = new_tree("A problem.")
+    steps = grow(tree, tree.root, texts)
+    return steps, verifier.score(steps)
+
+
+def test_a_round_takes_what_was_set_aside_for_it(verifier):
+    read(verifier, TEXTS[:1])  # what is made once
+    model = verifier.tree_model
+    model.store.reset_peaks()
+    with LiveBytes() as live:
+        steps, _ = read(verifier)
+    num_tokens = sum(step.usage["verifier_prefilled"] for step in steps)
+    assert num_tokens > 8 * HEAD_TOKENS
+    assert live.largest < num_tokens * VOCAB
+    sizes = ModelBytes(model.decoder.shape, 4, scores=True)
+    assert live.peak - model.store.scratch.peak_bytes < sizes.activations(N)
+
+
+def test_logits_that_do_not_fit_are_made_of_fewer_tokens(verifier, monkeypatch):
+    _, expected = read(verifier)
+    decoder, refused = verifier.tree_model.decoder, []
+    real = decoder.logits
+
+    def logits(hidden):
+        if len(hidden) > 32:
+            refused.append(len(hidden))
+            raise torch.OutOfMemoryError("an injected failure")
+        return real(hidden)
+
+    monkeypatch.setattr(decoder, "logits", logits)
+    _, scores = read(verifier)
+    assert scores == expected
+    assert {256, 128, 64} <= set(refused)
+    monkeypatch.setattr(decoder, "logits", lambda hidden: logits(torch.zeros(64)))
+    with pytest.raises(torch.OutOfMemoryError):
+        read(verifier)
