@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from beamwright.models.session import DecodeSession
 from beamwright.models.shape import shape_from_text
 from beamwright.models.tree_model import PrefillRequest, TreeModel
 from beamwright.sections import ModelSettings
-from beamwright_lab.gpu.context import Context, attempt, release
+from beamwright_lab.gpu.context import Context
 
 # Relative error of the norm: TF32 products would show as about 3e-4.
 LIMITS = {"float32": 1e-4, "bfloat16": 3e-2}
@@ -39,22 +40,23 @@ _SIZES = {
 _SEARCHED = (
     "random:llama,layers=3,hidden=64,heads=4,kv_heads=2,intermediate=128,vocab=256,context=512"
 )
+_LEAST_S = 4.0
+Work = list[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]
 _ROWS, _STEPS, _LATE = 12, 20, 7
 _PROMPT, _NODE = 37, 21
 
 
 def run(context: Context) -> dict[str, Any]:
     """See the module."""
-    data: dict[str, Any] = {"limits": LIMITS}
+    data: dict[str, Any] = {"limits": LIMITS, "logits": [], "trees": [], "not_run": []}
     with tempfile.TemporaryDirectory() as folder:
-        families = ("llama",) if context.smoke else ("llama", "qwen2", "opt")
-        folders = {name: write_checkpoint(name, Path(folder) / name) for name in families}
-        data["logits"] = []
-        for family, path in folders.items():
-            data["logits"] += logit_rows(family, path, context)
-            context.save(data)
-    data["trees"] = tree_rows(context)
-    wrong = sum(not row["within"] for row in data["logits"])
+        for family in ("llama",) if context.smoke else ("qwen2", "opt", "llama"):
+            path = write_checkpoint(family, Path(folder) / family)
+            context.rows(data, "logits", logit_work(family, path, context), _LEAST_S)
+    context.rows(data, "trees", tree_work(context), _LEAST_S)
+    first = data["trees"][0].get("tree_hash") if data["trees"] else None
+    data["trees"] = [{**row, "as_first": row.get("tree_hash") == first} for row in data["trees"]]
+    wrong = sum(not row.get("within") for row in data["logits"])
     if wrong:
         data["error"] = f"{wrong} of {len(data['logits'])} logits beyond their limit"
     return data
@@ -158,50 +160,37 @@ def tree_logits(settings: ModelSettings) -> torch.Tensor:
     return torch.stack([torch.stack(mine) for mine in found])
 
 
-def logit_rows(family: str, folder: Path, context: Context) -> list[dict[str, Any]]:
+def logit_work(family: str, folder: Path, context: Context) -> Work:
     """Relative error of every backend and dtype of one family."""
     common = {"model": str(folder), "verifier": "none"}
     oracle = ModelSettings(**common, dtype="float64", attention="reference")
     expected = tree_logits(oracle)
-    rows = []
-    for dtype, limit in LIMITS.items():
-        for attention in (*BACKENDS, *(KERNEL_BACKENDS if context.on_gpu else ())):
-            settings = partial(
-                ModelSettings,
-                **common,
-                device=context.device,
-                dtype=dtype,
-                attention=attention,
-            )
-            row = attempt(partial(_error, settings, expected))
-            within = row.get("relative_error", limit) < limit
-            names = {"family": family, "dtype": dtype, "attention": attention}
-            rows.append({**names, **row, "within": within})
-            release(context.device)
-    return rows
+    work: Work = []
+    for dtype, attention in product(
+        LIMITS, (*(KERNEL_BACKENDS if context.on_gpu else ()), *BACKENDS)
+    ):
+        settings = ModelSettings(**common, device=context.device, dtype=dtype, attention=attention)
+        names = {"family": family, "dtype": dtype, "attention": attention}
+        work.append((names, partial(_error, settings, expected, LIMITS[dtype])))
+    return work
 
 
-def _error(make: Callable[[], ModelSettings], expected: torch.Tensor) -> dict[str, Any]:
-    found = tree_logits(make())
-    return {"relative_error": float((found - expected).norm() / expected.norm())}
+def _error(settings: ModelSettings, expected: torch.Tensor, limit: float) -> dict[str, Any]:
+    error = float((tree_logits(settings) - expected).norm() / expected.norm())
+    return {"relative_error": error, "within": error < limit}
 
 
 # --- trees -----------------------------------------------------------------------------------
 
 
-def tree_rows(context: Context) -> list[dict[str, Any]]:
+def tree_work(context: Context) -> Work:
     """Hashes of one search under each backend: whole, without graphs, and in groups."""
-    rows = []
     whole: dict[str, Any] = {"max_batch": None, "graphs": "auto"}
     ways = [whole, {**whole, "graphs": "off"}, {**whole, "max_batch": 8}]
     if not context.smoke:
         ways.append({**whole, "max_batch": 3})
-    for attention in BACKENDS:
-        for how in ways:
-            row = {"attention": attention, **how}
-            rows.append({**row, **attempt(partial(_small_search, context, **row))})
-    first = rows[0].get("tree_hash")
-    return [{**row, "as_first": row.get("tree_hash") == first} for row in rows]
+    rows = [{"attention": attention, **how} for attention in BACKENDS for how in ways]
+    return [(row, partial(_small_search, context, **row)) for row in rows]
 
 
 def _small_search(context: Context, **options: Any) -> dict[str, Any]:

@@ -146,7 +146,7 @@ def _parity(data: Mapping[str, Any]) -> str:
         if row.get("relative_error", math.inf) > worst.get("relative_error", math.inf):
             largest[side] = row
     trees = data.get("trees", [])
-    equal = f"trees equal to the first: {sum(t['as_first'] for t in trees)} of {len(trees)}"
+    equal = f"trees equal to the first: {sum(t.get('as_first', False) for t in trees)} of {len(trees)}"
     columns = ("dtype", "attention", "relative_error", "within")
     return _section(f"Parity, largest errors; {equal}", largest.values(), columns)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import gzip
 import json
 import tempfile
-from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from beamwright import Solution, Solver
 from beamwright_lab.gpu import trace
 from beamwright_lab.gpu.context import Context
-from beamwright_lab.gpu.parity import sizes_of, write_checkpoint
+from beamwright_lab.gpu.parity import Work, sizes_of, write_checkpoint
 
 _PROBLEM = "Lena has 81 pencils. In July Lena wins 26 pencils. How many pencils does Lena have?"
 _SMALL, _LARGE = "qwen2.5-1.5b", "qwen2.5-7b"
@@ -33,14 +32,13 @@ _LAYERWISE_S = 6.0  # its deadline
 _BUNDLED = ({"max_tokens": 256}, {"max_rounds": 2, "max_tokens": 40})  # whole, and a smoke run
 _PROFILED = ({"step_tokens": 16, "max_rounds": 2}, {"step_tokens": 4, "max_rounds": 1})
 _RANDOM = ({"step_tokens": 64, "max_rounds": 4}, {"step_tokens": 8, "max_rounds": 2})
-_Work = list[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]
 
 
 def run(context: Context) -> dict[str, Any]:
     """See the module."""
     with tempfile.TemporaryDirectory() as folder:
         pair = Pair(context, Path(folder), _SMALL)
-        work: _Work = [
+        work: Work = [
             ({"what": "bundled pair"}, partial(_searched, context, **_BUNDLED[context.smoke])),
             ({"what": "random pair"}, lambda: _searched(context, **pair.options)),
             ({"what": "profile"}, lambda: _profiled(context, pair.options)),
@@ -55,7 +53,7 @@ def run_large(context: Context) -> dict[str, Any]:
         return measured(context, Pair(context, Path(folder), _LARGE).less_and_less())
 
 
-def measured(context: Context, work: _Work) -> dict[str, Any]:
+def measured(context: Context, work: Work) -> dict[str, Any]:
     """A row for each search; an error where trees that have to be equal are not."""
     data: dict[str, Any] = {"rows": [], "not_run": []}
     context.rows(data, "rows", work, _LAST_S)
@@ -89,11 +87,11 @@ class Pair:
         found = {"model": str(path), "verifier": f"likelihood:{verifier}", "ignore_eos": True}
         return {**found, **_RANDOM[self.context.smoke]}
 
-    def less_and_less(self) -> _Work:
+    def less_and_less(self) -> Work:
         """The same search at every share of the KV that it wants; layer-wise at half, for there
         the verifier's stays on the device."""
         model = {"generator": self.generator}
-        work: _Work = [
+        work: Work = [
             (
                 {"what": f"KV x {share}", **model, "schedule": "locality", "kv_share": share},
                 partial(self._at, share, schedule="locality", deterministic=True),
