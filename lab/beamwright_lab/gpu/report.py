@@ -146,7 +146,8 @@ def _parity(data: Mapping[str, Any]) -> str:
         if row.get("relative_error", math.inf) > worst.get("relative_error", math.inf):
             largest[side] = row
     trees = data.get("trees", [])
-    equal = f"trees equal to the first: {sum(t.get('as_first', False) for t in trees)} of {len(trees)}"
+    alike = sum(row.get("as_first", False) for row in trees)
+    equal = f"trees equal to the first: {alike} of {len(trees)}"
     columns = ("dtype", "attention", "relative_error", "within")
     return _section(f"Parity, largest errors; {equal}", largest.values(), columns)
 
