@@ -71,7 +71,6 @@ def _ours(context: Context, shape: str, n: int, prompt: int, tokens: int) -> dic
         return _timed(context, lambda: solver.synthetic(prompt), n * tokens)
 
 
-@torch.inference_mode()
 def _theirs(
     context: Context, model: Any, lengths: tuple[int, int, int], how: dict[str, Any]
 ) -> dict[str, Any]:
