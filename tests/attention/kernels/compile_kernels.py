@@ -4,7 +4,11 @@ Run without TRITON_INTERPRET: python compile_kernels.py CAPABILITY
 """
 
 import json
+import re
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import torch
 import triton
@@ -15,7 +19,7 @@ from beamwright.attention.kernels import is_interpreted, programs, why_no_kernel
 from beamwright.attention.kernels.worklist import HeadLayout, decode_tile, prefill_tile
 
 HEADS = HeadLayout(kv_heads=4, group=7, head_dim=128)
-NUMBERS = ("scale", "num_items", "first_tail_slot")
+NUMBERS = ("scale", "num_rows", "first_tail_slot")
 CODES = ("keys", "values", "key_exponents", "value_exponents")
 LISTS = (
     *("num_tail", "items", "entry_blocks", "entry_tokens", "entry_firsts", "slot_rows", "tiles"),
@@ -49,12 +53,28 @@ def build(kernel, sizes, capability, warps, stages):
     options = {"num_warps": warps, "num_stages": stages}
     built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     ptx = built.asm["ptx"]
+    # Of each loop, the copies that a tile's wait leaves under way: those of tiles to come.
+    waits = [int(left) for left in re.findall(r"async_wait.* num = (\d+)", built.asm["ttgir"])]
     return {
+        **used(built.asm["cubin"]),
+        "copies_ahead": waits,
         "shared_bytes": built.metadata.shared,
         "tensor_cores": "mma" in ptx,
         "pipelined": "cp.async" in ptx,
         "tf32": "tf32" in ptx,
     }
+
+
+def used(cubin):
+    """Registers of a thread, and bytes that it has spilled."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [tool, "--dump-resource-usage", file.name]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", said).groups()
+    return {"registers": int(registers), "stack_bytes": int(stack)}
 
 
 def main(capability):
@@ -73,9 +93,10 @@ def main(capability):
                 "GROUP": HEADS.group,
                 "HEAD_DIM": HEADS.head_dim,
                 "DIM": tile.dim,
-                "ENTRY_TOKENS": 16,
+                "ENTRY_TOKENS": 8,
                 "PIECES": 4 if mark == "_all" else 1,
                 "PAIRS": tile.pairs,
+                "TAIL_PAIRS": tile.tail_pairs,
                 "TOKENS": tile.tokens,
                 "SOFTCAP": softcap,
                 "WINDOW": window,
@@ -84,6 +105,7 @@ def main(capability):
             }
             if kernel is programs.attend_chunks:
                 sizes["SINKS"] = sinks
+                del sizes["TAIL_PAIRS"]
             name = kernel.fn.__name__
             found[name + mark] = build(kernel, sizes, capability, tile.warps, tile.stages)
         sizes = {"HEADS": HEADS.heads, "HEAD_DIM": HEADS.head_dim, "DIM": 128, "PARTS": 16}

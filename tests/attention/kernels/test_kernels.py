@@ -153,6 +153,24 @@ def test_a_rows_bits_do_not_depend_on_the_tails_beside_it(make_small, kernels, n
             assert torch.equal(found[0][0][1], alone[0][0][0])
 
 
+def test_the_current_token_joins_the_tail_it_is_attended_with(make_small, make_batch, kernels):
+    """Of every row and head, and from where a product has left it, behind the queries."""
+    forest = make_small(1, kv_heads=2, group=3, layers=2)
+    batch = make_batch(forest, kernels("triton-tree"))
+    batch.arrange([], [0, 1, 2], {1: 70, 2: 1})
+    batch.tail.begin(batch.held, 1)
+    product = forest.draw(8, 3, 6 + 4, 16)
+    query, key_value = product[:, :6], product[:, 6:].unflatten(1, (2, 2))
+    expected = batch.tail.storage.clone()
+    for row, place in enumerate(batch.held):
+        expected[1, :, row, :, place] = key_value[row]
+    found = batch.view.attend(1, query, key_value)
+    assert torch.equal(batch.tail.storage, expected)
+    again = batch.view.attend(1, query.contiguous(), key_value.contiguous())
+    assert torch.equal(again, found)
+    batch.close()
+
+
 # --- company ---------------------------------------------------------------------------------
 
 

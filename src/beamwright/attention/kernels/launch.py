@@ -62,6 +62,7 @@ class Partials:
 
 def decode_attention(
     query: Tensor,
+    key_value: Tensor,
     layer: Tensor,
     tail: tuple[Tensor, Tensor],
     num_tail: Tensor,
@@ -73,22 +74,23 @@ def decode_attention(
 ) -> Tensor:
     """Context [rows, heads, head_dim] of one token per row, in the dtype of `query`.
 
-    query: [rows, heads, head_dim].
+    query: [rows, heads, head_dim]; key_value: [rows, 2, kv_heads, head_dim].
     layer: one layer of the pool, [blocks, K or V, token, kv_head, head_dim]; see `Rule.codes`.
     tail: keys and values [rows, kv_heads, tokens, head_dim]; num_tail [rows] int32: how many of its
-        tokens count, at least one.
+        tokens count, at least one. The last of them is the current token, which is stored here.
     work: the lists of a `DecodeWork` on the device.
     """
-    query = _packed_heads(query)
+    query, key_value = _packed_heads(query), _packed_heads(key_value)
     items, *entries, slot_rows, slot_reach, row_parts, row_slots = work
     num_rows, num_items = query.shape[0], items.shape[0] // 4
     keys, values = tail
-    attend_parts[((num_items + num_rows) * heads.kv_heads,)](
-        query, layer[:, 0], layer[:, 1], *_exponents(rule),
+    attend_parts[((num_rows + num_items) * heads.kv_heads,)](
+        query, key_value, layer[:, 0], layer[:, 1], *_exponents(rule),
         keys, values, num_tail, partials.context, partials.lse,
-        items, *entries, slot_rows, slot_reach, num_items, partials.first_tail,
-        _scale(heads), query.stride(0), layer.stride(0), layer.stride(2),
+        items, *entries, slot_rows, slot_reach, num_rows, partials.first_tail, _scale(heads),
+        query.stride(0), key_value.stride(0), layer.stride(0), layer.stride(2),
         keys.stride(0), keys.stride(1),
+        TAIL_PAIRS=tile.tail_pairs,
         **_sizes(heads, tile, layer, query.dtype),
         SOFTCAP=rule.softcap, WINDOW=rule.window, CODES=rule.codes,
     )  # fmt: skip
@@ -117,10 +119,11 @@ def prefill_attention(
     query: [tokens, heads, head_dim]; key_value: [tokens, 2, kv_heads, head_dim].
     layer: as in `decode_attention`. work: the lists of a `PrefillWork` on the device.
     """
-    query, key_value = _packed_heads(query), key_value.contiguous()
+    query, key_value = _packed_heads(query), _packed_heads(key_value)
     tiles, *entries = work
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    out[num_tokens:] = 0
+    if num_tokens < len(out):
+        out[num_tokens:] = 0
     attend_chunks[(tiles.shape[0] // 7 * heads.kv_heads,)](
         query, layer[:, 0], layer[:, 1], *_exponents(rule), key_value[:, 0], key_value[:, 1],
         rule.sinks, out,
@@ -132,10 +135,9 @@ def prefill_attention(
     return out
 
 
-def _packed_heads(query: Tensor) -> Tensor:
-    """Heads of a token next to each other; tokens may lie apart (they are cut from a product)."""
-    head_dim = query.shape[2]
-    return query if query.stride()[1:] == (head_dim, 1) else query.contiguous()
+def _packed_heads(numbers: Tensor) -> Tensor:
+    """What is of a token next to each other; tokens may lie apart (they are cut from a product)."""
+    return numbers if numbers[:1].is_contiguous() else numbers.contiguous()
 
 
 def _scale(heads: HeadLayout) -> float:

@@ -66,9 +66,17 @@ def _read(numbers, exponents, place, inside, scale_place, seen, query, CODES: tl
 
 
 @triton.jit
+def _entries(blocks, tokens, first, entry, num_entries):
+    """Blocks of some entries, and how many tokens of each count."""
+    listed = entry < num_entries
+    block = tl.load(blocks + first + entry, mask=listed, other=0)
+    return block, tl.load(tokens + first + entry, mask=listed, other=0)
+
+
+@triton.jit
 def _fold_entries(
     query, keys, values, key_exponents, value_exponents, head,
-    entry_blocks, entry_tokens, entry_firsts, first_entry, num_entries,
+    entry_blocks, entry_tokens, entry_firsts, first_entry, num_entries, block, held,
     reach, scale, block_stride, token_stride, best, total, context,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, ENTRY_TOKENS: tl.constexpr,
     PIECES: tl.constexpr, TOKENS: tl.constexpr,
@@ -77,16 +85,18 @@ def _fold_entries(
     """All tokens of some entries: blocks of the pool, or PIECES of each block, one after the other.
 
     keys, values: this layer and head of block 0; exponents of both: this layer of it.
+    block, held [tokens]: the first tile's entries. Those of the tile that follows are read while
+    one is folded: a copy that waits for its address cannot begin ahead of its turn.
     reach [pairs]: tokens of each query's path from the first of these up to the query's own.
     """
     tl.static_assert(TOKENS % ENTRY_TOKENS == 0, "a tile holds whole entries")
+    STEP: tl.constexpr = TOKENS // ENTRY_TOKENS
     dim = tl.arange(0, DIM)
+    own = tl.arange(0, TOKENS) // ENTRY_TOKENS
     slot = tl.arange(0, TOKENS) % ENTRY_TOKENS
-    for start in range(0, num_entries, TOKENS // ENTRY_TOKENS):
-        entry = start + tl.arange(0, TOKENS) // ENTRY_TOKENS
-        listed = entry < num_entries
-        block = tl.load(entry_blocks + first_entry + entry, mask=listed, other=0)
-        held = tl.load(entry_tokens + first_entry + entry, mask=listed, other=0)
+    for start in range(0, num_entries, STEP):
+        entry = start + STEP + own
+        after = _entries(entry_blocks, entry_tokens, first_entry, entry, num_entries)
         seen = slot < held
         piece = block % PIECES * ENTRY_TOKENS + slot
         first = (block // PIECES).to(tl.int64) * block_stride
@@ -97,11 +107,13 @@ def _fold_entries(
         value = _read(values, value_exponents, place, inside, scales, seen, query, CODES)
         seen = seen[None, :]
         if WINDOW > 0:
-            at = tl.load(entry_firsts + first_entry + entry, mask=listed, other=0) + slot
+            listed = entry - STEP < num_entries
+            at = tl.load(entry_firsts + first_entry + entry - STEP, mask=listed, other=0) + slot
             seen = seen & (reach[:, None] - at[None, :] < WINDOW)
         best, total, context = _fold(
             query, key, value, seen, scale, best, total, context, SOFTCAP, WINDOW, WIDE
         )
+        block, held = after
     return best, total, context
 
 
@@ -133,82 +145,133 @@ def _store_partial(
     tl.store(lse + place, best + tl.log2(total), real)
 
 
-@triton.jit(do_not_specialize=["num_items", "first_tail_slot"])
-def attend_parts(
-    query, keys, values, key_exponents, value_exponents, tail_keys, tail_values, num_tail,
-    context, lse,
-    items, entry_blocks, entry_tokens, entry_firsts, slot_rows, slot_reach,
-    num_items, first_tail_slot, scale,
-    query_stride, block_stride, token_stride, tail_row_stride, tail_head_stride,
+@triton.jit
+def _attend_tail(
+    query, new, tail_keys, tail_values, num_tail, context, lse, row, head,
+    first_tail_slot, scale, query_stride, new_stride, tail_row_stride, tail_head_stride,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
+    PAIRS: tl.constexpr, TOKENS: tl.constexpr,
+    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """A row's own tokens. The current one is read from `new`, and stored behind the others."""
+    pair = tl.arange(0, PAIRS)
+    dim = tl.arange(0, DIM)
+    real = pair < GROUP
+    past = tl.load(num_tail + row) - 1
+    queries, heads = _load_queries(
+        query, row + pair * 0, head, real, query_stride, GROUP, HEAD_DIM, DIM, PAIRS
+    )
+    best = tl.full([PAIRS], float("-inf"), tl.float32)
+    total = tl.full([PAIRS], 0.0, tl.float32)
+    found = tl.full([PAIRS, DIM], 0.0, tl.float32)
+    own = row.to(tl.int64) * tail_row_stride + head * tail_head_stride
+    new_key = new + row.to(tl.int64) * new_stride + head * HEAD_DIM
+    new_value = new_key + KV_HEADS * HEAD_DIM
+    for start in range(0, past + 1, TOKENS):
+        at = start + tl.arange(0, TOKENS)
+        seen = at <= past
+        inside = seen[:, None] & (dim < HEAD_DIM)[None, :]
+        key_at = tl.where(at < past, tail_keys + (own + at * HEAD_DIM), new_key)
+        value_at = tl.where(at < past, tail_values + (own + at * HEAD_DIM), new_value)
+        key = tl.load(key_at[:, None] + dim[None, :], mask=inside, other=0.0)
+        value = tl.load(value_at[:, None] + dim[None, :], mask=inside, other=0.0)
+        if WINDOW > 0:
+            seen = seen & (past - at < WINDOW)
+        best, total, found = _fold(
+            queries, key, value, seen[None, :], scale, best, total, found, SOFTCAP, WINDOW, WIDE
+        )
+    inside = dim < HEAD_DIM
+    place = own + past * HEAD_DIM + dim
+    tl.store(tail_keys + place, tl.load(new_key + dim, inside), inside)
+    tl.store(tail_values + place, tl.load(new_value + dim, inside), inside)
+    slots = first_tail_slot + row + pair * 0
+    HEADS: tl.constexpr = KV_HEADS * GROUP
+    _store_partial(
+        context, lse, slots, heads, real, best, total, found, HEADS, HEAD_DIM, DIM, WINDOW
+    )
+
+
+@triton.jit
+def _attend_item(
+    query, keys, values, key_exponents, value_exponents, num_tail, context, lse,
+    items, entry_blocks, entry_tokens, entry_firsts, slot_rows, slot_reach, item, head,
+    scale, query_stride, block_stride, token_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     ENTRY_TOKENS: tl.constexpr, PIECES: tl.constexpr, PAIRS: tl.constexpr, TOKENS: tl.constexpr,
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
-    """Partial (context, log-sum-exp) of every slot: work items first, then each row's own tail.
+    first_entry = tl.load(items + item * 4)
+    num_entries = tl.load(items + item * 4 + 1)
+    first_slot = tl.load(items + item * 4 + 2)
+    num_slots = tl.load(items + item * 4 + 3)
+    if num_slots > 0:
+        pair = tl.arange(0, PAIRS)
+        slots = first_slot + pair // GROUP
+        real = pair < num_slots * GROUP
+        rows = tl.load(slot_rows + slots, mask=real, other=0)
+        entry = tl.arange(0, TOKENS) // ENTRY_TOKENS
+        block, held = _entries(entry_blocks, entry_tokens, first_entry, entry, num_entries)
+        queries, heads = _load_queries(
+            query, rows, head, real, query_stride, GROUP, HEAD_DIM, DIM, PAIRS
+        )
+        reach = rows
+        if WINDOW > 0:
+            reach = tl.load(slot_reach + slots, mask=real, other=0)
+            reach += tl.load(num_tail + rows, mask=real, other=1) - 1
+        best = tl.full([PAIRS], float("-inf"), tl.float32)
+        total = tl.full([PAIRS], 0.0, tl.float32)
+        found = tl.full([PAIRS, DIM], 0.0, tl.float32)
+        best, total, found = _fold_entries(
+            queries, keys + head * HEAD_DIM, values + head * HEAD_DIM,
+            key_exponents, value_exponents, head,
+            entry_blocks, entry_tokens, entry_firsts, first_entry, num_entries, block, held,
+            reach, scale, block_stride, token_stride, best, total, found,
+            HEAD_DIM, DIM, ENTRY_TOKENS, PIECES, TOKENS, SOFTCAP, WINDOW, WIDE, CODES,
+        )  # fmt: skip
+        HEADS: tl.constexpr = KV_HEADS * GROUP
+        _store_partial(
+            context, lse, slots, heads, real, best, total, found, HEADS, HEAD_DIM, DIM, WINDOW
+        )
 
-    items [num_items, 4]: first entry, entries, first slot, slots; an item without slots is empty.
-    num_tail [rows]: tokens of each row's tail. slot_reach [slots]: those of its path before it.
+
+@triton.jit(do_not_specialize=["num_rows", "first_tail_slot"])
+def attend_parts(
+    query, new, keys, values, key_exponents, value_exponents, tail_keys, tail_values, num_tail,
+    context, lse,
+    items, entry_blocks, entry_tokens, entry_firsts, slot_rows, slot_reach,
+    num_rows, first_tail_slot, scale,
+    query_stride, new_stride, block_stride, token_stride, tail_row_stride, tail_head_stride,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
+    ENTRY_TOKENS: tl.constexpr, PIECES: tl.constexpr, PAIRS: tl.constexpr,
+    TAIL_PAIRS: tl.constexpr, TOKENS: tl.constexpr,
+    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr, CODES: tl.constexpr,
+):  # fmt: skip
+    """Partial (context, log-sum-exp) of every slot: the rows' own tails first, then work items.
+
+    A tail has one row's queries, so its products have the fewest rows, TAIL_PAIRS.
+    new [rows, K or V, kv_heads, head_dim]: of the current tokens, which join the tails here.
+    items [items, 4]: first entry, entries, first slot, slots; an item without slots is empty.
+    num_tail [rows]: tokens of each row's tail, the current one included. slot_reach [slots]: those
+    of its path before the tail.
     context [slots, heads, head_dim], lse [slots, heads], float32.
     """
     program = tl.program_id(0)
     item = program // KV_HEADS
     head = program % KV_HEADS
-    pair = tl.arange(0, PAIRS)
-    best = tl.full([PAIRS], float("-inf"), tl.float32)
-    total = tl.full([PAIRS], 0.0, tl.float32)
-    found = tl.full([PAIRS, DIM], 0.0, tl.float32)
-    HEADS: tl.constexpr = KV_HEADS * GROUP
-    if item < num_items:
-        num_slots = tl.load(items + item * 4 + 3)
-        if num_slots > 0:
-            first_entry = tl.load(items + item * 4)
-            num_entries = tl.load(items + item * 4 + 1)
-            slots = tl.load(items + item * 4 + 2) + pair // GROUP
-            real = pair < num_slots * GROUP
-            rows = tl.load(slot_rows + slots, mask=real, other=0)
-            queries, heads = _load_queries(
-                query, rows, head, real, query_stride, GROUP, HEAD_DIM, DIM, PAIRS
-            )
-            reach = rows
-            if WINDOW > 0:
-                reach = tl.load(slot_reach + slots, mask=real, other=0)
-                reach += tl.load(num_tail + rows, mask=real, other=1) - 1
-            best, total, found = _fold_entries(
-                queries, keys + head * HEAD_DIM, values + head * HEAD_DIM,
-                key_exponents, value_exponents, head,
-                entry_blocks, entry_tokens, entry_firsts, first_entry, num_entries,
-                reach, scale, block_stride, token_stride, best, total, found,
-                HEAD_DIM, DIM, ENTRY_TOKENS, PIECES, TOKENS, SOFTCAP, WINDOW, WIDE, CODES,
-            )  # fmt: skip
-            _store_partial(
-                context, lse, slots, heads, real, best, total, found, HEADS, HEAD_DIM, DIM, WINDOW
-            )
+    if item < num_rows:
+        _attend_tail(
+            query, new, tail_keys, tail_values, num_tail, context, lse, item, head,
+            first_tail_slot, scale, query_stride, new_stride, tail_row_stride, tail_head_stride,
+            KV_HEADS, GROUP, HEAD_DIM, DIM, TAIL_PAIRS, TOKENS, SOFTCAP, WINDOW, WIDE,
+        )  # fmt: skip
     else:
-        row = item - num_items
-        real = pair < GROUP
-        queries, heads = _load_queries(
-            query, row + pair * 0, head, real, query_stride, GROUP, HEAD_DIM, DIM, PAIRS
-        )
-        dim = tl.arange(0, DIM)
-        own = row.to(tl.int64) * tail_row_stride + head * tail_head_stride
-        num_tokens = tl.load(num_tail + row)
-        for start in range(0, num_tokens, TOKENS):
-            at = start + tl.arange(0, TOKENS)
-            seen = at < num_tokens
-            place = own + at[:, None] * HEAD_DIM + dim[None, :]
-            inside = seen[:, None] & (dim < HEAD_DIM)[None, :]
-            key = tl.load(tail_keys + place, mask=inside, other=0.0)
-            value = tl.load(tail_values + place, mask=inside, other=0.0)
-            if WINDOW > 0:
-                seen = seen & (num_tokens - 1 - at < WINDOW)
-            best, total, found = _fold(
-                queries, key, value, seen[None, :], scale, best, total, found,
-                SOFTCAP, WINDOW, WIDE,
-            )  # fmt: skip
-        slots = first_tail_slot + row + pair * 0
-        _store_partial(
-            context, lse, slots, heads, real, best, total, found, HEADS, HEAD_DIM, DIM, WINDOW
-        )
+        _attend_item(
+            query, keys, values, key_exponents, value_exponents, num_tail, context, lse,
+            items, entry_blocks, entry_tokens, entry_firsts, slot_rows, slot_reach,
+            item - num_rows, head, scale, query_stride, block_stride, token_stride,
+            KV_HEADS, GROUP, HEAD_DIM, DIM, ENTRY_TOKENS, PIECES, PAIRS, TOKENS,
+            SOFTCAP, WINDOW, WIDE, CODES,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["first_tail_slot"])
@@ -277,12 +340,17 @@ def attend_chunks(
     program = tl.program_id(0)
     tile = tiles + program // KV_HEADS * 7
     head = program % KV_HEADS
+    first_entry = tl.load(tile)
+    num_entries = tl.load(tile + 1)
+    first_own = tl.load(tile + 2)
+    first_query = tl.load(tile + 3)
     num_queries = tl.load(tile + 4)
+    num_own = tl.load(tile + 5)
     if num_queries > 0:
         pair = tl.arange(0, PAIRS)
         dim = tl.arange(0, DIM)
-        first_own = tl.load(tile + 2)
-        first_query = tl.load(tile + 3)
+        entry = tl.arange(0, TOKENS) // ENTRY_TOKENS
+        block, held = _entries(entry_blocks, entry_tokens, first_entry, entry, num_entries)
         token = first_query + pair // GROUP
         real = pair < num_queries * GROUP
         queries, heads = _load_queries(
@@ -294,12 +362,11 @@ def attend_chunks(
         best, total, found = _fold_entries(
             queries, keys + head * HEAD_DIM, values + head * HEAD_DIM,
             key_exponents, value_exponents, head,
-            entry_blocks, entry_tokens, entry_firsts, tl.load(tile), tl.load(tile + 1),
+            entry_blocks, entry_tokens, entry_firsts, first_entry, num_entries, block, held,
             tl.load(tile + 6) + token - first_own, scale,
             block_stride, token_stride, best, total, found,
             HEAD_DIM, DIM, ENTRY_TOKENS, PIECES, TOKENS, SOFTCAP, WINDOW, WIDE, CODES,
         )  # fmt: skip
-        num_own = tl.load(tile + 5)
         for start in range(0, num_own, TOKENS):
             at = start + tl.arange(0, TOKENS)
             inside = (at < num_own)[:, None] & (dim < HEAD_DIM)[None, :]

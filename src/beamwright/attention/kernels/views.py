@@ -116,7 +116,6 @@ class KernelDecode:
     def attend(
         self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
-        self._tail.write(layer, key_value)
         kv_heads, head_dim = key_value.shape[2:]
         heads = HeadLayout(kv_heads, query.shape[1] // kv_heads, head_dim)
         tile = decode_tile(heads, query.element_size())
@@ -125,6 +124,7 @@ class KernelDecode:
         assert self._partials is not None
         return decode_attention(
             query,
+            key_value,
             self._store.kv.storage[:, layer],
             self._tail.read(layer),
             self._tail.counts,

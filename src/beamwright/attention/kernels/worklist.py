@@ -61,12 +61,14 @@ class Tile:
 
     pairs: (query token, head of the group) pairs, the rows of the matrix products.
     queries: whole query tokens that fit in `pairs`.
+    tail_pairs: as `pairs`, where one query token is alone.
     tokens: keys per step of the loop.
     dim: head_dim, padded to a power of two.
     """
 
     pairs: int
     queries: int
+    tail_pairs: int
     tokens: int
     dim: int
     warps: int
@@ -94,7 +96,8 @@ def _tile(heads: HeadLayout, element_bytes: int, pairs: int) -> Tile:
     dim = power_of_two(heads.head_dim, _LEAST)
     tokens = min(64, max(_LEAST, _STAGE_BYTES // (2 * dim * element_bytes)))
     warps = 8 if pairs * dim > _LARGE_ACCUMULATOR else 4
-    return Tile(pairs, pairs // heads.group, tokens, dim, warps, stages=2)
+    tail_pairs = power_of_two(heads.group, _LEAST)
+    return Tile(pairs, pairs // heads.group, tail_pairs, tokens, dim, warps, stages=3)
 
 
 # --- parts of paths ------------------------------------------------------------------------------
