@@ -1,10 +1,11 @@
 """Attention kernels on a GPU: time against the time that their bytes, or FLOPs, need at least.
 
-One layer of a model's heads. A decode step must read every distinct token of KV once, the rows'
-tails, and queries and contexts; that over the measured copy bandwidth is the floor. A prefill's
-floor is its FLOPs over the measured matrix-product rate, if that is longer. Each measurement is one
-replay of a CUDA graph between two events, behind a write that is larger than the L2 cache. `eager`
-is the same step launched from Python. The torch backend runs beside it, on the same tensors.
+Layers of a model's heads. A decode step must read every distinct token of KV once, the rows' tails,
+and queries and contexts; that over the measured copy bandwidth is the floor. A prefill's floor is
+its FLOPs over the measured matrix-product rate, if that is longer. Each measurement is one replay
+of a CUDA graph between two events, behind a write that is larger than the L2 cache: a layer after
+the other, so that their code is warm and their KV is not, as in a step. Microseconds are of one.
+`eager` is the same launched from Python. The torch backend runs beside it, on the same tensors.
 
 Beside attention, the draw of 64 tokens from 151,936: torch's operations and one kernel, which has
 to read the logits.
@@ -13,7 +14,7 @@ to read the logits.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -38,7 +39,7 @@ HEADS = {  # kv_heads, group, head_dim; in order of value, for there may be time
     "qwen2.5-7b": (4, 7, 128),
     "llama-3.1-8b": (8, 4, 128),
 }
-_REPEATS, _LEAST_S = 30, 2.0
+_REPEATS, _LEAST_S, _LAYERS = 30, 2.0, 4
 _DRAW = (64, 151_936)  # rows, tokens
 _COPY_BYTES = 2**30
 _MATRIX = 8192
@@ -105,8 +106,9 @@ class Kernels:
 
     @property
     def needed_bytes(self) -> int:
-        """What a step must move at least."""
-        token_bytes = self.store.pool.layout.bytes_per_token
+        """What a layer of a step must move at least."""
+        layout = self.store.pool.layout
+        token_bytes = layout.bytes_per_token // layout.num_layers
         tails = 0 if self.case.chunk is not None else self.case.rows * self.case.tail
         stored = (self.stored_tokens + tails) * token_bytes
         return stored + self.key_value.nbytes + 2 * self.query.nbytes
@@ -120,8 +122,8 @@ class Kernels:
         heads, head_dim = self.query.shape[1:]
         return 4 * heads * head_dim * (seen + self.case.rows * own)
 
-    def step(self, name: str) -> tuple[Callable[[], torch.Tensor], Callable[[], None]]:
-        """A function that attends once, and one that gives back what that took.
+    def step(self, name: str) -> tuple[Callable[[int], torch.Tensor], Callable[[], None]]:
+        """A function that attends in a layer, and one that gives back what that took.
 
         name: of a backend; a plain `tree` or `dense` is torch.
         """
@@ -131,21 +133,22 @@ class Kernels:
         if self.case.chunk is not None:
             lengths = [self.case.chunk] * self.case.rows
             view: Any = backend.prefill_view(self.store, self.paths, lengths)
-            return lambda: view.attend(0, self.query, self.key_value), view.close
+            return lambda layer: view.attend(layer, self.query, self.key_value), view.close
         tail = RowTails(pool.layout, 256, self.store.scratch, pool.storage.device)
         tail.arrange([], self.case.rows)
         tail.begin([0] * self.case.rows, self.case.tail + 1)
         for _ in range(self.case.tail):
-            tail.write(0, self.key_value)
+            for layer in range(pool.layout.num_layers):
+                tail.write(layer, self.key_value)
             tail.advance()
         view = backend.decode_view(self.store, self.paths, tail)
-        return lambda: view.attend(0, self.query, self.key_value), view.close
+        return lambda layer: view.attend(layer, self.query, self.key_value), view.close
 
 
 def build(case: Attended, dtype: torch.dtype, device: str) -> Kernels:
     """Segments of random KV, and random queries."""
     kv_heads, group, head_dim = HEADS[case.model]
-    layout = KVLayout(1, kv_heads, head_dim, dtype)
+    layout = KVLayout(_LAYERS, kv_heads, head_dim, dtype)
     tokens = (case.rows if case.per_beam else 1) * case.length + 4 * case.rows * case.step + 1024
     budget = ByteBudget(2 * tokens * layout.bytes_per_token)
     store = SegmentStore(BlockPool(layout, budget, device))
@@ -157,14 +160,16 @@ def build(case: Attended, dtype: torch.dtype, device: str) -> Kernels:
     def extend(path: Path, tokens: int) -> Path:
         for start in range(0, tokens, case.step):
             segment, count = store.create(), min(case.step, tokens - start)
-            store.append([segment], [draw(count, 1, 2, kv_heads, head_dim)])
+            store.append([segment], [draw(count, _LAYERS, 2, kv_heads, head_dim)])
             path = (*path, PathPart(segment, count))
         return path
 
     paths = _grow(case, extend)
     total = case.rows * (case.chunk or 1)
-    query = draw(total, kv_heads * group, head_dim)
-    return Kernels(case, store, paths, query, draw(total, 2, kv_heads, head_dim))
+    heads = kv_heads * group
+    product = draw(total, heads + 2 * kv_heads, head_dim)  # as a model has both
+    key_value = product[:, heads:].unflatten(1, (2, kv_heads))
+    return Kernels(case, store, paths, product[:, :heads], key_value)
 
 
 def _grow(case: Attended, extend: Callable[[Path, int], Path]) -> list[Path]:
@@ -238,15 +243,16 @@ def measure(bench: Kernels, clock: Clock, bandwidth: float, flops: float) -> lis
     layout = "dense" if case.per_beam else "tree"
     floor_us = 1e6 * max(bench.needed_bytes / bandwidth, bench.flops / flops)
     oracle, close = bench.step("reference")
-    expected = oracle().float()
+    expected = oracle(0).float()
     close()
     rows = []
     for name in (f"triton-{layout}", layout):
         before = bench.store.scratch.used_bytes
         call, close = bench.step(name)
-        difference = float((call().float() - expected).norm() / expected.norm())
-        partial = bench.store.scratch.used_bytes - before
-        timed = _timed(clock, call, bench.needed_bytes, floor_us)
+        difference = float((call(0).float() - expected).norm() / expected.norm())
+        partials = bench.store.scratch.used_bytes - before
+        layers = [partial(call, layer) for layer in range(_LAYERS)]
+        timed = _timed(clock, layers, bench.needed_bytes, floor_us)
         close()
         rows.append(
             {
@@ -255,7 +261,7 @@ def measure(bench: Kernels, clock: Clock, bandwidth: float, flops: float) -> lis
                 "rows": case.rows,
                 "backend": name,
                 **timed,
-                "partial_mb": round(partial / 1e6, 1),
+                "partial_mb": round(partials / 1e6, 1),
                 "difference": float(f"{difference:.2g}"),
             }
         )
@@ -264,10 +270,16 @@ def measure(bench: Kernels, clock: Clock, bandwidth: float, flops: float) -> lis
 
 
 def _timed(
-    clock: Clock, call: Callable[[], object], num_bytes: int, floor_us: float
+    clock: Clock, calls: Sequence[Callable[[], object]], num_bytes: int, floor_us: float
 ) -> dict[str, float]:
-    """Microseconds captured and eager, beside the least that these bytes and products take."""
-    us, eager_us = clock.us(graph_of(call)), clock.us(call)
+    """Microseconds of each of some calls in sequence, captured and eager, beside the least that
+    these bytes and products take."""
+
+    def all_calls() -> None:
+        for call in calls:
+            call()
+
+    us, eager_us = (clock.us(each) / len(calls) for each in (graph_of(all_calls), all_calls))
     return {
         "us": round(us, 1),
         "eager_us": round(eager_us, 1),
@@ -304,7 +316,7 @@ def measure_draws(clock: Clock, bandwidth: float, dtype: torch.dtype) -> list[di
     rows = []
     for name, draw in ways.items():
         found = draw()
-        timed = _timed(clock, draw, logits.nbytes, floor_us)
+        timed = _timed(clock, [draw], logits.nbytes, floor_us)
         rows.append(
             {
                 "model": f"vocabulary of {_DRAW[1]}",
