@@ -1,6 +1,6 @@
 """Compiles the kernels for a card that need not be there, and says what came out, as JSON.
 
-Run without TRITON_INTERPRET: python compile_kernels.py CAPABILITY
+Run without TRITON_INTERPRET: python compile_kernels.py CAPABILITY [plain]
 """
 
 import json
@@ -54,7 +54,7 @@ def build(kernel, sizes, capability, warps, stages):
     built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     ptx = built.asm["ptx"]
     # Of each loop, the copies that a tile's wait leaves under way: those of tiles to come.
-    waits = [int(left) for left in re.findall(r"async_wait.* num = (\d+)", built.asm["ttgir"])]
+    waits = [int(left) for left in re.findall(r"async_wait.*{num = (\d+)", built.asm["ttgir"])]
     return {
         **used(built.asm["cubin"]),
         "copies_ahead": waits,
@@ -77,16 +77,18 @@ def used(cubin):
     return {"registers": int(registers), "stack_bytes": int(stack)}
 
 
-def main(capability):
+def main(capability, only_plain):
     found = {}
     # a model without any of it, and one with all
     for mark, softcap, window, sinks, codes in (
         ("", 0.0, 0, False, 0), ("_all", 50.0, 128, True, 0),
         ("_int8", 0.0, 0, False, 1), ("_fp8", 0.0, 0, False, 2),
     ):  # fmt: skip
+        if mark and only_plain:
+            continue
         for kernel, tile in (
             (programs.attend_parts, decode_tile(HEADS, 2)),
-            (programs.attend_chunks, prefill_tile(HEADS, 2)),
+            (programs.attend_chunks, prefill_tile(HEADS, 2, hopper=capability == 90)),
         ):
             sizes = {
                 "KV_HEADS": HEADS.kv_heads,
@@ -96,20 +98,20 @@ def main(capability):
                 "ENTRY_TOKENS": 8,
                 "PIECES": 4 if mark == "_all" else 1,
                 "PAIRS": tile.pairs,
-                "TAIL_PAIRS": tile.tail_pairs,
                 "TOKENS": tile.tokens,
                 "SOFTCAP": softcap,
                 "WINDOW": window,
                 "WIDE": False,
                 "CODES": codes,
+                "EARLY": capability >= 90,
             }
             if kernel is programs.attend_chunks:
                 sizes["SINKS"] = sinks
-                del sizes["TAIL_PAIRS"]
+                del sizes["EARLY"]
             name = kernel.fn.__name__
             found[name + mark] = build(kernel, sizes, capability, tile.warps, tile.stages)
         sizes = {"HEADS": HEADS.heads, "HEAD_DIM": HEADS.head_dim, "DIM": 128, "PARTS": 16}
-        sizes |= {"SINKS": sinks, "WINDOW": window}
+        sizes |= {"SINKS": sinks, "WINDOW": window, "EARLY": capability >= 90}
         found[f"merge_rows{mark}"] = build(programs.merge_rows, sizes, capability, 2, 3)
     found["interpreted"] = is_interpreted()
     found["on_cpu"] = why_no_kernels(torch.device("cpu"), torch.float32)
@@ -117,4 +119,4 @@ def main(capability):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), "plain" in sys.argv)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def test_the_settings_know_the_names():
         assert ModelSettings(attention=name).attention == name
 
 
-@pytest.mark.parametrize("choose", [decode_tile, prefill_tile])
+@pytest.mark.parametrize("choose", [decode_tile, prefill_tile, partial(prefill_tile, hopper=True)])
 def test_tiles_hold_whole_queries_and_their_stages_fit(choose):
     groups, head_dims = (1, 2, 3, 4, 6, 7, 8, 16, 71), (20, 64, 80, 96, 128, 256)
     for group, head_dim, element_bytes in product(groups, head_dims, (2, 4)):
@@ -75,24 +76,46 @@ def test_tiles_hold_whole_queries_and_their_stages_fit(choose):
         assert tile.stages * 2 * tile.tokens * tile.dim * element_bytes <= 96 * 1024
 
 
-def test_the_kernels_compile_for_a_card_that_is_not_there(tmp_path):
-    """The interpreter does not check types as the compiler does. An RTX 30 has 99 KiB to share."""
+@pytest.fixture
+def compiled(tmp_path):
+    """What `compile_kernels` says."""
     pytest.importorskip("triton")
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    found = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "compile_kernels.py"), "86"],
-        env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.returncode == 0, found.stderr
-    report = json.loads(found.stdout)
+
+    def compile_for(*arguments):
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        found = subprocess.run(
+            [sys.executable, str(Path(__file__).parent / "compile_kernels.py"), *arguments],
+            env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert found.returncode == 0, found.stderr
+        return json.loads(found.stdout)
+
+    return compile_for
+
+
+def test_the_kernels_compile_for_a_card_that_is_not_there(compiled):
+    """The interpreter does not check types as the compiler does. An RTX 30 has 99 KiB to share."""
+    report = compiled("86")
     names = ("attend_parts", "attend_chunks", "merge_rows")
     for name in [name + mark for name in names for mark in ("", "_all", "_int8", "_fp8")]:
         built = report[name]
         assert built["shared_bytes"] <= 99 * 1024
         assert built["tensor_cores"] is built["pipelined"] is ("merge_rows" not in name)
         assert not built["tf32"]
+        assert built["stack_bytes"] == 0 or "attend_chunks" in name
     assert report["interpreted"] is False
     assert report["on_cpu"].startswith("Triton compiles for CUDA, not for cpu")
+
+
+def test_copies_are_a_tile_ahead_and_three_programs_share_a_multiprocessor(compiled):
+    """Of an H100, with 64 Ki registers and 227 KiB to share. A program has four warps."""
+    report = compiled("90", "plain")
+    for name in ("attend_parts", "attend_chunks"):
+        # Of both loops the wait for a tile, keys and values of the next under way, and the drain.
+        assert report[name]["copies_ahead"] == [2, 0, 2, 0]
+        assert report[name]["stack_bytes"] == 0
+    assert report["attend_parts"]["registers"] * 128 * 3 <= 64 * 1024
+    assert (report["attend_parts"]["shared_bytes"] + 1024) * 3 <= 228 * 1024

@@ -83,10 +83,10 @@ def test_a_group_larger_than_a_tile_widens_it(make_small, kernels):
 
 @pytest.fixture
 def cut_forest(make_small):
-    """Paths around the sizes at which they are cut: 256 tokens a part, 16 a block, 64 a tile."""
+    """Paths around the sizes at which they are cut: 128 or 256 tokens a part, 32 a tile."""
     forest = make_small(1, group=2)
     forest.paths = []
-    lengths = [(), (255,), (256,), (257, 1), (520, 64), (40, 200, 30, 7, 250)]
+    lengths = [(), (128,), (256,), (257, 1), (129, 64), (40, 200, 30, 7, 250)]
     for place, segments in enumerate(lengths):
         path = ()
         for number, length in enumerate(segments):

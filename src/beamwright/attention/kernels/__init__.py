@@ -50,3 +50,13 @@ def why_no_kernels(device: torch.device, dtype: torch.dtype) -> str | None:
 def has_matrix_units(device: torch.device) -> bool:
     """True if this card multiplies bfloat16 itself (compute capability 8.0); so if none is here."""
     return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def begins_early(device: torch.device) -> bool:
+    """True if a kernel may begin there before the one ahead of it has ended (capability 9.0)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def is_hopper(device: torch.device) -> bool:
+    """True if this card multiplies for groups of four warps."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9

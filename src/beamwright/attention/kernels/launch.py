@@ -9,7 +9,7 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from beamwright.attention.kernels import is_interpreted
+from beamwright.attention.kernels import begins_early, is_interpreted
 from beamwright.attention.kernels.programs import attend_chunks, attend_parts, merge_rows
 from beamwright.attention.kernels.worklist import HeadLayout, Tile, entry_size
 
@@ -39,6 +39,7 @@ class Partials:
     """Partial results: context [slots, heads, head_dim] and base-2 log-sum-exp [slots, heads].
 
     Of so many slots of work items; the tails' slots, one per row, follow the `first_tail` ones.
+    early: options of the kernels that write and read them.
     """
 
     def __init__(
@@ -48,6 +49,9 @@ class Partials:
         self.context = torch.empty((*size, heads.head_dim), dtype=torch.float32, device=device)
         self.lse = torch.empty(size, dtype=torch.float32, device=device)
         self.first_tail = num_slots
+        self.early = (
+            {"EARLY": True, "launch_pdl": True} if begins_early(device) else {"EARLY": False}
+        )
 
     @property
     def num_rows(self) -> int:
@@ -90,9 +94,8 @@ def decode_attention(
         items, *entries, slot_rows, slot_reach, num_rows, partials.first_tail, _scale(heads),
         query.stride(0), key_value.stride(0), layer.stride(0), layer.stride(2),
         keys.stride(0), keys.stride(1),
-        TAIL_PAIRS=tile.tail_pairs,
         **_sizes(heads, tile, layer, query.dtype),
-        SOFTCAP=rule.softcap, WINDOW=rule.window, CODES=rule.codes,
+        SOFTCAP=rule.softcap, WINDOW=rule.window, CODES=rule.codes, **partials.early,
     )  # fmt: skip
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     merge_rows[(num_rows * heads.heads,)](
@@ -100,6 +103,7 @@ def decode_attention(
         partials.first_tail,
         HEADS=heads.heads, HEAD_DIM=heads.head_dim, DIM=tile.dim, PARTS=_PARTS,
         SINKS=rule.sinks is not None, WINDOW=rule.window, num_warps=_MERGE_WARPS,
+        **partials.early,
     )  # fmt: skip
     return out
 

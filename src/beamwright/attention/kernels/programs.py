@@ -8,12 +8,15 @@ SOFTCAP: scores become softcap * tanh(score / softcap); 0 for none. WINDOW: toke
 sees, itself included; 0 for all. SINKS: a score per head joins the softmax when a row is complete.
 What a model has not is compiled away. CODES: blocks hold 0 numbers, 1 int8 or 2 float8_e4m3, with
 an exponent for each token and head, see `kv.codes`; what is read is exact in the model's dtype.
+EARLY: a kernel begins while the one before it ends (programmatic dependent launch). What it reads
+before it waits was written long ago: work lists, and how long tails are.
 
 No annotations are postponed here: Triton reads `tl.constexpr` from them.
 """
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
@@ -151,13 +154,15 @@ def _attend_tail(
     first_tail_slot, scale, query_stride, new_stride, tail_row_stride, tail_head_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     PAIRS: tl.constexpr, TOKENS: tl.constexpr,
-    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr,
+    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A row's own tokens. The current one is read from `new`, and stored behind the others."""
     pair = tl.arange(0, PAIRS)
     dim = tl.arange(0, DIM)
     real = pair < GROUP
     past = tl.load(num_tail + row) - 1
+    if EARLY:
+        gdc_wait()
     queries, heads = _load_queries(
         query, row + pair * 0, head, real, query_stride, GROUP, HEAD_DIM, DIM, PAIRS
     )
@@ -199,6 +204,7 @@ def _attend_item(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     ENTRY_TOKENS: tl.constexpr, PIECES: tl.constexpr, PAIRS: tl.constexpr, TOKENS: tl.constexpr,
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr, CODES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     first_entry = tl.load(items + item * 4)
     num_entries = tl.load(items + item * 4 + 1)
@@ -211,6 +217,8 @@ def _attend_item(
         rows = tl.load(slot_rows + slots, mask=real, other=0)
         entry = tl.arange(0, TOKENS) // ENTRY_TOKENS
         block, held = _entries(entry_blocks, entry_tokens, first_entry, entry, num_entries)
+        if EARLY:
+            gdc_wait()
         queries, heads = _load_queries(
             query, rows, head, real, query_stride, GROUP, HEAD_DIM, DIM, PAIRS
         )
@@ -242,13 +250,12 @@ def attend_parts(
     num_rows, first_tail_slot, scale,
     query_stride, new_stride, block_stride, token_stride, tail_row_stride, tail_head_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
-    ENTRY_TOKENS: tl.constexpr, PIECES: tl.constexpr, PAIRS: tl.constexpr,
-    TAIL_PAIRS: tl.constexpr, TOKENS: tl.constexpr,
+    ENTRY_TOKENS: tl.constexpr, PIECES: tl.constexpr, PAIRS: tl.constexpr, TOKENS: tl.constexpr,
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr, CODES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Partial (context, log-sum-exp) of every slot: the rows' own tails first, then work items.
 
-    A tail has one row's queries, so its products have the fewest rows, TAIL_PAIRS.
     new [rows, K or V, kv_heads, head_dim]: of the current tokens, which join the tails here.
     items [items, 4]: first entry, entries, first slot, slots; an item without slots is empty.
     num_tail [rows]: tokens of each row's tail, the current one included. slot_reach [slots]: those
@@ -258,11 +265,14 @@ def attend_parts(
     program = tl.program_id(0)
     item = program // KV_HEADS
     head = program % KV_HEADS
+    if EARLY:
+        gdc_launch_dependents()
     if item < num_rows:
         _attend_tail(
             query, new, tail_keys, tail_values, num_tail, context, lse, item, head,
             first_tail_slot, scale, query_stride, new_stride, tail_row_stride, tail_head_stride,
-            KV_HEADS, GROUP, HEAD_DIM, DIM, TAIL_PAIRS, TOKENS, SOFTCAP, WINDOW, WIDE,
+            KV_HEADS, GROUP, HEAD_DIM, DIM, PAIRS, TOKENS, SOFTCAP, WINDOW, WIDE,
+            EARLY,
         )  # fmt: skip
     else:
         _attend_item(
@@ -270,7 +280,7 @@ def attend_parts(
             items, entry_blocks, entry_tokens, entry_firsts, slot_rows, slot_reach,
             item - num_rows, head, scale, query_stride, block_stride, token_stride,
             KV_HEADS, GROUP, HEAD_DIM, DIM, ENTRY_TOKENS, PIECES, PAIRS, TOKENS,
-            SOFTCAP, WINDOW, WIDE, CODES,
+            SOFTCAP, WINDOW, WIDE, CODES, EARLY,
         )  # fmt: skip
 
 
@@ -278,7 +288,7 @@ def attend_parts(
 def merge_rows(
     context, lse, row_parts, row_slots, sinks, out, first_tail_slot,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PARTS: tl.constexpr,
-    SINKS: tl.constexpr, WINDOW: tl.constexpr,
+    SINKS: tl.constexpr, WINDOW: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Partials of each row in the order of its path, its tail last, PARTS at a time.
 
@@ -295,12 +305,14 @@ def merge_rows(
     best = tl.full([1], float("-inf"), tl.float32)
     total = tl.full([1], 0.0, tl.float32)
     merged = tl.full([DIM], 0.0, tl.float32)
+    part = tl.arange(0, PARTS)
+    listed = tl.load(row_slots + first + part, mask=part < num_parts - 1, other=0)
+    if EARLY:
+        gdc_wait()
     for start in range(0, num_parts, PARTS):
         part = start + tl.arange(0, PARTS)
         here = part < num_parts
-        sealed = part < num_parts - 1
-        slot = tl.load(row_slots + first + part, mask=sealed, other=0)
-        slot = tl.where(sealed, slot, first_tail_slot + row)
+        slot = tl.where(part < num_parts - 1, listed, first_tail_slot + row)
         place = slot.to(tl.int64) * HEADS + head
         inside = here[:, None] & (dim < HEAD_DIM)[None, :]
         piece = tl.load(context + place[:, None] * HEAD_DIM + dim[None, :], inside, other=0.0)
@@ -314,6 +326,8 @@ def merge_rows(
         total = total * shrink + tl.sum(weights, axis=0)
         merged = merged * shrink + tl.sum(weights[:, None] * piece, axis=0)
         best = larger
+        after = part + PARTS
+        listed = tl.load(row_slots + first + after, mask=after < num_parts - 1, other=0)
     if SINKS:
         total += tl.exp2(tl.load(sinks + head).to(tl.float32) * 1.4426950408889634 - best)
     place = (row.to(tl.int64) * HEADS + head) * HEAD_DIM + dim

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from beamwright.attention.kernels import why_no_kernels
+from beamwright.attention.kernels import is_hopper, why_no_kernels
 from beamwright.attention.kernels.launch import (
     Partials,
     Rule,
@@ -182,8 +182,8 @@ class KernelPrefill:
     ) -> Tensor:
         kv_heads, head_dim = key_value.shape[2:]
         heads = HeadLayout(kv_heads, query.shape[1] // kv_heads, head_dim)
-        tile = prefill_tile(heads, query.element_size())
         storage = self._store.kv.storage
+        tile = prefill_tile(heads, query.element_size(), hopper=is_hopper(storage.device))
         if not self._work:
             work = prefill_work(
                 self._paths,
@@ -216,7 +216,7 @@ def _rule(kv: KVBlocks, layer: int, sinks: Tensor | None) -> Rule:
     return Rule(layout.window or 0, layout.softcap or 0.0, sinks, codes, exponents)
 
 
-_CUTS = {"triton-tree": Cuts(), "triton-dense": Cuts(fresh_tokens=0, copy_per_row=True)}
+_CUTS = {"triton-tree": Cuts(), "triton-dense": Cuts(256, 0, copy_per_row=True)}
 
 
 class KernelAttention:

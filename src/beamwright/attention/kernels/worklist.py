@@ -32,7 +32,7 @@ Ints = npt.NDArray[np.int32]
 
 _LEAST_ROOM = 8
 _STAGE_BYTES = 32 * 1024
-"""Keys and values of one tile: two such stages fit the shared memory of every card since Ampere."""
+"""Keys and values of one tile: three such stages fit the shared memory of cards since Ampere."""
 _LEAST = 16  # a matrix instruction's rows, and the least depth of a product
 _LARGE_ACCUMULATOR = 64 * 128
 MOST_ENTRY_TOKENS = 16
@@ -61,14 +61,12 @@ class Tile:
 
     pairs: (query token, head of the group) pairs, the rows of the matrix products.
     queries: whole query tokens that fit in `pairs`.
-    tail_pairs: as `pairs`, where one query token is alone.
     tokens: keys per step of the loop.
     dim: head_dim, padded to a power of two.
     """
 
     pairs: int
     queries: int
-    tail_pairs: int
     tokens: int
     dim: int
     warps: int
@@ -81,23 +79,31 @@ def power_of_two(value: int, least: int = 1) -> int:
 
 
 def decode_tile(heads: HeadLayout, element_bytes: int) -> Tile:
-    """Few queries per key: small groups get few rows, as the rest of a tile would be idle."""
+    """Few queries per key: small groups get few rows, as the rest of a tile would be idle.
+
+    On an H100, of 32 tokens a tile three programs fit a multiprocessor, of 64 two: 256 rows took
+    35 us a layer, not 44 (docs/log/2026-11-26-attention-on-a-card.md).
+    """
     pairs = 16 if heads.group <= 2 else 32 if heads.group <= 4 else 64
-    return _tile(heads, element_bytes, 16 if element_bytes == 4 else pairs)
+    return _tile(heads, element_bytes, 16 if element_bytes == 4 else pairs, most_tokens=32)
 
 
-def prefill_tile(heads: HeadLayout, element_bytes: int) -> Tile:
-    """Many queries per key. float32 has no matrix unit, and larger tiles spill registers."""
-    return _tile(heads, element_bytes, 16 if element_bytes == 4 else 64)
+def prefill_tile(heads: HeadLayout, element_bytes: int, *, hopper: bool = False) -> Tile:
+    """Many queries per key. float32 has no matrix unit, and larger tiles spill registers.
+
+    hopper: products of a group of warps take tiles from shared memory. Heads of 128 were faster by
+    an eighth with 128 rows and eight warps behind a path, those of 64 slower.
+    """
+    pairs = 128 if hopper and power_of_two(heads.head_dim) == 128 else 64
+    return _tile(heads, element_bytes, 16 if element_bytes == 4 else pairs, most_tokens=64)
 
 
-def _tile(heads: HeadLayout, element_bytes: int, pairs: int) -> Tile:
+def _tile(heads: HeadLayout, element_bytes: int, pairs: int, most_tokens: int) -> Tile:
     pairs = max(pairs, power_of_two(heads.group))
     dim = power_of_two(heads.head_dim, _LEAST)
-    tokens = min(64, max(_LEAST, _STAGE_BYTES // (2 * dim * element_bytes)))
+    tokens = min(most_tokens, max(_LEAST, _STAGE_BYTES // (2 * dim * element_bytes)))
     warps = 8 if pairs * dim > _LARGE_ACCUMULATOR else 4
-    tail_pairs = power_of_two(heads.group, _LEAST)
-    return Tile(pairs, pairs // heads.group, tail_pairs, tokens, dim, warps, stages=3)
+    return Tile(pairs, pairs // heads.group, tokens, dim, warps, stages=3)
 
 
 # --- parts of paths ------------------------------------------------------------------------------
@@ -111,12 +117,14 @@ class Cuts:
     fresh_tokens: segments that begin in about the last so many tokens of a path are parts of their
         own, because siblings share some and not others. Older ones are joined up to `part_tokens`:
         beams that differ there are few, and a partial of a short segment can be larger than its KV.
+        128 of both: a part is a program's work, and few rows wait for the longest. On an H100 that
+        was faster than 256 by a fifth at 16 rows, slower by a third where steps are so long.
     copy_per_row: every row reads its own device copy of its path: the k-th row through a segment
         its k-th copy, or the last there is.
     """
 
-    part_tokens: int = 256
-    fresh_tokens: int = 256
+    part_tokens: int = 128
+    fresh_tokens: int = 128
     copy_per_row: bool = False
 
 
