@@ -249,7 +249,7 @@ class CompiledOnce:
         self.launches, self.by_handle = [], []
 
     def __getitem__(self, grid):
-        def launch(*args, num_warps):
+        def launch(*args, num_warps, num_stages):
             self.launches.append((grid, args))
             return Handle(self)
 

@@ -19,9 +19,10 @@ from beamwright.engine.executor import SMALL_PARAMETERS, threads_for
 from beamwright.engine.selftest import batches_are_exact
 from beamwright.models.decoder import FEW_ROWS, ROW_MULTIPLE, TILE_ROWS, Linear
 from beamwright.models.dense import DenseDecoder
-from beamwright.models.linear import PackedLinear, multiplies_int8, prepack
+from beamwright.models.linear import PackedLinear, multiplies_int8, packer, prepack
 from beamwright.models.shape import shape_from_text
 from beamwright.models.weights import random_weights
+from beamwright.plan.costs import Storage
 from beamwright.plan.machines import HardwareProfile, write_profile
 
 _COPY_PIECE_BYTES = 2**19  # a KV block of a large model
@@ -101,11 +102,12 @@ def run_selftest() -> dict[str, bool]:
         return exact
     device = torch.device("cuda")
     shape = decoder.shape
-    weights = random_weights(shape, torch.bfloat16, "cuda", 0)  # the dtype of a GPU by default
     names = [n for n in KERNEL_BACKENDS if why_no_kernels(device, torch.bfloat16) is None]
     for name in names or BACKENDS:
         backend = make_attention(name, device, torch.bfloat16)
         for label, tile_rows in (("", None), (", --deterministic", TILE_ROWS)):
+            pack = packer(Storage.PLAIN, torch.bfloat16, "cuda", fixed=tile_rows is not None)
+            weights = random_weights(shape, torch.bfloat16, "cuda", 0, pack=pack)
             decoder = DenseDecoder(shape, weights, tile_rows)
             exact[f"{name} on cuda{label}"] = batches_are_exact(decoder, backend)
     return exact

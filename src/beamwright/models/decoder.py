@@ -63,11 +63,13 @@ class Linear:
     """A weight [out, in] and an optional bias [out].
 
     takes_one_row: it gives a single row the bits that it has among others.
+    is_fixed: a row has the same bits at any batch, by construction.
     """
 
     weight: Tensor
     bias: Tensor | None = None
     takes_one_row: ClassVar[bool] = False
+    is_fixed: ClassVar[bool] = False
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)

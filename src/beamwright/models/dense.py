@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from types import ModuleType
 
 import torch
@@ -94,12 +93,11 @@ class DenseDecoder(Decoder):
         self._activate = _ACTIVATE[shape.activation]
         self._fused = fused_kernels(self.device, self.dtype)
         self._cos, self._sin = self._rotary_tables()
+        self._tile = None if all(each.is_fixed for each in self._products()) else tile_rows
 
     @property
     def takes_one_row(self) -> bool:
-        weights = self.weights
-        used = ((each.qkv, each.out, each.gate_up, each.down) for each in weights.layers)
-        return all(product.takes_one_row for product in chain([weights.lm_head], *used))
+        return all(product.takes_one_row for product in self._products())
 
     def hidden(
         self, token_ids: Tensor, positions: Tensor, view: AttentionView, read: Tensor | None = None
@@ -132,7 +130,7 @@ class DenseDecoder(Decoder):
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return by_rows(self.weights.lm_head, hidden, self.tile_rows, self.least_rows)
+        return by_rows(self.weights.lm_head, hidden, self._tile, self.least_rows)
 
     def embedded(self, token_ids: Tensor) -> Tensor:
         return self.weights.embedding[token_ids]
@@ -154,10 +152,17 @@ class DenseDecoder(Decoder):
         first.weights = replace(self.weights, layers=[layers[number] for number in kept])
         return first
 
+    def _products(self) -> Iterator[Linear]:
+        """All that are there: a verifier may read no LM head."""
+        for layer in self.weights.layers:
+            yield from (layer.qkv, layer.out, layer.gate_up, layer.down)
+        if self.shape.has_lm_head:
+            yield self.weights.lm_head
+
     def _by_tile(
         self, work: Callable[..., tuple[Tensor, ...]], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        return in_tiles(self.tile_rows, work, *tensors)
+        return in_tiles(self._tile, work, *tensors)
 
     def _foreseen(self, layer: Layer, x: Tensor, *rotary: Tensor) -> tuple[Tensor, Tensor]:
         return self._before(layer, self._add_norm(layer.attention_norm, x)[1], *rotary)

@@ -124,7 +124,7 @@ def add_norm(x: Tensor, delta: Tensor | None, norm: Any) -> Tensor:
     block, warps = _row_sizes(width)
     tensors = x, x if delta is None else delta, norm.weight, norm.bias, normed
     numbers, sizes = (norm.eps, int(delta is not None)), (width, block, norm.kind == "layer")
-    _launch(add_norm_rows, (x.shape[0], 1, 1), tensors, numbers, sizes, warps)
+    launch(add_norm_rows, (x.shape[0], 1, 1), tensors, numbers, sizes, warps)
     return normed
 
 
@@ -150,7 +150,7 @@ def rotate(
         weights, eps = (query_norm.weight, key_norm.weight), query_norm.eps
     sizes = queries, queries + keys, block, half, dim, heads.stride(0)
     tensors = heads, positions, cos, sin, *weights
-    _launch(rotate_rows, (heads.shape[0], 1, 1), tensors, (eps,), sizes, warps)
+    launch(rotate_rows, (heads.shape[0], 1, 1), tensors, (eps,), sizes, warps)
 
 
 def gated(inner: Tensor, kind: str) -> Tensor:
@@ -158,17 +158,18 @@ def gated(inner: Tensor, kind: str) -> Tensor:
     rows, width = inner.shape[0], inner.shape[1] // 2
     out = inner.new_empty(rows, width)
     grid = rows, -(-width // _PIECE), 1
-    _launch(gate_rows, grid, (inner, out), (), (width, _PIECE, kind), _PIECE_WARPS)
+    launch(gate_rows, grid, (inner, out), (), (width, _PIECE, kind), _PIECE_WARPS)
     return out
 
 
-def _launch(
+def launch(
     kernel: Any,
     grid: tuple[int, int, int],
     tensors: tuple[Tensor | None, ...],
     numbers: tuple[float, ...],
     sizes: tuple[int | str, ...],
     warps: int,
+    stages: int = 3,
 ) -> None:
     """The kernel on tensors and numbers that it does not look at before it runs.
 
@@ -184,7 +185,7 @@ def _launch(
     if handle is not None and places % _ALIGNED == 0:
         handle[grid](*tensors, *numbers, *sizes)
         return
-    handle = kernel[grid](*tensors, *numbers, *sizes, num_warps=warps)
+    handle = kernel[grid](*tensors, *numbers, *sizes, num_warps=warps, num_stages=stages)
     if places % _ALIGNED == 0:
         _handles()[key] = handle
 

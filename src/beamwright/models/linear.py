@@ -32,6 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from beamwright.attention.kernels import why_no_kernels
 from beamwright.errors import InputError
 from beamwright.models.decoder import Linear
 from beamwright.models.grouped import JoinedLinear, as_grouped, int4_packed, joined
@@ -240,8 +241,18 @@ def quantise_linear(linear: Linear, storage: Storage) -> Linear:
     return linear
 
 
-def packer(storage: Storage, dtype: torch.dtype, device: str) -> Callable[[Linear], Linear]:
-    """What turns a projection that was read, and quantised, into the one that multiplies here."""
+def packer(
+    storage: Storage, dtype: torch.dtype, device: str, *, fixed: bool = False
+) -> Callable[[Linear], Linear]:
+    """What turns a projection that was read, and quantised, into the one that multiplies here.
+
+    fixed: on a card, by no library: see `streaming`.
+    """
+    where = torch.device(device)
+    if where.type == "cuda" and why_no_kernels(where, dtype) is None:
+        from beamwright.models.streaming import Streams  # noqa: PLC0415 (loads Triton)
+
+        return Streams(always=fixed)
     on_cpu = torch.device(device).type == "cpu" and dtype != torch.float64
     if on_cpu and storage in (Storage.INT4, Storage.STORED):
         return lambda linear: prepack(int4_packed(linear))

@@ -91,7 +91,7 @@ def load_model(
     folder = None if spec.startswith("random:") else resolve_folder(spec, role, weights=False)
     shape = replace(_shape(spec, folder, settings, role), has_lm_head=reads_logits)
     dtype, storage = _precision(settings, shape, role)
-    pack = packer(storage, dtype, device)
+    pack = packer(storage, dtype, device, fixed=settings.deterministic)
     codec, digest = None, None
     if folder is None:
         weights = random_weights(shape, dtype, device, _RANDOM_SEED, storage, pack)

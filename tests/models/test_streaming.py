@@ -1,0 +1,179 @@
+"""Streamed products: right in every tile, a row's bits whatever is beside it, and when they run."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton")
+
+from beamwright.models import streaming
+from beamwright.models.decoder import TILE_ROWS, Linear
+from beamwright.models.dense import DenseDecoder
+from beamwright.models.linear import packer, prepack
+from beamwright.models.shape import shape_from_text
+from beamwright.models.streaming import (
+    FEW_ROWS,
+    FewStreamedLinear,
+    StreamedLinear,
+    Streams,
+    is_invariant,
+    parts_of,
+    product,
+)
+from beamwright.models.weights import random_weights
+from beamwright.plan.costs import Storage
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ROWS = (1, 40, 136)  # each tile, and more than one of the largest
+SHAPES = [(torch.float16, 80, 256), (torch.bfloat16, 80, 640)]  # the last tile is not full
+SMALL = "llama,layers=1,hidden=128,heads=4,kv_heads=2,intermediate=256,vocab=256,context=64"
+
+
+def drawn(*size, dtype=torch.bfloat16):
+    """Whole numbers whose sums are exact in any order, and in 16 bits."""
+    generator = torch.Generator().manual_seed(sum(size))
+    return torch.randint(-1, 2, size, generator=generator).to(DEVICE, dtype)
+
+
+@pytest.fixture
+def few_parts(monkeypatch):
+    """Of two parts, so that small sums have several programs, too."""
+    monkeypatch.setattr(streaming, "_UNITS", 4)
+
+
+@pytest.mark.parametrize(("dtype", "outputs", "columns"), SHAPES)
+def test_products_are_right_with_and_without_a_bias(few_parts, dtype, outputs, columns):
+    weight, bias = drawn(outputs, columns, dtype=dtype), drawn(outputs, dtype=dtype)
+    for rows in ROWS:
+        x = drawn(rows, columns, dtype=dtype)
+        exact = F.linear(x.double(), weight.double())
+        assert torch.equal(product(x, weight, None), exact.to(dtype))
+        assert torch.equal(product(x, weight, bias), (exact + bias.double()).to(dtype))
+
+
+def test_large_numbers_of_rows_take_parts_in_turn(few_parts, monkeypatch):
+    """With the bits that partial sums in memory have."""
+    weight, x = drawn(80, 384), drawn(136, 384)
+    found = product(x, weight, None)
+    monkeypatch.setattr(streaming, "_IN_TURN", 1)
+    assert torch.equal(product(x, weight, None), found)
+
+
+def test_parts_follow_the_shape_alone():
+    assert parts_of(1536, 8960) == 6
+    assert parts_of(3584, 18944) == 2
+    assert parts_of(151936, 1536) == 1
+    assert parts_of(64, 256) == 1  # two units of columns are not cut
+
+
+def test_what_the_kernel_does_not_take_stays():
+    streams = Streams(always=True)
+    for linear in (
+        Linear(drawn(80, 192)),  # no whole units
+        Linear(drawn(72, 256)),  # rows of results that are not aligned
+        Linear(drawn(80, 256, dtype=torch.float32)),
+        Linear(drawn(256, 80).t()),
+        Linear(drawn(0, 256)),  # no LM head
+        StreamedLinear(drawn(80, 256)),
+    ):
+        assert streams(linear) is linear
+    assert type(streams(Linear(drawn(80, 256)))) is StreamedLinear
+
+
+class Library:
+    """Stands for a card's library; follows the batch or does not. Counts its calls."""
+
+    def __init__(self, *, leaks):
+        self.leaks, self.calls = leaks, 0
+
+    def __call__(self, x, weight, bias=None):
+        self.calls += 1
+        found = (x.float().unsqueeze(1) * weight.float()).sum(-1)
+        return found + (self.leaks and len(x) < 16)
+
+
+@pytest.mark.parametrize(
+    ("leaks", "wide", "kind"),
+    [(True, False, StreamedLinear), (False, False, Linear), (False, True, FewStreamedLinear)],
+)
+def test_a_library_that_follows_the_batch_is_found_out(monkeypatch, leaks, wide, kind):
+    library = Library(leaks=leaks)
+    monkeypatch.setattr(streaming.F, "linear", library)
+    monkeypatch.setattr(streaming, "product", Library(leaks=False))
+    monkeypatch.setattr(streaming, "_ROWS", (8, 64, 72))
+    monkeypatch.setattr(streaming, "_UNITS", 1 if wide else 132)
+    streams = Streams(always=False)
+    found = streams(Linear(drawn(128, 256)))
+    assert type(found) is kind
+    before = library.calls
+    assert type(streams(Linear(drawn(128, 256)))) is kind
+    assert library.calls == before  # tried once for a shape
+
+
+def test_a_card_on_which_the_kernel_is_wrong_keeps_its_library(monkeypatch):
+    monkeypatch.setattr(streaming, "product", lambda x, weight, bias: x @ weight.t() * 0.9)
+    assert type(Streams(always=True)(Linear(drawn(80, 256)))) is Linear
+    monkeypatch.setattr(streaming, "product", None)
+    with pytest.raises(TypeError):  # a mistake of ours is no failure of the card
+        Streams(always=True)(Linear(drawn(80, 256)))
+
+
+def test_few_rows_stream_and_many_are_the_library_s(monkeypatch):
+    asked = []
+    monkeypatch.setattr(streaming, "product", lambda x, *_: asked.append(len(x)))
+    linear = FewStreamedLinear(drawn(32, 128))
+    for rows in (8, FEW_ROWS, FEW_ROWS + 8):
+        linear(drawn(rows, 128))
+    assert asked == [8, FEW_ROWS]
+
+
+def test_rows_that_cancel_tell_the_order_of_a_sum():
+    x, weight = (each[:8].float() for each in streaming.cancelling(drawn(32, 256)))
+
+    def summed(rows, columns=range(256)):
+        total = torch.zeros(len(rows), len(weight), device=DEVICE)
+        for column in columns:
+            total += rows[:, None, column] * weight[:, column]
+        return total
+
+    assert is_invariant(summed, x, summed(x), (2, 8, 16))
+    assert not is_invariant(summed, x, summed(x, range(255, -1, -1)), (2,))
+    assert (x.double() @ weight.double().t()).abs().max() < 1e-9
+
+
+def test_a_decoder_of_streamed_products_needs_no_tiles():
+    shape = shape_from_text(SMALL)
+    tiles = []
+    for pack in (Streams(always=True), prepack):
+        weights = random_weights(shape, torch.bfloat16, DEVICE, 0, pack=pack)
+        decoder = DenseDecoder(shape, weights, TILE_ROWS)
+        assert decoder.tile_rows == TILE_ROWS  # the sampler's
+        tiles.append(decoder._tile)
+    assert tiles == [None, TILE_ROWS]
+
+
+def test_a_cpu_keeps_its_products():
+    pack = packer(Storage.PLAIN, torch.bfloat16, "cpu", fixed=True)
+    assert not isinstance(pack(Linear(torch.ones(80, 256).bfloat16())), StreamedLinear)
+
+
+def test_the_kernel_compiles_for_cards():
+    """Without spills, with copies ahead of the products, on the units for matrices."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    script = Path(__file__).parent / "compile_streaming.py"
+    command = [sys.executable, str(script), "80", "90"]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    for (capability, found), (unit, most_kib) in zip(
+        json.loads(said.stdout).items(), (("mma", 99), ("wgmma", 227)), strict=True
+    ):
+        for name, kernel in found.items():
+            assert kernel["spills"] == 0, (name, capability)
+            assert kernel["pipelined"], (name, capability)
+            assert kernel[unit], (name, capability)
+            assert kernel["shared_bytes"] <= most_kib * 1024, (name, capability)
