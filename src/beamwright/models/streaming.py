@@ -30,6 +30,7 @@ UNIT = 128
 FEW_ROWS = 64
 """Up to so many a wide product goes at the card's bandwidth; with more a library is faster."""
 _UNITS = 132  # programs that fill a card
+_LONG = 32  # units of columns
 _WIDE = 2  # times as many tiles: there a whole sum fits a program
 _ADDED, _ADDED_WARPS = 1024, 4  # numbers that a program of `add_parts` makes
 _AT_ONCE = 8  # parts whose numbers are on their way together
@@ -143,9 +144,14 @@ def add_parts(
 
 
 def parts_of(outputs: int, columns: int) -> int:
-    """Parts that a sum is cut into: a card is filled by one of each tile of 64 outputs."""
-    tiles = -(-outputs // _TILES[0].outputs)
-    return max(1, min(round(_UNITS / tiles), columns // UNIT // 2))
+    """Parts that a sum is cut into: a card is filled by one of each tile of 64 outputs.
+
+    Into more where they would be long: a program alone has too little on its way.
+    """
+    tiles, units = -(-outputs // _TILES[0].outputs), columns // UNIT
+    if tiles >= _UNITS:
+        return 1
+    return max(1, min(max(round(_UNITS / tiles), -(-units // _LONG)), units // 2))
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
