@@ -21,7 +21,7 @@ from beamwright.models.streaming import (
     FEW_ROWS,
     FewStreamedLinear,
     StreamedLinear,
-    Streams,
+    Streaming,
     is_invariant,
     parts_of,
     product,
@@ -73,7 +73,7 @@ def test_parts_follow_the_shape_alone():
 
 
 def test_what_the_kernel_does_not_take_stays():
-    streams = Streams(always=True)
+    streams = Streaming(always=True)
     for linear in (
         Linear(drawn(80, 192)),  # no whole units
         Linear(drawn(72, 256)),  # rows of results that are not aligned
@@ -108,7 +108,7 @@ def test_a_library_that_follows_the_batch_is_found_out(monkeypatch, leaks, wide,
     monkeypatch.setattr(streaming, "product", Library(leaks=False))
     monkeypatch.setattr(streaming, "_ROWS", (8, 64, 72))
     monkeypatch.setattr(streaming, "_UNITS", 1 if wide else 132)
-    streams = Streams(always=False)
+    streams = Streaming(always=False)
     found = streams(Linear(drawn(128, 256)))
     assert type(found) is kind
     before = library.calls
@@ -118,10 +118,10 @@ def test_a_library_that_follows_the_batch_is_found_out(monkeypatch, leaks, wide,
 
 def test_a_card_on_which_the_kernel_is_wrong_keeps_its_library(monkeypatch):
     monkeypatch.setattr(streaming, "product", lambda x, weight, bias: x @ weight.t() * 0.9)
-    assert type(Streams(always=True)(Linear(drawn(80, 256)))) is Linear
+    assert type(Streaming(always=True)(Linear(drawn(80, 256)))) is Linear
     monkeypatch.setattr(streaming, "product", None)
     with pytest.raises(TypeError):  # a mistake of ours is no failure of the card
-        Streams(always=True)(Linear(drawn(80, 256)))
+        Streaming(always=True)(Linear(drawn(80, 256)))
 
 
 def test_few_rows_stream_and_many_are_the_library_s(monkeypatch):
@@ -150,7 +150,7 @@ def test_rows_that_cancel_tell_the_order_of_a_sum():
 def test_a_decoder_of_streamed_products_needs_no_tiles():
     shape = shape_from_text(SMALL)
     tiles = []
-    for pack in (Streams(always=True), prepack):
+    for pack in (Streaming(always=True), prepack):
         weights = random_weights(shape, torch.bfloat16, DEVICE, 0, pack=pack)
         decoder = DenseDecoder(shape, weights, TILE_ROWS)
         assert decoder.tile_rows == TILE_ROWS  # the sampler's

@@ -250,9 +250,9 @@ def packer(
     """
     where = torch.device(device)
     if where.type == "cuda" and why_no_kernels(where, dtype) is None:
-        from beamwright.models.streaming import Streams  # noqa: PLC0415 (loads Triton)
+        from beamwright.models.streaming import Streaming  # noqa: PLC0415 (loads Triton)
 
-        return Streams(always=fixed)
+        return Streaming(always=fixed)
     on_cpu = torch.device(device).type == "cpu" and dtype != torch.float64
     if on_cpu and storage in (Storage.INT4, Storage.STORED):
         return lambda linear: prepack(int4_packed(linear))

@@ -37,7 +37,7 @@ _AT_ONCE = 8  # parts whose numbers are on their way together
 _IN_TURN = 64  # tiles of many rows that are worth no partial sums in memory
 
 
-class Tile(NamedTuple):
+class ProductTile(NamedTuple):
     """What a program multiplies at once, and how; see `multiply_parts`."""
 
     rows: int
@@ -47,9 +47,13 @@ class Tile(NamedTuple):
     warps: int
 
 
-_TILES = (Tile(16, 64, 128, 3, 4), Tile(32, 64, 128, 3, 4), Tile(64, 64, 64, 4, 4))
-_MANY = Tile(128, 64, 64, 4, 4)
-_WHOLE = Tile(128, 128, 64, 4, 8)
+_TILES = (
+    ProductTile(16, 64, 128, 3, 4),
+    ProductTile(32, 64, 128, 3, 4),
+    ProductTile(64, 64, 64, 4, 4),
+)
+_MANY = ProductTile(128, 64, 64, 4, 4)
+_WHOLE = ProductTile(128, 128, 64, 4, 8)
 
 
 @triton.jit
@@ -206,7 +210,7 @@ _ROUNDED = 2**-6  # of the largest number, what roundings to 16 bits may differ 
 _MOST_NUMBERS = 1 << 26  # of a result, and of a weight that is drawn, when it is tried
 
 
-class Streams:
+class Streaming:
     """Streams projections where that is needed for a row's bits, or faster.
 
     The library's product is tried once for each shape with many numbers of rows. Where it gives a
