@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from beamwright.config import describe_invalid, section_fields
-from beamwright.errors import BeamwrightError, InputError
+from beamwright.errors import BeamwrightError, InputError, line_of
 from beamwright.io import installed
 from beamwright.registry import PLUGIN_MODULE, Table, TableRow, flag_of, unknown
 from beamwright.sections import OpenSection
@@ -126,7 +126,7 @@ def made(table: Table[Any], make: Callable[..., Any], given: dict[str, Any], **s
     except BeamwrightError:
         raise
     except Exception as error:  # whatever a user's class raises
-        raise InputError(f"{table.flag}: {make.__qualname__} raised {_line(error)}") from error
+        raise InputError(f"{table.flag}: {make.__qualname__} raised {line_of(error)}") from error
 
 
 def _source_of(make: Callable[..., Any]) -> str | None:
@@ -167,7 +167,7 @@ def load_plugin(file: str | os.PathLike[str]) -> None:
         raise
     except BaseException as error:  # whatever a user's file raises, `sys.exit()` too
         del sys.modules[name]
-        raise InputError(f"--plugin {path}: it raised {_line(error)}") from error
+        raise InputError(f"--plugin {path}: it raised {line_of(error)}") from error
 
 
 def load_all(files: Iterable[str | os.PathLike[str]] = ()) -> list[str]:
@@ -183,11 +183,7 @@ def load_all(files: Iterable[str | os.PathLike[str]] = ()) -> list[str]:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a broken package must not stop the others
-            failed.append(f"plugin {point.name} ({point.value}): {_line(error)}")
+            failed.append(f"plugin {point.name} ({point.value}): {line_of(error)}")
     for file in files:
         load_plugin(file)
     return failed
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -19,6 +19,7 @@ from __future__ import annotations
 from typing import Any
 
 DEVICE_TIER = "device KV budget"
+_LONGEST_LINE = 200
 
 
 def format_bytes(num_bytes: float) -> str:
@@ -28,6 +29,16 @@ def format_bytes(num_bytes: float) -> str:
             return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1024
     return f"{num_bytes:.1f} GiB"
+
+
+def said_by(error: BaseException) -> str:
+    """What an error that is none of these says, on one line."""
+    return " ".join(str(error).split())[:_LONGEST_LINE]
+
+
+def line_of(error: BaseException) -> str:
+    """The same with its kind: `ValueError: ...`."""
+    return f"{type(error).__name__}: {said_by(error)}"
 
 
 class BeamwrightError(Exception):

@@ -23,7 +23,7 @@ from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from beamwright.errors import InputError
+from beamwright.errors import InputError, said_by
 
 if TYPE_CHECKING:
     import yaml
@@ -230,7 +230,7 @@ def read_yaml(file: Path, whose: str) -> Any:
         raise InputError(f"{where}: not YAML (nested too deeply)") from error
     except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
         # Dates that are none and numbers of thousands of digits are ValueErrors.
-        raise InputError(f"{where}: not YAML ({' '.join(str(error).split())})") from error
+        raise InputError(f"{where}: not YAML ({said_by(error)})") from error
     return value
 
 

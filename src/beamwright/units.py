@@ -4,6 +4,7 @@ arguments of a chat template."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,16 +13,31 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from beamwright.errors import InputError
+from beamwright.errors import InputError, said_by
 
 GIB = 2**30
 
-_UNITS = {"": 1, "B": 1}
-for _power, _letter in enumerate("KMGT", start=1):
-    _UNITS[f"{_letter}IB"] = 1024**_power
-    _UNITS[f"{_letter}B"] = 1000**_power
+_SIZES = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", start=1):
+    _SIZES[f"{_letter}ib"] = 1024**_power
+    _SIZES[f"{_letter}b"] = 1000**_power
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 _QUANTITY = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
+
+
+def _quantity(text: str | float, units: Mapping[str, int], what: str, such_as: str) -> float:
+    """How much of the first of these units a text says, or a plain number of them."""
+    if isinstance(text, int | float) and not isinstance(text, bool):
+        number: float = text
+    else:
+        match = _QUANTITY.match(str(text))
+        if match is None or match[2].lower() not in units:
+            raise InputError(f"{text!r} is not a {what}: write {such_as}")
+        number = float(match[1]) * units[match[2].lower()]
+    if not 0 < number < 2**1023:
+        raise InputError(f"a {what} must be positive, not {text!r}")
+    return number
 
 
 def parse_size(text: str | int) -> int:
@@ -30,16 +46,17 @@ def parse_size(text: str | int) -> int:
     Raises:
         InputError: if the text is not a size, or is not positive.
     """
-    if isinstance(text, int) and not isinstance(text, bool):
-        num_bytes = text
-    else:
-        match = _QUANTITY.match(str(text))  # `7G` is GiB to some, GB to others: it is not guessed
-        if match is None or match[2].upper() not in _UNITS:
-            raise InputError(f"{text!r} is not a size: write 7GiB, 512MiB or 4GB")
-        num_bytes = int(float(match[1]) * _UNITS[match[2].upper()])
-    if num_bytes <= 0:
-        raise InputError(f"a size must be positive, not {text!r}")
-    return num_bytes
+    # `7G` is GiB to some, GB to others: it is not guessed.
+    return int(_quantity(text, _SIZES, "size", "7GiB, 512MiB or 4GB"))
+
+
+def parse_duration(text: str | float) -> float:
+    """Seconds of a duration such as `30s`, `2m`, `1h` or a plain number of seconds.
+
+    Raises:
+        InputError: if the text is not a duration, or is not positive.
+    """
+    return float(_quantity(text, _SECONDS, "duration", "30s, 2m or 1h"))
 
 
 def _parse_rate(text: str | int) -> int:
@@ -80,32 +97,33 @@ def parse_select(text: str | float) -> int | float:
 
 MOST_CLOSING = 200
 MOST_DRAFTS = 15  # an iteration writes up to 16 tokens
+THOUGHT_STEPS = ("auto", "whole", "paragraphs", "sentences", "markers")
 
 
-def parse_drafts(text: str | int) -> str | int:
-    """`auto`, `off`, or the most tokens to draft for a row.
-
-    Raises:
-        InputError: if the text is none of these.
-    """
-    if text in ("auto", "off"):
+def _word_or_tokens(
+    text: str | int, words: Sequence[str], said: str, least: int = 1, most: float = math.inf
+) -> str | int:
+    """One of these words, or a number of tokens. said: of all else."""
+    if text in words:
         return text
-    if not isinstance(text, bool) and str(text).isdigit() and 1 <= int(text) <= MOST_DRAFTS:
+    if not isinstance(text, bool) and str(text).isdigit() and least <= int(text) <= most:
         return int(text)
-    raise InputError(f"{text!r} drafts nothing: write auto, off or tokens, 1 to {MOST_DRAFTS}")
+    raise InputError(f"{text!r} {said}")
 
 
-def parse_thinking(text: str | int) -> str | int:
-    """Whether a model thinks, or its budget in tokens; a budget of none is off.
+def _parse_drafts(text: str | int) -> str | int:
+    said = f"drafts nothing: write auto, off or tokens, 1 to {MOST_DRAFTS}"
+    return _word_or_tokens(text, ("auto", "off"), said, most=MOST_DRAFTS)
 
-    Raises:
-        InputError: if it is neither.
-    """
-    if text in ("auto", "on", "off"):
-        return text
-    if not isinstance(text, bool) and str(text).isdigit():
-        return int(text) or "off"
-    raise InputError(f"{text!r} is no thinking: write auto, on, off or tokens")
+
+def _parse_thinking(text: str | int) -> str | int:
+    said = "is no thinking: write auto, on, off or tokens"
+    return _word_or_tokens(text, ("auto", "on", "off"), said, least=0) or "off"
+
+
+def _parse_thought_steps(text: str | int) -> str | int:
+    said = f"cuts no thoughts: write {', '.join(THOUGHT_STEPS)} or tokens"
+    return _word_or_tokens(text, THOUGHT_STEPS, said)
 
 
 def parse_close_message(text: str) -> str:
@@ -119,19 +137,6 @@ def parse_close_message(text: str) -> str:
     return text
 
 
-def parse_thought_steps(text: str | int) -> str | int:
-    """How a thought is cut into steps: by name, or a number of tokens.
-
-    Raises:
-        InputError: if it is neither.
-    """
-    if text in THOUGHT_STEPS:
-        return text
-    if not isinstance(text, bool) and str(text).isdigit() and int(text) >= 1:
-        return int(text)
-    raise InputError(f"{text!r} cuts no thoughts: write {', '.join(THOUGHT_STEPS)} or tokens")
-
-
 def _parsed(parse: Callable[[Any], Any], takes: Any) -> BeforeValidator:
     """None stays; what `parse` refuses is a setting's error. takes: the type of what it reads."""
 
@@ -142,27 +147,6 @@ def _parsed(parse: Callable[[Any], Any], takes: Any) -> BeforeValidator:
             raise ValueError(str(error)) from error
 
     return BeforeValidator(validate, json_schema_input_type=takes)
-
-
-_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-def parse_duration(text: str | float) -> float:
-    """Seconds of a duration such as `30s`, `2m`, `1h` or a plain number of seconds.
-
-    Raises:
-        InputError: if the text is not a duration, or is not positive.
-    """
-    if isinstance(text, int | float) and not isinstance(text, bool):
-        seconds: float = text
-    else:
-        match = _QUANTITY.match(str(text))
-        if match is None or match[2].lower() not in _SECONDS:
-            raise InputError(f"{text!r} is not a duration: write 30s, 2m or 1h")
-        seconds = float(match[1]) * _SECONDS[match[2].lower()]
-    if not 0 < seconds < 2**1023:
-        raise InputError(f"a duration must be positive, not {text!r}")
-    return float(seconds)
 
 
 # What whoever renders a chat template says itself, to it or to `transformers`.
@@ -186,8 +170,7 @@ def parse_template_args(given: str | Mapping[str, Any]) -> dict[str, Any]:
         written.encode()  # halves of characters
         args = json.loads(written)
     except (TypeError, ValueError, RecursionError) as error:
-        line = " ".join(str(error).split())
-        raise InputError(f"{given!r:.80} is no JSON object ({line:.80})") from error
+        raise InputError(f"{given!r:.80} is no JSON object ({said_by(error):.80})") from error
     if not isinstance(args, dict):
         raise InputError(f"{given!r:.80} is no JSON object such as " + '{"enable_thinking": false}')
     for name in args:
@@ -226,15 +209,14 @@ Split = Annotated[Literal["auto"] | float, _parsed(parse_split, Literal["auto"] 
 Select = Annotated[int | float, _parsed(parse_select, int | float | str)]
 # Tokens that are drafted for a row, at most.
 _Drafts = Literal["auto", "off"] | int
-Drafts = Annotated[_Drafts, _parsed(parse_drafts, _Drafts)]
+Drafts = Annotated[_Drafts, _parsed(_parse_drafts, _Drafts)]
 # Whether a model thinks, and for how many tokens.
 _Thinking = Literal["auto", "on", "off"] | int
-Thinking = Annotated[_Thinking, _parsed(parse_thinking, _Thinking)]
+Thinking = Annotated[_Thinking, _parsed(_parse_thinking, _Thinking)]
 CloseMessage = Annotated[str, _parsed(parse_close_message, str)]
 # How thoughts are cut into steps.
-THOUGHT_STEPS = ("auto", "whole", "paragraphs", "sentences", "markers")
 _ThoughtSteps = Literal["auto", "whole", "paragraphs", "sentences", "markers"] | int
-ThoughtSteps = Annotated[_ThoughtSteps, _parsed(parse_thought_steps, _ThoughtSteps)]
+ThoughtSteps = Annotated[_ThoughtSteps, _parsed(_parse_thought_steps, _ThoughtSteps)]
 # Seconds, such as `30s`, `2m` or `1h`.
 Duration = Annotated[float | None, _parsed(parse_duration, float | str | None)]
 # Arguments by name.

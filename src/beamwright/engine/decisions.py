@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from beamwright.errors import BeamwrightError, InputError, PolicyError
+from beamwright.errors import BeamwrightError, InputError, PolicyError, line_of
 from beamwright.protocols import (
     Action,
     Answers,
@@ -137,8 +137,7 @@ def call_policy(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
     except BeamwrightError:
         raise
     except Exception as error:
-        line = " ".join(f"{type(error).__name__}: {error}".split())
-        raise PolicyError(f"{name}: it raised {line}") from error
+        raise PolicyError(f"{name}: it raised {line_of(error)}") from error
 
 
 def note_answers(way: Answers, nodes: Iterable[Node]) -> None:

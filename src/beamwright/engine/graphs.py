@@ -10,11 +10,11 @@ from collections.abc import Callable, Hashable
 
 import torch
 
+from beamwright.errors import said_by
 from beamwright.models.load import is_out_of_memory
 from beamwright.models.tree_model import TreeModel
 
 Launches = Callable[[], None]
-_REASON_LENGTH = 200
 
 
 class Replay:
@@ -130,7 +130,7 @@ class CudaGraphReplay(Replay):
             if is_out_of_memory(error):
                 raise
             self._failed = True
-            self._on_failure(" ".join(str(error).split())[:_REASON_LENGTH] or repr(error))
+            self._on_failure(said_by(error) or repr(error))
         else:
             self._graphs[key] = graph
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from beamwright.errors import InputError, UnavailableError, UnsupportedModelError
+from beamwright.errors import InputError, UnavailableError, UnsupportedModelError, line_of
 from beamwright.io import read_object
 from beamwright.models.formats.described import packed_sizes, read_config, shards
 from beamwright.models.formats.methods import GGUF, check_method, quantisation
@@ -194,9 +194,8 @@ def _download(name: str, *, weights: bool = True) -> Path:
     try:
         folder = Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
     except Exception as error:  # the hub client raises many kinds, network and not-found alike
-        line = " ".join(str(error).split())[:160]
         raise UnavailableError(
-            f"hf:{name}: cannot be downloaded ({type(error).__name__}: {line}); "
+            f"hf:{name}: cannot be downloaded ({line_of(error)}); "
             "without a network, pass a local folder"
         ) from error
     file = _gguf_in(folder, tag) if tag else None
@@ -206,12 +205,6 @@ def _download(name: str, *, weights: bool = True) -> Path:
 
 
 # --- files -----------------------------------------------------------------------------------
-
-
-def line_of(error: BaseException) -> str:
-    """What went wrong, on one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:_LONGEST_LINE]
 
 
 def read_eos_ids(folder: Path) -> frozenset[int]:
@@ -287,8 +280,8 @@ def config_of(folder: Path) -> Any:
             return AutoConfig.for_model(**read_config(folder))
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # of many kinds; each is about what the file says
-        line = line_of(error)
-        raise UnsupportedModelError(f"config cannot be read ({line}); {_SUPPORTED}") from error
+        said = f"config cannot be read ({line_of(error)}); {_SUPPORTED}"
+        raise UnsupportedModelError(said) from error
 
 
 def _own_shape(folder: Path, written: Mapping[str, Any], max_context: int | None) -> ModelShape:

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from beamwright.errors import line_of
 from beamwright.models.linear import quiet_import
 from beamwright.models.shape import BuiltSizes, LayerGroup, ModelShape, NotBuiltError
 
@@ -154,7 +155,7 @@ def survey(config: Any, dtype: torch.dtype = torch.float32) -> Survey:
     except NotBuiltError:
         raise
     except Exception as error:  # model code of any family
-        line = " ".join(f"{type(error).__name__}: {error}".split())[:120]
+        line = line_of(error)
         known = _SURVEY not in line  # Falcon looks classes up by the attention's name
         why = f"its layers do not run here ({line})" if known else "attention of its own"
         raise NotBuiltError(_refusal(text, why)) from error

@@ -16,8 +16,7 @@ from jinja2 import Environment, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from beamwright.errors import InputError
-from beamwright.models.config import line_of
+from beamwright.errors import InputError, line_of, said_by
 
 RENDER_S = 5.0
 MOST_CHARACTERS = 1 << 24
@@ -161,7 +160,7 @@ def render(make: Callable[[], str], where: str) -> str:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(stop, raised)
         raise InputError(f"{where}chat template: not rendered after {RENDER_S:.0f} s")
     if errors:
-        line = " ".join(str(errors[0]).split()) or type(errors[0]).__name__
+        line = said_by(errors[0]) or type(errors[0]).__name__
         raise InputError(f"{where}chat template: {line}") from errors[0]
     (text,) = texts
     if len(text) > MOST_CHARACTERS:

@@ -16,9 +16,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from beamwright.errors import InputError
+from beamwright.errors import InputError, line_of
 from beamwright.io import read_object
-from beamwright.models.config import BUNDLED, line_of, read_eos_ids
+from beamwright.models.config import BUNDLED, read_eos_ids
 from beamwright.models.formats.methods import GGUF
 from beamwright.models.template import (
     WriteChat,

@@ -12,8 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from beamwright.errors import InputError, UnavailableError
-from beamwright.models.config import line_of
+from beamwright.errors import InputError, UnavailableError, line_of
 from beamwright.remote.writer import Continuation, PromptRequest, Reply
 from beamwright.sections import ModelSettings
 

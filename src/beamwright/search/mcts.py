@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from random import Random
+from statistics import fmean
 from typing import Any
 
 from beamwright.errors import InputError
@@ -139,7 +140,7 @@ class Visits:
             children = self.children[node]
             if children:
                 self.visits[node] += 1
-                totals[node] += _mean(scores[child] for child in children)
+                totals[node] += fmean(scores[child] for child in children)
                 self.priors.update(zip(children, _priors(children), strict=True))
             visits = self.visits[node]
             self.values[node] = totals[node] / visits if visits else scores.get(node, 0.0)
@@ -197,13 +198,8 @@ def _scores(steps: Sequence[Node]) -> dict[Node, float]:
         for node in steps
         if node.score is not None and math.isfinite(node.score)
     }
-    neutral = _mean(known.values()) if known else 0.0
+    neutral = fmean(known.values()) if known else 0.0
     return {node: known.get(node, neutral) for node in steps}
-
-
-def _mean(values: Iterable[float]) -> float:
-    terms = list(values)
-    return math.fsum(terms) / len(terms)
 
 
 def _priors(siblings: Sequence[Node]) -> list[float]:
@@ -211,6 +207,6 @@ def _priors(siblings: Sequence[Node]) -> list[float]:
     drawn = [_drawn(node) for node in siblings]
     if not all(drawn):
         return [1 / len(siblings)] * len(siblings)
-    means = [round(_mean(logprobs), _DECIMALS) for logprobs in drawn]
+    means = [round(fmean(logprobs), _DECIMALS) for logprobs in drawn]
     weights = [math.exp(mean - max(means)) for mean in means]
     return [weight / math.fsum(weights) for weight in weights]

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
+from beamwright.errors import said_by
 from beamwright.serve.errors import ApiError
 
 T = TypeVar("T")
@@ -105,8 +106,7 @@ def read_json(body: bytes, limits: ServerLimits) -> dict[str, Any]:
     try:
         value = json.loads(body.decode("utf-8"), parse_constant=_refused, parse_float=_finite)
     except (ValueError, RecursionError) as error:
-        line = " ".join(str(error).split())
-        raise ApiError(400, f"the body is no JSON: {line}") from error
+        raise ApiError(400, f"the body is no JSON: {said_by(error)}") from error
     if not isinstance(value, dict):
         raise ApiError(400, "the body is JSON, but not an object")
     return value

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from itertools import takewhile
 from math import isfinite
 from pathlib import Path
 from string import ascii_uppercase
@@ -28,6 +27,7 @@ from beamwright.models.tokenizer import TextCodec
 from beamwright.models.tree_model import PrefillRequest, TreeModel
 from beamwright.sections import Section
 from beamwright.tree import Conversation, Node, Problem
+from beamwright.verify.encode import common_prefix
 from beamwright.verify.spec import check_placeholders, filled, read_mapping, validated
 
 _PACKAGED = Path(__file__).parent / "compare.yaml"
@@ -132,7 +132,7 @@ class Comparer:
         for before in _BEFORE_LETTERS:
             opening = self.spec.opening + before
             coded = [self._codec.encode(opening + letter) for letter in ascii_uppercase]
-            alike = _alike(coded)
+            alike = min(common_prefix(coded[0], each) for each in coded)
             found = [token_ids[alike] for token_ids in coded if len(token_ids) > alike]
             if len(set(found)) == len(coded) and max(found) < self.model.decoder.shape.vocab:
                 return found, len(coded[0]) - alike, before
@@ -172,11 +172,6 @@ class Comparer:
         state = state_of(root)
         if state is None or state.segment.others or state.segment.window is not None:
             return ()
-        alike = _alike([root.token_ids, token_ids[:-1]])
+        alike = common_prefix(root.token_ids, token_ids[:-1])
         whole = state.segment.length == len(root.token_ids)
         return (PathPart(state.segment, alike),) if whole and alike else ()
-
-
-def _alike(coded: Sequence[Sequence[int]]) -> int:
-    """How many tokens these begin with in common."""
-    return sum(1 for _ in takewhile(lambda tokens: len({*tokens}) == 1, zip(*coded, strict=False)))

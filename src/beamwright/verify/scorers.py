@@ -13,8 +13,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, get_args
 
-from beamwright.errors import InputError
-from beamwright.models.config import line_of
+from beamwright.errors import InputError, line_of
 from beamwright.protocols import Verifier
 from beamwright.tree import Node, Sees
 

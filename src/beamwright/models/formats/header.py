@@ -13,7 +13,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from beamwright.errors import InputError
+from beamwright.errors import InputError, said_by
 
 _NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _TEXT, _LIST = 8, 9
@@ -65,8 +65,7 @@ def read_header(file: Path) -> GgufHeader:
         with open(file, "rb") as stream, _mapped(stream.fileno()) as data:
             return _Cursor(data).header()
     except (OSError, ValueError, struct.error, OverflowError) as error:
-        line = " ".join(str(error).split())[:200]
-        raise InputError(f"model file {file}: cannot be read ({line})") from error
+        raise InputError(f"model file {file}: cannot be read ({said_by(error)})") from error
 
 
 def _mapped(handle: int) -> mmap.mmap:

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from beamwright.errors import InputError
+from beamwright.errors import InputError, line_of, said_by
 from beamwright.io import read_regular
 from beamwright.models.formats.rows import StoredRows
 
@@ -61,8 +61,7 @@ class PlainFiles:
                 raise ValueError(f"a {type(tensors).__name__}, not tensors by name")
             return {name: t for name, t in tensors.items() if isinstance(t, Tensor)}
         except DAMAGED as error:
-            line = " ".join(str(error).split())[:200]
-            raise InputError(f"model file {path}: cannot be read ({line})") from error
+            raise InputError(f"model file {path}: cannot be read ({said_by(error)})") from error
 
     def tensor(self, name: str) -> Tensor | None:
         """A copy of the tensor of that name, or None; its file is not mapped any more."""
@@ -101,5 +100,4 @@ def _weight_map(index: Path) -> dict[str, str]:
             raise TypeError("weight_map names something that is no file")
         return files
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        line = " ".join(f"{type(error).__name__}: {error}".split())
-        raise InputError(f"model index {index}: cannot be read ({line})") from error
+        raise InputError(f"model index {index}: cannot be read ({line_of(error)})") from error

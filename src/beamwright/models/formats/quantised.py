@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beamwright.errors import InputError
+from beamwright.errors import InputError, said_by
 from beamwright.models.formats.plain import DAMAGED, PlainFiles
 from beamwright.models.formats.rows import StoredRows
 from beamwright.models.grouped import GroupedLinear
@@ -113,9 +113,8 @@ class QuantisedFiles:
         try:
             found = self._form.read(lambda ending: self._files.tensor(stem + ending), self._config)
         except DAMAGED as error:
-            line = " ".join(str(error).split())[:200]
             raise InputError(
-                f"model {self._files.folder}: {name} cannot be read ({line})"
+                f"model {self._files.folder}: {name} cannot be read ({said_by(error)})"
             ) from error
         return found
 
