@@ -51,8 +51,7 @@ class Counters:
     and tokens), what was not selected, or at most; none where the scores do not say. corrections:
     heads whose predicted query was too far off. Of a rank beside the decoder: rank_takes:
     selections that a layer took; rank_late: of them, those it waited for, rank_waited_s in all.
-    sparse_forward_s: of decoding the rows' tokens, waits left out; rank_s: of the rank's own work;
-    rank_link_s: of it, on the link.
+    rank_s: of the rank's own work; rank_link_s: of it, on the link.
     """
 
     decode_s: float = 0.0
@@ -105,7 +104,6 @@ class Counters:
     left_out: float = 0.0
     sparse_heads: int = 0
     corrections: int = 0
-    sparse_forward_s: float = 0.0
     rank_takes: int = 0
     rank_late: int = 0
     rank_waited_s: float = 0.0

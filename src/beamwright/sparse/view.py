@@ -160,9 +160,6 @@ class SparseDecode:
                     new, old = query[row].unsqueeze(0), known.get(layer)
                     known[layer] = new.clone() if old is None else torch.cat([old[-WINDOW:], new])
         self._begun = layer + 1 < self._layout.num_layers
-        if not self._begun:
-            self._counts.sparse_forward_s += time.perf_counter() - self._began_s
-            self._counts.sparse_forward_s -= self._counts.rank_waited_s - self._waited_s
         return context
 
     def keep_rows(self, rows: Tensor) -> None:
@@ -209,7 +206,6 @@ class SparseDecode:
         if self._begun:
             return
         self._begun = True
-        self._began_s, self._waited_s = time.perf_counter(), self._counts.rank_waited_s
         self._guesses = {}
         places = self._tail.places.tolist()
         seen = [length + place + 1 for length, place in zip(self._lengths, places, strict=True)]
