@@ -246,7 +246,8 @@ class Row:
     def add(self, tokens: Sequence[int], values: Mapping[str, Sequence[float]]) -> None:
         """Take in tokens, and what is known of each; not behind one without a distribution."""
         count = len(tokens)
-        for number, logprob in enumerate(values["logprobs"][:count]):
+        logprobs = values["logprobs"][:count]
+        for number, logprob in enumerate(() if math.isfinite(sum(logprobs)) else logprobs):
             if not math.isfinite(logprob):
                 at = f"step {self.node.depth}, token {len(self.tokens) + number + 1}"
                 count = number

@@ -249,11 +249,12 @@ class TensorRows:
         """The first token of these rows' steps, from what their parents' last tokens lead to."""
         if not rows:
             return
-        parents = [*dict.fromkeys(row.node.parent for row in rows)]
+        parents = dict.fromkeys(row.node.parent for row in rows)
+        places = {parent: place for place, parent in enumerate(parents)}
         hidden = torch.cat([last_hidden(parent) for parent in parents])
         buffers = self._make_buffers(len(rows), hidden[:, :0])
         buffers.load(rows, self._arrangement, self._stops.closing)
-        siblings = [parents.index(row.node.parent) for row in rows]
+        siblings = [places[row.node.parent] for row in rows]
         self._draw(buffers, self._decoder.logits(hidden)[siblings])
         self._take(_Drawn(rows, self._stops), buffers, 1)
         if self._keeps_states:
@@ -287,8 +288,10 @@ class TensorRows:
                 forwarded.append((row, used, place))
                 used += 1
             row.node.usage["overrun"] += num_done - used
-        for row, number, place in forwarded:
-            row.hidden = hidden[number, place : place + 1].clone()
+        if forwarded:
+            rows, numbers, places = zip(*forwarded, strict=True)
+            for row, state in zip(rows, hidden[[*numbers], [*places]].split(1), strict=True):
+                row.hidden = state
 
     def _step_buffers(self) -> StepBuffers:
         """Those of as many rows as there are."""

@@ -55,7 +55,10 @@ class CacheManager(SegmentOwner):
             if segment.length and not segment.copies:
                 raise AssertionError("only a resident segment can grow")
             size, copies = segment.blocks_for(num_tokens), segment.copies or [[]]
-            missing[segment] = [max(0, size - len(blocks)) for blocks in copies]
+            if any(size > len(blocks) for blocks in copies):
+                missing[segment] = [max(0, size - len(blocks)) for blocks in copies]
+        if not missing:
+            return
         for segment in wanted:
             segment.pins += len(segment.copies)  # it must not be its own victim
         try:
@@ -64,8 +67,6 @@ class CacheManager(SegmentOwner):
             for segment in wanted:
                 segment.pins -= len(segment.copies)
         for segment, counts in missing.items():
-            if not any(counts):
-                continue
             segment.copies = segment.copies or [[]]
             for blocks, num_blocks in zip(segment.copies, counts, strict=True):
                 blocks.extend(fresh[:num_blocks])
@@ -73,8 +74,7 @@ class CacheManager(SegmentOwner):
             self._placed(segment)
 
     def extend(self, segment: Segment, num_tokens: int) -> None:
-        """Count `num_tokens` more tokens, for which blocks are reserved first."""
-        self.reserve({segment: segment.length + num_tokens})
+        """Count `num_tokens` more tokens, whose blocks are reserved."""
         for each in segment.every:
             each.length += num_tokens
             if num_tokens and each.length == num_tokens:

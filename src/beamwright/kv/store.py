@@ -132,22 +132,22 @@ class SegmentStore(CacheManager, KVReader):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Blocks, and places in them, of tokens behind those of a group's segments; and which token
         is written there, None for one after the other."""
-        slots, source, first = list[int](), list[int](), 0
-        size = segments[0].block_tokens
+        slots, size, device = list[int](), segments[0].block_tokens, self.pool.storage.device
         for segment, length in zip(segments, lengths, strict=True):
             begin, end = segment.length, segment.length + length
             for blocks in segment.copies:
                 for at in range(begin // size, -(-end // size)):
                     low, high = max(begin, at * size), min(end, at * size + size)
                     slots += range((blocks[at] - at) * size + low, (blocks[at] - at) * size + high)
-                source += range(first, first + length)
-            first += length
-        device = self.pool.storage.device
-        blocks_index, offsets = torch.from_numpy(
-            np.stack(np.divmod(np.array(slots, dtype=np.int64), size))
-        ).to(device)
-        copied = any(len(segment.copies) != 1 for segment in segments)
-        return blocks_index, offsets, torch.tensor(source, device=device) if copied else None
+        where = np.stack(np.divmod(np.array(slots, dtype=np.int64), size))
+        blocks_index, offsets = torch.from_numpy(where).to(device)
+        if all(len(segment.copies) == 1 for segment in segments):
+            return blocks_index, offsets, None
+        parts = zip(
+            torch.arange(sum(lengths), device=device).split([*lengths]), segments, strict=True
+        )
+        copied = [part for part, segment in parts for _ in segment.copies]
+        return blocks_index, offsets, torch.cat(copied or [blocks_index])
 
     def held(self, segment: Segment, first: int, end: int) -> Any:
         """A segment's tokens [first, end), as `restore` of a tail wants them."""

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from beamwright.kv.pool import KVLayout, ScratchMeter
@@ -202,9 +203,11 @@ class RowTails:
 
     def take(self, parts: Sequence[tuple[int, int, int]]) -> list[torch.Tensor]:
         """Tokens [first, end) of rows in the pool's order [tokens, layers, 2, kv_heads, dim]."""
-        rows = [row for row, first, end in parts for _ in range(first, end)]
-        places = [place for _, first, end in parts for place in range(first, end)]
-        at, where = torch.tensor([rows, places]).to(self._device)
+        rows, first, end = np.array(parts, dtype=np.int64).T
+        of_part = np.repeat(np.arange(len(rows)), end - first)
+        ahead = np.concatenate([[0], np.cumsum(end - first)[:-1]]) - first
+        places = np.arange(len(of_part)) - ahead[of_part]
+        at, where = torch.from_numpy(np.stack([rows[of_part], places])).to(self._device)
         return [self.storage[:, :, at, :, where]]
 
     def close(self) -> None:
