@@ -262,6 +262,7 @@ def test_on_a_gpu_int4_is_torchaos_kernel_where_there_is_one(monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel needs a CUDA device")
 @torch.inference_mode()
 def test_the_kernel_equals_plain_torch():
+    pytest.importorskip("torchao")
     weight = draw(0, 136, 320).to("cuda", torch.bfloat16)
     x = draw(1, 16, 320).to("cuda", torch.bfloat16)
     kernel = quantise_linear(Linear(weight), Storage.INT4_TILED)

@@ -11,6 +11,7 @@ Needs no network, pip or make; what a machine lacks is named (`docs/develop/gpu-
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import platform
 import shlex
@@ -222,6 +223,7 @@ def run_stage(arguments: argparse.Namespace) -> int:
     extra = (arguments.stage,) if arguments.stage in FIGURES else ()
     try:
         run = getattr(importlib.import_module(f"beamwright_lab.gpu.{module}"), function)
+        gc.freeze()  # as the command line does: what libraries hold is no garbage
         data: dict[str, Any] = run(context, *extra)
     except Exception as error:
         traceback.print_exc()

@@ -110,7 +110,7 @@ class Context:
         """
         for what, measure in work:
             if self.left_s < least_s and not self.smoke:
-                data["not_run"].append(what)
+                data.setdefault("not_run", []).append(what)
                 continue
             data[name].append({**what, **attempt(measure)})
             release(self.device)

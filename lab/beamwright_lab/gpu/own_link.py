@@ -73,6 +73,7 @@ class LinkBench:
         rows = [self.store.create() for _ in range(self.traffic.num_rows)]
         for _ in range(self.traffic.row_blocks):
             for row in rows:
+                self.store.reserve({row: row.length + self.device_pool.block_tokens})
                 self.store.extend(row, self.device_pool.block_tokens)
             self.store.write_back(rows)
         return rows
