@@ -19,6 +19,7 @@ from beamwright.attention.kernels import is_interpreted, programs, why_no_kernel
 from beamwright.attention.kernels.worklist import HeadLayout, decode_tile, prefill_tile
 
 HEADS = HeadLayout(kv_heads=4, group=7, head_dim=128)
+WIDE_HEADS = HeadLayout(kv_heads=1, group=8, head_dim=256)  # of Gemma 2B
 NUMBERS = ("scale", "num_rows", "first_tail_slot")
 CODES = ("keys", "values", "key_exponents", "value_exponents")
 LISTS = (
@@ -81,19 +82,20 @@ def main(capability, only_plain):
     found = {}
     # a model without any of it, and one with all
     for mark, softcap, window, sinks, codes in (
-        ("", 0.0, 0, False, 0), ("_all", 50.0, 128, True, 0),
+        ("", 0.0, 0, False, 0), ("_wide", 0.0, 0, False, 0), ("_all", 50.0, 128, True, 0),
         ("_int8", 0.0, 0, False, 1), ("_fp8", 0.0, 0, False, 2),
     ):  # fmt: skip
         if mark and only_plain:
             continue
+        heads = WIDE_HEADS if mark == "_wide" else HEADS
         for kernel, tile in (
-            (programs.attend_parts, decode_tile(HEADS, 2)),
-            (programs.attend_chunks, prefill_tile(HEADS, 2, hopper=capability == 90)),
+            (programs.attend_parts, decode_tile(heads, 2)),
+            (programs.attend_chunks, prefill_tile(heads, 2, hopper=capability == 90)),
         ):
             sizes = {
-                "KV_HEADS": HEADS.kv_heads,
-                "GROUP": HEADS.group,
-                "HEAD_DIM": HEADS.head_dim,
+                "KV_HEADS": heads.kv_heads,
+                "GROUP": heads.group,
+                "HEAD_DIM": heads.head_dim,
                 "DIM": tile.dim,
                 "ENTRY_TOKENS": 8,
                 "PIECES": 4 if mark == "_all" else 1,
@@ -110,7 +112,7 @@ def main(capability, only_plain):
                 del sizes["EARLY"]
             name = kernel.fn.__name__
             found[name + mark] = build(kernel, sizes, capability, tile.warps, tile.stages)
-        sizes = {"HEADS": HEADS.heads, "HEAD_DIM": HEADS.head_dim, "DIM": 128, "PARTS": 16}
+        sizes = {"HEADS": heads.heads, "HEAD_DIM": heads.head_dim, "DIM": tile.dim, "PARTS": 16}
         sizes |= {"SINKS": sinks, "WINDOW": window, "EARLY": capability >= 90}
         found[f"merge_rows{mark}"] = build(programs.merge_rows, sizes, capability, 2, 3)
     found["interpreted"] = is_interpreted()

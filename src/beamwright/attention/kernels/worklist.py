@@ -31,8 +31,8 @@ from beamwright.kv.segments import Path, Segment
 Ints = npt.NDArray[np.int32]
 
 _LEAST_ROOM = 8
-_STAGE_BYTES = 32 * 1024
-"""Keys and values of one tile: three such stages fit the shared memory of cards since Ampere."""
+_STAGE_BYTES = 32 * 1024  # keys and values of one tile
+_SHARED_BYTES, _HOPPER_BYTES = 99 * 1024, 227 * 1024  # of a program: the least since Ampere, H100's
 _LEAST = 16  # a matrix instruction's rows, and the least depth of a product
 _LARGE_ACCUMULATOR = 64 * 128
 MOST_ENTRY_TOKENS = 16
@@ -63,6 +63,7 @@ class Tile:
     queries: whole query tokens that fit in `pairs`.
     tokens: keys per step of the loop.
     dim: head_dim, padded to a power of two.
+    stages: of the loop; keys and values of one less are on the chip together.
     """
 
     pairs: int
@@ -95,15 +96,24 @@ def prefill_tile(heads: HeadLayout, element_bytes: int, *, hopper: bool = False)
     an eighth with 128 rows and eight warps behind a path, those of 64 slower.
     """
     pairs = 128 if hopper and power_of_two(heads.head_dim) == 128 else 64
-    return _tile(heads, element_bytes, 16 if element_bytes == 4 else pairs, most_tokens=64)
+    most_bytes = _HOPPER_BYTES if hopper else _SHARED_BYTES
+    return _tile(heads, element_bytes, 16 if element_bytes == 4 else pairs, 64, most_bytes)
 
 
-def _tile(heads: HeadLayout, element_bytes: int, pairs: int, most_tokens: int) -> Tile:
+def _tile(
+    heads: HeadLayout,
+    element_bytes: int,
+    pairs: int,
+    most_tokens: int,
+    most_bytes: int = _SHARED_BYTES,
+) -> Tile:
     pairs = max(pairs, power_of_two(heads.group))
     dim = power_of_two(heads.head_dim, _LEAST)
     tokens = min(most_tokens, max(_LEAST, _STAGE_BYTES // (2 * dim * element_bytes)))
     warps = 8 if pairs * dim > _LARGE_ACCUMULATOR else 4
-    return Tile(pairs, pairs // heads.group, tokens, dim, warps, stages=3)
+    # Beside keys and values of two tiles: queries, and weights. Stages change no bits.
+    three = (4 * tokens * dim + pairs * (dim + tokens)) * element_bytes
+    return Tile(pairs, pairs // heads.group, tokens, dim, warps, 3 if three <= most_bytes else 2)
 
 
 # --- parts of paths ------------------------------------------------------------------------------
