@@ -5,6 +5,7 @@ import torch
 
 from beamwright.attention import make_attention
 from beamwright.engine.selftest import _OwnTokenOnly
+from beamwright.errors import CapacityError
 from beamwright.kv.segments import PathPart
 from beamwright.models import dense
 from beamwright.models.dense import DenseDecoder
@@ -62,3 +63,16 @@ def test_an_mlp_of_many_rows_is_computed_in_parts_with_the_same_bits(decoder, mo
     monkeypatch.setattr(DenseDecoder, "_inside", seen)
     assert torch.equal(decoder.hidden(tokens, tokens, _OwnTokenOnly()), whole)
     assert parts == [16] * 3 * 2
+
+
+@pytest.mark.parametrize("backend", ["tree", "dense"])
+@torch.inference_mode()
+def test_a_step_without_room_leaves_no_working_copies(decoder, backend):
+    token_bytes = decoder.shape.kv_bytes_per_token(4)
+    model = TreeModel(decoder, make_attention(backend), 32 * token_bytes)
+    root, step = model.store.create(), model.store.create()
+    model.prefill([PrefillRequest((), root, range(1, 20), 0)])
+    with pytest.raises(CapacityError):
+        model.prefill([PrefillRequest((PathPart(root, 19),), step, range(1, 40), 19)])
+    assert model.store.scratch.used_bytes == 0
+    assert not step.copies

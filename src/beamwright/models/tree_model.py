@@ -320,11 +320,10 @@ class TreeModel:
             read_at = torch.tensor(at, device=device)
         segments, store = [r.segment for r in requests], self.store
         key_values = [] if store.writes_layers else self._key_values(total)
+        # Blocks first: where there are none, no view has made working copies.
+        record = partial(_record, key_values)
+        write = store.writer(segments, lengths) if store.writes_layers else record
         attended = self.backend.prefill_view(store, paths, lengths)
-        if store.writes_layers:
-            write = store.writer(segments, lengths)
-        else:
-            write = partial(_record, key_values)
         view = _Writing(attended, total, write, self._places)
         try:
             hidden = self.decoder.hidden(
