@@ -1,5 +1,7 @@
 """What a verifier makes beside KV: no logits of a whole batch, and no more than was set aside."""
 
+from functools import partial
+
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen3Config
@@ -71,3 +73,33 @@ def test_logits_that_do_not_fit_are_made_of_fewer_tokens(verifier, monkeypatch):
     monkeypatch.setattr(decoder, "logits", lambda hidden: logits(torch.zeros(64)))
     with pytest.raises(torch.OutOfMemoryError):
         read(verifier)
+
+
+def test_a_head_on_a_card_always_gets_as_many_tokens(verifier, monkeypatch):
+    """A library may choose another kernel for another number."""
+    _, expected = read(verifier)
+    real, asked = verifier._head, []
+
+    def head(hidden, token_ids, at):
+        asked.append(len(at))
+        return real(hidden, token_ids, at)
+
+    class Card(torch.Tensor):
+        device = torch.device("cuda")
+
+    model = verifier.tree_model
+    prefill = model.prefill
+    on_card = partial(map, lambda states: states.as_subclass(Card))
+    monkeypatch.setattr(model, "prefill", lambda requests: [*on_card(prefill(requests))])
+    monkeypatch.setattr(torch, "tensor", partial(_here, torch.tensor))
+    monkeypatch.setattr(verifier, "_head", head)
+    for texts in (TEXTS[:1], TEXTS):
+        asked.clear()
+        _, scores = read(verifier, texts)
+        assert set(asked) == {HEAD_TOKENS}
+        assert scores == expected[: len(texts)]
+
+
+def _here(make, values, device=None, **how):
+    """Whatever the device, on a CPU."""
+    return make(values, **how)

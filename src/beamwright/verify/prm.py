@@ -136,8 +136,10 @@ class PrmVerifier:
             place = {token: len(token_ids) + i for i, token in enumerate(known)}
             at.extend(place[index - request.start] for index in encoded.read_at)
             token_ids.extend(request.token_ids[token] for token in known)
-        # Whole vector registers: else sigmoid's last elements take another path than the rest.
-        at.extend(at[:1] * (-len(at) % _LEAST_PIECE))
+        # Whole vector registers: else sigmoid's last elements take another path than the rest. On a
+        # card libraries choose kernels by the rows, and no self-test asks a head: always as many.
+        piece = _LEAST_PIECE if device.type == "cpu" else HEAD_TOKENS
+        at.extend(at[:1] * (-len(at) % piece))
         ids = torch.tensor(token_ids, device=device)
         read = _in_pieces(self._head, torch.cat(hidden), ids, torch.tensor(at, device=device))
         values = iter(read.tolist())
