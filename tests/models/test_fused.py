@@ -16,10 +16,15 @@ import torch.nn.functional as F
 pytest.importorskip("triton")
 
 from beamwright import Solver
-from beamwright.models import fused
+from beamwright.models import dense, fused, linear
 from beamwright.models.dense import DenseDecoder, Norm, fused_kernels
+from beamwright.models.linear import packer, prepack
+from beamwright.models.load import load_model
 from beamwright.models.shape import shape_from_text
+from beamwright.models.streaming import Streaming
 from beamwright.models.weights import random_weights
+from beamwright.plan.costs import Storage
+from beamwright.sections import ModelSettings
 from tape import FixedAttention, Tape, capturing, put_on_tape
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -295,6 +300,19 @@ def test_kernels_are_for_cards_and_their_dtypes(monkeypatch):
     assert fused_kernels(torch.device("cpu"), torch.float32) is None, "nor to be interpreted"
     monkeypatch.setitem(sys.modules, "triton", None)
     assert fused_kernels(cuda, torch.bfloat16) is None
+
+
+def test_reference_attention_is_for_those_who_want_no_kernels(monkeypatch):
+    monkeypatch.setattr(dense, "fused_kernels", lambda *_: fused)
+    monkeypatch.setattr(linear, "why_no_kernels", lambda *_: None)
+    model, made = f"random:{FAMILIES['llama']}", []
+    for attention in ("auto", "reference"):
+        settings = ModelSettings(model=model, attention=attention)
+        made.append(load_model(model, settings).decoder._fused)
+    assert made == [fused, None]
+    packs = [packer(Storage.PLAIN, torch.float16, "cuda", kernels=each) for each in (True, False)]
+    assert isinstance(packs[0], Streaming)
+    assert packs[1] is prepack
 
 
 def test_the_kernels_compile_for_cards_that_are_not_there(tmp_path):

@@ -81,17 +81,23 @@ class DenseDecoder(Decoder):
     """A `Decoder` whose layers are the same two halves in every family.
 
     FLOPs per token: 2 * parameters, plus 4 * layers * heads * head_dim * visible tokens.
+    kernels: False for those who want none of Triton's (`--attention reference`).
     """
 
     def __init__(
-        self, shape: ModelShape, weights: DecoderWeights, tile_rows: int | None = None
+        self,
+        shape: ModelShape,
+        weights: DecoderWeights,
+        tile_rows: int | None = None,
+        *,
+        kernels: bool = True,
     ) -> None:
         self.shape = shape
         self.weights = weights
         self.dtype, self.device = weights.final_norm.weight.dtype, weights.final_norm.weight.device
         self.tile_rows, self.least_rows = tile_rows, ROW_MULTIPLE
         self._activate = _ACTIVATE[shape.activation]
-        self._fused = fused_kernels(self.device, self.dtype)
+        self._fused = fused_kernels(self.device, self.dtype) if kernels else None
         self._cos, self._sin = self._rotary_tables()
         self._tile = None if all(each.is_fixed for each in self._products()) else tile_rows
 

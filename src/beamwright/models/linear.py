@@ -242,14 +242,14 @@ def quantise_linear(linear: Linear, storage: Storage) -> Linear:
 
 
 def packer(
-    storage: Storage, dtype: torch.dtype, device: str, *, fixed: bool = False
+    storage: Storage, dtype: torch.dtype, device: str, *, fixed: bool = False, kernels: bool = True
 ) -> Callable[[Linear], Linear]:
     """What turns a projection that was read, and quantised, into the one that multiplies here.
 
-    fixed: on a card, by no library: see `streaming`.
+    fixed: on a card, by no library: see `streaming`. kernels: as in `dense.DenseDecoder`.
     """
     where = torch.device(device)
-    if where.type == "cuda" and why_no_kernels(where, dtype) is None:
+    if kernels and where.type == "cuda" and why_no_kernels(where, dtype) is None:
         from beamwright.models.streaming import Streaming  # noqa: PLC0415 (loads Triton)
 
         return Streaming(always=fixed)

@@ -91,7 +91,8 @@ def load_model(
     folder = None if spec.startswith("random:") else resolve_folder(spec, role, weights=False)
     shape = replace(_shape(spec, folder, settings, role), has_lm_head=reads_logits)
     dtype, storage = _precision(settings, shape, role)
-    pack = packer(storage, dtype, device, fixed=settings.deterministic)
+    kernels = settings.attention != "reference"
+    pack = packer(storage, dtype, device, fixed=settings.deterministic, kernels=kernels)
     codec, digest = None, None
     if folder is None:
         weights = random_weights(shape, dtype, device, _RANDOM_SEED, storage, pack)
@@ -106,7 +107,7 @@ def load_model(
     else:
         if folder is not None:
             weights = load_weights(folder, shape, dtype, device, storage=storage, pack=pack)
-        decoder = DenseDecoder(shape, weights, tile)
+        decoder = DenseDecoder(shape, weights, tile, kernels=kernels)
     if settings.kv_dtype != "auto":
         decoder = RoundingDecoder(decoder, settings.kv_dtype)
     give_back()
