@@ -127,6 +127,4 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture
 def unpacked(monkeypatch):
     """Weights as they were read: packed ones can neither be compared nor counted."""
-    monkeypatch.setattr(
-        "beamwright.models.load.packer", lambda *model, fixed: lambda linear: linear
-    )
+    monkeypatch.setattr("beamwright.models.load.packer", lambda *_, **how: lambda linear: linear)
