@@ -34,7 +34,9 @@ def test_sizes_read_as_people_write_them(text, num_bytes):
     assert parse_size(text) == num_bytes
 
 
-@pytest.mark.parametrize("text", ["7G", "GiB", "", "-1GiB", "0", 0, -5, "1e9", "7 GiB free"])
+@pytest.mark.parametrize(
+    "text", ["7G", "GiB", "", "-1GiB", "0", "0.5", 0.5, 0, -5, "1e9", "7 GiB free"]
+)
 def test_what_is_no_size_is_an_input_error(text):
     with pytest.raises(InputError, match="size"):
         parse_size(text)

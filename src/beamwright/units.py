@@ -26,7 +26,9 @@ _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 _QUANTITY = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
 
 
-def _quantity(text: str | float, units: Mapping[str, int], what: str, such_as: str) -> float:
+def _quantity(
+    text: str | float, units: Mapping[str, int], what: str, such_as: str, least: float = 0.0
+) -> float:
     """How much of the first of these units a text says, or a plain number of them."""
     if isinstance(text, int | float) and not isinstance(text, bool):
         number: float = text
@@ -35,7 +37,7 @@ def _quantity(text: str | float, units: Mapping[str, int], what: str, such_as: s
         if match is None or match[2].lower() not in units:
             raise InputError(f"{text!r} is not a {what}: write {such_as}")
         number = float(match[1]) * units[match[2].lower()]
-    if not 0 < number < 2**1023:
+    if not (0 < number < 2**1023 and number >= least):
         raise InputError(f"a {what} must be positive, not {text!r}")
     return number
 
@@ -47,7 +49,7 @@ def parse_size(text: str | int) -> int:
         InputError: if the text is not a size, or is not positive.
     """
     # `7G` is GiB to some, GB to others: it is not guessed.
-    return int(_quantity(text, _SIZES, "size", "7GiB, 512MiB or 4GB"))
+    return int(_quantity(text, _SIZES, "size", "7GiB, 512MiB or 4GB", least=1))
 
 
 def parse_duration(text: str | float) -> float:
