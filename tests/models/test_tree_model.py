@@ -5,7 +5,7 @@ import torch
 
 from beamwright.attention import make_attention
 from beamwright.engine.selftest import _OwnTokenOnly
-from beamwright.errors import CapacityError
+from beamwright.errors import CapacityError, DeviceMemoryError
 from beamwright.kv.segments import PathPart
 from beamwright.models import dense
 from beamwright.models.dense import DenseDecoder
@@ -76,3 +76,18 @@ def test_a_step_without_room_leaves_no_working_copies(decoder, backend):
         model.prefill([PrefillRequest((PathPart(root, 19),), step, range(1, 40), 19)])
     assert model.store.scratch.used_bytes == 0
     assert not step.copies
+
+
+@torch.inference_mode()
+def test_steps_that_cannot_be_computed_hold_no_blocks(decoder, monkeypatch):
+    def refused(*_):
+        raise torch.OutOfMemoryError("an injected failure")
+
+    model = TreeModel(decoder, make_attention("tree"), 1 << 20)
+    free = model.store.device.num_free
+    requests = [PrefillRequest((), model.store.create(), range(1, 40), 0) for _ in range(3)]
+    monkeypatch.setattr(decoder, "hidden", refused)
+    with pytest.raises(DeviceMemoryError):
+        model.prefill(requests)
+    assert model.store.device.num_free == free
+    model.store.check()

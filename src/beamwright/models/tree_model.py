@@ -263,7 +263,7 @@ class TreeModel:
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
-                hidden = None  # nothing has been written
+                hidden = None  # nothing counts as written
             if hidden is None:
                 half = len(batch) // 2
                 if not half:
@@ -275,7 +275,12 @@ class TreeModel:
                 remember(requests[i], chunk)
                 found[i].append(states)
 
-        prefill_in_batches(self.store, requests, self._chunk_tokens, forward)
+        try:
+            prefill_in_batches(self.store, requests, self._chunk_tokens, forward)
+        except BaseException:
+            for request in requests:  # what was taken for tokens that are not there
+                self.store.trim(request.segment)
+            raise
         return [torch.cat(states) if len(states) > 1 else states[0] for states in found]
 
     def _recompute(self, lost: Sequence[Segment]) -> None:
