@@ -69,15 +69,20 @@ def ids(*pieces):
 
 
 def end_of(row, tokens, codec=None, sizes=(1,) * 1000):
-    """(tokens that a row takes, why it ends); tokens come so many at a time. None: it goes on."""
+    """(tokens that a row takes, why it ends); tokens come so many at a time. None: it goes on.
+
+    Asked about its enders only, as in the engine.
+    """
     stops, rest = StopFinder(codec or Codec()), list(tokens)
     for size in sizes:
         if not rest:
             break
         drawn = []
+        enders, most = stops.enders(row)
         for token in rest[:size]:
             drawn.append(token)
-            if reason := stops.reason(row, drawn):
+            asked = token in enders or len(drawn) >= most
+            if asked and (reason := stops.reason(row, drawn)):
                 return len(row.tokens) + len(drawn), reason
         row.tokens += drawn
         del rest[:size]

@@ -255,7 +255,7 @@ class RunningBatch:
             if row.error is not None:
                 self._fail(row.node, row.error)
                 continue
-            if row not in kept:  # never extended, so nobody will read its KV
+            if row.hidden is None:  # never extended, so nobody will read its KV
                 cache.clear(row.segment)
             row.remember_source()
             row.node.handles[OWNER] = GeneratorState(row.segment, row.hidden, row.drawn_from)
@@ -387,11 +387,10 @@ class RunningBatch:
         most = min(ITERATION_TOKENS, self._rows.max_tokens(self.running))
         if self._coming.rows:
             most = min(most, self._coming.passes)
-        most = count = min(most, max(row.forwards_left for row in awaited(self.running)))
+        left = {row: row.forwards_left for row in self.running}
+        most = count = min(most, max(left[row] for row in awaited(self.running)))
         while self.running:
-            wanted = {
-                row.segment: row.forwarded + min(count, row.forwards_left) for row in self.running
-            }
+            wanted = {row.segment: row.forwarded + min(count, left[row]) for row in self.running}
             if self._ahead.last() and not self._cache.is_free({}, wanted):
                 self._drop_last()
                 continue

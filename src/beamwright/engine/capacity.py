@@ -8,6 +8,7 @@ Makes a node's row. Knows rows, segments and lengths; no queue, no order, no ten
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
@@ -121,7 +122,8 @@ class WorkingMemory:
         if self.costs is not None and self.costs.seconds(num_active) > _MAKING_S:
             return max(1, awaited // _STOPPED_SHARE)
         others = num_active - awaited
-        return awaited - sum(self.pays(n + others, num_rows) for n in range(1, awaited))
+        few = range(1, awaited)  # a smaller batch pays for the first of these, if for any
+        return awaited - bisect(few, False, key=lambda n: not self.pays(n + others, num_rows))
 
     def failed(self, num_rows: int) -> None:
         """So many rows were too many; one that does not fit alone says nothing of others."""
@@ -192,6 +194,7 @@ class Capacity:
         what their steps will write."""
         cache, per_beam = self._cache, self._cache.copies_per_beam
         needs, grown, taken = Counter[Segment](), dict[Segment, int](), dict[Segment, int]()
+        stays = not per_beam and not cache.evicts  # what is read needs no room
         room, total, parents = cache.room, 0, set[Node | None]()
         for index, row in enumerate(rows):
             growing = {row.segment: self._reserved(row)}
@@ -201,7 +204,7 @@ class Capacity:
             growing = whole(growing)
             grown |= growing
             changed = dict.fromkeys(growing)
-            for segment in segments_read(row.parts_read):
+            for segment in () if stays else segments_read(row.parts_read):
                 if per_beam or segment not in needs:
                     needs[segment] += 1
                     changed[segment] = None

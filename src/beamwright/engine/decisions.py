@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -171,24 +171,24 @@ def _wrong(action: Extend | Ask | Prune | Complete, tree: SearchTree) -> str | N
     node = action.node
     if not isinstance(node, Node) or node.root is not tree.root:
         return "acts on what is no node of this tree:"
-    waits, checks = node.state is NodeState.CANDIDATE, list[tuple[bool, str]]()
+    return next(_faults(action, node, waits=node.state is NodeState.CANDIDATE), None)
+
+
+def _faults(action: Action, node: Node, *, waits: bool) -> Iterator[str]:
     match action:
         case Extend(children=children):
-            few = type(children) is not int or children < 1
-            extendable = waits or node.state is NodeState.KEPT
-            checks = [
-                (few, f"gives {_shown(children)} children to"),
-                (node.ended, "extends a path that has ended:"),
-                (not extendable, f"extends a node that is {node.state}:"),
-            ]
-        case Ask():
-            checks = [(not (waits and node.ended), "asks about what is no ended candidate:")]
-        case Complete():
-            checks = [(not waits, f"completes a node that is {node.state}:")]
-        case Prune():
-            undecoded = node.parent is None or node.state is NodeState.OPEN
-            checks = [(undecoded, "prunes what is not decoded:")]
-    return next((problem for is_wrong, problem in checks if is_wrong), None)
+            if type(children) is not int or children < 1:
+                yield f"gives {_shown(children)} children to"
+            if node.ended:
+                yield "extends a path that has ended:"
+            if not waits and node.state is not NodeState.KEPT:
+                yield f"extends a node that is {node.state}:"
+        case Ask() if not (waits and node.ended):
+            yield "asks about what is no ended candidate:"
+        case Complete() if not waits:
+            yield f"completes a node that is {node.state}:"
+        case Prune() if node.parent is None or node.state is NodeState.OPEN:
+            yield "prunes what is not decoded:"
 
 
 def _shown(value: Any) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import chain, takewhile
 
 from beamwright.engine.closing import Closing
 from beamwright.engine.row import Row, RowLimit
@@ -84,12 +84,29 @@ class StopFinder:
         self._eos = codec.eos_ids if codec is not None else frozenset[int]()
         self._pieces = codec.token_bytes if codec is not None else []
         self._marks = codec.thoughts if codec is not None else None
+        self._enders: dict[frozenset[int], frozenset[int]] = {}
+
+    def enders(self, row: Row) -> tuple[frozenset[int], int]:
+        """The tokens, and how many more from which on, that `reason` has to be asked about.
+
+        EOS, and what holds the last byte of a delimiter: most tokens are none of them, and only
+        where thoughts and stop strings are looked for it is asked about each.
+        """
+        if self._marks is not None or row.decoding.step.stop_strings:
+            return frozenset(), 1
+        last = frozenset(end[-1] for end in delimiters(row.decoding.step, thought=False))
+        if last not in self._enders:
+            pieces = enumerate(self._pieces if last else ())
+            found = (token for token, piece in pieces if not last.isdisjoint(piece))
+            self._enders[last] = self._eos.union(found)
+        return self._enders[last], row.limit.tokens - len(row.tokens)
 
     def reason(self, row: Row, drawn: Sequence[int]) -> StopReason | None:
         """Why a row ends with the last of these tokens, drawn behind its own; None: it goes on.
 
-        To be asked once about every token, in their order. A stop string comes first, whose text is
-        cut; then EOS, a limit that ends the path, the end of a thought, delimiters, step limits.
+        To be asked once about each of its `enders`, in their order, and at its limit. A stop string
+        comes first, whose text is cut; then EOS, a limit that ends the path, the end of a thought,
+        delimiters, step limits.
         """
         step = row.decoding.step
         turned = None if self._marks is None else self._turn(row, drawn, self._marks)
@@ -141,10 +158,7 @@ class StopFinder:
         ends = delimiters(row.decoding.step, thought=bool(row.thought))
         if self._codec is None or not ends:
             return False
-        if row.step_end is None:
-            row.step_end = self._text([*row.tokens, *drawn[:-1]])
-        text = row.step_end + self._pieces[drawn[-1]]
-        row.step_end = text[max(0, len(text) - max(map(len, ends)) + 1) :]
+        text = self._text(row, drawn, max(map(len, ends)) - 1)
         return any(end in text for end in ends)
 
     def _completes_string(self, row: Row, drawn: Sequence[int]) -> bool:
@@ -154,17 +168,22 @@ class StopFinder:
             return False
         strings = row.decoding.step.stop_strings
         length = max(len(string.encode()) for string in strings) - 1
-        if row.reply_end is None:
-            row.reply_end = self._text([*row.reply_ids(), *drawn[:-1]])
-        text = row.reply_end + self._pieces[drawn[-1]]
-        row.reply_end = text[max(0, len(text) - length) :]
+        text = self._text(row, drawn, length, row.node.reply()[-2::-1])
         if not any(string.encode() in text for string in strings):
             return False
         reply = self._codec.decode([*row.reply_ids(), *drawn])
         return any(string in reply for string in strings)
 
-    def _text(self, token_ids: Sequence[int]) -> bytes:
-        return b"".join(self._pieces[token] for token in token_ids)
+    def _text(
+        self, row: Row, drawn: Sequence[int], length: int, above: Sequence[Node] = ()
+    ) -> bytes:
+        """The last token's, and up to so many bytes before it: of the step, and of those above."""
+        steps, before = (drawn[:-1], row.tokens, *(node.token_ids for node in above)), b""
+        for token in chain.from_iterable(map(reversed, steps)):
+            if len(before) >= length:
+                break
+            before = self._pieces[token] + before
+        return before[max(0, len(before) - length) :] + self._pieces[drawn[-1]]
 
 
 def text_before(text: str, stop_strings: Sequence[str]) -> str:

@@ -13,16 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from beamwright.engine.noise import lineage_key
 from beamwright.errors import InputError, NotFiniteError
-from beamwright.kv.segments import (
-    Lease,
-    Path,
-    PathPart,
-    Segment,
-    Source,
-    segments_read,
-    visible_path,
-    whole,
-)
+from beamwright.kv.segments import Lease, Path, PathPart, Segment, Source, segments_read, whole
 from beamwright.models.thinking import ThoughtMarks
 from beamwright.protocols import StepDecoded
 from beamwright.sections import SamplingSettings, StepSettings
@@ -71,8 +62,7 @@ class Decodings:
         self._by_root.pop(node, None)
 
 
-@dataclass(frozen=True)
-class RowLimit:
+class RowLimit(NamedTuple):
     """The most tokens a row's step may have, and what stops it there."""
 
     tokens: int
@@ -116,16 +106,18 @@ def state_of(node: Node) -> GeneratorState | None:
 
 def path_to(node: Node | None) -> Path:
     """The segments from the root to a node, itself included, as far as they hold anything."""
-    known, parts, above = tuple[PathPart, ...](), list[PathPart](), node
+    parts, above = list[PathPart](), node
     while above is not None:
         if (state := state_of(above)) is not None:
             if state.path is not None:
-                known = state.path
+                if above is node:
+                    return state.path
+                parts += reversed(state.path)
                 break
             if state.segment.length:
                 parts.append(PathPart(state.segment, state.segment.length))
         above = above.parent
-    path = (*known, *reversed(parts))
+    path = tuple(reversed(parts))
     state = None if node is None else state_of(node)
     if state is not None and state.hidden is not None:  # complete, and so is all above it
         state.path = path
@@ -155,8 +147,6 @@ class Row:
     hidden: final hidden state [1, hidden] of its last token, when that is forwarded.
     drawn_from: as in `GeneratorState`.
     error: why it cannot go on.
-    step_end, reply_end: last bytes of the step and of the reply, where a delimiter or a stop string
-    may have begun; None where they are not known (`stops`).
     lease: holds what the row reads and writes on the device while it is in the running batch.
     """
 
@@ -171,8 +161,6 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     stats: dict[str, list[float]] = field(default_factory=dict)
     top: list[TopTokens] = field(default_factory=list)
-    step_end: bytes | None = None
-    reply_end: bytes | None = None
     stop: StopReason | None = None
     hidden: Any = None
     drawn_from: list[Any] = field(default_factory=list)
@@ -188,7 +176,7 @@ class Row:
     @property
     def forwarded(self) -> int:
         """Tokens of the step that have KV."""
-        return max(0, len(self.tokens) - (self.hidden is None))
+        return len(self.tokens) - (self.hidden is None) if self.tokens else 0
 
     @property
     def done(self) -> bool:
@@ -213,7 +201,8 @@ class Row:
     @property
     def parts_read(self) -> Path:
         """The segments that it reads, its own step as far as it is stored included."""
-        return visible_path(path_to(self.node.parent), self.segment, self.segment.length)
+        path, own = path_to(self.node.parent), self.segment.length
+        return (*path, PathPart(self.segment, own, own=True)) if own else path
 
     def needs(self) -> dict[Segment, int]:
         """Device copies that it reads and writes: one of each segment."""
@@ -233,7 +222,7 @@ class Row:
         self.node.usage["overrun"] += len(self.tokens)
         self.tokens, self.logprobs, self.stats, self.top = [], [], {}, []
         self.drawn_from = []
-        self.step_end = self.reply_end = self.stop = self.hidden = None
+        self.stop = self.hidden = None
         if self._was_open is not None:
             self.thought, self.limit, self._was_open = None, self._was_open, None
 

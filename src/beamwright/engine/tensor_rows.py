@@ -25,20 +25,8 @@ from beamwright.engine.drafts import Drafts
 from beamwright.engine.endings import StopFinder, text_before
 from beamwright.engine.graphs import Replay, make_replay
 from beamwright.engine.passes import DistinctPasses, EqualTexts, why_one_token_each
-from beamwright.engine.row import (
-    Decoding,
-    Decodings,
-    Ran,
-    Row,
-    awaited,
-    path_to,
-)
-from beamwright.engine.sampling import (
-    MOST_LIKELIEST,
-    Sampler,
-    draws_in_kernel,
-    likeliest,
-)
+from beamwright.engine.row import Decoding, Decodings, Ran, Row, awaited, path_to
+from beamwright.engine.sampling import MOST_LIKELIEST, Sampler, draws_in_kernel, likeliest
 from beamwright.errors import InputError
 from beamwright.models.load import free_bytes
 from beamwright.models.session import DecodeSession
@@ -266,6 +254,7 @@ class TensorRows:
         results = {name: values[:num_done] for name, values in buffers.results.items()}
         hidden = results.pop("hidden")
         top_ids, top_logprobs = results.pop("top_ids"), results.pop("top_logprobs")
+        most_top = top_ids.shape[2] if buffers.asks else 0
         for tokens in results.pop("tokens")[drawn.num_seen :].tolist():
             drawn.look(tokens)
         columns = {name: values.T.tolist() for name, values in results.items()}
@@ -277,7 +266,7 @@ class TensorRows:
             if self._keeps_states and hidden.shape[2] and used:
                 row.drawn_from.append(hidden[:used, place].clone())
             row.add(drawn.tokens[row], {name: c[place] for name, c in columns.items()})
-            if count := min(row.decoding.sampling.top_logprobs, top_ids.shape[2]):
+            if count := min(row.decoding.sampling.top_logprobs, most_top):
                 pairs = (
                     values[:used, place, :count].tolist() for values in (top_ids, top_logprobs)
                 )
@@ -316,14 +305,22 @@ class _Drawn:
     def __init__(self, rows: Sequence[Row | None], stops: StopFinder) -> None:
         self.rows, self._stops, self.num_seen = rows, stops, 0
         self.tokens: dict[Row, list[int]] = {row: [] for row in rows if row is not None}
+        self._open: list[tuple[int, Row, list[int], frozenset[int], int]] | None = None
 
     def look(self, tokens: Sequence[int]) -> None:
         """The tokens of one more step, by place."""
         self.num_seen += 1
-        for row, token in zip(self.rows, tokens, strict=True):
-            if row is not None and row.stop is None:
-                self.tokens[row].append(token)
-                row.stop = self._stops.reason(row, self.tokens[row])
+        if self._open is None:  # not before the first step is launched
+            self._open = [
+                (place, row, self.tokens[row], *self._stops.enders(row))
+                for place, row in enumerate(self.rows)
+                if row is not None and row.stop is None
+            ]
+        for place, row, drawn, enders, most in self._open:
+            drawn.append(tokens[place])
+            if tokens[place] in enders or len(drawn) >= most:
+                row.stop = self._stops.reason(row, drawn)
+        self._open = [each for each in self._open if each[1].stop is None]
 
 
 # --- the whole of it ------------------------------------------------------------------------------

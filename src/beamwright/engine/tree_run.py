@@ -245,15 +245,18 @@ class TreeRun:
         return [] if self.cut else [n for n in self.tree.candidates() if self._carries(n)]
 
     def _carries(self, node: Node) -> bool:
-        waits = node.state is NodeState.CANDIDATE and not node.ended
-        return waits and node.answers and not self.judges(node)
+        return node.state is NodeState.CANDIDATE and not node.ended and self._unjudged(node)
+
+    def _unjudged(self, node: Node) -> bool:
+        """What was submitted is judged: it was asked before."""
+        return node not in self.submitted and node.answers and not self.judges(node)
 
     def decide(self) -> list[Action]:
         """A child of each step that nobody judges; where there is none, the strategy's actions. Or
         the end of the search if something stops it."""
         tree, rule = self.tree, self.rule
         for node in tree.candidates():
-            if node.answers and not self.judges(node):  # its path's, as far as that was judged
+            if self._unjudged(node):  # its path's, as far as that was judged
                 node.score = self.aggregate([step.step_score for step in node.reply()])
         note_answers(self.answers, [node for node in tree.ended() if node.answers])
         whole = not self.cut or (rule is not None and rule.paths_stand_alone)

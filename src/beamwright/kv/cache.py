@@ -54,9 +54,10 @@ class CacheManager(SegmentOwner):
         for segment, num_tokens in wanted.items():
             if segment.length and not segment.copies:
                 raise AssertionError("only a resident segment can grow")
-            size, copies = segment.blocks_for(num_tokens), segment.copies or [[]]
-            if any(size > len(blocks) for blocks in copies):
-                missing[segment] = [max(0, size - len(blocks)) for blocks in copies]
+            size = segment.blocks_for(num_tokens)
+            short = [max(0, size - len(blocks)) for blocks in segment.copies or [[]]]
+            if any(short):
+                missing[segment] = short
         if not missing:
             return
         for segment in wanted:

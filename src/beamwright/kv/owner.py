@@ -30,15 +30,16 @@ class SegmentOwner:
         """
         segment = self.blank(name, start)
         for each in segment.every:
-            each.serial, each.tally = next(self._serials), self._tally
+            each.serial = next(self._serials)
             self._segments[each] = None
         return segment
 
     def blank(self, name: str = "", start: int = 0) -> Segment:
         """What `create` makes, to be asked about and nothing else."""
+        tally, groups = self._tally, self.device.groups
         first, *others = [
-            Segment(name, start=start, block_tokens=group.block_tokens, window=group.window)
-            for group in self.device.groups
+            Segment(name, start=start, block_tokens=g.block_tokens, window=g.window, tally=tally)
+            for g in groups
         ]
         first.others = tuple(others)
         for each in others:

@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 from beamwright.kv.link import Link, Transfer
 from beamwright.kv.pool import BlockLedger
@@ -118,9 +119,11 @@ class Segment:
     def pin(self, copies: int = 0) -> None:
         """So many more copies may not be evicted; to be called, too, when `copies` has changed."""
         self.pins += copies
-        blocks = min(self.pins, len(self.copies)) * len(self.blocks)
-        self.tally.pinned_blocks += blocks - self.pinned_blocks
-        self.pinned_blocks = blocks
+        held = self.copies
+        blocks = min(self.pins, len(held)) * len(held[0]) if held else 0
+        if blocks != self.pinned_blocks:
+            self.tally.pinned_blocks += blocks - self.pinned_blocks
+            self.pinned_blocks = blocks
 
 
 class Lease:
@@ -130,21 +133,20 @@ class Lease:
     """
 
     def __init__(self, needs: Mapping[Segment, int]) -> None:
-        self._held: Counter[Segment] = Counter()
+        self._held: dict[Segment, int] = {}
         self.add(needs)
 
     def add(self, needs: Mapping[Segment, int]) -> None:
         """Pin so many more copies of each."""
         for segment, copies in needs.items():
-            self._held[segment] += copies
+            self._held[segment] = self._held.get(segment, 0) + copies
             segment.pin(copies)
 
     def keep(self, needs: Mapping[Segment, int]) -> None:
         """Unpin everything beyond these."""
-        for segment, held in self._held.items():
-            kept = min(held, needs.get(segment, 0))
-            segment.pin(kept - held)
-            self._held[segment] = kept
+        held, self._held = self._held, {s: min(n, self._held.get(s, 0)) for s, n in needs.items()}
+        for segment, copies in held.items():
+            segment.pin(self._held.get(segment, 0) - copies)
 
     def __enter__(self) -> Lease:
         return self
@@ -153,8 +155,7 @@ class Lease:
         self.keep({})
 
 
-@dataclass(frozen=True)
-class PathPart:
+class PathPart(NamedTuple):
     """The first `visible` tokens of a segment, as one path sees it.
 
     own: whoever reads the path goes on writing there.
@@ -191,11 +192,8 @@ def truncate_path(path: Path, num_tokens: int) -> Path:
 
 def copies_needed(paths: Iterable[Sequence[PathPart]], *, per_beam: bool) -> Counter[Segment]:
     """How many device copies of each segment these paths need, parents before children."""
-    needs: Counter[Segment] = Counter()
-    for path in paths:
-        for segment in segments_read(path):
-            needs[segment] = needs[segment] + 1 if per_beam else 1
-    return needs
+    needs = chain.from_iterable(map(segments_read, paths))
+    return Counter(needs) if per_beam else Counter(dict.fromkeys(needs, 1))
 
 
 def within_reach(path: Sequence[PathPart], group: int) -> Path:
@@ -234,7 +232,7 @@ def whole(wanted: Mapping[Segment, int]) -> dict[Segment, int]:
 def visible_path(path: Path, last: Segment | None, num_tokens: int) -> Path:
     """A path and what the segment behind it holds already; empty parts are left out."""
     parts = path if last is None else (*path, PathPart(last, num_tokens, own=True))
-    return tuple(part for part in parts if part.visible > 0)
+    return tuple([part for part in parts if part.visible > 0])
 
 
 # --- the host's side ---------------------------------------------------------------------------

@@ -32,7 +32,7 @@ class StopReason(StrEnum):
     PATH_LIMIT = "path_limit"
     CONTEXT_LIMIT = "context_limit"
 
-    @property
+    @cached_property
     def ends_path(self) -> bool:
         """True if the path cannot go on after such a step."""
         return self.completes or self in (StopReason.PATH_LIMIT, StopReason.CONTEXT_LIMIT)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate
 from typing import TypeVar
 
 from beamwright.tree.node import Lineage, Node, NodeState, StopReason, TopTokens, Turn
@@ -270,12 +269,11 @@ def repeated_tokens(tree: SearchTree) -> int:
     for _, nodes in sorted(rounds.items()):
         seen = set[int]()
         for node in nodes:
-            prefixes = accumulate(
-                node.token_ids, lambda *pair: hash(pair), initial=ends[node.parent]
-            )
-            above, *own = prefixes
-            ends[node] = own[-1] if own else above
+            own, end = list[int](), ends[node.parent]
+            for token in node.token_ids:
+                own.append(end := hash((end, token)))
+            ends[node] = end
             if node.parent is not None and node.turn is None:
-                repeated += sum(prefix in seen for prefix in own)
+                repeated += sum(map(seen.__contains__, own))
                 seen.update(own)
     return repeated
