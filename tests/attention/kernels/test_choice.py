@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from beamwright.attention import KERNEL_BACKENDS, make_attention
-from beamwright.attention.kernels import triton_version
+from beamwright.attention.kernels import begins_early, is_hopper, triton_version
 from beamwright.attention.kernels.worklist import (
     HeadLayout,
     decode_tile,
@@ -57,6 +57,22 @@ def test_without_triton_torch_runs_and_kernels_are_an_error(without_triton):
     assert make_attention("auto", CUDA, torch.float16).name == "tree"
     with pytest.raises(InputError, match=r"^--attention triton-tree: triton is not installed"):
         make_attention("triton-tree", CUDA, torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("capability", "hip", "early", "hopper"),
+    [
+        ((9, 0), None, True, True),
+        ((12, 0), None, True, False),
+        ((8, 9), None, False, False),
+        ((9, 4), "6.4", False, False),
+    ],
+)
+def test_what_a_card_can_do_is_said_by_its_capability(monkeypatch, capability, hip, early, hopper):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert (begins_early(CUDA), is_hopper(CUDA)) == (early, hopper)
+    assert not begins_early(torch.device("cpu"))
 
 
 def test_the_settings_know_the_names():

@@ -54,9 +54,16 @@ def has_matrix_units(device: torch.device) -> bool:
 
 def begins_early(device: torch.device) -> bool:
     """True if a kernel may begin there before the one ahead of it has ended (capability 9.0)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return _capability(device) >= (9, 0)
 
 
 def is_hopper(device: torch.device) -> bool:
     """True if this card multiplies for groups of four warps."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    return _capability(device)[0] == 9
+
+
+def _capability(device: torch.device) -> tuple[int, int]:
+    """Of an NVIDIA card; none of anything else. AMD's cards are called `cuda`, too."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return 0, 0
+    return torch.cuda.get_device_capability(device)
