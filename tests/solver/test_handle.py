@@ -38,6 +38,18 @@ def gate(solver):
     held.cancel()
 
 
+def test_the_thread_that_searches_has_the_model_s_card_as_its_current_one(solver, monkeypatch):
+    """CUDA knows one for each thread, the first to begin with, and launches kernels there."""
+    asked = []
+
+    def check(device):
+        asked.append((threading.current_thread().name, device))
+
+    monkeypatch.setattr("beamwright.solver.scheduler.check_device", check)
+    solver.submit(PROBLEM).result(LONG_S)
+    assert asked == [("solver", solver.settings.model.device)]
+
+
 def test_what_is_submitted_together_has_the_trees_of_problems_alone(solver):
     handles = [solver.submit(PROBLEM, problem_id=i, seed=i % 3) for i in range(12)]
     found = [handle.result(LONG_S) for handle in handles]

@@ -28,6 +28,7 @@ from beamwright.errors import (
     Interrupted,
     LinkError,
 )
+from beamwright.models.load import check_device
 from beamwright.protocols import RoundCallback, SchedulePolicy
 from beamwright.saved.checkpoint import CheckpointWriter
 from beamwright.search import round_rng
@@ -181,6 +182,8 @@ class RequestScheduler:
             LinkError, Interrupted: with what was finished of a tree that was alone in flight.
         """
         machinery = self._machinery
+        # Kernels are launched on a thread's current card: that of a new thread is the first one.
+        check_device(machinery.settings.model.device)
         try:
             while True:
                 with machinery.threads.in_use():
