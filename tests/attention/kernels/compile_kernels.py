@@ -59,11 +59,19 @@ def build(kernel, sizes, capability, warps, stages):
     return {
         **used(built.asm["cubin"]),
         "copies_ahead": waits,
+        "early": early_reads(ptx),
         "shared_bytes": built.metadata.shared,
         "tensor_cores": "mma" in ptx,
         "pipelined": "cp.async" in ptx,
         "tf32": "tf32" in ptx,
     }
+
+
+def early_reads(ptx):
+    """Of each branch that waits for the kernel ahead, what it reads or copies before it does."""
+    branches = [part.split("st.global")[-1] for part in ptx.split("griddepcontrol.wait")[:-1]]
+    reads = r"(?:ld\.global|cp\.async)[\w.:]*"
+    return [sorted(set(re.findall(reads, branch))) for branch in branches]
 
 
 def used(cubin):

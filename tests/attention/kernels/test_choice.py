@@ -142,3 +142,8 @@ def test_copies_are_a_tile_ahead_and_three_programs_share_a_multiprocessor(compi
         assert report[name]["stack_bytes"] == 0
     assert report["attend_parts"]["registers"] * 128 * 3 <= 64 * 1024
     assert (report["attend_parts"]["shared_bytes"] + 1024) * 3 <= 228 * 1024
+    # Before they wait for the kernel ahead they read lists, a number at a time: no KV is copied,
+    # and no query or partial result read.
+    assert report["attend_parts"]["early"] == [["ld.global.b32"]] * 2  # a tail's, and an item's
+    assert report["merge_rows"]["early"] == [["ld.global.b32"]]
+    assert report["attend_chunks"]["early"] == []
