@@ -16,7 +16,7 @@ from beamwright.attention.kernels.worklist import (
 )
 from beamwright.kv.segments import PathPart
 
-CUTS = Cuts(part_tokens=32, fresh_tokens=32)
+CUTS = Cuts(part_tokens=32)
 
 
 def tokens_of(path, copies=None):
@@ -127,22 +127,22 @@ def test_lists_are_rewritten_in_place_until_they_outgrow_their_room(make_forest)
 
 # --- where a path is cut depends on nothing but the path -------------------------------------
 
-SMALL = Cuts(part_tokens=64, fresh_tokens=64)
+SMALL = Cuts(part_tokens=64)
 
 
-def test_fresh_segments_are_parts_of_their_own_old_ones_are_joined_and_long_ones_split():
-    parts = cut_path([32] * 10, 16, SMALL)
-    # 320 tokens: segments that begin before token 256 are old.
-    assert [len(part) for part in parts] == [2, 2, 2, 2, 1, 1]
-    assert cut_path([32] * 10, 16, Cuts(64, 0))[-1] == [TokenRun(8, 0, 32), TokenRun(9, 0, 32)]
+def test_short_segments_are_joined_and_long_ones_split():
+    parts = cut_path([32] * 9, 16, SMALL)
+    assert [len(part) for part in parts] == [2, 2, 2, 2, 1]
+    assert parts[1] == [TokenRun(2, 0, 32), TokenRun(3, 0, 32)]
     split = [[TokenRun(0, 0, 64)], [TokenRun(0, 64, 64)], [TokenRun(0, 128, 2)]]
     assert cut_path([130], 16, SMALL) == split
     assert cut_path([], 16, SMALL) == cut_path([0, 0], 16, SMALL) == []
 
 
-def test_beams_of_about_the_same_length_cut_their_common_prefix_alike():
+def test_beams_cut_their_common_prefix_alike():
+    """But for its last part, which each has joined its own to."""
     prefix = [40, 7, 90, 33, 12, 64, 5, 28]
     one, other = (cut_path([*prefix, *own], 16, SMALL) for own in ([20, 11], [31]))
-    shared = [part for part in one if all(run.part < len(prefix) for run in part)]
-    assert other[: len(shared)] == shared
-    assert len(shared) == len(one) - 2
+    whole = cut_path(prefix, 16, SMALL)[:-1]
+    assert len(whole) > 3
+    assert one[: len(whole)] == other[: len(whole)] == whole

@@ -216,7 +216,7 @@ def _rule(kv: KVBlocks, layer: int, sinks: Tensor | None) -> Rule:
     return Rule(layout.window or 0, layout.softcap or 0.0, sinks, codes, exponents)
 
 
-_CUTS = {"triton-tree": Cuts(), "triton-dense": Cuts(256, 0, copy_per_row=True)}
+_CUTS = {"triton-tree": Cuts(), "triton-dense": Cuts(256, copy_per_row=True)}
 
 
 class KernelAttention:

@@ -123,18 +123,15 @@ def _tile(
 class Cuts:
     """The constants.
 
-    part_tokens: most tokens of a part, a multiple of a block: longer segments are split (split-K).
-    fresh_tokens: segments that begin in about the last so many tokens of a path are parts of their
-        own, because siblings share some and not others. Older ones are joined up to `part_tokens`:
-        beams that differ there are few, and a partial of a short segment can be larger than its KV.
-        128 of both: a part is a program's work, and few rows wait for the longest. On an H100 that
-        was faster than 256 by a fifth at 16 rows, slower by a third where steps are so long.
+    part_tokens: most tokens of a part, a multiple of a block: longer segments are split (split-K),
+        shorter ones joined, though siblings that share some of them read those more than once: on
+        an H100 the number of programs is what counts, not bytes that are in its cache
+        (docs/log/2026-11-26-attention-on-a-card.md). 128: few rows wait for the longest part.
     copy_per_row: every row reads its own device copy of its path: the k-th row through a segment
         its k-th copy, or the last there is.
     """
 
     part_tokens: int = 128
-    fresh_tokens: int = 128
     copy_per_row: bool = False
 
 
@@ -149,26 +146,19 @@ class TokenRun:
 
 def cut_path(visible: Sequence[int], block_tokens: int, cuts: Cuts) -> list[list[TokenRun]]:
     """The parts of a path whose segments show so many tokens; empty segments are left out."""
-    length = sum(visible)
-    joined_until = length
-    if cuts.fresh_tokens:
-        # Steps of `part_tokens`, so that beams of about the same length join the same segments.
-        joined_until = (length - cuts.fresh_tokens) // cuts.part_tokens * cuts.part_tokens
     most_blocks = cuts.part_tokens // block_tokens
     parts: list[list[TokenRun]] = []
     open_blocks = most_blocks  # nothing to join to
-    position = 0
     for number, tokens in enumerate(visible):
         for first in range(0, tokens, cuts.part_tokens):
             run = TokenRun(number, first, min(cuts.part_tokens, tokens - first))
             blocks = -(-run.tokens // block_tokens)
-            if position < joined_until and open_blocks + blocks <= most_blocks:
+            if open_blocks + blocks <= most_blocks:
                 parts[-1].append(run)
                 open_blocks += blocks
             else:
                 parts.append([run])
                 open_blocks = blocks
-        position += tokens
     return parts
 
 
