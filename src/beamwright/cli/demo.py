@@ -26,7 +26,8 @@ def demo(
     invocation: Invocation, seed: int = option(1, "Seed of every random draw.", "N", min=0)
 ) -> None:
     """Solve one problem by search, live in a terminal, and by a vote of 16 of the same model."""
-    settings = Settings.build(n=16, width=4, seed=seed, **invocation.given)
+    # What it shows was found in float32; a card would take bfloat16 by itself.
+    settings = Settings.build(n=16, width=4, seed=seed, **{"dtype": "float32", **invocation.given})
     console = Console() if sys.stdout.isatty() and not invocation.as_json else None
     status = Status()
     with watching(console, PROBLEM, status, as_lines=False) as on_round:
