@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 
-from beamwright import Solver
-from beamwright.models.shape import shape_from_text
 from beamwright_lab.gpu.context import Context, release, synchronize
 from beamwright_lab.gpu.parity import random_model, sizes_of
+from beamwright_lab.gpu.roofline import Steps, plain_paths
 
 _SHAPE = "qwen2.5-1.5b"
 _TINY = "llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=128,vocab=256,context=512"
@@ -54,20 +53,8 @@ def run(context: Context) -> dict[str, Any]:
 
 
 def _ours(context: Context, shape: str, n: int, prompt: int, tokens: int) -> dict[str, Any]:
-    shape_bytes = shape_from_text(shape).kv_bytes_per_token(2 if context.on_gpu else 4)
-    with Solver(
-        model=f"random:{shape}",
-        verifier="none",
-        device=context.device,
-        search="best-of-n",
-        n=n,
-        width=1,
-        max_rounds=1,
-        step_tokens=tokens,
-        max_tokens=tokens,
-        ignore_eos=True,
-        kv_memory=2 * n * (prompt + tokens + 64) * shape_bytes,
-    ) as solver:
+    case = Steps(prompt=prompt, step_tokens=tokens, rounds=1)
+    with plain_paths(context, case, shape, n) as solver:
         return _timed(context, lambda: solver.synthetic(prompt), n * tokens)
 
 

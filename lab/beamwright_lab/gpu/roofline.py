@@ -88,7 +88,7 @@ def _ceiling(context: Context, sizes: Sizes) -> float:
     return found
 
 
-def _solver(
+def plain_paths(
     context: Context,
     case: Steps,
     shape: str,
@@ -97,6 +97,7 @@ def _solver(
     *,
     deterministic: bool = False,
 ) -> Solver:
+    """Plain paths of a random model behind one prompt, all of whose KV stays on the device."""
     tokens = case.rounds * case.step_tokens
     return Solver(
         model=f"random:{shape}",
@@ -135,7 +136,7 @@ def step_row(
     context: Context, case: Steps, model: str, batch: int, graphs: str, *, deterministic: bool
 ) -> dict[str, Any]:
     """Seconds and bytes of one token step at this batch."""
-    with _solver(context, case, model, batch, graphs, deterministic=deterministic) as solver:
+    with plain_paths(context, case, model, batch, graphs, deterministic=deterministic) as solver:
         warnings = solver.synthetic(case.prompt).warnings
         rounds = _round_s(solver, case.prompt)[1:]
         decoder = solver.generator.decoder
@@ -162,7 +163,7 @@ def host_share(context: Context, case: Steps, model: str, batch: int) -> dict[st
     On a CPU, where operators run on the host, their own time stands for the device's.
     """
     kinds = [ProfilerActivity.CUDA] if context.on_gpu else [ProfilerActivity.CPU]
-    with _solver(context, case, model, batch) as solver:
+    with plain_paths(context, case, model, batch) as solver:
         _round_s(solver, case.prompt)
         plain_s = sum(_round_s(solver, case.prompt)[1:])
         with profile(activities=kinds) as profiler:
