@@ -7,6 +7,7 @@ the shape of the model that it was trained from; its own head is a few rows, and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +19,8 @@ from beamwright.sections import KVDtype
 
 HEAD_TOKENS = 256
 """Tokens whose values a verifier's head makes at a time: logits of a whole vocabulary are wide."""
+
+_ALIGNED = 16
 
 _SIZES = ("hidden", "layers", "heads", "kv_heads", "intermediate", "vocab", "context")
 
@@ -53,6 +56,25 @@ class LayerGroup:
 
 
 @dataclass(frozen=True)
+class StatePart:
+    """One tensor that a recurrent layer keeps of a row, instead of KV.
+
+    kind: "conv" (the last inputs of its convolution) or "recurrent". wide: in float32 whatever the
+    dtype.
+    """
+
+    layer: int
+    kind: str
+    size: tuple[int, ...]
+    wide: bool = False
+
+    def num_bytes(self, element_bytes: int) -> int:
+        """Bytes of a row, in a flat record of all parts: filled up so that each begins aligned."""
+        used = math.prod(self.size) * (4 if self.wide else element_bytes)
+        return -(-used // _ALIGNED) * _ALIGNED
+
+
+@dataclass(frozen=True)
 class BuiltSizes:
     """What a model is built of that the numbers of a dense decoder do not say.
 
@@ -79,6 +101,7 @@ class ModelShape:
     stored_bfloat16: whether the checkpoint says that its weights are in bfloat16.
     inv_freq: rotary inverse frequencies [head_dim / 2]; rope_scale multiplies cos and sin (yarn).
     groups: layers by what attention does in them; () where all do alike, and see all tokens.
+    states: what recurrent layers keep of a row, in the order of a flat record.
     shared: (layer, whose KV it reads) of layers that have none of their own.
     packed: of a quantised checkpoint's projections, all layers together, the bytes of those that
     stay quantised, and the values of the others; None of a plain one.
@@ -110,6 +133,7 @@ class ModelShape:
     rope_scale: float = 1.0
     stored_bfloat16: bool = False
     groups: tuple[LayerGroup, ...] = ()
+    states: tuple[StatePart, ...] = ()
     shared: tuple[tuple[int, int], ...] = ()
     packed: tuple[int, int] | None = None
     built: BuiltSizes | None = None
@@ -185,6 +209,10 @@ class ModelShape:
     def kv_bytes_per_token(self, element_bytes: int, kv_dtype: KVDtype = "auto") -> int:
         """K and V of one token over all layers; element_bytes: where they are in no 8 bits."""
         return sum(group.bytes_per_token(element_bytes, kv_dtype) for group in self.kv_groups)
+
+    def state_bytes(self, element_bytes: int) -> int:
+        """States of one row over all recurrent layers, however long it is; 0 of plain models."""
+        return sum(part.num_bytes(element_bytes) for part in self.states)
 
 
 @dataclass(frozen=True)
