@@ -9,7 +9,7 @@ from beamwright.errors import InputError
 from beamwright.models import decoder as decoder_module
 from beamwright.models.decoder import TILE_ROWS
 from beamwright.models.dense import DenseDecoder
-from beamwright.models.shape import shape_from_text
+from beamwright.models.named import shape_from_text
 from beamwright.models.weights import random_weights
 from engines import exact_dtype, grow
 from fakes import Grouping

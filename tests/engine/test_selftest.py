@@ -9,7 +9,7 @@ from beamwright.attention import BACKENDS, make_attention, tree
 from beamwright.engine.selftest import LEAST_CONTEXT, batches_are_exact, kind
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.linear import prepack
-from beamwright.models.shape import shape_from_text
+from beamwright.models.named import shape_from_text
 from beamwright.models.weights import random_weights
 from engines import exact_dtype
 

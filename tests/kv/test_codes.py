@@ -7,8 +7,8 @@ from beamwright.kv.codes import decoded, encoded, hadamard, powers, rounded
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.kv.store import SegmentStore
 from beamwright.models.dense import DenseDecoder
+from beamwright.models.named import shape_from_text
 from beamwright.models.rounding import RoundingDecoder
-from beamwright.models.shape import shape_from_text
 from beamwright.models.weights import random_weights
 
 KINDS = ["int8", "fp8"]

@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from beamwright.models.shape import NAMED_SHAPES
+from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.costs import ModelCosts
 from beamwright.plan.machines import find_profile
 from beamwright.plan.schedules import MARK_TOKENS

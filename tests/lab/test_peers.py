@@ -8,7 +8,8 @@ import pytest
 
 from beamwright.models.config import read_shape
 from beamwright.models.formats import open_checkpoint
-from beamwright.models.shape import ModelShape, shape_from_text
+from beamwright.models.named import shape_from_text
+from beamwright.models.shape import ModelShape
 from beamwright_lab import tables
 from beamwright_lab.common import Timing, decode_flops
 from beamwright_lab.peers import half_billion, models

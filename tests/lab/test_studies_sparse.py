@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from beamwright.models.shape import NAMED_SHAPES, shape_from_text
+from beamwright.models.named import NAMED_SHAPES, shape_from_text
 from beamwright.plan.costs import ModelCosts, Roofline
 from beamwright.plan.machines import find_profile
 from beamwright_lab.studies.sparse import (

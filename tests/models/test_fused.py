@@ -20,7 +20,7 @@ from beamwright.models import dense, fused, linear
 from beamwright.models.dense import DenseDecoder, Norm, fused_kernels
 from beamwright.models.linear import packer, prepack
 from beamwright.models.load import load_model
-from beamwright.models.shape import shape_from_text
+from beamwright.models.named import shape_from_text
 from beamwright.models.streaming import Streaming
 from beamwright.models.weights import random_weights
 from beamwright.plan.costs import Storage

@@ -37,7 +37,7 @@ from beamwright.models.linear import (
     to_bytes,
 )
 from beamwright.models.load import inspect_model, load_model
-from beamwright.models.shape import shape_from_text
+from beamwright.models.named import shape_from_text
 from beamwright.models.tree_model import PrefillRequest, TreeModel
 from beamwright.models.weights import random_weights
 from beamwright.plan.costs import (

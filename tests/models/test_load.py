@@ -1,13 +1,15 @@
 import json
+from collections import Counter
 
 import huggingface_hub
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from beamwright.errors import InputError, UnavailableError, UnsupportedModelError
 from beamwright.models.config import resolve_folder
 from beamwright.models.load import inspect_model, load_model
-from beamwright.models.shape import NAMED_SHAPES, named_shape, shape_from_text
+from beamwright.models.named import NAMED_SHAPES, named_shape, shape_from_text
 from beamwright.sections import ModelSettings
 
 INLINE = "llama,layers=2,hidden=16,heads=4,kv_heads=2,intermediate=24,vocab=40,context=64"
@@ -150,6 +152,8 @@ def test_an_inline_shape_is_what_it_says():
         ("mistral-7b", 7.25, 2 * 32 * 1024 * 2),
         ("qwen2.5-0.5b", 0.494, 2 * 24 * 128 * 2),
         ("math-shepherd-7b", 7.24, 2 * 32 * 1024 * 2),
+        ("qwen3.5-9b", 8.95, 32 * 1024),
+        ("qwen3.5-27b", 26.90, 64 * 1024),
     ],
 )
 def test_named_shapes_have_their_published_sizes(name, billions, kv_bytes):
@@ -158,9 +162,28 @@ def test_named_shapes_have_their_published_sizes(name, billions, kv_bytes):
     assert shape.kv_bytes_per_token(2) == kv_bytes
 
 
+def test_a_named_hybrid_is_the_model_that_transformers_builds():
+    config = AutoConfig.for_model("qwen3_5_text")  # whose default is the smaller one
+    with torch.device("meta"):
+        built = AutoModelForCausalLM.from_config(config)
+    shape, conv, recurrent = NAMED_SHAPES["qwen3.5-9b"], 1.5 * 2**20, 48 * 2**20
+    assert shape.num_parameters == sum(each.numel() for each in built.parameters())
+    layers = built.model.layers.named_parameters()
+    products = Counter(tuple(each.shape) for _, each in layers if each.dim() == 2)
+    assert {(rows, columns): n for rows, columns, n in shape.matrices} == products
+    assert shape.state_bytes(2) == conv + recurrent
+    assert NAMED_SHAPES["qwen3.5-27b"].state_bytes(2) == 144 * 2**20 + 48 * 10240 * 4 * 2
+
+
+def test_a_named_hybrid_has_no_random_weights():
+    with pytest.raises(InputError, match=r"random:qwen3.5-9b: transformers builds this model"):
+        load_model("random:qwen3.5-9b", ModelSettings())
+
+
 @pytest.mark.parametrize(
     ("text", "name"),
     [
+        ("Qwen/Qwen3.5-27B", "qwen3.5-27b"),
         ("QWEN2.5-1.5b", "qwen2.5-1.5b"),
         ("hf:Qwen/Qwen2.5-1.5B-Instruct", "qwen2.5-1.5b"),
         ("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"),

@@ -8,7 +8,7 @@ import torch
 from beamwright.attention import make_attention
 from beamwright.models import load as precision
 from beamwright.models.load import resolve_dtype
-from beamwright.models.shape import shape_from_text
+from beamwright.models.named import shape_from_text
 
 SMALL = shape_from_text(
     "llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=96,vocab=99,context=128"

@@ -16,7 +16,7 @@ from beamwright.models import streaming
 from beamwright.models.decoder import TILE_ROWS, Linear
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.linear import packer, prepack
-from beamwright.models.shape import shape_from_text
+from beamwright.models.named import shape_from_text
 from beamwright.models.streaming import (
     FEW_ROWS,
     FewStreamedLinear,

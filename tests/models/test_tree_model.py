@@ -10,7 +10,7 @@ from beamwright.kv.segments import PathPart
 from beamwright.models import dense
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.linear import prepack
-from beamwright.models.shape import shape_from_text
+from beamwright.models.named import shape_from_text
 from beamwright.models.tree_model import PrefillRequest, TreeModel
 from beamwright.models.weights import random_weights
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from beamwright.models.shape import NAMED_SHAPES
+from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.costs import (
     Layout,
     ModelCosts,

@@ -7,7 +7,7 @@ import pytest
 from beamwright.config import Settings
 from beamwright.engine import executor
 from beamwright.errors import CapacityError
-from beamwright.models.shape import shape_from_text
+from beamwright.models.named import shape_from_text
 from beamwright.solver import settled
 from beamwright.solver.memory import ModelBytes
 from engines import PROBLEM, assert_nothing_allocated, exact_dtype

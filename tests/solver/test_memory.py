@@ -8,7 +8,7 @@ from beamwright import Solver
 from beamwright.config import Settings
 from beamwright.errors import InputError, format_bytes
 from beamwright.models.decoder import ROW_MULTIPLE
-from beamwright.models.shape import NAMED_SHAPES, shape_from_text
+from beamwright.models.named import NAMED_SHAPES, shape_from_text
 from beamwright.plan.costs import Storage
 from beamwright.plan.machines import DEFAULT_PROFILE, find_profile
 from beamwright.sections import MemorySettings

@@ -6,7 +6,7 @@ import torch
 from beamwright.errors import DeviceMemoryError, InputError
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.load import is_out_of_memory
-from beamwright.models.shape import NAMED_SHAPES
+from beamwright.models.named import NAMED_SHAPES
 from beamwright.sections import MemorySettings
 from beamwright.solver.memory import (
     ModelBytes,

@@ -13,7 +13,7 @@ from beamwright.config import Settings
 from beamwright.errors import CapacityError
 from beamwright.kv.link import StreamLink
 from beamwright.layerwise.store import LayeredStore
-from beamwright.models.shape import shape_from_text
+from beamwright.models.named import shape_from_text
 from beamwright.plan.machines import find_profile
 from beamwright.schedule import SCHEDULES
 from beamwright.solver import machinery, settled

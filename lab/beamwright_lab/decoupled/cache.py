@@ -23,7 +23,7 @@ from random import Random
 from typing import Any
 
 from beamwright.errors import CapacityError
-from beamwright.models.shape import NAMED_SHAPES
+from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.machines import HardwareProfile, find_profile
 from beamwright.protocols import Direction

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from beamwright.models.shape import shape_from_text
+from beamwright.models.named import shape_from_text
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.machines import find_profile
 from beamwright.plan.schedules import MARK_TOKENS

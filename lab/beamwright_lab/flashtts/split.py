@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from beamwright import Solver
-from beamwright.models.shape import NAMED_SHAPES
+from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.machines import HardwareProfile, find_profile
 from beamwright.plan.schedules import in_verifier_tokens

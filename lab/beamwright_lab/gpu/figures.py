@@ -19,7 +19,7 @@ import torch
 
 from beamwright import Solver
 from beamwright.engine.timeline import Timeline
-from beamwright.models.shape import shape_from_text
+from beamwright.models.named import shape_from_text
 from beamwright.protocols import RoundReport
 from beamwright.solver.solution import Solution
 from beamwright_lab.gpu.context import Context, one_line, release, synchronize

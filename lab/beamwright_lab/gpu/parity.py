@@ -22,8 +22,8 @@ from beamwright.attention import BACKENDS, KERNEL_BACKENDS, make_attention
 from beamwright.kv.segments import PathPart
 from beamwright.models.config import resolve_folder
 from beamwright.models.load import load_model
+from beamwright.models.named import shape_from_text
 from beamwright.models.session import DecodeSession
-from beamwright.models.shape import shape_from_text
 from beamwright.models.tree_model import PrefillRequest, TreeModel
 from beamwright.sections import ModelSettings
 from beamwright_lab.gpu.context import Context

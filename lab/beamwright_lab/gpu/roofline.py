@@ -19,7 +19,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from beamwright import Solver
-from beamwright.models.shape import shape_from_text
+from beamwright.models.named import shape_from_text
 from beamwright.protocols import RoundReport
 from beamwright_lab.common import matmul_parameters
 from beamwright_lab.gpu.context import Context, release

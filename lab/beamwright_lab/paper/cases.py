@@ -12,7 +12,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from beamwright.engine.timeline import Timeline
-from beamwright.models.shape import ModelShape, shape_from_text
+from beamwright.models.named import shape_from_text
+from beamwright.models.shape import ModelShape
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import HardwareProfile, find_profile
 from beamwright.sections import ScheduleSettings, StepSettings

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from beamwright.models.shape import NAMED_SHAPES, ModelShape, shape_from_text
+from beamwright.models.named import NAMED_SHAPES, shape_from_text
+from beamwright.models.shape import ModelShape
 from beamwright.plan.costs import ModelCosts, Roofline
 from beamwright.plan.machines import find_profile
 from beamwright_lab.common import finish, say, table

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any
 
 from beamwright.cli.demo import PROBLEM
-from beamwright.models.shape import shape_from_text
+from beamwright.models.named import shape_from_text
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.machines import find_profile
 from beamwright.sections import ScheduleSettings, StepSettings

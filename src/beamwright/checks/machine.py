@@ -20,7 +20,7 @@ from beamwright.engine.selftest import batches_are_exact
 from beamwright.models.decoder import FEW_ROWS, ROW_MULTIPLE, TILE_ROWS, Linear
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.linear import PackedLinear, multiplies_int8, packer, prepack
-from beamwright.models.shape import shape_from_text
+from beamwright.models.named import shape_from_text
 from beamwright.models.weights import random_weights
 from beamwright.plan.costs import Storage
 from beamwright.plan.machines import HardwareProfile, write_profile

@@ -30,8 +30,9 @@ from beamwright.models.dense import DenseDecoder
 from beamwright.models.digest import Digest, digest_later
 from beamwright.models.formats import open_checkpoint
 from beamwright.models.linear import packer, prepack, quiet_import, storage_for
+from beamwright.models.named import capped, shape_from_text
 from beamwright.models.rounding import RoundingDecoder
-from beamwright.models.shape import ModelShape, capped, shape_from_text
+from beamwright.models.shape import ModelShape
 from beamwright.models.survey import survey
 from beamwright.models.tokenizer import TextCodec
 from beamwright.models.weights import give_back, load_weights, random_weights, tensor_names
@@ -123,7 +124,10 @@ def _adapt(folder: Path, shape: ModelShape, placing: Placing) -> AdaptedDecoder:
 
 def _shape(spec: str, folder: Path | None, settings: ModelSettings, role: str) -> ModelShape:
     if folder is None:
-        return capped(shape_from_text(spec.removeprefix("random:")), settings.context)
+        shape = shape_from_text(spec.removeprefix("random:"))
+        if shape.built is not None:
+            raise InputError(f"{spec}: transformers builds this model, of a folder's config.json")
+        return capped(shape, settings.context)
     return read_shape(folder, settings.context, role, settings.decoder)
 
 

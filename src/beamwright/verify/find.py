@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from beamwright.declare import VERIFIERS, declared_values, made
 from beamwright.errors import InputError
 from beamwright.models.config import find_shape, read_shape, resolve_folder
-from beamwright.models.shape import ModelShape, named_shape
+from beamwright.models.named import named_shape
+from beamwright.models.shape import ModelShape
 from beamwright.protocols import Verifier
 from beamwright.sections import ModelSettings
 from beamwright.tree import SearchTree, given_path

@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 from beamwright.engine import selftest
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.linear import prepack
-from beamwright.models.shape import shape_from_text
+from beamwright.models.named import shape_from_text
 from beamwright.models.weights import random_weights
 from engines import exact_dtype, grow
 

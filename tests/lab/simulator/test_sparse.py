@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from beamwright.models.shape import NAMED_SHAPES
+from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.costs import ModelCosts, Roofline
 from beamwright.plan.machines import find_profile
 from beamwright.sparse.rule import SparseRule

@@ -2,7 +2,7 @@
 
 import pytest
 
-from beamwright.models.shape import NAMED_SHAPES
+from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import find_profile
 from beamwright.sections import ScheduleSettings, StepSettings

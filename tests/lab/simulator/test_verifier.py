@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from beamwright.errors import CapacityError
-from beamwright.models.shape import NAMED_SHAPES
+from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.compare import estimate
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import find_profile
