@@ -1,0 +1,210 @@
+"""One token of recurrent layers in Triton: states are read from and written to their blocks.
+
+A row's state lies in blocks of the pool, as a flat record; a program has a part of one row's, so
+what a row gets is a function of that row alone, at any batch. Every number of a state is read once
+and written once, which is all that a token costs: it is summed in registers, in float32 however it
+is kept. A row may read another row's blocks and write its own (a sibling's first token), and one
+that is not computed writes nothing. Launches are captured in CUDA graphs. The specification is
+`steps`. Loaded only where the kernels run.
+
+No annotations are postponed here: Triton reads `tl.constexpr` from them.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from beamwright.models.fused import launch
+
+IDLE, BEGINS, GOES_ON = 0, 1, 2
+"""What a row does: nothing, so that its state and its output's zeros stay; begins at zeros; reads
+the state before it."""
+
+
+class StateBlocks(NamedTuple):
+    """Where the states of rows lie.
+
+    storage: bytes [block, bytes]. sources, targets: blocks that a row reads and writes, int32
+    [rows, blocks of a record]. ways: int32 [rows].
+    """
+
+    storage: Tensor
+    sources: Tensor
+    targets: Tensor
+    ways: Tensor
+
+
+class StepTile(NamedTuple):
+    """Values of a head that a program has, and its warps."""
+
+    values: int
+    warps: int
+
+
+_DELTA = StepTile(32, 4)
+_CHANNELS, _CHANNEL_WARPS = 256, 4
+
+
+@triton.jit
+def _places(table, row, number, BLOCKS: tl.constexpr, BLOCK_NUMBERS: tl.constexpr):
+    """Where in storage numbers of a row's record are; int64.
+
+    Of a remainder Triton would not know what divides it, and would load number by number.
+    """
+    at = number // BLOCK_NUMBERS
+    block = tl.load(table + row * BLOCKS + at).to(tl.int64)
+    return block * BLOCK_NUMBERS + (number - at * BLOCK_NUMBERS)
+
+
+@triton.jit(do_not_specialize=["offset", "query_stride", "key_stride", "value_stride"])
+def delta_rows(
+    value, query, key, decay, beta, out, states, sources, targets, ways,
+    offset, query_stride, key_stride, value_stride,
+    BLOCKS: tl.constexpr, BLOCK_NUMBERS: tl.constexpr, WHOLE: tl.constexpr, HEADS: tl.constexpr,
+    SHARED: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, KEY_BLOCK: tl.constexpr,
+    TILE: tl.constexpr, NORMED: tl.constexpr,
+):  # fmt: skip
+    """The gated delta rule, of one row's head and TILE of its values.
+
+    states: [HEADS, KEYS, VALUES] in each record. query, key: [rows, HEADS / SHARED, KEYS]; NORMED:
+    to length 1, first. value, out: [rows, HEADS, VALUES]; decay (a logarithm), beta: [rows, HEADS].
+    offset: of the layer in a record; in heads where they are WHOLE in a block, else in numbers.
+    """
+    parts: tl.constexpr = (VALUES + TILE - 1) // TILE
+    row = tl.program_id(1).to(tl.int64)
+    head = tl.program_id(0) // parts
+    at_key = tl.arange(0, KEY_BLOCK)
+    at_value = (tl.program_id(0) % parts) * TILE + tl.arange(0, TILE)
+    a_key, a_value = at_key < KEYS, at_value < VALUES
+    held = a_key[:, None] & a_value[None, :]
+    place = at_key[:, None] * VALUES + at_value[None, :]
+    put = out + (row * HEADS + head) * VALUES + at_value
+    way = tl.load(ways + row)
+    if way == 0:
+        tl.store(put, tl.zeros((TILE,), out.dtype.element_ty), a_value)
+    else:
+        if WHOLE:
+            first = (offset + head) * (KEYS * VALUES)
+            read = states + _places(sources, row, first, BLOCKS, BLOCK_NUMBERS) + place
+            write = states + _places(targets, row, first, BLOCKS, BLOCK_NUMBERS) + place
+        else:
+            number = offset + head * (KEYS * VALUES) + tl.where(held, place, 0)
+            read = states + _places(sources, row, number, BLOCKS, BLOCK_NUMBERS)
+            write = states + _places(targets, row, number, BLOCKS, BLOCK_NUMBERS)
+        before = held & (way == 2)
+        state = tl.load(read, before, other=0.0, eviction_policy="evict_first")
+        shared = head // SHARED * KEYS + at_key
+        asks = tl.load(query + row * query_stride + shared, a_key, other=0.0).to(tl.float32)
+        keys = tl.load(key + row * key_stride + shared, a_key, other=0.0).to(tl.float32)
+        fresh = tl.load(value + row * value_stride + head * VALUES + at_value, a_value, other=0.0)
+        kept = tl.exp(tl.load(decay + row * HEADS + head).to(tl.float32))
+        rate = tl.load(beta + row * HEADS + head).to(tl.float32)
+        if NORMED:
+            asks *= tl.rsqrt(tl.sum(asks * asks, axis=0) + 1e-6)
+            keys *= tl.rsqrt(tl.sum(keys * keys, axis=0) + 1e-6)
+        state = state.to(tl.float32) * kept
+        known = tl.sum(state * keys[:, None], axis=0)
+        state += keys[:, None] * ((fresh.to(tl.float32) - known) * rate)[None, :]
+        rounded = state.to(states.dtype.element_ty)
+        tl.store(write, rounded, held, eviction_policy="evict_first")
+        found = tl.sum(state * asks[:, None], axis=0) * (KEYS**-0.5)
+        tl.store(put, found.to(out.dtype.element_ty), a_value)
+
+
+@triton.jit(do_not_specialize=["offset", "stride"])
+def convolve_rows(
+    x, weight, out, states, sources, targets, ways, bias, offset, stride,
+    BLOCKS: tl.constexpr, BLOCK_NUMBERS: tl.constexpr, CHANNELS: tl.constexpr,
+    TAPS: tl.constexpr, TILE: tl.constexpr, SILU: tl.constexpr,
+):  # fmt: skip
+    """A causal convolution's newest output, of one row and TILE of its channels.
+
+    states: [CHANNELS, TAPS] in each record, `offset` numbers behind its start. x, out: [rows,
+    CHANNELS]; weight: [CHANNELS, TAPS]. A thread has all numbers of its channels: it may move them.
+    """
+    row = tl.program_id(1).to(tl.int64)
+    channel = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    inside = channel < CHANNELS
+    put = out + row * CHANNELS + channel
+    way = tl.load(ways + row)
+    if way == 0:
+        tl.store(put, tl.zeros((TILE,), out.dtype.element_ty), inside)
+    else:
+        number = offset + tl.where(inside, channel, 0) * TAPS
+        fresh = tl.load(x + row * stride + channel, inside, other=0.0)
+        total = tl.zeros((TILE,), tl.float32)
+        for tap in tl.static_range(TAPS):
+            if tap + 1 < TAPS:
+                place = _places(sources, row, number + tap + 1, BLOCKS, BLOCK_NUMBERS)
+                moved = tl.load(states + place, inside & (way == 2), other=0.0)
+            else:
+                moved = fresh.to(states.dtype.element_ty)
+            place = _places(targets, row, number + tap, BLOCKS, BLOCK_NUMBERS)
+            tl.store(states + place, moved, inside)
+            factor = tl.load(weight + channel * TAPS + tap, inside, other=0.0).to(tl.float32)
+            total += moved.to(tl.float32) * factor
+        if bias is not None:
+            total += tl.load(bias + channel, inside, other=0.0).to(tl.float32)
+        total = total.to(out.dtype.element_ty).to(tl.float32)
+        if SILU:
+            total = total / (1.0 + tl.exp(-total))
+        tl.store(put, total.to(out.dtype.element_ty), inside)
+
+
+def delta_step(
+    blocks: StateBlocks,
+    offset: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    kept: torch.dtype = torch.float32,
+    *,
+    normed: bool = True,
+    tile: StepTile = _DELTA,
+) -> Tensor:
+    """As `steps.delta_step`, of a token a row; out [rows, heads, value_dim].
+
+    offset: bytes from a record's start to the layer's. kept: a state's numbers in blocks.
+    query, key: [rows, key_heads, key_dim], value: [rows, heads, value_dim]; heads side by side.
+    """
+    (rows, heads, values), keys = value.shape, key.shape[2]
+    block_bytes, head_bytes = blocks.storage.shape[1], keys * values * kept.itemsize
+    whole = block_bytes % head_bytes == 0 and offset % head_bytes == 0
+    out = value.new_empty(rows, heads, values)
+    sizes = (
+        blocks.sources.shape[1], block_bytes // kept.itemsize, whole, heads, heads // key.shape[1],
+        keys, values, triton.next_power_of_2(keys), tile.values, normed,
+    )  # fmt: skip
+    gates = decay.float().contiguous(), beta.to(value.dtype).contiguous()
+    tensors = value, query, key, *gates, out, blocks.storage.view(kept), *blocks[1:]
+    first = offset // (head_bytes if whole else kept.itemsize)
+    numbers = first, query.stride(0), key.stride(0), value.stride(0)
+    grid = heads * -(-values // tile.values), rows, 1
+    launch(delta_rows, grid, tensors, numbers, sizes, tile.warps)
+    return out
+
+
+def convolution_step(
+    blocks: StateBlocks,
+    offset: int,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    silu: bool = True,
+) -> Tensor:
+    """As `steps.convolution_step`; x [rows, channels], in the dtype of weights and states."""
+    rows, (channels, taps) = x.shape[0], weight.shape
+    out = x.new_empty(rows, channels)
+    block_numbers = blocks.storage.shape[1] // x.itemsize
+    sizes = blocks.sources.shape[1], block_numbers, channels, taps, _CHANNELS, silu
+    tensors = x, weight, out, blocks.storage.view(x.dtype), *blocks[1:], bias
+    numbers = offset // x.itemsize, x.stride(0)
+    grid = -(-channels // _CHANNELS), rows, 1
+    launch(convolve_rows, grid, tensors, numbers, sizes, _CHANNEL_WARPS)
+    return out

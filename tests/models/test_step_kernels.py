@@ -1,0 +1,161 @@
+"""A recurrent layer's step in Triton against torch's; interpreted where there is no GPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from beamwright.models import step_kernels, steps
+from beamwright.models.step_kernels import BEGINS, GOES_ON, IDLE, StateBlocks, StepTile
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+WAYS = [GOES_ON, BEGINS, IDLE, GOES_ON, GOES_ON]
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def drawn(*size, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(sum(size))
+    return torch.randn(*size, generator=generator).to(DEVICE, dtype)
+
+
+def assert_close(found, expected):
+    """The interpreter cuts off what does not fit into bfloat16, so that a whole step is allowed."""
+    step = torch.finfo(found.dtype).eps
+    torch.testing.assert_close(found, expected, rtol=2 * step, atol=8 * step)
+
+
+class Pool:
+    """Rows' records in shuffled blocks, with random numbers of a dtype everywhere.
+
+    The first row reads another's blocks, as the first token of a sibling; the others their own.
+    """
+
+    def __init__(self, dtype, record_bytes, block_bytes):
+        rows, fixed = len(WAYS), -(-record_bytes // block_bytes)
+        order = torch.randperm((rows + 1) * fixed + 2, generator=torch.Generator().manual_seed(3))
+        owned = order[: (rows + 1) * fixed].view(rows + 1, fixed).to(DEVICE, torch.int32)
+        self.storage = drawn(len(order), block_bytes // dtype.itemsize, dtype=dtype)
+        sources = torch.cat([owned[rows:], owned[1:rows]])
+        ways = torch.tensor(WAYS, dtype=torch.int32, device=DEVICE)
+        self.tables = sources, owned[:rows].contiguous(), ways
+        self.dtype, self.went = dtype, ways != IDLE
+
+    def blocks(self, rows=slice(None)):
+        """Of some rows, in a copy of the pool."""
+        storage = self.storage.clone().view(torch.uint8)
+        return StateBlocks(storage, *(table[rows].contiguous() for table in self.tables))
+
+    def part(self, storage, table, offset, size):
+        """Rows' numbers [rows, *size], so many bytes behind a record's start."""
+        records = storage.view(self.dtype)[table.long()].flatten(1)
+        first = offset // self.dtype.itemsize
+        return records[:, first : first + torch.Size(size).numel()].unflatten(1, size)
+
+    def before(self, offset, size):
+        """Of each row the state that it reads."""
+        sources, _, ways = self.tables
+        found = self.part(self.storage, sources, offset, size)
+        return torch.where((ways == GOES_ON).view(-1, *[1] * len(size)), found, 0)
+
+    def assert_written(self, blocks, offset, after):
+        """Rows that are computed have these states, and nothing else in the pool has changed."""
+        table = self.tables[1][self.went]
+        found = self.part(blocks.storage, table, offset, after.shape[1:])
+        assert_close(found, after[self.went])
+        places = torch.arange(self.storage.numel(), device=DEVICE).view(self.storage.shape)
+        own = places[table.long()].flatten(1)[:, offset // self.dtype.itemsize :]
+        expected = self.storage.clone().flatten()
+        expected[own[:, : after[0].numel()]] = found.flatten(1)
+        assert torch.equal(blocks.storage.view(self.dtype).flatten(), expected)
+
+
+# Key heads, heads, key dim and value dim; blocks' bytes over those of a head, an offset in heads.
+SHAPES = {
+    "whole heads": ((2, 4, 16, 32), 2, 3),
+    "heads across blocks": ((1, 3, 16, 24), 0.75, 0.5),
+    "no power of two": ((2, 2, 12, 20), 3, 1),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kept", DTYPES)
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_gated_delta_rule(name, kept, dtype):
+    (key_heads, heads, keys, values), blocks_over, heads_before = SHAPES[name]
+    head_bytes = keys * values * kept.itemsize
+    offset = int(heads_before * head_bytes)
+    pool = Pool(kept, offset + heads * head_bytes + 64, int(blocks_over * head_bytes))
+    mixed = drawn(len(WAYS), 2 * key_heads * keys + heads * values, dtype=dtype)
+    cut = key_heads * keys
+    query, key = (x.unflatten(1, (key_heads, keys)) for x in mixed[:, : 2 * cut].split(cut, 1))
+    value = mixed[:, 2 * cut :].unflatten(1, (heads, values))
+    gates = -drawn(len(WAYS), heads).abs(), drawn(len(WAYS), heads, dtype=dtype).sigmoid()
+    inputs = query, key, value, *gates
+    expected, after = steps.delta_step(pool.before(offset, (heads, keys, values)), *inputs)
+    blocks, tile = pool.blocks(), StepTile(16, 4)
+    found = step_kernels.delta_step(blocks, offset, *inputs, kept, tile=tile)
+    assert_close(found[pool.went], expected[pool.went])
+    assert not found[~pool.went].any()
+    pool.assert_written(blocks, offset, after)
+    last, inputs = pool.blocks(slice(-1, None)), (x[-1:] for x in inputs)
+    alone = step_kernels.delta_step(last, offset, *inputs, kept, tile=tile)
+    assert torch.equal(alone, found[-1:]), "a row follows the batch"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("biased", "silu"), [(False, True), (True, False)])
+def test_the_short_convolution(biased, silu, dtype):
+    channels, taps = 300, 4
+    offset, size = 48, channels * taps * dtype.itemsize
+    pool = Pool(dtype, offset + size + 16, size // 2 + 8)
+    x, weight = drawn(len(WAYS), channels + 9, dtype=dtype)[:, 9:], drawn(channels, taps) / 2
+    weight, bias = weight.to(dtype), drawn(channels, dtype=dtype) if biased else None
+    state = pool.before(offset, (channels, taps))
+    expected, after = steps.convolution_step(state, x, weight, bias, silu=silu)
+    blocks = pool.blocks()
+    found = step_kernels.convolution_step(blocks, offset, x, weight, bias, silu=silu)
+    assert_close(found[pool.went], expected[pool.went])
+    assert not found[~pool.went].any()
+    pool.assert_written(blocks, offset, after)
+    alone = step_kernels.convolution_step(
+        pool.blocks(slice(-1, None)), offset, x[-1:], weight, bias, silu=silu
+    )
+    assert torch.equal(alone, found[-1:]), "a row follows the batch"
+
+
+def test_the_rule_is_that_of_transformers():
+    modeling = pytest.importorskip("transformers.models.qwen3_5.modeling_qwen3_5")
+    state, value = drawn(3, 4, 16, 24), drawn(3, 4, 24)
+    query, key = drawn(3, 2, 16), drawn(4, 2, 16)[1:]
+    decay, beta = -drawn(3, 4).abs(), drawn(3, 4).sigmoid()
+    inputs = [x[:, None] for x in (query, key, value, decay, beta)]
+    expected, after = modeling.torch_recurrent_gated_delta_rule(
+        *inputs, initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True
+    )
+    found, kept = steps.delta_step(state, query, key, value, decay, beta)
+    torch.testing.assert_close(found, expected[:, 0])
+    torch.testing.assert_close(kept, after)
+
+
+def test_the_kernels_compile_for_cards_that_are_not_there(tmp_path):
+    """Nothing is spilled; a head that is whole in its block moves by 16 bytes at once."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    script = Path(__file__).parent / "compile_steps.py"
+    found = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), "80", "90"],
+        env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    for built in json.loads(found.stdout):
+        assert not built["spilled"], built
+        if built["whole"]:
+            assert built["wide_loads"] == built["wide_stores"] > 0, built
