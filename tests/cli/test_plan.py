@@ -175,3 +175,16 @@ def test_a_model_that_is_not_there_names_the_shapes(cli):
     assert "--verifier nope: no such folder; known: none, " in outcome.complaint
     assert "judge:PATH, probe:HEAD; shapes: opt-2.7b, " in outcome.complaint
     assert "--verifier judge:nope: no such folder" in cli("plan", "--verifier", "judge:nope").err
+
+
+def test_a_hybrid_needs_a_state_for_each_row(cli):
+    asked = ["plan", "--model", "qwen3.5-27b", "--weights", "int4", "--memory", "24GB", "--n", "64"]
+    report = cli(*asked, "--json").json
+    assert report["state_bytes"] == 147.75 * 2**20
+    assert [*report["schedules"]] == ["in-gpu/tree", "locality/tree"]
+    assert report["memory"]["generator_kv_bytes"] > 80 * report["state_bytes"]
+    assert not report["fits"]
+    page = " ".join(cli(*asked).out.split())
+    assert "MiB/row" in page
+    assert "147.75" in page
+    assert "locality keeps the rest in host memory" in page

@@ -28,7 +28,10 @@ def test_costs_of_a_shape_by_its_attributes(opt):
     class Shape:
         layers, heads, head_dim, num_parameters = 32, 32, 128, 6_658_473_984
         active_parameters = num_parameters
-        kv_groups = ()
+        kv_groups = states = ()
+
+        def state_bytes(self, element_bytes):
+            return 0
 
         def kv_bytes_per_token(self, element_bytes, kv_dtype):
             return 2 * 32 * 32 * 128 * element_bytes
@@ -42,6 +45,21 @@ def test_a_memory_bound_step_is_weights_and_kv_over_bandwidth_plus_launches(roof
     read_bytes = opt.weight_bytes + 10_000 * opt.kv_bytes_per_token
     floor_s = read_bytes / (gpu.device_bandwidth * gpu.bandwidth_share)
     assert roofline.decode_step(8, 10_000, 10_000) == pytest.approx(floor_s + launches_s)
+
+
+def test_a_pass_reads_and_writes_the_state_of_every_row(gpu):
+    """Three of four layers keep one, and attend to nothing."""
+    model = ModelCosts.of(NAMED_SHAPES["qwen3.5-27b"], 2)
+    assert (model.recurrent_layers, model.state_bytes) == (48, 147.75 * 2**20)
+    hybrid, plain = Roofline(model, gpu), Roofline(replace(model, state_bytes=0), gpu)
+    of_a_row = 2 * model.state_bytes / (gpu.device_bandwidth * gpu.bandwidth_share)
+    assert hybrid.decode_step(8, 0, 0) - plain.decode_step(8, 0, 0) == pytest.approx(8 * of_a_row)
+    costs = hybrid.pass_costs()
+    assert costs.seconds(8) == pytest.approx(hybrid.decode_step(8, 0, 0))
+    # A prompt's state is read and written once for each of its chunks.
+    assert hybrid.prefill(512) <= plain.prefill(512) + 2.01 * of_a_row
+    attended = hybrid.parts(1, 0, 1000, Layout.TREE)[1] - hybrid.parts(1, 0, 0, Layout.TREE)[1]
+    assert attended == pytest.approx(4 * 16 * 24 * 256 * 1000 / (gpu.flops * gpu.flops_share))
 
 
 def test_a_compute_bound_step_is_flops_over_the_rate(roofline, opt, gpu):

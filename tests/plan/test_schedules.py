@@ -1,12 +1,13 @@
 """Times, traffic and need of whole searches: the paper's setting, and what must hold anywhere."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from itertools import pairwise
 
 import pytest
 
+from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.compare import choose_schedule, estimate, max_beams_in_gpu, resident_need
-from beamwright.plan.costs import Layout, Roofline
+from beamwright.plan.costs import Layout, ModelCosts, Roofline, Storage
 from beamwright.plan.schedules import ScheduleRun, Scorer, Totals, in_verifier_tokens
 from beamwright.plan.workload import sampled_searches, tree_steps
 from beamwright_lab.studies.lbs import layerwise_bytes
@@ -219,3 +220,42 @@ def test_long_steps_go_in_chunks_and_wide_searches_in_batches(
     free = scored(replace(gpu, launch_s=1e-30), **one).verify_s
     num_forwards = (scored(**one).verify_s - free) / launches_s
     assert num_forwards == pytest.approx(1 + forwards), "the problem is one, too"
+
+
+# --- models with recurrent layers ------------------------------------------------------------
+
+
+@pytest.fixture
+def hybrid():
+    return ModelCosts.of(NAMED_SHAPES["qwen3.5-27b"], 2, Storage.INT4_TILED)
+
+
+def test_states_are_held_beside_kv(hybrid, gpu, paper):
+    """Of 64 rows and of the 32 nodes that they began from."""
+    work, plain = paper(), replace(hybrid, state_bytes=0)
+    needs = [resident_need(work, model).generator for model in (hybrid, plain)]
+    states = 96 * hybrid.state_bytes
+    assert {
+        with_states - without for with_states, without in zip(*map(astuple, needs), strict=True)
+    } == {states}
+    least = needs[0].worst
+    for budget, fits in ((least, True), (least - 1, False)):
+        found = estimate(work, hybrid, gpu, budget)
+        assert [*found] == ["in-gpu/tree", "locality/tree"], "copies and streams know no states"
+        assert found["in-gpu/tree"].fits == fits
+    assert choose_schedule(work, hybrid, gpu, least // 2) == "locality"
+    most = max_beams_in_gpu(work, hybrid, least)
+    assert 62 <= most <= 66
+
+
+def test_groups_cost_weights_and_not_states(hybrid, gpu, paper):
+    """A row's state is read once a token whatever its group; weights once for each group."""
+    work, budget = paper(), resident_need(paper(), hybrid).generator.worst
+    whole, tight = (estimate(work, hybrid, gpu, b)["locality/tree"] for b in (budget, budget // 3))
+    more = tight.groups - whole.groups
+    step_s = 32 * (hybrid.weight_bytes / (gpu.device_bandwidth * gpu.bandwidth_share))
+    launches_s = 32 * 64 * gpu.decode_ops_per_layer * gpu.launch_s
+    assert tight.decode_s - whole.decode_s == pytest.approx(more * (step_s + launches_s), rel=0.05)
+    assert tight.d2h_bytes >= 60 * 64 * hybrid.state_bytes, "of every row, once a step"
+    assert tight.h2d_bytes >= 60 * 16 * hybrid.state_bytes
+    assert whole.h2d_bytes == whole.d2h_bytes == 0

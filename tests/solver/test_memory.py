@@ -178,3 +178,21 @@ def test_a_search_that_fills_its_kv_stays_within_the_number(n, step_tokens):
     assert used < 1.05 * memory or (n == 8 and least_rows == ROW_MULTIPLE)
     with Solver(model=model, verifier="none", n=n, **how, **lengths) as solver:
         assert solver.synthetic(32).tree_hash == found.tree_hash
+
+
+def test_a_hybrid_has_as_many_rows_at_a_time_as_states(verifier):
+    hybrid = ModelBytes(NAMED_SHAPES["qwen3.5-27b"], 2, Storage.INT4_TILED)
+    settings = MemorySettings(memory="24GB")
+    few, many = (plan_memory(settings, hybrid, None, n, in_place=True) for n in (32, 4096))
+    assert few == many, "more rows than that wait"
+    left = settings.memory - hybrid.weights - hybrid.activations(32)
+    tails = left - many.kv_bytes
+    assert many.kv_bytes // hybrid.state <= tails // hybrid.tails(1) + 1
+    split = plan_memory(MemorySettings(kv_memory="8GiB"), hybrid, verifier, 16)
+    assert split.verifier_kv_bytes < 8 * GIB // 500, "a state counts as its row's tokens"
+    beside = memory_needed((hybrid, None), (GIB, 0), 16, in_place=True)
+    plan = plan_memory(MemorySettings(memory=beside), hybrid, None, 16, in_place=True)
+    assert plan.kv_bytes >= GIB
+    needs = memory.path_needs(Settings(), [hybrid], 100)
+    assert needs[0] >= 2 * hybrid.state, "its own, and its parent's"
+    assert hybrid.activations(64) - hybrid.activations(63) >= 4 * 3 * 2**20

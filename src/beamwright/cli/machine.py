@@ -198,6 +198,11 @@ def tails_of(settings: Settings, models: Models) -> int | None:
     return None if _is_card(models.profile) else settings.step.longest
 
 
+def in_place(models: Models) -> bool:
+    """See `plan_memory`. Hybrids have no attention that copies; of others the page is for any."""
+    return _is_card(models.profile) and models.generator.costs.state_bytes > 0
+
+
 def split_memory(settings: Settings, models: Models) -> tuple[int, MemoryPlan]:
     """What a search may use of the device, and the KV of each model, as `solve --memory` does it.
 
@@ -224,6 +229,7 @@ def split_memory(settings: Settings, models: Models) -> tuple[int, MemoryPlan]:
             models.generator.sizes,
             verifier,
             settings.search.n,
+            in_place=in_place(models),
             step_tokens=tails_of(settings, models),
         )
     except InputError as error:

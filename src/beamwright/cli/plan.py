@@ -19,6 +19,7 @@ from beamwright.cli.machine import (
     Models,
     SizedModel,
     find_machine,
+    in_place,
     print_profiles,
     read_models,
     split_memory,
@@ -60,6 +61,10 @@ _MEANINGS = (
     "in-gpu: all KV on the device. layerwise: layers streamed for every token. locality: group "
     "by group to the end of the step. dense: a copy of shared KV per beam; tree: shared KV once. "
     "loaded: GiB of KV from host memory."
+)
+_STATES = (
+    "MiB/row: states of recurrent layers, of each open row and each node that rows begin from, are "
+    "in KV; schedules that copy KV or stream layers do not know them."
 )
 
 
@@ -146,6 +151,7 @@ def _about(model: SizedModel, kv_budget_bytes: int) -> dict[str, Any]:
         "weights": str(model.sizes.storage),
         "weight_bytes": model.costs.weight_bytes,
         "kv_bytes_per_token": model.costs.kv_bytes_per_token,
+        "state_bytes": model.costs.state_bytes,
         "kv_budget_bytes": kv_budget_bytes,
     }
 
@@ -208,6 +214,7 @@ def _memory_report(
             needed,
             num_beams,
             has_copies=has_copies,
+            in_place=in_place(models),
             split=settings.memory.split,
             step_tokens=tails_of(settings, models),
         )
@@ -240,7 +247,7 @@ def _page(report: Mapping[str, Any], machine: Machine) -> Group:
     if report["verifier"] is not None:
         budgets += f", {format_bytes(report['verifier']['kv_budget_bytes'])} for the verifier"
     parts: list[RenderableType] = [answer, _total(report), _memory_table(report), ""]
-    parts += [_schedule_table(report), _MEANINGS]
+    parts += [_schedule_table(report), _MEANINGS, *([_STATES] if report["state_bytes"] else [])]
     parts += ["", budgets, *([] if machine.why is None else [machine.why])]
     parts += [f"{machine.profile.name}: {machine.source}"]
     return Group(*(plain(part) if isinstance(part, str) else part for part in parts))
@@ -257,7 +264,11 @@ def _total(report: Mapping[str, Any]) -> str:
             f"needs {least} to {most} of {limit} GiB: borderline "
             "(searches differ; the largest go to host memory)"
         )
-    ways = [way for way in ("locality", "layerwise") if schedules[f"{way}/tree"]["time_s"]]
+    ways = [
+        way
+        for way in ("locality", "layerwise")
+        if schedules.get(f"{way}/tree", {"time_s": None})["time_s"]
+    ]
     rest = f"{ways[0]} keeps the rest in host memory (below)" if ways else "nothing else fits"
     return f"needs {least} of {limit} GiB: does not fit; {rest}"
 
@@ -271,7 +282,8 @@ def _memory_table(report: Mapping[str, Any]) -> Table:
     memory = report["memory"]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("GiB")
-    for column in ("weights", "KV", "KiB/token"):
+    states = ("MiB/row",) if report["state_bytes"] else ()
+    for column in ("weights", "KV", "KiB/token", *states):
         table.add_column(column, justify="right", no_wrap=True)
     for role, model in (("generator", report), ("verifier", report["verifier"])):
         if model is not None:
@@ -282,6 +294,7 @@ def _memory_table(report: Mapping[str, Any]) -> Table:
                 _gib(model["weight_bytes"]),
                 _gib(memory[f"{role}_kv_bytes"]),
                 f"{model['kv_bytes_per_token'] / 1024:g}",
+                *(f"{model['state_bytes'] / 1024**2:g}" for _ in states),
             )
     add_row(table, "activations, of either", _gib(memory["activation_bytes"]))
     if memory["copies_bytes"] > GIB / 100:

@@ -181,8 +181,11 @@ class ModelShape:
 
     def working_bytes_per_row(self, element_bytes: int) -> int:
         """Estimate of what a decode step needs per row beside KV: activations, and logits five
-        times in float32 (scores, scaled, filtered, with noise, as log-probabilities)."""
-        return 5 * 4 * self.vocab + self.activation_width * element_bytes
+        times in float32 (scores, scaled, filtered, with noise, as log-probabilities).
+
+        Of a recurrent layer its state four times: as read, decayed, what is added, and the sum."""
+        state = max((part.num_bytes(element_bytes) for part in self.states), default=0)
+        return 5 * 4 * self.vocab + self.activation_width * element_bytes + 4 * state
 
     def head_bytes(self, element_bytes: int) -> int:
         """Working memory of a verifier's head on `HEAD_TOKENS`: logits, twice in float32, too."""
@@ -191,7 +194,8 @@ class ModelShape:
     @property
     def activation_width(self) -> int:
         """Estimate of the values that one token has in flight inside a layer."""
-        return 4 * self.hidden + 3 * self.intermediate
+        mixed = max((part.size[0] for part in self.states if part.kind == "conv"), default=0)
+        return 4 * self.hidden + 3 * max(self.intermediate, mixed)
 
     @property
     def reading_width(self) -> int:

@@ -30,15 +30,18 @@ def estimate(
     kv_budget_bytes: int,
     scorer: Scorer | None = None,
 ) -> Mapping[str, Estimate]:
-    """Every schedule with every layout, as "SCHEDULE/LAYOUT"."""
+    """Every schedule with every layout, as "SCHEDULE/LAYOUT"; of a model with recurrent layers
+    those that know states."""
     roofline, searches = Roofline(model, hardware), sampled_searches(workload)
     runs = [
         ScheduleRun(workload, roofline, kv_budget_bytes, layout, searches, scorer)
         for layout in (Layout.DENSE, Layout.TREE)
+        if layout is Layout.TREE or not model.state_bytes
     ]
+    streamed = [] if model.state_bytes else runs
     return {
         **{f"in-gpu/{run.layout}": run.in_gpu() for run in runs},
-        **{f"layerwise/{run.layout}": run.layerwise() for run in runs},
+        **{f"layerwise/{run.layout}": run.layerwise() for run in streamed},
         **{f"locality/{run.layout}": run.locality() for run in runs},
     }
 
@@ -66,7 +69,7 @@ def choose_schedule(
 
 @dataclass(frozen=True)
 class ResidentNeed:
-    """KV bytes where everything is on the device and shared; of no verifier none."""
+    """Bytes of KV and states where everything is on the device and shared; of no verifier none."""
 
     generator: Spread
     verifier: Spread
@@ -80,7 +83,8 @@ def resident_need(
 ) -> ResidentNeed:
     """What single searches need so that nothing has to leave the device."""
     searches = searches or sampled_searches(workload)
-    generator = searches.held_tokens(workload).scaled(model.kv_bytes_per_token)
+    states = workload.num_states(workload.num_beams) * model.state_bytes
+    generator = searches.held_tokens(workload).scaled(model.kv_bytes_per_token, states)
     scored = searches.held_tokens(in_verifier_tokens(workload))
     size = 0 if scorer is None else scorer.model.kv_bytes_per_token
     return ResidentNeed(generator, scored.scaled(size))
@@ -97,18 +101,20 @@ def max_beams_in_gpu(
     def wider(num_families: int) -> Workload:
         return replace(workload, num_beams=num_families * workload.width)
 
-    def load(num_families: int) -> float:
-        """The expected need over the budgets, the fuller of the two."""
+    def load(num_families: int, spread: float = 1.0) -> float:
+        """The expected need over the budgets, the fuller of the two; KV times a spread."""
         wide = wider(num_families)
         need = resident_need(wide, model, scorer, expected_search(wide))
-        full = need.generator.mean / kv_budget_bytes
-        return max(full, need.verifier.mean / scorer.kv_budget_bytes) if scorer else full
+        states = wide.num_states(wide.num_beams) * model.state_bytes
+        full = (states + spread * (need.generator.mean - states)) / kv_budget_bytes
+        scored = spread * need.verifier.mean
+        return max(full, scored / scorer.kv_budget_bytes) if scorer else full
 
     # Searches with more beams differ less from each other: one of moderate size stands for them.
     families = _largest(lambda number: load(number) <= 1)
     typical = wider(max(1, min(families, _SAMPLED_BEAMS // workload.width)))
     held = sampled_searches(typical).held_tokens(typical)
-    families = _largest(lambda number: load(number) * held.worst / held.mean <= 1)
+    families = _largest(lambda number: load(number, held.worst / held.mean) <= 1)
     return families * workload.width
 
 

@@ -19,6 +19,8 @@ from beamwright.plan.workload import BLOCK_TOKENS
 from beamwright.protocols import Direction
 from beamwright.sections import KVDtype
 
+CHUNK_TOKENS = 256
+"""Of a row in one prefill: see `models.tree_model`."""
 INT4_GROUP = 64
 """Columns that share one scale and one zero point, where weights are rounded to int4 here."""
 GROUPED_TILE_VALUES = 1 << 22
@@ -47,7 +49,10 @@ class Shape(Protocol):
     def packed(self) -> tuple[int, int] | None: ...
     @property
     def kv_groups(self) -> Sequence[Any]: ...
+    @property
+    def states(self) -> Sequence[Any]: ...
     def kv_bytes_per_token(self, element_bytes: int, kv_dtype: KVDtype = "auto", /) -> int: ...
+    def state_bytes(self, element_bytes: int, /) -> int: ...
 
 
 class Storage(StrEnum):
@@ -138,7 +143,8 @@ class ModelCosts:
 
     conversion_bytes: memory traffic of a forward pass beyond reading the weights as they are
     stored, where they are turned back into floating point first. windowed: KV bytes per token of
-    layers that see a window, and that window.
+    layers that see a window, and that window. recurrent_layers: those that keep no KV, and of a row
+    `state_bytes` together, which every pass reads and writes.
     """
 
     num_layers: int
@@ -151,6 +157,8 @@ class ModelCosts:
     conversion_bytes: int = 0
     active_parameters: int | None = None
     windowed: tuple[tuple[int, int], ...] = ()
+    recurrent_layers: int = 0
+    state_bytes: int = 0
 
     def share_read(self, num_tokens: int) -> float:
         """How much of the weights a pass of so many tokens reads, if experts are taken evenly."""
@@ -192,6 +200,8 @@ class ModelCosts:
                 for group in shape.kv_groups
                 if group.window is not None
             ),
+            recurrent_layers=len({part.layer for part in shape.states}),
+            state_bytes=shape.state_bytes(element_bytes),
         )
 
 
@@ -240,7 +250,8 @@ class Roofline:
     def prefill(self, num_tokens: int, context: int = 0) -> float:
         """Seconds to encode `num_tokens` behind `context` tokens that are there already."""
         visible = num_tokens * (context + (num_tokens + 1) / 2)
-        return self.decode_step(num_tokens, context + num_tokens, visible)
+        chunks = -(-num_tokens // CHUNK_TOKENS)
+        return self.decode_step(num_tokens, context + num_tokens, visible, num_states=chunks)
 
     def decode_step(
         self,
@@ -248,22 +259,27 @@ class Roofline:
         kv_tokens_read: float,
         kv_tokens_seen: float,
         layout: Layout = Layout.TREE,
+        num_states: int | None = None,
     ) -> float:
         """Seconds of one token for each of `num_rows` beams of one group; weights are read once.
 
         kv_tokens_read: the union of the paths where shared parts are read once, else their sum.
         kv_tokens_seen: the sum of the paths, which is what the rows attend to either way.
+        num_states: rows whose states are read and written, where several tokens are of one row.
         """
-        memory_s, compute_s, launch_s = self.parts(num_rows, kv_tokens_read, kv_tokens_seen, layout)
+        memory_s, compute_s, launch_s = self.parts(
+            num_rows, kv_tokens_read, kv_tokens_seen, layout, num_states
+        )
         return max(memory_s, compute_s) + launch_s
 
     def pass_costs(self) -> PassCosts:
         """What a schedule may know; KV is left out."""
         rows, hardware = 64, self.hardware  # that take most experts
-        weights_s, rows_s, launch_s = self.parts(rows, 0, 0, Layout.TREE)
+        weights_s, rows_s, launch_s = self.parts(rows, 0, 0, Layout.TREE, num_states=0)
         bandwidth = hardware.h2d_bandwidth * hardware.link_share
         byte_s = 1 / (hardware.device_bandwidth * hardware.bandwidth_share)
-        return PassCosts(weights_s, rows_s / rows, launch_s, bandwidth, byte_s)
+        state_s = 2 * self.model.state_bytes * byte_s
+        return PassCosts(weights_s, rows_s / rows, launch_s, bandwidth, byte_s, state_s)
 
     def transfer(self, num_bytes: float, num_pieces: float, direction: Direction) -> float:
         """Seconds to move bytes across the link in that many queued copies."""
@@ -291,7 +307,12 @@ class Roofline:
         return "bandwidth" if memory_s >= compute_s else "compute"
 
     def parts(
-        self, num_tokens: int, kv_tokens_read: float, kv_tokens_seen: float, layout: Layout
+        self,
+        num_tokens: int,
+        kv_tokens_read: float,
+        kv_tokens_seen: float,
+        layout: Layout,
+        num_states: int | None = None,
     ) -> tuple[float, float, float]:
         """Seconds of a forward pass by memory, by compute, and of launches; see `decode_step`.
 
@@ -299,13 +320,17 @@ class Roofline:
         """
         model, hardware = self.model, self.hardware
         kv_share = hardware.copies_share if layout is Layout.DENSE else hardware.bandwidth_share
+        states = 2 * (num_tokens if num_states is None else num_states)  # read, and written
         memory_s = (
-            model.share_read(num_tokens)
-            * (model.weight_bytes + model.conversion_bytes)
+            (
+                model.share_read(num_tokens) * (model.weight_bytes + model.conversion_bytes)
+                + states * model.state_bytes
+            )
             / hardware.bandwidth_share
             + kv_tokens_read * model.kv_bytes_per_token / kv_share
         ) / hardware.device_bandwidth
-        attention = 4 * model.num_layers * model.num_heads * model.head_dim * kv_tokens_seen
+        attending = model.num_layers - model.recurrent_layers
+        attention = 4 * attending * model.num_heads * model.head_dim * kv_tokens_seen
         active = model.active_parameters or model.num_parameters
         flops = 2 * active * num_tokens + attention
         compute_s = flops / (hardware.flops * hardware.flops_share)

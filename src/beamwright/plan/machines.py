@@ -90,8 +90,8 @@ class PassCosts:
     """Seconds of one forward pass by the cost model, and the link's bytes a second.
 
     weights_s: all weights are read; row_s: arithmetic of a row; launch_s: beside the longer of the
-    two; byte_s: a byte of KV is read. By themselves passes are counted, and nothing else costs
-    anything.
+    two; byte_s: a byte of KV is read; state_s: a row's state is read and written. By themselves
+    passes are counted, and nothing else costs anything.
     """
 
     weights_s: float = 1.0
@@ -99,10 +99,12 @@ class PassCosts:
     launch_s: float = 0.0
     link_bandwidth: float = inf
     byte_s: float = 0.0
+    state_s: float = 0.0
 
     def seconds(self, num_rows: float) -> float:
         """Of a pass with so many rows."""
-        return max(self.weights_s, num_rows * self.row_s) + self.launch_s
+        read_s = self.weights_s + num_rows * self.state_s
+        return max(read_s, num_rows * self.row_s) + self.launch_s
 
 
 @checked(frozen=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-from beamwright.plan.costs import Layout, ModelCosts, Roofline
+from beamwright.plan.costs import CHUNK_TOKENS, Layout, ModelCosts, Roofline
 from beamwright.plan.workload import (
     BLOCK_TOKENS,
     SampledSearches,
@@ -33,8 +33,7 @@ MARK_TOKENS = 1
 """Of every step: what marks its end, or the token before it that a head looks back at."""
 
 _NUM_STREAM_BUFFERS = 2  # layer-wise: one layer computes while the next one arrives
-_CHUNK_TOKENS = 256  # of a row in one prefill, and the rows of a batch: as in `models.tree_model`
-_BATCH_TOKENS = 4096
+_BATCH_TOKENS = 4096  # of a prefill's rows: as in `models.tree_model`
 _PADDING = 8
 
 
@@ -119,8 +118,9 @@ class ScheduleRun:
 
     def in_gpu(self) -> Estimate:
         """Everything resident, one group."""
-        copies = self.layout is Layout.DENSE
-        need = self.searches.held_tokens(self.workload, copies=copies).scaled(self._kv_bytes)
+        copies, work = self.layout is Layout.DENSE, self.workload
+        held = self.searches.held_tokens(work, copies=copies)
+        need = held.scaled(self._kv_bytes, self._states_bytes(work.num_beams))
         verdict = fit_of(need, self.budget_bytes)
         if self.scorer is not None:
             held = self.searches.held_tokens(self._scored, copies=copies)
@@ -160,7 +160,7 @@ class ScheduleRun:
     def layerwise(self) -> Estimate:
         """Token by token; what does not fit is streamed by layers (LBS Eq. 1, less buffers)."""
         verdict = fit_of(self._buffers_need, self.budget_bytes)
-        if verdict == "no" or not self._one_path_is_scored:
+        if self.roofline.model.state_bytes or verdict == "no" or not self._one_path_is_scored:
             return _NO_FIT
         totals, previous_streamed = Totals(), 0
         num_layers = self.roofline.model.num_layers
@@ -193,6 +193,9 @@ class ScheduleRun:
     @property
     def _kv_bytes(self) -> int:
         return self.roofline.model.kv_bytes_per_token
+
+    def _states_bytes(self, num_rows: int) -> int:
+        return self.workload.num_states(num_rows) * self.roofline.model.state_bytes
 
     def _held_tokens(self, step: TreeStep, token: float) -> float:
         """Tokens in KV, and read, when each beam has written `token` tokens of its step."""
@@ -230,11 +233,13 @@ class ScheduleRun:
         return -(-beams // num_groups), read / num_groups, seen / num_groups
 
     def _group_bytes(self, step: TreeStep, num_groups: int) -> float:
-        """KV blocks of the largest of `num_groups` even groups at the end of the step."""
+        """KV blocks of the largest of `num_groups` even groups at the end of the step, and
+        states."""
+        rows = -(-self.workload.num_beams // num_groups)
+        states_bytes = self._states_bytes(rows)
         if self.layout is Layout.DENSE:
-            rows = -(-self.workload.num_beams // num_groups)
-            return rows * step.path_held_tokens * self._kv_bytes
-        return step.group_held_tokens(num_groups) * self._kv_bytes
+            return rows * step.path_held_tokens * self._kv_bytes + states_bytes
+        return step.group_held_tokens(num_groups) * self._kv_bytes + states_bytes
 
     def _move(
         self, totals: Totals, step: TreeStep, num_groups: int, compute_s: float, *, backlog: bool
@@ -244,14 +249,16 @@ class ScheduleRun:
         loaded_tokens = step.union_tokens
         if self.layout is Layout.DENSE:
             loaded_tokens = step.grouped_union_tokens(num_groups)
-        load_bytes = loaded_tokens / num_groups * self._kv_bytes
+        beams, state_bytes = self.workload.num_beams, self.roofline.model.state_bytes
+        begun_bytes = beams // self.workload.width * state_bytes  # the states that rows begin from
+        load_bytes = (loaded_tokens * self._kv_bytes + begun_bytes) / num_groups
         room_bytes = max(0.0, self.budget_bytes - self._group_bytes(step, num_groups))
         ahead_s = self.roofline.move(min(load_bytes, room_bytes), Direction.H2D)
         late_s = self.roofline.move(max(0.0, load_bytes - room_bytes), Direction.H2D)
         stall_s = (num_groups - 1) * (late_s + max(0.0, ahead_s - compute_s))
 
-        written_tokens = self.workload.num_beams * step.num_tokens
-        store_bytes = (written_tokens + (step.union_tokens if backlog else 0)) * self._kv_bytes
+        store_bytes: float = beams * (step.num_tokens * self._kv_bytes + state_bytes)
+        store_bytes += step.union_tokens * self._kv_bytes + begun_bytes if backlog else 0.0
         store_s = self.roofline.move(store_bytes, Direction.D2H)
         totals.stall_s += max(stall_s, store_s - num_groups * compute_s)
         totals.h2d_bytes += (num_groups - 1) * load_bytes
@@ -353,8 +360,8 @@ def _forwards(step: TreeStep) -> Iterator[tuple[int, int, float, float]]:
     """A step's prefills, chunk by chunk of the rows, batch by batch of a chunk: so many of so many
     new tokens, which read and see so many."""
     beams = step.workload.num_beams
-    for offset in range(0, step.num_tokens, _CHUNK_TOKENS):
-        chunk = min(_CHUNK_TOKENS, step.num_tokens - offset)
+    for offset in range(0, step.num_tokens, CHUNK_TOKENS):
+        chunk = min(CHUNK_TOKENS, step.num_tokens - offset)
         rows_of_a_batch = max(1, _BATCH_TOKENS // (-(-chunk // _PADDING) * _PADDING))
         count = math.ceil(beams / rows_of_a_batch)
         rows = beams / count

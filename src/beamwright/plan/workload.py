@@ -66,6 +66,11 @@ class Workload:
         """Steps of every path; the last one may be shorter."""
         return math.ceil(self.generate_tokens / self.step_tokens)
 
+    def num_states(self, num_rows: int) -> int:
+        """Of recurrent layers, states that are held for so many rows: theirs, and those of the
+        nodes that they began from."""
+        return num_rows + -(-num_rows // self.width)
+
 
 @dataclass(frozen=True)
 class TreeStep:
@@ -180,9 +185,10 @@ class Spread:
         """No spread at all."""
         return cls(value, value, value)
 
-    def scaled(self, factor: int) -> Spread:
-        """In bytes, of so many each."""
-        return Spread(factor * self.least, factor * self.mean, factor * self.worst)
+    def scaled(self, factor: int, more: int = 0) -> Spread:
+        """In bytes, of so many each, and so many bytes more."""
+        each = (self.least, self.mean, self.worst)
+        return Spread(*(factor * count + more for count in each))
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,10 @@ def parking_of(view: ScheduleView, forest: Forest) -> Parking:
     whose length nobody knows begin as early as they can: the longest of them ends last.
     """
     num_beams, most_rows, costs = len(forest), None, view.costs or PassCosts()
-    if costs.row_s and view.exact:
+    spare_s = costs.row_s - costs.state_s  # what a row's arithmetic takes beyond reading its state
+    if spare_s > 0 and view.exact:
         read_s = costs.weights_s + costs.byte_s * forest.capacity_bytes / 2
-        waves = max(1, round(num_beams / max(_FEWEST_ROWS, read_s / costs.row_s)))
+        waves = max(1, round(num_beams / max(_FEWEST_ROWS, read_s / spare_s)))
         if forest.need(0, num_beams) <= _WAVE * waves * forest.capacity_bytes:
             most_rows = -(-num_beams // waves)
     held = _LEVEL_FROM * forest.capacity_bytes

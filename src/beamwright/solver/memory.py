@@ -30,6 +30,7 @@ _LEAST_TAIL_TOKENS = 16
 _TAILS_PART = 4  # of what is left for KV, its copies and tails: one in so many is for tails at most
 _FREE_SHARE = 0.9  # of what a card has left: it is cut in pieces, and libraries have some
 _LIBRARIES_PART = 50  # of a number for a card: one in so many is for those
+_TOKENS_OF_A_ROW = 128  # that a tree has for each of its beams, shared ones counted once
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,16 @@ class ModelBytes:
     def kv_per_token(self) -> int:
         """KV bytes of one token."""
         return self.shape.kv_bytes_per_token(self.element_bytes, self.kv_dtype)
+
+    @property
+    def state(self) -> int:
+        """Bytes of a row in recurrent layers."""
+        return self.shape.state_bytes(self.element_bytes)
+
+    @property
+    def held_per_token(self) -> int:
+        """Bytes of one token of a tree: its KV, and its part of the states."""
+        return self.kv_per_token + self.state // _TOKENS_OF_A_ROW
 
     @property
     def read_per_token(self) -> int:
@@ -148,6 +159,9 @@ def plan_memory(
         InputError: if weights and activations leave nothing for KV.
     """
     models = [generator] if verifier is None else [generator, verifier]
+    if generator.state and settings.memory is not None:  # as many run as there are states for
+        present = settings.memory - sum(model.weights for model in models)
+        num_rows = max(1, min(num_rows, present // generator.state))
     weights, activations = _beside_kv(models, num_rows, at_once=in_place)
     rows_bytes: int | None = None
     if settings.kv_memory is not None:
@@ -173,7 +187,9 @@ def plan_memory(
             left, rows_bytes = left - tails, activations + tails
         copies = left - left * 1000 // _with_copies(models, 1000)
         if in_place:
-            copies = min(copies, max(model.tails(num_rows) for model in models))
+            tail = generator.tails(1)
+            of_states = left * tail // (tail + generator.state)
+            copies = min(copies, of_states, max(model.tails(num_rows) for model in models))
         kv_bytes = left - copies
         if kv_bytes <= 0:
             raise InputError(
@@ -200,7 +216,7 @@ def _beside_kv(
 def _parts(split: str | float, generator: ModelBytes, verifier: ModelBytes) -> tuple[int, int]:
     """How generator and verifier share KV memory when a search begins, as two weights."""
     if isinstance(split, str):
-        return generator.kv_per_token, verifier.kv_per_token
+        return generator.held_per_token, verifier.held_per_token
     own = round(split * _SHARE_PARTS)
     return own, _SHARE_PARTS - own
 
@@ -211,20 +227,23 @@ def memory_needed(
     num_rows: int,
     *,
     has_copies: bool = True,
+    in_place: bool = False,
     split: str | float = "auto",
     step_tokens: int | None = None,
 ) -> int:
     """The least memory number from which `plan_memory` gives each model so many bytes of KV.
 
     models, kv_bytes: generator and verifier. has_copies: False where KV has a number of its own.
-    split: `--split`; what moves later is left out. step_tokens: see there.
+    split: `--split`; what moves later is left out. in_place, step_tokens: see there.
     """
     present = [model for model in models if model is not None]
     pool = _pool_bytes(split, present, kv_bytes)
-    beside = sum(_beside_kv(present, num_rows))
+    beside = sum(_beside_kv(present, num_rows, at_once=in_place))
     if not has_copies:
         return beside + pool
     left = _with_copies(present, pool)
+    if in_place:
+        left = min(left, pool + max(model.tails(num_rows) for model in present))
     if step_tokens is not None:
         tails = present[0].tails(num_rows, step_tokens)
         left += min(tails, -(-left // (_TAILS_PART - 1)))
@@ -253,7 +272,8 @@ def path_needs(
     """KV bytes of the longest path, of the generator and, where there is one, the verifier.
 
     The longest path that the limits allow, in as many steps, each of which may leave a block
-    almost empty; and a block more. The verifier reads it in tokens of its own, up to its context.
+    almost empty; a block more; and of recurrent layers its state and its parent's. The
+    verifier reads it in tokens of its own, up to its context.
     """
     generator, step, search = models[0], settings.step, settings.search
     options = search.model_extra or {}  # of the strategy
@@ -274,6 +294,7 @@ def path_needs(
         reached = tokens if window is None else min(tokens, window + 2 * step.longest)
         path = min(blocks(reached, num_steps, size), num_steps * -(-step.longest // size) + turns)
         num_blocks += -(-prompt_tokens // size) + path + 1
+    num_blocks += 2 * -(-generator.state // generator.block_bytes)
     needs.append(num_blocks * generator.block_bytes)
     for verifier in models[1:]:
         # What a step changes in its parent's last tokens is stored again with it.
