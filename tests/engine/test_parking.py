@@ -9,6 +9,7 @@ from beamwright.errors import CapacityError
 from engines import (
     PROBLEM,
     assert_nothing_allocated,
+    assert_same,
     check_conservation,
     exact_dtype,
     grow,
@@ -158,3 +159,20 @@ def test_the_least_budget_is_one_path_and_its_step(make_solver):
                 assert not fitting, "less was enough"
             assert_nothing_allocated(solver)
     assert 16 < fitting[0] < 25
+
+
+def test_a_full_host_hangs_nobody(make_solver):
+    """What it cannot take early stays where it is; it is an error where its room is needed."""
+    small = {"search": "best-of-n", "n": 8, "max_rounds": 5, "step_limits": "3,20"}
+    small |= {"max_tokens": 12, "dtype": exact_dtype()}
+    with make_solver(**small) as solver:
+        roomy, size = solver.solve(PROBLEM), block_bytes(solver)
+    with make_solver(**small, kv_memory=16 * size, host_memory=4 * size) as solver:
+        assert_same(solver.solve(PROBLEM), roomy)
+        assert_nothing_allocated(solver)
+    for blocks in (2, 8):
+        with make_solver(**small, kv_memory=8 * size, host_memory=blocks * size) as solver:
+            (found,) = solver.solve_many([PROBLEM])
+            assert isinstance(found, CapacityError), found
+            assert "host KV budget" in str(found)
+            assert_nothing_allocated(solver)

@@ -242,10 +242,11 @@ class RunningBatch:
         """Store what is new, and retire rows whose step is complete."""
         size, cache = self._cache.device.block_tokens, self._cache
         done = [row for row in self.running if row.done]
-        self.running = [row for row in self.running if not row.done]
+        going = [row for row in self.running if not row.done]
         kept = [row for row in done if row.hidden is not None]
-        stored = {row: row.forwarded // size * size for row in self.running}
+        stored = {row: row.forwarded // size * size for row in going}
         self._rows.store({**stored, **{row: row.forwarded for row in kept}})
+        self.running = going  # from here on nothing fails: who is done is not begun again
         for row in kept:
             cache.trim(row.segment)
         if self._eager:

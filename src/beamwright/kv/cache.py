@@ -206,10 +206,10 @@ class CacheManager(SegmentOwner):
     def write_back(self, segments: Iterable[Segment], *, sealed: bool = True) -> None:
         """Start copying what the host lacks: whole blocks, and the tail of sealed segments.
 
-        Raises:
-            CapacityError: if the host tier is full.
+        Where the host is full they stay: it is found out, and said, when their room is needed.
         """
-        self._store((each for first in segments for each in first.every), sealed=sealed)
+        with suppress(CapacityError):
+            self._store((each for first in segments for each in first.every), sealed=sealed)
 
     def _store(self, segments: Iterable[Segment], *, sealed: bool = True) -> None:
         """The same for segments of one group each."""

@@ -31,7 +31,8 @@ class HostStore(HostedStore):
         layout = pool.layout
         none = torch.empty(0, dtype=torch.long, device=device)
         nothing = torch.empty(0, 2, layout.head_dim, dtype=layout.dtype, device=device)
-        self._hot = [(none, nothing) for _ in range(layout.num_layers)]
+        self._none = [(none, nothing) for _ in range(layout.num_layers)]
+        self._hot = list(self._none)
         self._waited_s = 0.0
 
     @property
@@ -56,6 +57,13 @@ class HostStore(HostedStore):
         super().append(segments, on_host, lengths)
         for segment, first in zip(segments, starts, strict=True):
             self._forget(segment, first)
+
+    def free(self, segment: Segment) -> None:
+        """With the last one goes what the device still has of those that were selected."""
+        super().free(segment)
+        if not self._segments:
+            self._charge(-sum(len(ids) for ids, _ in self._hot))
+            self._hot = list(self._none)
 
     def gather(self, segment: Segment, visible: int, copy: int = 0) -> torch.Tensor:
         """On the device: what reads all of a path has it cross the link."""
