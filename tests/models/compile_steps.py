@@ -17,8 +17,7 @@ from triton.compiler import ASTSource
 
 from beamwright.models import step_kernels
 
-INTEGERS = ("offset", "stride", "query_stride", "key_stride", "value_stride")
-WIDE = ("decay", "A_log")
+WIDE = ("decay", "shift", "skip")
 TABLES = ("sources", "targets", "ways")
 # Key heads, heads, key and value dim, blocks of a record, bytes of a block: Qwen3.5's 9B and 27B.
 SHAPES = {"9b": (16, 32, 128, 128, 100, 2**19), "27b": (16, 48, 128, 128, 148, 2**20)}
@@ -35,6 +34,12 @@ def cases(key_heads, heads, keys, values, blocks, block_bytes):
         numbers = {**sizes, "BLOCK_NUMBERS": block_bytes // size}
         yield step_kernels.delta_rows, numbers, kept, tile.warps
         yield step_kernels.delta_rows, {**numbers, "WHOLE": False}, kept, tile.warps
+    tile = step_kernels._SCAN
+    sizes = {
+        "BLOCKS": blocks, "BLOCK_NUMBERS": block_bytes // 4, "WHOLE": True, "HEADS": heads,
+        "SHARED": heads, "VALUES": values, "KEYS": keys, "KEY_BLOCK": keys, "TILE": tile.values,
+    }  # fmt: skip
+    yield step_kernels.scan_rows, sizes, "*fp32", tile.warps
     sizes = {"BLOCKS": blocks, "BLOCK_NUMBERS": block_bytes // 2, "TAPS": 4, "SILU": True}
     sizes |= {"CHANNELS": 2 * key_heads * keys + heads * values, "TILE": step_kernels._CHANNELS}
     yield (
@@ -45,7 +50,7 @@ def cases(key_heads, heads, keys, values, blocks, block_bytes):
 def build(kernel, sizes, kept, warps, capability):
     """Its PTX, as of aligned tensors."""
     types = {
-        name: "constexpr" if name in sizes else "i32" if name in INTEGERS
+        name: "constexpr" if name in sizes else "i32" if name == "offset" or "stride" in name
         else "*i32" if name in TABLES else "*fp32" if name in WIDE
         else kept if name == "states" else "*bf16"
         for name in kernel.arg_names

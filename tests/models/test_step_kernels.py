@@ -27,7 +27,8 @@ def drawn(*size, dtype=torch.float32):
 def assert_close(found, expected):
     """The interpreter cuts off what does not fit into bfloat16, so that a whole step is allowed."""
     step = torch.finfo(found.dtype).eps
-    torch.testing.assert_close(found, expected, rtol=2 * step, atol=8 * step)
+    near = 8 * step * float(expected.abs().max())
+    torch.testing.assert_close(found, expected, rtol=2 * step, atol=near)
 
 
 class Pool:
@@ -109,6 +110,35 @@ def test_the_gated_delta_rule(name, kept, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kept", DTYPES)
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_step_of_mamba_2(name, kept, dtype):
+    (groups, heads, values, keys), blocks_over, heads_before = SHAPES[name]
+    head_bytes = keys * values * kept.itemsize
+    offset = int(heads_before * head_bytes)
+    pool = Pool(kept, offset + heads * head_bytes + 64, int(blocks_over * head_bytes))
+    widths = [heads * values, groups * keys, groups * keys, heads]
+    mixed = drawn(len(WAYS), sum(widths), dtype=dtype)
+    x, enters, leaves, rate = mixed.split(widths, dim=1)
+    x, enters, leaves = (
+        part.unflatten(1, (-1, width))
+        for part, width in ((x, values), (enters, keys), (leaves, keys))
+    )
+    inputs = x, rate, enters, leaves
+    fixed = drawn(heads), -drawn(heads).exp(), drawn(heads)
+    state = pool.before(offset, (heads, values, keys))
+    expected, after = steps.scan_step(state, *inputs, *fixed)
+    blocks, tile = pool.blocks(), StepTile(16, 4)
+    found = step_kernels.scan_step(blocks, offset, *inputs, *fixed, kept, tile=tile)
+    assert_close(found[pool.went], expected[pool.went])
+    assert not found[~pool.went].any()
+    pool.assert_written(blocks, offset, after)
+    last, inputs = pool.blocks(slice(-1, None)), (x[-1:] for x in inputs)
+    alone = step_kernels.scan_step(last, offset, *inputs, *fixed, kept, tile=tile)
+    assert torch.equal(alone, found[-1:]), "a row follows the batch"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("biased", "silu"), [(False, True), (True, False)])
 def test_the_short_convolution(biased, silu, dtype):
     channels, taps = 300, 4
@@ -141,6 +171,22 @@ def test_the_rule_is_that_of_transformers():
     found, kept = steps.delta_step(state, query, key, value, decay, beta)
     torch.testing.assert_close(found, expected[:, 0])
     torch.testing.assert_close(kept, after)
+
+
+def test_mamba_2_is_that_of_transformers():
+    modeling = pytest.importorskip("transformers.models.mamba2.modeling_mamba2")
+    state, x, rate = drawn(3, 4, 24, 16), drawn(3, 4, 24), drawn(3, 4)
+    enters, leaves = drawn(3, 2, 16), drawn(4, 2, 16)[1:]
+    shift, decay, skip = drawn(4), -drawn(4).exp(), drawn(5)[1:]
+    found, kept = steps.scan_step(state, x, rate, enters, leaves, shift, decay, skip)
+    wide = x.shape[2]
+    expected = modeling.mamba2_selective_state_update(
+        state, x, rate[..., None].expand(-1, -1, wide), decay[:, None, None].expand(-1, wide, 16),
+        enters, leaves, skip[:, None].expand(-1, wide), dt_bias=shift[:, None].expand(-1, wide),
+        dt_softplus=True,
+    )  # fmt: skip
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(kept, state)
 
 
 def test_the_kernels_compile_for_cards_that_are_not_there(tmp_path):

@@ -45,6 +45,7 @@ class StepTile(NamedTuple):
 
 
 _DELTA = StepTile(32, 4)
+_SCAN = StepTile(32, 4)
 _CHANNELS, _CHANNEL_WARPS = 256, 4
 
 
@@ -114,6 +115,62 @@ def delta_rows(
         tl.store(put, found.to(out.dtype.element_ty), a_value)
 
 
+@triton.jit(
+    do_not_specialize=["offset", "x_stride", "rate_stride", "enters_stride", "leaves_stride"]
+)
+def scan_rows(
+    x, rate, enters, leaves, shift, decay, skip, out, states, sources, targets, ways,
+    offset, x_stride, rate_stride, enters_stride, leaves_stride,
+    BLOCKS: tl.constexpr, BLOCK_NUMBERS: tl.constexpr, WHOLE: tl.constexpr, HEADS: tl.constexpr,
+    SHARED: tl.constexpr, VALUES: tl.constexpr, KEYS: tl.constexpr, KEY_BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+):  # fmt: skip
+    """Mamba-2's step, of one row's head and TILE of its values.
+
+    states: [HEADS, VALUES, KEYS] in each record. x, out: [rows, HEADS, VALUES]; rate [rows, HEADS];
+    enters, leaves: [rows, HEADS / SHARED, KEYS]. shift (of the rate), decay, skip: [HEADS].
+    offset: as in `delta_rows`.
+    """
+    parts: tl.constexpr = (VALUES + TILE - 1) // TILE
+    row = tl.program_id(1).to(tl.int64)
+    head = tl.program_id(0) // parts
+    at_key = tl.arange(0, KEY_BLOCK)
+    at_value = (tl.program_id(0) % parts) * TILE + tl.arange(0, TILE)
+    a_key, a_value = at_key < KEYS, at_value < VALUES
+    held = a_value[:, None] & a_key[None, :]
+    place = at_value[:, None] * KEYS + at_key[None, :]
+    put = out + (row * HEADS + head) * VALUES + at_value
+    way = tl.load(ways + row)
+    if way == 0:
+        tl.store(put, tl.zeros((TILE,), out.dtype.element_ty), a_value)
+    else:
+        if WHOLE:
+            first = (offset + head) * (KEYS * VALUES)
+            read = states + _places(sources, row, first, BLOCKS, BLOCK_NUMBERS) + place
+            write = states + _places(targets, row, first, BLOCKS, BLOCK_NUMBERS) + place
+        else:
+            number = offset + head * (KEYS * VALUES) + tl.where(held, place, 0)
+            read = states + _places(sources, row, number, BLOCKS, BLOCK_NUMBERS)
+            write = states + _places(targets, row, number, BLOCKS, BLOCK_NUMBERS)
+        before = held & (way == 2)
+        state = tl.load(read, before, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        shared = head // SHARED * KEYS + at_key
+        enter = tl.load(enters + row * enters_stride + shared, a_key, other=0.0).to(tl.float32)
+        leave = tl.load(leaves + row * leaves_stride + shared, a_key, other=0.0).to(tl.float32)
+        fresh = tl.load(x + row * x_stride + head * VALUES + at_value, a_value, other=0.0)
+        fresh = fresh.to(tl.float32)
+        step = tl.load(rate + row * rate_stride + head).to(tl.float32)
+        step += tl.load(shift + head).to(tl.float32)
+        step = tl.where(step > 20.0, step, tl.log(1.0 + tl.exp(tl.minimum(step, 20.0))))
+        state *= tl.exp(step * tl.load(decay + head).to(tl.float32))
+        state += (fresh * step)[:, None] * enter[None, :]
+        kept = state.to(states.dtype.element_ty)
+        tl.store(write, kept, held, eviction_policy="evict_first")
+        found = tl.sum(state * leave[None, :], axis=1)
+        found += fresh * tl.load(skip + head).to(tl.float32)
+        tl.store(put, found.to(out.dtype.element_ty), a_value)
+
+
 @triton.jit(do_not_specialize=["offset", "stride"])
 def convolve_rows(
     x, weight, out, states, sources, targets, ways, bias, offset, stride,
@@ -173,19 +230,51 @@ def delta_step(
     query, key: [rows, key_heads, key_dim], value: [rows, heads, value_dim]; heads side by side.
     """
     (rows, heads, values), keys = value.shape, key.shape[2]
-    block_bytes, head_bytes = blocks.storage.shape[1], keys * values * kept.itemsize
-    whole = block_bytes % head_bytes == 0 and offset % head_bytes == 0
+    where, sizes = _heads_in(blocks, offset, keys * values, kept)
     out = value.new_empty(rows, heads, values)
     sizes = (
-        blocks.sources.shape[1], block_bytes // kept.itemsize, whole, heads, heads // key.shape[1],
-        keys, values, triton.next_power_of_2(keys), tile.values, normed,
+        *sizes, heads, heads // key.shape[1], keys, values, triton.next_power_of_2(keys),
+        tile.values, normed,
     )  # fmt: skip
     gates = decay.float().contiguous(), beta.to(value.dtype).contiguous()
     tensors = value, query, key, *gates, out, blocks.storage.view(kept), *blocks[1:]
-    first = offset // (head_bytes if whole else kept.itemsize)
-    numbers = first, query.stride(0), key.stride(0), value.stride(0)
+    numbers = where, query.stride(0), key.stride(0), value.stride(0)
     grid = heads * -(-values // tile.values), rows, 1
     launch(delta_rows, grid, tensors, numbers, sizes, tile.warps)
+    return out
+
+
+def scan_step(
+    blocks: StateBlocks,
+    offset: int,
+    x: Tensor,
+    rate: Tensor,
+    enters: Tensor,
+    leaves: Tensor,
+    shift: Tensor,
+    decay: Tensor,
+    skip: Tensor,
+    kept: torch.dtype = torch.float32,
+    *,
+    tile: StepTile = _SCAN,
+) -> Tensor:
+    """As `steps.scan_step`, of a token a row; out [rows, heads, head_dim].
+
+    offset, kept: as in `delta_step`. x: [rows, heads, head_dim], enters, leaves: [rows, groups,
+    state_size]; heads side by side.
+    """
+    (rows, heads, values), keys = x.shape, enters.shape[2]
+    where, sizes = _heads_in(blocks, offset, keys * values, kept)
+    out = x.new_empty(rows, heads, values)
+    sizes = (
+        *sizes, heads, heads // enters.shape[1], values, keys, triton.next_power_of_2(keys),
+        tile.values,
+    )  # fmt: skip
+    own = (each.float().contiguous() for each in (shift, decay, skip))
+    tensors = x, rate.to(x.dtype), enters, leaves, *own, out, blocks.storage.view(kept), *blocks[1:]
+    numbers = where, x.stride(0), rate.stride(0), enters.stride(0), leaves.stride(0)
+    grid = heads * -(-values // tile.values), rows, 1
+    launch(scan_rows, grid, tensors, numbers, sizes, tile.warps)
     return out
 
 
@@ -208,3 +297,14 @@ def convolution_step(
     grid = -(-channels // _CHANNELS), rows, 1
     launch(convolve_rows, grid, tensors, numbers, sizes, _CHANNEL_WARPS)
     return out
+
+
+def _heads_in(
+    blocks: StateBlocks, offset: int, head: int, kept: torch.dtype
+) -> tuple[int, tuple[int, ...]]:
+    """Where a layer's heads of so many numbers begin in a record, and the first sizes of kernels:
+    blocks of a record, numbers of a block, and if every head is whole in one."""
+    block_bytes, head_bytes = blocks.storage.shape[1], head * kept.itemsize
+    whole = block_bytes % head_bytes == 0 and offset % head_bytes == 0
+    where = offset // (head_bytes if whole else kept.itemsize)
+    return where, (blocks.sources.shape[1], block_bytes // kept.itemsize, whole)

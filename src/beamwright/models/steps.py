@@ -39,6 +39,34 @@ def delta_step(
     return found.to(value.dtype), kept.to(state.dtype)
 
 
+def scan_step(
+    state: Tensor,
+    x: Tensor,
+    rate: Tensor,
+    enters: Tensor,
+    leaves: Tensor,
+    shift: Tensor,
+    decay: Tensor,
+    skip: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Mamba-2's step (arXiv 2405.21060): out [rows, heads, head_dim], and the next state.
+
+    state: [rows, heads, head_dim, state_size]. x: [rows, heads, head_dim], rate (of time, before
+    its shift and softplus): [rows, heads]; what enters the state (B) and how it leaves (C): [rows,
+    groups, state_size]. shift, decay, skip: [heads].
+    """
+    wide = torch.promote_types(state.dtype, torch.float32)
+    heads = x.shape[1] // enters.shape[1]
+    enter, leave = (
+        part.to(wide).repeat_interleave(heads, dim=1).unsqueeze(-2) for part in (enters, leaves)
+    )
+    step, fresh = F.softplus(rate.to(wide) + shift.to(wide)).unsqueeze(-1), x.to(wide)
+    kept = state.to(wide) * (step * decay.to(wide)[:, None]).exp().unsqueeze(-1)
+    kept = kept + (fresh * step).unsqueeze(-1) * enter
+    found = (kept * leave).sum(-1) + fresh * skip.to(wide)[:, None]
+    return found.to(x.dtype), kept.to(state.dtype)
+
+
 def convolution_step(
     state: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, silu: bool = True
 ) -> tuple[Tensor, Tensor]:
