@@ -19,7 +19,7 @@ from beamwright.engine.noise import stack_keys
 from beamwright.engine.row import path_to
 from beamwright.engine.sampling import RowSampling, Sampler
 from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError, NotFiniteError
-from beamwright.kv.segments import Path, PathPart, Segment, copies_needed, whole
+from beamwright.kv.segments import Path, PathPart, copies_needed, whole
 from beamwright.models.decoder import padded_rows
 from beamwright.models.load import is_out_of_memory
 from beamwright.models.session import DecodeSession
@@ -83,7 +83,7 @@ class AsideWriter:
         def too_many(count: int) -> bool:
             some = asides[:count]
             needs = copies_needed((aside.path for aside in some), per_beam=store.copies_per_beam)
-            grown = {Segment(): n for each in some for n in (len(each.given), each.limit)}
+            grown = {store.blank(): n for each in some for n in (len(each.given), each.limit)}
             return not store.fits(store.beside_others(needs), grown)
 
         return asides[: bisect_left(range(1, len(asides) + 1), True, key=too_many)]

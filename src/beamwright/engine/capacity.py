@@ -239,10 +239,13 @@ class Capacity:
         self._cache.write_ahead(needs[0], growth, {row.segment for row in growing})
 
     def forget_unseen(self, tree: SearchTree) -> None:
-        """Free what no row to come of this tree reaches, in layers that see a window."""
-        for window in sorted({g.window for g in self._cache.device.groups if g.window is not None}):
+        """Free what no row to come of this tree reaches, in layers that see a window; and states
+        that none begins from, but a prompt's, which may get children at any time."""
+        groups = self._cache.device.groups
+        for window, fixed in sorted({(g.window, g.fixed) for g in groups if g.window is not None}):
             for node in tree.beyond(window, _begins):
-                if (state := state_of(node)) is not None and state.row is None:
+                stays = fixed and node.parent is None
+                if (state := state_of(node)) is not None and state.row is None and not stays:
                     self._cache.forget(state.segment, window)
 
     # --- what a schedule sees ----------------------------------------------------------------
@@ -266,6 +269,8 @@ class Capacity:
         sizes, resident, growth = list[int](), list[int](), list[int]()
         for beam in beams:
             above: int | None = None
+            begun = state_of(beam)
+            own = begun.segment.length if begun is not None else 0
             for node in beam.path():
                 state = state_of(node)
                 stored = state.segment.length if state is not None else 0
@@ -282,7 +287,8 @@ class Capacity:
                 above = numbers[node]
                 behind = 0 if node is beam else beam.start - node.end
                 if len(known := reads.setdefault(node, set())) < len(ledger.groups):
-                    sizes[above] += self._fresh_bytes(num_tokens, behind, known)
+                    since = 0 if node is beam else own
+                    sizes[above] += self._fresh_bytes(num_tokens, behind, since, known)
             leaf.append(above)
             blocks = ledger.blocks_for(self._lengths.expected(beam)) - ledger.blocks_for(stored)
             growth.append(max(1, blocks) * ledger.bytes_per_block)
@@ -298,17 +304,19 @@ class Capacity:
             previous_need_bytes=previous,
         )
 
-    def _fresh_bytes(self, num_tokens: int, behind: int, reads: set[int]) -> int:
+    def _fresh_bytes(self, num_tokens: int, behind: int, since: int, reads: set[int]) -> int:
         """Bytes of a node in groups of layers that are not among those that it `reads` already.
 
-        behind: tokens between the node and where somebody reads it.
+        behind: tokens between the node and the step of whoever reads it; since: of that step, which
+        has a state of its own then.
         """
         ledger, num_blocks = self._cache.device, 0
         for number, group in enumerate(ledger.groups):
-            reached = group.window is None or behind + 1 < group.window
+            passed = behind + (since if group.fixed else 0)
+            reached = group.window is None or passed + 1 < group.window
             if reached and number not in reads:
                 reads.add(number)
-                num_blocks += -(-num_tokens // group.block_tokens)
+                num_blocks += group.blocks_for(num_tokens)
         return num_blocks * ledger.bytes_per_block
 
     def _incomplete(self, parent: Node | None) -> dict[Segment, int]:

@@ -139,9 +139,10 @@ def make_replay(graphs: str, model: TreeModel, on_failure: Callable[[str], None]
     """How `--graphs` runs steps with this model; None: as plain calls.
 
     on_failure: hears why steps cannot be captured after all. Layer-wise streaming waits for a
-    transfer inside a step, so it has none.
+    transfer inside a step, and states of recurrent layers stop inside an iteration: neither has
+    any.
     """
-    if graphs == "off" or model.store.streams_layers:
+    if graphs == "off" or model.store.streams_layers or model.decoder.shape.states:
         return None
     device = model.decoder.device
     if device.type == "cuda" and hasattr(model.backend, "workspace"):

@@ -43,6 +43,8 @@ def why_one_token_each(model: TreeModel, replay: Replay | None) -> str | None:
     A view has to say that it can. Kernels, layers that are streamed and sparse decoding cannot:
     their work lists, transfers and selections are of one token of every row.
     """
+    if model.decoder.shape.states:
+        return "needs layers whose KV can be dropped, not recurrent ones"
     if not getattr(model.backend, "spreads", False):
         return "needs attention in plain torch over whole paths on the device"
     if replay is not None and not replay.is_plain:

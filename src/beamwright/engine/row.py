@@ -206,8 +206,7 @@ class Row:
 
     def needs(self) -> dict[Segment, int]:
         """Device copies that it reads and writes: one of each segment."""
-        read = segments_read(path_to(self.node.parent))
-        return {**dict.fromkeys(read, 1), **whole({self.segment: 1})}
+        return {**dict.fromkeys(segments_read(self.parts_read), 1), **whole({self.segment: 1})}
 
     def hold(self) -> None:
         """Pin what it reads and writes; all of it is on the device."""

@@ -119,8 +119,11 @@ class _Rows:
     def decode(self, rows: range) -> Tensor:
         """Noisy logits [rows, steps] of these rows, decoded together."""
         give_back()  # of the batch before
-        token_bytes = self._decoder.shape.kv_bytes_per_token(self._decoder.dtype.itemsize)
-        model = TreeModel(self._decoder, self._backend, _KV_TOKENS * token_bytes)
+        shape, size = self._decoder.shape, self._decoder.dtype.itemsize
+        budget = _KV_TOKENS * shape.kv_bytes_per_token(size)
+        if shape.states:  # of the prompt, and of two segments a row
+            budget += (2 * len(rows) + 1) * (shape.state_bytes(size) + budget // _KV_TOKENS * 16)
+        model = TreeModel(self._decoder, self._backend, budget)
         prompt, parents, segments = model.store.create(), list[Any](), list[Any]()
         model.prefill([PrefillRequest((), prompt, self._prompt, 0)])
         path, steps = (PathPart(prompt, _PROMPT),), list[PrefillRequest]()

@@ -195,9 +195,13 @@ class TensorRows:
         """Launches step after step, and looks at what each drew one step late."""
         counting = awaited([*self._places()])
         fetched = None
-        step = partial(self._step, buffers)
+        step, places = partial(self._step, buffers), [(n, row) for row, n in self._places().items()]
         key, version = (self._session.tail_shape, buffers.ways), self._session.num_moves
         for number in range(max_tokens):
+            # The token behind a row's stop forwards its last one, and there its state stays.
+            self._session.stop(
+                [n for n, row in places if row.stop and number > len(drawn.tokens[row])]
+            )
             self.replay.run(key, version, step)
             self._session.advance()
             yield

@@ -38,7 +38,14 @@ class SegmentOwner:
         """What `create` makes, to be asked about and nothing else."""
         tally, groups = self._tally, self.device.groups
         first, *others = [
-            Segment(name, start=start, block_tokens=g.block_tokens, window=g.window, tally=tally)
+            Segment(
+                name,
+                start=start,
+                block_tokens=g.block_tokens,
+                window=g.window,
+                fixed=g.fixed,
+                tally=tally,
+            )
             for g in groups
         ]
         first.others = tuple(others)
@@ -80,7 +87,7 @@ class SegmentOwner:
         for each, fresh in zip(segment.every, twin.every, strict=True):
             if not each.resident and not each.stored:
                 each.copies, fresh.copies = fresh.copies, []
-                each.returned = Return.RECOMPUTED
+                each.returned, each.gone = Return.RECOMPUTED, False
                 self._placed(each)
                 self._placed(fresh)
         self.free(twin)

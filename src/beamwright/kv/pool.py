@@ -22,6 +22,7 @@ import torch
 
 from beamwright.errors import DEVICE_TIER, CapacityError, DeviceMemoryError, format_bytes
 from beamwright.kv.codes import decoded, encoded
+from beamwright.kv.states import StateBlocks, StateLayout
 from beamwright.plan.costs import group_blocks
 from beamwright.sections import KVDtype
 
@@ -91,10 +92,24 @@ class ByteBudget(ScratchMeter):
 
 @dataclass(frozen=True)
 class GroupBlocks:
-    """What blocks of one group of layers hold. window: tokens that its layers see, None for all."""
+    """What blocks of one group of layers hold. window: tokens that its layers see, None for all.
+
+    fixed: blocks of a segment of any length, where they hold a state and not its tokens' KV.
+    """
 
     block_tokens: int
     window: int | None = None
+    fixed: int = 0
+
+    @classmethod
+    def of_states(cls, num_blocks: int) -> GroupBlocks:
+        """States of so many blocks. A row reads that right before it and no other, as with a window
+        of two tokens; a block is never full, so nothing is stored before a step is complete."""
+        return cls(1 << 62, 2, num_blocks)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that so many tokens of one segment need."""
+        return self.fixed * (num_tokens > 0) or -(-num_tokens // self.block_tokens)
 
 
 class BlockLedger:
@@ -136,7 +151,7 @@ class BlockLedger:
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens of one node need, in all groups."""
-        return sum(-(-num_tokens // group.block_tokens) for group in self.groups)
+        return sum(group.blocks_for(num_tokens) for group in self.groups)
 
     def block_bytes(self, block: int) -> Any:
         """The bytes of a block, as the link moves them; None without memory."""
@@ -241,6 +256,7 @@ class BlockPool(BlockLedger):
 
     layout: one, or those of several groups, see `group_layouts`; then `layouts` and `groups_kv`
     have one each, over the same bytes. kv, storage: of the first.
+    states: of recurrent layers; they are the last group, in blocks of those bytes.
 
     pinned: host memory that is page-locked as its blocks come into use, so that a GPU copies from
         and to it without staging.
@@ -255,17 +271,16 @@ class BlockPool(BlockLedger):
         *,
         pinned: bool = False,
         most_bytes: int | None = None,
+        states: StateLayout | None = None,
     ) -> None:
         self.layouts = (layout,) if isinstance(layout, KVLayout) else tuple(layout)
         self.layout = layout = self.layouts[0]
-        super().__init__(
-            sum(each.bytes_per_token for each in self.layouts),
-            layout.block_tokens,
-            budget,
-            most_bytes,
-            [GroupBlocks(each.block_tokens, each.window) for each in self.layouts],
-            max(each.bytes_per_block for each in self.layouts),
-        )
+        block_bytes = max(each.bytes_per_block for each in self.layouts)
+        groups = [GroupBlocks(each.block_tokens, each.window) for each in self.layouts]
+        if states is not None:
+            groups.append(GroupBlocks.of_states(states.num_blocks(block_bytes)))
+        token_bytes = sum(each.bytes_per_token for each in self.layouts)
+        super().__init__(token_bytes, layout.block_tokens, budget, most_bytes, groups, block_bytes)
         self._pages: mmap.mmap | None = None
         self._locked: LockedBlocks | None = None
         size = self._most_blocks * self.bytes_per_block
@@ -283,6 +298,7 @@ class BlockPool(BlockLedger):
         self.by_block = by_block = flat.view(self._most_blocks, self.bytes_per_block)
         self.groups_kv = [KVBlocks.of(by_block, each) for each in self.layouts]
         self.kv = self.groups_kv[0]
+        self.states = None if states is None else StateBlocks(by_block, states)
         self.storage = self.kv.storage
         # A copier thread copies arrays, a stream tensors.
         # Merged copies must not cross from one locked piece into the next.

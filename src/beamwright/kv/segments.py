@@ -43,6 +43,8 @@ class Segment:
     together, and leased, moved and evicted each on its own.
 
     block_tokens: tokens of a block. window: how many tokens its layers see; None for all.
+    fixed: its blocks whatever its length, where they hold the state behind its last token: the last
+        group of models with recurrent layers.
     gone: forgotten, since no row's window can reach it any more; it keeps its length.
     serial: a number that grows, by which equals are ordered.
     length: tokens written so far.
@@ -74,6 +76,7 @@ class Segment:
     memory: Any = None
     block_tokens: int = 8
     window: int | None = None
+    fixed: int = 0
     gone: bool = False
     others: tuple[Segment, ...] = field(default=(), repr=False)
     first: Segment | None = field(default=None, repr=False)
@@ -88,7 +91,7 @@ class Segment:
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that so many of its tokens need."""
-        return -(-num_tokens // self.block_tokens)
+        return self.fixed * (num_tokens > 0) or -(-num_tokens // self.block_tokens)
 
     @property
     def blocks(self) -> list[int]:
@@ -201,6 +204,7 @@ def within_reach(path: Sequence[PathPart], group: int) -> Path:
 
     Parts that its first token's window does not reach are left out: which ones follows from the
     path alone, and not from how far the row has come, so its sums do not depend on when it is read.
+    Of states it is the last part's alone, its own where it has begun.
     """
     if not group and path and path[0].segment.window is None:
         return tuple(path)
@@ -211,8 +215,20 @@ def within_reach(path: Sequence[PathPart], group: int) -> Path:
         if segment.window is not None and behind + 1 >= segment.window:
             break
         parts.append(PathPart(segment, part.visible, part.own))
-        behind += 0 if part.own else part.visible
+        behind += 0 if part.own and not segment.fixed else part.visible
     return tuple(reversed(parts))
+
+
+def state_before(path: Sequence[PathPart]) -> Segment | None:
+    """Whose state a row behind a path begins with; None: it begins from zeros.
+
+    A state is of a whole segment: a path that ends inside one has none.
+    """
+    if not path:
+        return None
+    segment, visible, _ = path[-1]
+    assert visible == segment.length, f"a state inside segment {segment.name!r} is asked for"
+    return segment.every[-1]
 
 
 def segments_read(path: Sequence[PathPart]) -> list[Segment]:

@@ -13,6 +13,7 @@ from beamwright.kv.groups import GroupTails, KVReader
 from beamwright.kv.link import KVLog, Link
 from beamwright.kv.pool import BlockPool, ByteBudget, ScratchMeter
 from beamwright.kv.segments import HostTier, Segment
+from beamwright.kv.states import StateRows
 from beamwright.kv.tails import RowTails, Tail
 
 
@@ -151,9 +152,29 @@ class SegmentStore(CacheManager, KVReader):
 
     def held(self, segment: Segment, first: int, end: int) -> Any:
         """A segment's tokens [first, end), as `restore` of a tail wants them."""
-        pairs = zip(self.groups, segment.every, strict=True)
+        pairs = zip(self.groups, segment.every, strict=False)  # states are behind them
         parts = [group.gather(each, end)[:, :, first:] for group, each in pairs]
         return parts[0] if len(parts) == 1 else parts
+
+    def state_rows(
+        self,
+        begins: Sequence[Segment | None],
+        writes: Sequence[Segment | None],
+        lengths: Sequence[int] | None = None,
+        *,
+        deferred: bool = False,
+    ) -> StateRows:
+        """Rows that begin with these states (`state_before`, or their own) and write those of these
+        segments, which get their blocks here; see `StateRows`.
+
+        Raises:
+            CapacityError: if they do not fit.
+        """
+        assert self.pool.states is not None
+        self.reserve({each: max(1, each.length) for each in writes if each is not None})
+        sources = [None if each is None else each.blocks for each in begins]
+        targets = [None if each is None else each.every[-1].blocks for each in writes]
+        return StateRows(self.pool.states, sources, targets, lengths, deferred=deferred)
 
     def keys_of(self, segment: Segment, visible: int) -> torch.Tensor:
         """Keys [layers, visible, kv_heads, head_dim], wherever they are scored."""

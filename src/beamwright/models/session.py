@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from beamwright.attention.protocols import AttentionBackend
-from beamwright.kv.segments import Path, Segment, visible_path
+from beamwright.kv.segments import Path, Segment, state_before, visible_path
+from beamwright.kv.states import StateRows
 from beamwright.kv.store import SegmentStore
 from beamwright.models.decoder import Decoder, padded_rows
 
@@ -86,6 +87,7 @@ class DecodeSession:
         self._workspace: Any = None if make_workspace is None else make_workspace(store)
         self._stays = stays
         self._view: Any = None
+        self._states: StateRows | None = None
         self._rows: list[_OpenRow | None] = []
 
     @property
@@ -134,7 +136,7 @@ class DecodeSession:
                 held = self._store.held(row.segment, row.flushed, row.num_tokens)
                 self._tail.restore(place, held)
         compacts = self._view is not None and not fresh and len(index) == num_rows
-        self._rows = [*rows, *([None] * (num_rows - len(rows)))]
+        self._rows, self._states = [*rows, *([None] * (num_rows - len(rows)))], None
         if compacts:
             self._spread_view(None)
             self._view.drop_rows(spare)  # they have left: what they read may be gone
@@ -147,8 +149,15 @@ class DecodeSession:
         """Give up these rows' segments: what is decoded in them from here on is lost."""
         for row in rows:
             self._rows[row] = None
+        self.stop(rows)
         if self._view is not None:
             self._view.drop_rows(rows)
+
+    def stop(self, rows: Sequence[int]) -> None:
+        """These rows have forwarded their last token: recurrent layers keep their states as they
+        are, whatever is computed behind it."""
+        if self._states is not None and rows:
+            self._states.stop(rows)
 
     def close(self) -> None:
         """No rows are left; segments stay with their owners."""
@@ -191,6 +200,8 @@ class DecodeSession:
         self._spread_view(None)
         lengths = [row.held if row is not None else None for row in self._rows]
         self._tail.begin(lengths, max_tokens)
+        if self._store.pool.states is not None:
+            self._find_states()
         if self._workspace is not None:
             self._view.prepare(self._decoder.shape.heads)
 
@@ -198,6 +209,8 @@ class DecodeSession:
         """What `forward` returns, and nothing else: the host does not count the token."""
         hidden = self._decoder.hidden(token_ids, positions, self._view)
         self._tail.advance()
+        if self._states is not None:
+            self._states.begun()
         return hidden
 
     def forward_some(self, some: Forwarded) -> Tensor:
@@ -257,6 +270,21 @@ class DecodeSession:
         self._store.append([row.segment for _, row, _ in missing], taken, lengths)
 
     # --- inside ------------------------------------------------------------------------------
+
+    def _find_states(self) -> None:
+        """Where rows' states are; a row that has begun goes on from its own."""
+        if self._states is None:
+            own = [None if row is None else row.segment for row in self._rows]
+            begins = [
+                None
+                if row is None
+                else row.segment.every[-1]
+                if row.num_tokens
+                else state_before(row.path)
+                for row in self._rows
+            ]
+            self._states = self._store.state_rows(begins, own)
+        self._view.states = self._states
 
     def _spread_view(self, rows: Sequence[int] | None, index: Any = None) -> None:
         if rows != self._spread:

@@ -32,9 +32,11 @@ from beamwright.kv.segments import (
     Segment,
     Source,
     copies_needed,
+    state_before,
     visible_path,
     whole,
 )
+from beamwright.kv.states import StateLayout, StateRows, StateTensor
 from beamwright.kv.store import SegmentStore
 from beamwright.models.decoder import Decoder, padded_rows
 from beamwright.models.load import is_out_of_memory
@@ -129,6 +131,20 @@ def recompute_levels(lost: Sequence[Segment]) -> list[list[PrefillRequest]]:
     return [list(level) for _, level in groupby(requests, key=lambda request: len(request.path))]
 
 
+def _with_states_before(lost: Sequence[Segment]) -> list[Segment]:
+    """The same, and those whose states they begin from, up to one that is there."""
+    found = dict.fromkeys(lost)
+    for segment in lost:
+        source = segment.source
+        while source is not None and source.path:
+            before = source.path[-1].segment
+            state, source = before.every[-1], before.source
+            if not state.fixed or state.resident or state.stored:
+                break
+            found[before] = None
+    return list(found)
+
+
 def _batches(
     residency: CacheManager, requests: Sequence[PrefillRequest], offset: int, chunk_tokens: int
 ) -> Iterator[list[int]]:
@@ -191,6 +207,16 @@ def kv_layouts(decoder: Decoder) -> tuple[KVLayout, ...]:
     return group_layouts(layouts)
 
 
+def state_layout(decoder: Decoder) -> StateLayout | None:
+    """The states of a model's recurrent layers; None where it has none."""
+    parts = decoder.shape.states
+    tensors = [
+        StateTensor(p.layer, p.kind, p.size, torch.float32 if p.wide else decoder.dtype)
+        for p in parts
+    ]
+    return StateLayout(tensors) if tensors else None
+
+
 def layer_places(shape: ModelShape) -> dict[int, tuple[int, int]]:
     """By layer: the group whose KV it has, and its place there; that of its source where shared."""
     places = {
@@ -222,7 +248,7 @@ class TreeModel:
         shared: ByteBudget | None = None,
     ) -> None:
         shape = decoder.shape
-        layouts = kv_layouts(decoder)
+        layouts, states = kv_layouts(decoder), state_layout(decoder)
         self._places = layer_places(shape)
         if shape.groups or shape.shared:
             backend = GroupedAttention(backend, self._places)
@@ -233,12 +259,15 @@ class TreeModel:
             self.store = make_store(layouts[0], self.budget, decoder.device)
         else:
             most_bytes = None if shared is None else shared.total_bytes
-            pool = BlockPool(layouts, self.budget, str(decoder.device), most_bytes=most_bytes)
+            pool = BlockPool(
+                layouts, self.budget, str(decoder.device), most_bytes=most_bytes, states=states
+            )
             tier = None
             if host is not None:
                 hint = "raise --host-memory, or use --evict recompute"
                 budget = ByteBudget(host.budget_bytes, "host KV budget", hint)
-                there = BlockPool(layouts, budget, pinned=decoder.device.type == "cuda")
+                pinned = decoder.device.type == "cuda"
+                there = BlockPool(layouts, budget, pinned=pinned, states=states)
                 tier = HostTier(there, host.link, host.recompute, host.share_loads)
             copies = backend.copies_per_beam
             self.store = SegmentStore(pool, tier, copies_per_beam=copies, log=log)
@@ -289,8 +318,8 @@ class TreeModel:
         Of several groups some may not be lost, and are being read: what is computed for all of them
         is put in the place of those that are.
         """
-        levels, store = recompute_levels(lost), self.store
-        if len(store.groups) > 1:
+        levels, store = recompute_levels(_with_states_before(lost)), self.store
+        if len(store.device.groups) > 1:
             for level in levels:
                 again = [replace(request, segment=store.create()) for request in level]
                 self.prefill(again)
@@ -330,6 +359,8 @@ class TreeModel:
         write = store.writer(segments, lengths) if store.writes_layers else record
         attended = self.backend.prefill_view(store, paths, lengths)
         view = _Writing(attended, total, write, self._places)
+        if store.pool.states is not None:
+            view.states = self._states_of(requests, lengths)
         try:
             hidden = self.decoder.hidden(
                 torch.tensor(token_ids + token_ids[:1] * padding, device=device),
@@ -339,11 +370,23 @@ class TreeModel:
             )
         finally:
             view.close()
+        if view.states is not None:
+            view.states.commit()
         if store.writes_layers:
             store.extend_each(segments, lengths)
         else:
             store.append(segments, key_values, lengths)
         return list(hidden[: sum(counts)].split(counts))
+
+    def _states_of(self, requests: Sequence[PrefillRequest], lengths: Sequence[int]) -> StateRows:
+        """A state that goes on from itself is not written before the pass has come to its end."""
+        own = [r.segment for r in requests]
+        begins = [
+            s.every[-1] if s.length else state_before(r.path)
+            for s, r in zip(own, requests, strict=True)
+        ]
+        begun = any(segment.length for segment in own)
+        return self.store.state_rows(begins, own, lengths, deferred=begun)
 
     def _key_values(self, total: int) -> list[Tensor]:
         """Memory for the KV of so many tokens, of each group of layers."""
@@ -379,7 +422,10 @@ class _Writing:
     those before padding.
 
     write: takes a layer's group, its place there, as in `places`, and what it is given.
+    states: of recurrent layers.
     """
+
+    states: StateRows | None = None
 
     def __init__(
         self,

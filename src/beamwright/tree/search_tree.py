@@ -194,12 +194,18 @@ class SearchTree:
         """Held nodes that nothing sees any more, where a token sees so many.
 
         begins: the first position that may yet be computed on a leaf's path; at least its own step
-        may be, behind its parent.
+        may be, behind its parent. A node whose greedy rollout a leaf is may get other children.
         """
-        seen = set[Node]()
-        for leaf in self._live():
+        seen, live = set[Node](), self._live()
+        ends = [(leaf, begins(leaf)) for leaf in live]
+        for leaf in live:
             node: Node | None = leaf
-            first = begins(leaf)
+            while node is not None and node.greedy:
+                node = node.parent
+            if node is not None and node is not leaf:
+                ends.append((node, node.end))
+        for leaf, first in ends:
+            node = leaf
             while node is not None and first - node.end + 1 < window:
                 seen.add(node)
                 node = node.parent

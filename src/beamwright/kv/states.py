@@ -1,0 +1,231 @@
+"""States of recurrent layers in a pool's blocks: where a row's are, how they are read and written.
+
+A segment's state is a flat record of all layers' parts over `fixed` blocks of its own, as it is
+behind the segment's last token. A row that runs writes its own record in place; at its first token
+it reads that of the node before it, so siblings begin from one record and copy nothing. Knows
+blocks; no segments, no models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_ALIGNED = 16
+
+Key = tuple[int, str]
+"""A part's layer and kind ("conv", "recurrent")."""
+Blocks = Sequence[int]
+"""Of one record, in order."""
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """One tensor that a layer keeps of a row."""
+
+    layer: int
+    kind: str
+    size: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """In a record, filled up so that each part begins aligned."""
+        used = math.prod(self.size) * self.dtype.itemsize
+        return -(-used // _ALIGNED) * _ALIGNED
+
+
+class StateLayout:
+    """A record: its parts, one behind the other.
+
+    Recurrent parts are in front. They are most of it and of rounder sizes than convolutions', so
+    their heads do not straddle blocks.
+    parts, offsets: by key; bytes from the record's start. num_bytes: of a record.
+    """
+
+    def __init__(self, tensors: Sequence[StateTensor]) -> None:
+        ordered = sorted(tensors, key=lambda part: part.kind != "recurrent")
+        self.parts: dict[Key, StateTensor] = {(part.layer, part.kind): part for part in ordered}
+        *starts, self.num_bytes = accumulate((part.num_bytes for part in ordered), initial=0)
+        self.offsets: dict[Key, int] = dict(zip(self.parts, starts, strict=True))
+        self.by_layer: dict[int, list[str]] = {}
+        for layer, kind in self.parts:
+            self.by_layer.setdefault(layer, []).append(kind)
+
+    def num_blocks(self, block_bytes: int) -> int:
+        """Blocks of so many bytes that a record fills."""
+        return -(-self.num_bytes // block_bytes)
+
+
+class StateBlocks:
+    """What blocks hold of records.
+
+    A part is whole *cells*: pieces of equal bytes, as large as parts and blocks allow, so that a
+    part of any rows is one selection of cells, however it lies in their blocks.
+    """
+
+    def __init__(self, by_block: Tensor, layout: StateLayout) -> None:
+        """by_block: bytes [block, bytes] of a pool."""
+        count, block_bytes = by_block.shape
+        self.device = by_block.device
+        self.layout, self.num_blocks = layout, layout.num_blocks(block_bytes)
+        sizes = [part.num_bytes for part in layout.parts.values()]
+        cell = math.gcd(block_bytes, *layout.offsets.values(), *sizes)
+        self._per_block = block_bytes // cell
+        cells = by_block.view(count * self._per_block, cell)
+        self._cells = cells.view(torch.int64) if cell % 8 == 0 else cells
+        self._at: dict[Key, tuple[Tensor, Tensor]] = {}
+        for (key, start), size in zip(layout.offsets.items(), sizes, strict=True):
+            numbers = torch.arange(start // cell, (start + size) // cell, device=by_block.device)
+            self._at[key] = numbers // self._per_block, numbers % self._per_block
+
+    def index(self, key: Key, blocks: Tensor) -> Tensor:
+        """Where a part of rows with these blocks [rows, num_blocks] is: [rows * cells]."""
+        block, cell = self._at[key]
+        return (blocks.index_select(1, block) * self._per_block + cell).flatten()
+
+    def read(self, key: Key, index: Tensor) -> Tensor:
+        """A part of rows [rows, *size]; a copy."""
+        part = self.layout.parts[key]
+        cells = self._cells.index_select(0, index).view(-1, part.num_bytes // _width(self._cells))
+        values: Tensor = cells.view(part.dtype)[:, : math.prod(part.size)]
+        return values.view(len(values), *part.size)
+
+    def write(self, key: Key, index: Tensor, values: Tensor) -> None:
+        """Put a part of rows [rows, *size] there."""
+        part, width = self.layout.parts[key], _width(self._cells)
+        flat = values.to(part.dtype).flatten(1)
+        spare = part.num_bytes // part.dtype.itemsize - flat.shape[1]
+        flat = F.pad(flat, (0, spare)) if spare else flat.contiguous()
+        if flat.storage_offset() * part.dtype.itemsize % width:
+            flat = flat.clone()  # a view as wider numbers begins with a whole one
+        cells = flat.view(self._cells.dtype).view(len(index), self._cells.shape[1])
+        self._cells.index_copy_(0, index, cells)
+
+
+def _width(cells: Tensor) -> int:
+    return cells.dtype.itemsize
+
+
+class _Table:
+    """Blocks [rows, num_blocks] of rows, and where each part is in them, found once."""
+
+    def __init__(self, states: StateBlocks, blocks: Tensor) -> None:
+        self.blocks, self._states = blocks, states
+        self._found: dict[Key, Tensor] = {}
+
+    def at(self, key: Key) -> Tensor:
+        if key not in self._found:
+            self._found[key] = self._states.index(key, self.blocks)
+        return self._found[key]
+
+
+class StateRows:
+    """The states of rows that are computed together, pass after pass (`models.recurrent`).
+
+    lengths: tokens of each row in a pass; None: one of every row. sources, targets: blocks
+    [rows, num_blocks] that rows read, and write.
+    """
+
+    def __init__(
+        self,
+        states: StateBlocks,
+        sources: Sequence[Blocks | None],
+        targets: Sequence[Blocks | None],
+        lengths: Sequence[int] | None = None,
+        *,
+        deferred: bool = False,
+    ) -> None:
+        """sources: None of rows that begin from zeros. targets: None of rows that nobody keeps.
+
+        deferred: nothing is written before `commit`, so that a pass can be tried again.
+        """
+        self.states, self.lengths = states, lengths
+        spare = next(target for target in targets if target is not None)
+        written = [spare if target is None else target for target in targets]
+        read = [b if a is None else a for a, b in zip(sources, written, strict=True)]
+        self._read, self._own = self._table(read), self._table(written)
+        self._zeros = self._places([i for i, source in enumerate(sources) if source is None])
+        self._active = [i for i, target in enumerate(targets) if target is not None]
+        self._later: list[tuple[int, Mapping[str, Tensor]]] | None = [] if deferred else None
+        self._pick()
+
+    @property
+    def sources(self) -> Tensor:
+        return self._read.blocks
+
+    @property
+    def targets(self) -> Tensor:
+        return self._own.blocks
+
+    @property
+    def ways(self) -> Tensor:
+        """Of each row [rows], int32: 0, it is not kept; 1, it begins from zeros; 2, from its
+        source."""
+        ways = torch.zeros(len(self._own.blocks), dtype=torch.int32)
+        ways[self._active] = 2
+        if self._zeros is not None:
+            ways[self._zeros.cpu()] = ways[self._zeros.cpu()].clamp(max=1)
+        return ways.to(self.states.device)
+
+    def read(self, layer: int) -> dict[str, Tensor]:
+        """A layer's parts by kind, each [rows, *size]."""
+        found = {}
+        for kind in self.states.layout.by_layer[layer]:
+            key = layer, kind
+            found[kind] = self.states.read(key, self._read.at(key))
+            if self._zeros is not None:
+                found[kind].index_fill_(0, self._zeros, 0)
+        return found
+
+    def write(self, layer: int, values: Mapping[str, Tensor]) -> None:
+        """Keep a layer's parts, as `read` gives them, of rows that are kept."""
+        if self._later is not None:
+            self._later.append((layer, values))
+            return
+        for kind, value in values.items():
+            kept = value if self._picked is None else value.index_select(0, self._picked)
+            self.states.write((layer, kind), self._written.at((layer, kind)), kept)
+
+    def commit(self) -> None:
+        """The pass is over: write what was put off."""
+        later, self._later = self._later, None
+        for layer, values in later or ():
+            self.write(layer, values)
+
+    def begun(self) -> None:
+        """A pass is over: from here on rows read what they have written."""
+        self._read, self._zeros = self._own, None
+
+    def stop(self, rows: Sequence[int]) -> None:
+        """Nothing that is computed of these rows from here on is kept."""
+        gone = set(rows)
+        if not gone.isdisjoint(self._active):
+            self._active = [row for row in self._active if row not in gone]
+            self._pick()
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _pick(self) -> None:
+        """What is written, of the rows that are kept."""
+        self._picked, self._written = None, self._own
+        if len(self._active) < len(self._own.blocks):
+            self._picked = torch.tensor(self._active, dtype=torch.long, device=self.states.device)
+            blocks = self._own.blocks.index_select(0, self._picked)
+            self._written = _Table(self.states, blocks)
+
+    def _table(self, rows: Sequence[Blocks]) -> _Table:
+        if any(len(blocks) < self.states.num_blocks for blocks in rows):
+            raise AssertionError("a state is read, or written, that is not on the device")
+        blocks = torch.from_numpy(np.array(rows, dtype=np.int64))
+        return _Table(self.states, blocks.to(self.states.device))
+
+    def _places(self, rows: Sequence[int]) -> Tensor | None:
+        return torch.tensor(rows, device=self.states.device) if rows else None

@@ -1,0 +1,184 @@
+"""States in a pool's blocks: parts anywhere in a record, rows that stop, what keeps them whole."""
+
+import pytest
+import torch
+
+from beamwright.kv.link import StreamLink
+from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
+from beamwright.kv.segments import HostTier, PathPart, segments_read, state_before, within_reach
+from beamwright.kv.states import StateBlocks, StateLayout, StateTensor
+from beamwright.kv.store import SegmentStore
+from beamwright.kv.streams import HostStreams
+
+LAYOUT = KVLayout(num_layers=2, num_kv_heads=3, head_dim=5, dtype=torch.float32, block_tokens=4)
+TENSORS = (
+    StateTensor(1, "conv", (7, 3), torch.bfloat16),
+    StateTensor(1, "recurrent", (5, 6, 4), torch.float32),
+    StateTensor(3, "conv", (5,), torch.float32),
+    StateTensor(3, "recurrent", (12, 12), torch.float32),
+)
+
+
+def new_pool(num_blocks=64):
+    budget = ByteBudget(num_blocks * LAYOUT.bytes_per_block)
+    return BlockPool(LAYOUT, budget, states=StateLayout(TENSORS))
+
+
+@pytest.fixture
+def store():
+    link = StreamLink(HostStreams())
+    yield SegmentStore(new_pool(), HostTier(new_pool(), link))
+    link.close()
+
+
+def drawn(num_rows, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        (part.layer, part.kind): torch.randn(num_rows, *part.size, generator=generator).to(
+            part.dtype
+        )
+        for part in TENSORS
+    }
+
+
+def write(rows, values):
+    for layer in (1, 3):
+        rows.write(layer, {kind: values[layer, kind] for kind in ("conv", "recurrent")})
+
+
+def read(rows):
+    return {(layer, kind): v for layer in (1, 3) for kind, v in rows.read(layer).items()}
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    for key, values in expected.items():
+        assert torch.equal(found[key], values)
+        assert found[key].dtype == values.dtype
+
+
+def grown(store, num_tokens, seed=0):
+    """A segment with so many tokens of KV and a state; returns it and that state."""
+    segment, values = store.create(str(seed)), drawn(1, seed)
+    size = (num_tokens, 2, 2, 3, 5)
+    rows = store.state_rows([None], [segment])
+    write(rows, values)
+    store.append([segment], [torch.zeros(size)])
+    return segment, values
+
+
+@pytest.mark.parametrize("block_bytes", [16, 48, 256, 960, 1 << 14])
+def test_a_part_is_found_however_it_lies_in_blocks(block_bytes):
+    layout = StateLayout(TENSORS)
+    count = layout.num_blocks(block_bytes)
+    storage = torch.zeros(5 * count, block_bytes, dtype=torch.uint8)
+    states, order = StateBlocks(storage, layout), torch.randperm(5 * count)
+    tables = order[: 3 * count].view(3, count)
+    values = drawn(3, 1)
+    for key, value in values.items():
+        states.write(key, states.index(key, tables), value)
+    for key, value in values.items():
+        assert torch.equal(states.read(key, states.index(key, tables)), value)
+    untouched = storage[order[3 * count :]]
+    assert not untouched.any()
+
+
+def test_recurrent_parts_are_in_front():
+    layout = StateLayout(TENSORS)
+    assert list(layout.offsets.values()) == [0, 480, 1056, 1104]
+    assert [kind for _, kind in layout.parts] == ["recurrent", "recurrent", "conv", "conv"]
+    assert layout.num_bytes == 1136
+
+
+def test_a_state_has_its_blocks_at_once_and_for_good(store):
+    fixed = store.pool.groups[-1].fixed
+    assert fixed == -(-1136 // store.pool.bytes_per_block) == 2
+    segment = store.create()
+    for num_tokens, kv_blocks in ((0, 0), (1, 1), (4, 1), (5, 2), (9, 3)):
+        expected = kv_blocks + fixed * (num_tokens > 0)
+        assert store.pool.blocks_for(num_tokens) == expected
+        assert sum(each.blocks_for(num_tokens) for each in segment.every) == expected
+    grown(store, 9)
+    store.check()
+    assert store.held_bytes == store.pool.budget.used_bytes == 5 * store.pool.bytes_per_block
+
+
+def test_rows_read_one_state_and_write_another(store):
+    parent, before = grown(store, 5)
+    children = [store.create() for _ in range(3)]
+    rows = store.state_rows([parent.every[-1], None, parent.every[-1]], children)
+    zeros = {key: torch.zeros_like(values) for key, values in before.items()}
+    expected = {key: torch.cat([before[key], zeros[key], before[key]]) for key in before}
+    assert_equal(read(rows), expected)
+    first = drawn(3, 7)
+    write(rows, first)
+    assert_equal(read(rows), expected)  # nobody reads his own before the pass is over
+    rows.begun()
+    assert_equal(read(rows), first)
+    rows.stop([1])
+    assert rows.ways.tolist() == [2, 0, 2]
+    second = drawn(3, 8)
+    write(rows, second)
+    kept = {
+        key: torch.stack([values[0], first[key][1], values[2]]) for key, values in second.items()
+    }
+    assert_equal(read(rows), kept)
+    assert_equal(read(store.state_rows([parent.every[-1]], [parent])), before)
+    rows.stop([0, 1, 2])
+    write(rows, first)
+    assert_equal(read(rows), kept)
+
+
+def test_a_pass_that_is_tried_again_has_changed_nothing(store):
+    segment, before = grown(store, 5)
+    rows = store.state_rows([segment.every[-1]], [segment], [2], deferred=True)
+    write(rows, drawn(1, 3))
+    assert_equal(read(store.state_rows([segment.every[-1]], [segment])), before)
+    rows.commit()
+    assert_equal(read(store.state_rows([segment.every[-1]], [segment])), drawn(1, 3))
+
+
+def test_states_leave_the_device_and_come_back(store):
+    found = [grown(store, 3 + seed, seed) for seed in range(5)]
+    store.evict_all()
+    store.check()
+    assert not any(segment.every[-1].copies for segment, _ in found)
+    target = store.create()
+    with pytest.raises(AssertionError, match="not on the device"):
+        store.state_rows([found[0][0].every[-1]], [target])
+    for segment, values in found:
+        with store.lease({segment.every[-1]: 1}):
+            assert_equal(read(store.state_rows([segment.every[-1]], [target])), values)
+            assert not segment.copies
+    for segment in (target, *[segment for segment, _ in found]):
+        store.free(segment)
+    store.check()
+    assert (store.num_segments, store.pool.budget.used_bytes) == (0, 0)
+
+
+def test_a_running_row_is_not_written_back_before_its_step_is_complete(store):
+    segment, _ = grown(store, 9)
+    store.write_back([segment], sealed=False)
+    assert (segment.host_length, segment.every[-1].host_length) == (8, 0)
+    store.write_back([segment])
+    assert (segment.host_length, segment.every[-1].host_length) == (9, 9)
+
+
+def test_who_is_read_behind_a_path(store):
+    path = tuple(PathPart(grown(store, n, n)[0], n) for n in (3, 4, 5))
+    kv, state = [p.segment for p in path], [p.segment.every[-1] for p in path]
+    assert segments_read(path) == [*kv, state[-1]]
+    own = (*path[:2], PathPart(kv[-1], 5, own=True))
+    assert [part.segment for part in within_reach(own, 1)] == [state[-1]]
+    assert state_before(path) is state[-1]
+    assert state_before(()) is None
+    with pytest.raises(AssertionError, match="inside"):
+        state_before((PathPart(kv[0], 2),))
+
+
+def test_a_state_that_nobody_needs_goes_alone(store):
+    segment, _ = grown(store, 9)
+    store.forget(segment, 2)
+    kv, state = segment.every
+    assert (len(kv.copies), state.copies, state.gone) == (1, [], True)
+    store.check()
