@@ -6,7 +6,7 @@ import torch
 from beamwright.kv.link import StreamLink
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.kv.segments import HostTier, PathPart, segments_read, state_before, within_reach
-from beamwright.kv.states import StateBlocks, StateLayout, StateTensor
+from beamwright.kv.states import StateCells, StateLayout, StateTensor
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.streams import HostStreams
 
@@ -72,7 +72,7 @@ def test_a_part_is_found_however_it_lies_in_blocks(block_bytes):
     layout = StateLayout(TENSORS)
     count = layout.num_blocks(block_bytes)
     storage = torch.zeros(5 * count, block_bytes, dtype=torch.uint8)
-    states, order = StateBlocks(storage, layout), torch.randperm(5 * count)
+    states, order = StateCells(storage, layout), torch.randperm(5 * count)
     tables = order[: 3 * count].view(3, count)
     values = drawn(3, 1)
     for key, value in values.items():

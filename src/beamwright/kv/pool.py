@@ -22,7 +22,7 @@ import torch
 
 from beamwright.errors import DEVICE_TIER, CapacityError, DeviceMemoryError, format_bytes
 from beamwright.kv.codes import decoded, encoded
-from beamwright.kv.states import StateBlocks, StateLayout
+from beamwright.kv.states import StateCells, StateLayout
 from beamwright.plan.costs import group_blocks
 from beamwright.sections import KVDtype
 
@@ -298,7 +298,7 @@ class BlockPool(BlockLedger):
         self.by_block = by_block = flat.view(self._most_blocks, self.bytes_per_block)
         self.groups_kv = [KVBlocks.of(by_block, each) for each in self.layouts]
         self.kv = self.groups_kv[0]
-        self.states = None if states is None else StateBlocks(by_block, states)
+        self.states = None if states is None else StateCells(by_block, states)
         self.storage = self.kv.storage
         # A copier thread copies arrays, a stream tensors.
         # Merged copies must not cross from one locked piece into the next.

@@ -64,7 +64,7 @@ class StateLayout:
         return -(-self.num_bytes // block_bytes)
 
 
-class StateBlocks:
+class StateCells:
     """What blocks hold of records.
 
     A part is whole *cells*: pieces of equal bytes, as large as parts and blocks allow, so that a
@@ -117,7 +117,7 @@ def _width(cells: Tensor) -> int:
 class _Table:
     """Blocks [rows, num_blocks] of rows, and where each part is in them, found once."""
 
-    def __init__(self, states: StateBlocks, blocks: Tensor) -> None:
+    def __init__(self, states: StateCells, blocks: Tensor) -> None:
         self.blocks, self._states = blocks, states
         self._found: dict[Key, Tensor] = {}
 
@@ -136,7 +136,7 @@ class StateRows:
 
     def __init__(
         self,
-        states: StateBlocks,
+        states: StateCells,
         sources: Sequence[Blocks | None],
         targets: Sequence[Blocks | None],
         lengths: Sequence[int] | None = None,
