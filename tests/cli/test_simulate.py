@@ -213,3 +213,17 @@ def test_the_bar_is_for_terminals_and_on_standard_error(cli, monkeypatch):
     shown = cli(*words)
     assert "in-gpu/tree" in shown.err
     assert shown.json == silent.json
+
+
+def test_the_command_leaves_out_what_knows_no_states(cli):
+    asked = ["simulate", "--model", "qwen3.5-9b", "--weights=int4", "--n=16", "--generate=64"]
+    asked += ["--gpu", "rtx-3060", "--kv-memory", "600MiB"]
+    report = cli(*asked, "--json").json
+    assert [*report["schedules"]] == ["in-gpu/tree", "locality/tree"]
+    assert report["schedules"]["in-gpu/tree"] is None
+    assert report["schedules"]["locality/tree"]["h2d_state_bytes"] > 0
+    assert report["state_bytes"] == 49.5 * 2**20
+    for more in (["--schedules", "layerwise"], ["--engines", "vllm"], ["--ablation"]):
+        outcome = cli(*asked, *more)
+        assert outcome.code == 2
+        assert "recurrent layers" in outcome.complaint

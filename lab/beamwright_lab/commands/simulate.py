@@ -25,6 +25,7 @@ from beamwright.cli.machine import (
 )
 from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import print_json, quiet_stdout
+from beamwright.config import Settings
 from beamwright.counters import Progress
 from beamwright.declare import declared_values
 from beamwright.errors import CapacityError, InputError
@@ -229,6 +230,8 @@ def _report(
     settings = invocation.settings
     models = read_models(settings, machine)
     generator, verifier = models.generator, models.verifier
+    if generator.costs.state_bytes:
+        compared = _with_states(compared, settings)
     if case.longest > generator.sizes.shape.context:
         raise InputError(
             f"paths of {case.longest} tokens exceed the context of {generator.name}, "
@@ -293,6 +296,7 @@ def _report(
         "max_batch": settings.schedule.max_batch,
         "schedule_options": dict(settings.schedule.model_extra or {}),
         "kv_bytes_per_token": generator.costs.kv_bytes_per_token,
+        "state_bytes": generator.costs.state_bytes,
         "split": split,
         "kv_budget_bytes": plan.generator_kv_bytes,
         "verifier_kv_budget_bytes": None if verifier is None else plan.verifier_kv_bytes,
@@ -302,6 +306,26 @@ def _report(
         "engines": engines or None,
         "engines_left_out": left_out,
     }
+
+
+def _with_states(compared: _Compared, settings: Settings) -> _Compared:
+    """What knows states of recurrent layers; usually all that is asked for and does."""
+    if compared.ablation or compared.engines or settings.sparse != SparseSettings():
+        raise InputError(
+            f"--ablation, --engines, --sparse: {settings.model.model} has recurrent layers, which "
+            "they do not know"
+        )
+    rows = {
+        name: row
+        for name, row in compared.rows.items()
+        if row.layout is Layout.TREE and not schedule_row(row.settings).streams_layers
+    }
+    if not rows:
+        raise InputError(
+            f"--schedules: {settings.model.model} has recurrent layers, whose states "
+            f"{', '.join(compared.rows)} do not know"
+        )
+    return replace(compared, rows=rows, engines=())
 
 
 def _simulate(

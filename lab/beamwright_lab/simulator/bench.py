@@ -25,7 +25,7 @@ from beamwright.engine.speculation import Payoff
 from beamwright.engine.timeline import Accounting, Timeline
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import CapacityError
-from beamwright.kv.pool import BlockLedger, ByteBudget
+from beamwright.kv.pool import BlockLedger, ByteBudget, GroupBlocks
 from beamwright.kv.segments import HostTier
 from beamwright.models.tree_model import PrefillRequest, remember
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
@@ -291,11 +291,11 @@ class Bench:
         clock: VirtualClock | None = None,
     ) -> SimulatedResidency:
         """The KV of one model, whose steps are longer than the scripts' by `extra_tokens`."""
-        bytes_per_token, host = model.kv_bytes_per_token, None
+        host = None
         if not schedule_row(self.case.schedule).resident:
-            host = self._host_tier(bytes_per_token, extra_tokens)
+            host = self._host_tier(model, extra_tokens)
         return SimulatedResidency(
-            BlockLedger(bytes_per_token, BLOCK_TOKENS, budget, self._most_bytes()),
+            _ledger(model, budget, self._most_bytes()),
             host,
             clock or self.clock,
             costs,
@@ -303,19 +303,18 @@ class Bench:
             log=log,
         )
 
-    def _host_tier(self, bytes_per_token: int, extra_tokens: int) -> HostTier:
-        case = self.case
+    def _host_tier(self, model: ModelCosts, extra_tokens: int) -> HostTier:
+        case, bytes_per_token = self.case, model.kv_bytes_per_token
         if case.host_bytes is None:
-            blocks = sum(each.host_blocks(BLOCK_TOKENS, extra_tokens) for each in self.scripts)
+            state = state_blocks(model)
+            blocks = sum(s.host_blocks(BLOCK_TOKENS, extra_tokens, state) for s in self.scripts)
             num_bytes = blocks * BLOCK_TOKENS * bytes_per_token
         else:  # shared by KV bytes per token, as the device's
             verifier = 0 if case.verifier is None else case.verifier.model.kv_bytes_per_token
             total = case.model.kv_bytes_per_token + verifier
             num_bytes = case.host_bytes * bytes_per_token // total
         hint = "raise --host-memory, or use --evict recompute"
-        ledger = BlockLedger(
-            bytes_per_token, BLOCK_TOKENS, ByteBudget(num_bytes, "host KV budget", hint)
-        )
+        ledger = _ledger(model, ByteBudget(num_bytes, "host KV budget", hint))
         schedule = case.schedule
         recompute = schedule.evict == "recompute"
         return TIERS[case.victims](ledger, self.link, recompute, schedule.inter_beam)
@@ -350,6 +349,19 @@ class Bench:
         stall_s = 0.0 if self.layerwise is None else self.layerwise.stall_s
         held = (self.residency, *self.scorers)
         return stall_s + sum(each.counts.transfer_wait_s for each in held if each is not None)
+
+
+def state_blocks(model: ModelCosts) -> int:
+    """Blocks of a row's state."""
+    return -(-model.state_bytes // (BLOCK_TOKENS * model.kv_bytes_per_token))
+
+
+def _ledger(model: ModelCosts, budget: ByteBudget, most_bytes: int | None = None) -> BlockLedger:
+    """A model's blocks: KV's, and behind it those of states."""
+    groups, fixed = [GroupBlocks(BLOCK_TOKENS)], state_blocks(model)
+    if fixed:
+        groups.append(GroupBlocks.of_states(fixed))
+    return BlockLedger(model.kv_bytes_per_token, BLOCK_TOKENS, budget, most_bytes, groups)
 
 
 def _last(scores: Sequence[float | None]) -> float | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from beamwright.plan.costs import Layout, ModelCosts, Roofline
+from beamwright.plan.costs import CHUNK_TOKENS, Layout, ModelCosts, Roofline
 from beamwright.plan.machines import HardwareProfile
 from beamwright.protocols import Direction
 
@@ -100,11 +100,12 @@ class RooflineCosts:
     ) -> Work:
         reads = [read_tokens + i * grow for i in range(count)]
         sees = [seen_tokens + i * grow for i in range(count)]
-        return self._passes(num_rows, reads, sees, self.layout)
+        return self._passes(num_rows, reads, sees, self.layout, grow)
 
     def prefill(self, num_tokens: int, read_tokens: int, seen_tokens: int) -> Work:
-        """Shared parts are read once whatever the layout."""
-        return self._passes(num_tokens, [read_tokens], [seen_tokens], Layout.TREE)
+        """Shared parts are read once whatever the layout, a state for each chunk of a row."""
+        chunks = -(-num_tokens // CHUNK_TOKENS)
+        return self._passes(num_tokens, [read_tokens], [seen_tokens], Layout.TREE, chunks)
 
     def copy(self, num_bytes: int) -> float:
         """Every byte is read and written."""
@@ -115,13 +116,18 @@ class RooflineCosts:
         return self.roofline.transfer(num_bytes, num_pieces, direction)
 
     def _passes(
-        self, num_rows: int, reads: Sequence[int], sees: Sequence[int], layout: Layout
+        self,
+        num_rows: int,
+        reads: Sequence[int],
+        sees: Sequence[int],
+        layout: Layout,
+        num_states: int,
     ) -> Work:
         """Forward passes one after the other, of these numbers of tokens read and seen."""
         seconds = memory_s = compute_s = 0.0
         for read_tokens, seen_tokens in zip(reads, sees, strict=True):
             memory, compute, launch = self.roofline.parts(
-                num_rows, read_tokens, seen_tokens, layout
+                num_rows, read_tokens, seen_tokens, layout, num_states
             )
             seconds += max(memory, compute) + launch
             memory_s, compute_s = memory_s + memory, compute_s + compute

@@ -17,6 +17,8 @@ from beamwright.kv.streams import Piece
 from beamwright.protocols import Direction
 from beamwright_lab.simulator.clock import VirtualClock
 
+STATE = "state"
+"""The kind of a transfer of a recurrent layer's state."""
 TransferSeconds = Callable[[int, int, Direction], float]
 """Seconds of a transfer of so many bytes in so many pieces."""
 
@@ -24,7 +26,7 @@ TransferSeconds = Callable[[int, int, Direction], float]
 class VirtualLink:
     """A `Link` whose transfers take virtual time.
 
-    seconds: what a transfer takes.
+    seconds: what a transfer takes. state_bytes: of `bytes_moved`, those of states.
     """
 
     strided = True
@@ -37,6 +39,7 @@ class VirtualLink:
         timeline: KVLog | None = None,
     ) -> None:
         self.bytes_moved: Counter[Direction] = Counter()
+        self.state_bytes: Counter[Direction] = Counter()
         self.busy_s: dict[Direction, float] = dict.fromkeys(Direction, 0.0)
         self.timeline = timeline
         self._clock, self._seconds = clock, seconds
@@ -149,6 +152,8 @@ class _Lane:
     def _end(self, queued: _Queued, start_s: float, took_s: float, num_bytes: int) -> None:
         self._free_s = start_s + took_s
         self._link.bytes_moved[self._direction] += num_bytes
+        if queued.transfer.kind == STATE:
+            self._link.state_bytes[self._direction] += num_bytes
         self._link.busy_s[self._direction] += took_s
         if self._link.timeline is not None and num_bytes:
             kind, track = queued.transfer.kind, str(self._direction)

@@ -6,6 +6,7 @@ others.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -90,8 +91,8 @@ class Script:
         """A tree with only its prompt; token ids are all 0."""
         return SearchTree(self.problem_id, (0,) * self.prompt_tokens, "")
 
-    def lives(self, block_tokens: int) -> list[Life]:
-        """When the KV of every node is needed; a round is a level of the tree."""
+    def lives(self, block_tokens: int, state_blocks: int = 0) -> list[Life]:
+        """When the KV and the state of every node is needed; a round is a level of the tree."""
         last: dict[tuple[int, ...], int] = {(): 0}
         for lineage in sorted(self._steps, key=len, reverse=True):
             last[lineage] = max(last.get(lineage, 0), len(lineage))
@@ -103,13 +104,22 @@ class Script:
             # The last token's KV could wait for an extension; an ended path's is not kept.
             kept = 0 if step.stop.ends_path else -(-(step.tokens - 1) // block_tokens)
             lives.append(Life(len(lineage), last[lineage], kept))
+        if state_blocks:
+            kept_by = [at for at, step in self._steps.items() if not step.stop.ends_path]
+            for lineage in ((), *kept_by):  # children begin from it in the round behind its own
+                born = len(lineage)
+                lives.append(Life(born, min(last[lineage], born + 1), state_blocks, is_state=True))
         return lives
 
-    def host_blocks(self, block_tokens: int, extra_tokens: int = 0) -> int:
+    def num_begun(self) -> Counter[int]:
+        """Of each level, nodes that have children."""
+        return Counter(map(len, self._children))
+
+    def host_blocks(self, block_tokens: int, extra_tokens: int = 0, state_blocks: int = 0) -> int:
         """Blocks that hold every node, were none ever freed; steps longer by `extra_tokens`."""
         steps = (step.tokens + extra_tokens for step in self._steps.values())
         lengths = [self.prompt_tokens, *steps]
-        return sum(-(-tokens // block_tokens) for tokens in lengths)
+        return sum(-(-tokens // block_tokens) + state_blocks for tokens in lengths)
 
 
 class Scripts:

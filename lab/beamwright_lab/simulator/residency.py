@@ -22,6 +22,7 @@ from beamwright.models.tree_model import (
 from beamwright.solver.solution import CacheStats
 from beamwright_lab.simulator.clock import VirtualClock
 from beamwright_lab.simulator.costs import DeviceCosts
+from beamwright_lab.simulator.link import STATE
 from beamwright_lab.simulator.victims import LeastRecent
 
 
@@ -52,6 +53,16 @@ class SimulatedResidency(CacheManager):
             held = (segment for segment in self._present.values() if segment.pins)
             self.host.touch([*needs, *held], self._tick)
 
+    def _load(self, segment: Segment, blocks: list[int], kind: str) -> None:
+        super()._load(segment, blocks, kind)
+        _name_states(segment)
+
+    def _store(self, segments: Iterable[Segment], *, sealed: bool = True) -> None:
+        storing = list(segments)
+        super()._store(storing, sealed=sealed)
+        for segment in storing:
+            _name_states(segment)
+
     def copy_on_device(self, source: Sequence[int], destination: Sequence[int]) -> None:
         del destination
         self._clock.advance(self._costs.copy(len(source) * self.device.bytes_per_block))
@@ -66,6 +77,12 @@ class SimulatedResidency(CacheManager):
         self.reserve({segment: segment.length + length for segment, length in pairs})
         for segment, length in pairs:
             self.extend(segment, length)
+
+
+def _name_states(segment: Segment) -> None:
+    """Of what crosses the link, say that it is a state."""
+    if segment.fixed and segment.transfers:
+        segment.transfers[-1].kind = STATE
 
 
 def cache_of(stores: Sequence[SimulatedResidency]) -> CacheStats | None:
@@ -101,9 +118,8 @@ class SimulatedPrefill:
         for request, length in zip(requests, lengths, strict=True):
             before = sum(part.visible for part in request.path) + request.segment.length
             seen += length * before + length * (length + 1) // 2
-        read = (
-            sum(segment.length for segment in prefill_needs(self._residency, requests)) + num_tokens
-        )
+        needs = prefill_needs(self._residency, requests)
+        read = num_tokens + sum(segment.length for segment in needs if not segment.fixed)
         self._clock.run(self._costs.prefill(num_tokens, read, seen))
         self._residency.append([request.segment for request in requests], lengths)
 

@@ -12,7 +12,7 @@ from beamwright.errors import CapacityError
 from beamwright.plan.workload import BLOCK_TOKENS, dm_lower_bound_bytes
 from beamwright.protocols import Direction
 from beamwright.solver.solution import CacheStats
-from beamwright_lab.simulator.bench import Bench, Simulation, seconds_of
+from beamwright_lab.simulator.bench import Bench, Simulation, seconds_of, state_blocks
 from beamwright_lab.simulator.clock import VirtualClock
 from beamwright_lab.simulator.residency import cache_of
 from beamwright_lab.simulator.scripted_rows import Moments
@@ -29,6 +29,7 @@ class SimulationResult:
     load_bound_bytes, store_bound_bytes: the same both ways, in blocks and with a beam's growth, for
         one who knows the whole tree; blind_store_bound_bytes: for one who keeps candidates until
         they are scored (`cost.clairvoyant`; they do not hold for layer-wise).
+    h2d_state_bytes, d2h_state_bytes: of recurrent layers' states, of all that crossed.
     cancelled: transfers that pruning made needless.
     speculated_tokens, kept_tokens: decoded ahead of selection, and those of them that it opened.
     goodput_tok_s: FlashTTS's precise goodput: mean tokens of a finished path over the mean seconds
@@ -65,6 +66,8 @@ class SimulationResult:
     both_s: float = 0.0
     generator_cache: CacheStats | None = None
     verifier_cache: CacheStats | None = None
+    h2d_state_bytes: int = 0
+    d2h_state_bytes: int = 0
 
 
 def simulate(
@@ -103,12 +106,16 @@ def _result(bench: Bench, run: TreeRun) -> SimulationResult:
     host = residency.host if residency is not None else None
     block_bytes = BLOCK_TOKENS * bench.case.model.kv_bytes_per_token
     (script,) = bench.scripts
-    lives = script.lives(BLOCK_TOKENS)
+    lives = script.lives(BLOCK_TOKENS, state_blocks(bench.case.model))
     bound = traffic_bound(lives, most_bytes // block_bytes)
     usage: Counter[str] = Counter()
     for node in run.tree.nodes():
         usage.update(node.usage)
-    needed = (tokens * bench.case.model.kv_bytes_per_token for tokens in run.round_tokens)
+    model, begun = bench.case.model, script.num_begun()
+    needed = (
+        tokens * model.kv_bytes_per_token + begun[level] * model.state_bytes
+        for level, tokens in enumerate(run.round_tokens)
+    )
     return SimulationResult(
         time_s=spent.time_s,
         decode_s=spent.decode_s,
@@ -135,4 +142,6 @@ def _result(bench: Bench, run: TreeRun) -> SimulationResult:
         goodput_tok_s=run.goodput_tok_s(run.tree.finished()) or 0.0,
         generator_cache=cache_of([] if residency is None else [residency]),
         verifier_cache=cache_of(bench.scorers),
+        h2d_state_bytes=bench.link.state_bytes[Direction.H2D],
+        d2h_state_bytes=bench.link.state_bytes[Direction.D2H],
     )

@@ -82,8 +82,7 @@ class ScriptedRows:
         self._residency.append([row.segment for row in missing], list(missing.values()))
         if self._moments is not None:
             used = dict.fromkeys(segment for row in tokens for segment in row.needs())
-            size = self._residency.device.blocks_for
-            self._moments.append({each: size(each.length) for each in used if each.length})
+            self._moments.append({s: s.blocks_for(s.length) for s in used if s.length})
 
     def text(self, row: Row) -> str:
         """A script has none."""
@@ -115,7 +114,8 @@ class ScriptedRows:
             for row in rows:
                 shared.update(dict.fromkeys(row.needs()))
             own = {row.segment for row in rows}
-            self._read = sum(segment.length for segment in shared if segment not in own)
+            kv = (segment for segment in shared if segment not in own and not segment.fixed)
+            self._read = sum(segment.length for segment in kv)
 
     def _open(self) -> None:
         own = sum(row.forwarded for row in self._batch)

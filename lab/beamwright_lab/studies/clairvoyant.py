@@ -1,10 +1,11 @@
 """What must cross the link, whoever schedules: bounds for those who know the whole tree beforehand.
 
 Counts blocks; knows lives and a capacity, no schedule. The rules that all of it rests on: a step is
-complete while its whole path and its own KV are on the device; what is read again was kept there or
-comes over the link; what is on the host was sent there once. The device may run one beam at a time
-in any order and take blocks in and out singly, so the bounds hold for every schedule that keeps
-paths whole (layer-wise ones do not) and does not compute KV again.
+complete while its whole path and its own KV are on the device, and begins beside its parent's state
+and its own, where layers keep one; what is read again was kept there or comes over the link; what
+is on the host was sent there once. The device may run one beam at a time in any order and take
+blocks in and out singly, so the bounds hold for every schedule that keeps paths whole (layer-wise
+ones do not) and does not compute KV again.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ class Life:
 
     born: the round in which its step is decoded; 0 for a prompt. last: the last round whose beams
     read it; `born` if none does. blocks: when its step is complete (children may add one more).
+    is_state: it is read where steps begin.
     """
 
     born: int
     last: int
     blocks: int
+    is_state: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,15 +48,17 @@ def traffic_bound(lives: Sequence[Life], capacity: int) -> TrafficBound:
     """The bounds of a search whose nodes live like this, on a device of so many blocks.
 
     Loads: of a round's `needed` blocks, the device holds at most `capacity` less one beam's step
-    when the first step is complete; the others are loaded later in the round. Stores: between two
+    when the first step is complete, less one state when it begins where there are states; the
+    others are loaded later in the round. Stores: between two
     rounds the host holds what does not fit, and serves longest with what lives longest.
     """
     needed: Counter[int] = Counter()
     least_growth: dict[int, int] = {}
+    has_states = any(life.is_state for life in lives)
     for life in lives:
         for number in range(life.born + 1, life.last + 1):
             needed[number] += life.blocks
-        if life.born:
+        if life.born and life.is_state == has_states:
             least = least_growth.get(life.born, life.blocks)
             least_growth[life.born] = min(least, life.blocks)
     loads = sum(
