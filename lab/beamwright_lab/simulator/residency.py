@@ -17,6 +17,7 @@ from beamwright.models.tree_model import (
     PrefillRequest,
     prefill_in_batches,
     prefill_needs,
+    recompute,
     recompute_levels,
 )
 from beamwright.solver.solution import CacheStats
@@ -125,5 +126,7 @@ class SimulatedPrefill:
 
     def _recompute(self, lost: Sequence[Segment]) -> None:
         """Compute the KV of evicted segments again, level by level."""
+        if len(self._residency.device.groups) > 1:
+            return recompute(self._residency, lost, self.run)
         for level in recompute_levels(lost):
             self.run(level)

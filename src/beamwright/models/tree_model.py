@@ -119,7 +119,8 @@ def remember(request: PrefillRequest, token_ids: Sequence[int]) -> None:
 
 
 def recompute_levels(lost: Sequence[Segment]) -> list[list[PrefillRequest]]:
-    """Requests that compute the KV of evicted segments again, level by level."""
+    """Requests that compute evicted KV, and states that it begins from, again, level by level."""
+    lost = _with_states_before(lost)
     requests = [
         PrefillRequest(source.path, segment, source.token_ids, source.start, read=(), again=True)
         for segment in lost
@@ -143,6 +144,16 @@ def _with_states_before(lost: Sequence[Segment]) -> list[Segment]:
                 break
             found[before] = None
     return list(found)
+
+
+def recompute(store: CacheManager, lost: Sequence[Segment], run: Callable[..., object]) -> None:
+    """The same of groups of layers, of which those that are not lost are being read: what is
+    computed for all is put in the place of those that are."""
+    for level in recompute_levels(lost):
+        again = [replace(request, segment=store.create()) for request in level]
+        run(again)
+        for request, twin in zip(level, again, strict=True):
+            store.take_over(request.segment, twin.segment)
 
 
 def _batches(
@@ -313,19 +324,10 @@ class TreeModel:
         return [torch.cat(states) if len(states) > 1 else states[0] for states in found]
 
     def _recompute(self, lost: Sequence[Segment]) -> None:
-        """Compute the KV of evicted segments again, level by level.
-
-        Of several groups some may not be lost, and are being read: what is computed for all of them
-        is put in the place of those that are.
-        """
-        levels, store = recompute_levels(_with_states_before(lost)), self.store
-        if len(store.device.groups) > 1:
-            for level in levels:
-                again = [replace(request, segment=store.create()) for request in level]
-                self.prefill(again)
-                for request, twin in zip(level, again, strict=True):
-                    store.take_over(request.segment, twin.segment)
-            return
+        """Compute the KV of evicted segments again, level by level."""
+        if len(self.store.device.groups) > 1:
+            return recompute(self.store, lost, self.prefill)
+        levels = recompute_levels(lost)
         for segment in lost:
             segment.source = None
         for level in levels:

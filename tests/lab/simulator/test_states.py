@@ -75,3 +75,10 @@ def test_a_state_is_needed_where_steps_begin():
 def test_a_path_that_does_not_fit_with_its_state_says_so():
     with pytest.raises(CapacityError):
         simulate(case_of(2 * STATE_BYTES))
+
+
+def test_states_are_computed_again_from_those_before_them():
+    found = simulate(case_of(GIB // 2, evict="recompute"))
+    assert found.recomputed_tokens > 0
+    assert found.h2d_bytes == found.d2h_bytes == 0
+    assert found.device_peak_bytes <= GIB // 2
