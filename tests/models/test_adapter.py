@@ -243,8 +243,9 @@ def test_a_checkpoint_that_does_not_fit_is_named(write, tmp_path, change, compla
 @pytest.mark.parametrize(
     ("kind", "options", "complaint"),
     [
-        ("mamba", {}, "'mamba' is not supported: layers of the kind linear_attention"),
-        ("qwen3_next", {**MOE, "num_hidden_layers": 4}, "layers of the kind linear_attention"),
+        ("mamba", {}, "'mamba' is not supported: its layers take no positions, or attend to none"),
+        ("recurrent_gemma", {}, r"layer 0 brings tokens together \(\w+\) on its own"),
+        ("minimax", {}, "has no attribute 'get_linear_cache'"),
         ("bloom", {}, "'bloom' is not supported: its layers take no positions"),
         ("t5", {}, "an encoder and a decoder"),
         ("falcon", {"head_dim": None}, "'falcon' is not supported: attention of its own"),
@@ -317,7 +318,7 @@ def test_layers_that_share_kv_are_seen_though_the_model_cuts_its_masks():
     sizes = {"sliding_window": 16, "hidden_size_per_layer_input": 8, "global_head_dim": 32}
     config = AutoConfig.for_model("gemma4_text", **{**TINY, **options, **sizes})
     calls = survey.survey(config).calls
-    shared, groups = survey._groups([calls[number] for number in range(4)], 128, None)
+    shared, groups = survey._groups(calls, 128, None)
     assert shared == ((2, 0), (3, 1))
     assert [(each.layers, each.head_dim, each.window) for each in groups] == [
         ((0,), 16, 16),

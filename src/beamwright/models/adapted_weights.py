@@ -74,8 +74,9 @@ def _make_buffers(model: Any, device: str) -> None:
     for name, buffer in kept:
         path, _, leaf = name.rpartition(".")
         model.get_submodule(path)._buffers[leaf] = torch.empty_like(buffer, device="cpu")
-    for module in model.modules():
-        module._is_hf_initialized = not module._non_persistent_buffers_set
+    for module in model.modules():  # some are made by a module that theirs is inside of
+        inside = module.modules()
+        module._is_hf_initialized = not any(each._non_persistent_buffers_set for each in inside)
     model.initialize_weights()
     for name, _ in kept:
         path, _, leaf = name.rpartition(".")

@@ -1,8 +1,9 @@
 """A decoder of `transformers`' own modules, whose attention is a view's. No code per family.
 
 Rows are packed as one sequence [1, tokens] with their positions. What a layer attends to is the
-view's business, so what it hands to attention is all that there is to translate; everything else
-works token by token. Weights that only products read become projections of ours (`Product`).
+view's business, and so are the states of recurrent layers (`recurrent`): that is all that there is
+to translate; everything else works token by token. Weights that only products read become
+projections of ours (`Product`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from torch import Tensor
 
 from beamwright.attention.protocols import AttentionView
 from beamwright.models.decoder import ROW_MULTIPLE, Decoder, Linear, by_rows
-from beamwright.models.shape import ModelShape
+from beamwright.models.recurrent import Recurrent
+from beamwright.models.shape import ModelShape, NotBuiltError
 from beamwright.models.survey import Survey, bind
 
 
@@ -92,11 +94,17 @@ class _Passed:
 class _NoLayers(torch.nn.Module):
     """Stands where the layers were, so that a model's own head can be called alone."""
 
+    def __init__(self, body: torch.nn.Module) -> None:
+        super().__init__()
+        self.__dict__["body"] = body  # it is no part of this one
+
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Passed:
         return _Passed(inputs_embeds)
 
-    def __getattr__(self, name: str) -> _NoLayers:
-        return self  # some models' layers are one module further in
+    def __getattr__(self, name: str) -> Any:
+        """Numbers of the body; some models' layers are one module further in."""
+        found = getattr(self.body, name, None)
+        return found if isinstance(found, int | float) else self
 
 
 class AdaptedDecoder(Decoder):
@@ -115,10 +123,31 @@ class AdaptedDecoder(Decoder):
         self._attention, self._found = _Attention(), found
         self._embedding, self._body = found.model.get_input_embeddings().weight, found.body
         bind(found.model, self._attention, lambda module, *args: module.beamwright_experts(*args))
-        found.model._modules[found.body_at] = _NoLayers()
+        self.recurrent = self._recurrent(found)
+        found.model._modules[found.body_at] = _NoLayers(found.body)
         path, _, self._leaf = found.layers_at.partition(".")[2].rpartition(".")
         self._holder = self._body.get_submodule(path)
         self._layers = getattr(self._holder, self._leaf)
+
+    def _recurrent(self, found: Survey) -> tuple[Recurrent, ...]:
+        """Its recurrent modules, each with the states of the pass that is computed.
+
+        Raises:
+            NotBuiltError: if one of them does with a token at a time what it does not with several.
+        """
+        known, made = dict[type, bool](), []
+        for name, parts in found.recurrent.items():
+            layer, module = parts[0].layer, found.model.get_submodule(name)
+            own = [part for part in self.shape.states if part.layer == layer]
+            each = Recurrent(module, layer, own, self.dtype)
+            if type(module) not in known:
+                if not each.agrees(self.shape.hidden, self.device, behind=False):
+                    raise NotBuiltError(f"{type(module).__name__}: token by token it differs")
+                known[type(module)] = each.agrees(self.shape.hidden, self.device, behind=True)
+            each.in_chunks = known[type(module)]
+            each.install(lambda: getattr(self._attention.view, "states", None))
+            made.append(each)
+        return tuple(made)
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -164,5 +193,6 @@ class AdaptedDecoder(Decoder):
         ]
         kept = tuple(group for group in groups if group.layers)
         shared = tuple(pair for pair in self.shape.shared if pair[0] < depth)
-        first.shape = replace(self.shape, layers=depth, groups=kept, shared=shared)
+        states = tuple(part for part in self.shape.states if part.layer < depth)
+        first.shape = replace(self.shape, layers=depth, groups=kept, shared=shared, states=states)
         return first

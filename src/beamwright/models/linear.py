@@ -39,6 +39,7 @@ from beamwright.models.grouped import JoinedLinear, as_grouped, int4_packed, joi
 from beamwright.models.product import TOLERANCE, close, invariant_linear, multiply
 from beamwright.plan.costs import INT4_GROUP, Storage, storage_of
 
+_REMARKS = ("torchao", "torch.utils._pytree", "transformers")
 _ROWS_HINT = 64
 _OUTPUTS = 16384  # of one product in 8 bits
 _PROBED = 256  # outputs; their number decides about no order of sums
@@ -279,8 +280,9 @@ def _torchao(wanted_by: str) -> Any:
 
 @contextmanager
 def quiet_import() -> Iterator[None]:
-    """No warnings: torchao remarks on libraries for other machines, and on deprecated calls."""
-    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
+    """No warnings: torchao remarks on libraries for other machines, and on deprecated calls,
+    `transformers` on kernels that are not installed."""
+    loggers = [logging.getLogger(name) for name in _REMARKS]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:

@@ -1,8 +1,8 @@
 """What a model of `transformers` is, found by running it once on the meta device; no weights.
 
 A forward pass of a few tokens shows what each layer hands to attention (heads, window, soft cap,
-whose KV), which weights are read by linear products alone, and which modules are experts. So no
-family needs code of its own here, and sizes are known before anything loads.
+whose KV), what states it keeps, which weights are read by linear products alone, and which modules
+are experts. So no family needs code of its own here, and sizes are known before anything loads.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import inspect
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -21,7 +22,8 @@ from torch.overrides import TorchFunctionMode
 
 from beamwright.errors import line_of
 from beamwright.models.linear import quiet_import
-from beamwright.models.shape import BuiltSizes, LayerGroup, ModelShape, NotBuiltError
+from beamwright.models.recurrent import check_stateless, states_of, take_caches
+from beamwright.models.shape import BuiltSizes, LayerGroup, ModelShape, NotBuiltError, StatePart
 
 NAME = "beamwright"
 """How `transformers` knows our attention and our experts."""
@@ -30,7 +32,11 @@ _SURVEY = "beamwright-survey"
 _LEAST_VERSION = (5, 23)
 _TOKENS = 8
 _BY_LENGTH = ("dynamic", "longrope")
-_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+_MIXES = {
+    *("conv1d", "cumsum", "matmul", "__matmul__", "bmm", "baddbmm", "einsum", "roll"),
+    "scaled_dot_product_attention",
+}
+"""What brings tokens together, where no layer of ours attends and no state is kept."""
 _CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 
 
@@ -60,6 +66,7 @@ class Survey:
     body_at: str
     layers_at: str
     calls: dict[int, Attended] = field(default_factory=dict)
+    recurrent: dict[str, tuple[StatePart, ...]] = field(default_factory=dict)
     products: frozenset[str] = frozenset()
     experts: dict[str, int] = field(default_factory=dict)
 
@@ -71,11 +78,14 @@ class Survey:
         return found
 
     def quantises(self, name: str) -> bool:
-        """Whether `--weights` is for this projection: one of a layer's, and no router."""
+        """Whether `--weights` is for this projection: one of a layer's, and no router or gate."""
         if name not in self.products or not name.startswith(f"{self.layers_at}."):
             return False
-        module = self.model.get_submodule(name.rpartition(".")[0])
+        at = name.rpartition(".")[0]
+        module = self.model.get_submodule(at)
         counts = {1, *(self.model.get_submodule(each).num_experts for each in self.experts)}
+        states = self.recurrent.get(at.rpartition(".")[0], ())
+        counts |= {part.size[0] for part in states if part.kind == "recurrent"}  # one for a head
         return isinstance(module, torch.nn.Linear) and module.out_features not in counts
 
 
@@ -135,7 +145,7 @@ def _register() -> None:
 # --- the survey ------------------------------------------------------------------------------
 
 
-def survey(config: Any, dtype: torch.dtype = torch.float32) -> Survey:
+def survey(config: Any, dtype: torch.dtype = torch.bfloat16) -> Survey:
     """Build the model of a config on the meta device, and run it there.
 
     Raises:
@@ -150,8 +160,8 @@ def survey(config: Any, dtype: torch.dtype = torch.float32) -> Survey:
     try:
         with quiet_import():
             found = _build(text, dtype)
-        with torch.inference_mode():
-            _run(found)
+            with torch.inference_mode():
+                _run(found)
     except NotBuiltError:
         raise
     except Exception as error:  # model code of any family
@@ -159,21 +169,14 @@ def survey(config: Any, dtype: torch.dtype = torch.float32) -> Survey:
         known = _SURVEY not in line  # Falcon looks classes up by the attention's name
         why = f"its layers do not run here ({line})" if known else "attention of its own"
         raise NotBuiltError(_refusal(text, why)) from error
-    for number in range(len(found.layers)):
-        if number not in found.calls:
-            parts = ", ".join(type(part).__name__ for part in found.layers[number].children())
-            line = f"layer {number} ({parts}) does not attend through transformers' interface"
-            raise NotBuiltError(_refusal(text, line))
+    if not found.calls:
+        raise NotBuiltError(_refusal(text, "none of its layers attends"))
     found.body.config._attn_implementation = NAME
     return found
 
 
 def _refusal(config: Any, why: str) -> str:
-    """That it cannot run: kinds of layers that attend to no tokens say why, or else what we saw."""
-    named = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
-    other = sorted({str(kind) for kind in named or ()} - _ATTENTION)
-    reason = f"layers of the kind {', '.join(other)}" if other else why
-    return f"architecture {config.model_type!r} is not supported: {reason}"
+    return f"architecture {config.model_type!r} is not supported: {why}"
 
 
 def _build(config: Any, dtype: torch.dtype) -> Survey:
@@ -195,14 +198,14 @@ def _build(config: Any, dtype: torch.dtype) -> Survey:
         if isinstance(module, torch.nn.ModuleList) and len(module) == config.num_hidden_layers
     )
     if "position_ids" not in inspect.signature(body.forward).parameters:
-        raise NotBuiltError(_refusal(config, "its layers take no positions"))
+        raise NotBuiltError(_refusal(config, "its layers take no positions, or attend to none"))
     return Survey(model, body, name, layers_at)
 
 
 def _run(found: Survey) -> None:
     """Note what a few tokens on the meta device do in each layer."""
-    uses: dict[str, set[Any]] = defaultdict(set)
     chosen: dict[torch.nn.Module, int] = {}
+    attending = set[torch.nn.Module]()
 
     def attend(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **given: Any
@@ -214,6 +217,7 @@ def _run(found: Survey) -> None:
         (_, heads, tokens, width), (_, kv_heads, _, narrow) = query.shape, value.shape
         softcap, head_dim = given.get("softcap"), max(width, narrow)
         found.calls[layer] = Attended(key, heads, kv_heads, head_dim, attention_mask, softcap)
+        attending.add(module)
         return query.new_empty(1, tokens, heads, narrow)
 
     def experts(module: Any, hidden: Tensor, index: Tensor, _: Any) -> Tensor:
@@ -223,29 +227,73 @@ def _run(found: Survey) -> None:
     bind(found.model, attend, experts)
     ids = torch.zeros(1, _TOKENS, dtype=torch.long, device="meta")
     places = torch.arange(_TOKENS, device="meta")[None]
-    with _Uses(found.model, uses):
-        # The mask of padding only says that no sequences are packed.
-        found.body(ids, attention_mask=torch.ones_like(ids), position_ids=places, use_cache=False)
-    found.products = frozenset(name for name, used in uses.items() if used == {F.linear})
-    named = found.model.named_modules()
-    found.experts = {name: chosen[module] for name, module in named if module in chosen}
+    # The mask of padding only says that no sequences are packed; its values are looked at.
+    mask = torch.ones(1, _TOKENS, dtype=torch.long)
+    with _Uses(found.model, found.layers) as seen:
+        found.body(ids, attention_mask=mask, position_ids=places, use_cache=False)
+    found.products = frozenset(name for name, used in seen.uses.items() if used == {F.linear})
+    named = dict(found.model.named_modules())
+    found.experts = {name: chosen[module] for name, module in named.items() if module in chosen}
+    for (layer, name), call in seen.cached.items():
+        module = found.layers[layer].get_submodule(name)
+        if attending.intersection(module.modules()):
+            check_stateless(module, call)
+        elif parts := states_of(module, layer, call):
+            at = ".".join(filter(None, (found.layers_at, str(layer), name)))
+            found.recurrent[at] = parts
+    kept = {parts[0].layer for parts in found.recurrent.values()}
+    for layer, mixing in seen.mixing.items():
+        if layer not in found.calls and layer not in kept:
+            raise NotBuiltError(f"layer {layer} brings tokens together ({mixing}) on its own")
+    if len(kept) < len(found.recurrent):
+        raise NotBuiltError("layers with several modules that keep states")
 
 
 class _Uses(TorchFunctionMode):
-    """Notes which functions read each parameter of a model."""
+    """Notes what happens in a model that runs.
 
-    def __init__(self, model: torch.nn.Module, uses: dict[str, set[Any]]) -> None:
+    uses: functions that read each parameter. mixing: by layer, one that brings tokens together.
+    cached: how modules that take a cache are called, by layer and name there.
+    """
+
+    def __init__(self, model: torch.nn.Module, layers: torch.nn.ModuleList) -> None:
         self._names = {id(each): name for name, each in model.named_parameters()}
-        self._uses = uses
+        self.uses: dict[str, set[Any]] = defaultdict(set)
+        self.mixing: dict[int, str] = {}
+        self.cached: dict[tuple[int, str], inspect.BoundArguments] = {}
+        self._layer: int | None = None
+        self._hooks = [
+            layer.register_forward_pre_hook(partial(self._enter, number))
+            for number, layer in enumerate(layers)
+        ]
+        self._hooks += [
+            module.register_forward_pre_hook(partial(self._note, (number, name)), with_kwargs=True)
+            for number, layer in enumerate(layers)
+            for name, module in take_caches(layer).items()
+        ]
+
+    def _enter(self, number: int, *_: Any) -> None:
+        self._layer = number
+
+    def _note(self, at: tuple[int, str], module: Any, args: Any, kwargs: Any) -> None:
+        self.cached[at] = inspect.signature(module.forward).bind(*args, **kwargs)
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        for hook in self._hooks:
+            hook.remove()
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if getattr(func, "__name__", "") != "__get__":  # an attribute
+        called = getattr(func, "__name__", "")
+        if self._layer is not None and called in _MIXES:
+            self.mixing[self._layer] = called
+        if called != "__get__":  # an attribute
             for place, value in enumerate((*args, *(kwargs or {}).values())):
                 name = self._names.get(id(value))
                 if name is not None and (func is not F.linear or place == 1):
-                    self._uses[name].add(func)
+                    self.uses[name].add(func)
         return func(*args, **(kwargs or {}))
 
 
@@ -265,19 +313,19 @@ def shape_of(found: Survey, max_context: int | None) -> ModelShape:
             f"{config.model_type}: its config has no longest context: use --context"
         )
     context = limit if max_context is None else min(limit, max_context)
-    calls = [found.calls[number] for number in range(len(found.layers))]
-    if len({call.heads for call in calls}) > 1:
+    calls, depth = found.calls, len(found.layers)
+    if len({call.heads for call in calls.values()}) > 1:
         raise NotBuiltError(f"{config.model_type}: layers with different numbers of heads")
     _check_rotary(config, context)
     shared, groups = _groups(calls, context, getattr(config, "attention_chunk_size", None))
     inner = getattr(config, "intermediate_size", None) or 4 * embedding.shape[1]
     head, first = found.model.get_output_embeddings(), groups[0]
-    plain = len(groups) == 1 and first.window is None and first.softcap is None and not shared
+    plain = len(first.layers) == depth and first.window is None and first.softcap is None
     return ModelShape(
         architecture=config.model_type,
         hidden=embedding.shape[1],
-        layers=len(calls),
-        heads=calls[0].heads,
+        layers=depth,
+        heads=max(call.heads for call in calls.values()),
         kv_heads=max(group.kv_heads for group in groups),
         head_dim=max(group.head_dim for group in groups),
         intermediate=max(inner) if isinstance(inner, list) else inner,
@@ -285,9 +333,9 @@ def shape_of(found: Survey, max_context: int | None) -> ModelShape:
         context=context,
         full_context=limit,
         tied=head is not None and head.weight is embedding,
-        stored_bfloat16=str(getattr(config, "dtype", None)).endswith("bfloat16"),
         groups=() if plain else groups,
         shared=shared,
+        states=tuple(part for parts in found.recurrent.values() for part in parts),
         built=_sizes(found),
     )
 
@@ -308,12 +356,12 @@ def _check_rotary(config: Any, context: int) -> None:
 
 
 def _groups(
-    calls: list[Attended], context: int, chunk: int | None
+    calls: dict[int, Attended], context: int, chunk: int | None
 ) -> tuple[tuple[tuple[int, int], ...], tuple[LayerGroup, ...]]:
     """Layers that read others' keys, and the rest by what attention does in them."""
     owners: dict[int, int] = {}
     shared, members = [], defaultdict(list)
-    for number, call in enumerate(calls):
+    for number, call in sorted(calls.items()):
         if (owner := owners.setdefault(id(call.key), number)) != number:
             shared.append((number, owner))
             continue
