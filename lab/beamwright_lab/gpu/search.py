@@ -94,7 +94,7 @@ class Pair:
         work: Work = [
             (
                 {"what": f"KV x {share}", **model, "schedule": "locality", "kv_share": share},
-                partial(self._at, share, schedule="locality", deterministic=True),
+                partial(self._at, share, schedule="locality"),
             )
             for share in _SHARES
         ]
