@@ -1,7 +1,7 @@
 """What pages say of a card: `docs/figures/gpu-NAME.json`, made of a check's rows, and its tables.
 
 Predictions stand beside what was measured: a count of kernels and bytes, made before any card was
-at hand (2026-11-23), and a simulation of an H200 (2026-11-21).
+at hand (2026-11-23), and the simulator's of the very searches, with what this card does.
 """
 
 from __future__ import annotations
@@ -29,14 +29,6 @@ PREDICTED_MS: Mapping[tuple[str, int], float] = {
 }
 """Milliseconds a token with graphs on an H100, the host's time between iterations included."""
 
-PREDICTED_H200: Mapping[tuple[str, str], tuple[float, float]] = {
-    ("tree", "locality"): (81.17, 0.002),
-    ("tree", "in-gpu"): (87.03, 0.0),
-    ("dense", "locality"): (7.08, 0.015),
-    ("dense", "layerwise"): (1.0, 0.905),
-}
-"""OPT-6.7B, 64 paths, steps of 32, whole searches: over layer-wise with copies, and I/O share."""
-
 _KERNELS = {"qwen2.5-1.5b", "qwen2.5-7b", "opt-6.7b", "vocabulary of 151936"}
 _WORKS = {
     *("draw", "decode, tree", "decode, tree of long steps", "decode, a copy each"),
@@ -51,6 +43,7 @@ _KEPT: Mapping[str, tuple[str, ...]] = {
     "peers": ("model", "n", "prompt", "tokens", "rows"),
     "kernels": ("copy_gb_s", "product_tflops", "rows"),
     "link": ("rates", "link_peaks", "own_transfers"),
+    "simulator": ("points",),
 }
 _DROPPED = {"recorded", "warnings", "top", "round_s", "round_h2d_bytes", "round_d2h_bytes"}
 
@@ -324,32 +317,47 @@ def link(found: Found) -> str:
 
 
 def points(found: Found) -> str:
-    """The LBS paper's searches, beside what was simulated for an H200."""
+    """The LBS paper's searches, beside the simulator, and beside a layer-wise that the link alone
+    holds up."""
     name = "figures-opt-6.7b"
+    peak = found["stages"].get("link", {}).get("link_peaks", {}).get("h2d")
+    simulator = found["stages"].get("simulator", {}).get("points", [])
+    predicted = {row["name"]: row for row in simulator}
 
     def shown(stage: Found) -> str:
         rows = []
         for row in stage["points"]:
             if "error" in row:
                 continue
-            side = row["layout"], row["variant"]
-            paper = (row["n"], row["step"], row["regime"]) == (64, 32, "paper")
-            factor, io_share = PREDICTED_H200.get(side, (None, None)) if paper else (None, None)
             cut = "" if row["whole"] else f", cut at {row['tokens']} tokens"
+            simulated = predicted.get(row["name"], {})
             rows.append(
                 {
                     "OPT-6.7B": f"n = {row['n']}, {row['generate']} tokens{cut}",
-                    "KV, schedule": " ".join(side),
+                    "KV, schedule": f"{row['layout']} {row['variant']}",
                     "s": f"{row['time_s']:.1f}",
+                    "simulated s": _rounded(simulated.get("simulated_s")),
                     "I/O share": f"{row['io_share']:.3f}",
-                    "simulated": io_share,
+                    "loaded, GB/s": _rounded(row["h2d_bytes"] / row["time_s"] / 1e9),
                     "over layer-wise": row["speedup"],
-                    "simulated factor": factor,
+                    "over it at the link's peak": _at_peak(row, stage["points"], peak),
                 }
             )
         return _table(rows)
 
     return _stage(found, name, shown)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 1)
+
+
+def _at_peak(row: Found, points: Sequence[Found], peak: float | None) -> float | None:
+    """The speedup over layer-wise with copies, had its loads run at the link's peak bytes/s."""
+    base = next((p for p in points if (p["layout"], p["variant"]) == ("dense", "layerwise")), None)
+    if peak is None or base is None or row["speedup"] is None:
+        return None
+    return round(row["speedup"] * min(1.0, base["h2d_bytes"] / base["time_s"] / peak), 2)
 
 
 BLOCKS: Mapping[str, Callable[[Found], str]] = {

@@ -11,12 +11,14 @@ import json
 import tempfile
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from beamwright.models.named import shape_from_text
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import HardwareProfile
+from beamwright.schedule import schedule_row
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.tree import SearchTree
 from beamwright.tree.recorded import record_tree
@@ -29,6 +31,8 @@ from beamwright_lab.simulator.run import simulate
 
 FIGURES = ("figures-opt-6.7b", "figures-llama-2-7b", "figures-qwen1.5-7b", "figures-12gb")
 LINK = "link"
+# Of a captured pass; a kernel that moves next to nothing takes so long (an H100, 2026-11-26).
+_KERNELS_OF_A_LAYER, _KERNEL_S = 11, 1.7e-6
 
 
 def run(context: Context) -> dict[str, Any]:
@@ -58,7 +62,7 @@ def compared(point: Mapping[str, Any], profile: HardwareProfile) -> dict[str, An
     measured_s = point["decode_s"] + point["stall_s"]
     row: dict[str, Any] = {"name": point["name"], "measured_s": round(measured_s, 4)}
     try:
-        found = simulate(_simulation(point, profile))
+        found = simulate(_simulation(point, as_it_runs(profile, point["variant"])))
     except Exception as error:  # a cut-off tree that cannot be replayed costs one row
         return {**row, "error": one_line(error)}
     return {
@@ -71,6 +75,13 @@ def compared(point: Mapping[str, Any], profile: HardwareProfile) -> dict[str, An
         "simulated_h2d_bytes": found.h2d_bytes,
         "groups_equal": found.groups == point["groups"],
     }
+
+
+def as_it_runs(profile: HardwareProfile, variant: str) -> HardwareProfile:
+    """The card with captured passes; layer-wise streaming launches one operator after the other."""
+    if schedule_row(ScheduleSettings(**VARIANTS[variant].options)).streams_layers:
+        return profile
+    return replace(profile, decode_ops_per_layer=_KERNELS_OF_A_LAYER, launch_s=_KERNEL_S)
 
 
 def _simulation(point: Mapping[str, Any], profile: HardwareProfile) -> Simulation:
