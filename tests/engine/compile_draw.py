@@ -23,7 +23,13 @@ TYPES = {
     "tokens": "*i64",
     "logprobs": "*fp32",
 }
-SIZES = {"TOKENS": draw_kernel.PIECE_TOKENS, "SHIFT": 9, "STEP": 2.0**-23, "PIECES": 128}
+SIZES = {
+    "TOKENS": draw_kernel.PIECE_TOKENS,
+    "SHIFT": 9,
+    "STEP": 2.0**-23,
+    "PIECES": 128,
+    "FAST": True,
+}
 
 
 def build(kernel, capability):
@@ -37,6 +43,7 @@ def build(kernel, capability):
     return {
         "shared_bytes": built.metadata.shared,
         "approximate_log": "lg2.approx" in built.asm["ptx"],
+        "accurate_log": "1059760811" in built.asm["ptx"],  # what it takes a mantissa apart with
         "exact_quotient": "div.rn.f32" in built.asm["ptx"],
         "draws": kernel is draw_kernel.draw_pieces,
     }

@@ -5,7 +5,8 @@ with the largest noisy logit, and the largest logit and the sum of exponentials 
 log-probability takes; a second kernel merges a row's pieces. So a row's bits are a function of its
 own logits and of the vocabulary's size. Loaded only where the kernels run; `sampling` has the
 specification. Noise is made of `tl.log`, which compiles to the accurate logarithm that torch has
-too: an approximate one is worst near 1, where the winners' noise comes from.
+too, but of those tokens alone that come near the best by approximate noise: exact noise and
+quotients for all are most of what a draw computes, and it is bound by that.
 
 No annotations are postponed here: Triton reads `tl.constexpr` from them.
 """
@@ -14,12 +15,17 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import libdevice
 
+from beamwright.attention.kernels import is_interpreted
 from beamwright.engine.noise import NOISE_BITS
 
 PIECE_TOKENS = 2048
 _PIECE_WARPS = 4
 _MERGE_WARPS = 1
+# By how much an approximate score may be off, twice over: noise, and what a quotient is rounded by.
+_SLACK = tl.constexpr(1e-3)
+_ROUNDED = tl.constexpr(1e-5)
 
 
 @triton.jit
@@ -31,16 +37,32 @@ def _mix(x):
 
 
 @triton.jit
-def _noise(keys, positions, row, token, SHIFT: tl.constexpr, STEP: tl.constexpr):
-    """`sampling.gumbel_noise` of one row's tokens, of the hash without its lowest SHIFT bits."""
+def _uniform(keys, positions, row, token, SHIFT: tl.constexpr, STEP: tl.constexpr):
+    """Between 0 and 1, of one row's tokens, from the hash without its lowest SHIFT bits."""
     position = tl.load(positions + row).to(tl.uint32) * 0x9E3779B1
     first = _mix(tl.load(keys + 2 * row).to(tl.uint32) ^ position)
     second = _mix(tl.load(keys + 2 * row + 1).to(tl.uint32) + first)
     x = _mix(token.to(tl.uint32) * 0x85EBCA77 + 374761393) ^ first
     x = (x ^ (x >> 16)) * 0x85EBCA6B + second
     x = (x ^ (x >> 13)) * 0xC2B2AE35
-    uniform = ((x >> SHIFT).to(tl.float32) + 0.5) * STEP
-    return -tl.log(-tl.log(uniform))
+    return ((x >> SHIFT).to(tl.float32) + 0.5) * STEP
+
+
+@triton.jit
+def _log(x, FAST: tl.constexpr):
+    """To within 2^-22 of log2, absolute near 1 and relative elsewhere, if FAST."""
+    if FAST:
+        return libdevice.fast_log2f(x) * 0.6931471805599453
+    else:
+        return tl.log(x)
+
+
+@triton.jit
+def _near_noise(uniform, FAST: tl.constexpr):
+    """`sampling.gumbel_noise` to within 1e-4: near 1, where logarithms are worst, a series."""
+    rest = 1.0 - uniform
+    series = rest * (1.0 + rest * (0.5 + rest * 0.33333334))
+    return -_log(tl.where(rest < 0.0625, series, -_log(uniform, FAST)), FAST)
 
 
 @triton.jit
@@ -54,7 +76,7 @@ def _first_best(scores, tokens, num_tokens):
 @triton.jit(do_not_specialize_on_alignment=["keys", "positions", "greedy", "temperature"])
 def draw_pieces(
     logits, keys, positions, greedy, temperature, piece_tokens, pieces, num_tokens, row_stride,
-    TOKENS: tl.constexpr, SHIFT: tl.constexpr, STEP: tl.constexpr,
+    TOKENS: tl.constexpr, SHIFT: tl.constexpr, STEP: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """One program per row and piece of TOKENS tokens.
 
@@ -64,22 +86,33 @@ def draw_pieces(
     row = tl.program_id(0)
     piece = tl.program_id(1)
     token = piece * TOKENS + tl.arange(0, TOKENS)
-    place = row.to(tl.int64) * row_stride + token
-    logit = tl.load(logits + place, mask=token < num_tokens, other=float("-inf")).to(tl.float32)
-    noisy = tl.div_rn(logit, tl.load(temperature + row)) + _noise(
-        keys, positions, row, token, SHIFT, STEP
-    )
-    best, chosen = _first_best(
-        tl.where(tl.load(greedy + row) != 0, logit, noisy), token, num_tokens
-    )
+    logits += row.to(tl.int64) * row_stride
+    logit = tl.load(logits + token, token < num_tokens, other=float("-inf")).to(tl.float32)
     largest = tl.max(logit, axis=0)
     # A piece of tokens without any probability adds none; a row of them has no distribution.
     shift = tl.where(largest == float("-inf"), 0.0, largest)
     out = row * tl.num_programs(1) + piece
-    tl.store(piece_tokens + out, chosen)
-    tl.store(pieces + 3 * out, best)
     tl.store(pieces + 3 * out + 1, largest)
     tl.store(pieces + 3 * out + 2, tl.sum(tl.exp(logit - shift), axis=0))
+    best, chosen = _first_best(logit, token, num_tokens)
+    if (tl.load(greedy + row) == 0) & (best > float("-inf")):
+        heat = tl.load(temperature + row)
+        noise = _near_noise(_uniform(keys, positions, row, token, SHIFT, STEP), FAST)
+        near = logit * (1.0 / heat) + noise
+        most = tl.max(near, axis=0)
+        slack = tl.minimum(tl.abs(most) * _ROUNDED, 1e30) + _SLACK  # of infinity something
+        may_win = near >= most - slack
+        best = float("-inf")
+        one = tl.min(tl.where(may_win, token, num_tokens), axis=0)
+        while one < num_tokens:
+            uniform = _uniform(keys, positions, row, one, SHIFT, STEP)
+            score = tl.div_rn(tl.load(logits + one).to(tl.float32), heat)
+            score += -tl.log(-tl.log(uniform))
+            chosen = tl.where(score > best, one, chosen)
+            best = tl.maximum(score, best)
+            one = tl.min(tl.where(may_win & (token > one), token, num_tokens), axis=0)
+    tl.store(piece_tokens + out, chosen)
+    tl.store(pieces + 3 * out, best)
 
 
 @triton.jit
@@ -123,7 +156,8 @@ def draw(
     draw_pieces[(num_rows, num_pieces)](
         logits, keys.contiguous(), positions.contiguous(), greedy.contiguous(),
         temperature.contiguous(), piece_tokens, pieces, num_tokens, logits.stride(0),
-        TOKENS=PIECE_TOKENS, SHIFT=32 - NOISE_BITS, STEP=2.0**-NOISE_BITS, num_warps=_PIECE_WARPS,
+        TOKENS=PIECE_TOKENS, SHIFT=32 - NOISE_BITS, STEP=2.0**-NOISE_BITS,
+        FAST=not is_interpreted() and torch.version.hip is None, num_warps=_PIECE_WARPS,
     )  # fmt: skip
     merge_pieces[(num_rows,)](
         logits, piece_tokens, pieces, tokens, logprobs, num_tokens, logits.stride(0), num_pieces,
