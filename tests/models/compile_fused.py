@@ -25,8 +25,9 @@ MODELS = {"*bf16": (3584, 28, 32, 18944), "*fp32": (2560, 30, 33, 6912)}
 def cases(hidden, queries, turned, inner):
     """(Kernel, its constants, warps) of a model."""
     block, warps = fused._row_sizes(hidden)
-    sizes = {"WIDTH": hidden, "BLOCK": block}
+    sizes = {"WIDTH": hidden, "BLOCK": block, "PARTS": 0}
     yield fused.add_norm_rows, {**sizes, "CENTRED": False, "bias": None}, warps
+    yield fused.add_norm_rows, {**sizes, "PARTS": 6, "CENTRED": False, "bias": None}, warps
     yield fused.add_norm_rows, {**sizes, "CENTRED": True}, warps
     heads, dim, warps = fused._head_sizes(turned, 64)
     sizes = {"QUERIES": queries, "TURNED": turned, "HEADS": heads, "HALF": 64, "DIM": dim}
@@ -41,11 +42,14 @@ def cases(hidden, queries, turned, inner):
 def build(kernel, sizes, warps, numbers, capability):
     """Its PTX, as of aligned tensors."""
     names = kernel.arg_names
+    sizes = sizes | {"EARLY": capability >= 90}
     types = {n: "constexpr" if n in sizes else TYPES.get(n, numbers) for n in names}
+    if sizes.get("PARTS"):
+        types["delta"] = "*fp32"
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(names)
-        if types[name] == numbers
+        if types[name] in (numbers, "*fp32")
     }
     source = ASTSource(kernel, types, constexprs=sizes, attrs=aligned)
     target = GPUTarget("cuda", capability, 32)
@@ -63,6 +67,14 @@ def spilled_bytes(ptx, capability, folder):
     return sum(int(number) for number in re.findall(r"(\d+) bytes spill", said))
 
 
+def early_reads(ptx, capability):
+    """Loads before a kernel waits for the one ahead of it; as of capability 9 it has to."""
+    if capability < 90:
+        return 0
+    before, _ = ptx.split("griddepcontrol.wait")
+    return len(re.findall(r"ld\.global|cp\.async", before))
+
+
 def main(folder, *capabilities):
     found = []
     for capability, (numbers, sizes) in product(map(int, capabilities), MODELS.items()):
@@ -72,6 +84,7 @@ def main(folder, *capabilities):
             built = {
                 "kernel": f"{kernel.fn.__name__} {numbers} {capability}",
                 "spilled": spilled_bytes(ptx, capability, folder),
+                "early_reads": early_reads(ptx, capability),
                 "narrow_loads": sum("v4.b32" not in load for load in loads),
             }
             found.append(built)

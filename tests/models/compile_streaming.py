@@ -36,6 +36,9 @@ def build(kernel, sizes, capability, **options):
         "shared_bytes": built.metadata.shared,
         "spills": spilled(ptx, capability),
         "pipelined": "cp.async" in ptx,
+        "early": re.findall(r"ld\.global|cp\.async", ptx.split("griddepcontrol.wait")[0])
+        if "griddepcontrol.wait" in ptx
+        else None,
         "mma": "mma.sync" in ptx,
         "wgmma": "wgmma" in ptx,
     }
@@ -60,7 +63,7 @@ def both(capability):
         sizes = {
             "ROWS": tile.rows, "OUTPUTS": tile.outputs, "COLUMNS": tile.columns,
             "STAGES": tile.stages, "UNIT": streaming.UNIT, "PARTIAL": name == "few",
-            "ALONE": False, "WIDE": False,
+            "ALONE": False, "WIDE": False, "EARLY": capability >= 90,
         }  # fmt: skip
         if name == "few":
             sizes["bias"] = None

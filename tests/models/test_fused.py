@@ -16,12 +16,12 @@ import torch.nn.functional as F
 pytest.importorskip("triton")
 
 from beamwright import Solver
-from beamwright.models import dense, fused, linear
+from beamwright.models import dense, fused, linear, streaming
 from beamwright.models.dense import DenseDecoder, Norm, fused_kernels
 from beamwright.models.linear import packer, prepack
 from beamwright.models.load import load_model
 from beamwright.models.named import shape_from_text
-from beamwright.models.streaming import Streaming
+from beamwright.models.streaming import StreamedLinear, Streaming
 from beamwright.models.weights import random_weights
 from beamwright.plan.costs import Storage
 from beamwright.sections import ModelSettings
@@ -90,6 +90,20 @@ def test_residual_and_norm(rows, kind, width, dtype):
     assert torch.equal(found[-1:], alone), "a row follows the batch"
     assert torch.equal(fused.add_norm(x, None, norm), found)
     assert torch.equal(x, whole), "nothing was to be added"
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_the_norm_adds_up_the_parts_of_a_product_as_the_product_does(dtype, monkeypatch):
+    monkeypatch.setattr(streaming, "parts_of", lambda *_: 3)
+    inner, weight = drawn(8, 384, dtype=dtype), drawn(80, 384, dtype=dtype)
+    down, x, norm = StreamedLinear(weight), drawn(8, 80, dtype=dtype), norm_of(80, dtype)
+    parts = down.unadded(inner)
+    assert parts.shape == (3, 8, 80)
+    added, apart = x.clone(), x.clone()
+    assert torch.equal(fused.add_norm(apart, parts, norm), fused.add_norm(added, down(inner), norm))
+    assert torch.equal(apart, added)
+    biased = StreamedLinear(weight, weight[:, 0].clone())
+    assert torch.equal(biased.unadded(inner), biased(inner)), "a bias is added to the whole"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -329,4 +343,5 @@ def test_the_kernels_compile_for_cards_that_are_not_there(tmp_path):
     assert found.returncode == 0, found.stderr
     for built in json.loads(found.stdout):
         assert not built["spilled"], built
+        assert not built["early_reads"] or "add_norm" in built["kernel"], "weights, and no numbers"
         assert built["narrow_loads"] == ("rotate" in built["kernel"]), built

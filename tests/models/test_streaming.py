@@ -175,5 +175,6 @@ def test_the_kernel_compiles_for_cards():
         for name, kernel in found.items():
             assert kernel["spills"] == 0, (name, capability)
             assert kernel["pipelined"], (name, capability)
+            assert kernel["early"] == ([] if capability == "90" else None), "it waits, then reads"
             assert kernel[unit], (name, capability)
             assert kernel["shared_bytes"] <= most_kib * 1024, (name, capability)

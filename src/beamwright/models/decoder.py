@@ -74,6 +74,10 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
 
+    def unadded(self, x: Tensor) -> Tensor:
+        """The product, or float32 [parts, rows, out] whose sum in order it is, behind rounding."""
+        return self(x)
+
 
 def by_rows(
     work: Callable[[Tensor], Tensor], x: Tensor, tile_rows: int | None, least: int = ROW_MULTIPLE

@@ -218,11 +218,12 @@ class DenseDecoder(Decoder):
         return self._add_norm(follow, x, self._inside(layer, normed))
 
     def _inside(self, layer: Layer, normed: Tensor) -> Tensor:
+        """What an MLP adds to the residual; as parts, where the norm behind it adds them up."""
         inner = layer.gate_up(normed)
         if not self.shape.gated:
             return layer.down(self._activate(inner))
         if self._fused is not None and self.shape.activation in self._fused.GATED:
-            return layer.down(self._fused.gated(inner, self.shape.activation))
+            return layer.down.unadded(self._fused.gated(inner, self.shape.activation))
         gate, up = inner.chunk(2, dim=-1)
         return layer.down(self._activate(gate).mul_(up))
 

@@ -6,6 +6,9 @@ round them, which are the specification. Launches are captured in CUDA graphs, a
 not the host's time counts: arguments are few, and what varies compiles nothing anew. Loaded only
 where the kernels run.
 
+EARLY, of every kernel that `launch` starts: it begins while the one before it ends, and waits for
+that before it reads anything but weights and tables, which nothing writes.
+
 No annotations are postponed here: Triton reads `tl.constexpr` from them.
 """
 
@@ -16,6 +19,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from beamwright.attention.kernels import begins_early
 
 GATED = ("silu", "gelu", "gelu_tanh")
 _PIECE, _PIECE_WARPS = 1024, 4
@@ -27,18 +33,28 @@ _ALIGNED = 16  # bytes: what Triton compiles for
 @triton.jit(do_not_specialize=["adds"])
 def add_norm_rows(
     x, delta, weight, bias, normed, eps, adds,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, CENTRED: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, CENTRED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """x += delta, if it `adds`; normed = x / its root mean square * weight. [rows, WIDTH] each.
 
+    PARTS: delta is [PARTS, rows, WIDTH] in float32, and their sum is what is added; 0: it is whole.
     CENTRED: layer normalisation, with a bias.
     """
     at = tl.arange(0, BLOCK)
     inside = at < WIDTH
     place = tl.program_id(0).to(tl.int64) * WIDTH + at
-    fresh = tl.load(delta + place, inside & (adds != 0), other=0.0).to(tl.float32)
-    whole = tl.load(x + place, inside, other=0.0).to(tl.float32) + fresh
     factor = tl.load(weight + at, inside, other=0.0).to(tl.float32)
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    fresh = tl.load(delta + place, inside & (adds != 0), other=0.0).to(tl.float32)
+    if PARTS > 0:
+        for part in tl.static_range(1, PARTS):
+            size = tl.num_programs(0).to(tl.int64) * WIDTH
+            fresh += tl.load(delta + part * size + place, inside, other=0.0)
+        fresh = fresh.to(x.dtype.element_ty).to(tl.float32)
+    whole = tl.load(x + place, inside, other=0.0).to(tl.float32) + fresh
     rounded = whole.to(x.dtype.element_ty)
     tl.store(x + place, rounded, inside)
     whole = rounded.to(tl.float32)
@@ -55,25 +71,28 @@ def add_norm_rows(
 def rotate_rows(
     heads, positions, cos, sin, query_weight, key_weight, eps,
     QUERIES: tl.constexpr, TURNED: tl.constexpr, HEADS: tl.constexpr,
-    HALF: tl.constexpr, DIM: tl.constexpr, STRIDE: tl.constexpr,
+    HALF: tl.constexpr, DIM: tl.constexpr, STRIDE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The first TURNED heads of a row, QUERIES of them queries, in place; positions [rows].
 
     cos, sin [context, 2 * HALF]. Where there are weights [2 * HALF], heads are normalised first.
     STRIDE: from a row to the next.
     """
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, HEADS)[:, None]
     dim = tl.arange(0, DIM)[None, :]
     wide = dim < HALF
     inside = (head < TURNED) & wide
     angle = tl.load(positions + row).to(tl.int64) * (2 * HALF) + dim
+    cosine = tl.load(cos + angle, wide, other=0.0).to(tl.float32)
+    sine = tl.load(sin + angle + HALF, wide, other=0.0).to(tl.float32)
     low_place = heads + row * STRIDE + head * (2 * HALF) + dim
     high_place = low_place + HALF
     low = tl.load(low_place, inside, other=0.0).to(tl.float32)
     high = tl.load(high_place, inside, other=0.0).to(tl.float32)
-    cosine = tl.load(cos + angle, wide, other=0.0).to(tl.float32)
-    sine = tl.load(sin + angle + HALF, wide, other=0.0).to(tl.float32)
     if query_weight is not None:
         squares = tl.sum(low * low + high * high, axis=1)[:, None]
         scale = tl.rsqrt(squares / (2 * HALF) + eps)
@@ -98,8 +117,13 @@ def _either(first, one, other, inside):
 
 
 @triton.jit
-def gate_rows(inner, out, WIDTH: tl.constexpr, PIECE: tl.constexpr, KIND: tl.constexpr):
+def gate_rows(
+    inner, out, WIDTH: tl.constexpr, PIECE: tl.constexpr, KIND: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """out [rows, WIDTH] of a gate and what it lets through, side by side: [rows, 2 * WIDTH]."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
     inside = at < WIDTH
@@ -119,11 +143,16 @@ def gate_rows(inner, out, WIDTH: tl.constexpr, PIECE: tl.constexpr, KIND: tl.con
 
 
 def add_norm(x: Tensor, delta: Tensor | None, norm: Any) -> Tensor:
-    """x [rows, width] normalised as by a `dense.Norm`, behind delta's addition to it in place."""
+    """x [rows, width] normalised as by a `dense.Norm`, behind delta's addition to it in place.
+
+    delta: as x, or parts of it, see `decoder.Linear.unadded`.
+    """
     normed, width = torch.empty_like(x), x.shape[1]
     block, warps = _row_sizes(width)
     tensors = x, x if delta is None else delta, norm.weight, norm.bias, normed
-    numbers, sizes = (norm.eps, int(delta is not None)), (width, block, norm.kind == "layer")
+    parts = len(delta) if delta is not None and delta.ndim == 3 else 0
+    sizes = width, block, parts, norm.kind == "layer"
+    numbers = norm.eps, int(delta is not None)
     launch(add_norm_rows, (x.shape[0], 1, 1), tensors, numbers, sizes, warps)
     return normed
 
@@ -180,12 +209,16 @@ def launch(
     for tensor in tensors:
         if tensor is not None:
             places |= tensor.data_ptr()
+    early = _is_early(first.device)
     key = id(kernel), first.dtype, first.get_device(), tensors[-1] is None, sizes
     handle = _handles().get(key)
     if handle is not None and places % _ALIGNED == 0:
-        handle[grid](*tensors, *numbers, *sizes)
+        handle[grid](*tensors, *numbers, *sizes, early)
         return
-    handle = kernel[grid](*tensors, *numbers, *sizes, num_warps=warps, num_stages=stages)
+    how: dict[str, Any] = {"num_warps": warps, "num_stages": stages}
+    if early:
+        how["launch_pdl"] = True
+    handle = kernel[grid](*tensors, *numbers, *sizes, early, **how)
     if places % _ALIGNED == 0:
         _handles()[key] = handle
 
@@ -194,6 +227,11 @@ def launch(
 def _handles() -> dict[tuple[object, ...], Any]:
     """What has been compiled, by what for; the interpreter compiles nothing."""
     return {}
+
+
+@cache
+def _is_early(device: torch.device) -> bool:
+    return begins_early(device)
 
 
 @cache

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton.errors import TritonError
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from beamwright.attention.kernels import is_interpreted
 from beamwright.models.decoder import Linear
@@ -52,7 +53,7 @@ _TILES = (
     ProductTile(32, 64, 128, 3, 4),
     ProductTile(64, 64, 64, 4, 4),
 )
-_MANY = ProductTile(128, 64, 64, 4, 4)
+_MANY = ProductTile(128, 64, 64, 3, 4)
 _WHOLE = ProductTile(128, 128, 64, 4, 8)
 
 
@@ -85,6 +86,7 @@ def multiply_parts(
     x, weight, out, bias, rows, outputs, columns, parts,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
     UNIT: tl.constexpr, PARTIAL: tl.constexpr, ALONE: tl.constexpr, WIDE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """out[rows, outputs] = x[rows, columns] @ weight[outputs, columns]^T + bias; a tile a program.
 
@@ -104,6 +106,9 @@ def multiply_parts(
     row = row_tile * ROWS + tl.arange(0, ROWS)
     real = row < rows
     units = columns // UNIT
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     if ALONE:
         total = _sum_part(
             x, weight, place, 0, columns, columns, real, ROWS, OUTPUTS, COLUMNS, STAGES, WIDE
@@ -131,9 +136,13 @@ def multiply_parts(
 
 @triton.jit(do_not_specialize=["rows", "parts"])
 def add_parts(
-    out, partial, bias, rows, outputs, parts, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
+    out, partial, bias, rows, outputs, parts,
+    BLOCK: tl.constexpr, AT_ONCE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """out[rows, outputs] = partial[parts, rows, outputs] added in order, and the bias [outputs]."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     size = rows.to(tl.int64) * outputs
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
@@ -158,8 +167,11 @@ def parts_of(outputs: int, columns: int) -> int:
     return max(1, min(max(round(_UNITS / tiles), -(-units // _LONG)), units // 2))
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x [rows, columns] @ weight [outputs, columns]^T + bias [outputs], in the dtype of x."""
+def product(x: Tensor, weight: Tensor, bias: Tensor | None, *, added: bool = True) -> Tensor:
+    """x [rows, columns] @ weight [outputs, columns]^T + bias [outputs], in the dtype of x.
+
+    added: else parts that are not added up here may stay apart, see `decoder.Linear.unadded`.
+    """
     (rows, columns), outputs = x.shape, len(weight)
     out = x.new_empty(rows, outputs)
     parts = parts_of(outputs, columns)
@@ -174,6 +186,8 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     numbers = rows, outputs, columns, parts
     sizes = *tile[:4], UNIT, partial, parts == 1, is_interpreted()
     launch(multiply_parts, (programs, 1, 1), tensors, numbers, sizes, tile.warps, tile.stages)
+    if partial and not added and bias is None:
+        return sums
     if partial:
         grid = -(-out.numel() // _ADDED), 1, 1
         numbers = rows, outputs, parts
@@ -190,6 +204,9 @@ class StreamedLinear(Linear):
     def __call__(self, x: Tensor) -> Tensor:
         """The product [rows, outputs]."""
         return product(x, self.weight, self.bias)
+
+    def unadded(self, x: Tensor) -> Tensor:
+        return product(x, self.weight, self.bias, added=False)
 
 
 class FewStreamedLinear(Linear):
