@@ -42,6 +42,9 @@ class KeptRows:
     def close(self):
         """Nothing is held."""
 
+    def placed(self, layer):
+        return None
+
     def read(self, layer):
         parts = [part for part in self._shape.states if part.layer == layer]
         dtypes = {p.kind: torch.float32 if p.wide else self._dtype for p in parts}

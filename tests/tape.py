@@ -122,13 +122,14 @@ def capturing(monkeypatch, tape):
         try:
             from beamwright.attention.kernels import launch
             from beamwright.engine import draw_kernel
-            from beamwright.models import fused
+            from beamwright.models import fused, step_kernels
         except ImportError:
             kernels = []
         else:
             kernels = [(launch, "attend_parts"), (launch, "merge_rows")]
             kernels += [(draw_kernel, "draw_pieces"), (draw_kernel, "merge_pieces")]
             kernels += [(fused, f"{name}_rows") for name in ("add_norm", "rotate", "gate")]
+            kernels += [(step_kernels, f"{name}_rows") for name in ("delta", "scan", "convolve")]
             patch.setattr(fused, "_handles", dict)
         for module, name in kernels:
             patch.setattr(module, name, Launched(getattr(module, name)))

@@ -25,25 +25,25 @@ SHAPES = {"9b": (16, 32, 128, 128, 100, 2**19), "27b": (16, 48, 128, 128, 148, 2
 
 def cases(key_heads, heads, keys, values, blocks, block_bytes):
     """(Kernel, its constants, numbers of a state, warps)."""
-    tile = step_kernels._DELTA
+    block, tile = step_kernels._tile(keys, values)
+    warps = step_kernels._WARPS
     sizes = {
         "BLOCKS": blocks, "WHOLE": True, "HEADS": heads, "SHARED": heads // key_heads,
-        "KEYS": keys, "VALUES": values, "KEY_BLOCK": keys, "TILE": tile.values, "NORMED": True,
+        "KEYS": keys, "VALUES": values, "KEY_BLOCK": block, "TILE": tile, "NORMED": True,
     }  # fmt: skip
     for kept, size in (("*fp32", 4), ("*bf16", 2)):
         numbers = {**sizes, "BLOCK_NUMBERS": block_bytes // size}
-        yield step_kernels.delta_rows, numbers, kept, tile.warps
-        yield step_kernels.delta_rows, {**numbers, "WHOLE": False}, kept, tile.warps
-    tile = step_kernels._SCAN
+        yield step_kernels.delta_rows, numbers, kept, warps
+        yield step_kernels.delta_rows, {**numbers, "WHOLE": False}, kept, warps
     sizes = {
         "BLOCKS": blocks, "BLOCK_NUMBERS": block_bytes // 4, "WHOLE": True, "HEADS": heads,
-        "SHARED": heads, "VALUES": values, "KEYS": keys, "KEY_BLOCK": keys, "TILE": tile.values,
+        "SHARED": heads, "VALUES": values, "KEYS": keys, "KEY_BLOCK": block, "TILE": tile,
     }  # fmt: skip
-    yield step_kernels.scan_rows, sizes, "*fp32", tile.warps
+    yield step_kernels.scan_rows, sizes, "*fp32", warps
     sizes = {"BLOCKS": blocks, "BLOCK_NUMBERS": block_bytes // 2, "TAPS": 4, "SILU": True}
     sizes |= {"CHANNELS": 2 * key_heads * keys + heads * values, "TILE": step_kernels._CHANNELS}
     yield (
-        step_kernels.convolve_rows, {**sizes, "bias": None}, "*bf16", step_kernels._CHANNEL_WARPS
+        step_kernels.convolve_rows, {**sizes, "bias": None}, "*bf16", warps
     )  # fmt: skip
 
 

@@ -11,12 +11,17 @@ import torch
 
 pytest.importorskip("triton")
 
+from beamwright.kv.states import BEGINS, GOES_ON, IDLE, StateBlocks
 from beamwright.models import step_kernels, steps
-from beamwright.models.step_kernels import BEGINS, GOES_ON, IDLE, StateBlocks, StepTile
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WAYS = [GOES_ON, BEGINS, IDLE, GOES_ON, GOES_ON]
 DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(autouse=True)
+def several_programs_for_a_head(monkeypatch):
+    monkeypatch.setattr(step_kernels, "_NUMBERS", 256)
 
 
 def drawn(*size, dtype=torch.float32):
@@ -80,6 +85,7 @@ class Pool:
 SHAPES = {
     "whole heads": ((2, 4, 16, 32), 2, 3),
     "heads across blocks": ((1, 3, 16, 24), 0.75, 0.5),
+    "heads of Mamba-2 across blocks": ((1, 3, 24, 16), 0.75, 0.5),
     "no power of two": ((2, 2, 12, 20), 3, 1),
 }
 
@@ -99,13 +105,13 @@ def test_the_gated_delta_rule(name, kept, dtype):
     gates = -drawn(len(WAYS), heads).abs(), drawn(len(WAYS), heads, dtype=dtype).sigmoid()
     inputs = query, key, value, *gates
     expected, after = steps.delta_step(pool.before(offset, (heads, keys, values)), *inputs)
-    blocks, tile = pool.blocks(), StepTile(16, 4)
-    found = step_kernels.delta_step(blocks, offset, *inputs, kept, tile=tile)
+    blocks = pool.blocks()
+    found = step_kernels.delta_step(blocks, offset, *inputs, kept)
     assert_close(found[pool.went], expected[pool.went])
     assert not found[~pool.went].any()
     pool.assert_written(blocks, offset, after)
     last, inputs = pool.blocks(slice(-1, None)), (x[-1:] for x in inputs)
-    alone = step_kernels.delta_step(last, offset, *inputs, kept, tile=tile)
+    alone = step_kernels.delta_step(last, offset, *inputs, kept)
     assert torch.equal(alone, found[-1:]), "a row follows the batch"
 
 
@@ -128,13 +134,13 @@ def test_the_step_of_mamba_2(name, kept, dtype):
     fixed = drawn(heads), -drawn(heads).exp(), drawn(heads)
     state = pool.before(offset, (heads, values, keys))
     expected, after = steps.scan_step(state, *inputs, *fixed)
-    blocks, tile = pool.blocks(), StepTile(16, 4)
-    found = step_kernels.scan_step(blocks, offset, *inputs, *fixed, kept, tile=tile)
+    blocks = pool.blocks()
+    found = step_kernels.scan_step(blocks, offset, *inputs, *fixed, kept)
     assert_close(found[pool.went], expected[pool.went])
     assert not found[~pool.went].any()
     pool.assert_written(blocks, offset, after)
     last, inputs = pool.blocks(slice(-1, None)), (x[-1:] for x in inputs)
-    alone = step_kernels.scan_step(last, offset, *inputs, *fixed, kept, tile=tile)
+    alone = step_kernels.scan_step(last, offset, *inputs, *fixed, kept)
     assert torch.equal(alone, found[-1:]), "a row follows the batch"
 
 

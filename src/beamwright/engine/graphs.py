@@ -12,6 +12,7 @@ import torch
 
 from beamwright.errors import said_by
 from beamwright.models.load import is_out_of_memory
+from beamwright.models.session import steps_in_place
 from beamwright.models.tree_model import TreeModel
 
 Launches = Callable[[], None]
@@ -139,10 +140,11 @@ def make_replay(graphs: str, model: TreeModel, on_failure: Callable[[str], None]
     """How `--graphs` runs steps with this model; None: as plain calls.
 
     on_failure: hears why steps cannot be captured after all. Layer-wise streaming waits for a
-    transfer inside a step, and states of recurrent layers stop inside an iteration: neither has
-    any.
+    transfer inside a step; states that are moved by the host, row by row, are none of a step's
+    launches.
     """
-    if graphs == "off" or model.store.streams_layers or model.decoder.shape.states:
+    by_host = model.decoder.shape.states and not steps_in_place(model.decoder, model.store)
+    if graphs == "off" or model.store.streams_layers or by_host:
         return None
     device = model.decoder.device
     if device.type == "cuda" and hasattr(model.backend, "workspace"):

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +25,29 @@ Key = tuple[int, str]
 """A part's layer and kind ("conv", "recurrent")."""
 Blocks = Sequence[int]
 """Of one record, in order."""
+IDLE, BEGINS, GOES_ON = 0, 1, 2
+"""What a row does in a pass: nothing that is kept; it begins from zeros; it reads a state."""
+
+
+class StateBlocks(NamedTuple):
+    """Where kernels find rows' records, and put them.
+
+    storage: bytes [block, bytes]. sources, targets: blocks that a row reads and writes, int32
+    [rows, num_blocks]. ways: int32 [rows], see `IDLE`.
+    """
+
+    storage: Tensor
+    sources: Tensor
+    targets: Tensor
+    ways: Tensor
+
+
+class Placed(NamedTuple):
+    """A part of rows' states, where it lies. offset: bytes into each record."""
+
+    blocks: StateBlocks
+    offset: int
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -74,7 +98,7 @@ class StateCells:
     def __init__(self, by_block: Tensor, layout: StateLayout) -> None:
         """by_block: bytes [block, bytes] of a pool."""
         count, block_bytes = by_block.shape
-        self.device = by_block.device
+        self.by_block, self.device = by_block, by_block.device
         self.layout, self.num_blocks = layout, layout.num_blocks(block_bytes)
         sizes = [part.num_bytes for part in layout.parts.values()]
         cell = math.gcd(block_bytes, *layout.offsets.values(), *sizes)
@@ -85,6 +109,18 @@ class StateCells:
         for (key, start), size in zip(layout.offsets.items(), sizes, strict=True):
             numbers = torch.arange(start // cell, (start + size) // cell, device=by_block.device)
             self._at[key] = numbers // self._per_block, numbers % self._per_block
+
+    @property
+    def has_whole_lines(self) -> bool:
+        """Whether no line, the last dimension of a recurrent part, straddles blocks: so kernels
+        find them."""
+        lines = [
+            (self.layout.offsets[key], part.size[-1] * part.dtype.itemsize)
+            for key, part in self.layout.parts.items()
+            if part.kind == "recurrent"
+        ]
+        block_bytes = self.by_block.shape[1]
+        return all(block_bytes % line == 0 == offset % line for offset, line in lines)
 
     def index(self, key: Key, blocks: Tensor) -> Tensor:
         """Where a part of rows with these blocks [rows, num_blocks] is: [rows * cells]."""
@@ -127,6 +163,48 @@ class _Table:
         return self._found[key]
 
 
+class StateTables:
+    """Rows' blocks for kernels, at addresses that stay while `num_moves` does.
+
+    A captured step knows no more of a row than is here: that it has begun, the device notes itself.
+    """
+
+    def __init__(self, states: StateCells) -> None:
+        self._states, self._count, self.num_moves = states, 0, 0
+        self._most = self._empty(0)
+
+    @property
+    def blocks(self) -> StateBlocks:
+        """Of the rows there are."""
+        storage, *tables = self._most
+        return StateBlocks(storage, *(table[: self._count] for table in tables))
+
+    def load(self, rows: StateRows) -> None:
+        """These are the rows; they are at the beginning of their passes."""
+        found = rows.sources, rows.targets, rows.ways
+        self._count = len(found[0])
+        if self._count > len(self._most.ways):
+            self._most, self.num_moves = self._empty(self._count), self.num_moves + 1
+        for table, values in zip(self.blocks[1:], found, strict=True):
+            table.copy_(values)
+
+    def begun(self) -> None:
+        """A pass is over. Launches only."""
+        _, sources, targets, ways = self.blocks
+        sources.copy_(targets)
+        ways.mul_(GOES_ON).clamp_(max=GOES_ON)
+
+    def stop(self, rows: Sequence[int]) -> None:
+        """Nothing of these rows is written from here on."""
+        self._most.ways[list(rows)] = IDLE
+
+    def _empty(self, rows: int) -> StateBlocks:
+        sizes = (rows, self._states.num_blocks), (rows, self._states.num_blocks), (rows,)
+        device = self._states.device
+        tables = (torch.zeros(size, dtype=torch.int32, device=device) for size in sizes)
+        return StateBlocks(self._states.by_block, *tables)
+
+
 class StateRows:
     """The states of rows that are computed together, pass after pass (`models.recurrent`).
 
@@ -142,10 +220,12 @@ class StateRows:
         lengths: Sequence[int] | None = None,
         *,
         deferred: bool = False,
+        tables: StateTables | None = None,
     ) -> None:
         """sources: None of rows that begin from zeros. targets: None of rows that nobody keeps.
 
         deferred: nothing is written before `commit`, so that a pass can be tried again.
+        tables: where kernels find these rows; then they read and write, and nobody else.
         """
         self.states, self.lengths = states, lengths
         spare = next(target for target in targets if target is not None)
@@ -156,6 +236,9 @@ class StateRows:
         self._active = [i for i, target in enumerate(targets) if target is not None]
         self._later: list[tuple[int, Mapping[str, Tensor]]] | None = [] if deferred else None
         self._pick()
+        self._tables = tables
+        if tables is not None:
+            tables.load(self)
 
     @property
     def sources(self) -> Tensor:
@@ -167,13 +250,22 @@ class StateRows:
 
     @property
     def ways(self) -> Tensor:
-        """Of each row [rows], int32: 0, it is not kept; 1, it begins from zeros; 2, from its
-        source."""
+        """Of each row [rows], int32, see `IDLE`."""
         ways = torch.zeros(len(self._own.blocks), dtype=torch.int32)
-        ways[self._active] = 2
+        ways[self._active] = GOES_ON
         if self._zeros is not None:
-            ways[self._zeros.cpu()] = ways[self._zeros.cpu()].clamp(max=1)
+            ways[self._zeros.cpu()] = ways[self._zeros.cpu()].clamp(max=BEGINS)
         return ways.to(self.states.device)
+
+    def placed(self, layer: int) -> dict[str, Placed] | None:
+        """Where kernels find a layer's parts, by kind; None where there are no tables for them."""
+        if self._tables is None:
+            return None
+        blocks, layout = self._tables.blocks, self.states.layout
+        return {
+            kind: Placed(blocks, layout.offsets[layer, kind], layout.parts[layer, kind].dtype)
+            for kind in layout.by_layer[layer]
+        }
 
     def read(self, layer: int) -> dict[str, Tensor]:
         """A layer's parts by kind, each [rows, *size]."""
@@ -203,6 +295,8 @@ class StateRows:
     def begun(self) -> None:
         """A pass is over: from here on rows read what they have written."""
         self._read, self._zeros = self._own, None
+        if self._tables is not None:
+            self._tables.begun()
 
     def stop(self, rows: Sequence[int]) -> None:
         """Nothing that is computed of these rows from here on is kept."""
@@ -210,6 +304,8 @@ class StateRows:
         if not gone.isdisjoint(self._active):
             self._active = [row for row in self._active if row not in gone]
             self._pick()
+            if self._tables is not None:
+                self._tables.stop(rows)
 
     # --- inside ------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from beamwright.kv.groups import GroupTails, KVReader
 from beamwright.kv.link import KVLog, Link
 from beamwright.kv.pool import BlockPool, ByteBudget, ScratchMeter
 from beamwright.kv.segments import HostTier, Segment
-from beamwright.kv.states import StateRows
+from beamwright.kv.states import StateRows, StateTables
 from beamwright.kv.tails import RowTails, Tail
 
 
@@ -163,6 +163,7 @@ class SegmentStore(CacheManager, KVReader):
         lengths: Sequence[int] | None = None,
         *,
         deferred: bool = False,
+        tables: StateTables | None = None,
     ) -> StateRows:
         """Rows that begin with these states (`state_before`, or their own) and write those of these
         segments, which get their blocks here; see `StateRows`.
@@ -174,7 +175,8 @@ class SegmentStore(CacheManager, KVReader):
         self.reserve({each: max(1, each.length) for each in writes if each is not None})
         sources = [None if each is None else each.blocks for each in begins]
         targets = [None if each is None else each.every[-1].blocks for each in writes]
-        return StateRows(self.pool.states, sources, targets, lengths, deferred=deferred)
+        given = self.pool.states, sources, targets, lengths
+        return StateRows(*given, deferred=deferred, tables=tables)
 
     def keys_of(self, segment: Segment, visible: int) -> torch.Tensor:
         """Keys [layers, visible, kv_heads, head_dim], wherever they are scored."""

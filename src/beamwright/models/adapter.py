@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from copy import copy
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from beamwright.attention.kernels import why_no_kernels
 from beamwright.attention.protocols import AttentionView
 from beamwright.models.decoder import ROW_MULTIPLE, Decoder, Linear, by_rows
 from beamwright.models.recurrent import Recurrent
@@ -107,6 +109,15 @@ class _NoLayers(torch.nn.Module):
         return found if isinstance(found, int | float) else self
 
 
+def step_kernels(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
+    """`models.stepped`, where its kernels run on a card."""
+    if device.type != "cuda" or why_no_kernels(device, dtype) is not None:
+        return None
+    from beamwright.models import stepped  # noqa: PLC0415 (loads Triton)
+
+    return stepped
+
+
 class AdaptedDecoder(Decoder):
     """A `Decoder` over a model of `transformers`. found: its survey, with weights in place."""
 
@@ -135,7 +146,8 @@ class AdaptedDecoder(Decoder):
         Raises:
             NotBuiltError: if one of them does with a token at a time what it does not with several.
         """
-        known, made = dict[type, bool](), []
+        known, made = dict[type, bool](), list[Recurrent]()
+        kernels = step_kernels(self.device, self.dtype)
         for name, parts in found.recurrent.items():
             layer, module = parts[0].layer, found.model.get_submodule(name)
             own = [part for part in self.shape.states if part.layer == layer]
@@ -145,9 +157,15 @@ class AdaptedDecoder(Decoder):
                     raise NotBuiltError(f"{type(module).__name__}: token by token it differs")
                 known[type(module)] = each.agrees(self.shape.hidden, self.device, behind=True)
             each.in_chunks = known[type(module)]
+            if kernels is not None:
+                kernels.put_in(each, self.shape.hidden, self.device)
             each.install(lambda: getattr(self._attention.view, "states", None))
             made.append(each)
         return tuple(made)
+
+    @property
+    def steps_in_place(self) -> bool:
+        return all(each.in_place is not None for each in self.recurrent)
 
     @property
     def kind(self) -> tuple[object, ...]:

@@ -118,6 +118,11 @@ class Decoder(Protocol):
         return False
 
     @property
+    def steps_in_place(self) -> bool:
+        """Whether kernels read and write the states of its recurrent layers in their blocks."""
+        return False
+
+    @property
     def kind(self) -> tuple[object, ...]:
         """What decoders have in common that run the same code on the same sizes."""
 

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from beamwright.kv.states import Placed
 from beamwright.models.shape import NotBuiltError, StatePart
 
 _CACHES = ("cache", "cache_params", "past_key_values")
@@ -38,6 +39,10 @@ class RowStates(Protocol):
     def lengths(self) -> Sequence[int] | None:
         """Tokens of each row in the packed batch, in order; None: one of every row."""
 
+    def placed(self, layer: int) -> dict[str, Placed] | None:
+        """Where a layer's parts lie, by kind, of rows with one token each: whoever writes there
+        leaves alone what is not computed any more. None: they are read and written by these."""
+
     def read(self, layer: int) -> dict[str, Tensor]:
         """A layer's parts by kind ("conv", "recurrent"), each [rows, *size of the part], in the
         part's dtype; zeros of rows that begin. The reader may write into them."""
@@ -50,11 +55,11 @@ class RowStates(Protocol):
 class StateCache:
     """What a recurrent module takes for `transformers`' cache: the states of its rows.
 
-    parts: by kind, [rows, *size]; none where the rows begin. Modules that get one token write into
-    them, or hand over what takes their place.
+    parts: by kind, [rows, *size], or where they lie; none where the rows begin. Modules that get
+    one token write into them, or hand over what takes their place.
     """
 
-    def __init__(self, parts: dict[str, Tensor]) -> None:
+    def __init__(self, parts: dict[str, Any]) -> None:
         self.parts, self.is_used = parts, False
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
@@ -168,8 +173,8 @@ class Recurrent:
     Rows with one token each are computed together, [rows, 1, hidden]; rows with more one by one, so
     that their bits depend on none beside them.
     in_chunks: the module honours a state where it gets several tokens; else those behind one go one
-    after another. step: computes one token of some rows [rows, 1, hidden] with their states; what
-    is faster than the module may take its place.
+    after another. in_place: computes one token of rows [rows, 1, hidden] whose states stay where
+    they lie (`models.stepped`), if anything does. parts: by kind, a row's size and numbers.
     """
 
     def __init__(
@@ -179,11 +184,11 @@ class Recurrent:
         self._plain: Callable[..., Tensor] = module.forward
         self._takes = next(iter(inspect.signature(module.forward).parameters))
         self._cache = cache_of(module) or ""
-        self._dtype = dtype
-        self._parts = {
+        self.dtype = dtype
+        self.parts = {
             part.kind: (part.size, torch.float32 if part.wide else dtype) for part in parts
         }
-        self.step: Callable[[Tensor, StateCache], Tensor] = self.plain
+        self.in_place: Callable[[Tensor, StateCache], Tensor] | None = None
         self._states: Callable[[], RowStates | None] = lambda: None
 
     def install(self, states: Callable[[], RowStates | None]) -> None:
@@ -200,12 +205,17 @@ class Recurrent:
         states = self._states()
         if states is None:
             return self._decode(hidden, self._zeros(hidden.shape[1], hidden.device))[0]
-        before, lengths = states.read(self.layer), states.lengths
+        lengths = states.lengths
+        if lengths is None and self.in_place is not None:
+            placed = states.placed(self.layer)
+            if placed is not None:
+                return self.in_place(hidden.transpose(0, 1), StateCache(placed)).transpose(0, 1)
+        before = states.read(self.layer)
         if lengths is None:
             found, after = self._decode(hidden, before)
         else:
             found, after = self._prefill(hidden, before, lengths)
-        kept = {kind: after[kind].to(dtype) for kind, (_, dtype) in self._parts.items()}
+        kept = {kind: after[kind].to(dtype) for kind, (_, dtype) in self.parts.items()}
         states.write(self.layer, kept)
         return found
 
@@ -213,7 +223,7 @@ class Recurrent:
         """A token of every row, some rows at a time."""
         rows = hidden[0, :, None].split(_ROWS)
         caches = [StateCache(each) for each in _split(parts, [len(some) for some in rows])]
-        found = [self.step(some, cache) for some, cache in zip(rows, caches, strict=True)]
+        found = [self.plain(some, cache) for some, cache in zip(rows, caches, strict=True)]
         return torch.cat(found).transpose(0, 1), _joined(caches)
 
     def _prefill(
@@ -236,7 +246,7 @@ class Recurrent:
     def _zeros(self, num_rows: int, device: torch.device) -> dict[str, Tensor]:
         return {
             kind: torch.zeros(num_rows, *size, dtype=dtype, device=device)
-            for kind, (size, dtype) in self._parts.items()
+            for kind, (size, dtype) in self.parts.items()
         }
 
     @torch.inference_mode()
@@ -246,7 +256,7 @@ class Recurrent:
         behind: a random state; else from nothing.
         """
         generator = torch.Generator().manual_seed(0)
-        hidden = torch.randn(1, _PROBED, width, generator=generator).to(device, self._dtype)
+        hidden = torch.randn(1, _PROBED, width, generator=generator).to(device, self.dtype)
         start = self._zeros(1, device)
         if behind:
             for part in start.values():
@@ -256,7 +266,7 @@ class Recurrent:
         found = self.plain(hidden, together)
         steps = torch.cat([self.plain(token, one_by_one) for token in hidden.split(1, dim=1)], 1)
         pairs = [(found, steps)]
-        pairs += [(together.parts[kind], one_by_one.parts[kind]) for kind in self._parts]
+        pairs += [(together.parts[kind], one_by_one.parts[kind]) for kind in self.parts]
         return all(
             float((one.float() - other.float()).abs().max()) <= _SAME * float(other.abs().max())
             for one, other in pairs

@@ -13,6 +13,7 @@ from torch import Tensor
 from beamwright.attention.protocols import AttentionView
 from beamwright.kv.codes import hadamard, rounded
 from beamwright.models.decoder import Decoder
+from beamwright.models.recurrent import RowStates
 from beamwright.sections import KVDtype
 
 
@@ -37,6 +38,10 @@ class RoundingDecoder(Decoder):
     @least_rows.setter
     def least_rows(self, value: int) -> None:
         self.inner.least_rows = value
+
+    @property
+    def steps_in_place(self) -> bool:
+        return self.inner.steps_in_place
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -78,6 +83,11 @@ class _RoundedView:
     def looks_ahead(self) -> bool:
         """See `LooksAhead`."""
         return getattr(self._view, "looks_ahead", False)
+
+    @property
+    def states(self) -> RowStates | None:
+        """Those of recurrent layers, which nothing rounds."""
+        return getattr(self._view, "states", None)
 
     def foresee(self, layer: int, query: Tensor) -> None:
         """A query as `attend` will get it."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from beamwright.attention.protocols import AttentionBackend
 from beamwright.kv.segments import Path, Segment, state_before, visible_path
-from beamwright.kv.states import StateRows
+from beamwright.kv.states import StateRows, StateTables
 from beamwright.kv.store import SegmentStore
 from beamwright.models.decoder import Decoder, padded_rows
 
@@ -60,6 +60,12 @@ class Forwarded:
         self.written.append((number, row, ahead))
 
 
+def steps_in_place(decoder: Decoder, store: SegmentStore) -> bool:
+    """Whether a token's kernels find the states of recurrent layers in these blocks."""
+    cells = store.pool.states
+    return decoder.steps_in_place and cells is not None and cells.has_whole_lines
+
+
 class DecodeSession:
     """Rows that are decoded together, one token per row and call; they join and leave in between.
 
@@ -88,6 +94,8 @@ class DecodeSession:
         self._stays = stays
         self._view: Any = None
         self._states: StateRows | None = None
+        cells = store.pool.states if steps_in_place(decoder, store) else None
+        self._state_tables = None if cells is None else StateTables(cells)
         self._rows: list[_OpenRow | None] = []
 
     @property
@@ -104,8 +112,8 @@ class DecodeSession:
     @property
     def num_moves(self) -> int:
         """How often anything was allocated anew: a step captured before must not be replayed."""
-        shared = self._workspace.num_moves if self._workspace is not None else 0
-        return int(self._tail.num_moves + shared)
+        parts = self._tail, self._workspace, self._state_tables
+        return sum(part.num_moves for part in parts if part is not None)
 
     @property
     def held_bytes(self) -> int:
@@ -283,7 +291,7 @@ class DecodeSession:
                 else state_before(row.path)
                 for row in self._rows
             ]
-            self._states = self._store.state_rows(begins, own)
+            self._states = self._store.state_rows(begins, own, tables=self._state_tables)
         self._view.states = self._states
 
     def _spread_view(self, rows: Sequence[int] | None, index: Any = None) -> None:

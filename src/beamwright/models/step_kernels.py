@@ -10,43 +10,17 @@ that is not computed writes nothing. Launches are captured in CUDA graphs. The s
 No annotations are postponed here: Triton reads `tl.constexpr` from them.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from beamwright.kv.states import StateBlocks
 from beamwright.models.fused import launch
 
-IDLE, BEGINS, GOES_ON = 0, 1, 2
-"""What a row does: nothing, so that its state and its output's zeros stay; begins at zeros; reads
-the state before it."""
-
-
-class StateBlocks(NamedTuple):
-    """Where the states of rows lie.
-
-    storage: bytes [block, bytes]. sources, targets: blocks that a row reads and writes, int32
-    [rows, blocks of a record]. ways: int32 [rows].
-    """
-
-    storage: Tensor
-    sources: Tensor
-    targets: Tensor
-    ways: Tensor
-
-
-class StepTile(NamedTuple):
-    """Values of a head that a program has, and its warps."""
-
-    values: int
-    warps: int
-
-
-_DELTA = StepTile(32, 4)
-_SCAN = StepTile(32, 4)
-_CHANNELS, _CHANNEL_WARPS = 256, 4
+_NUMBERS, _WARPS = 8192, 4
+"""Of a head's state that a program has, and warps that share them."""
+_CHANNELS = 256  # of a program
 
 
 @triton.jit
@@ -72,7 +46,8 @@ def delta_rows(
 
     states: [HEADS, KEYS, VALUES] in each record. query, key: [rows, HEADS / SHARED, KEYS]; NORMED:
     to length 1, first. value, out: [rows, HEADS, VALUES]; decay (a logarithm), beta: [rows, HEADS].
-    offset: of the layer in a record; in heads where they are WHOLE in a block, else in numbers.
+    offset: of the layer in a record, in lines of VALUES, which are whole in a block; WHOLE: so is a
+    head.
     """
     parts: tl.constexpr = (VALUES + TILE - 1) // TILE
     row = tl.program_id(1).to(tl.int64)
@@ -87,14 +62,15 @@ def delta_rows(
     if way == 0:
         tl.store(put, tl.zeros((TILE,), out.dtype.element_ty), a_value)
     else:
+        first = (offset + head * KEYS) * VALUES
         if WHOLE:
-            first = (offset + head) * (KEYS * VALUES)
             read = states + _places(sources, row, first, BLOCKS, BLOCK_NUMBERS) + place
             write = states + _places(targets, row, first, BLOCKS, BLOCK_NUMBERS) + place
         else:
-            number = offset + head * (KEYS * VALUES) + tl.where(held, place, 0)
-            read = states + _places(sources, row, number, BLOCKS, BLOCK_NUMBERS)
-            write = states + _places(targets, row, number, BLOCKS, BLOCK_NUMBERS)
+            first += tl.where(a_key, at_key, 0) * VALUES
+            read = states + _places(sources, row, first, BLOCKS, BLOCK_NUMBERS)[:, None]
+            write = states + _places(targets, row, first, BLOCKS, BLOCK_NUMBERS)[:, None]
+            read, write = read + at_value[None, :], write + at_value[None, :]
         before = held & (way == 2)
         state = tl.load(read, before, other=0.0, eviction_policy="evict_first")
         shared = head // SHARED * KEYS + at_key
@@ -129,7 +105,7 @@ def scan_rows(
 
     states: [HEADS, VALUES, KEYS] in each record. x, out: [rows, HEADS, VALUES]; rate [rows, HEADS];
     enters, leaves: [rows, HEADS / SHARED, KEYS]. shift (of the rate), decay, skip: [HEADS].
-    offset: as in `delta_rows`.
+    offset: as in `delta_rows`, in lines of KEYS.
     """
     parts: tl.constexpr = (VALUES + TILE - 1) // TILE
     row = tl.program_id(1).to(tl.int64)
@@ -144,14 +120,15 @@ def scan_rows(
     if way == 0:
         tl.store(put, tl.zeros((TILE,), out.dtype.element_ty), a_value)
     else:
+        first = (offset + head * VALUES) * KEYS
         if WHOLE:
-            first = (offset + head) * (KEYS * VALUES)
             read = states + _places(sources, row, first, BLOCKS, BLOCK_NUMBERS) + place
             write = states + _places(targets, row, first, BLOCKS, BLOCK_NUMBERS) + place
         else:
-            number = offset + head * (KEYS * VALUES) + tl.where(held, place, 0)
-            read = states + _places(sources, row, number, BLOCKS, BLOCK_NUMBERS)
-            write = states + _places(targets, row, number, BLOCKS, BLOCK_NUMBERS)
+            first += tl.where(a_value, at_value, 0) * KEYS
+            read = states + _places(sources, row, first, BLOCKS, BLOCK_NUMBERS)[:, None]
+            write = states + _places(targets, row, first, BLOCKS, BLOCK_NUMBERS)[:, None]
+            read, write = read + at_key[None, :], write + at_key[None, :]
         before = held & (way == 2)
         state = tl.load(read, before, other=0.0, eviction_policy="evict_first").to(tl.float32)
         shared = head // SHARED * KEYS + at_key
@@ -222,7 +199,6 @@ def delta_step(
     kept: torch.dtype = torch.float32,
     *,
     normed: bool = True,
-    tile: StepTile = _DELTA,
 ) -> Tensor:
     """As `steps.delta_step`, of a token a row; out [rows, heads, value_dim].
 
@@ -230,17 +206,15 @@ def delta_step(
     query, key: [rows, key_heads, key_dim], value: [rows, heads, value_dim]; heads side by side.
     """
     (rows, heads, values), keys = value.shape, key.shape[2]
-    where, sizes = _heads_in(blocks, offset, keys * values, kept)
+    where, sizes = _lines_in(blocks, offset, keys, values, kept)
     out = value.new_empty(rows, heads, values)
-    sizes = (
-        *sizes, heads, heads // key.shape[1], keys, values, triton.next_power_of_2(keys),
-        tile.values, normed,
-    )  # fmt: skip
+    block, tile = _tile(keys, values)
+    sizes = *sizes, heads, heads // key.shape[1], keys, values, block, tile, normed
     gates = decay.float().contiguous(), beta.to(value.dtype).contiguous()
     tensors = value, query, key, *gates, out, blocks.storage.view(kept), *blocks[1:]
     numbers = where, query.stride(0), key.stride(0), value.stride(0)
-    grid = heads * -(-values // tile.values), rows, 1
-    launch(delta_rows, grid, tensors, numbers, sizes, tile.warps)
+    grid = heads * -(-values // tile), rows, 1
+    launch(delta_rows, grid, tensors, numbers, sizes, _WARPS)
     return out
 
 
@@ -255,8 +229,6 @@ def scan_step(
     decay: Tensor,
     skip: Tensor,
     kept: torch.dtype = torch.float32,
-    *,
-    tile: StepTile = _SCAN,
 ) -> Tensor:
     """As `steps.scan_step`, of a token a row; out [rows, heads, head_dim].
 
@@ -264,17 +236,15 @@ def scan_step(
     state_size]; heads side by side.
     """
     (rows, heads, values), keys = x.shape, enters.shape[2]
-    where, sizes = _heads_in(blocks, offset, keys * values, kept)
+    where, sizes = _lines_in(blocks, offset, values, keys, kept)
     out = x.new_empty(rows, heads, values)
-    sizes = (
-        *sizes, heads, heads // enters.shape[1], values, keys, triton.next_power_of_2(keys),
-        tile.values,
-    )  # fmt: skip
+    block, tile = _tile(keys, values)
+    sizes = *sizes, heads, heads // enters.shape[1], values, keys, block, tile
     own = (each.float().contiguous() for each in (shift, decay, skip))
     tensors = x, rate.to(x.dtype), enters, leaves, *own, out, blocks.storage.view(kept), *blocks[1:]
     numbers = where, x.stride(0), rate.stride(0), enters.stride(0), leaves.stride(0)
-    grid = heads * -(-values // tile.values), rows, 1
-    launch(scan_rows, grid, tensors, numbers, sizes, tile.warps)
+    grid = heads * -(-values // tile), rows, 1
+    launch(scan_rows, grid, tensors, numbers, sizes, _WARPS)
     return out
 
 
@@ -295,16 +265,21 @@ def convolution_step(
     tensors = x, weight, out, blocks.storage.view(x.dtype), *blocks[1:], bias
     numbers = offset // x.itemsize, x.stride(0)
     grid = -(-channels // _CHANNELS), rows, 1
-    launch(convolve_rows, grid, tensors, numbers, sizes, _CHANNEL_WARPS)
+    launch(convolve_rows, grid, tensors, numbers, sizes, _WARPS)
     return out
 
 
-def _heads_in(
-    blocks: StateBlocks, offset: int, head: int, kept: torch.dtype
+def _lines_in(
+    blocks: StateBlocks, offset: int, lines: int, width: int, kept: torch.dtype
 ) -> tuple[int, tuple[int, ...]]:
-    """Where a layer's heads of so many numbers begin in a record, and the first sizes of kernels:
-    blocks of a record, numbers of a block, and if every head is whole in one."""
-    block_bytes, head_bytes = blocks.storage.shape[1], head * kept.itemsize
-    whole = block_bytes % head_bytes == 0 and offset % head_bytes == 0
-    where = offset // (head_bytes if whole else kept.itemsize)
-    return where, (blocks.sources.shape[1], block_bytes // kept.itemsize, whole)
+    """Where a layer's lines of numbers begin in a record, and the first sizes of kernels: blocks of
+    a record, numbers of a block, and if every head of so many lines is whole in one."""
+    block_bytes, line_bytes = blocks.storage.shape[1], width * kept.itemsize
+    whole = block_bytes % (lines * line_bytes) == 0 == offset % (lines * line_bytes)
+    return offset // line_bytes, (blocks.sources.shape[1], block_bytes // kept.itemsize, whole)
+
+
+def _tile(keys: int, values: int) -> tuple[int, int]:
+    """Keys and values that a program has, of so many of a head."""
+    block = triton.next_power_of_2(keys)
+    return block, min(triton.next_power_of_2(values), max(1, _NUMBERS // block))
