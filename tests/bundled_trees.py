@@ -5,9 +5,11 @@ Pin them again after a bundled model has been trained anew, or where a change of
 
 import json
 from pathlib import Path
+from typing import get_args
 
 from beamwright import Solver
 from beamwright.evaluate.problems import load_problems
+from beamwright.sections import Sparse
 
 FILE = Path(__file__).parent / "data" / "bundled_trees.json"
 SEARCHES = {
@@ -48,7 +50,7 @@ SPECULATES = {"beam", "dvts", "lookahead", "mcts"}
 """Of these, steps are decoded ahead here; others have nothing to decode ahead, or draw what lives
 on."""
 
-SPARSE = ("exact", "pages", "quest", "ahead", "ahead-pages", "asyncspade")
+SPARSE = tuple(method for method in get_args(Sparse) if method != "off")
 
 GREEDY = {
     "greedy beam": {**_SMALL, "verifier": "bundled"},

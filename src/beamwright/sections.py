@@ -30,7 +30,10 @@ Explore = Literal["lockstep", "continuous", "decoupled"]
 Speculation = Literal["off", "exact", "truncate", "auto"]
 
 # Which tokens of a long path decoding attends to, see `sparse.rule`.
-Sparse = Literal["off", "exact", "pages", "quest", "ahead", "ahead-pages", "asyncspade"]
+Sparse = Literal[
+    "off", "exact", "pages", "quest", "ahead", "ahead-pages",
+    "asyncspade", "asyncspade-printed", "asyncspade-ridge",
+]  # fmt: skip
 
 Weights = Literal["auto", "int8", "int4"]
 KVDtype = Literal["auto", "int8", "fp8"]
@@ -370,6 +373,10 @@ class ScheduleSettings(OpenSection):
         "chosen among those steps (exact: the tree is the same; truncate: it is not, as in "
         "FlashTTS siblings begin with a part of what one of them has); auto: exact where it pays.",
     )
+    truncation: float = option(
+        0.85, "Mean share of a sibling that copies keep (truncate; FlashTTS's R).", ge=0.0, le=1.0,
+        recipe_only=True,
+    )  # fmt: skip
     drafts: units.Drafts = option(
         "off",
         "Tokens a row, at most, to guess from the tree's own text and to verify in one pass: the "
@@ -400,7 +407,7 @@ class SparseSettings(Section):
         "Which tokens decoding attends to where paths are long: all (off), those with the "
         "largest scores (exact), the same among the best pages (pages), whole pages (quest), by "
         "the query of the layer before (ahead, ahead-pages), or by one predicted from earlier "
-        "tokens (asyncspade). Changes the tree.",
+        "tokens (asyncspade; -printed, -ridge: other readings of it). Changes the tree.",
     )
     select: units.Select = option(
         2048,

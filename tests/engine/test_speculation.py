@@ -180,6 +180,20 @@ def test_truncated_duplicates_are_written_as_any_step_is(make_solver):
     assert any("--speculation truncate" in line for line in solution.warnings)
 
 
+def test_r_is_what_copies_keep(make_solver):
+    """FlashTTS's truncation ratio, which a recipe may name."""
+    options = {**FAST, "search": "beam", "dtype": "float64", "max_step_tokens": 40, "n": 12}
+    kept = {}
+    for ratio in (0.0, 0.5, 1.0):
+        seen = []
+        with make_solver(**options, speculation="truncate", truncation=ratio) as solver:
+            solver.solve(PROBLEM, on_round=lambda report, seen=seen: seen.append(report.tree))
+        families = [node.children for node in seen[-1].nodes() if node.parent is not None]
+        pairs = [family[:2] for family in families if len(family) > 1]
+        kept[ratio] = sum(common(*pair) for pair in pairs) / len(pairs)
+    assert kept[0.0] < kept[0.5] < kept[1.0]
+
+
 def common(first, second):
     """Tokens that two steps begin with."""
     pairs = zip(first.token_ids, second.token_ids, strict=False)

@@ -3,10 +3,9 @@
 import pytest
 
 from beamwright.search import make_strategy
-from beamwright.search.prospects import by_scores, certain, ranks
+from beamwright.search.prospects import by_bins, by_scores, certain, ranks
 from beamwright.sections import SearchSettings
 from beamwright.tree import StopReason
-from beamwright_lab.decoupled.throughput import bins
 from fakes import add_step, new_tree
 
 
@@ -27,15 +26,25 @@ def second_round(parent_scores, children=2, complete=None):
 
 def test_bins_are_quantiles_of_the_scores_before():
     beams = second_round([0.9, 0.1, 0.5, 0.7])
-    found = {each.node: each.children for each in bins(beams, [], width=4)}
+    found = {each.node: each.children for each in by_bins(beams, 4)}
     assert [found[beam] for beam in beams] == [4, 4, 1, 1, 2, 2, 3, 3]
-    assert [each.children for each in bins(beams, [], width=4)] == [4, 4, 3, 3, 2, 2, 1, 1]
+    assert [each.children for each in by_bins(beams, 4)] == [4, 4, 3, 3, 2, 2, 1, 1]
+
+
+def test_beam_search_foresees_by_bins_where_it_is_asked_to():
+    """And then wants no score before the round is over: SelectSPEC costs no call."""
+    beams = second_round([0.9, 0.1, 0.5, 0.7])
+    settings = SearchSettings(search="beam", n=8, width=4, foresight="bins")
+    policy = make_strategy(settings)
+    assert [each.children for each in policy.prospects(None, beams, [])] == [4, 4, 3, 3, 2, 2, 1, 1]
+    assert not policy.foresees_by_score
+    assert make_strategy(SearchSettings(search="beam", n=8, width=4)).foresees_by_score
 
 
 def test_only_complete_steps_that_can_go_on_are_foreseen():
     beams = second_round([0.9, 0.1], complete=3)
     beams[0].stop = StopReason.EOS
-    for found in (bins(beams, [], 2), by_scores(beams, 2)):
+    for found in (by_bins(beams, 2), by_scores(beams, 2)):
         assert {each.node for each in found} == set(beams[1:3])
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from beamwright.sparse.rule import RIDGE, asyncspade
+from beamwright.sparse.rule import RIDGE, asyncspade, regressed
 
 
 def windows(width=6, dim=8, seed=0):
@@ -13,35 +13,77 @@ def windows(width=6, dim=8, seed=0):
     return steps.cumsum(-2) / 3
 
 
-def by_the_equations(queries):
+def scale_of(queries):
+    """The mean squared norm of the window's queries."""
+    return sum(float(query @ query) for query in queries[:-1]) / (len(queries) - 1)
+
+
+def by_the_equations(queries, reading):
     """Eq. 2 to 5 for one head, one k after the other."""
-    count = len(queries) - 1
-    scale = sum(float(query @ query) for query in queries[:-1]) / count
+    count, scale = len(queries) - 1, scale_of(queries)
     candidates = []
     for k in range(1, count + 1):
         past = queries[-1 - k : -1]
         gram = past @ past.T + RIDGE * scale * torch.eye(k)
-        weights = torch.softmax(torch.linalg.solve(gram, past @ queries[-1]), -1)
+        weights = torch.linalg.solve(gram, past @ queries[-1])
+        if reading == "text":
+            weights = torch.softmax(weights, -1)
         candidates.append(weights @ queries[-k:])
     return torch.stack(candidates).mean(0)
 
 
-def test_asyncspade_is_its_equations():
+@pytest.mark.parametrize("reading", ["text", "ridge"])
+def test_asyncspade_is_its_equations(reading):
     queries = windows()
-    found = asyncspade(queries)
+    found = asyncspade(queries, reading)
     for index in torch.cartesian_prod(torch.arange(2), torch.arange(3)).tolist():
         one = queries[tuple(index)]
-        torch.testing.assert_close(found[tuple(index)], by_the_equations(one))
+        torch.testing.assert_close(found[tuple(index)], by_the_equations(one, reading))
+
+
+def eq_2(queries, weights):
+    """What the paper's Eq. 2 minimises, over the mean squared norm: the error and the ridge."""
+    k = len(weights)
+    past = queries[-1 - k : -1].flip(0)
+    logits = weights.log() - weights.log().mean()  # the smallest that have this softmax
+    error = (weights @ past - queries[-1]).square().sum() / scale_of(queries)
+    return float(error + RIDGE * logits.square().sum())
+
+
+def test_as_printed_eq_2_is_minimised():
+    """Nothing near is smaller, and what the text says is larger."""
+    generator = torch.Generator().manual_seed(1)
+    for queries in windows().flatten(0, 1):
+        printed, text = (regressed(queries[None], each)[0] for each in ("printed", "text"))
+        for k in range(2, len(queries)):
+            found = printed[k - 1, :k]
+            assert found.sum() == pytest.approx(1)
+            least = eq_2(queries, found)
+            assert least <= eq_2(queries, text[k - 1, :k]) + 1e-3
+            for _ in range(20):
+                step = 0.1 * torch.randn(k, generator=generator)
+                other = torch.softmax(found.log() + step, -1)
+                assert least <= eq_2(queries, other) + 1e-3
+
+
+@pytest.mark.parametrize("reading", ["text", "printed", "ridge"])
+def test_a_row_is_predicted_alike_whoever_is_beside_it(reading):
+    for width in (3, 16):
+        queries = windows(width).repeat(5, 1, 1, 1)
+        alone = torch.cat([asyncspade(row[None], reading) for row in queries])
+        assert torch.equal(asyncspade(queries, reading), alone)
 
 
 @pytest.mark.parametrize("count", [1, 7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_queries_that_stand_still_stay(count, dtype):
+@pytest.mark.parametrize("reading", ["text", "printed", "ridge"])
+def test_queries_that_stand_still_stay(reading, count, dtype):
     queries = windows()[..., -1:, :].expand(2, 3, count, 8).to(dtype)
-    found = asyncspade(queries)
+    found = asyncspade(queries, reading)
     assert found.dtype == dtype
     torch.testing.assert_close(found, queries[..., -1, :], rtol=2e-2, atol=2e-2)
 
 
-def test_zeros_are_no_singular_system():
-    assert asyncspade(torch.zeros(1, 5, 4)).isfinite().all()
+@pytest.mark.parametrize("reading", ["text", "printed", "ridge"])
+def test_zeros_are_no_singular_system(reading):
+    assert asyncspade(torch.zeros(1, 5, 4), reading).isfinite().all()

@@ -125,7 +125,7 @@ class Oracle:
         if how == "ahead" and layer:
             guess = drawn(token, layer, "ahead")[self.row]
         elif how == "predicted" and known:
-            guess = asyncspade(torch.stack(known[-17:], 1))
+            guess = asyncspade(torch.stack(known[-17:], 1), rule.how.reading)
         if guess is None:
             return query, False
         if rule.correct is None:

@@ -23,7 +23,7 @@ from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.machines import find_profile
 from beamwright.plan.schedules import MARK_TOKENS
 from beamwright.protocols import Foresees, Prospect
-from beamwright.search.prospects import best_first, can_go_on, ranks
+from beamwright.search.prospects import by_bins, can_go_on
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.tree import Node
 from beamwright_lab.common import finish, say, table
@@ -50,15 +50,9 @@ COLUMNS = (
 
 
 def bins(beams: Sequence[Node], ahead: Sequence[Node], width: int) -> list[Prospect]:
-    """FlashTTS's SelectSPEC: by the scores before the steps that are under way."""
+    """FlashTTS's SelectSPEC."""
     del ahead
-    shares = ranks([None if beam.parent is None else beam.parent.score for beam in beams])
-    branches = [min(width, 1 + int(share * width)) for share in shares]
-    return best_first(
-        Prospect(beam, most, potential=most)
-        for beam, most in zip(beams, branches, strict=True)
-        if can_go_on(beam)
-    )
+    return by_bins(beams, width)
 
 
 def oracle(script: Script) -> Foresee:

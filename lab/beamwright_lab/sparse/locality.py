@@ -3,8 +3,9 @@ of neighbouring tokens select the same keys, and does the predicted query select
 does?
 
 Overlap (Eq. 1) of the best eighth of the keys before a token, by the query of so many tokens
-before, and by the query that `asyncspade` predicts from the seventeen before; means over heads and
-the tokens of the solution. An eighth overlaps with a random other one by an eighth. Queries are
+before, by the query that `asyncspade` predicts from the seventeen before in each of its readings,
+and by one window of sixteen with the shift by one token and without it (Figure 5); means over heads
+and the tokens of the solution. An eighth overlaps with a random other one by an eighth. Queries are
 behind rotary positions, from one pass of the model over problem and right solution; no budget, no
 token that is always selected.
 
@@ -23,13 +24,14 @@ import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
 
 import beamwright
-from beamwright.sparse.rule import WINDOW, asyncspade
+from beamwright.sparse.rule import WINDOW, Reading, asyncspade, regressed
 from beamwright_lab.common import fingerprint, finish, say, table
 from beamwright_lab.sparse.ledger import MODEL, load_maker
 
 BUNDLED = Path(beamwright.__file__).parent / "bundled"
 SHARE = 1 / 8
 DISTANCES = (1, 16)
+READINGS: tuple[Reading, ...] = ("text", "printed", "ridge")
 Text = tuple[str, str]
 """What is read, and the solution whose tokens count."""
 
@@ -90,7 +92,13 @@ def overlaps(query: torch.Tensor, key: torch.Tensor, first: int) -> dict[str, fl
         keys, window = key[:, :token], query[:, token - WINDOW - 1 : token]
         true = selected(query[:, token], keys)
         guesses = {f"{d} before": query[:, token - d] for d in DISTANCES}
-        guesses["predicted"] = asyncspade(window)
+        itself = query[:, token - WINDOW : token + 1]
+        for reading in READINGS:
+            guesses[f"predicted, {reading}"] = asyncspade(window, reading)
+            # Fig. 5: one window of 16, its weights of the token before, and of the token itself.
+            shifted, own = (regressed(each, reading)[:, -1, None] for each in (window, itself))
+            guesses[f"shifted, {reading}"] = (shifted @ window[:, 1:].flip(1))[:, 0]
+            guesses[f"not shifted, {reading}"] = (own @ itself[:, :-1].flip(1))[:, 0]
         for name, guess in guesses.items():
             sums[name] = sums.get(name, 0.0) + overlap(selected(guess, keys), true)
     return {name: total / (query.shape[1] - begin) for name, total in sums.items()}

@@ -46,7 +46,8 @@ class Engine:
     all have decoded, and scored, their round; `decoupled`, children are decoded ahead beside other
     trees, too, where that pays. verify_ahead: what is decoded ahead may be scored before it is
     opened (FlashTTS 4.1.3); without, as in the decoupled thesis (Alg. 4), never.
-    listwise: all steps of a tree's round are scored in one call. patience_s: seconds that a tree
+    listwise: all steps of a tree's round are scored in one call. truncation: FlashTTS's R, see
+    `TreeRun.duplicates`. patience_s: seconds that a tree
     with nothing to return still waits for steps when its deadline has passed, where they may never
     come; None where they surely will.
     """
@@ -62,13 +63,14 @@ class Engine:
         explore: Explore = "continuous",
         verify_ahead: bool = False,
         listwise: bool = False,
+        truncation: float = 0.85,
         patience_s: float | None = None,
     ) -> None:
         self._executor, self._writer, self._ahead = executor, executor.writer, executor.ahead
         self._schedule, self._accounting, self._clock = schedule, accounting, clock
         self._payoff, self._explore = payoff or Payoff(), explore
         self._scores_ahead, self._listwise = verify_ahead and not listwise, listwise
-        self._patience_s = patience_s
+        self._truncation, self._patience_s = truncation, patience_s
         self._live: dict[Node, TreeRun] = {}
         self._changed = self._foresee = False
         # What each tree foresees, until something becomes of it.
@@ -206,7 +208,7 @@ class Engine:
         if run.error is not None:
             return
         if self._ahead is not None and self._ahead.speculation == "truncate":
-            for node, begun, share in run.duplicates():
+            for node, begun, share in run.duplicates(self._truncation):
                 self._ahead.begin_like(node, begun, share)
         self._drop_rest(run)
         report = run.report(candidates)

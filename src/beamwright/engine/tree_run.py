@@ -311,15 +311,15 @@ class TreeRun:
             return self.cut
         return not self.rule.is_of_the_tree(self.stopped)
 
-    def duplicates(self) -> list[tuple[Node, Node, float]]:
+    def duplicates(self, mean: float) -> list[tuple[Node, Node, float]]:
         """FlashTTS's DuplicateThenTruncate (Alg. 1): children of which nothing is written, with a
-        sibling that has tokens, and the share of these that they begin with."""
+        sibling that has tokens, and the share of these that they begin with, R on average."""
         pairs: list[tuple[Node, Node, float]] = []
         for siblings in self._opened:
             begun = next((node for node in siblings if node.usage["speculated"]), None)
             if begun is not None:
                 fresh = [node for node in siblings if not node.usage["speculated"]]
-                pairs += [(node, begun, truncation(node)) for node in fresh]
+                pairs += [(node, begun, truncation(node, mean)) for node in fresh]
         return pairs
 
     def report(self, candidates: tuple[Node, ...]) -> RoundReport:
@@ -336,7 +336,7 @@ class TreeRun:
         return RoundReport(self.tree, number, candidates, survivors, pruned, finished, total_s)
 
 
-def truncation(node: Node, mean: float = 0.85, spread: float = 0.1) -> float:
-    """FlashTTS's R ~ N(0.85, 0.1), between 0 and 1: drawn by lineage, whatever else is drawn."""
+def truncation(node: Node, mean: float, spread: float = 0.1) -> float:
+    """FlashTTS's R ~ N(mean, 0.1), between 0 and 1: drawn by lineage, whatever else is drawn."""
     drawn = Random(f"truncate {node.lineage}").gauss(mean, spread)
     return min(1.0, max(0.0, drawn))

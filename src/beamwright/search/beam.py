@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 from beamwright.errors import InputError
-from beamwright.protocols import Action
+from beamwright.protocols import Action, Prospect
+from beamwright.registry import option
 from beamwright.search import SearchPolicy, strategy
+from beamwright.search.prospects import by_bins, by_scores
 from beamwright.search.rounds import even_shares, give_children, open_round, ranked
 from beamwright.tree import Node, SearchTree
 
@@ -37,6 +39,12 @@ class BeamSearch(SearchPolicy):
         InputError: if n < width, or width does not divide n.
     """
 
+    foresight: Literal["scores", "bins"] = option(
+        "scores",
+        help="Whose children are decoded ahead: by their steps' own scores, or by the bin of the "
+        "score before (FlashTTS's SelectSPEC).",
+    )
+
     def model_post_init(self, context: Any) -> None:
         n, width = self.search.n, self.search.width
         if n < width:
@@ -49,6 +57,17 @@ class BeamSearch(SearchPolicy):
         if not this.going:
             return this.actions
         return [*this.actions, *extend_best(ranked(this.going), this.slots, self.search.width)]
+
+    @property
+    def foresees_by_score(self) -> bool:  # type: ignore[override]
+        """SelectSPEC asks for no score before the round is over."""
+        return self.foresight == "scores"
+
+    def prospects(
+        self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
+    ) -> list[Prospect]:
+        likely = by_bins if self.foresight == "bins" else by_scores
+        return likely(beams, self.search.width, self.search.max_rounds)
 
 
 def extend_best(best_first: Sequence[Node], slots: int, width: int) -> list[Action]:

@@ -3,9 +3,9 @@
 Scores of consecutive steps are correlated, so a step is as likely to be kept as the step before it
 was good: the last scores of a round's beams are divided into `width` bins of equal size, and a step
 whose score lies in bin j, the best one being 1, may get width - j + 1 children ahead of selection.
-SelectSPEC looks at the step before; `by_scores` at a step's own score where it is known, because
-steps are scored as they end; `by_shares` likewise, for dynamic branching. Nothing is foreseen below
-`max_depth` (None: there is no such depth).
+SelectSPEC (`by_bins`) looks at the step before; `by_scores` at a step's own score where it is
+known, because steps are scored as they end; `by_shares` likewise, for dynamic branching. Nothing is
+foreseen below `max_depth` (None: there is no such depth).
 """
 
 from __future__ import annotations
@@ -35,6 +35,17 @@ def by_scores(beams: Sequence[Node], width: int, max_depth: int | None = None) -
         Prospect(beam, width, potential=potential(beam, rank))
         for beam, rank in zip(beams, ranks(known), strict=True)
         if can_go_on(beam, max_depth) and (beam.score is None or rank > 1 - 2 / width)
+    )
+
+
+def by_bins(beams: Sequence[Node], width: int, max_depth: int | None = None) -> list[Prospect]:
+    """SelectSPEC as published: M_i = width - j + 1 children by the bin of the score before."""
+    shares = ranks([None if beam.parent is None else beam.parent.score for beam in beams])
+    branches = [min(width, 1 + int(share * width)) for share in shares]
+    return best_first(
+        Prospect(beam, most, potential=most)
+        for beam, most in zip(beams, branches, strict=True)
+        if can_go_on(beam, max_depth)
     )
 
 

@@ -104,6 +104,10 @@ class RequestOptions(TypedDict, total=False):
     """
     first_k: int | None
     """Stop once so many paths have finished."""
+    foresight: Literal["scores", "bins"] | None
+    """beam, varying, dvts, lookahead: Whose children are decoded ahead: by their steps' own
+    scores, or by the bin of the score before (FlashTTS's SelectSPEC).
+    """
     wave: int | None
     """best-of-n, majority, weighted: Paths at a time; the next begin if nothing stops the
     search.
@@ -233,6 +237,8 @@ class SolverOptions(RequestOptions, total=False):
     chosen among those steps (exact: the tree is the same; truncate: it is not, as in FlashTTS
     siblings begin with a part of what one of them has); auto: exact where it pays.
     """
+    truncation: float
+    """Mean share of a sibling that copies keep (truncate; FlashTTS's R)."""
     drafts: Literal["auto", "off"] | int
     """Tokens a row, at most, to guess from the tree's own text and to verify in one pass: the
     same tree in fewer passes. auto: as many as pay, by what passes take and guesses hold.
@@ -248,11 +254,21 @@ class SolverOptions(RequestOptions, total=False):
     """
     graphs: Literal["auto", "on", "off"]
     """Decode steps as CUDA graphs where kernels run (auto, on), or as plain calls (off)."""
-    sparse: Literal["off", "exact", "pages", "quest", "ahead", "ahead-pages", "asyncspade"]
+    sparse: Literal[
+        "off",
+        "exact",
+        "pages",
+        "quest",
+        "ahead",
+        "ahead-pages",
+        "asyncspade",
+        "asyncspade-printed",
+        "asyncspade-ridge",
+    ]
     """Which tokens decoding attends to where paths are long: all (off), those with the largest
     scores (exact), the same among the best pages (pages), whole pages (quest), by the query
     of the layer before (ahead, ahead-pages), or by one predicted from earlier tokens
-    (asyncspade). Changes the tree.
+    (asyncspade; -printed, -ridge: other readings of it). Changes the tree.
     """
     select: int | float | str
     """Tokens that --sparse selects for each KV head: a number, all, or a share such as 1/8."""

@@ -165,6 +165,7 @@ class RequestScheduler:
             explore=settings.explore,
             verify_ahead=settings.verify_ahead == "slack",
             listwise=getattr(verifier, "listwise", False),
+            truncation=settings.truncation,
             patience_s=PATIENCE_S if machinery.remote is not None else None,
         )
 

@@ -31,16 +31,58 @@ WINDOW = 16
 RIDGE = 1e-2
 """Of the mean squared norm of the window's queries: the paper gives neither value nor scale."""
 
+Reading = Literal["text", "printed", "ridge"]
+
 _LEAST_SCALE = 1e-20
 _SHARE_MULTIPLE = 16
+_STEPS, _RATE = 80, 0.2
 
 
-def asyncspade(queries: torch.Tensor) -> torch.Tensor:
-    """Equations 2 to 5: for every k = 1 .. W the newest query is regressed on the k before it; the
-    weights, softmax-normalised, are shifted by one token; the candidates are averaged.
+def regressed(values: torch.Tensor, reading: Reading = "text") -> torch.Tensor:
+    """Equations 2 and 3: for every k = 1 .. W the newest query is regressed on the k before it.
 
-    Eq. 2 has the softmax inside what is minimised, which has no closed form; section 4.2's text,
-    ridge regression and then a softmax, is what is computed.
+    The paper can be read in three ways. text: ridge regression and then a softmax, as section 4.2
+    says; its weights are nearly flat. printed: Eq. 2, which has the softmax inside what is
+    minimised and so no closed form. ridge: without any softmax.
+
+    values: float32 [..., W + 1, dim], the newest last. Returns weights [..., W, W], a row for each
+    k, the newest of the past first.
+    """
+    past, newest = values[..., :-1, :].flip(-2), values[..., -1, :]
+    width = past.shape[-2]
+    gram, eye = past @ past.transpose(-1, -2), torch.eye(width, device=past.device)
+    scale = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].clamp_min(_LEAST_SCALE)
+    target = (past @ newest[..., None]).squeeze(-1)
+    inside = torch.ones(width, width, device=past.device, dtype=torch.bool).tril()
+    if reading == "printed":
+        return _descended(gram / scale, target / scale[..., 0], inside)
+    # One system for each k: the first k rows and columns; the rest is the identity, and 0.
+    both = inside[:, :, None] & inside[:, None, :]
+    systems = torch.where(both, (gram + RIDGE * scale * eye)[..., None, :, :], eye)
+    found = torch.linalg.solve(systems, torch.where(inside, target[..., None, :], 0.0))
+    return found if reading == "ridge" else torch.where(inside, found, -torch.inf).softmax(-1)
+
+
+def _descended(gram: torch.Tensor, target: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
+    """Weights [..., W, W] whose logits minimise Eq. 2, by Adam: a fixed number of steps, so that
+    every row's bits are its own. In float64: what is nearly still is divided by how still it is."""
+    gram, target = gram.double(), target.double()
+    logits = target.new_zeros(*target.shape, target.shape[-1])
+    mean, square = torch.zeros_like(logits), torch.zeros_like(logits)
+    for step in range(1, _STEPS + 1):
+        weights = torch.where(inside, logits, -torch.inf).softmax(-1)
+        slope = weights @ gram - target[..., None, :]
+        slope = weights * (slope - (weights * slope).sum(-1, keepdim=True)) + RIDGE * logits
+        mean = 0.9 * mean + 0.1 * slope
+        square = 0.99 * square + 0.01 * slope * slope
+        away = (square / (1 - 0.99**step)).sqrt() + 1e-8
+        logits = logits - _RATE * (mean / (1 - 0.9**step)) / away
+    return torch.where(inside, logits, -torch.inf).softmax(-1).float()
+
+
+def asyncspade(queries: torch.Tensor, reading: Reading = "text") -> torch.Tensor:
+    """Equations 2 to 5: the weights of every k (`regressed`), shifted by one token; the candidates
+    are averaged.
 
     queries: a window [..., W + 1, dim], the newest last, shorter while a row is young. Returns
     [..., dim].
@@ -49,31 +91,21 @@ def asyncspade(queries: torch.Tensor) -> torch.Tensor:
     if not width:
         return queries[..., -1, :]
     values = queries.float()
-    past, newest = values[..., :-1, :].flip(-2), values[..., -1, :]  # newest first
-    gram = past @ past.transpose(-1, -2)
-    scale = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
-    eye = torch.eye(width, device=past.device)
-    gram = gram + RIDGE * scale.clamp_min(_LEAST_SCALE) * eye
-    target = (past @ newest[..., None]).squeeze(-1)
-    # One system for each k: the first k rows and columns; the rest is the identity, and 0.
-    inside = torch.ones(width, width, device=queries.device, dtype=torch.bool).tril()
-    both = inside[:, :, None] & inside[:, None, :]
-    systems = torch.where(both, gram[..., None, :, :], eye)
-    found = torch.linalg.solve(systems, torch.where(inside, target[..., None, :], 0.0))
-    weights = torch.where(inside, found, -torch.inf).softmax(-1)
     shifted = values[..., 1:, :].flip(-2)
-    return torch.einsum("...kw,...wd->...d", weights, shifted).div(width).to(queries.dtype)
+    found = torch.einsum("...kw,...wd->...d", regressed(values, reading), shifted)
+    return found.div(width).to(queries.dtype)
 
 
 @dataclass(frozen=True)
 class Method:
     """query: what is scored with: the token's own, the layer's own from the residual of the layer
-    before (ahead), or one predicted from earlier tokens. scores: of every key, of pages, or of keys
-    of the best pages.
+    before (ahead), or one predicted from earlier tokens, by a reading of AsyncSpade's equations.
+    scores: of every key, of pages, or of keys of the best pages.
     """
 
     query: Literal["own", "ahead", "predicted"] = "own"
     scores: Literal["keys", "pages", "both"] = "keys"
+    reading: Reading = "text"
 
 
 METHODS: Mapping[str, Method] = MappingProxyType(
@@ -84,6 +116,8 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "ahead": Method("ahead"),
         "ahead-pages": Method("ahead", "both"),
         "asyncspade": Method("predicted"),
+        "asyncspade-printed": Method("predicted", reading="printed"),
+        "asyncspade-ridge": Method("predicted", reading="ridge"),
     }
 )
 """By the name that `--sparse` has. `exact` is AsyncSpade's Eq. 8."""

@@ -292,7 +292,7 @@ class SparseDecode:
         for found in alike.values():
             rows = torch.tensor([row for row, _ in found], device=query.device)
             windows = torch.stack([known for _, known in found]).transpose(1, 2)
-            guess[rows] = asyncspade(windows).to(guess.dtype)
+            guess[rows] = asyncspade(windows, self._rule.how.reading).to(guess.dtype)
             foreseen[rows] = True
         return guess, foreseen
 

@@ -1,0 +1,231 @@
+"""Random settings over the options of the four papers: the tree of the plain ones, or one line.
+
+A set is drawn in two halves. What decides the tree (strategy, width, steps, sampling, sparse
+decoding) is also searched plainly: alone, all KV on the device, nothing decoded ahead. What must
+not decide it (LBS's schedules, FlashTTS's speculation and splits, the thesis's ways to explore,
+AsyncSpade's home on the host, evictions, parking, drafts, batches) is added, for several problems
+in flight. Then every tree is the plain one, or the solver says in one line what does not go
+together or what there is no room for. `speculation=truncate` alone grows another tree.
+
+    python -m beamwright_lab.checks.papers --sets 200
+
+Every set has a random stream of its own, so that `--first 73 --sets 1` is that set again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import random
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from beamwright import Solution, Solver
+from beamwright.errors import BeamwrightError, CapacityError, InputError
+from beamwright.evaluate.problems import load_problems
+from beamwright.solver.request import IGNORED
+from beamwright_lab.common import finish, say
+
+Options = dict[str, Any]
+Problem = tuple[str, str]
+Make = Callable[..., Solver]
+
+_SEARCHES = ("beam", "beam", "best-of-n", "dvts", "dynamic", "lookahead", "particles", "varying")
+_SPARSE = ("exact", "pages", "quest", "ahead", "ahead-pages", "asyncspade")
+_BUDGETS = ("30KiB", "60KiB", "120KiB", "300KiB", "600KiB", "1MiB", "2MiB", "4MiB", "16MiB")
+
+PLAIN: Mapping[str, Any] = {"schedule": "in-gpu", "executor": "plain", "speculation": "off"}
+
+FREE: Mapping[str, Sequence[Any]] = {
+    # LBS
+    "schedule": ["auto", "auto", "locality", "locality", "in-gpu", "layerwise"],
+    "kv_memory": [*_BUDGETS, None],
+    "planner": ["ranges", "ranges", "greedy"],
+    "inter_beam": [True, True, False],
+    "balance": [True, True, False],
+    "prefetch": [True, True, False],
+    "reuse": [True, True, False],
+    "evict": ["host", "host", "host", "recompute"],
+    "write_back": ["auto", "eager", "lazy"],
+    "host_memory": [None, "16MiB", "200KiB"],
+    "attention": ["auto", "auto", "auto", "tree", "dense"],
+    # parking, continuous batching
+    "batching": ["auto", "continuous", "grouped"],
+    "max_batch": [None, None, 1, 3, 7],
+    # FlashTTS
+    "speculation": ["auto", "exact", "exact", "off", "truncate"],
+    "verify_ahead": ["never", "slack"],
+    "split": ["auto", "auto", "0.2", "0.8"],
+    # the thesis
+    "explore": ["continuous", "lockstep", "decoupled"],
+    "executor": ["auto", "plain", "overlapped"],
+    # what came behind the papers, and meets them
+    "drafts": ["off", "off", "auto", "3"],
+}
+"""What may not change the tree, but for `speculation=truncate`."""
+
+_ELSEWHERE = {"evict": "recompute", "attention": "dense"}
+"""What computes KV in another order: promised in float64."""
+
+
+def drawn(number: int, seed: int) -> tuple[Options, Options, int]:
+    """What decides the trees of a set, what does not, and how many problems are in flight."""
+    draw = random.Random(f"papers {seed} {number}")
+    free = {name: draw.choice(values) for name, values in FREE.items()}
+    # Half of the options have their default: most sets run.
+    free = {name: value for name, value in free.items() if draw.random() < 0.5}
+    decide = _deciding(draw)
+    if decide.get("sparse") and draw.random() < 0.4:
+        free["sparse_home"] = "host"
+        free.setdefault("kv_memory", draw.choice(_BUDGETS))
+    if draw.random() < 0.85:  # the others see if what does not go together is refused
+        free = {name: value for name, value in free.items() if _goes(name, decide, free)}
+    if any(free.get(name) == value for name, value in _ELSEWHERE.items()):
+        decide["dtype"] = "float64"
+    return decide, {k: v for k, v in free.items() if v is not None}, draw.choice([1, 2, 3])
+
+
+def _goes(name: str, decide: Options, free: Options) -> bool:
+    """False for an option that the others rule out, as far as it is known here."""
+    schedule, sparse = free.get("schedule"), "sparse" in decide
+    if free.get("sparse_home") == "host" and name == "schedule":
+        return False
+    if sparse and name in ("drafts", "evict", "attention"):
+        return False
+    if sparse and (name, schedule) == ("schedule", "layerwise"):
+        return False
+    return name not in IGNORED.get(schedule, ()) or "sparse_home" in free
+
+
+def _deciding(draw: random.Random) -> Options:
+    width = draw.choice([1, 2, 4])
+    found: Options = {
+        "search": draw.choice(_SEARCHES),
+        "n": width * draw.choice([1, 2, 3]),
+        "width": width,
+        "max_rounds": draw.choice([1, 3, 5]),
+        "seed": draw.choice([0, 7, 2**40]),
+        "temperature": draw.choice([0, 0.3, 1.0, 1.0]),
+    }
+    found |= draw.choice(
+        [
+            {"max_step_tokens": draw.choice([1, 5, 16, 40])},
+            {"step_tokens": draw.choice([1, 7, 16, 17]), "ignore_eos": draw.random() < 0.5},
+            {"step_limits": draw.choice(["3,20", "16,1,8"])},
+            {"delimiter": draw.choice(["e", ". "])},
+        ]
+    )
+    if found["search"] == "varying":
+        found.pop("step_tokens", None)
+    found |= {"max_tokens": draw.choice([12, 40, 90])} if draw.random() < 0.5 else {}
+    found |= {"top_k": 3} if draw.random() < 0.2 else {}
+    found |= {"verify_every": 2} if draw.random() < 0.2 else {}
+    found |= {"filter_duplicates": True} if draw.random() < 0.2 else {}
+    if draw.random() < 0.4:
+        found["sparse"] = draw.choice(_SPARSE)
+        found["select"] = draw.choice([16, 24, "1/4"])
+        found["sparse_from"] = draw.choice([0, 30])
+        found["sparse_layers"] = draw.choice([0, 0, 1])
+        if found["sparse"].startswith("a"):
+            found |= {"sparse_correct": 0.6} if draw.random() < 0.3 else {}
+    return found
+
+
+def tried(
+    make: Make, decide: Options, free: Options, in_flight: int, problems: Sequence[Problem]
+) -> dict[str, Any]:
+    """What becomes of a set: `equal`, `truncated` (another tree, as asked), `refused`, `capacity`;
+    or what must not be: `unequal`, `raised`, `long line`.
+    """
+    try:
+        with make(**{**free, **decide}) as solver:
+            exact = solver.exact
+            found = dict(solver.solve_many(list(problems), in_flight=in_flight))
+            outcomes = [found[key] for key, _ in problems]
+            _check_empty(solver)
+    except BeamwrightError as error:
+        return _said(error)
+    except Exception:
+        return {"outcome": "raised", "error": traceback.format_exc()[-2000:]}
+    errors = [each for each in outcomes if not isinstance(each, Solution)]
+    if errors and not all(isinstance(each, CapacityError) for each in errors):
+        return _said(next(each for each in errors if not isinstance(each, CapacityError)))
+    if free.get("speculation") == "truncate":
+        return {"outcome": "truncated"}
+    with make(**{**PLAIN, **decide}) as solver:
+        expected = [solver.solve(text, problem_id=key).tree_hash for key, text in problems]
+    hashes = [each.tree_hash if isinstance(each, Solution) else None for each in outcomes]
+    if any(own not in (None, plain) for own, plain in zip(hashes, expected, strict=True)):
+        return {"outcome": "unequal" if exact else "inexact", "hashes": hashes}
+    return _said(errors[0]) if errors else {"outcome": "equal"}
+
+
+def _said(error: Exception) -> dict[str, Any]:
+    """An error that was meant to be read: of what kind, and whether it is one line."""
+    if "\n" in str(error) or not str(error):
+        return {"outcome": "long line", "error": f"{type(error).__name__}: {error}"}
+    kinds = {InputError: "refused", CapacityError: "capacity"}
+    for kind, outcome in kinds.items():
+        if isinstance(error, kind):
+            return {"outcome": outcome, "error": str(error)}
+    return {"outcome": "raised", "error": f"{type(error).__name__}: {error}"}
+
+
+def _check_empty(solver: Solver) -> None:
+    """Nothing is held when all searches are over."""
+    for level, use in solver.usage().levels.items():
+        assert not use.used_bytes, f"{level}: {use.used_bytes} bytes are still held"
+
+
+_HANGS_S = 300
+"""A set that takes so long hangs: where, is printed."""
+
+GOOD = ("equal", "truncated", "refused", "capacity", "inexact")
+
+
+def run(numbers: Sequence[int], seed: int, make: Make, problems: Sequence[Problem]) -> Options:
+    """All of these sets: counts by outcome, and the bad ones whole."""
+    counts: Counter[str] = Counter()
+    lines: Counter[str] = Counter()
+    bad: list[Options] = []
+    for number in numbers:
+        faulthandler.dump_traceback_later(_HANGS_S, exit=True)
+        decide, free, in_flight = drawn(number, seed)
+        found = tried(make, decide, free, in_flight, problems)
+        counts[found["outcome"]] += 1
+        if found["outcome"] in ("refused", "capacity"):
+            lines[found["error"]] += 1
+        if found["outcome"] not in GOOD:
+            bad.append({"set": number, "decide": decide, "free": free, "in_flight": in_flight})
+            bad[-1] |= found
+            say(f"  BAD {bad[-1]}")
+        say(f"  {number} {found['outcome']} {found.get('error', '')[:110]}")
+    faulthandler.cancel_dump_traceback_later()
+    return {"seed": seed, "counts": dict(counts), "lines": dict(lines), "bad": bad, "ok": not bad}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--sets", type=int, default=200)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model", default="bundled")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    problems = [
+        (each.unique_id, each.problem) for each in load_problems("bundled:test", 3).problems
+    ]
+
+    def make(**options: Any) -> Solver:
+        return Solver(model=args.model, **options)
+
+    numbers = range(args.first, args.first + args.sets)
+    finish("papers_random", run(numbers, args.seed, make, problems))
+
+
+if __name__ == "__main__":
+    main()
