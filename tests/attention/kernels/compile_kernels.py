@@ -1,6 +1,6 @@
 """Compiles the kernels for a card that need not be there, and says what came out, as JSON.
 
-Run without TRITON_INTERPRET: python compile_kernels.py CAPABILITY [plain]
+Run without TRITON_INTERPRET: python compile_kernels.py CAPABILITY [plain | heads]
 """
 
 import json
@@ -86,47 +86,71 @@ def used(cubin):
     return {"registers": int(registers), "stack_bytes": int(stack)}
 
 
-def main(capability, only_plain):
+# of a model without any of it, one with all, and pools of codes: softcap, window, sinks, codes
+MODELS = {
+    "": (0.0, 0, False, 0),
+    "_all": (50.0, 128, True, 0),
+    "_int8": (0.0, 0, False, 1),
+    "_fp8": (0.0, 0, False, 2),
+}
+
+
+def attending(heads, model, capability):
+    """Both kernels that attend, of these heads."""
+    softcap, window, sinks, codes = MODELS[model]
     found = {}
-    # a model without any of it, and one with all
-    for mark, softcap, window, sinks, codes in (
-        ("", 0.0, 0, False, 0), ("_wide", 0.0, 0, False, 0), ("_all", 50.0, 128, True, 0),
-        ("_int8", 0.0, 0, False, 1), ("_fp8", 0.0, 0, False, 2),
-    ):  # fmt: skip
-        if mark and only_plain:
-            continue
-        heads = WIDE_HEADS if mark == "_wide" else HEADS
-        for kernel, tile in (
-            (programs.attend_parts, decode_tile(heads, 2)),
-            (programs.attend_chunks, prefill_tile(heads, 2, hopper=capability == 90)),
-        ):
-            sizes = {
-                "KV_HEADS": heads.kv_heads,
-                "GROUP": heads.group,
-                "HEAD_DIM": heads.head_dim,
-                "DIM": tile.dim,
-                "ENTRY_TOKENS": 8,
-                "PIECES": 4 if mark == "_all" else 1,
-                "PAIRS": tile.pairs,
-                "TOKENS": tile.tokens,
-                "SOFTCAP": softcap,
-                "WINDOW": window,
-                "WIDE": False,
-                "CODES": codes,
-                "EARLY": capability >= 90,
-            }
-            if kernel is programs.attend_chunks:
-                sizes["SINKS"] = sinks
-                del sizes["EARLY"]
-            name = kernel.fn.__name__
-            found[name + mark] = build(kernel, sizes, capability, tile.warps, tile.stages)
-        sizes = {"HEADS": heads.heads, "HEAD_DIM": heads.head_dim, "DIM": tile.dim, "PARTS": 16}
-        sizes |= {"SINKS": sinks, "WINDOW": window, "EARLY": capability >= 90}
-        found[f"merge_rows{mark}"] = build(programs.merge_rows, sizes, capability, 2, 3)
+    for kernel, tile in (
+        (programs.attend_parts, decode_tile(heads, 2)),
+        (programs.attend_chunks, prefill_tile(heads, 2, hopper=capability == 90)),
+    ):
+        sizes = {
+            "KV_HEADS": heads.kv_heads,
+            "GROUP": heads.group,
+            "HEAD_DIM": heads.head_dim,
+            "DIM": tile.dim,
+            "ENTRY_TOKENS": 8,
+            "PIECES": 4 if model == "_all" else 1,
+            "PAIRS": tile.pairs,
+            "TOKENS": tile.tokens,
+            "SOFTCAP": softcap,
+            "WINDOW": window,
+            "WIDE": False,
+            "CODES": codes,
+            "EARLY": capability >= 90,
+        }
+        if kernel is programs.attend_chunks:
+            sizes["SINKS"] = sinks
+            del sizes["EARLY"]
+        name = kernel.fn.__name__
+        found[name] = build(kernel, sizes, capability, tile.warps, tile.stages)
+    return found
+
+
+def merging(heads, model, capability):
+    _, window, sinks, _ = MODELS[model]
+    dim = decode_tile(heads, 2).dim
+    sizes = {"HEADS": heads.heads, "HEAD_DIM": heads.head_dim, "DIM": dim, "PARTS": 16}
+    sizes |= {"SINKS": sinks, "WINDOW": window, "EARLY": capability >= 90}
+    return build(programs.merge_rows, sizes, capability, 2, 3)
+
+
+def main(capability, what):
+    found = {}
+    if what == "heads":
+        for dim, group in ((64, 1), (64, 7), (80, 7), (128, 1), (128, 7), (256, 8)):
+            for model in MODELS:
+                for name, built in attending(HeadLayout(4, group, dim), model, capability).items():
+                    found[f"{name}{model} {group} x {dim}"] = built["stack_bytes"]
+        return found
+    kinds = [(model, model, HEADS) for model in MODELS] + [("_wide", "", WIDE_HEADS)]
+    for mark, model, heads in kinds[: 1 if what == "plain" else None]:
+        for name, built in attending(heads, model, capability).items():
+            found[name + mark] = built
+        found[f"merge_rows{mark}"] = merging(heads, model, capability)
     found["interpreted"] = is_interpreted()
     found["on_cpu"] = why_no_kernels(torch.device("cpu"), torch.float32)
-    print(json.dumps(found))  # noqa: T201
+    return found
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), "plain" in sys.argv)
+    print(json.dumps(main(int(sys.argv[1]), *sys.argv[2:] or [""])))  # noqa: T201

@@ -128,7 +128,7 @@ def test_the_kernels_compile_for_a_card_that_is_not_there(compiled):
         assert built["shared_bytes"] <= 99 * 1024
         assert built["tensor_cores"] is built["pipelined"] is ("merge_rows" not in name)
         assert not built["tf32"]
-        assert built["stack_bytes"] == 0 or "attend_chunks" in name
+        assert built["stack_bytes"] == 0
     assert report["interpreted"] is False
     assert report["on_cpu"].startswith("Triton compiles for CUDA, not for cpu")
 
@@ -147,3 +147,10 @@ def test_copies_are_a_tile_ahead_and_three_programs_share_a_multiprocessor(compi
     assert report["attend_parts"]["early"] == [["ld.global.b32"]] * 2  # a tail's, and an item's
     assert report["merge_rows"]["early"] == [["ld.global.b32"]]
     assert report["attend_chunks"]["early"] == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("capability", ["80", "86", "89", "90", "120"])
+def test_no_kernel_spills_on_any_card(compiled, capability):
+    """Of any heads; two numbers of a thread may lie outside its registers."""
+    assert {name: size for name, size in compiled(capability, "heads").items() if size > 8} == {}

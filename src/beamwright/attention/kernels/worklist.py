@@ -34,7 +34,7 @@ _LEAST_ROOM = 8
 _STAGE_BYTES = 32 * 1024  # keys and values of one tile
 _SHARED_BYTES, _HOPPER_BYTES = 99 * 1024, 227 * 1024  # of a program: the least since Ampere, H100's
 _LEAST = 16  # a matrix instruction's rows, and the least depth of a product
-_LARGE_ACCUMULATOR = 64 * 128
+_FOUR_WARPS = 64 * 128 * 32  # pairs x dim x tokens
 MOST_ENTRY_TOKENS = 16
 """Tokens of an entry: a tile holds whole entries, and a block may hold more."""
 
@@ -93,11 +93,14 @@ def prefill_tile(heads: HeadLayout, element_bytes: int, *, hopper: bool = False)
     """Many queries per key. float32 has no matrix unit, and larger tiles spill registers.
 
     hopper: products of a group of warps take tiles from shared memory. Heads of 128 were faster by
-    an eighth with 128 rows and eight warps behind a path, those of 64 slower.
+    an eighth with 128 rows and eight warps behind a path, those of 64 slower. On other cards they
+    come by way of registers: of heads of 64 two tiles of 64 tokens, in eight bits, do not fit.
     """
-    pairs = 128 if hopper and power_of_two(heads.head_dim) == 128 else 64
+    dim = power_of_two(heads.head_dim)
+    pairs = 128 if hopper and dim == 128 else 64
+    tokens = 64 if hopper or dim > 64 else 32
     most_bytes = _HOPPER_BYTES if hopper else _SHARED_BYTES
-    return _tile(heads, element_bytes, 16 if element_bytes == 4 else pairs, 64, most_bytes)
+    return _tile(heads, element_bytes, 16 if element_bytes == 4 else pairs, tokens, most_bytes)
 
 
 def _tile(
@@ -110,7 +113,7 @@ def _tile(
     pairs = max(pairs, power_of_two(heads.group))
     dim = power_of_two(heads.head_dim, _LEAST)
     tokens = min(most_tokens, max(_LEAST, _STAGE_BYTES // (2 * dim * element_bytes)))
-    warps = 8 if pairs * dim > _LARGE_ACCUMULATOR else 4
+    warps = 8 if pairs * dim * tokens > _FOUR_WARPS else 4
     # Beside keys and values of two tiles: queries, and weights. Stages change no bits.
     three = (4 * tokens * dim + pairs * (dim + tokens)) * element_bytes
     return Tile(pairs, pairs // heads.group, tokens, dim, warps, 3 if three <= most_bytes else 2)
