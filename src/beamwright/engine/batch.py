@@ -262,7 +262,8 @@ class RunningBatch:
             row.node.handles[OWNER] = GeneratorState(row.segment, row.hidden, row.drawn_from)
             self._lengths.observe(len(row.tokens))
             self._events.append(row.decoded(self._rows.text(row)))
-        self._full = self._full and not done and bool(self.running)
+        has_room = self._capacity.let_parents_go(going) or bool(done)
+        self._full = self._full and not has_room and bool(self.running)
 
     def _enough(self) -> int:
         """Rows that have to stop for the iteration to end early."""
@@ -293,8 +294,7 @@ class RunningBatch:
         return True
 
     def _next_rows(self) -> list[Row]:
-        """The rows that join now: those in front that have slots and fit, one at least if none
-        runs."""
+        """Who joins now: rows in front that have slots and fit, one at least if none runs."""
         running = sum(not row.speculative for row in self.running)
         if not self._queue or (running and (self._queue.barriers or self._full)):
             return []

@@ -248,6 +248,16 @@ class Capacity:
                 if (state := state_of(node)) is not None and state.row is None and not stays:
                     self._cache.forget(state.segment, window)
 
+    def let_parents_go(self, rows: Sequence[Row]) -> bool:
+        """Rows with a state of their own hold no longer that of the node before them; True if there
+        is more room now."""
+        if not self._cache.device.has_states:
+            return False
+        before = self._cache.room
+        for row in rows:
+            row.lease.keep(row.needs())
+        return self._cache.room > before
+
     # --- what a schedule sees ----------------------------------------------------------------
 
     def view(

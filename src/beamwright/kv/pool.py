@@ -145,6 +145,11 @@ class BlockLedger:
         self._used: set[int] = set()
 
     @property
+    def has_states(self) -> bool:
+        """Whether the last group is of states."""
+        return self.groups[-1].fixed > 0
+
+    @property
     def num_free(self) -> int:
         """Blocks that nobody has."""
         return self.num_blocks - len(self._used)

@@ -57,14 +57,14 @@ def _qwen3_5(
     mixed = 2 * 16 * wide + values  # queries and keys of 16 heads, and values
     counts = Counter({(intermediate, hidden): 2 * layers, (hidden, intermediate): layers})
     for count, *rows in (
-        (len(recurrent), mixed, values, value_heads, value_heads),
+        (len(recurrent), mixed, values),
         (len(attended), 2 * queries, kv_heads * head_dim, kv_heads * head_dim),
     ):
         for each in rows:
             counts[each, hidden] += count
     counts[hidden, values] += len(recurrent)
     counts[hidden, queries] += len(attended)
-    others = len(recurrent) * (mixed * kernel + 2 * value_heads + wide)
+    others = len(recurrent) * (mixed * kernel + 2 * value_heads * (hidden + 1) + wide)
     others += len(attended) * 2 * head_dim + (2 * layers + 1) * hidden
     head = vocab * hidden
     total = sum(prod(size) * count for size, count in counts.items()) + others + 2 * head
@@ -88,7 +88,6 @@ def _qwen3_5(
                 StatePart(at, "recurrent", (value_heads, wide, wide), wide=True),
             )
         ),
-        stored_bfloat16=True,
         built=BuiltSizes(total, total, head, tuple((*size, n) for size, n in counts.items())),
     )
 
