@@ -4,8 +4,8 @@ A row's state lies in blocks of the pool, as a flat record; a program has a part
 what a row gets is a function of that row alone, at any batch. Every number of a state is read once
 and written once, which is all that a token costs: it is summed in registers, in float32 however it
 is kept. A row may read another row's blocks and write its own (a sibling's first token), and one
-that is not computed writes nothing. Launches are captured in CUDA graphs. The specification is
-`steps`. Loaded only where the kernels run.
+that is not computed writes nothing. Launches are captured in CUDA graphs; for EARLY see `fused`. The
+specification is `steps`. Loaded only where the kernels run.
 
 No annotations are postponed here: Triton reads `tl.constexpr` from them.
 """
@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from beamwright.kv.states import StateBlocks
 from beamwright.models.fused import launch
@@ -40,7 +41,7 @@ def delta_rows(
     offset, query_stride, key_stride, value_stride,
     BLOCKS: tl.constexpr, BLOCK_NUMBERS: tl.constexpr, WHOLE: tl.constexpr, HEADS: tl.constexpr,
     SHARED: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, KEY_BLOCK: tl.constexpr,
-    TILE: tl.constexpr, NORMED: tl.constexpr,
+    TILE: tl.constexpr, NORMED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The gated delta rule, of one row's head and TILE of its values.
 
@@ -49,6 +50,9 @@ def delta_rows(
     offset: of the layer in a record, in lines of VALUES, which are whole in a block; WHOLE: so is a
     head.
     """
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     parts: tl.constexpr = (VALUES + TILE - 1) // TILE
     row = tl.program_id(1).to(tl.int64)
     head = tl.program_id(0) // parts
@@ -99,7 +103,7 @@ def scan_rows(
     offset, x_stride, rate_stride, enters_stride, leaves_stride,
     BLOCKS: tl.constexpr, BLOCK_NUMBERS: tl.constexpr, WHOLE: tl.constexpr, HEADS: tl.constexpr,
     SHARED: tl.constexpr, VALUES: tl.constexpr, KEYS: tl.constexpr, KEY_BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
+    TILE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Mamba-2's step, of one row's head and TILE of its values.
 
@@ -107,6 +111,9 @@ def scan_rows(
     enters, leaves: [rows, HEADS / SHARED, KEYS]. shift (of the rate), decay, skip: [HEADS].
     offset: as in `delta_rows`, in lines of KEYS.
     """
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     parts: tl.constexpr = (VALUES + TILE - 1) // TILE
     row = tl.program_id(1).to(tl.int64)
     head = tl.program_id(0) // parts
@@ -152,13 +159,16 @@ def scan_rows(
 def convolve_rows(
     x, weight, out, states, sources, targets, ways, bias, offset, stride,
     BLOCKS: tl.constexpr, BLOCK_NUMBERS: tl.constexpr, CHANNELS: tl.constexpr,
-    TAPS: tl.constexpr, TILE: tl.constexpr, SILU: tl.constexpr,
+    TAPS: tl.constexpr, TILE: tl.constexpr, SILU: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A causal convolution's newest output, of one row and TILE of its channels.
 
     states: [CHANNELS, TAPS] in each record, `offset` numbers behind its start. x, out: [rows,
     CHANNELS]; weight: [CHANNELS, TAPS]. A thread has all numbers of its channels: it may move them.
     """
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(1).to(tl.int64)
     channel = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = channel < CHANNELS
