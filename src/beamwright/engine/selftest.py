@@ -63,7 +63,9 @@ def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
         sizes = [size for size in _FEW_SIZES if size >= first.least_rows]
     bounds: Sequence[int] = _ON_CARD
     if decoder.device.type == "cpu":
-        bounds = _INTERPRETED if backend.name in KERNEL_BACKENDS else _ON_CPU
+        # A recurrent layer reads prompts row by row, and what it does has no size of attention's.
+        few = backend.name in KERNEL_BACKENDS or decoder.shape.states
+        bounds = _INTERPRETED if few else _ON_CPU
     try:
         alone = [_on_their_own(first, batches) for batches in ([sum(sizes)], sizes)]
         rows = _Rows(first, backend, bounds[-1])
