@@ -4,9 +4,15 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import fakes
+from beamwright import Solver
+from beamwright.attention import make_attention
+from beamwright.engine.selftest import batches_are_exact
+from beamwright.errors import InputError, UnsupportedModelError
 from beamwright.models.adapter import AdaptedDecoder
+from beamwright.models.config import read_shape
 from beamwright.models.load import load_model, read_reference
 from beamwright.sections import ModelSettings
 from hybrids import FAMILIES, write_hybrid
@@ -66,3 +72,114 @@ def test_log_probabilities_are_those_of_transformers(write, kind):
         torch.testing.assert_close(found, expected, atol=most, rtol=0)
     assert decoder.shape.num_parameters == sum(p.numel() for p in reference.parameters())
     assert {each.in_chunks for each in decoder.recurrent} == {kind != "jamba"}
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "falcon_h1", "qwen3_next"])
+def test_rows_do_not_depend_on_the_batch(write, kind):
+    decoder = load(write(kind), dtype="float32")
+    assert batches_are_exact(decoder, make_attention("tree"))
+    first = decoder.first_layers().shape
+    assert first.layers == {"lfm2": 2, "falcon_h1": 1, "qwen3_next": 4}[kind]
+    assert {part.layer for part in first.states} == set(range(first.layers)) - {
+        "lfm2": {1},
+        "qwen3_next": {3},
+    }.get(kind, set())
+
+
+@torch.inference_mode()
+def test_rows_have_the_bits_that_they_have_alone(write):
+    """Prompts of different lengths packed together, then tokens of all rows at once."""
+    decoder, ids = load(write("lfm2"), dtype="float32"), tokens(24)
+    lengths, rows = [5, 9, 2], range(3)
+    starts = [0, 5, 14]
+
+    def run(chosen):
+        view = KeptRows(decoder.shape, decoder.dtype, len(chosen))
+        counts = [lengths[row] for row in chosen]
+        view.begin(range(len(chosen)), counts)
+        prompt = torch.cat([ids[starts[row] : starts[row] + lengths[row]] for row in chosen])
+        places = torch.cat([torch.arange(count) for count in counts])
+        padding = ids[:3]
+        decoder.hidden(torch.cat([prompt, padding]), torch.cat([places, padding]), view)
+        found = []
+        for token in range(4):
+            view.begin(range(len(chosen)))
+            now = torch.stack([ids[16 + token + row] for row in chosen])
+            found.append(decoder.hidden(now, torch.tensor(counts) + token, view))
+        return torch.stack(found)
+
+    together = run(list(rows))
+    for row in rows:
+        assert torch.equal(run([row])[:, 0], together[:, row])
+
+
+def test_the_tree_is_the_same_at_any_budget_and_goes_on_from_a_checkpoint(write, tmp_path):
+    folder, file, kept = write("lfm2"), tmp_path / "search.json", tmp_path / "half.json"
+    settings = {
+        **{"model": str(folder), "verifier": "logprob", "search": "dvts", "n": 8, "width": 2},
+        **{"step_tokens": 8, "max_tokens": 48, "ignore_eos": True, "dtype": "float32"},
+    }
+
+    def look(report):
+        if report.round == 3:
+            kept.write_bytes(file.read_bytes())
+
+    with Solver(**settings) as solver:
+        assert solver.exact
+        whole = solver.solve("2 + 2 =", on_round=look, checkpoint=file)
+        assert solver.resume(kept).tree_hash == whole.tree_hash
+    quarter = whole.kv.device_peak_bytes // 3
+    with Solver(**settings, kv_memory=quarter, schedule="locality") as solver:
+        tight = solver.solve("2 + 2 =")
+    assert tight.tree_hash == whole.tree_hash
+    assert tight.kv.h2d_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"attention": "dense"}, "--attention dense: --model .* has recurrent layers"),
+        ({"schedule": "layerwise"}, "--schedule layerwise: --model .* has recurrent layers"),
+        ({"sparse": "asyncspade"}, "--sparse: --model .* has recurrent layers"),
+    ],
+)
+def test_what_knows_no_states_is_refused(write, settings, complaint):
+    with pytest.raises(InputError, match=complaint):
+        Solver(model=str(write("lfm2")), verifier="none", **settings)
+
+
+def test_a_hybrid_is_no_verifier(write):
+    with pytest.raises(UnsupportedModelError, match="not yet in verifiers"):
+        Solver(model="bundled", verifier=f"likelihood:{write('lfm2')}")
+
+
+def test_projections_are_quantised_and_gates_are_not(write):
+    folder = write("qwen3_5_text")
+    decoder = load(folder, weights="int4", dtype="float32")
+    module = decoder.recurrent[0].module
+    kinds = {
+        name: type(getattr(module, name).weight).__name__ for name in ("in_proj_qkv", "conv1d")
+    }
+    assert kinds == {"in_proj_qkv": "Product", "conv1d": "Parameter"}
+    plain = type(module.in_proj_a.weight.linear)
+    assert type(module.in_proj_qkv.weight.linear) is not plain
+    assert type(module.out_proj.weight.linear) is not plain
+
+
+def test_the_whole_checkpoint_of_a_model_that_sees_loads(write, tmp_path):
+    """As the hub has Qwen3.5: the text part under another name, a vision tower, an MTP block."""
+    folder = write("qwen3_5_text")
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = load_file(tmp_path / "model.safetensors")
+    named = {name.replace("model.", "model.language_model.", 1): w for name, w in weights.items()}
+    others = ("model.visual.blocks.0.attn.qkv.weight", "mtp.layers.0.mlp.up_proj.weight")
+    named |= {name: torch.zeros(4, 4) for name in others}
+    save_file(named, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    text = json.loads((folder / "config.json").read_text())
+    config = {"model_type": "qwen3_5", "text_config": text, "tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_shape(tmp_path, None).states == read_shape(folder, None).states
+    ids = tokens(40)
+    whole, alone = load(tmp_path, dtype="float32"), load(folder, dtype="float32")
+    assert torch.equal(logprobs(whole, ids, 40), logprobs(alone, ids, 40))

@@ -123,11 +123,22 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     },
     "jamba": {**_MOE, "num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
+    "lfm2_moe": {
+        **{"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
+        **{**_MOE, "num_experts": 4, "num_dense_layers": 1},
+    },
     "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1},
     "minimax": {
         **{**_LOCAL, "num_hidden_layers": 4},
         "layer_types": ["linear_attention", "full_attention"] * 2,
     },
+    "nemotron_h": {
+        **{"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 1},
+        **{"num_hidden_layers": 4, "chunk_size": 32},
+        "layers_block_type": ["mamba", "attention", "mlp", "mamba"],
+    },
+    "olmo_hybrid": {**_LINEAR, "linear_num_key_heads": 4},
+    "qwen3_5_moe_text": {**_LINEAR, **_MOE, "shared_expert_intermediate_size": 32},
     "qwen3_5_text": dict(_LINEAR),
     "qwen3_next": {**_LINEAR, **_MOE, "shared_expert_intermediate_size": 32},
 }

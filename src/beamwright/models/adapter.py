@@ -45,8 +45,7 @@ class Product:
         found = by_rows(own.linear, flat, own._tile_rows)
         if own.shape[0] == 1 and not x.is_cuda:
             # A gate's numbers lie apart: in one vector they round otherwise than those at its end.
-            found = F.pad(found, (0, 1))[:, :1]
-            return found.unflatten(0, x.shape[:-1])
+            return F.pad(found, (0, 1))[:, :1].view(*x.shape[:-1], 1)
         return found.view(*x.shape[:-1], -1)
 
 

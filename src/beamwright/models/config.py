@@ -243,6 +243,8 @@ def read_shape(
             if decoder == "own":
                 raise
         shape = shape or _built_shape(folder, written, max_context)
+        if shape.states and role == "verifier":
+            raise UnsupportedModelError("recurrent layers run in generators, not yet in verifiers")
         return replace(shape, packed=packed_sizes(folder, written, shape.matrices))
     except NotBuiltError as error:
         way = f"; {_ELSEWHERE}" if role == "generator" else ""

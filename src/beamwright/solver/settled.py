@@ -72,10 +72,17 @@ def check_layers(settings: Settings) -> None:
     if kept != "auto" and (asked or on_host):
         raise InputError(f"--kv-dtype {kept}: not with {asked or '--sparse-home host'}")
     asked = asked if settings.sparse.sparse == "off" else "--sparse"
-    if asked is not None and find_shape(settings.model).groups:
+    attention = settings.model.attention
+    copies = f"--attention {attention}" if attention.endswith("dense") else None
+    if asked is None and copies is None:
+        return
+    shape = find_shape(settings.model)
+    if shape.states or (asked and shape.groups):
+        own = "recurrent layers"
+        if not shape.states:
+            own = "layers with windows, soft caps or sizes of their own"
         raise InputError(
-            f"{asked}: --model {settings.model.model} has layers with windows, soft caps or sizes "
-            "of their own, which it does not know"
+            f"{asked or copies}: --model {settings.model.model} has {own}, which it does not know"
         )
 
 
