@@ -49,8 +49,9 @@ def cases(key_heads, heads, keys, values, blocks, block_bytes):
 
 def build(kernel, sizes, kept, warps, capability):
     """Its PTX, as of aligned tensors."""
+    sizes = {**sizes, "EARLY": capability >= 90}
     types = {
-        name: "constexpr" if name in sizes or name == "EARLY" else "i32" if name == "offset" or "stride" in name
+        name: "constexpr" if name in sizes else "i32" if name == "offset" or "stride" in name
         else "*i32" if name in TABLES else "*fp32" if name in WIDE
         else kept if name == "states" else "*bf16"
         for name in kernel.arg_names
@@ -60,7 +61,6 @@ def build(kernel, sizes, kept, warps, capability):
         for place, name in enumerate(kernel.arg_names)
         if types[name].startswith("*")
     }
-    sizes = {**sizes, "EARLY": capability >= 90}
     source = ASTSource(kernel, types, constexprs=sizes, attrs=aligned)
     target = GPUTarget("cuda", capability, 32)
     return triton.compile(source, target=target, options={"num_warps": warps}).asm["ptx"]

@@ -4,8 +4,8 @@ A row's state lies in blocks of the pool, as a flat record; a program has a part
 what a row gets is a function of that row alone, at any batch. Every number of a state is read once
 and written once, which is all that a token costs: it is summed in registers, in float32 however it
 is kept. A row may read another row's blocks and write its own (a sibling's first token), and one
-that is not computed writes nothing. Launches are captured in CUDA graphs; for EARLY see `fused`. The
-specification is `steps`. Loaded only where the kernels run.
+that is not computed writes nothing. Launches are captured in CUDA graphs; for EARLY see `fused`.
+The specification is `steps`. Loaded only where the kernels run.
 
 No annotations are postponed here: Triton reads `tl.constexpr` from them.
 """
