@@ -1,12 +1,24 @@
 """What `CudaStreams` asks of a card, in which order; a scripted `torch.cuda` writes it down."""
 
+import json
+import os
+import subprocess
+import sys
 from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from beamwright.kv.streams import CudaStreams, Piece
+from beamwright.kv import copy_kernel
+from beamwright.kv.link import StreamLink
+from beamwright.kv.pool import BlockPool, ByteBudget
+from beamwright.kv.segments import HostTier
+from beamwright.kv.store import SegmentStore
+from beamwright.kv.streams import BlockMemory, Blocks, CudaStreams, Piece
 from beamwright.protocols import Direction
+from kv.conftest import filled
 
 
 @pytest.fixture
@@ -15,7 +27,7 @@ def card(monkeypatch):
     calls = []
 
     class Stream:
-        def __init__(self, device=None):
+        def __init__(self, device=None, priority=0):
             self.name = f"side{sum(call[0] == 'new' for call in calls)}"
             calls.append(("new", self.name))
 
@@ -81,3 +93,145 @@ def test_a_strided_piece_is_refused(card):
     strided = torch.zeros(4, 4)[:, 0]
     with pytest.raises(AssertionError):
         streams.copy(Direction.D2H, [Piece(torch.zeros(4), strided, 16)])
+
+
+# --- blocks by number ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def launches(card, monkeypatch):
+    """Numbers of blocks that the kernel was given, launch by launch; the interpreter runs it."""
+    if torch.cuda.is_available():
+        pytest.skip("no interpreter where there is a card")
+    listed, copies = [], copy_kernel.copy_listed
+
+    def launch(there, here, numbers):
+        listed.append(numbers.shape[1])
+        copies(there, here, numbers)
+
+    monkeypatch.setattr(copy_kernel, "copy_listed", launch)
+    monkeypatch.setattr(copy_kernel, "sees_host_memory", lambda device: True)
+    return listed
+
+
+def moved(numbers, block_bytes=48, stretch=10):
+    """What a piece of 60 random blocks by these numbers, one to another, makes of zeros."""
+    there = torch.zeros(60, block_bytes, dtype=torch.uint8)
+    here = torch.randint(256, there.shape, dtype=torch.uint8)
+    to, source = (tuple(side) for side in zip(*numbers, strict=True))
+    sides = Blocks(BlockMemory(there, 60), to), Blocks(BlockMemory(here, stretch), source)
+    CudaStreams(torch.device("cuda")).copy(Direction.H2D, [Piece(*sides, 0)])
+    wanted = torch.zeros_like(there)
+    wanted[list(to)] = here[list(source)]
+    return torch.equal(there, wanted)
+
+
+@pytest.mark.parametrize("block_bytes", [16, 48, 40_000])
+def test_many_scattered_blocks_are_one_launch(launches, block_bytes):
+    numbers = zip(torch.randperm(60)[:41].tolist(), torch.randperm(60)[:41].tolist(), strict=True)
+    assert moved(list(numbers), block_bytes)
+    assert launches == [41]
+
+
+@pytest.mark.parametrize(
+    ("block_bytes", "numbers"),
+    [
+        (48, [(3, 50), (9, 2), (10, 3)]),  # few
+        (48, [(at, at) for at in range(60)]),  # neighbours, but for the end of a locked piece
+        (20, [(at, 59 - at) for at in range(60)]),  # no whole units
+        (2**20, [(at, 59 - at) for at in range(20)]),  # large
+    ],
+)
+def test_blocks_that_a_copy_each_is_better_for(launches, block_bytes, numbers):
+    assert moved(numbers, block_bytes)
+    assert launches == []
+
+
+def test_copies_stay_inside_a_locked_piece(launches, monkeypatch):
+    copied, copy = [], torch.Tensor.copy_
+
+    def noted(to, source, **options):
+        copied.append(len(source))
+        return copy(to, source, **options)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", noted)
+    assert moved([(at, at + 4) for at in range(30)])
+    assert copied == [6, 10, 10, 4]
+
+
+def test_a_kernel_that_cannot_run_is_not_tried_again(launches, monkeypatch):
+    tried = []
+
+    def refuses(*_):
+        tried.append(1)
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(copy_kernel, "copy_listed", refuses)
+    streams = CudaStreams(torch.device("cuda"))
+    there, here = torch.zeros(40, 16, dtype=torch.uint8), torch.ones(40, 16, dtype=torch.uint8)
+    blocks = tuple(range(0, 40, 2))
+    sides = (Blocks(BlockMemory(side, 40), blocks) for side in (there, here))
+    piece = Piece(*sides, 0)
+    for _ in range(2):
+        streams.copy(Direction.H2D, [piece])
+    assert tried == [1]
+    assert there[::2].all()
+    assert not there[1::2].any()
+
+
+def test_segments_go_to_the_host_and_come_back_by_number(launches, monkeypatch, layout):
+    """Both pools are page-locked ones, whose blocks a card would see."""
+    cudart = SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    device, host = (
+        BlockPool(layout, ByteBudget(64 * layout.bytes_per_block), pinned=True) for _ in "ab"
+    )
+    store = SegmentStore(device, HostTier(host, StreamLink(CudaStreams(torch.device("cuda")))))
+    blocks = host.allocate(host.num_blocks)
+    host.free(blocks[::2] + blocks[1::2])  # no neighbours one after the other
+    segments = [filled(store, 7, seed) for seed in range(20)]
+    store.write_back([segment for segment, _ in segments])
+    store.evict_all()
+    device.by_block.zero_()
+    with store.lease({segment: 1 for segment, _ in segments}):
+        for segment, values in segments:
+            assert torch.equal(store.gather(segment, 7), values)
+    assert launches == [40, 40]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no card")
+@pytest.mark.parametrize("direction", Direction)
+def test_blocks_cross_a_card_s_link_in_one_launch(layout, direction):
+    size = 600 * layout.bytes_per_block
+    device, host = (
+        BlockPool(layout, ByteBudget(size), "cuda"),
+        BlockPool(layout, ByteBudget(size), pinned=True),
+    )
+    host.allocate(600)
+    there, here = (host, device) if direction is Direction.D2H else (device, host)
+    here.by_block.random_(0, 256)
+    to, source = torch.randperm(600)[:500], torch.randperm(600)[:500]
+    streams = CudaStreams(torch.device("cuda"))
+    sides = Blocks(there.memory, tuple(to.tolist())), Blocks(here.memory, tuple(source.tolist()))
+    streams.copy(direction, [Piece(*sides, 0)]).synchronize()
+    assert streams._copy_listed is not None, "it ran, and was not refused"
+    wanted = torch.zeros(600, layout.bytes_per_block, dtype=torch.uint8)
+    wanted[to] = here.by_block.cpu()[source]
+    assert torch.equal(there.by_block.cpu(), wanted)
+
+
+def test_the_kernel_compiles_for_cards_that_are_not_there(tmp_path):
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    found = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "compile_copies.py"), "80", "86", "90", "120"],
+        env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    for built in json.loads(found.stdout).values():
+        assert built["spills"] == built["shared_bytes"] == 0
+        assert built["loads"].count("ld.global.cg.v4.b32") == 8, "16 bytes each, at once"
+        assert set(built["stores"]) == {"st.global.cs.v4.b32"}

@@ -25,6 +25,7 @@ TESTS = (
     "tests/engine/test_deterministic.py::test_tiles_and_kernels_are_exact_on_a_card",
     "tests/models/test_linear.py::test_the_kernel_equals_plain_torch",
     "tests/layerwise/test_streams.py::test_a_card_s_streams_change_no_context",
+    "tests/kv/test_streams.py::test_blocks_cross_a_card_s_link_in_one_launch",
     "tests/models/test_fused.py",
     "tests/attention/kernels/test_kernels.py",
     "tests/engine/test_draw_kernel.py",

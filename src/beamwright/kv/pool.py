@@ -23,6 +23,7 @@ import torch
 from beamwright.errors import DEVICE_TIER, CapacityError, DeviceMemoryError, format_bytes
 from beamwright.kv.codes import decoded, encoded
 from beamwright.kv.states import StateCells, StateLayout
+from beamwright.kv.streams import BlockMemory
 from beamwright.plan.costs import group_blocks
 from beamwright.sections import KVDtype
 
@@ -119,7 +120,10 @@ class BlockLedger:
     most_bytes: how far `resize` can go; by default the budget is what it is.
     groups: of layers; by default there is one. block_bytes: of any group's block; bytes_per_token
     are those of all groups together, block_tokens those of the first.
+    memory: all blocks, of which a card copies by number; None where none does.
     """
+
+    memory: BlockMemory | None = None
 
     def __init__(
         self,
@@ -292,7 +296,7 @@ class BlockPool(BlockLedger):
         try:
             if pinned and size:
                 self._locked = LockedBlocks(self._most_blocks, self.bytes_per_block)
-                flat = self._locked.flat
+                flat = self._locked.memory.by_block.flatten()
             else:
                 flat = self._zeros(size, device, gives_back=most_bytes is not None and not pinned)
         except (MemoryError, RuntimeError, OSError) as error:  # torch says it with RuntimeErrors
@@ -305,9 +309,12 @@ class BlockPool(BlockLedger):
         self.kv = self.groups_kv[0]
         self.states = None if states is None else StateCells(by_block, states)
         self.storage = self.kv.storage
+        if self._locked is not None:
+            self.memory = self._locked.memory
+        elif device != "cpu":
+            self.memory = BlockMemory(by_block, max(1, self._most_blocks))
         # A copier thread copies arrays, a stream tensors.
-        # Merged copies must not cross from one locked piece into the next.
-        self._bytes: Any = self._locked or (by_block if device != "cpu" else by_block.numpy())
+        self._bytes: Any = by_block.numpy() if self.memory is None else by_block
 
     def _zeros(self, size: int, device: str, *, gives_back: bool) -> torch.Tensor:
         """Zeros, because a masked position must never hold NaN bits left over from other memory.
@@ -403,43 +410,34 @@ class LockedBlocks:
     at once (not otherwise: that allocator rounds up to a power of two, and keeps what is freed).
     Memory that is refused later stays as it is: copies are right, and slower.
 
-    flat: all of it as one tensor of bytes, for what the host computes.
+    memory: all of it, in such pieces.
     """
 
     def __init__(self, num_blocks: int, block_bytes: int) -> None:
         size, page = num_blocks * block_bytes, mmap.PAGESIZE
         whole = page // math.gcd(page, block_bytes)
-        self._blocks = whole * max(1, _PIECE_BYTES // (whole * block_bytes))  # of a piece
+        stretch = whole * max(1, _PIECE_BYTES // (whole * block_bytes))
         self._owner = np.zeros(size + page, dtype=np.uint8)
         start = -self._owner.ctypes.data % page
-        self._memory = self._owner[start : start + size]
-        self._block_bytes, self._num_locked, self._refused = block_bytes, 0, False
+        flat = torch.from_numpy(self._owner[start : start + size])
+        self.memory = BlockMemory(flat.view(-1, block_bytes), stretch)
+        self._num_locked = 0
         self.lock(1)
-        if self._refused:
-            self.flat = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
-            self._memory = self._owner = self.flat.numpy()
-        else:
-            self.flat = torch.from_numpy(self._memory)
-        piece_bytes = self._blocks * block_bytes
-        self._pieces = [
-            torch.from_numpy(self._memory[first : first + piece_bytes]).view(-1, block_bytes)
-            for first in range(0, size, piece_bytes)
-        ]
-
-    def __getitem__(self, block: int) -> torch.Tensor:
-        piece, place = divmod(block, self._blocks)
-        return self._pieces[piece][place]
+        if not self.memory.locked:
+            flat = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
+            self._owner, self._num_locked = flat.numpy(), num_blocks
+            self.memory = BlockMemory(flat.view(-1, block_bytes), stretch)
 
     def lock(self, num_blocks: int) -> None:
         """The first blocks come into use."""
-        while self._num_locked < num_blocks and not self._refused:
-            first = self._num_locked * self._block_bytes
-            piece = self._memory[first : first + self._blocks * self._block_bytes]
-            cudart, address = torch.cuda.cudart(), piece.ctypes.data
+        while self._num_locked < num_blocks and self.memory.locked:
+            end = self._num_locked + self.memory.stretch
+            piece = self.memory.by_block[self._num_locked : end]
+            cudart, address = torch.cuda.cudart(), piece.data_ptr()
             if int(cudart.cudaHostRegister(address, piece.nbytes, 0)):
-                self._refused = True
+                self.memory.locked = False
                 with suppress(RuntimeError):
                     _ = torch.ones(1, device="cuda") + 1  # else the next launch reports it
                 return
             weakref.finalize(self._owner, cudart.cudaHostUnregister, address)
-            self._num_locked += self._blocks
+            self._num_locked = end

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from beamwright.kv.link import Link, Transfer
 from beamwright.kv.pool import BlockLedger
-from beamwright.kv.streams import Piece
+from beamwright.kv.streams import Blocks, Piece
 from beamwright.protocols import Direction
 from beamwright.schedule.forest import eviction_order
 
@@ -290,8 +290,14 @@ class HostTier:
     def _pieces(
         self, there: BlockLedger, to: Sequence[int], here: BlockLedger, source: Sequence[int]
     ) -> list[Piece]:
-        """One contiguous piece per block; without tensors there is nothing behind them."""
-        size = self.ledger.bytes_per_block
+        """One contiguous piece per block; without tensors there is nothing behind them.
+
+        Of a card's blocks one piece that names them all.
+        """
+        size, memory, held = self.ledger.bytes_per_block, there.memory, here.memory
+        if memory is not None and held is not None:
+            sides = Blocks(memory, tuple(to)), Blocks(held, tuple(source))
+            return [Piece(*sides, size * len(to))]
         pairs = zip(to, source, strict=True)
         return [Piece(there.block_bytes(a), here.block_bytes(b), size) for a, b in pairs]
 

@@ -8,13 +8,16 @@ compute runs as the host calls it, so a copy may start at once, and who needs it
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from beamwright.protocols import Direction
 
@@ -26,6 +29,27 @@ class Piece:
     destination: Any
     source: Any
     num_bytes: int
+
+
+@dataclass(eq=False)
+class BlockMemory:
+    """Blocks [block, bytes] of a card, or of the host for one.
+
+    stretch: a copy may not reach over a multiple of so many blocks. locked: a card may see all that
+    are in use.
+    """
+
+    by_block: torch.Tensor
+    stretch: int
+    locked: bool = True
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """One side of a piece that is many blocks, by number."""
+
+    memory: BlockMemory
+    numbers: tuple[int, ...]
 
 
 class Copied(Protocol):
@@ -105,26 +129,76 @@ def _follows(left: object, right: object) -> bool:
     return same and left.storage_offset() + left.numel() == right.storage_offset()
 
 
+_MANY, _LARGE_BYTES = 16, 2**20
+"""So many copies, of less each on average, are one kernel's. Larger ones take no processors."""
+_UNIT_BYTES = 16  # what the kernel loads at once
+
+
 class CudaStreams:
-    """`Streams` of one CUDA device; pieces are contiguous tensors, the host's pinned."""
+    """`Streams` of a CUDA device; pieces are `Blocks`, or contiguous tensors, the host's pinned."""
 
     strided = False
     batches = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._side = {direction: torch.cuda.Stream(device) for direction in Direction}
+        # A kernel that copies is few programs: they begin before the many of a product do.
+        self._side = {each: torch.cuda.Stream(device, priority=-1) for each in Direction}
 
     def copy(self, direction: Direction, pieces: Sequence[Piece]) -> Copied:
         stream = self._side[direction]
         stream.wait_event(_event(torch.cuda.current_stream(self._device)))
         with torch.cuda.stream(stream):
-            for piece in pieces:
+            for piece in self._one_by_one(pieces):
                 # Anything else would go through unpinned memory, and the host would wait.
                 assert piece.destination.is_contiguous()
                 assert piece.source.is_contiguous()
                 piece.destination.copy_(piece.source, non_blocking=True)
         return _CudaCopied(_event(stream))
+
+    def _one_by_one(self, pieces: Sequence[Piece]) -> Iterator[Piece]:
+        """What is worth a copy each. Blocks that are not are copied by a kernel here."""
+        listed: dict[tuple[BlockMemory, BlockMemory], tuple[list[int], list[int]]] = {}
+        for piece in pieces:
+            to, source = piece.destination, piece.source
+            if isinstance(to, Blocks):
+                ends, starts = listed.setdefault((to.memory, source.memory), ([], []))
+                ends.extend(to.numbers)
+                starts.extend(source.numbers)
+            else:
+                yield piece
+        for (there, here), lists in listed.items():
+            numbers, block_bytes = np.array(lists, np.int32), there.by_block.shape[1]
+            runs = _runs(numbers, there.stretch, here.stretch)
+            small = len(runs) >= _MANY and numbers.shape[1] * block_bytes < len(runs) * _LARGE_BYTES
+            if small and self._kernel_takes(there, here, numbers):
+                continue
+            for to, source, count in runs:
+                sides = there.by_block[to : to + count], here.by_block[source : source + count]
+                yield Piece(*sides, count * block_bytes)
+
+    def _kernel_takes(
+        self, there: BlockMemory, here: BlockMemory, numbers: NDArray[np.int32]
+    ) -> bool:
+        """Copy blocks by number in one launch. False: it cannot be done, and nothing was."""
+        whole = there.by_block.shape[1] % _UNIT_BYTES == 0
+        if not (whole and there.locked and here.locked) or self._copy_listed is None:
+            return False
+        try:
+            self._copy_listed(there.by_block, here.by_block, numbers)
+        except Exception:  # no compiler, or one that refuses: copies one by one are as right
+            self._copy_listed = None
+            return False
+        return True
+
+    @cached_property
+    def _copy_listed(self) -> Callable[..., None] | None:
+        """None where no kernel can copy; found out with the first blocks."""
+        if find_spec("triton") is None:
+            return None
+        from beamwright.kv.copy_kernel import copy_listed, sees_host_memory  # noqa: PLC0415
+
+        return copy_listed if sees_host_memory(self._device) else None
 
     def hold_back(self, copied: Copied) -> HeldBack:
         assert isinstance(copied, _CudaCopied)
@@ -144,6 +218,18 @@ class CudaStreams:
         """What a card was asked to copy it copies."""
 
 
+def _runs(numbers: NDArray[np.int32], *stretches: int) -> list[tuple[int, int, int]]:
+    """(destination, source, blocks) of neighbours on both sides, within both sides' stretches.
+
+    numbers: [destinations or sources, block].
+    """
+    parts = numbers // np.array(stretches)[:, None]
+    breaks = ((np.diff(numbers) != 1) | (np.diff(parts) != 0)).any(axis=0)
+    starts = np.flatnonzero(np.append(True, breaks))
+    counts = np.diff(starts, append=numbers.shape[1])
+    return list(zip(*numbers[:, starts].tolist(), counts.tolist(), strict=True))
+
+
 def _event(stream: torch.cuda.Stream) -> torch.cuda.Event:
     """The end of what the stream has queued so far."""
     event = torch.cuda.Event(enable_timing=True)
@@ -155,10 +241,11 @@ class _CudaCopied:
     ran_s: tuple[float, float] | None = None  # the card has a clock of its own
 
     def __init__(self, end: torch.cuda.Event) -> None:
-        self.end = end
+        self.end, self._over = end, False
 
     def query(self) -> bool:
-        return bool(self.end.query())
+        self._over = self._over or bool(self.end.query())  # a batch's transfers ask one by one
+        return self._over
 
     def synchronize(self) -> None:
         self.end.synchronize()
