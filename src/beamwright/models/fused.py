@@ -209,7 +209,7 @@ def launch(
     for tensor in tensors:
         if tensor is not None:
             places |= tensor.data_ptr()
-    early = _is_early(first.device)
+    early = begins_early(first.device)
     key = id(kernel), first.dtype, first.get_device(), tensors[-1] is None, sizes
     handle = _handles().get(key)
     if handle is not None and places % _ALIGNED == 0:
@@ -227,11 +227,6 @@ def launch(
 def _handles() -> dict[tuple[object, ...], Any]:
     """What has been compiled, by what for; the interpreter compiles nothing."""
     return {}
-
-
-@cache
-def _is_early(device: torch.device) -> bool:
-    return begins_early(device)
 
 
 @cache

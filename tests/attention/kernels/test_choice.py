@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from beamwright.attention import KERNEL_BACKENDS, make_attention
+from beamwright.attention import KERNEL_BACKENDS, kernels, make_attention
 from beamwright.attention.kernels import begins_early, is_hopper, triton_version
 from beamwright.attention.kernels.worklist import (
     HeadLayout,
@@ -71,6 +71,7 @@ def test_without_triton_torch_runs_and_kernels_are_an_error(without_triton):
 def test_what_a_card_can_do_is_said_by_its_capability(monkeypatch, capability, hip, early, hopper):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(kernels, "_capability", kernels._capability.__wrapped__)
     assert (begins_early(CUDA), is_hopper(CUDA)) == (early, hopper)
     assert not begins_early(torch.device("cpu"))
 

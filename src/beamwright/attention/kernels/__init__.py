@@ -7,6 +7,7 @@ and dtypes; loads no Triton unless it has to.
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
@@ -25,6 +26,7 @@ def triton_version() -> str | None:
         return "unknown"
 
 
+@cache
 def is_interpreted() -> bool:
     """True if Triton's interpreter runs the kernels (TRITON_INTERPRET=1). Needs Triton."""
     from triton import JITFunction  # noqa: PLC0415 (optional)
@@ -36,7 +38,7 @@ def is_interpreted() -> bool:
 
 def why_no_kernels(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why the kernels cannot run on such tensors, in half a sentence; None if they can."""
-    if triton_version() is None:
+    if find_spec("triton") is None:  # its version is read from files, and views ask this
         return "triton is not installed (pip install triton)"
     if device.type == "cuda" and not has_matrix_units(device):
         return "the kernels need compute capability 8.0, which this card has not"
@@ -62,6 +64,7 @@ def is_hopper(device: torch.device) -> bool:
     return _capability(device)[0] == 9
 
 
+@cache
 def _capability(device: torch.device) -> tuple[int, int]:
     """Of an NVIDIA card; none of anything else. AMD's cards are called `cuda`, too."""
     if device.type != "cuda" or torch.version.hip is not None:

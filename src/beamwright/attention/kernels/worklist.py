@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +80,7 @@ def power_of_two(value: int, least: int = 1) -> int:
     return max(least, 1 << max(0, value - 1).bit_length())
 
 
+@cache
 def decode_tile(heads: HeadLayout, element_bytes: int) -> Tile:
     """Few queries per key: small groups get few rows, as the rest of a tile would be idle.
 
@@ -89,6 +91,7 @@ def decode_tile(heads: HeadLayout, element_bytes: int) -> Tile:
     return _tile(heads, element_bytes, 16 if element_bytes == 4 else pairs, most_tokens=32)
 
 
+@cache
 def prefill_tile(heads: HeadLayout, element_bytes: int, *, hopper: bool = False) -> Tile:
     """Many queries per key. float32 has no matrix unit, and larger tiles spill registers.
 
