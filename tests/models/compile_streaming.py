@@ -8,10 +8,10 @@ import re
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from beamwright.models import streaming
@@ -46,26 +46,27 @@ def build(kernel, sizes, capability, **options):
 
 def spilled(ptx, capability):
     """Bytes that a thread keeps outside its registers."""
-    assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    assembler = get_ptxas(capability).path
     name = f"sm_{capability}{'a' if capability >= 90 else ''}"
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(ptx)
         file.flush()
-        command = [str(assembler), "-v", f"--gpu-name={name}", file.name, "-o", "/dev/null"]
+        command = [assembler, "-v", f"--gpu-name={name}", file.name, "-o", "/dev/null"]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     return sum(map(int, re.findall(r"(\d+) bytes spill", said)))
 
 
 def both(capability):
-    """Of few rows a part, and of many all parts in turn."""
+    """Of few rows and of more a part, and of many all parts in turn."""
     found = {}
-    for name, tile in (("few", streaming._TILES[0]), ("whole", streaming._WHOLE)):
+    tiles = {"few": streaming._TILES[0], "many": streaming._MANY, "whole": streaming._WHOLE}
+    for name, tile in tiles.items():
         sizes = {
             "ROWS": tile.rows, "OUTPUTS": tile.outputs, "COLUMNS": tile.columns,
-            "STAGES": tile.stages, "UNIT": streaming.UNIT, "PARTIAL": name == "few",
+            "STAGES": tile.stages, "UNIT": streaming.UNIT, "PARTIAL": name != "whole",
             "ALONE": False, "WIDE": False, "EARLY": capability >= 90,
         }  # fmt: skip
-        if name == "few":
+        if name != "whole":
             sizes["bias"] = None
         options = {"num_warps": tile.warps, "num_stages": tile.stages}
         found[name] = build(streaming.multiply_parts, sizes, capability, **options)
