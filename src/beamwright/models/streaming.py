@@ -54,7 +54,7 @@ _TILES = (
     ProductTile(64, 64, 64, 4, 4),
 )
 _MANY = ProductTile(128, 64, 64, 3, 4)
-_WHOLE = ProductTile(128, 128, 64, 4, 8)
+_WHOLE = ProductTile(128, 128, 64, 3, 8)
 
 
 @triton.jit
