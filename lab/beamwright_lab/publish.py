@@ -73,6 +73,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "frontier-batching": lambda: tables.frontier_batching(read("frontier")),
     "frontier-levers": lambda: tables.frontier_levers(read("frontier")),
     "frontier-sentence": lambda: tables.frontier_sentence(read("frontier")),
+    "hybrids": lambda: _whole(tables.hybrids, "hybrids"),
     "pairs": lambda: pairs.block(read("pairs")),
     "families": lambda: _whole(lambda found: shown.family_rows(found["rows"]), "families"),
     "families-refused": lambda: shown.refusals(read("families")["rows"]),

@@ -191,6 +191,23 @@ def frontier_batching(found: Found) -> str:
     return table(rows, list(rows[0]))
 
 
+def hybrids(found: Found) -> str:
+    """What states cost on a card, as they are kept."""
+    rows = [
+        {
+            "n = 64, int4": row["model"],
+            "card, `--memory`": f"{row['card']}, {row['memory']}",
+            "tokens of a step": row["steps"],
+            "KV and states, GiB": f"{row['needed_bytes'] / 2**30:.1f}",
+            "has": f"{row['budget_bytes'] / 2**30:.1f}",
+            "seconds over a card that holds all": f"{row['over']:.2f}",
+        }
+        for row in found["rows"]
+        if row["states"] == "float32"
+    ]
+    return table(rows, list(rows[0]))
+
+
 _LEVER_COLUMNS = {
     "ours is faster by": "gain",
     "best engine, both have it": "once",

@@ -68,7 +68,7 @@ class Case:
         chosen = dict(options)
         model = ModelCosts.of(self.shape, _ELEMENT_BYTES, Storage.INT4_TILED)
         card = find_profile(self.card)
-        if chosen.pop("captured", False):
+        if not chosen.pop("eager"):
             card = captured(card)
         costs = RooflineCosts.of(model, card, Layout.TREE)
         schedule = ScheduleSettings.model_validate({"schedule": "locality", **chosen})
@@ -89,7 +89,7 @@ def searches(args: argparse.Namespace) -> Iterator[tuple[str, RecordedTree, Step
 
 def rows_of(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Each case and search: here, and on a card on which all of it fits."""
-    options = {**dict(each.split("=", 1) for each in args.set), "captured": args.captured}
+    options = {**dict(each.split("=", 1) for each in args.set), "eager": args.eager}
     found = list(searches(args))
     for (model, card, memory), states in product(CASES, STATES):
         case = Case(model, card, memory, states)
@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--about", type=int, nargs="*", default=[64], help="lognormal ones' mean")
     parser.add_argument("--spread", type=float, default=0.7, help="of those")
     parser.add_argument("--more", type=float, default=0.0, help="GiB for KV and states")
-    parser.add_argument("--captured", action="store_true", help="passes are replayed as graphs")
+    parser.add_argument("--eager", action="store_true", help="no pass is replayed as a graph")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="schedule")
     args = parser.parse_args()
     rows = list(rows_of(args))
