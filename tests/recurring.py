@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch
 
+from beamwright.kv.states import StateRows
 from beamwright.models.load import load_model
 from beamwright.models.shape import LayerGroup, StatePart
 
@@ -102,7 +103,7 @@ def check_states(solver, tree):
         segment = handle.segment.every[-1]
         assert segment.fixed
         if segment.copies:
-            rows = store.state_rows([segment], [handle.segment])
+            rows = StateRows(states, [segment.blocks], [segment.blocks])
             counts = rows.read(next(iter(states.layout.by_layer)))["conv"]
             assert int(counts[0, 0]) == node.start + segment.length == node.end
             found += 1

@@ -346,6 +346,8 @@ def _begins(leaf: Node) -> int:
     """The first position that is still to be computed on a path: a prompt, the end of a reply and a
     turn are, when the first row behind them is admitted."""
     node = leaf
+    if (state := state_of(leaf)) is not None and state.hidden is not None:
+        return leaf.end
     while node.parent is not None and ((s := state_of(node.parent)) is None or s.hidden is None):
         node = node.parent
     return node.start

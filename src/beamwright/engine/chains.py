@@ -161,11 +161,13 @@ def restore_kv(
     verifier: Verifier,
     judges: Callable[[Node], bool],
     nodes: Iterable[Node],
+    forget: Callable[[], None],
 ) -> None:
     """Give the nodes of a rebuilt tree their handles of both owners.
 
     generator: None where its KV is not here. judges: whether the verifier was given a step. nodes:
-    those whose KV may be needed, all their ancestors included; decoded ones only.
+    those whose KV may be needed, all their ancestors included; decoded ones only. forget: frees
+    what nothing to come reads, such as the states of inner nodes once those below have theirs.
 
     Raises:
         CapacityError: if a KV budget cannot hold them; what is in place stays on the nodes.
@@ -174,6 +176,7 @@ def restore_kv(
     if generator is not None:
         for _, level in groupby(needed, key=lambda node: node.depth):
             _restore_level(generator, list(level))
+            forget()
     keeper: Any = verifier if hasattr(verifier, "restore") else None
     if keeper is not None:  # it keeps KV on the nodes, too
         device = keeper.tree_model.decoder.device

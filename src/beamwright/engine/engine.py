@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from beamwright.engine.decisions import planned
 from beamwright.engine.executor import PlainExecutor
@@ -33,7 +34,7 @@ from beamwright.protocols import (
     WritesAsides,
 )
 from beamwright.sections import Explore
-from beamwright.tree import Node, NodeState
+from beamwright.tree import Node, NodeState, SearchTree
 
 
 class Engine:
@@ -131,8 +132,9 @@ class Engine:
             run.save_round()
         self._select(run)
         if run.restore is not None and not run.tree.done and begun:
+            held = [node for node in run.tree.held if node.state is not NodeState.OPEN]
             with self._fails_alone(run):
-                run.restore([node for node in run.tree.held if node.state is not NodeState.OPEN])
+                run.restore(held, partial(self._forget_unseen, run.tree))
         return [run] if run.tree.done else []
 
     def _run(self) -> list[Event]:
@@ -213,8 +215,7 @@ class Engine:
         self._drop_rest(run)
         report = run.report(candidates)
         self._executor.release(tree.release_dead())
-        if isinstance(self._writer, SeesWindows):
-            self._writer.forget_unseen(tree)
+        self._forget_unseen(tree)
         if tree.done:
             self._close(run)
         else:
@@ -223,6 +224,10 @@ class Engine:
             self._changed = self._foresee = True
         if run.on_round is not None and (candidates or tree.rounds > 0):
             run.on_round(report)
+
+    def _forget_unseen(self, tree: SearchTree) -> None:
+        if isinstance(self._writer, SeesWindows):
+            self._writer.forget_unseen(tree)
 
     def _submit_scores(self, run: TreeRun) -> None:
         """Give the verifier what it does not have yet of this round's steps."""

@@ -55,7 +55,8 @@ class TreeRun:
     round_tokens: distinct path tokens that each round's beams extend (their KV is needed).
     rule: what may stop the search early. answers: how replies are read.
     save: called when a round is scored and nothing is decided about it yet.
-    restore: gives the nodes of a resumed tree their KV back, once it is known which are needed.
+    restore: gives the nodes of a resumed tree their KV back, once it is known which are needed;
+    calls what it is given where some may be freed again.
     cut: True if the deadline has ended a round before all of it was decoded and scored.
     served: tokens that were decoded for it, from where the others were when it came.
     priority: a larger one is decoded and scored first. waited_s: seconds before it was started
@@ -89,7 +90,7 @@ class TreeRun:
     rule: StopRule | None = None
     answers: Answers = field(default_factory=Mathematics)
     save: Callable[[TreeRun, float], None] | None = None
-    restore: Callable[[Sequence[Node]], None] | None = None
+    restore: Callable[[Sequence[Node], Callable[[], None]], None] | None = None
     cut: bool = False
     served: int = 0
     priority: int = 0

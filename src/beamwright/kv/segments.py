@@ -13,6 +13,7 @@ from enum import Enum
 from itertools import chain
 from typing import Any, NamedTuple
 
+from beamwright.kv.checksums import Checksums
 from beamwright.kv.link import Link, Transfer
 from beamwright.kv.pool import BlockLedger
 from beamwright.kv.streams import Blocks, Piece
@@ -261,12 +262,14 @@ class HostTier:
     recompute: evicted segments are not kept on the host; they are computed again.
     share_loads: several copies of a segment cross the link once; otherwise each on its own
         (no inter-beam locality, LBS Fig. 10b).
+    checks: compares what comes back with what went; None: nobody does.
     """
 
     ledger: BlockLedger
     link: Link
     recompute: bool = False
     share_loads: bool = True
+    checks: Checksums | None = None
 
     def store(self, segment: Segment, until: int, device: BlockLedger) -> None:
         """Start storing blocks up to token `until`, from the first incomplete one on.
@@ -278,6 +281,8 @@ class HostTier:
         segment.host_blocks += self.ledger.allocate(end - len(segment.host_blocks))
         to, source = segment.host_blocks[first:end], segment.blocks[first:end]
         pieces = self._pieces(self.ledger, to, device, source)
+        if self.checks is not None:
+            self.checks.went(segment, first, [piece.source for piece in pieces])
         segment.transfers = segment.unfinished()
         segment.transfers.append(self.link.submit(Direction.D2H, "store", pieces))
         segment.host_length = until
@@ -286,6 +291,14 @@ class HostTier:
         """Start loading a segment into these device blocks; no store of it is under way."""
         pieces = self._pieces(device, blocks, self.ledger, segment.host_blocks)
         segment.transfers.append(self.link.submit(Direction.H2D, kind, pieces))
+        if self.checks is not None:
+            self.checks.comes(segment)
+
+    def came(self, segments: Iterable[Segment], device: BlockLedger) -> None:
+        """What was loaded of these is there, and is looked at if somebody wants that."""
+        if self.checks is not None:
+            for segment in segments:
+                self.checks.came(segment, [device.block_bytes(b) for b in segment.blocks])
 
     def _pieces(
         self, there: BlockLedger, to: Sequence[int], here: BlockLedger, source: Sequence[int]
