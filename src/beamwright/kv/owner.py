@@ -83,14 +83,13 @@ class SegmentOwner:
                 each.gone = True
 
     def take_over(self, segment: Segment, twin: Segment) -> None:
-        """What no tier holds of a segment is what the twin has; the twin is freed."""
+        """What no tier holds of a segment is what the twin has, which is to be freed."""
         for each, fresh in zip(segment.every, twin.every, strict=True):
             if not each.resident and not each.stored:
                 each.copies, fresh.copies = fresh.copies, []
                 each.returned, each.gone = Return.RECOMPUTED, False
                 self._placed(each)
                 self._placed(fresh)
-        self.free(twin)
 
     def _drop(self, segment: Segment) -> None:
         """Free the blocks of one group's segment; transfers of it are cancelled."""

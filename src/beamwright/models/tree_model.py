@@ -151,9 +151,13 @@ def recompute(store: CacheManager, lost: Sequence[Segment], run: Callable[..., o
     computed for all is put in the place of those that are."""
     for level in recompute_levels(lost):
         again = [replace(request, segment=store.create()) for request in level]
-        run(again)
-        for request, twin in zip(level, again, strict=True):
-            store.take_over(request.segment, twin.segment)
+        try:
+            run(again)
+            for request, twin in zip(level, again, strict=True):
+                store.take_over(request.segment, twin.segment)
+        finally:
+            for twin in again:
+                store.free(twin.segment)
 
 
 def _batches(
