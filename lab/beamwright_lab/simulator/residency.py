@@ -18,7 +18,6 @@ from beamwright.models.tree_model import (
     prefill_in_batches,
     prefill_needs,
     recompute,
-    recompute_levels,
 )
 from beamwright.solver.solution import CacheStats
 from beamwright_lab.simulator.clock import VirtualClock
@@ -125,8 +124,4 @@ class SimulatedPrefill:
         self._residency.append([request.segment for request in requests], lengths)
 
     def _recompute(self, lost: Sequence[Segment]) -> None:
-        """Compute the KV of evicted segments again, level by level."""
-        if len(self._residency.device.groups) > 1:
-            return recompute(self._residency, lost, self.run)
-        for level in recompute_levels(lost):
-            self.run(level)
+        recompute(self._residency, lost, self.run)

@@ -338,10 +338,10 @@ class CacheManager(SegmentOwner):
         for segment, copies in needs.items():
             segment.transfers = segment.unfinished()
             while segment.length and len(segment.copies) < copies:
-                blocks = self._take(segment.blocks_for(segment.length))
+                source, blocks = segment.copies[0], self._take(segment.blocks_for(segment.length))
                 segment.copies.append(blocks)
                 self._placed(segment)
-                self.copy_on_device(segment.copies[0], blocks)
+                self.copy_on_device(source, blocks)
 
     def _touch(self, needs: Iterable[Segment]) -> None:
         self._tick += 1
@@ -370,9 +370,6 @@ class CacheManager(SegmentOwner):
         self.counts.recomputed_tokens += sum(segment.length for segment in named)
         for segment in lost:
             self.counts.recomputed_blocks += segment.blocks_for(segment.length)
-            if len(self.device.groups) == 1:
-                self.clear(segment)
-                segment.returned = Return.RECOMPUTED
         self.recompute_segments(named)
 
     def copy_on_device(self, source: Sequence[int], destination: Sequence[int]) -> None:

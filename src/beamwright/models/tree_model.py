@@ -28,6 +28,7 @@ from beamwright.kv.link import KVLog, Link
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout, group_layouts
 from beamwright.kv.segments import (
     HostTier,
+    Lease,
     Path,
     Segment,
     Source,
@@ -147,14 +148,15 @@ def _with_states_before(lost: Sequence[Segment]) -> list[Segment]:
 
 
 def recompute(store: CacheManager, lost: Sequence[Segment], run: Callable[..., object]) -> None:
-    """The same of groups of layers, of which those that are not lost are being read: what is
-    computed for all is put in the place of those that are."""
+    """Compute it, level by level. What runs out of room has lost nothing: it is put in the place of
+    what is gone when all of it is there, and groups of layers that are not gone are being read."""
     for level in recompute_levels(lost):
         again = [replace(request, segment=store.create()) for request in level]
         try:
-            run(again)
-            for request, twin in zip(level, again, strict=True):
-                store.take_over(request.segment, twin.segment)
+            with Lease(whole({twin.segment: 1 for twin in again})):  # none makes way for another
+                run(again)
+                for request, twin in zip(level, again, strict=True):
+                    store.take_over(request.segment, twin.segment)
         finally:
             for twin in again:
                 store.free(twin.segment)
@@ -328,14 +330,7 @@ class TreeModel:
         return [torch.cat(states) if len(states) > 1 else states[0] for states in found]
 
     def _recompute(self, lost: Sequence[Segment]) -> None:
-        """Compute the KV of evicted segments again, level by level."""
-        if len(self.store.device.groups) > 1:
-            return recompute(self.store, lost, self.prefill)
-        levels = recompute_levels(lost)
-        for segment in lost:
-            segment.source = None
-        for level in levels:
-            self.prefill(level)
+        recompute(self.store, lost, self.prefill)
 
     def _prefill_batch(
         self, requests: list[PrefillRequest], chunks: list[Sequence[int]], offset: int
