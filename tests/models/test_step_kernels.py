@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from beamwright.kv.states import BEGINS, GOES_ON, IDLE, StateBlocks
+from beamwright.kv.states import BEGINS, GOES_ON, IDLE, Placed, StateBlocks
 from beamwright.models import step_kernels, steps
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -104,14 +104,15 @@ def test_the_gated_delta_rule(name, kept, dtype):
     value = mixed[:, 2 * cut :].unflatten(1, (heads, values))
     gates = -drawn(len(WAYS), heads).abs(), drawn(len(WAYS), heads, dtype=dtype).sigmoid()
     inputs = query, key, value, *gates
-    expected, after = steps.delta_step(pool.before(offset, (heads, keys, values)), *inputs)
+    after = pool.before(offset, (heads, keys, values))
+    expected = steps.delta_step(after, *inputs)
     blocks = pool.blocks()
-    found = step_kernels.delta_step(blocks, offset, *inputs, kept)
+    found = step_kernels.delta_step(Placed(blocks, offset, kept), *inputs)
     assert_close(found[pool.went], expected[pool.went])
     assert not found[~pool.went].any()
     pool.assert_written(blocks, offset, after)
     last, inputs = pool.blocks(slice(-1, None)), (x[-1:] for x in inputs)
-    alone = step_kernels.delta_step(last, offset, *inputs, kept)
+    alone = step_kernels.delta_step(Placed(last, offset, kept), *inputs)
     assert torch.equal(alone, found[-1:]), "a row follows the batch"
 
 
@@ -132,15 +133,15 @@ def test_the_step_of_mamba_2(name, kept, dtype):
     )
     inputs = x, rate, enters, leaves
     fixed = drawn(heads), -drawn(heads).exp(), drawn(heads)
-    state = pool.before(offset, (heads, values, keys))
-    expected, after = steps.scan_step(state, *inputs, *fixed)
+    after = pool.before(offset, (heads, values, keys))
+    expected = steps.scan_step(after, *inputs, *fixed)
     blocks = pool.blocks()
-    found = step_kernels.scan_step(blocks, offset, *inputs, *fixed, kept)
+    found = step_kernels.scan_step(Placed(blocks, offset, kept), *inputs, *fixed)
     assert_close(found[pool.went], expected[pool.went])
     assert not found[~pool.went].any()
     pool.assert_written(blocks, offset, after)
     last, inputs = pool.blocks(slice(-1, None)), (x[-1:] for x in inputs)
-    alone = step_kernels.scan_step(last, offset, *inputs, *fixed, kept)
+    alone = step_kernels.scan_step(Placed(last, offset, kept), *inputs, *fixed)
     assert torch.equal(alone, found[-1:]), "a row follows the batch"
 
 
@@ -152,16 +153,15 @@ def test_the_short_convolution(biased, silu, dtype):
     pool = Pool(dtype, offset + size + 16, size // 2 + 8)
     x, weight = drawn(len(WAYS), channels + 9, dtype=dtype)[:, 9:], drawn(channels, taps) / 2
     weight, bias = weight.to(dtype), drawn(channels, dtype=dtype) if biased else None
-    state = pool.before(offset, (channels, taps))
-    expected, after = steps.convolution_step(state, x, weight, bias, silu=silu)
+    after = pool.before(offset, (channels, taps))
+    expected = steps.convolution_step(after, x, weight, bias, silu=silu)
     blocks = pool.blocks()
-    found = step_kernels.convolution_step(blocks, offset, x, weight, bias, silu=silu)
+    found = step_kernels.convolution_step(Placed(blocks, offset, dtype), x, weight, bias, silu=silu)
     assert_close(found[pool.went], expected[pool.went])
     assert not found[~pool.went].any()
     pool.assert_written(blocks, offset, after)
-    alone = step_kernels.convolution_step(
-        pool.blocks(slice(-1, None)), offset, x[-1:], weight, bias, silu=silu
-    )
+    last = Placed(pool.blocks(slice(-1, None)), offset, dtype)
+    alone = step_kernels.convolution_step(last, x[-1:], weight, bias, silu=silu)
     assert torch.equal(alone, found[-1:]), "a row follows the batch"
 
 
@@ -174,9 +174,9 @@ def test_the_rule_is_that_of_transformers():
     expected, after = modeling.torch_recurrent_gated_delta_rule(
         *inputs, initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True
     )
-    found, kept = steps.delta_step(state, query, key, value, decay, beta)
+    found = steps.delta_step(state, query, key, value, decay, beta)
     torch.testing.assert_close(found, expected[:, 0])
-    torch.testing.assert_close(kept, after)
+    torch.testing.assert_close(state, after)
 
 
 def test_mamba_2_is_that_of_transformers():
@@ -184,7 +184,8 @@ def test_mamba_2_is_that_of_transformers():
     state, x, rate = drawn(3, 4, 24, 16), drawn(3, 4, 24), drawn(3, 4)
     enters, leaves = drawn(3, 2, 16), drawn(4, 2, 16)[1:]
     shift, decay, skip = drawn(4), -drawn(4).exp(), drawn(5)[1:]
-    found, kept = steps.scan_step(state, x, rate, enters, leaves, shift, decay, skip)
+    kept = state.clone()
+    found = steps.scan_step(kept, x, rate, enters, leaves, shift, decay, skip)
     wide = x.shape[2]
     expected = modeling.mamba2_selective_state_update(
         state, x, rate[..., None].expand(-1, -1, wide), decay[:, None, None].expand(-1, wide, 16),

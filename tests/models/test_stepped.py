@@ -23,7 +23,7 @@ SEARCH = {"n": 4, "width": 2, "max_rounds": 2, "step_tokens": 5, "ignore_eos": T
 @pytest.fixture
 def kernels(monkeypatch):
     """As on a card."""
-    monkeypatch.setattr(adapter, "step_kernels", lambda device, dtype: stepped)
+    monkeypatch.setattr(adapter, "steps_in_blocks", lambda device, dtype: True)
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
@@ -33,6 +33,7 @@ def test_a_step_is_the_module_s_own(tmp_path, kernels, monkeypatch, kind):
     folder = str(write_hybrid(tmp_path, kind))
     decoder = load_model(folder, ModelSettings(model=folder, dtype="float32")).decoder
     assert decoder.recurrent
+    assert all((each.step == each.plain) == (kind == "jamba") for each in decoder.recurrent)
     assert decoder.steps_in_place == (kind != "jamba")  # Mamba's first scan has no kernel
 
 
@@ -42,7 +43,7 @@ def test_captured_steps_make_the_same_tree(tmp_path, monkeypatch, kind):
     given = {"model": folder, "verifier": "none", "dtype": "float32", "device": "cpu", **SEARCH}
     with Solver(**given, graphs="off") as solver:
         expected, tree = grow(solver)
-    monkeypatch.setattr(adapter, "step_kernels", lambda device, dtype: stepped)
+    monkeypatch.setattr(adapter, "steps_in_blocks", lambda device, dtype: True)
     monkeypatch.setattr("beamwright.solver.machinery.batches_are_exact", lambda *_: True)
     with Solver(**given, graphs="on") as solver:
         model = solver.generator

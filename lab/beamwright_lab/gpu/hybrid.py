@@ -207,7 +207,7 @@ class Bench:
         from beamwright.models import step_kernels  # (loads Triton)
 
         step: Any = getattr(step_kernels, f"{_KERNELS[kernel]}_step")
-        found: torch.Tensor = step(placed.blocks, placed.offset, *self.inputs(kernel, rows))
+        found: torch.Tensor = step(placed, *self.inputs(kernel, rows))
         return found
 
 
@@ -247,7 +247,8 @@ def _right(bench: Bench, kernel: str) -> dict[str, Any]:
     part = bench.layout.parts[0, kind]
     start = torch.randn(bench.rows, *part.size, generator=_seeded()).to(bench.device, part.dtype)
     plain: Any = getattr(steps, f"{_KERNELS[kernel]}_step")
-    expected, after = plain(start, *bench.inputs(kernel))
+    after = start.clone()
+    expected = plain(after, *bench.inputs(kernel))
     bench.cells.write((0, kind), index, start)
     found = bench.step(kernel, bench.placed(0, kind))
     written = bench.cells.read((0, kind), index)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from copy import copy
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from beamwright.attention.protocols import AttentionView
 from beamwright.models.decoder import ROW_MULTIPLE, Decoder, Linear, by_rows
 from beamwright.models.recurrent import Recurrent
 from beamwright.models.shape import ModelShape, NotBuiltError
+from beamwright.models.stepped import put_in
 from beamwright.models.survey import Survey, bind
 
 
@@ -112,13 +112,9 @@ class _NoLayers(torch.nn.Module):
         return found if isinstance(found, int | float) else self
 
 
-def step_kernels(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
-    """`models.stepped`, where its kernels run on a card."""
-    if device.type != "cuda" or why_no_kernels(device, dtype) is not None:
-        return None
-    from beamwright.models import stepped  # noqa: PLC0415 (loads Triton)
-
-    return stepped
+def steps_in_blocks(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether kernels step on states where they lie: on a card."""
+    return device.type == "cuda" and why_no_kernels(device, dtype) is None
 
 
 class AdaptedDecoder(Decoder):
@@ -150,7 +146,7 @@ class AdaptedDecoder(Decoder):
             NotBuiltError: if one of them does with a token at a time what it does not with several.
         """
         known, made = dict[type, bool](), list[Recurrent]()
-        kernels = step_kernels(self.device, self.dtype)
+        in_blocks = steps_in_blocks(self.device, self.dtype)
         for name, parts in found.recurrent.items():
             layer, module = parts[0].layer, found.model.get_submodule(name)
             own = [part for part in self.shape.states if part.layer == layer]
@@ -160,8 +156,7 @@ class AdaptedDecoder(Decoder):
                     raise NotBuiltError(f"{type(module).__name__}: token by token it differs")
                 known[type(module)] = each.agrees(self.shape.hidden, self.device, behind=True)
             each.in_chunks = known[type(module)]
-            if kernels is not None:
-                kernels.put_in(each, self.shape.hidden, self.device)
+            put_in(each, self.shape.hidden, self.device, in_blocks=in_blocks)
             each.install(lambda: getattr(self._attention.view, "states", None))
             made.append(each)
         return tuple(made)

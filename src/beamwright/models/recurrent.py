@@ -173,8 +173,9 @@ class Recurrent:
     Rows with one token each are computed together, [rows, 1, hidden]; rows with more one by one, so
     that their bits depend on none beside them.
     in_chunks: the module honours a state where it gets several tokens; else those behind one go one
-    after another. in_place: computes one token of rows [rows, 1, hidden] whose states stay where
-    they lie (`models.stepped`), if anything does. parts: by kind, a row's size and numbers.
+    after another. step: computes one token of rows [rows, 1, hidden]; in_place: of rows whose
+    states stay where they lie (`models.stepped`), if anything does. parts: by kind, sizes and
+    numbers of a row.
     """
 
     def __init__(
@@ -188,6 +189,7 @@ class Recurrent:
         self.parts = {
             part.kind: (part.size, torch.float32 if part.wide else dtype) for part in parts
         }
+        self.step: Callable[[Tensor, StateCache], Tensor] = self.plain
         self.in_place: Callable[[Tensor, StateCache], Tensor] | None = None
         self._states: Callable[[], RowStates | None] = lambda: None
 
@@ -223,7 +225,7 @@ class Recurrent:
         """A token of every row, some rows at a time."""
         rows = hidden[0, :, None].split(_ROWS)
         caches = [StateCache(each) for each in _split(parts, [len(some) for some in rows])]
-        found = [self.plain(some, cache) for some, cache in zip(rows, caches, strict=True)]
+        found = [self.step(some, cache) for some, cache in zip(rows, caches, strict=True)]
         return torch.cat(found).transpose(0, 1), _joined(caches)
 
     def _prefill(

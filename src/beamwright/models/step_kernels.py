@@ -10,13 +10,12 @@ The specification is `steps`. Loaded only where the kernels run.
 No annotations are postponed here: Triton reads `tl.constexpr` from them.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from beamwright.kv.states import StateBlocks
+from beamwright.kv.states import Placed
 from beamwright.models.fused import launch
 
 _NUMBERS, _WARPS = 8192, 4
@@ -199,29 +198,26 @@ def convolve_rows(
 
 
 def delta_step(
-    blocks: StateBlocks,
-    offset: int,
+    state: Placed,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     decay: Tensor,
     beta: Tensor,
-    kept: torch.dtype = torch.float32,
     *,
     normed: bool = True,
 ) -> Tensor:
     """As `steps.delta_step`, of a token a row; out [rows, heads, value_dim].
 
-    offset: bytes from a record's start to the layer's. kept: a state's numbers in blocks.
     query, key: [rows, key_heads, key_dim], value: [rows, heads, value_dim]; heads side by side.
     """
-    (rows, heads, values), keys = value.shape, key.shape[2]
-    where, sizes = _lines_in(blocks, offset, keys, values, kept)
+    blocks, (rows, heads, values), keys = state.blocks, value.shape, key.shape[2]
+    where, sizes = _lines_in(state, keys, values)
     out = value.new_empty(rows, heads, values)
     block, tile = _tile(keys, values)
     sizes = *sizes, heads, heads // key.shape[1], keys, values, block, tile, normed
     gates = decay.float().contiguous(), beta.to(value.dtype).contiguous()
-    tensors = value, query, key, *gates, out, blocks.storage.view(kept), *blocks[1:]
+    tensors = value, query, key, *gates, out, blocks.storage.view(state.dtype), *blocks[1:]
     numbers = where, query.stride(0), key.stride(0), value.stride(0)
     grid = heads * -(-values // tile), rows, 1
     launch(delta_rows, grid, tensors, numbers, sizes, _WARPS)
@@ -229,8 +225,7 @@ def delta_step(
 
 
 def scan_step(
-    blocks: StateBlocks,
-    offset: int,
+    state: Placed,
     x: Tensor,
     rate: Tensor,
     enters: Tensor,
@@ -238,20 +233,28 @@ def scan_step(
     shift: Tensor,
     decay: Tensor,
     skip: Tensor,
-    kept: torch.dtype = torch.float32,
 ) -> Tensor:
     """As `steps.scan_step`, of a token a row; out [rows, heads, head_dim].
 
-    offset, kept: as in `delta_step`. x: [rows, heads, head_dim], enters, leaves: [rows, groups,
+    x: [rows, heads, head_dim], enters, leaves: [rows, groups,
     state_size]; heads side by side.
     """
-    (rows, heads, values), keys = x.shape, enters.shape[2]
-    where, sizes = _lines_in(blocks, offset, values, keys, kept)
+    blocks, (rows, heads, values), keys = state.blocks, x.shape, enters.shape[2]
+    where, sizes = _lines_in(state, values, keys)
     out = x.new_empty(rows, heads, values)
     block, tile = _tile(keys, values)
     sizes = *sizes, heads, heads // enters.shape[1], values, keys, block, tile
     own = (each.float().contiguous() for each in (shift, decay, skip))
-    tensors = x, rate.to(x.dtype), enters, leaves, *own, out, blocks.storage.view(kept), *blocks[1:]
+    tensors = (
+        x,
+        rate.to(x.dtype),
+        enters,
+        leaves,
+        *own,
+        out,
+        blocks.storage.view(state.dtype),
+        *blocks[1:],
+    )
     numbers = where, x.stride(0), rate.stride(0), enters.stride(0), leaves.stride(0)
     grid = heads * -(-values // tile), rows, 1
     launch(scan_rows, grid, tensors, numbers, sizes, _WARPS)
@@ -259,8 +262,7 @@ def scan_step(
 
 
 def convolution_step(
-    blocks: StateBlocks,
-    offset: int,
+    state: Placed,
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -268,22 +270,21 @@ def convolution_step(
     silu: bool = True,
 ) -> Tensor:
     """As `steps.convolution_step`; x [rows, channels], in the dtype of weights and states."""
-    rows, (channels, taps) = x.shape[0], weight.shape
+    blocks, rows, (channels, taps) = state.blocks, x.shape[0], weight.shape
     out = x.new_empty(rows, channels)
     block_numbers = blocks.storage.shape[1] // x.itemsize
     sizes = blocks.sources.shape[1], block_numbers, channels, taps, _CHANNELS, silu
     tensors = x, weight, out, blocks.storage.view(x.dtype), *blocks[1:], bias
-    numbers = offset // x.itemsize, x.stride(0)
+    numbers = state.offset // x.itemsize, x.stride(0)
     grid = -(-channels // _CHANNELS), rows, 1
     launch(convolve_rows, grid, tensors, numbers, sizes, _WARPS)
     return out
 
 
-def _lines_in(
-    blocks: StateBlocks, offset: int, lines: int, width: int, kept: torch.dtype
-) -> tuple[int, tuple[int, ...]]:
+def _lines_in(state: Placed, lines: int, width: int) -> tuple[int, tuple[int, ...]]:
     """Where a layer's lines of numbers begin in a record, and the first sizes of kernels: blocks of
     a record, numbers of a block, and if every head of so many lines is whole in one."""
+    blocks, offset, kept = state
     block_bytes, line_bytes = blocks.storage.shape[1], width * kept.itemsize
     whole = block_bytes % (lines * line_bytes) == 0 == offset % (lines * line_bytes)
     return offset // line_bytes, (blocks.sources.shape[1], block_bytes // kept.itemsize, whole)
