@@ -175,7 +175,11 @@ def test_recompute_is_asked_parents_first_and_nothing_crosses(tiers, layout):
     def again(lost):
         asked.append(list(lost))
         given = [values[segment] for segment in lost]
-        store.append(lost, [torch.cat(given)], [*map(len, given)])
+        twins = [store.create() for _ in lost]
+        store.append(twins, [torch.cat(given)], [*map(len, given)])
+        for segment, twin in zip(lost, twins, strict=True):
+            store.take_over(segment, twin)
+            store.free(twin)
 
     store.recompute_segments = again
     parent, child = expected
