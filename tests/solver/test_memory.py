@@ -185,6 +185,9 @@ def test_a_hybrid_has_as_many_rows_at_a_time_as_states(verifier):
     settings = MemorySettings(memory="24GB")
     few, many = (plan_memory(settings, hybrid, None, n, in_place=True) for n in (32, 4096))
     assert few == many, "more rows than that wait"
+    free = {"free_bytes": 5 * GIB, "in_place": True}
+    few, more = (plan_memory(MemorySettings(), hybrid, None, n, **free) for n in (34, 4096))
+    assert few == more
     left = settings.memory - hybrid.weights - hybrid.activations(32)
     tails = left - many.kv_bytes
     assert many.kv_bytes // hybrid.state <= tails // hybrid.tails(1) + 1

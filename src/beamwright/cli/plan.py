@@ -294,7 +294,7 @@ def _memory_table(report: Mapping[str, Any]) -> Table:
                 _gib(model["weight_bytes"]),
                 _gib(memory[f"{role}_kv_bytes"]),
                 f"{model['kv_bytes_per_token'] / 1024:g}",
-                *(f"{model['state_bytes'] / 1024**2:g}" for _ in states),
+                *(f"{model['state_bytes'] / 1024**2:.5g}" for _ in states),
             )
     add_row(table, "activations, of either", _gib(memory["activation_bytes"]))
     if memory["copies_bytes"] > GIB / 100:

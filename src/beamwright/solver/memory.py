@@ -159,9 +159,7 @@ def plan_memory(
         InputError: if weights and activations leave nothing for KV.
     """
     models = [generator] if verifier is None else [generator, verifier]
-    if generator.state and settings.memory is not None:  # as many run as there are states for
-        present = settings.memory - sum(model.weights for model in models)
-        num_rows = max(1, min(num_rows, present // generator.state))
+    num_rows = _at_once(settings.memory, models, num_rows, free_bytes)
     weights, activations = _beside_kv(models, num_rows, at_once=in_place)
     rows_bytes: int | None = None
     if settings.kv_memory is not None:
@@ -202,6 +200,18 @@ def plan_memory(
     generator_bytes = kv_bytes * part // (part + rest)
     tokens_part = generator.kv_per_token / (generator.kv_per_token + verifier.kv_per_token)
     return MemoryPlan(generator_bytes, kv_bytes - generator_bytes, tokens_part, rows_bytes)
+
+
+def _at_once(
+    memory: int | None, models: Sequence[ModelBytes], num_rows: int, free_bytes: int | None
+) -> int:
+    """Rows that run at a time: no more than there are states for, where layers keep one."""
+    left = free_bytes
+    if memory is not None:
+        left = memory - sum(model.weights for model in models)
+    if not models[0].state or left is None:
+        return num_rows
+    return max(1, min(num_rows, left // models[0].state))
 
 
 def _beside_kv(
