@@ -18,7 +18,7 @@ from beamwright.kv.segments import HostTier
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.streams import BlockMemory, Blocks, CudaStreams, Piece
 from beamwright.protocols import Direction
-from kv.conftest import filled
+from kv.conftest import values_of
 
 
 @pytest.fixture
@@ -187,15 +187,16 @@ def test_segments_go_to_the_host_and_come_back_by_number(launches, monkeypatch, 
         BlockPool(layout, ByteBudget(64 * layout.bytes_per_block), pinned=True) for _ in "ab"
     )
     store = SegmentStore(device, HostTier(host, StreamLink(CudaStreams(torch.device("cuda")))))
-    blocks = host.allocate(host.num_blocks)
-    host.free(blocks[::2] + blocks[1::2])  # no neighbours one after the other
-    segments = [filled(store, 7, seed) for seed in range(20)]
-    store.write_back([segment for segment, _ in segments])
+    segments = {store.create(): values_of(layout, 7, seed) for seed in range(20)}
+    for part in (slice(4), slice(4, 7)):  # they grow together, so nobody's blocks are neighbours
+        for segment, values in segments.items():
+            store.append([segment], [values[part]])
+    store.write_back(segments)
     store.evict_all()
     device.by_block.zero_()
-    with store.lease({segment: 1 for segment, _ in segments}):
-        for segment, values in segments:
-            assert torch.equal(store.gather(segment, 7), values)
+    with store.lease(dict.fromkeys(reversed(segments), 1)):
+        for segment, values in segments.items():
+            assert torch.equal(store.gather(segment, 7), values.permute(1, 2, 0, 3, 4))
     assert launches == [40, 40]
 
 

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush, nlargest
 from itertools import groupby
 from typing import Any
 
@@ -114,7 +115,7 @@ class GroupBlocks:
 
 
 class BlockLedger:
-    """Blocks of `block_tokens` tokens; ids come from a free stack, in O(1).
+    """Blocks of `block_tokens` tokens; the lowest ids that are free come first.
 
     `check` verifies free + owned = total.
     most_bytes: how far `resize` can go; by default the budget is what it is.
@@ -142,8 +143,9 @@ class BlockLedger:
         self.num_blocks = budget.total_bytes // self.bytes_per_block
         self._most_bytes = budget.total_bytes if most_bytes is None else most_bytes
         self._most_blocks = self._most_bytes // self.bytes_per_block  # ids that there are
-        # Blocks are handed out from the low end first, so untouched memory stays uncommitted:
-        # `_returned` is the stack of those used before; all from `_untouched` on are free.
+        # Blocks are handed out from the low end first, so that untouched memory stays uncommitted,
+        # and a segment's are neighbours, which one copy moves: `_returned` is the heap of those
+        # used before; all from `_untouched` on are free.
         self._returned: list[int] = []
         self._untouched = 0
         self._used: set[int] = set()
@@ -175,8 +177,7 @@ class BlockLedger:
         if num_blocks <= 0:
             return []
         self.budget.charge(num_blocks * self.bytes_per_block, f"a segment of {num_blocks} blocks")
-        taken = self._returned[-num_blocks:][::-1]
-        del self._returned[-num_blocks:]
+        taken = [heappop(self._returned) for _ in range(min(num_blocks, len(self._returned)))]
         first, self._untouched = self._untouched, self._untouched + num_blocks - len(taken)
         taken.extend(range(first, self._untouched))
         self._used.update(taken)
@@ -188,7 +189,7 @@ class BlockLedger:
             if block not in self._used:
                 raise AssertionError(f"block {block} was freed twice")
             self._used.remove(block)
-        self._returned.extend(reversed(blocks))
+            heappush(self._returned, block)
         self.budget.release(len(blocks) * self.bytes_per_block)
 
     def resize(self, total_bytes: int) -> int:
@@ -201,7 +202,7 @@ class BlockLedger:
         self.budget.total_bytes = total_bytes
         self.num_blocks = total_bytes // self.bytes_per_block
         # What has been used before and is free now keeps memory: as much as goes to somebody else.
-        self.give_back(self._returned[: max(0, self._untouched - self.num_blocks)])
+        self.give_back(nlargest(max(0, self._untouched - self.num_blocks), self._returned))
         return total_bytes
 
     def give_back(self, blocks: list[int]) -> None:
