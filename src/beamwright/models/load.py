@@ -157,6 +157,10 @@ def inspect_model(settings: ModelSettings) -> dict[str, Any]:
         except InputError as error:
             raise UnsupportedModelError(str(error)) from error
     dtype, storage = _precision(settings, shape, "generator")
+    states = {
+        "recurrent_layers": len({part.layer for part in shape.states}),
+        "state_bytes_per_row": shape.state_bytes(dtype.itemsize),
+    }
     return {
         "architecture": shape.architecture,
         "decoder": "own" if shape.built is None else "transformers",
@@ -165,6 +169,7 @@ def inspect_model(settings: ModelSettings) -> dict[str, Any]:
         "weights": str(storage),
         "weight_bytes": weight_bytes(shape, dtype.itemsize, storage),
         "kv_bytes_per_token": shape.kv_bytes_per_token(dtype.itemsize, settings.kv_dtype),
+        **(states if shape.states else {}),
         "dtype": str(dtype).removeprefix("torch."),
         "context": shape.context,
         "supported": True,
