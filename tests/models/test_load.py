@@ -8,7 +8,7 @@ from transformers import AutoConfig
 
 from beamwright.errors import InputError, UnavailableError, UnsupportedModelError
 from beamwright.models.config import resolve_folder
-from beamwright.models.load import inspect_model, load_model
+from beamwright.models.load import free_bytes, inspect_model, load_model
 from beamwright.models.named import NAMED_SHAPES, named_shape, shape_from_text
 from beamwright.models.survey import shape_of, survey
 from beamwright.sections import ModelSettings
@@ -129,6 +129,16 @@ def test_a_device_that_is_not_there_is_an_input_error(llama_folder, device, comp
 
 
 # --- random shapes ---------------------------------------------------------------------------
+
+
+def test_a_card_without_a_number_says_what_is_free(monkeypatch):
+    """torch insists on one where it is asked for a process's share."""
+    said = {"memory_reserved": 300, "memory_allocated": 100, "get_per_process_memory_fraction": 0.5}
+    for name, value in {**said, "mem_get_info": (4000, 8000)}.items():
+        monkeypatch.setattr(torch.cuda, name, {1: value}.__getitem__)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    for device in ("cuda", "cuda:1"):
+        assert free_bytes(torch.device(device))() == 3900
 
 
 def test_an_inline_shape_is_what_it_says():

@@ -232,7 +232,8 @@ class StateRows:
         written = [spare if target is None else target for target in targets]
         read = [b if a is None else a for a, b in zip(sources, written, strict=True)]
         self._read, self._own = self._table(read), self._table(written)
-        self._zeros = self._places([i for i, source in enumerate(sources) if source is None])
+        self._beginning = [i for i, source in enumerate(sources) if source is None]
+        self._zeros = self._places(self._beginning)
         self._active = [i for i, target in enumerate(targets) if target is not None]
         self._later: list[tuple[int, Mapping[str, Tensor]]] | None = [] if deferred else None
         self._pick()
@@ -251,11 +252,10 @@ class StateRows:
     @property
     def ways(self) -> Tensor:
         """Of each row [rows], int32, see `IDLE`."""
-        ways = torch.zeros(len(self._own.blocks), dtype=torch.int32)
-        ways[self._active] = GOES_ON
-        if self._zeros is not None:
-            ways[self._zeros.cpu()] = ways[self._zeros.cpu()].clamp(max=BEGINS)
-        return ways.to(self.states.device)
+        ways = [IDLE] * len(self._own.blocks)
+        for row in self._active:
+            ways[row] = BEGINS if row in self._beginning else GOES_ON
+        return torch.tensor(ways, dtype=torch.int32).to(self.states.device)
 
     def placed(self, layer: int) -> dict[str, Placed] | None:
         """Where kernels find a layer's parts, by kind; None where there are no tables for them."""
@@ -294,7 +294,7 @@ class StateRows:
 
     def begun(self) -> None:
         """A pass is over: from here on rows read what they have written."""
-        self._read, self._zeros = self._own, None
+        self._read, self._zeros, self._beginning = self._own, None, []
         if self._tables is not None:
             self._tables.begun()
 

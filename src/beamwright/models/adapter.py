@@ -125,13 +125,13 @@ class AdaptedDecoder(Decoder):
         found: Survey,
         shape: ModelShape,
         dtype: torch.dtype,
-        device: str,
         tile_rows: int | None,
     ) -> None:
         self.shape, self.tile_rows, self.least_rows = shape, tile_rows, ROW_MULTIPLE
-        self.dtype, self.device = dtype, torch.device(device)
         self._attention, self._found = _Attention(), found
         self._embedding, self._body = found.model.get_input_embeddings().weight, found.body
+        # Not what was asked for: of `cuda` this has the card's number.
+        self.dtype, self.device = dtype, self._embedding.device
         bind(found.model, self._attention, lambda module, *args: module.beamwright_experts(*args))
         self.recurrent = self._recurrent(found)
         found.model._modules[found.body_at] = _NoLayers(found.body)

@@ -119,7 +119,7 @@ def _adapt(folder: Path, shape: ModelShape, placing: Placing) -> AdaptedDecoder:
     """The decoder over the folder's model of `transformers`."""
     found = survey(config_of(folder), placing.dtype)
     fill(found, open_checkpoint(folder), placing, str(folder))
-    return AdaptedDecoder(found, shape, placing.dtype, placing.device, placing.tile_rows)
+    return AdaptedDecoder(found, shape, placing.dtype, placing.tile_rows)
 
 
 def _shape(spec: str, folder: Path | None, settings: ModelSettings, role: str) -> ModelShape:
@@ -248,12 +248,14 @@ def free_bytes(device: torch.device) -> Callable[[], int] | None:
     """A function that says what can be allocated at the moment; None for a CPU."""
     if device.type != "cuda":
         return None
+    # `cuda` without a number is not taken everywhere.
+    index = torch.cuda.current_device() if device.index is None else device.index
 
     def free() -> int:
-        on_card, total = torch.cuda.mem_get_info(device)
-        reserved = torch.cuda.memory_reserved(device)
-        used = torch.cuda.memory_allocated(device)
-        cap = int(torch.cuda.get_per_process_memory_fraction(device) * total)
+        on_card, total = torch.cuda.mem_get_info(index)
+        reserved = torch.cuda.memory_reserved(index)
+        used = torch.cuda.memory_allocated(index)
+        cap = int(torch.cuda.get_per_process_memory_fraction(index) * total)
         # The allocator may take what is left under its cap, and has idle blocks of its own.
         return max(0, min(on_card, cap - reserved)) + reserved - used
 
