@@ -4,8 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
+from beamwright.config import section_fields
 from beamwright_lab import publish
+from beamwright_lab.claims import NONE
 
 ROOT = Path(__file__).parent.parent
 NOT_TEXT = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)|arXiv [\d.]+", re.DOTALL)
@@ -17,6 +20,9 @@ COMMON = {
     *("7.5", "8.0"),  # compute capabilities
 }
 """What any page may say: nobody measured it."""
+
+FLAGS = {f"--{name.replace('_', '-')}" for part in section_fields().values() for name in part}
+FLAGS |= {"--plugin"}
 
 OWN = {
     "docs/develop/gpu-check.md": {"5 %", "20 %", "25 %", "80 %"},  # its aims
@@ -70,7 +76,34 @@ def test_a_claim_is_judged_by_what_its_file_says():
     claim = next(each for each in publish.PAPERS["lbs"] if "Fig. 10b" in each.paper)
     assert claim.row(publish.read("lbs_figures"), "A")["verdict"] == "reproduced"
     assert claim.row(found, "A")["verdict"] == "partly"
-    assert claim.row(found, "A")["ours"] == "1.9x / 1.9x / 1.9x"
+    assert claim.row(found, "A")["ours"] == "1.9x / 1.9x / 1.9x (A)"
+
+
+ROWS = [(paper, claim) for paper, claims in publish.PAPERS.items() for claim in claims]
+
+
+@pytest.mark.parametrize(("paper", "claim"), ROWS, ids=[f"{p}: {c.mechanism}" for p, c in ROWS])
+def test_a_row_of_a_paper_names_what_there_is(paper, claim):
+    """Every cell says something; file, recipe and test exist."""
+    found = None if claim.source is None else publish.read(claim.source)
+    row = claim.row(found, "A")
+    assert all(row.values()), row
+    assert (claim.source is None) == (claim.judge is None)
+    names = {claim.file, claim.recipe, claim.test}
+    if claim.verdict == "not built":
+        assert names == {NONE}
+        return
+    assert NONE not in names
+    below = "" if claim.file.startswith("lab/") else "src/beamwright/"
+    assert (ROOT / below / claim.file).is_file(), claim.file
+    file, _, name = claim.test.partition("::")
+    assert f"def {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), claim.test
+    if claim.recipe.startswith("--"):
+        assert claim.recipe in FLAGS
+    else:
+        file, _, setting = claim.recipe.partition(": ")
+        recipe = yaml.safe_load((ROOT / "recipes" / file).read_text(encoding="utf-8"))
+        assert setting in {each["name"] for each in recipe["settings"]}, claim.recipe
 
 
 def test_a_block_that_differs_is_found_and_written(monkeypatch, tmp_path):

@@ -75,6 +75,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "frontier-sentence": lambda: tables.frontier_sentence(read("frontier")),
     "hybrids": lambda: _whole(tables.hybrids, "hybrids"),
     "pairs": lambda: pairs.block(read("pairs")),
+    "lbs-figures": lambda: _whole(tables.lbs, "lbs_figures"),
     "families": lambda: _whole(lambda found: shown.family_rows(found["rows"]), "families"),
     "families-refused": lambda: shown.refusals(read("families")["rows"]),
     "formats": lambda: _whole(lambda found: shown.format_rows(found["rows"]), "formats"),

@@ -142,6 +142,28 @@ def half_billion(found: Found) -> str:
     return table(rows, list(rows[0]))
 
 
+_OF_LBS = {"hit": "hit", "exact": "exact", "fitted": "fitted", "miss": "**miss**"}
+
+
+def lbs(found: Found) -> str:
+    """Every figure of the LBS paper: its number, ours, whether that is a hit, and why not."""
+    rows = [
+        {
+            "figure": each["figure"],
+            "what": each["what"],
+            "the paper": each["paper"],
+            "ours": each["ours"],
+            "verdict": _OF_LBS[each["verdict"]],
+            "why": each["why"] or "-",
+        }
+        for each in found["table"]
+        if each["verdict"] is not None
+    ]
+    told = [each["verdict"].strip("*") for each in rows]
+    counts = ", ".join(f"{told.count(kind)} {kind}" for kind in dict.fromkeys(told))
+    return f"{len(rows)} figures: {counts}.\n\n{table(rows, list(rows[0]))}"
+
+
 def frontier(found: Found) -> str:
     """A line for each search: the floor, and the fastest engine's seconds over ours."""
     cells = {(line["search"], line["percent"]): line for line in found["lines"]}

@@ -75,11 +75,18 @@ def test_problems_that_begin_wait_for_a_batch_in_lockstep(make_solver, monkeypat
     assert all(a <= 1 for a, b in pairwise(counts) if b > a)
 
 
-def admission(explore="continuous", in_flight=None, room=2**20, **settings):
+def admission(explore="continuous", in_flight=None, room=2**20, host=None, **settings):
+    """host: bytes of a host tier, whose clock stands at `ticks`."""
     budget = SimpleNamespace(bytes_per_token=10, budget=SimpleNamespace(total_bytes=room))
-    schedule = ScheduleSettings(explore=explore, **settings)
-    counts = Counters()
-    return Admission(schedule, in_flight, [SimpleNamespace(device=budget, counts=counts)])
+    tier = None
+    if host is not None:
+        ledger = SimpleNamespace(budget=SimpleNamespace(total_bytes=host))
+        tier = SimpleNamespace(ledger=ledger, recompute=False)
+    store = SimpleNamespace(device=budget, counts=Counters(), host=tier)
+    made = Admission(ScheduleSettings(explore=explore, **settings), in_flight, [store])
+    made.ticks = 0.0
+    made.clock = lambda: made.ticks
+    return made
 
 
 class Run:
@@ -127,6 +134,17 @@ def test_nobody_comes_in_the_place_of_a_tree_while_kv_has_to_leave():
     each.stores[0].counts.evicted_blocks = 3
     assert not each.has_place(live([16] * 4), 8)
     assert each.has_place(live([16] * 4), 8), "another has ended, and nothing has left since"
+
+
+@pytest.mark.parametrize(("waited_s", "place"), [(0.4, True), (0.6, False)])
+def test_with_a_host_seconds_of_waiting_count_and_not_what_has_left(waited_s, place):
+    """What does not fit the device may still be cheaper than rows that stay empty."""
+    each = admission("decoupled", room=1000, host=1000)
+    each.has_place(live([16], tokens=20), 8)
+    each.ticks, counts = 10.0, each.stores[0].counts
+    counts.evicted_blocks, counts.transfer_wait_s = 3, waited_s
+    assert each.has_place(live([16] * 4, tokens=10), 8) is place
+    assert not each.has_place(live([16] * 12, tokens=20), 8), "nor more than both tiers hold"
 
 
 def test_a_turn_of_the_verifier_takes_what_fits():

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.problems import load_problems
 from beamwright.search.answers import extract_answer
+from beamwright.sparse.rule import asyncspade, regressed
 from beamwright_lab.sparse.ledger import load_maker
+from beamwright_lab.sparse.locality import READINGS, guesses
 
 maker = load_maker()
 
@@ -52,3 +55,16 @@ def test_the_checker_tells_look_ups_sums_and_copies_apart():
     skipped = maker.judge(ledger, text[len(head) + 1 :])
     assert skipped.copied == 0
     assert not skipped.answered or not skipped.complete
+
+
+def test_what_is_guessed_of_a_query_is_what_asyncspade_predicts():
+    query = torch.randn(2, 40, 8, generator=torch.Generator().manual_seed(0)).cumsum(1)
+    found = guesses(query, 20)
+    for token in (20, 39):
+        window = query[:, token - 17 : token]
+        for reading in READINGS:
+            own = found[f"predicted, {reading}"][:, token - 20]
+            torch.testing.assert_close(own, asyncspade(window, reading))
+        assert torch.equal(found["16 before"][:, token - 20], query[:, token - 16])
+        shown = regressed(query[:, token - 16 : token + 1])[:, -1, None] @ window[:, 1:].flip(1)
+        torch.testing.assert_close(found["not shifted, text"][:, token - 20], shown[:, 0])

@@ -1,7 +1,8 @@
-"""What the four papers claim, beside ours: the rows of `docs/papers/*.md`, made of files.
+"""The four papers' mechanisms and figures, beside ours: the rows of `docs/papers/*.md`.
 
-A claim says which file of `docs/figures` it reads, and judges itself by what stands there: a run
-with another result has another verdict. Nothing here computes anything.
+A row says where the mechanism is, which recipe or option runs it and which test holds it, and which
+file of `docs/figures` our figure is of: it judges itself by what stands there, so that a run with
+another result has another verdict. Nothing here computes anything.
 """
 
 from __future__ import annotations
@@ -14,53 +15,78 @@ from typing import Any, Literal
 
 from beamwright_lab.common import table
 
-Verdict = Literal["reproduced", "partly", "not reproduced", "not tried", "beyond the paper"]
-How = Literal["simulated", "computed", "measured"]
+Verdict = Literal["reproduced", "partly", "not reproduced", "beyond the paper"]
 Found = Mapping[str, Any]
 Judged = tuple[str, Verdict]
 """Our figures in words, and what they say of the claim."""
 Judge = Callable[[Found], Judged]
+
+NONE = "none"
+"""The file, the recipe and the test of what is not built."""
 
 NEAR = 0.1
 """A figure within this share of the paper's is the paper's."""
 
 KEY = (
     "*Reproduced*: the paper's figure within a tenth, or what it says holds. *Partly*: its "
-    "direction, not its size. *Computed*: from equations and data sheets. *Simulated*: the "
-    "real schedules on a virtual clock, with the card's data sheet. *Measured*: on two CPU cores."
+    "direction, not its size. *As printed*, *another way*: of what has no figure. *Computed*: "
+    "from equations and data sheets. *Simulated*: the real schedules on a virtual clock, with the "
+    "card's data sheet. *Measured*: on two CPU cores, but where a card is named. Files are below "
+    "`src/beamwright/` and `tests/`, recipes below `recipes/`."
 )
 
 
 @dataclass(frozen=True)
 class Claim:
-    """paper: its figure and where it stands. file: what ours is read from, if it was tried."""
+    """A row. Every cell says something: no field is empty.
 
-    claim: str
+    file: below src/beamwright, or lab/... recipe: `name.yaml: setting`, or an option. test: below
+    tests. paper: its figure and where it stands. source: the file of docs/figures that ours is read
+    from; where there is none, ours says what is known instead. note: of the verdict.
+    """
+
+    mechanism: str
+    section: str
+    file: str
+    recipe: str
+    test: str
     paper: str
-    file: str | None = None
+    source: str | None = None
     judge: Judge | None = None
-    how: How | None = None
+    how: str = "by a test"
+    ours: str = "no figure"
+    verdict: str = "as printed"
+    note: str = ""
 
-    def row(self, found: Found | None, letter: str) -> dict[str, str]:
-        ours: Judged = ("", "not tried")
+    def row(self, found: Found | None, letter: str = "") -> dict[str, str]:
+        ours, verdict = self.ours, self.verdict
         if found is not None and self.judge is not None:
-            ours = self.judge(found)
+            said, verdict = self.judge(found)
+            ours = f"{said} ({letter})"
         return {
-            "claim": f"{self.claim}: {self.paper}",
-            "ours": ours[0],
-            "command": letter,
-            "verdict": ours[1],
-            "simulated or measured": self.how or "",
+            "mechanism": self.mechanism,
+            "section": self.section,
+            "file": _code(self.file),
+            "recipe or option": _code(self.recipe),
+            "test": _code(self.test),
+            "paper's figure": self.paper,
+            "ours": ours,
+            "simulated or measured": self.how,
+            "verdict": f"{verdict}: {self.note}" if self.note else verdict,
         }
+
+
+def _code(name: str) -> str:
+    return name if name == NONE else f"`{name}`"
 
 
 def markdown(claims: Sequence[Claim], read: Callable[[str], Found]) -> str:
     """The table, what its words mean, and the commands."""
-    files = list(dict.fromkeys(claim.file for claim in claims if claim.file))
+    files = list(dict.fromkeys(claim.source for claim in claims if claim.source))
     found = {name: read(name) for name in files}
     letters = dict(zip(files, ascii_uppercase, strict=False))
     rows = [
-        claim.row(found[claim.file], letters[claim.file]) if claim.file else claim.row(None, "")
+        claim.row(found[claim.source], letters[claim.source]) if claim.source else claim.row(None)
         for claim in claims
     ]
     commands = "\n".join(

@@ -83,15 +83,31 @@ def _locality(found: Found) -> Judged:
     return f"{said}, by layer", of(min(map(min, far.values())) > 0.4, "not reproduced")
 
 
-def _prediction(found: Found) -> Judged:
-    rows = found["rows"]
-    better = sum(row["predicted"] > row["1 before"] for row in rows)
-    values = [row["predicted"] for row in rows]
-    said = (
-        f"overlap {_range(values)}; above the last query's in {better} of {len(rows)} layers "
-        f"(chance: {found['share']})"
-    )
-    return said, of(min(values) > 0.4)
+def _prediction(reading: str) -> Judge:
+    def judge(found: Found) -> Judged:
+        rows, chance = found["rows"], found["share"]
+        values = [row[f"predicted, {reading}"] for row in rows]
+        better = sum(row[f"predicted, {reading}"] > row["1 before"] for row in rows)
+        said = (
+            f"overlap {_range(values)}; above the last query's in {better} of {len(rows)} layers "
+            f"(chance: {chance})"
+        )
+        return said, of(min(values) > 0.4)
+
+    return judge
+
+
+def _shift(found: Found) -> Judged:
+    readings, losses = ("text", "printed", "ridge"), []
+    said = []
+    for reading in readings:
+        with_it, without = (
+            sum(row[f"{how}, {reading}"] for row in found["rows"]) / len(found["rows"])
+            for how in ("shifted", "not shifted")
+        )
+        losses.append(without - with_it)
+        said.append(f"{reading} {without:.2f} without, {with_it:.2f} with it")
+    return f"overlap, {'; '.join(said)}", of(max(losses) < 0.02, "not reproduced")
 
 
 def _accuracy(found: Found) -> Judged:
@@ -102,47 +118,222 @@ def _accuracy(found: Found) -> Judged:
     mean = {name: sum(values) / len(values) for name, values in rows.items()}
     said = (
         f"look-ups right with {tokens} of {found['rows'][0]['tokens']:,} tokens, ledger model: "
-        f"{mean['asyncspade']:.2f}, Quest {mean['quest']:.2f}, the true query "
-        f"{mean['exact']:.2f}, all tokens {mean['off']:.2f}"
+        f"{mean['asyncspade']:.2f}, as printed {mean['asyncspade-printed']:.2f}, without softmax "
+        f"{mean['asyncspade-ridge']:.2f}, Quest {mean['quest']:.2f}, the layer before "
+        f"{mean['ahead']:.2f}, the true query {mean['exact']:.2f}, all tokens {mean['off']:.2f}"
     )
     return said, of(near(mean["asyncspade"], mean["off"]), "not reproduced")
 
 
 CLAIMS = (
     Claim(
-        "Fewest operations a token", "Fig. 9, Eq. 6 to 11", "sparse_paper", _flops, "computed",
+        "Ridge regression and a softmax, Eq. 2 and 3 as section 4.2 says",
+        "3, 4.2",
+        "sparse/rule.py",
+        "asyncspade.yaml: asyncspade",
+        "sparse/test_predict.py::test_asyncspade_is_its_equations",
+        "selects as the true query does (Fig. 5, no number)",
+        "sparse_locality",
+        _prediction("text"),
+        "measured",
     ),
     Claim(
-        "Bandwidth between the GPUs", "105 to 230 GB/s (Table 2)", "sparse_paper", _bandwidth,
+        "Eq. 2 as printed: the softmax inside",
+        "3",
+        "sparse/rule.py",
+        "asyncspade.yaml: asyncspade-printed",
+        "sparse/test_predict.py::test_as_printed_eq_2_is_minimised",
+        "Fig. 5, no number",
+        "sparse_locality",
+        _prediction("printed"),
+        "measured",
+    ),
+    Claim(
+        "Without any softmax",
+        "3",
+        "sparse/rule.py",
+        "asyncspade.yaml: asyncspade-ridge",
+        "sparse/test_predict.py::test_a_row_is_predicted_alike_whoever_is_beside_it",
+        "has none",
+        "sparse_locality",
+        _prediction("ridge"),
+        "measured",
+    ),
+    Claim(
+        "The shift by one token, Eq. 4",
+        "4.2",
+        "sparse/rule.py",
+        "asyncspade.yaml: asyncspade",
+        "sparse/test_predict.py::test_asyncspade_is_its_equations",
+        "no loss, even a gain (Fig. 5)",
+        "sparse_locality",
+        _shift,
+        "measured",
+    ),
+    Claim(
+        "All windows up to 16, averaged, Eq. 5",
+        "4.2",
+        "sparse/rule.py",
+        "asyncspade.yaml: asyncspade",
+        "sparse/test_predict.py::test_queries_that_stand_still_stay",
+        "has none",
+        ours="one batched solve",
+        note="a window begins anew with each step",
+    ),
+    Claim(
+        "Queries 16 tokens apart select alike",
+        "3",
+        "lab/beamwright_lab/sparse/locality.py",
+        "asyncspade.yaml: asyncspade",
+        "lab/test_sparse_ledger.py::test_what_is_guessed_of_a_query_is_what_asyncspade_predicts",
+        "overlap above 40 % (Fig. 4)",
+        "sparse_locality",
+        _locality,
+        "measured",
+        note="our models lack the premise, so they refute nothing",
+    ),
+    Claim(
+        "Selection of single tokens, Eq. 1",
+        "4.2",
+        "sparse/select.py",
+        "asyncspade.yaml: its-own-query",
+        "sparse/test_view.py::test_each_row_attends_to_what_it_selects_by_hand",
+        "has none",
+        ours="one set for each KV head",
+        note="its bandwidths count query heads",
+    ),
+    Claim(
+        "Inference rank and cache rank",
+        "4.1",
+        "sparse/view.py",
+        "--sparse-home",
+        "sparse/test_view.py::test_a_rank_on_a_thread_finds_the_same_and_counts_what_was_waited_for",
+        "a second GPU",
+        ours="a thread beside the host's memory",
+        verdict="another way",
+        note="layer by layer: a layer's lead is the layers below it, not a token",
+    ),
+    Claim(
+        "Packs of layers",
+        "4.3",
+        "lab/beamwright_lab/simulator/sparse.py",
+        "--sparse",
+        "lab/simulator/test_packs.py::test_table_two_s_cache_rank_is_hidden",
+        "hidden in all 16 cases (Table 2)",
+        "sparse_paper",
+        _hidden,
+        "simulated",
+        note="not in the engine",
+    ),
+    Claim(
+        "Bandwidth between the GPUs",
+        "5.4",
+        "lab/beamwright_lab/studies/sparse.py",
+        "--sparse",
+        "lab/test_studies_sparse.py::test_table_two_counts_query_heads_in_mebibytes",
+        "105 to 230 GB/s (Table 2)",
+        "sparse_paper",
+        _bandwidth,
         "computed",
     ),
     Claim(
-        "Selection hides behind the forward pass", "in all 16 cases (Table 2)", "sparse_paper",
-        _hidden, "simulated",
+        "Fewest operations a token, Eq. 6 to 11",
+        "5.2",
+        "lab/beamwright_lab/studies/sparse.py",
+        "asyncspade.yaml: asyncspade",
+        "lab/test_studies_sparse.py::test_flops_of_a_token_are_the_paper_s",
+        "Fig. 9",
+        "sparse_paper",
+        _flops,
+        "computed",
     ),
     Claim(
-        "Time per token against Quest", "over 20 % less (Fig. 10)", "sparse_paper",
-        _faster("against quest %: roofline; so much above; claimed", 20), "computed",
+        "Batched products for grouped heads",
+        "4.3",
+        "sparse/select.py",
+        "asyncspade.yaml: asyncspade",
+        "sparse/test_view.py::test_what_sees_few_tokens_has_the_bits_of_tree",
+        "Fig. 8",
+        ours="one product for each KV head's queries",
+        note="no multi-head latent attention",
     ),
     Claim(
-        "Time per token against full attention", "at least 50 % less (Fig. 10)",
-        "sparse_paper", _faster("against full %", 50), "computed",
+        "Quest, its baseline",
+        "5.1",
+        "sparse/select.py",
+        "asyncspade.yaml: quest",
+        "sparse/test_view.py::test_bounds_are_above_every_key_of_a_page",
+        "over 20 % less time a token (Fig. 10)",
+        "sparse_paper",
+        _faster("against quest %: roofline; so much above; claimed", 20),
+        "computed",
     ),
     Claim(
-        "Selecting dominates a block's time", "in large batches or contexts (Fig. 2)",
-        "sparse_paper", _selection_share, "computed",
+        "Full attention, its baseline",
+        "5.3",
+        "lab/beamwright_lab/sparse/paper.py",
+        "--sparse",
+        "lab/test_sparse_paper.py::test_quest_s_bounds_are_a_small_part_of_the_overhead_that_the_claim_needs",
+        "at least 50 % less (Fig. 10)",
+        "sparse_paper",
+        _faster("against full %", 50),
+        "computed",
     ),
     Claim(
-        "Queries 16 tokens apart select alike", "overlap above 40 % (Fig. 4)",
-        "sparse_locality", _locality, "measured",
+        "TOVA, its baseline",
+        "5.1",
+        "none",
+        "none",
+        "none",
+        "below AsyncSpade (Fig. 9)",
+        ours="none",
+        how="by nobody",
+        verdict="not built",
+        note="it evicts, and a tree's KV is shared",
     ),
     Claim(
-        "The predicted query selects what the true one does", "no number in the text (Fig. 5)",
-        "sparse_locality", _prediction, "measured",
+        "Selecting dominates a block's time",
+        "1",
+        "lab/beamwright_lab/sparse/paper.py",
+        "--sparse",
+        "lab/test_sparse_paper.py::test_selection_is_at_most_half_of_the_bytes",
+        "in large batches or contexts (Fig. 2)",
+        "sparse_paper",
+        _selection_share,
+        "computed",
     ),
     Claim(
-        "Accuracy of full attention", "matched or surpassed (Fig. 9)", "sparse_ledger",
-        _accuracy, "measured",
+        "Accuracy of full attention",
+        "5.2",
+        "lab/beamwright_lab/sparse/ledger.py",
+        "asyncspade.yaml: asyncspade",
+        "lab/test_sparse_ledger.py::test_a_file_of_ledgers_is_a_problem_set_whose_answers_are_judged",
+        "matched or surpassed (Fig. 9)",
+        "sparse_ledger",
+        _accuracy,
+        "measured",
+        note="what is looked up is named one token before: no older query knows it",
     ),
-    Claim("Qwen3 on AIME, GPQA and MATH-500; two GPUs", "sections 5.2 and 5.3"),
-)  # fmt: skip
+    Claim(
+        "First layers in full, for every predictor alike",
+        "5.1",
+        "sparse/view.py",
+        "--sparse-layers",
+        "engine/test_sparse.py::test_nor_with_other_options",
+        "not said; Quest's release keeps two",
+        ours="any number, with any method",
+        verdict="another way",
+        note="a layer of embeddings cannot be foreseen",
+    ),
+    Claim(
+        "Qwen3 on AIME, GPQA and MATH-500; two GPUs",
+        "5.2, 5.3",
+        "evaluate/run.py",
+        "asyncspade.yaml: asyncspade",
+        "cli/test_recipes.py::test_a_shipped_recipe_runs_every_setting_and_can_be_reported",
+        "Fig. 9, 10",
+        ours="neither card nor network at hand",
+        how="by nobody",
+        verdict="not tried",
+    ),
+)

@@ -170,7 +170,7 @@ class Bench:
         """The same once; `TreeRun.error` says what has not fitted."""
         engine, scripts = self._engine, list(self.scripts)
         stores = [each for each in (self.residency, *self.scorers) if each is not None]
-        admission = Admission(self.case.schedule, in_flight, stores)
+        admission = Admission(self.case.schedule, in_flight, stores, clock=self.clock)
         runs: dict[int, TreeRun] = {}
         waiting = deque(numbers)
 

@@ -24,7 +24,7 @@ import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
 
 import beamwright
-from beamwright.sparse.rule import WINDOW, Reading, asyncspade, regressed
+from beamwright.sparse.rule import WINDOW, Reading, regressed
 from beamwright_lab.common import fingerprint, finish, say, table
 from beamwright_lab.sparse.ledger import MODEL, load_maker
 
@@ -72,36 +72,48 @@ def bundled_texts(num: int) -> Iterator[Text]:
         yield f"<|bos|>{found['problem']}\n\n", found["solution"]
 
 
-def selected(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """A mask [heads, keys] of the best eighth. query: [heads, dim], keys: [heads, keys, dim]."""
-    scores = (keys @ query[..., None]).squeeze(-1)
-    best = scores.topk(max(1, round(SHARE * keys.shape[1])), dim=-1).indices
-    return torch.zeros_like(scores, dtype=torch.bool).scatter(1, best, value=True)
+def selected(query: torch.Tensor, keys: torch.Tensor, first: int) -> torch.Tensor:
+    """Masks [heads, tokens, keys] of the best eighth of the keys before each token.
+
+    query: [heads, tokens, dim], of the tokens from `first` on; keys: [heads, all tokens, dim].
+    """
+    tokens = range(first, first + query.shape[1])
+    behind = torch.arange(keys.shape[1]) >= torch.tensor(tokens)[:, None]
+    scores = (query @ keys.transpose(-1, -2)).masked_fill(behind, -torch.inf)
+    counts = torch.tensor([max(1, round(SHARE * token)) for token in tokens])
+    best = scores.topk(int(counts.max()), dim=-1).values
+    last = (counts - 1)[None, :, None].expand(len(scores), -1, -1)
+    return scores >= best.gather(-1, last)
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Eq. 1, the mean over heads."""
+    """Eq. 1, the mean over heads and tokens."""
     return float(((one & other).sum(-1) / other.sum(-1)).mean())
+
+
+def guesses(query: torch.Tensor, first: int) -> dict[str, torch.Tensor]:
+    """Queries [heads, tokens, dim] in the place of those of the tokens from `first` on."""
+    windows = query[:, first - WINDOW - 1 :].unfold(1, WINDOW + 1, 1).transpose(-1, -2)
+    before, itself = windows[:, :-1], windows[:, 1:]
+    count = query.shape[1] - first
+    found = {f"{d} before": query[:, first - d :][:, :count] for d in DISTANCES}
+    for reading in READINGS:
+        weights = regressed(windows, reading)  # of every token, by all windows before it
+        newest_first = before[..., 1:, :].flip(-2)
+        found[f"predicted, {reading}"] = (weights[:, :-1] @ newest_first).mean(-2)
+        # Fig. 5: one window of 16, its weights of the token before, and of the token itself.
+        found[f"shifted, {reading}"] = (weights[:, :-1] @ newest_first)[..., -1, :]
+        own = weights[:, 1:] @ itself[..., :-1, :].flip(-2)
+        found[f"not shifted, {reading}"] = own[..., -1, :]
+    return found
 
 
 def overlaps(query: torch.Tensor, key: torch.Tensor, first: int) -> dict[str, float]:
     """One layer, means over the tokens from `first` on. query, key: [heads, tokens, dim]."""
-    sums: dict[str, float] = {}
     begin = max(first, WINDOW + 2, max(DISTANCES) + 1)
-    for token in range(begin, query.shape[1]):
-        keys, window = key[:, :token], query[:, token - WINDOW - 1 : token]
-        true = selected(query[:, token], keys)
-        guesses = {f"{d} before": query[:, token - d] for d in DISTANCES}
-        itself = query[:, token - WINDOW : token + 1]
-        for reading in READINGS:
-            guesses[f"predicted, {reading}"] = asyncspade(window, reading)
-            # Fig. 5: one window of 16, its weights of the token before, and of the token itself.
-            shifted, own = (regressed(each, reading)[:, -1, None] for each in (window, itself))
-            guesses[f"shifted, {reading}"] = (shifted @ window[:, 1:].flip(1))[:, 0]
-            guesses[f"not shifted, {reading}"] = (own @ itself[:, :-1].flip(1))[:, 0]
-        for name, guess in guesses.items():
-            sums[name] = sums.get(name, 0.0) + overlap(selected(guess, keys), true)
-    return {name: total / (query.shape[1] - begin) for name, total in sums.items()}
+    true = selected(query[:, begin:], key, begin)
+    found = guesses(query, begin)
+    return {name: overlap(selected(guess, key, begin), true) for name, guess in found.items()}
 
 
 @torch.inference_mode()

@@ -2,8 +2,10 @@
 
 `decoupled` fills the generator's batch from queued problems before anything else (eager; decoupled
 tree exploration, Alg. 5), only where a tree's KV fits as well: how much that becomes is known when
-the first one has ended. Where a number of problems is given, it is taken at its word: KV that has
-to leave may cost less than rows that stay empty (docs/log/2026-11-22-decoupled-simulated.md).
+the first one has ended. With a host tier what does not fit costs no more than waiting for the link,
+so seconds of that are looked at. Where a number of problems is given, it is taken at its word: KV
+that has to leave may cost less than rows that stay empty
+(docs/log/2026-11-22-decoupled-simulated.md).
 
 A larger priority goes first. Decoding, and of equal priority, whoever was served least; elsewhere,
 whoever came first.
@@ -11,6 +13,7 @@ whoever came first.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +33,9 @@ T = TypeVar("T")
 USUAL_ROWS = 64
 """Candidates of all problems together that keep most devices busy."""
 
+_MOST_STALLED = 0.05
+"""Of the time: a link that is waited for longer gets no more to carry."""
+
 REMOTE_ROWS = 256
 """The same of a remote generator, which has a batch, memory and a queue of its own."""
 
@@ -42,19 +48,22 @@ class Admission:
     """A place for one more tree, or none.
 
     in_flight: problems at a time at most; None for as many as there is work for. usual_rows:
-    candidates of all problems together that keep the generator busy.
+    candidates of all problems together that keep the generator busy. clock: in which stalls are.
     """
 
     settings: ScheduleSettings
     in_flight: int | None
     stores: Sequence[CacheManager]
     usual_rows: int = USUAL_ROWS
+    clock: Callable[[], float] = time.perf_counter
     _filling: bool = field(default=True, init=False)
     _largest_tokens: int = field(default=0, init=False)
     _before: frozenset[TreeRun] = field(default=frozenset(), init=False)
     _ended: bool = field(default=False, init=False)
     _pressed: bool = field(default=False, init=False)
     _evicted: int = field(default=0, init=False)
+    _stalled_s: float = field(default=0.0, init=False)
+    _since_s: float = field(default=0.0, init=False)
 
     def has_place(self, live: Mapping[TreeRun, int], num_open: int) -> bool:
         """live: trees under way, and how many candidates each may have; num_open: their steps that
@@ -77,22 +86,38 @@ class Admission:
 
     def _look(self, live: Mapping[TreeRun, int]) -> None:
         """See how large trees become; whenever one has ended, whether KV has had to leave since the
-        one before it: then nobody comes in its place."""
+        one before it, and where a host keeps it whether that was waited for: then nobody comes in
+        its place."""
         now = frozenset(live)
-        if not self._before <= now:
+        if not self._before:
+            self._since_s = self.clock()
+        elif not self._before <= now:
             evicted = sum(store.counts.evicted_blocks for store in self.stores)
-            self._pressed, self._evicted = evicted > self._evicted, evicted
-            self._ended = True
+            stalled_s = sum(store.counts.transfer_wait_s for store in self.stores)
+            seconds = self.clock() - self._since_s
+            waited = stalled_s - self._stalled_s > _MOST_STALLED * seconds
+            self._pressed = waited if self._hosted else evicted > self._evicted
+            self._evicted, self._stalled_s, self._ended = evicted, stalled_s, True
+            self._since_s += seconds
         self._before = now
         for run in live:
             self._largest_tokens = max(self._largest_tokens, *run.round_tokens[-1:], 0)
 
     def _fits(self, num_live: int) -> bool:
         """True if one more has room, were all as large as the largest so far."""
+        if not self._ended or self._pressed:
+            return False
         tree_bytes = self._largest_tokens * sum(s.device.bytes_per_token for s in self.stores)
-        room = sum(store.device.budget.total_bytes for store in self.stores)
-        roomy = self._ended and not self._pressed
-        return roomy and tree_bytes * (num_live + 1) <= room
+        budgets = [store.device.budget for store in self.stores]
+        if self._hosted:
+            budgets += [each.host.ledger.budget for each in self.stores if each.host is not None]
+        return tree_bytes * (num_live + 1) <= sum(each.total_bytes for each in budgets)
+
+    @property
+    def _hosted(self) -> bool:
+        """True if what leaves the device is kept on a host, and not computed again."""
+        hosts = [store.host for store in self.stores]
+        return all(host is not None and not host.recompute for host in hosts)
 
 
 def cut_by_priority(plan: Plan, runs: Collection[TreeRun]) -> Plan:
