@@ -32,7 +32,7 @@ KEY = (
     "direction, not its size. *As printed*, *another way*: of what has no figure. *Computed*: "
     "from equations and data sheets. *Simulated*: the real schedules on a virtual clock, with the "
     "card's data sheet. *Measured*: on two CPU cores, but where a card is named. Files are below "
-    "`src/beamwright/` and `tests/`, recipes below `recipes/`."
+    "`src/beamwright/`, recipes below `recipes/`."
 )
 
 
@@ -68,7 +68,7 @@ class Claim:
             "section": self.section,
             "file": _code(self.file),
             "recipe or option": _code(self.recipe),
-            "test": _code(self.test),
+            "test": _code(self.test if self.test == NONE else f"tests/{self.test}"),
             "paper's figure": self.paper,
             "ours": ours,
             "simulated or measured": self.how,
