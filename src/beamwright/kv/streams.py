@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from beamwright.protocols import Direction
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """One contiguous (or strided) copy of equal-shaped arrays; None where nothing is stored."""
 
     destination: Any
@@ -44,8 +43,7 @@ class BlockMemory:
     locked: bool = True
 
 
-@dataclass(frozen=True)
-class Blocks:
+class Blocks(NamedTuple):
     """One side of a piece that is many blocks, by number."""
 
     memory: BlockMemory
