@@ -64,12 +64,19 @@ def both(capability):
         sizes = {
             "ROWS": tile.rows, "OUTPUTS": tile.outputs, "COLUMNS": tile.columns,
             "STAGES": tile.stages, "UNIT": streaming.UNIT, "PARTIAL": name != "whole",
-            "ALONE": False, "WIDE": False, "EARLY": capability >= 90,
+            "ALONE": False, "WIDE": False, "LATE": tile.late, "EARLY": capability >= 90,
         }  # fmt: skip
         if name != "whole":
             sizes["bias"] = None
         options = {"num_warps": tile.warps, "num_stages": tile.stages}
         found[name] = build(streaming.multiply_parts, sizes, capability, **options)
+    for tile in streaming._TILES:
+        sizes = {
+            "ROWS": tile.rows, "OUTPUTS": tile.outputs, "COLUMNS": tile.columns,
+            "STAGES": tile.stages, "WIDE": False, "LATE": tile.late, "EARLY": capability >= 90,
+        }  # fmt: skip
+        options = {"num_warps": tile.warps, "num_stages": tile.stages}
+        found[f"gated {tile.rows}"] = build(streaming.multiply_gated, sizes, capability, **options)
     return found
 
 

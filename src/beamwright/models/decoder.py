@@ -78,6 +78,10 @@ class Linear:
         """The product, or float32 [parts, rows, out] whose sum in order it is, behind rounding."""
         return self(x)
 
+    def gated(self, x: Tensor, kind: str) -> Tensor | None:
+        """activation(gate) * up of the product's halves, where one kernel makes it; None: not."""
+        return None
+
 
 def by_rows(
     work: Callable[[Tensor], Tensor], x: Tensor, tile_rows: int | None, least: int = ROW_MULTIPLE

@@ -219,11 +219,15 @@ class DenseDecoder(Decoder):
 
     def _inside(self, layer: Layer, normed: Tensor) -> Tensor:
         """What an MLP adds to the residual; as parts, where the norm behind it adds them up."""
+        kind = self.shape.activation
+        if self.shape.gated and self._fused is not None and kind in self._fused.GATED:
+            opened = layer.gate_up.gated(normed, kind)
+            if opened is None:
+                opened = self._fused.gated(layer.gate_up(normed), kind)
+            return layer.down.unadded(opened)
         inner = layer.gate_up(normed)
         if not self.shape.gated:
             return layer.down(self._activate(inner))
-        if self._fused is not None and self.shape.activation in self._fused.GATED:
-            return layer.down.unadded(self._fused.gated(inner, self.shape.activation))
         gate, up = inner.chunk(2, dim=-1)
         return layer.down(self._activate(gate).mul_(up))
 

@@ -117,6 +117,12 @@ def _either(first, one, other, inside):
 
 
 @triton.jit
+def silu(x):
+    """x * sigmoid(x), float32."""
+    return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
 def gate_rows(
     inner, out, WIDTH: tl.constexpr, PIECE: tl.constexpr, KIND: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -131,7 +137,7 @@ def gate_rows(
     gate = tl.load(place, inside, other=0.0).to(tl.float32)
     up = tl.load(place + WIDTH, inside, other=0.0).to(tl.float32)
     if KIND == "silu":
-        opened = gate / (1.0 + tl.exp(-gate))
+        opened = silu(gate)
     elif KIND == "gelu":
         opened = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
     else:

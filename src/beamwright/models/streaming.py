@@ -24,7 +24,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from beamwright.attention.kernels import is_interpreted
 from beamwright.models.decoder import Linear
-from beamwright.models.fused import launch
+from beamwright.models.fused import launch, silu
 
 UNIT = 128
 """Columns; parts are of whole units, and only such weights are streamed."""
@@ -39,19 +39,23 @@ _IN_TURN = 64  # tiles of many rows that are worth no partial sums in memory
 
 
 class ProductTile(NamedTuple):
-    """What a program multiplies at once, and how; see `multiply_parts`."""
+    """What a program multiplies at once, and how; see `multiply_parts`.
+
+    late: what follows may begin when the sums are done, not at once: measured, at 64 rows alone.
+    """
 
     rows: int
     outputs: int
     columns: int
     stages: int
     warps: int
+    late: bool = False
 
 
 _TILES = (
     ProductTile(16, 64, 128, 3, 4),
     ProductTile(32, 64, 128, 3, 4),
-    ProductTile(64, 64, 64, 4, 4),
+    ProductTile(64, 64, 64, 4, 4, late=True),
 )
 _MANY = ProductTile(128, 64, 64, 3, 4)
 _WHOLE = ProductTile(128, 128, 64, 3, 8)
@@ -86,7 +90,7 @@ def multiply_parts(
     x, weight, out, bias, rows, outputs, columns, parts,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
     UNIT: tl.constexpr, PARTIAL: tl.constexpr, ALONE: tl.constexpr, WIDE: tl.constexpr,
-    EARLY: tl.constexpr,
+    LATE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """out[rows, outputs] = x[rows, columns] @ weight[outputs, columns]^T + bias; a tile a program.
 
@@ -107,7 +111,8 @@ def multiply_parts(
     real = row < rows
     units = columns // UNIT
     if EARLY:
-        gdc_launch_dependents()
+        if not LATE:
+            gdc_launch_dependents()
         gdc_wait()
     if ALONE:
         total = _sum_part(
@@ -125,6 +130,8 @@ def multiply_parts(
             total += _sum_part(
                 x, weight, place, first, last, columns, real, ROWS, OUTPUTS, COLUMNS, STAGES, WIDE
             )
+    if EARLY and LATE:
+        gdc_launch_dependents()
     output = first_output + tl.arange(0, OUTPUTS)
     inside = output < outputs
     found = tl.trans(total)
@@ -132,6 +139,39 @@ def multiply_parts(
         found += tl.load(bias + output, mask=inside, other=0.0).to(tl.float32)[None, :]
     at = (part * rows + row).to(tl.int64)[:, None] * outputs + output[None, :]
     tl.store(out + at, found.to(out.dtype.element_ty), mask=real[:, None] & inside[None, :])
+
+
+@triton.jit(do_not_specialize=["rows"])
+def multiply_gated(
+    x, weight, out, rows, outputs, columns,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+    WIDE: tl.constexpr, LATE: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """out[rows, outputs] = silu(gate) * up of x @ weight[gate and up, outputs, columns]^T.
+
+    All rows in a program's tile; half of its OUTPUTS are of the gate, half of what it lets through.
+    Rounded where `multiply_parts` and `fused.gate_rows` do it.
+    """
+    HALF: tl.constexpr = OUTPUTS // 2
+    first_output = tl.program_id(0) * HALF
+    each = tl.arange(0, OUTPUTS)
+    place = (first_output + each % HALF + each // HALF * outputs).to(tl.int64)
+    row = tl.arange(0, ROWS)
+    real = row < rows
+    if EARLY:
+        if not LATE:
+            gdc_launch_dependents()
+        gdc_wait()
+    total = _sum_part(
+        x, weight, place, 0, columns, columns, real, ROWS, OUTPUTS, COLUMNS, STAGES, WIDE
+    )
+    if EARLY and LATE:
+        gdc_launch_dependents()
+    both = tl.reshape(total.to(out.dtype.element_ty), (2, HALF, ROWS))
+    gate, up = tl.split(tl.permute(both, (1, 2, 0)))
+    found = silu(gate.to(tl.float32)).to(out.dtype.element_ty).to(tl.float32) * up.to(tl.float32)
+    at = row[:, None] * outputs + (first_output + tl.arange(0, HALF))[None, :]
+    tl.store(out + at, tl.trans(found.to(out.dtype.element_ty)), mask=real[:, None])
 
 
 @triton.jit(do_not_specialize=["rows", "parts"])
@@ -184,7 +224,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, *, added: bool = Tru
     programs = -(-rows // tile.rows) * -(-outputs // tile.outputs) * (parts if partial else 1)
     tensors = x.contiguous(), weight, sums, None if partial else bias
     numbers = rows, outputs, columns, parts
-    sizes = *tile[:4], UNIT, partial, parts == 1, is_interpreted()
+    sizes = *tile[:4], UNIT, partial, parts == 1, is_interpreted(), tile.late
     launch(multiply_parts, (programs, 1, 1), tensors, numbers, sizes, tile.warps, tile.stages)
     if partial and not added and bias is None:
         return sums
@@ -192,6 +232,22 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, *, added: bool = Tru
         grid = -(-out.numel() // _ADDED), 1, 1
         numbers = rows, outputs, parts
         launch(add_parts, grid, (out, sums, bias), numbers, (_ADDED, _AT_ONCE), _ADDED_WARPS)
+    return out
+
+
+def gated_product(x: Tensor, linear: Linear, kind: str) -> Tensor | None:
+    """silu(gate) * up [rows, outputs / 2] of few rows; None: of others, and of other products."""
+    (rows, columns), outputs, weight = x.shape, len(linear.weight) // 2, linear.weight
+    tile = next((each for each in _TILES if rows <= each.rows), None)
+    if kind != "silu" or tile is None or linear.bias is not None or outputs % tile.outputs:
+        return None
+    if parts_of(2 * outputs, columns) > 1:
+        return None
+    out = x.new_empty(rows, outputs)
+    grid = 2 * outputs // tile.outputs, 1, 1
+    sizes = *tile[:4], is_interpreted(), tile.late
+    tensors, numbers = (x.contiguous(), weight, out), (rows, outputs, columns)
+    launch(multiply_gated, grid, tensors, numbers, sizes, tile.warps, tile.stages)
     return out
 
 
@@ -208,6 +264,9 @@ class StreamedLinear(Linear):
     def unadded(self, x: Tensor) -> Tensor:
         return product(x, self.weight, self.bias, added=False)
 
+    def gated(self, x: Tensor, kind: str) -> Tensor | None:
+        return gated_product(x, self, kind)
+
 
 class FewStreamedLinear(Linear):
     """A projection that the kernel multiplies while rows are few: the library has the same bits."""
@@ -218,6 +277,9 @@ class FewStreamedLinear(Linear):
         """The product [rows, outputs]."""
         by = product if len(x) <= FEW_ROWS else F.linear
         return by(x, self.weight, self.bias)
+
+    def gated(self, x: Tensor, kind: str) -> Tensor | None:
+        return gated_product(x, self, kind)
 
 
 # --- which products --------------------------------------------------------------------------
@@ -276,17 +338,24 @@ def _choose(weight: Tensor, bias: Tensor | None, *, always: bool) -> type[Linear
 
 
 def _is_right(weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether the kernel's products are the library's but for roundings, in every tile."""
+    """Whether the kernels' products are the library's but for roundings, in every tile."""
     generator = torch.Generator(weight.device).manual_seed(0)
     size = _WHOLE.rows, weight.shape[1]
     x = torch.randn(size, generator=generator, device=weight.device, dtype=weight.dtype)
     expected = F.linear(x, weight, bias)
     most = _ROUNDED * expected.abs().amax()
     counts = (*(tile.rows for tile in _TILES), _WHOLE.rows)
-    return all(
+    if not all(
         bool((product(x[:count], weight, bias) - expected[:count]).abs().amax() <= most)
         for count in counts
-    )
+    ):
+        return False
+    gate, up = expected.chunk(2, dim=1)
+    gated = F.silu(gate) * up
+    most = 4 * _ROUNDED * gated.abs().amax()  # four roundings
+    tried = [gated_product(x[: tile.rows], Linear(weight, bias), "silu") for tile in _TILES]
+    found = [each for each in tried if each is not None]
+    return all(bool((each - gated[: len(each)]).abs().amax() <= most) for each in found)
 
 
 def is_invariant(
