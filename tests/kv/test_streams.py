@@ -27,7 +27,7 @@ def card(monkeypatch):
     calls = []
 
     class Stream:
-        def __init__(self, device=None, priority=0):
+        def __init__(self, device=None):
             self.name = f"side{sum(call[0] == 'new' for call in calls)}"
             calls.append(("new", self.name))
 

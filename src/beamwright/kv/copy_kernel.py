@@ -1,8 +1,8 @@
 """Many blocks between a card and page-locked memory in one launch, where a copy each costs more.
 
 A queued copy takes the host some 8 us: a small model's block has crossed the link before. Few
-programs do for a whole link, since each has 32 KiB on their way; the rest of the card computes.
-Loaded only where the kernel runs.
+programs do for a link, since each has 32 KiB on their way; more take what computes beside them its
+processors (docs/log/2026-11-26-small-blocks-across-the-link.md). Loaded only where it runs.
 
 No annotations are postponed here: Triton reads `tl.constexpr` from them.
 """

@@ -140,8 +140,7 @@ class CudaStreams:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # A kernel that copies is few programs: they begin before the many of a product do.
-        self._side = {each: torch.cuda.Stream(device, priority=-1) for each in Direction}
+        self._side = {direction: torch.cuda.Stream(device) for direction in Direction}
 
     def copy(self, direction: Direction, pieces: Sequence[Piece]) -> Copied:
         stream = self._side[direction]
