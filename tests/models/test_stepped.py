@@ -1,8 +1,11 @@
 """Recurrent modules of `transformers` that step by our kernels, in their blocks; interpreted."""
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
+if torch.cuda.is_available():
+    pytest.skip("for Triton's interpreter", allow_module_level=True)
 
 from beamwright import Solver
 from beamwright.attention.groups import GroupedAttention
