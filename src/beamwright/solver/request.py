@@ -175,7 +175,8 @@ class ProblemSettings:
         asked = self.changed(options).settings
         paths = {"search": "best-of-n", "n": num, "width": 1, "max_rounds": most_steps}
         every = {"verify_every": 1, "probe_every": None, "prune_repeats": False}
-        search = asked.search.model_copy(update={**paths, **every, "choose": "best"})
+        own = {name: getattr(asked.search, name) for name in SearchSettings.model_fields}
+        search = SearchSettings(**{**own, **paths, **every, "choose": "best"})  # no strategy's
         stop = StopSettings(deadline=asked.stop.deadline if options.get("deadline") else None)
         settings = asked.model_copy(update={"search": search, "stop": stop})
         parts = replace(self.parts, strategy=None, stops=())
