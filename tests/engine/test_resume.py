@@ -17,7 +17,8 @@ from beamwright.errors import CapacityError, InputError, Interrupted
 from beamwright.saved.checkpoint import read_checkpoint
 from beamwright.search import STRATEGIES
 from declared import real_options
-from engines import PROBLEM, assert_nothing_allocated, check_conservation
+from engines import PROBLEM, assert_nothing_allocated, check_conservation, tiny_solver
+from hybrids import write_hybrid
 
 SMALL = {"dtype": "float64", "n": 8, "max_rounds": 5, "host_memory": "4MiB"}
 
@@ -243,18 +244,28 @@ def kill(server, file, after_s):
     return int(server.stdout.readline()) == -signal.SIGKILL
 
 
+@pytest.mark.parametrize(
+    ("family", "num_kills"),
+    [
+        (None, 3),
+        pytest.param("qwen3_5_text", 30, marks=pytest.mark.nightly),
+        pytest.param("granitemoehybrid", 30, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_killed_process_is_resumed_to_the_same_tree(
-    with_prm, generator_folder, verifier_folder, tmp_path
+    family, num_kills, generator_folder, verifier_folder, tmp_path
 ):
+    """family: of a hybrid; None: a plain decoder."""
+    folder = generator_folder if family is None else write_hybrid(tmp_path, family)
     options = {**SMALL, "n": 32, "max_rounds": 8, "verifier": str(verifier_folder)}
     paths = [str(Path(beamwright.__file__).parents[1]), str(Path(__file__).parents[1])]
-    code = _PROCESS.format(paths=paths, folder=str(generator_folder), options=options)
-    files = [tmp_path / f"search{number}.json" for number in range(3)]
+    code = _PROCESS.format(paths=paths, folder=str(folder), options=options)
+    files = [tmp_path / f"search{number}.json" for number in range(num_kills)]
     draw = random.Random(7)
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as server:
-        solver = with_prm(**options)
+        solver = tiny_solver(folder, **options)
         began_s = time.perf_counter()
         expected = solver.solve(PROBLEM).tree_hash
         took_s = time.perf_counter() - began_s
