@@ -428,10 +428,11 @@ def _settled(decoders: Sequence[Decoder], backend: AttentionBackend) -> bool:
 
     One to four rows are then padded to 2 or 4 if they are exact with that, too: a product of 8 rows
     takes 1.4 times as long as one of 2; and a single row not even to 2 where all products say so.
-    On a CPU: elsewhere libraries choose kernels by the rows.
+    On a CPU: elsewhere libraries choose kernels by the rows. Not with recurrent layers, whose gates
+    are numbers per row: fewer than a vector of them are rounded otherwise, in the odd token alone.
     """
     first, choices = decoders[0], [ROW_MULTIPLE]
-    few = first.device.type == "cpu" and first.tile_rows is None
+    few = first.device.type == "cpu" and first.tile_rows is None and not first.shape.states
     if few and backend.name not in KERNEL_BACKENDS:
         choices.insert(0, FEW_ROWS)
         if all(decoder.takes_one_row for decoder in decoders):

@@ -1,0 +1,66 @@
+"""Searches with hybrids of `transformers`: what they say of their tokens, and equal trees."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from beamwright.kv.checksums import Checksums
+from engines import assert_same, exact_dtype, grow, tiny_solver
+from hybrids import write_hybrid
+
+SMALL = {
+    **{"n": 16, "width": 4, "max_step_tokens": 24, "max_tokens": 48, "max_rounds": 3},
+    **{"ignore_eos": True},
+}
+FAMILIES = ("qwen3_5_text", "granitemoehybrid")  # a gated delta rule; Mamba-2
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return {name: write_hybrid(tmp_path_factory.mktemp(name), name) for name in FAMILIES}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_paths_are_as_likely_as_transformers_says(folders, family):
+    """In a quarter of the memory, so that states have left and come back."""
+    options = {**SMALL, "dtype": "float32", "temperature": 1.0}
+    with tiny_solver(folders[family], schedule="in-gpu", **options) as solver:
+        grow(solver)
+        need = solver.generator.store.device_peak_bytes
+    scarce = {"kv_memory": need // 4, "host_memory": "8MiB", "schedule": "locality"}
+    with tiny_solver(folders[family], **options, **scarce) as solver:
+        solution, tree = grow(solver)
+    assert solution.kv.h2d_bytes > 0
+    model = AutoModelForCausalLM.from_pretrained(folders[family], dtype=torch.float32).eval()
+    leaf = max(tree.nodes(), key=lambda node: node.end)
+    ids = torch.tensor([leaf.path_token_ids()])
+    with torch.inference_mode():
+        expected = model(ids, use_cache=False).logits[0].log_softmax(-1)
+    steps = leaf.path()[1:]
+    found = torch.tensor([logprob for node in steps for logprob in node.logprobs])
+    start = steps[0].start
+    said = expected[start - 1 : leaf.end - 1].gather(1, ids[0, start:, None])[:, 0]
+    assert len(found) == leaf.end - start >= 40
+    assert (found - said).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_trees_are_the_same_on_every_schedule(folders, family, parked):
+    options = {**SMALL, "dtype": exact_dtype()}
+    with tiny_solver(folders[family], schedule="in-gpu", **options) as solver:
+        expected, _ = grow(solver)
+        need = solver.generator.store.device_peak_bytes
+    scarce = {"schedule": "locality", "host_memory": "8MiB"}
+    for changes in (
+        {"kv_memory": need},
+        {"kv_memory": need // 2, "batching": "grouped"},
+        {"kv_memory": need // 4, "batching": "continuous"},
+        {"kv_memory": need // 2, "speculation": "exact", "max_batch": 3},
+    ):
+        with tiny_solver(folders[family], **options, **scarce, **changes) as solver:
+            host = solver.generator.store.host
+            host.checks = Checksums()
+            found, _ = grow(solver)
+        assert_same(found, expected)
+        assert (host.checks.num_compared > 0) <= (found.kv.h2d_bytes > 0)
+    assert parked
