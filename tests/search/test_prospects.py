@@ -94,6 +94,14 @@ def test_subtrees_of_dvts_do_not_compete_beforehand_either():
     assert beams[2] not in {each.node for each in by_scores(beams, 2) if each.potential > 1}
 
 
+def test_subtrees_of_dvts_have_bins_of_their_own():
+    beams = second_round([0.9, 0.8, 0.2, 0.1], children=1, complete=4)
+    found = strategy("dvts", foresight="bins").prospects(None, beams, [])
+    assert {each.node: each.children for each in found} == dict(
+        zip(beams, [2, 1, 2, 1], strict=True)
+    )
+
+
 def test_dynamic_foresees_as_many_children_as_scores_would_give():
     beams = second_round([0.6, 0.1], children=2, complete=3)
     beams[0].score = 0.9  # the others' last scores are 0.6, 0.1, 0.1: 2.1, 1.4, 0.2 and 0.2 of 4

@@ -66,8 +66,12 @@ class BeamSearch(SearchPolicy):
     def prospects(
         self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
     ) -> list[Prospect]:
-        likely = by_bins if self.foresight == "bins" else by_scores
-        return likely(beams, self.search.width, self.search.max_rounds)
+        return self.likely(beams)
+
+    def likely(self, beams: Sequence[Node]) -> list[Prospect]:
+        """Of beams that compete with each other, those whose children are foreseen."""
+        by = by_bins if self.foresight == "bins" else by_scores
+        return by(beams, self.search.width, self.search.max_rounds)
 
 
 def extend_best(best_first: Sequence[Node], slots: int, width: int) -> list[Action]:

@@ -13,7 +13,7 @@ from random import Random
 from beamwright.protocols import Action, Complete, Extend, Prospect, Prune
 from beamwright.search import strategy
 from beamwright.search.beam import BeamSearch
-from beamwright.search.prospects import best_first, by_scores
+from beamwright.search.prospects import best_first
 from beamwright.search.rounds import open_round, ranked
 from beamwright.tree import Node, SearchTree
 
@@ -48,10 +48,9 @@ class DiverseTrees(BeamSearch):
     def prospects(
         self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
     ) -> list[Prospect]:
-        """By the scores within each subtree."""
-        width, most = self.search.width, self.search.max_rounds
+        """Within each subtree."""
         families = self._subtrees(beams).values()
-        return best_first(each for family in families for each in by_scores(family, width, most))
+        return best_first(each for family in families for each in self.likely(family))
 
     def _subtrees(self, nodes: Iterable[Node]) -> dict[int, list[Node]]:
         subtrees: dict[int, list[Node]] = {}
