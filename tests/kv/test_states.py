@@ -67,6 +67,20 @@ def grown(store, num_tokens, seed=0):
     return segment, values
 
 
+def test_what_is_put_off_takes_no_memory_when_it_is_written(store, monkeypatch):
+    """Where it runs out half-way, a pass that is tried again would begin from half a state."""
+    segment, before = grown(store, 3)
+    own, values = segment.every[-1], drawn(1, 1)
+    rows = store.state_rows([own], [segment], [2], deferred=True)
+    write(rows, values)
+    assert_equal(read(store.state_rows([own], [segment])), before)
+    for name in ("cells", "index"):
+        monkeypatch.setattr(StateCells, name, None)
+    rows.commit()
+    monkeypatch.undo()
+    assert_equal(read(store.state_rows([own], [segment])), values)
+
+
 @pytest.mark.parametrize("block_bytes", [16, 48, 256, 960, 1 << 14])
 def test_a_part_is_found_however_it_lies_in_blocks(block_bytes):
     layout = StateLayout(TENSORS)

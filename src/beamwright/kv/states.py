@@ -136,13 +136,19 @@ class StateCells:
 
     def write(self, key: Key, index: Tensor, values: Tensor) -> None:
         """Put a part of rows [rows, *size] there."""
+        self.put(index, self.cells(key, values))
+
+    def cells(self, key: Key, values: Tensor) -> Tensor:
+        """A part of rows [rows, *size] as cells: what `put` writes, which takes no memory."""
         part, width = self.layout.parts[key], _width(self._cells)
         flat = values.to(part.dtype).flatten(1)
         spare = part.num_bytes // part.dtype.itemsize - flat.shape[1]
         flat = F.pad(flat, (0, spare)) if spare else flat.contiguous()
         if flat.storage_offset() * part.dtype.itemsize % width:
             flat = flat.clone()  # a view as wider numbers begins with a whole one
-        cells = flat.view(self._cells.dtype).view(len(index), self._cells.shape[1])
+        return flat.view(self._cells.dtype).view(-1, self._cells.shape[1])
+
+    def put(self, index: Tensor, cells: Tensor) -> None:
         self._cells.index_copy_(0, index, cells)
 
 
@@ -235,7 +241,7 @@ class StateRows:
         self._beginning = [i for i, source in enumerate(sources) if source is None]
         self._zeros = self._places(self._beginning)
         self._active = [i for i, target in enumerate(targets) if target is not None]
-        self._later: list[tuple[int, Mapping[str, Tensor]]] | None = [] if deferred else None
+        self._later: list[tuple[Tensor, Tensor]] | None = [] if deferred else None
         self._pick()
         self._tables = tables
         if tables is not None:
@@ -279,18 +285,21 @@ class StateRows:
 
     def write(self, layer: int, values: Mapping[str, Tensor]) -> None:
         """Keep a layer's parts, as `read` gives them, of rows that are kept."""
-        if self._later is not None:
-            self._later.append((layer, values))
-            return
         for kind, value in values.items():
+            key = layer, kind
             kept = value if self._picked is None else value.index_select(0, self._picked)
-            self.states.write((layer, kind), self._written.at((layer, kind)), kept)
+            found = self._written.at(key), self.states.cells(key, kept)
+            if self._later is None:
+                self.states.put(*found)
+            else:
+                self._later.append(found)
 
     def commit(self) -> None:
-        """The pass is over: write what was put off."""
+        """The pass is over: write what was put off. No memory is taken, so none can run out when
+        states are half written."""
         later, self._later = self._later, None
-        for layer, values in later or ():
-            self.write(layer, values)
+        for index, cells in later or ():
+            self.states.put(index, cells)
 
     def begun(self) -> None:
         """A pass is over: from here on rows read what they have written."""
