@@ -37,7 +37,7 @@ class Counters:
     prefilled_tokens were new, and loaded_tokens and dropped_tokens had left the device since they
     were needed last: they came back over the link, or were computed again. evicted_blocks: left the
     device whole; of these needed again: loaded_blocks, recomputed_blocks: the thrashing that the
-    decoupled-exploration thesis counts (Algorithm 1).
+    decoupled-exploration thesis counts (Algorithm 1). checked_blocks: of those loaded, by checksum.
 
     The link, and memory that went from one model to the other: h2d_bytes, d2h_bytes; moves,
     moved_bytes.
@@ -85,6 +85,7 @@ class Counters:
     evicted_blocks: int = 0
     loaded_blocks: int = 0
     recomputed_blocks: int = 0
+    checked_blocks: int = 0
 
     h2d_bytes: int = 0
     d2h_bytes: int = 0

@@ -346,6 +346,10 @@ class ScheduleSettings(OpenSection):
     evict: Literal["host", "recompute"] = option(
         "host", "Evicted KV comes back from host memory, or is computed again."
     )
+    check_transfers: float = option(
+        0.0, "Share of KV whose checksum is compared when it comes back from the host.",
+        ge=0.0, le=1.0, metavar="SHARE",
+    )  # fmt: skip
     link_bandwidth: units.Rate = option(
         None, "Throttle the link to this rate (emulated).", metavar="SIZE/s"
     )

@@ -5,7 +5,8 @@ import random
 import pytest
 import torch
 
-from beamwright.errors import CapacityError
+from beamwright import Solver
+from beamwright.errors import CapacityError, LinkError
 from beamwright.kv.checksums import Checksums
 from beamwright.kv.link import StreamLink
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
@@ -130,6 +131,19 @@ def test_a_bit_that_has_flipped_is_found():
     segment = traffic.pick()
     traffic.store.evict_all()
     traffic.store.host.ledger.by_block[segment.every[-1].host_blocks[-1], 3] ^= 4
-    with pytest.raises(AssertionError, match=r"blocks \[\d+\] of segment '\d+' came back changed"):
+    with pytest.raises(LinkError, match=r"blocks \[\d+\] of segment '\d+' came back changed"):
         traffic.store.lease({segment.every[-1]: 1})
     link.close()
+
+
+def test_a_search_checks_the_share_of_kv_that_is_asked_for():
+    options = {"n": 16, "max_tokens": 96, "kv_memory": "300KiB", "schedule": "locality"}
+    problem = "Jack has 70 eggs. In May Jack gets 8 eggs. How many eggs does Jack have now?"
+    checked, hashes = {}, set()
+    for share in (0.0, 0.5, 1.0):
+        with Solver(check_transfers=share, **options) as solver:
+            found = solver.solve(problem)
+        checked[share] = found.cache.generator.checked_blocks
+        hashes.add(found.tree_hash)
+    assert len(hashes) == 1
+    assert checked[0.0] == 0 < checked[0.5] < checked[1.0] <= found.cache.generator.loaded_blocks

@@ -294,11 +294,12 @@ class HostTier:
         if self.checks is not None:
             self.checks.comes(segment)
 
-    def came(self, segments: Iterable[Segment], device: BlockLedger) -> None:
-        """What was loaded of these is there, and is looked at if somebody wants that."""
-        if self.checks is not None:
-            for segment in segments:
-                self.checks.came(segment, [device.block_bytes(b) for b in segment.blocks])
+    def came(self, segments: Iterable[Segment], device: BlockLedger) -> int:
+        """What was loaded of these is there; gives the blocks that were compared with what went."""
+        if self.checks is None:
+            return 0
+        held = ((each, [device.block_bytes(b) for b in each.blocks]) for each in segments)
+        return sum(self.checks.came(segment, blocks) for segment, blocks in held)
 
     def _pieces(
         self, there: BlockLedger, to: Sequence[int], here: BlockLedger, source: Sequence[int]

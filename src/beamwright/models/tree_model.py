@@ -24,6 +24,7 @@ from beamwright.attention.groups import GroupedAttention
 from beamwright.attention.protocols import AttentionBackend, AttentionView
 from beamwright.errors import DeviceMemoryError
 from beamwright.kv.cache import CacheManager
+from beamwright.kv.checksums import Checksums
 from beamwright.kv.link import KVLog, Link
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout, group_layouts
 from beamwright.kv.segments import (
@@ -200,6 +201,7 @@ class HostOptions:
     link: Link
     recompute: bool = False
     share_loads: bool = True
+    checks: Callable[[], Checksums | None] = lambda: None
 
 
 StoreMaker = Callable[[KVLayout, ByteBudget, torch.device], SegmentStore]
@@ -269,8 +271,7 @@ class TreeModel:
         self._places = layer_places(shape)
         if shape.groups or shape.shared:
             backend = GroupedAttention(backend, self._places)
-        self.decoder = decoder
-        self.backend = backend
+        self.decoder, self.backend = decoder, backend
         self.budget = ByteBudget(kv_budget_bytes, together=shared)
         if make_store is not None:
             self.store = make_store(layouts[0], self.budget, decoder.device)
@@ -285,7 +286,7 @@ class TreeModel:
                 budget = ByteBudget(host.budget_bytes, "host KV budget", hint)
                 pinned = decoder.device.type == "cuda"
                 there = BlockPool(layouts, budget, pinned=pinned, states=states)
-                tier = HostTier(there, host.link, host.recompute, host.share_loads)
+                tier = HostTier(there, host.link, host.recompute, host.share_loads, host.checks())
             copies = backend.copies_per_beam
             self.store = SegmentStore(pool, tier, copies_per_beam=copies, log=log)
         self.store.recompute_segments = self._recompute

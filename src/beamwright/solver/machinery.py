@@ -26,6 +26,7 @@ from beamwright.engine.speculation import Payoff
 from beamwright.engine.tensor_rows import make_running_batch
 from beamwright.engine.timeline import Timeline
 from beamwright.errors import InputError
+from beamwright.kv.checksums import Checksums
 from beamwright.kv.link import Link, StreamLink, Wire
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.kv.store import HostedStore
@@ -74,6 +75,7 @@ class HostShares:
         """The tier that the settings ask for, shared so that both models hold equally much."""
         schedule, device = settings.schedule, torch.device(settings.model.device)
         total, wire = memory.host_kv_bytes(settings), Wire(schedule.link_bandwidth)
+        share = schedule.check_transfers
 
         def link() -> Link:
             streams = CudaStreams(device) if device.type == "cuda" else HostStreams()
@@ -84,6 +86,7 @@ class HostShares:
             link(),
             recompute=schedule.evict == "recompute",
             share_loads=schedule.inter_beam,
+            checks=lambda: Checksums(share) if share else None,
         )
         rest = total - generator.budget_bytes
         return cls(generator, replace(generator, budget_bytes=rest, link=link()))

@@ -214,6 +214,8 @@ class SolverOptions(RequestOptions, total=False):
     """Keep what is on the device between steps."""
     evict: Literal["host", "recompute"]
     """Evicted KV comes back from host memory, or is computed again."""
+    check_transfers: float
+    """Share of KV whose checksum is compared when it comes back from the host."""
     link_bandwidth: int | str | None
     """Throttle the link to this rate (emulated)."""
     max_batch: int | None

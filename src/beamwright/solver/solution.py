@@ -144,7 +144,7 @@ class CacheStats:
     own tokens, the prefilled ones. hit_rate: reused_tokens / needed_tokens, None where nothing was
     needed. reused_tokens: of those needed, on the device ever since they were written or needed
     last. What had left it since had to be loaded or recomputed, whether it was fetched ahead or
-    waited for.
+    waited for. checked_blocks: of those loaded, found as they had left (`--check-transfers`).
     """
 
     hit_rate: float | None
@@ -156,6 +156,7 @@ class CacheStats:
     evicted_blocks: int
     loaded_blocks: int
     recomputed_blocks: int
+    checked_blocks: int
 
     @classmethod
     def of(cls, counted: Counters) -> CacheStats:
