@@ -282,7 +282,7 @@ class HostTier:
         to, source = segment.host_blocks[first:end], segment.blocks[first:end]
         pieces = self._pieces(self.ledger, to, device, source)
         if self.checks is not None:
-            self.checks.went(segment, first, [piece.source for piece in pieces])
+            self.checks.went(segment, first, [device.block_bytes(block) for block in source])
         segment.transfers = segment.unfinished()
         segment.transfers.append(self.link.submit(Direction.D2H, "store", pieces))
         segment.host_length = until
