@@ -23,7 +23,7 @@ from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
 from beamwright.errors import LinkError
-from beamwright.kv.streams import Copied, HeldBack, Piece, Streams, merged
+from beamwright.kv.streams import Copied, HeldBack, Piece, Streams
 from beamwright.protocols import Direction
 
 _Answer = TypeVar("_Answer")
@@ -233,7 +233,7 @@ class StreamLink:
     def together(self) -> Iterator[None]:
         """What is submitted inside is queued at the end, one batch per direction.
 
-        Its copies are merged across transfers. Whoever waits for one of them ends the batch.
+        Whoever waits for one of its transfers ends the batch.
         """
         self._gathering += 1
         try:
@@ -297,8 +297,6 @@ class StreamLink:
         for direction in dict.fromkeys(transfer.direction for transfer in gathered):
             batch = [transfer for transfer in gathered if transfer.direction is direction]
             pieces = [piece for transfer in batch for piece in transfer.pieces]
-            if self._streams.batches:
-                pieces = merged(pieces)
             try:
                 copied = self._streams.copy(direction, pieces)
             except RuntimeError as error:

@@ -93,40 +93,6 @@ class Streams(Protocol):
         """Forget what can be taken back; the streams can be used again."""
 
 
-def merged(pieces: Sequence[Piece]) -> list[Piece]:
-    """Fewer pieces that move the same bytes: neighbours on both sides become one.
-
-    Only one-dimensional contiguous tensors of bytes are joined, which is what blocks are.
-    """
-    joined: list[Piece] = []
-    for piece in pieces:
-        last = joined[-1] if joined else None
-        if last is None or not (
-            _follows(last.destination, piece.destination) and _follows(last.source, piece.source)
-        ):
-            joined.append(piece)
-            continue
-        size = last.destination.numel() + piece.destination.numel()
-        to, source = (
-            side.as_strided((size,), (1,), side.storage_offset())
-            for side in (last.destination, last.source)
-        )
-        joined[-1] = Piece(to, source, last.num_bytes + piece.num_bytes)
-    return joined
-
-
-def _follows(left: object, right: object) -> bool:
-    for side in (left, right):
-        if not isinstance(side, torch.Tensor) or side.dtype != torch.uint8:
-            return False
-        if side.dim() != 1 or not side.is_contiguous():
-            return False
-    assert isinstance(left, torch.Tensor)
-    assert isinstance(right, torch.Tensor)
-    same = left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr()
-    return same and left.storage_offset() + left.numel() == right.storage_offset()
-
-
 _MANY, _LARGE_BYTES = 16, 2**20
 """So many copies, of less each on average, are one kernel's. Larger ones take no processors."""
 _UNIT_BYTES = 16  # what the kernel loads at once
