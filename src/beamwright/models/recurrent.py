@@ -9,7 +9,7 @@ family needs code of its own here.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -269,10 +269,15 @@ class Recurrent:
         steps = torch.cat([self.plain(token, one_by_one) for token in hidden.split(1, dim=1)], 1)
         pairs = [(found, steps)]
         pairs += [(together.parts[kind], one_by_one.parts[kind]) for kind in self.parts]
-        return all(
-            float((one.float() - other.float()).abs().max()) <= _SAME * float(other.abs().max())
-            for one, other in pairs
-        )
+        return near(pairs, _SAME)
+
+
+def near(pairs: Iterable[tuple[Tensor, Tensor]], share: float) -> bool:
+    """Whether of each pair no value is further apart than this share of the largest."""
+    return all(
+        float((one.float() - other.float()).abs().max()) <= share * float(other.abs().max())
+        for one, other in pairs
+    )
 
 
 def _split(parts: Mapping[str, Tensor], sizes: list[int]) -> list[dict[str, Tensor]]:

@@ -236,8 +236,7 @@ def scan_step(
 ) -> Tensor:
     """As `steps.scan_step`, of a token a row; out [rows, heads, head_dim].
 
-    x: [rows, heads, head_dim], enters, leaves: [rows, groups,
-    state_size]; heads side by side.
+    x: [rows, heads, head_dim], enters, leaves: [rows, groups, state_size]; heads side by side.
     """
     blocks, (rows, heads, values), keys = state.blocks, x.shape, enters.shape[2]
     where, sizes = _lines_in(state, values, keys)
@@ -245,16 +244,8 @@ def scan_step(
     block, tile = _tile(keys, values)
     sizes = *sizes, heads, heads // enters.shape[1], values, keys, block, tile
     own = (each.float().contiguous() for each in (shift, decay, skip))
-    tensors = (
-        x,
-        rate.to(x.dtype),
-        enters,
-        leaves,
-        *own,
-        out,
-        blocks.storage.view(state.dtype),
-        *blocks[1:],
-    )
+    tensors = x, rate.to(x.dtype), enters, leaves, *own, out
+    tensors = *tensors, blocks.storage.view(state.dtype), *blocks[1:]
     numbers = where, x.stride(0), rate.stride(0), enters.stride(0), leaves.stride(0)
     grid = heads * -(-values // tile), rows, 1
     launch(scan_rows, grid, tensors, numbers, sizes, _WARPS)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from beamwright.kv.states import GOES_ON, Placed, StateBlocks
 from beamwright.models import steps
-from beamwright.models.recurrent import Recurrent, StateCache, cache_of
+from beamwright.models.recurrent import Recurrent, StateCache, cache_of, near
 
 _Step = Callable[[Tensor, StateCache], Tensor]
 _ROWS = 3
@@ -134,10 +134,7 @@ def _agrees(
     except (AssertionError, TypeError):  # it is called with what our steps do not know
         return False
     pairs = [(found, expected), *((states[kind], own.parts[kind]) for kind in states)]
-    return all(
-        float((one.float() - other.float()).abs().max()) <= _NEAR * float(other.abs().max())
-        for one, other in pairs
-    )
+    return near(pairs, _NEAR)
 
 
 def _placed(states: Mapping[str, Tensor]) -> dict[str, Placed]:
