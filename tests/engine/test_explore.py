@@ -75,9 +75,14 @@ def test_problems_that_begin_wait_for_a_batch_in_lockstep(make_solver, monkeypat
     assert all(a <= 1 for a, b in pairwise(counts) if b > a)
 
 
-def admission(explore="continuous", in_flight=None, room=2**20, host=None, **settings):
-    """host: bytes of a host tier, whose clock stands at `ticks`."""
-    budget = SimpleNamespace(bytes_per_token=10, budget=SimpleNamespace(total_bytes=room))
+def admission(explore="continuous", in_flight=None, room=2**20, host=None, fixed=0, **settings):
+    """host: bytes of a host tier, whose clock stands at `ticks`. fixed: blocks of a row's state."""
+    budget = SimpleNamespace(
+        bytes_per_token=10,
+        budget=SimpleNamespace(total_bytes=room),
+        bytes_per_block=80,
+        groups=[SimpleNamespace(fixed=0), SimpleNamespace(fixed=fixed)],
+    )
     tier = None
     if host is not None:
         ledger = SimpleNamespace(budget=SimpleNamespace(total_bytes=host))
@@ -117,6 +122,13 @@ def test_decoupled_takes_problems_in_until_a_pass_is_full():
 def test_decoupled_takes_in_what_fits():
     for room, place in ((1000, True), (999, False)):
         each = admission("decoupled", room=room)
+        each.has_place(live([16], tokens=20), 8)
+        assert each.has_place(live([16] * 4, tokens=10), 8) is place
+
+
+def test_decoupled_counts_a_state_for_each_candidate():
+    for room, place in ((1000 + 5 * 16 * 2 * 80, True), (999 + 5 * 16 * 2 * 80, False)):
+        each = admission("decoupled", room=room, fixed=2)
         each.has_place(live([16], tokens=20), 8)
         assert each.has_place(live([16] * 4, tokens=10), 8) is place
 

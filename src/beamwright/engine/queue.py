@@ -82,7 +82,7 @@ class Admission:
         if sum(sizes) < self.usual_rows or self.settings.explore != "decoupled":
             return sum(sizes) >= self.usual_rows
         rows = self.settings.max_batch or self.usual_rows  # N_LLM
-        return num_open >= rows or not self._fits(len(sizes))
+        return num_open >= rows or not self._fits(sizes)
 
     def _look(self, live: Mapping[TreeRun, int]) -> None:
         """See how large trees become; whenever one has ended, whether KV has had to leave since the
@@ -103,15 +103,18 @@ class Admission:
         for run in live:
             self._largest_tokens = max(self._largest_tokens, *run.round_tokens[-1:], 0)
 
-    def _fits(self, num_live: int) -> bool:
+    def _fits(self, sizes: Sequence[int]) -> bool:
         """True if one more has room, were all as large as the largest so far."""
         if not self._ended or self._pressed:
             return False
-        tree_bytes = self._largest_tokens * sum(s.device.bytes_per_token for s in self.stores)
-        budgets = [store.device.budget for store in self.stores]
+        devices = [store.device for store in self.stores]
+        tree_bytes = self._largest_tokens * sum(each.bytes_per_token for each in devices)
+        row_bytes = sum(g.fixed * each.bytes_per_block for each in devices for g in each.groups)
+        wanted_bytes = tree_bytes * (len(sizes) + 1) + row_bytes * (sum(sizes) + max(sizes))
+        budgets = [each.budget for each in devices]
         if self._hosted:
             budgets += [each.host.ledger.budget for each in self.stores if each.host is not None]
-        return tree_bytes * (num_live + 1) <= sum(each.total_bytes for each in budgets)
+        return wanted_bytes <= sum(each.total_bytes for each in budgets)
 
     @property
     def _hosted(self) -> bool:
