@@ -195,7 +195,8 @@ class TensorRows:
         """Launches step after step, and looks at what each drew one step late."""
         counting = awaited([*self._places()])
         fetched = None
-        step, places = partial(self._step, buffers), [(n, row) for row, n in self._places().items()]
+        step, keeping = partial(self._step, buffers), self._decoder.shape.states
+        places = [(n, row) for row, n in self._places().items()] if keeping else []
         key, version = (self._session.tail_shape, buffers.ways), self._session.num_moves
         for number in range(max_tokens):
             # The token behind a row's stop forwards its last one, and there its state stays.
