@@ -13,12 +13,12 @@ from beamwright.kv.cache import CacheManager
 from beamwright.kv.pool import BlockLedger
 from beamwright.kv.segments import HostTier, Segment
 from beamwright.models.tree_model import (
-    PREFILL_CHUNK_TOKENS,
     PrefillRequest,
     prefill_in_batches,
     prefill_needs,
     recompute,
 )
+from beamwright.plan.costs import CHUNK_TOKENS
 from beamwright.solver.solution import CacheStats
 from beamwright_lab.simulator.clock import VirtualClock
 from beamwright_lab.simulator.costs import DeviceCosts
@@ -111,7 +111,7 @@ class SimulatedPrefill:
             del offset
             self._forward([requests[i] for i in batch], [len(chunk) for chunk in chunks])
 
-        prefill_in_batches(self._residency, requests, PREFILL_CHUNK_TOKENS, forward)
+        prefill_in_batches(self._residency, requests, CHUNK_TOKENS, forward)
 
     def _forward(self, requests: Sequence[PrefillRequest], lengths: Sequence[int]) -> None:
         num_tokens, seen = sum(lengths), 0

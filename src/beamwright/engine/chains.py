@@ -19,11 +19,12 @@ from beamwright.counters import Progress
 from beamwright.engine.row import OWNER, GeneratorState, Row, path_to, segment_name, state_of
 from beamwright.kv.cache import CacheManager
 from beamwright.kv.segments import Lease, Segment, whole
-from beamwright.models.tree_model import PREFILL_CHUNK_TOKENS, PrefillRequest, TreeModel
+from beamwright.models.tree_model import PrefillRequest, TreeModel
+from beamwright.plan.costs import CHUNK_TOKENS
 from beamwright.protocols import Verifier
 from beamwright.tree import Node, NodeState
 
-_PIECE_TOKENS = 4 * PREFILL_CHUNK_TOKENS
+_PIECE_TOKENS = 4 * CHUNK_TOKENS
 
 Prefill = Callable[[Sequence[PrefillRequest]], Sequence[Any]]
 """Computes and stores the KV of these tokens; returns what each one's last token leads to."""

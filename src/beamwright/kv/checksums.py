@@ -46,11 +46,8 @@ class Checksums:
             return 0
         del self._coming[segment]
         found = [*map(_sum, blocks)]
-        changed = [
-            n
-            for n, pair in enumerate(zip(found, self._sums[segment], strict=True))
-            if len({*pair}) > 1
-        ]
+        pairs = zip(found, self._sums[segment], strict=True)
+        changed = [number for number, (came, went) in enumerate(pairs) if came != went]
         if changed:
             raise LinkError(f"blocks {changed} of segment {segment.name!r} came back changed")
         self.num_compared += len(found)

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_ALIGNED = 16
+from beamwright.plan.costs import record_bytes
 
 Key = tuple[int, str]
 """A part's layer and kind ("conv", "recurrent")."""
@@ -62,8 +62,7 @@ class StateTensor:
     @property
     def num_bytes(self) -> int:
         """In a record, filled up so that each part begins aligned."""
-        used = math.prod(self.size) * self.dtype.itemsize
-        return -(-used // _ALIGNED) * _ALIGNED
+        return record_bytes(self.size, self.dtype.itemsize)
 
 
 class StateLayout:

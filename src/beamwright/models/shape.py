@@ -6,18 +6,16 @@ torch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from beamwright.errors import UnsupportedModelError
+from beamwright.plan.costs import record_bytes
 from beamwright.sections import KVDtype
 
 HEAD_TOKENS = 256
 """Tokens whose values a verifier's head makes at a time: logits of a whole vocabulary are wide."""
-
-_ALIGNED = 16
 
 
 class NotBuiltError(UnsupportedModelError):
@@ -65,8 +63,7 @@ class StatePart:
 
     def num_bytes(self, element_bytes: int) -> int:
         """Bytes of a row, in a flat record of all parts: filled up so that each begins aligned."""
-        used = math.prod(self.size) * (4 if self.wide else element_bytes)
-        return -(-used // _ALIGNED) * _ALIGNED
+        return record_bytes(self.size, 4 if self.wide else element_bytes)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from beamwright.kv.states import Placed
-from beamwright.models.fused import launch
+from beamwright.models.fused import launch, silu
 
 _NUMBERS, _WARPS = 8192, 4
 """Of a head's state that a program has, and warps that share them."""
@@ -193,7 +193,7 @@ def convolve_rows(
             total += tl.load(bias + channel, inside, other=0.0).to(tl.float32)
         total = total.to(out.dtype.element_ty).to(tl.float32)
         if SILU:
-            total = total / (1.0 + tl.exp(-total))
+            total = silu(total)
         tl.store(put, total.to(out.dtype.element_ty), inside)
 
 

@@ -44,8 +44,8 @@ from beamwright.models.decoder import Decoder, padded_rows
 from beamwright.models.load import is_out_of_memory
 from beamwright.models.session import DecodeSession
 from beamwright.models.shape import ModelShape
+from beamwright.plan.costs import CHUNK_TOKENS
 
-PREFILL_CHUNK_TOKENS = 256
 _BATCH_PADDED_TOKENS = 4096
 
 
@@ -259,7 +259,7 @@ class TreeModel:
         decoder: Decoder,
         backend: AttentionBackend,
         kv_budget_bytes: int,
-        prefill_chunk_tokens: int = PREFILL_CHUNK_TOKENS,
+        prefill_chunk_tokens: int = CHUNK_TOKENS,
         *,
         host: HostOptions | None = None,
         log: KVLog | None = None,

@@ -20,7 +20,7 @@ from beamwright.protocols import Direction
 from beamwright.sections import KVDtype
 
 CHUNK_TOKENS = 256
-"""Of a row in one prefill: see `models.tree_model`."""
+"""Tokens of a row that a prefill reads at a time: a constant, see `models.tree_model`."""
 INT4_GROUP = 64
 """Columns that share one scale and one zero point, where weights are rounded to int4 here."""
 GROUPED_TILE_VALUES = 1 << 22
@@ -224,6 +224,11 @@ def group_blocks(sizes: Sequence[int]) -> tuple[int, list[int]]:
     wanted = {size * BLOCK_TOKENS // part for size in sizes for part in (1, 2)}
     best = min((size for size in sorted(wanted) if size >= max(sizes)), key=costs)
     return best, tokens(best)
+
+
+def record_bytes(size: Sequence[int], element_bytes: int) -> int:
+    """Bytes of a tensor of a state in a flat record of several: each begins at whole 16 bytes."""
+    return _up(prod(size) * element_bytes, 16)
 
 
 def _up(count: int, multiple: int) -> int:

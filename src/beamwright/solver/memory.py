@@ -16,15 +16,20 @@ from pathlib import Path
 from beamwright.config import Settings
 from beamwright.errors import InputError, format_bytes
 from beamwright.models.shape import ModelShape
-from beamwright.plan.costs import Storage, group_blocks, product_scratch_bytes, weight_bytes
+from beamwright.plan.costs import (
+    CHUNK_TOKENS,
+    Storage,
+    group_blocks,
+    product_scratch_bytes,
+    weight_bytes,
+)
 from beamwright.sections import KVDtype, MemorySettings
 
 DEFAULT_KV_BYTES = 2 * 1024**3
 _MOST_PINNED_BYTES = 16 * 1024**3
 _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _SHARE_PARTS = 10**9
-_PREFILL_TOKENS = 4096  # of a batch, and of one row of it: see `models.tree_model`
-_CHUNK_TOKENS = 256
+_PREFILL_TOKENS = 4096  # of a batch: see `models.tree_model`
 _TAIL_TOKENS = 256  # the most of a row's newest ones that stand apart until they are stored
 _LEAST_TAIL_TOKENS = 16
 _TAILS_PART = 4  # of what is left for KV, its copies and tails: one in so many is for tails at most
@@ -103,7 +108,7 @@ class ModelBytes:
         scratch = product_scratch_bytes(shape, self.element_bytes, self.storage)
         prefill = _PREFILL_TOKENS * shape.activation_width * self.element_bytes
         if self.scores:  # what is read of a round, whose states a head gets
-            tokens = min(_PREFILL_TOKENS, num_rows * _CHUNK_TOKENS)
+            tokens = min(_PREFILL_TOKENS, num_rows * CHUNK_TOKENS)
             reading = tokens * shape.reading_width * self.element_bytes
             prefill = max(prefill, reading, shape.head_bytes(self.element_bytes))
             scratch += 2 * tokens * shape.hidden * self.element_bytes
