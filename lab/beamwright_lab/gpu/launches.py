@@ -1,0 +1,222 @@
+"""What a decode step and a prefill pass launch on a card that is not here.
+
+The engine's own model, rows and sampler run on torch's `meta` device, where tensors have sizes and
+no numbers; kernels are noted in place of being run. A read by the host fails, as it would break a
+capture, and so does an operation on tensors of two devices. Which products stream is decided on a
+card by trying: here it is as an H100 found it (`streams`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from beamwright.attention import make_attention
+from beamwright.engine.graphs import Replay
+from beamwright.engine.tensor_rows import TensorRows
+from beamwright.kv.segments import PathPart
+from beamwright.models import dense
+from beamwright.models.decoder import Linear
+from beamwright.models.dense import DenseDecoder
+from beamwright.models.shape import ModelShape
+from beamwright.models.tree_model import PrefillRequest, TreeModel
+from beamwright.models.weights import random_weights
+from beamwright.sections import SamplingSettings
+
+DEVICE = torch.device("meta")
+HOPPER = (9, 0)
+_KV_BYTES = 1 << 36  # they cost nothing
+_NOTHING = ("empty", "new_empty", "detach_")  # names of operations that launch nothing begin so
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel, with what it was given."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    options: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.kernel.fn.__name__)
+
+
+@dataclass
+class Noted:
+    """What ran, in order: `launches` of Triton's kernels, and `names` of them and of operations.
+
+    Views are none. copied: operations that bring something from the host.
+    """
+
+    launches: list[Launch] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    copied: int = 0
+
+    def taken(self) -> Noted:
+        """What there is so far, which is forgotten here."""
+        found = Noted(self.launches, self.names, self.copied)
+        self.launches, self.names, self.copied = [], [], 0
+        return found
+
+
+_BRINGS = ("copy_", "index", "index_put_", "index_select")
+"""Operations that bring what the host has to the card, which a captured step must not."""
+
+
+class _Operations(TorchDispatchMode):
+    def __init__(self, noted: Noted) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._noted = noted
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name, given = func.overloadpacket.__name__, _tensors((args, kwargs))
+        found = func(*args, **(kwargs or {}))
+        there = _tensors(found)
+        sides = {each.device == DEVICE for each in given if each.ndim}
+        if len(sides) > 1 and name not in _BRINGS:
+            raise RuntimeError(f"{name}: tensors on the card and on the host")
+        known = {each.untyped_storage()._cdata for each in given}
+        is_view = all(each.untyped_storage()._cdata in known for each in there)
+        if name.startswith(_NOTHING) or (is_view and not name.endswith("_")):
+            return found
+        if any(each.device == DEVICE for each in there):
+            self._noted.names.append(name)
+            self._noted.copied += any(each.device != DEVICE for each in given)
+        return found
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+@contextmanager
+def on_card(capability: tuple[int, int] = HOPPER) -> Iterator[Noted]:
+    """Code believes that `meta` is a card of this capability; what runs is noted."""
+    noted = Noted()
+
+    def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        del warmup
+        noted.launches.append(Launch(kernel, tuple(grid), args, options))
+        noted.names.append(noted.launches[-1].name)
+        handle = mock.MagicMock()
+        handle.__getitem__ = lambda _, later: (
+            lambda *more: run(kernel, *more, grid=later, warmup=False, **options)
+        )
+        return handle
+
+    with ExitStack() as stack:
+
+        def put(owner: Any, name: str, value: Any) -> None:
+            stack.enter_context(mock.patch.object(owner, name, value))
+
+        for name, value in {
+            "why_no_kernels": lambda *_: None,
+            "is_interpreted": lambda: False,
+            "draws_in_kernel": lambda *_: True,
+            "_capability": lambda _: capability,
+        }.items():
+            for module in _holding(name):
+                put(module, name, value)
+        from beamwright.models import fused  # loads Triton
+
+        put(dense, "fused_kernels", lambda *_: fused)
+        put(fused, "_handles", dict)
+        for kind in {type(fused.gate_rows), *type(fused.gate_rows).__mro__}:
+            if "run" in vars(kind) and kind.__name__.endswith("Function"):
+                put(kind, "run", run)
+        stack.enter_context(_Operations(noted))
+        stack.enter_context(torch.inference_mode())
+        yield noted
+
+
+def _holding(name: str) -> list[Any]:
+    return [
+        module
+        for key, module in [*sys.modules.items()]
+        if key.startswith("beamwright.") and name in vars(module)
+    ]
+
+
+# --- a model's passes --------------------------------------------------------------------------
+
+
+def streams(linear: Linear) -> Linear:
+    """The product as an H100 chose it for Qwen2.5's shapes (docs/log/2026-11-26-streamed-
+    products.md): wide ones stream few rows, those of long sums and few outputs all rows."""
+    from beamwright.models import streaming  # loads Triton
+
+    outputs, columns = linear.weight.shape
+    if outputs >= _WIDE_OUTPUTS:
+        return streaming.FewStreamedLinear(linear.weight, linear.bias)
+    if outputs <= columns and columns >= _LONG_COLUMNS:
+        return streaming.StreamedLinear(linear.weight, linear.bias)
+    return linear
+
+
+_WIDE_OUTPUTS, _LONG_COLUMNS = 2 * 132 * 64, 3584
+
+
+def _tree_model(shape: ModelShape) -> TreeModel:
+    """A model without numbers; inside `on_card`."""
+    with mock.patch.multiple(torch, Generator=mock.MagicMock(), randn=_nothing_drawn):
+        weights = random_weights(shape, torch.bfloat16, "meta", 0, pack=streams)
+    backend = make_attention("triton-tree", DEVICE, torch.bfloat16)
+    return TreeModel(DenseDecoder(shape, weights), backend, _KV_BYTES)
+
+
+def _nothing_drawn(size: Sequence[int], **options: Any) -> torch.Tensor:
+    return torch.empty(size, device=options["device"])
+
+
+def _prefilled(model: TreeModel, lengths: Sequence[int]) -> list[PathPart]:
+    segments = [model.store.create() for _ in lengths]
+    parts = zip(segments, lengths, strict=True)
+    model.prefill([PrefillRequest((), s, range(n), 0, read=[n - 1]) for s, n in parts])
+    return [PathPart(segment, segment.length) for segment in segments]
+
+
+def prefill_launches(
+    shape: ModelShape, lengths: Sequence[int], capability: tuple[int, int] = HOPPER
+) -> Noted:
+    """Of one pass over prompts of these lengths, their KV's storing included."""
+    with on_card(capability) as noted:
+        model = _tree_model(shape)
+        noted.taken()
+        _prefilled(model, lengths)
+    return noted
+
+
+def step_launches(
+    shape: ModelShape,
+    num_rows: int,
+    sampling: SamplingSettings | None = None,
+    capability: tuple[int, int] = HOPPER,
+) -> Noted:
+    """Of one token of so many rows behind a prompt of theirs: what is captured."""
+    sampling = sampling or SamplingSettings()
+    with on_card(capability) as noted:
+        model = _tree_model(shape)
+        path = tuple(_prefilled(model, [16]))
+        rows = TensorRows(model, None, replay=Replay())
+        session, width = rows._session, shape.hidden
+        session.arrange([], [path] * num_rows, [model.store.create() for _ in range(num_rows)])
+        hidden = torch.empty(session.num_rows, width, dtype=torch.bfloat16, device=DEVICE)
+        buffers = rows._make_buffers(session.num_rows, hidden)
+        buffers.sampling.load([sampling] * session.num_rows, [False] * session.num_rows)
+        buffers.asks = sampling.top_logprobs > 0
+        session.prepare(1)
+        noted.taken()
+        rows._step(buffers)
+    return noted
