@@ -23,7 +23,7 @@ from typing import Any
 from beamwright_lab import pairs, tables
 from beamwright_lab.claims import Claim, asyncspade, decoupled, flashtts, lbs, markdown
 from beamwright_lab.common import RESULTS, say
-from beamwright_lab.gpu import published
+from beamwright_lab.gpu import costs, published
 from beamwright_lab.models import shown
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,6 +80,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "families-refused": lambda: shown.refusals(read("families")["rows"]),
     "formats": lambda: _whole(lambda found: shown.format_rows(found["rows"]), "formats"),
     "adapter-speed": lambda: _whole(lambda found: shown.speed_rows(found["rows"]), "adapter_speed"),
+    "gpu-costs": lambda: _whole(costs.block, "gpu_costs"),
     "plan": lambda: pairs.sample_block(read("pairs")),
     **{f"gpu-{end}": partial(_on_card, shown) for end, shown in published.BLOCKS.items()},
     **{f"claims-{name}": partial(_claims, claims) for name, claims in PAPERS.items()},

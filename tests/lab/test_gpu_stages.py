@@ -419,7 +419,7 @@ def test_calls_on_a_card_become_the_tables_of_pages(tmp_path, monkeypatch):
     found = published.figures(tmp_path)
     assert found["machine"]["card"] == "NVIDIA A1"
     steps = published.steps(found)
-    assert "| qwen2.5-1.5b | 64 | 3.00 | 20,000 | 0.30 | 3.4 | true | 4.00 |  |" in steps
+    assert "| qwen2.5-1.5b | 64 | 3.00 | 20,000 | 0.30 | true | 4.00 |  |" in steps
     assert "commit abc" in steps
     searches = published.searches(found)
     assert "commit unknown, sources s2" in searches

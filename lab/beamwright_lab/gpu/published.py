@@ -1,7 +1,7 @@
 """What pages say of a card: `docs/figures/gpu-NAME.json`, made of a check's rows, and its tables.
 
-Predictions stand beside what was measured: a count of kernels and bytes, made before any card was
-at hand (2026-11-23), and the simulator's of the very searches, with what this card does.
+The simulator's prediction of the very searches stands beside what was measured, with what this card
+does; a count of launches and bytes is `costs`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,6 @@ Row = dict[str, Any]
 CHECK = "python -m beamwright_lab.gpu.check"
 NOTHING = "Not measured."
 _LINE = 118
-
-PREDICTED_MS: Mapping[tuple[str, int], float] = {
-    **{("qwen2.5-1.5b", 1): 2.5, ("qwen2.5-1.5b", 16): 2.8, ("qwen2.5-1.5b", 64): 3.4},
-    **{("qwen2.5-1.5b", 256): 6.5, ("qwen2.5-0.5b", 1): 1.5, ("qwen2.5-0.5b", 16): 1.8},
-    **{("qwen2.5-0.5b", 64): 2.4, ("qwen2.5-0.5b", 256): 5.0},
-}
-"""Milliseconds a token with graphs on an H100, the host's time between iterations included."""
 
 _KERNELS = {"qwen2.5-1.5b", "qwen2.5-7b", "opt-6.7b", "vocabulary of 151936"}
 _WORKS = {
@@ -168,7 +161,7 @@ def _usual(found: Found) -> list[Found]:
 
 
 def steps(found: Found) -> str:
-    """Decode steps: ours, fixed tiles, the prediction."""
+    """Decode steps: as they are usually run, by fixed tiles, and without graphs."""
 
     def shown(stage: Found) -> str:
         rows = [row for row in stage["steps"] if "error" not in row]
@@ -190,7 +183,6 @@ def _beside(
         "ms a token": f"{row['step_ms']:.2f}",
         "tokens/s": f"{row['tokens_per_s']:,.0f}",
         "of the bandwidth": f"{row['share_of_ceiling']:.2f}",
-        "predicted ms": PREDICTED_MS.get(key),
         "`exact`": _said(row.get("exact")),
         "`--deterministic`, ms": _ms(fixed.get(key)),
         "`--graphs off`, ms": _ms(plain.get(key)),

@@ -1,0 +1,242 @@
+"""A captured token's cost by counting: launches, bytes and FLOPs, beside what a card measured.
+
+    python -m beamwright_lab.gpu.costs
+    python -m beamwright_lab.publish gpu_costs --write      # the block of pages
+
+    seconds = launches * LAUNCH_S + sqrt(memory_s^2 + compute_s^2) + rows * HOST_ROW_S
+
+memory_s: weights, visible KV and activations at a share of the data sheet's bandwidth; compute_s:
+products at the share of its FLOP/s that `plan.machines` assumes for all cards. Launches are counted
+in the code as it is (`launches`). Two numbers, LAUNCH_S and the share, are fitted to an H100's
+decode steps, of code that launched one kernel a layer more (its trace had 294); HOST_ROW_S is that
+card's step less its replay, by row. Other cards are predicted with the same numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import sqrt
+from pathlib import Path
+from statistics import fmean
+from textwrap import fill
+from typing import Any
+
+from beamwright.models.named import shape_from_text
+from beamwright.models.shape import ModelShape
+from beamwright.plan.machines import CARDS, Card, card_profile
+from beamwright.units import GIB
+from beamwright_lab.common import finish, matmul_parameters, table
+
+SHAPES = ("qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b")
+CARD_NAMES = ("rtx-3060", "rtx-4090", "h100")
+PATHS = (1, 16, 64, 256)
+MEASURED_CARD = "h100"
+_MEASURED = Path(__file__).resolve().parents[3] / "docs" / "figures" / "gpu-h100.json"
+_MEASURED_LAUNCHES = {"qwen2.5-0.5b": 10, "qwen2.5-1.5b": 10, "qwen2.5-7b": 11}
+"""Of a layer when it was measured: the gate was apart, and 7B adds up the parts of `out`."""
+_MEASURED_BESIDE = 14
+HOST_ROW_S = 4.5e-6
+"""Of a path and token, between captured tokens: a step of 1.5B less its replay, at 16, 64 and 256
+paths (docs/log/2026-11-26-what-stands-between-kernels.md)."""
+_PROMPT, _OWN = 128, 96  # tokens that a path sees in `roofline`: shared, and its own in the mean
+_ELEMENT_BYTES = 2
+AIM = 0.75
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a token of all paths takes. read_bytes: weights and visible KV; activation_bytes: what
+    kernels leave for one another."""
+
+    launches: int
+    rows: int
+    read_bytes: int
+    activation_bytes: int
+    flops: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """launch_s: of each launch, with what waits behind it. share: of the data sheet's bandwidth."""
+
+    launch_s: float
+    share: float
+
+    def seconds(self, work: Work, card: Card) -> float:
+        profile = card_profile(card)
+        memory_s = (work.read_bytes + work.activation_bytes) / self.share / profile.device_bandwidth
+        compute_s = work.flops / (profile.flops * profile.flops_share)
+        busy_s = sqrt(memory_s**2 + compute_s**2)
+        return work.launches * self.launch_s + busy_s + work.rows * HOST_ROW_S
+
+
+def work_of(shape: ModelShape, paths: int, launches: tuple[int, int]) -> Work:
+    """launches: of a layer, and beside the layers."""
+    rows, of_layer, beside = -(-paths // 8) * 8, *launches
+    kv_bytes = shape.kv_bytes_per_token(_ELEMENT_BYTES) * (_PROMPT + paths * _OWN)
+    return Work(
+        of_layer * shape.layers + beside,
+        paths,
+        matmul_parameters(shape) * _ELEMENT_BYTES + kv_bytes,
+        rows * _activation_bytes(shape),
+        2.0 * matmul_parameters(shape) * rows,
+    )
+
+
+def _activation_bytes(shape: ModelShape) -> int:
+    """Of a row: what products, norms, rotation, gate and the draw read and write."""
+    from beamwright.models.streaming import parts_of  # loads Triton
+
+    hidden, inner = shape.hidden, shape.intermediate
+    query = shape.heads * shape.head_dim
+    heads = query + 2 * shape.kv_heads * shape.head_dim
+    norms = 2 * 4 * hidden  # twice: two read, two written
+    products = (hidden + heads) + (query + hidden) + (hidden + 2 * inner) + inner
+    between = 2 * heads + 3 * query + 3 * inner  # rotation, attention, gate
+    parts = 2 * 4 * parts_of(hidden, inner) * hidden  # float32, written and read
+    layer = _ELEMENT_BYTES * (norms + products + between) + parts
+    return shape.layers * layer + 2 * _ELEMENT_BYTES * shape.vocab
+
+
+@cache
+def launches_of(name: str, paths: int, capability: tuple[int, int]) -> tuple[int, int]:
+    """Of a layer, and beside the layers, in the code as it is."""
+    from beamwright_lab.gpu.launches import step_launches  # loads Triton
+
+    shape = shape_from_text(name)
+    one, two = (
+        len(step_launches(replace(shape, layers=n), paths, capability=capability).names)
+        for n in (1, 2)
+    )
+    return two - one, 2 * one - two
+
+
+# --- the fit -----------------------------------------------------------------------------------
+
+
+def measured_steps() -> list[Mapping[str, Any]]:
+    """Decode steps with graphs, as the card measured them (`gpu.check --only roofline`)."""
+    steps = json.loads(_MEASURED.read_text(encoding="utf-8"))["stages"]["roofline"]["steps"]
+    return [row for row in steps if row["graphs"] == "auto" and not row["deterministic"]]
+
+
+def copied_share() -> float:
+    """Of the data sheet's bandwidth, what a copy within that card reaches: the pages' 100 %."""
+    stages = json.loads(_MEASURED.read_text(encoding="utf-8"))["stages"]
+    return float(
+        stages["roofline"]["ceiling"] / card_profile(CARDS[MEASURED_CARD]).device_bandwidth
+    )
+
+
+def fitted(rows: Sequence[Mapping[str, Any]]) -> Fit:
+    """The least squares of relative errors: of shares in thousandths, each with its best launch."""
+    fits = (_with_launches(share / 1000, rows) for share in range(700, 1001))
+    return min(fits, key=lambda fit: sum(error(fit, row) ** 2 for row in rows))
+
+
+def _with_launches(share: float, rows: Sequence[Mapping[str, Any]]) -> Fit:
+    """Errors are linear in a launch's seconds."""
+    at_none = [error(Fit(0.0, share), row) for row in rows]
+    slopes = [error(Fit(1.0, share), row) - none for row, none in zip(rows, at_none, strict=True)]
+    product = sum(none * slope for none, slope in zip(at_none, slopes, strict=True))
+    return Fit(-product / sum(slope**2 for slope in slopes), share)
+
+
+def error(fit: Fit, row: Mapping[str, Any]) -> float:
+    """Of a measured step's time, relative."""
+    name = row["model"]
+    launches = _MEASURED_LAUNCHES[name], _MEASURED_BESIDE
+    work = work_of(shape_from_text(name), row["batch"], launches)
+    return 1e3 * fit.seconds(work, CARDS[MEASURED_CARD]) / float(row["step_ms"]) - 1
+
+
+# --- the sheet ---------------------------------------------------------------------------------
+
+
+def sheet() -> dict[str, Any]:
+    """The fit with its errors, and a row for each shape, card and number of paths."""
+    measured = {(row["model"], row["batch"]): row for row in measured_steps()}
+    fit = fitted([*measured.values()])
+    errors = {key: error(fit, row) for key, row in measured.items()}
+    rows = [
+        _row(fit, name, card, paths, measured)
+        for name in SHAPES
+        for card in CARD_NAMES
+        for paths in PATHS
+    ]
+    return {
+        "launch_us": round(1e6 * fit.launch_s, 2),
+        "share": round(fit.share, 3),
+        "host_row_us": 1e6 * HOST_ROW_S,
+        "mean_error": round(fmean(map(abs, errors.values())), 3),
+        "errors": {f"{name}, {paths}": round(e, 3) for (name, paths), e in errors.items()},
+        "rows": rows,
+    }
+
+
+def _row(
+    fit: Fit, name: str, card_name: str, paths: int, measured: Mapping[tuple[str, int], Any]
+) -> dict[str, Any]:
+    shape, card = shape_from_text(name), CARDS[card_name]
+    launches = launches_of(name, paths, card.capability)
+    work = work_of(shape, paths, launches)
+    row: dict[str, Any] = {"model": name, "card": card_name, "paths": paths}
+    row |= {"launches": work.launches, "of_layer": launches[0]}
+    if work.read_bytes > 0.95 * card.memory_gib * GIB:
+        return {**row, "fits": False}
+    seconds = fit.seconds(work, card)
+    copied = copied_share() * card_profile(card).device_bandwidth
+    found = measured.get((name, paths)) if card_name == MEASURED_CARD else None
+    return {
+        **row,
+        "fits": True,
+        "read_gb": round(work.read_bytes / 1e9, 3),
+        "activation_gb": round(work.activation_bytes / 1e9, 3),
+        "tflop": round(work.flops / 1e12, 3),
+        "predicted_ms": round(1e3 * seconds, 2),
+        "predicted_tokens_per_s": round(paths / seconds),
+        "predicted_share": round(work.read_bytes / seconds / copied, 2),
+        "measured_ms": None if found is None else found["step_ms"],
+        "measured_share": None if found is None else found["share_of_ceiling"],
+    }
+
+
+def block(found: Mapping[str, Any]) -> str:
+    """The table of pages: a line for each model and number of paths."""
+    rows = found["rows"]
+    lines: dict[tuple[str, int], dict[str, Any]] = {}
+    for row in rows:
+        line = lines.setdefault(
+            (row["model"], row["paths"]), {"model": row["model"], "paths": row["paths"]}
+        )
+        line["launches"] = row["launches"]
+        said = "no fit"
+        if row["fits"]:
+            said = f"{row['predicted_ms']:.2f} ({row['predicted_share']:.2f})"
+        line[f"{row['card']}, ms (share)"] = said
+        if row.get("measured_ms"):
+            line["an H100 measured"] = f"{row['measured_ms']:.2f} ({row['measured_share']:.2f})"
+    shown = [*lines.values()]
+    said = (
+        f"**Predicted**, but for the last column, which was measured before with a launch a layer "
+        f"more: {found['launch_us']} us a launch and {found['share']} of the data sheet's "
+        f"bandwidth, both fitted to it (mean error {100 * found['mean_error']:.1f} %, at most "
+        f"{100 * max(map(abs, found['errors'].values())):.0f} %)."
+    )
+    return f"{fill(said, 118)}\n\n{table(shown, list(shown[0]))}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.parse_args()
+    found = sheet()
+    print(block(found), end="\n\n")
+    finish("gpu_costs", {**found, "quoted": found})
+
+
+if __name__ == "__main__":
+    main()

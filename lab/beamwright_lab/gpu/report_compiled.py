@@ -1,0 +1,258 @@
+"""What our kernels become for cards that are not here: registers, stack, shared memory, copies.
+
+    python -m beamwright_lab.gpu.report_compiled                    # named models, five targets
+    python -m beamwright_lab.gpu.report_compiled --models qwen2.5-7b --targets 90 --json FILE
+
+Every kernel that a step of 16, 64 and 256 rows and a prefill pass of a model launch (`launches`),
+and those of recurrent layers, compiled by Triton and ptxas as on a card; equal ones once. Without
+TRITON_INTERPRET. Compilations are kept in Triton's cache: a second run takes seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import JITFunction, create_function_from_signature
+
+from beamwright.kv.states import Placed, StateBlocks
+from beamwright.models import step_kernels
+from beamwright.models.named import shape_from_text
+from beamwright.models.shape import ModelShape
+from beamwright_lab.common import table
+from beamwright_lab.gpu.launches import DEVICE, Launch, on_card, prefill_launches, step_launches
+
+MODELS = (
+    *("qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b", "llama-3.1-8b", "qwen2.5-14b"),
+    *("qwen3-8b", "qwen3.5-9b"),
+)
+TARGETS = (80, 86, 89, 90, 120)
+_ROWS = (16, 64, 256)
+_PROMPTS = (300, 40)
+# Of a multiprocessor: bytes to share, threads, programs. Of all: 64 Ki registers.
+_LIMITS = {
+    80: (164, 2048, 32),
+    86: (100, 1536, 16),
+    89: (100, 1536, 24),
+    90: (228, 2048, 32),
+    120: (100, 1536, 24),
+}
+_WIDE_READ = r"\.v4\.[bfu]32|\.v2\.[bfu]64|, (?:16|0x10)\b"
+_REGISTERS, _RESERVED_BYTES, _LANES = 1 << 16, 1024, 32
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One kernel for one card.
+
+    programs: that share a multiprocessor. ahead: of each loop that copies while it computes, the
+    copies that a tile's wait leaves under way; wide, narrow: reads and copies of 16 bytes, and of
+    fewer. models: of which one launches it.
+    """
+
+    kernel: str
+    target: int
+    models: tuple[str, ...]
+    sizes: str
+    warps: int
+    registers: int
+    stack_bytes: int
+    shared_bytes: int
+    programs: int
+    ahead: tuple[int, ...]
+    wide: int
+    narrow: int
+
+
+def launches_of(shape: ModelShape, target: int) -> Iterator[Launch]:
+    """What a model launches on a card, some of it several times."""
+    capability = divmod(target, 10)
+    if shape.states:
+        yield from _state_steps(shape, capability)
+        return
+    for rows in _ROWS:
+        yield from step_launches(shape, rows, capability=capability).launches
+    yield from prefill_launches(shape, _PROMPTS, capability).launches
+
+
+def _state_steps(shape: ModelShape, capability: tuple[int, int]) -> list[Launch]:
+    """Of a recurrent layer: convolution and delta rule, of states in float32 and in bfloat16."""
+    conv, recurrent = (next(s for s in shape.states if s.kind == k) for k in ("conv", "recurrent"))
+    (channels, taps), (heads, keys, values) = conv.size, recurrent.size
+    rows, blocks, block_bytes = 8, 100, 1 << 19
+
+    def empty(*size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(size, dtype=dtype, device=DEVICE)
+
+    with on_card(capability) as noted:
+        storage, ways = empty(64, block_bytes, dtype=torch.uint8), empty(rows, dtype=torch.int32)
+        sources, targets = (empty(rows, blocks, dtype=torch.int32) for _ in range(2))
+        cells = StateBlocks(storage, sources, targets, ways)
+        step_kernels.convolution_step(
+            Placed(cells, 0, torch.bfloat16), empty(rows, channels), empty(channels, taps)
+        )
+        shared = (channels - heads * values) // (2 * keys)
+        query, key = (empty(rows, shared, keys) for _ in range(2))
+        decay, beta = (empty(rows, heads, dtype=torch.float32) for _ in range(2))
+        for kept in (torch.float32, torch.bfloat16):
+            state, value = Placed(cells, 0, kept), empty(rows, heads, values)
+            step_kernels.delta_step(state, query, key, value, decay, beta)
+    return noted.launches
+
+
+def compiled(launch: Launch, target: int, models: Iterable[str]) -> Compiled:
+    """One launch's kernel for this target."""
+    kernel, source, options = source_of(launch, target)
+    built = triton.compile(source, target=GPUTarget("cuda", target, _LANES), options=options)
+    ptx, warps = built.asm["ptx"], built.metadata.num_warps
+    registers, stack = _used(built.asm["cubin"])
+    shared = built.metadata.shared
+    reads = re.findall(r"(?:ld\.global|cp\.async\.c[ag]\.shared\.global)\S*[^;]*", ptx)
+    wide = [read for read in reads if re.search(_WIDE_READ, read)]
+    return Compiled(
+        kernel,
+        target,
+        tuple(models),
+        _sizes(launch),
+        warps,
+        registers,
+        stack,
+        shared,
+        programs_of(target, registers, shared, warps),
+        tuple(map(int, re.findall(r"async_wait.*{num = (\d+)", built.asm["ttgir"]))),
+        len(wide),
+        len(reads) - len(wide),
+    )
+
+
+def source_of(launch: Launch, target: int) -> tuple[str, ASTSource, dict[str, Any]]:
+    """What Triton makes of a launch before it compiles: name, source and options."""
+    kernel = launch.kernel
+    if not isinstance(kernel, JITFunction):
+        raise RuntimeError("TRITON_INTERPRET is set: nothing compiles")
+    backend = make_backend(GPUTarget("cuda", target, _LANES))
+    binder = create_function_from_signature(kernel.signature, kernel.params, backend)
+    given = dict(launch.options)
+    bound, specialisation, rest = binder(*launch.arguments, **given)
+    options, signature, constants, attributes = kernel._pack_args(
+        backend, {**given, **rest}, bound, specialisation, rest
+    )
+    source = ASTSource(kernel, signature, constants, attributes)
+    return launch.name, source, options.__dict__
+
+
+def programs_of(target: int, registers: int, shared_bytes: int, warps: int) -> int:
+    """Programs that a multiprocessor of the target holds at a time."""
+    kibibytes, threads, most = _LIMITS[target]
+    of_registers = _REGISTERS // (-(-registers // 8) * 8 * _LANES * warps)
+    of_shared = kibibytes * 1024 // (shared_bytes + _RESERVED_BYTES)
+    return min(of_registers, of_shared, threads // (_LANES * warps), most)
+
+
+def _sizes(launch: Launch) -> str:
+    """What of a launch's constants tells it from another: tiles."""
+    kernel = launch.kernel
+    names = kernel.arg_names
+    given = dict(zip(names, launch.arguments, strict=False)) | dict(launch.options)
+    shown = [
+        f"{name.lower()}={given[name]}"
+        for name in names
+        if name.isupper() and name in given and not isinstance(given[name], bool | float)
+    ]
+    return " ".join(shown)
+
+
+def _used(cubin: bytes) -> tuple[int, int]:
+    """Registers of a thread, and bytes of its stack, where what is spilled lies."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(tool), "--dump-resource-usage", file.name]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", said)
+    assert found is not None, said
+    return int(found[1]), int(found[2])
+
+
+def report(models: Iterable[str], targets: Iterable[int]) -> Iterator[Compiled]:
+    """Every kernel of these models for these targets, equal ones once."""
+    models = list(models)
+    for target in targets:
+        found: dict[str, tuple[Launch, list[str]]] = {}
+        for name in models:
+            for launch in launches_of(shape_of(name), target):
+                _, source, options = source_of(launch, target)
+                key = f"{source.hash()} {sorted(options.items(), key=str)}"
+                users = found.setdefault(key, (launch, []))[1]
+                if name not in users:
+                    users.append(name)
+        for launch, users in found.values():
+            yield compiled(launch, target, users)
+
+
+def shape_of(name: str) -> ModelShape:
+    """A named shape of one layer: all its layers launch the same."""
+    shape = shape_from_text(name)
+    return shape if shape.states else replace(shape, layers=1)
+
+
+def summary(rows: Iterable[Compiled]) -> str:
+    """By kernel and target: the most and the least of what its variants have."""
+    groups: dict[tuple[str, int], list[Compiled]] = {}
+    for row in rows:
+        groups.setdefault((row.kernel, row.target), []).append(row)
+    shown = [
+        {
+            "kernel": kernel,
+            "sm": target,
+            "variants": len(each),
+            "registers": _span(row.registers for row in each),
+            "stack, bytes": max(row.stack_bytes for row in each),
+            "shared, KiB": _span(round(row.shared_bytes / 1024) for row in each),
+            "programs an SM": _span(row.programs for row in each),
+            "copies ahead": max((max(row.ahead) for row in each if row.ahead), default=None),
+            "reads of 16 bytes": sum(row.wide for row in each),
+            "narrower": sum(row.narrow for row in each),
+        }
+        for (kernel, target), each in sorted(groups.items())
+    ]
+    return table(shown, list(shown[0])) if shown else "nothing"
+
+
+def _span(values: Iterable[int]) -> str:
+    found = sorted(values)
+    return str(found[0]) if found[0] == found[-1] else f"{found[0]}-{found[-1]}"
+
+
+def main() -> int:
+    """Print the table; 1 if a kernel spills."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--targets", nargs="+", type=int, default=TARGETS, choices=TARGETS)
+    parser.add_argument("--json", type=Path, help="file of every variant")
+    arguments = parser.parse_args()
+    rows = list(report(arguments.models, arguments.targets))
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    print(summary(rows))
+    spilling = [row for row in rows if row.stack_bytes]
+    for row in spilling:
+        print(f"spills {row.stack_bytes} bytes: {row.kernel} sm_{row.target} {row.sizes}")
+    return 1 if spilling else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
