@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ _LIMITS = {
     90: (228, 2048, 32),
     120: (100, 1536, 24),
 }
+_READ = r"(?:ld\.global|cp\.async\.c[ag]\.shared\.global)\S*[^;]*"
 _WIDE_READ = r"\.v4\.[bfu]32|\.v2\.[bfu]64|, (?:16|0x10)\b"
 _REGISTERS, _RESERVED_BYTES, _LANES = 1 << 16, 1024, 32
 
@@ -59,7 +61,7 @@ class Compiled:
 
     programs: that share a multiprocessor. ahead: of each loop that copies while it computes, the
     copies that a tile's wait leaves under way; wide, narrow: reads and copies of 16 bytes, and of
-    fewer. models: of which one launches it.
+    fewer; early: those before it waits for the kernel ahead. models: of which one launches it.
     """
 
     kernel: str
@@ -74,6 +76,7 @@ class Compiled:
     ahead: tuple[int, ...]
     wide: int
     narrow: int
+    early: int
 
 
 def launches_of(shape: ModelShape, target: int) -> Iterator[Launch]:
@@ -88,7 +91,8 @@ def launches_of(shape: ModelShape, target: int) -> Iterator[Launch]:
 
 
 def _state_steps(shape: ModelShape, capability: tuple[int, int]) -> list[Launch]:
-    """Of a recurrent layer: convolution and delta rule, of states in float32 and in bfloat16."""
+    """Of a recurrent layer: convolution, and delta rule and Mamba-2's scan; of states in float32
+    and bfloat16, in blocks with whole heads and without."""
     conv, recurrent = (next(s for s in shape.states if s.kind == k) for k in ("conv", "recurrent"))
     (channels, taps), (heads, keys, values) = conv.size, recurrent.size
     rows, blocks, block_bytes = 8, 100, 1 << 19
@@ -106,9 +110,14 @@ def _state_steps(shape: ModelShape, capability: tuple[int, int]) -> list[Launch]
         shared = (channels - heads * values) // (2 * keys)
         query, key = (empty(rows, shared, keys) for _ in range(2))
         decay, beta = (empty(rows, heads, dtype=torch.float32) for _ in range(2))
-        for kept in (torch.float32, torch.bfloat16):
-            state, value = Placed(cells, 0, kept), empty(rows, heads, values)
+        value = empty(rows, heads, values)
+        for kept, line in product((torch.float32, torch.bfloat16), (0, 1)):
+            state = Placed(cells, line * values * kept.itemsize, kept)
             step_kernels.delta_step(state, query, key, value, decay, beta)
+        scanned, of_heads = value[..., : values // 2], [decay[0] for _ in range(3)]
+        step_kernels.scan_step(
+            Placed(cells, 0, torch.float32), scanned.contiguous(), beta, query, key, *of_heads
+        )
     return noted.launches
 
 
@@ -119,7 +128,8 @@ def compiled(launch: Launch, target: int, models: Iterable[str]) -> Compiled:
     ptx, warps = built.asm["ptx"], built.metadata.num_warps
     registers, stack = _used(built.asm["cubin"])
     shared = built.metadata.shared
-    reads = re.findall(r"(?:ld\.global|cp\.async\.c[ag]\.shared\.global)\S*[^;]*", ptx)
+    reads = re.findall(_READ, ptx)
+    early = ptx.split("griddepcontrol.wait")[0] if "griddepcontrol.wait" in ptx else ""
     wide = [read for read in reads if re.search(_WIDE_READ, read)]
     return Compiled(
         kernel,
@@ -134,6 +144,7 @@ def compiled(launch: Launch, target: int, models: Iterable[str]) -> Compiled:
         tuple(map(int, re.findall(r"async_wait.*{num = (\d+)", built.asm["ttgir"]))),
         len(wide),
         len(reads) - len(wide),
+        len(re.findall(_READ, early)),
     )
 
 
