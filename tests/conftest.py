@@ -47,7 +47,7 @@ def self_test_is_asked_once():
 
 def pytest_addoption(parser):
     help_text = "random schedules of the running batch (tests/engine/test_running.py)"
-    parser.addoption("--schedules", type=int, default=240, help=help_text)
+    parser.addoption("--schedules", type=int, default=120, help=help_text)
 
 
 @pytest.fixture(scope="session")

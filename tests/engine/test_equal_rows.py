@@ -92,7 +92,9 @@ def test_trees_are_equal_where_memory_is_short(make_solver, always, how):
     assert found.batch.equal_tokens > 0
 
 
-@pytest.mark.parametrize("kind", ["gemma3_text", "gpt_oss"])
+@pytest.mark.parametrize(
+    "kind", ["gemma3_text", pytest.param("gpt_oss", marks=pytest.mark.nightly)]
+)
 def test_trees_are_equal_with_windows_and_sinks(tmp_path, always, kind):
     make = tiny_checkpoint(tmp_path, kind)
     options = {**SURE, "dtype": "float64", "max_step_tokens": 40, "max_tokens": 120}

@@ -29,7 +29,7 @@ def block_bytes(solver):
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_trees_do_not_depend_on_batching_or_budget(make_solver, parked, lengths, seed):
     """And what a parked row has written is never computed again."""
     options = {**FIXED, **LENGTHS[lengths], "seed": seed}
@@ -150,7 +150,7 @@ def test_the_least_budget_is_one_path_and_its_step(make_solver):
         expected = solver.solve(PROBLEM).tree_hash
         size = block_bytes(solver)
     fitting = []
-    for blocks in range(16, 26):
+    for blocks in (16, 18, 20, 22, 24, 25):
         with make_solver(**FIXED, kv_memory=blocks * size, batching="continuous") as solver:
             try:
                 assert solver.solve(PROBLEM).tree_hash == expected

@@ -84,7 +84,9 @@ def test_trees_are_the_same_on_every_schedule(folder_of, kind, dtype):
         assert found.kv.h2d_bytes > 0
 
 
-@pytest.mark.parametrize("kind", ["1:1, 16", "every layer, 16"])
+@pytest.mark.parametrize(
+    "kind", ["1:1, 16", pytest.param("every layer, 16", marks=pytest.mark.nightly)]
+)
 def test_recomputed_and_resumed_trees_are_the_same(folder_of, kind, tmp_path):
     options = {**LONG, "dtype": "float64"}
     solver = tiny_solver(folder_of(kind), schedule="in-gpu", **options)

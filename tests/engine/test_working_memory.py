@@ -28,7 +28,9 @@ def test_a_group_that_is_too_large_is_halved(make_solver, monkeypatch, how):
     assert solver._machinery.batch.view(tuple(tree.candidates())).max_beams <= 8
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(
+    "how", [*(pytest.param(how, marks=pytest.mark.nightly) for how in HOW[:3]), *HOW[3:]]
+)
 def test_any_call_may_fail_once(make_solver, verifier_folder, monkeypatch, how):
     how = {**SMALL, **how, "verifier": str(verifier_folder)}
     solver = make_solver(**how)

@@ -342,8 +342,16 @@ def test_shapes_of_one_kind_differ_where_their_layers_do(write):
     assert one.kind != replace(one.shape, context=128)
 
 
-@pytest.mark.parametrize("kind", ["gemma2", "gemma3_text", "gemma3n_text"])
-@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize(
+    ("kind", "kv_dtype"),
+    [
+        ("gemma2", "int8"),
+        ("gemma3n_text", "fp8"),
+        pytest.param("gemma3_text", "int8", marks=pytest.mark.nightly),
+        pytest.param("gemma3_text", "fp8", marks=pytest.mark.nightly),
+        pytest.param("gemma3n_text", "int8", marks=pytest.mark.nightly),
+    ],
+)
 def test_windows_sizes_and_shared_kv_in_8_bits(write, make_solver, kind, kv_dtype):
     """Close to full precision, and the same tree with half of the room."""
     folder, ids = write(kind), tokens()

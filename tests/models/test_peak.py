@@ -72,7 +72,11 @@ tells_peak = pytest.mark.skipif(
 @tells_peak
 @pytest.mark.parametrize(
     ("weights", "dtype"),
-    [("auto", "bfloat16"), ("auto", "float32"), ("int8", "bfloat16")],
+    [
+        ("auto", "bfloat16"),
+        pytest.param("auto", "float32", marks=pytest.mark.nightly),
+        pytest.param("int8", "bfloat16", marks=pytest.mark.nightly),
+    ],
 )
 def test_loading_holds_the_weights_and_copies_of_one_layer(folders, weights, dtype):
     before, _, peak, _ = loaded(*folders, weights, dtype)
