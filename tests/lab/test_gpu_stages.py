@@ -1,7 +1,6 @@
 """The stages of `gpu/check.py` at their tiny scale on a CPU: the code that runs on a card."""
 
 import json
-import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -357,20 +356,6 @@ def test_a_partial_run_names_what_is_missing_and_an_emulated_link_is_labelled():
 
 
 # --- the command -----------------------------------------------------------------------------
-
-
-def test_the_command_runs_a_stage_and_leaves_few_files(tmp_path):
-    command = [sys.executable, "-m", MODULE, "--smoke", "--device", "cpu", "--only", "kernels"]
-    command += ["--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    assert "| kernels | ok |" in done.stdout
-    assert (tmp_path / "summary.md").read_text() == done.stdout
-    found = Journal(tmp_path / "results.jsonl").results()
-    assert found["kernels"]["status"] == "ok"
-    assert found["environment"]["versions"]["torch"]
-    files = {file.name for file in tmp_path.iterdir()}
-    assert files == {"results.jsonl", "summary.md", "log.txt", "triton_cache.tar.gz"}
 
 
 def test_stages_run_in_the_order_that_was_asked_for(tmp_path, monkeypatch):
