@@ -154,7 +154,7 @@ def test_7b_with_a_verifier_on_a_12_gb_card_needs_int4(cli):
         assert outcome.code == 2
         assert "nothing is left for KV" in outcome.complaint
     report = cli(*both, "--weights", "int4").json
-    assert report["weights"] == "int4-tiled"
+    assert report["weights"] == "int4"
     verifier = report["verifier"]
     assert verifier["model"] == "qwen2.5-1.5b"
     taken = report["weight_bytes"] + verifier["weight_bytes"]

@@ -22,6 +22,7 @@ ALIGNED = ("x", "weight", "bias", "out", "partial", "outputs", "columns")
 
 def build(kernel, sizes, capability, **options):
     wide = ("partial", *(["out"] if sizes.get("PARTIAL") else []))
+    sizes = sizes | {"ends": None, "BITS": 0, "GROUP": 0}
     types = {
         name: "constexpr" if name in sizes else "i32" if name in NUMBERS
         else "*fp32" if name in wide else "*bf16"

@@ -17,7 +17,8 @@ from beamwright.models.dense import DenseDecoder, Norm, fused_kernels
 from beamwright.models.linear import packer, prepack
 from beamwright.models.load import load_model
 from beamwright.models.named import shape_from_text
-from beamwright.models.streaming import StreamedLinear, Streaming
+from beamwright.models.streaming import StreamedLinear
+from beamwright.models.trials import Streaming
 from beamwright.models.weights import random_weights
 from beamwright.plan.costs import Storage
 from beamwright.sections import ModelSettings

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
-from beamwright.models import fused, streaming
+from beamwright.models import fused, streaming, trials
 from beamwright.models.decoder import TILE_ROWS, Linear
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.linear import packer, prepack
@@ -21,11 +21,10 @@ from beamwright.models.streaming import (
     FEW_ROWS,
     FewStreamedLinear,
     StreamedLinear,
-    Streaming,
-    is_invariant,
     parts_of,
     product,
 )
+from beamwright.models.trials import Streaming, is_invariant
 from beamwright.models.weights import random_weights
 from beamwright.plan.costs import Storage
 
@@ -118,9 +117,9 @@ class Library:
 )
 def test_a_library_that_follows_the_batch_is_found_out(monkeypatch, leaks, wide, kind):
     library = Library(leaks=leaks)
-    monkeypatch.setattr(streaming.F, "linear", library)
-    monkeypatch.setattr(streaming, "product", Library(leaks=False))
-    monkeypatch.setattr(streaming, "_ROWS", (8, 64, 72))
+    monkeypatch.setattr(trials.F, "linear", library)
+    monkeypatch.setattr(trials, "product", Library(leaks=False))
+    monkeypatch.setattr(trials, "_ROWS", (8, 64, 72))
     monkeypatch.setattr(streaming, "_UNITS", 1 if wide else 132)
     streams = Streaming(always=False)
     found = streams(Linear(drawn(128, 256)))
@@ -131,9 +130,9 @@ def test_a_library_that_follows_the_batch_is_found_out(monkeypatch, leaks, wide,
 
 
 def test_a_card_on_which_the_kernel_is_wrong_keeps_its_library(monkeypatch):
-    monkeypatch.setattr(streaming, "product", lambda x, weight, bias: x @ weight.t() * 0.9)
+    monkeypatch.setattr(trials, "product", lambda x, weight, bias: x @ weight.t() * 0.9)
     assert type(Streaming(always=True)(Linear(drawn(80, 256)))) is Linear
-    monkeypatch.setattr(streaming, "product", None)
+    monkeypatch.setattr(trials, "product", None)
     with pytest.raises(TypeError):  # a mistake of ours is no failure of the card
         Streaming(always=True)(Linear(drawn(80, 256)))
 
@@ -148,7 +147,7 @@ def test_few_rows_stream_and_many_are_the_library_s(monkeypatch):
 
 
 def test_rows_that_cancel_tell_the_order_of_a_sum():
-    x, weight = (each[:8].float() for each in streaming.cancelling(drawn(32, 256)))
+    x, weight = (each[:8].float() for each in trials.cancelling(drawn(32, 256)))
 
     def summed(rows, columns=range(256)):
         total = torch.zeros(len(rows), len(weight), device=DEVICE)

@@ -6,6 +6,8 @@ import pytest
 
 from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.costs import (
+    CODED_ROWS,
+    CODED_VALUES,
     Layout,
     ModelCosts,
     Roofline,
@@ -36,7 +38,7 @@ def test_costs_of_a_shape_by_its_attributes(opt):
         def kv_bytes_per_token(self, element_bytes, kv_dtype):
             return 2 * 32 * 32 * 128 * element_bytes
 
-    assert ModelCosts.of(Shape(), 2) == opt
+    assert replace(ModelCosts.of(Shape(), 2), coded_rows=0) == opt
     assert ModelCosts.of(Shape(), 4).weight_bytes == 2 * opt.weight_bytes
 
 
@@ -101,22 +103,20 @@ def qwen():
 
 def test_a_matrix_with_its_scales():
     assert matrix_bytes(10, 64, 4, Storage.PLAIN) == 10 * 64 * 4
-    assert matrix_bytes(10, 64, 4, Storage.INT8) == 10 * (64 + 4 + 1)
+    assert matrix_bytes(10, 64, 4, Storage.INT8) == 10 * (64 + 2 * 4)
     assert matrix_bytes(10, 64, 4, Storage.INT4) == 10 * (32 + 2 * 2)
     assert matrix_bytes(10, 65, 2, Storage.INT4) == 10 * 2 * (32 + 2 * 2)
-    assert matrix_bytes(10, 65, 2, Storage.INT4_TILED) == 16 * 16 * (32 + 2 * 2)
 
 
-def test_int4_is_the_kernels_where_there_is_one():
-    assert storage_of("int4", has_int4_kernel=True) is Storage.INT4_TILED
-    assert storage_of("int4", has_int4_kernel=False) is Storage.INT4
-    assert storage_of("int8", has_int4_kernel=True) is Storage.INT8
-    assert storage_of("auto", has_int4_kernel=True) is Storage.PLAIN
+def test_a_quantised_checkpoint_stays_as_it_is_unless_asked():
+    assert storage_of("int4", is_packed=True) is Storage.INT4
+    assert storage_of("auto", is_packed=True) is Storage.STORED
+    assert storage_of("auto") is Storage.PLAIN
 
 
 def test_only_projections_shrink(qwen):
     embeddings = 2 * qwen.vocab * qwen.hidden
-    for storage in (Storage.INT8, Storage.INT4, Storage.INT4_TILED):
+    for storage in (Storage.INT8, Storage.INT4):
         found = weight_bytes(qwen, 2, storage)
         assert 2 * embeddings < found < weight_bytes(qwen, 2)
     assert weight_bytes(qwen, 2) == 2 * qwen.num_parameters
@@ -126,11 +126,15 @@ def test_only_projections_shrink(qwen):
 
 
 def test_weights_that_are_turned_back_cost_traffic_and_room(qwen):
-    for storage in (Storage.PLAIN, Storage.INT4_TILED):
-        assert conversion_bytes(qwen, 2, storage) == 0
-        assert product_scratch_bytes(qwen, 2, storage) == 0
+    assert conversion_bytes(qwen, 2, Storage.PLAIN) == product_scratch_bytes(qwen) == 0
     in_layers = sum(rows * columns * count for rows, columns, count in qwen.matrices)
     for storage in (Storage.INT8, Storage.INT4):
         assert conversion_bytes(qwen, 2, storage) == 2 * 2 * in_layers
-    assert product_scratch_bytes(qwen, 2, Storage.INT8) == 2 * 18944 * 3584 * 2
-    assert 0 < product_scratch_bytes(qwen, 2, Storage.INT4) < 100 * 2**20
+        assert 2 * CODED_VALUES < product_scratch_bytes(qwen, storage) < 100 * 2**20
+
+
+def test_kernels_read_few_rows_weights_as_they_are_stored(qwen):
+    half, wide = (ModelCosts.of(qwen, size, Storage.INT4) for size in (2, 4))
+    few, many = (half.read_bytes(tokens) for tokens in (CODED_ROWS, CODED_ROWS + 1))
+    assert few == half.weight_bytes < many == few + half.conversion_bytes
+    assert wide.read_bytes(1) == wide.weight_bytes + wide.conversion_bytes

@@ -227,7 +227,7 @@ def test_long_steps_go_in_chunks_and_wide_searches_in_batches(
 
 @pytest.fixture
 def hybrid():
-    return ModelCosts.of(NAMED_SHAPES["qwen3.5-27b"], 2, Storage.INT4_TILED)
+    return ModelCosts.of(NAMED_SHAPES["qwen3.5-27b"], 2, Storage.INT4)
 
 
 def test_states_are_held_beside_kv(hybrid, gpu, paper):

@@ -36,7 +36,7 @@ _NOW = (
     "pcie.link.width.current",
     "utilization.gpu",
 )
-_PACKAGES = ("torch", "triton", "transformers", "torchao", "flashinfer-python", "beamwright")
+_PACKAGES = ("torch", "triton", "transformers", "flashinfer-python", "beamwright")
 
 # What each stage imports, directly or not: module, and the wheel that brings it.
 ENGINE = {

@@ -57,7 +57,7 @@ class Case:
 
     def budget_bytes(self, n: int) -> int:
         """What is there for KV and states."""
-        sizes = ModelBytes(self.shape, _ELEMENT_BYTES, Storage.INT4_TILED)
+        sizes = ModelBytes(self.shape, _ELEMENT_BYTES, Storage.INT4)
         asked = MemorySettings(memory=self.memory)
         return plan_memory(asked, sizes, None, n, in_place=True).kv_bytes
 
@@ -66,7 +66,7 @@ class Case:
     ) -> SimulationResult | None:
         """One search with so many bytes for KV and states; None if it does not fit."""
         chosen = dict(options)
-        model = ModelCosts.of(self.shape, _ELEMENT_BYTES, Storage.INT4_TILED)
+        model = ModelCosts.of(self.shape, _ELEMENT_BYTES, Storage.INT4)
         card = find_profile(self.card)
         if not chosen.pop("eager"):
             card = captured(card)

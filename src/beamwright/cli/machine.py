@@ -168,14 +168,14 @@ def read_models(settings: Settings, machine: Machine) -> Models:
     model = settings.model
     element_bytes = _ELEMENT_BYTES.get(model.dtype, machine.profile.element_bytes)
     card = CARDS.get(machine.profile.name)
-    has_kernel = element_bytes == 2 and model.dtype != "float16"
-    has_kernel = has_kernel and (card is None or card.has_int4_kernel)
+    has_kernel = card is None or card.has_kernels
 
     def sized(name: str, shape: ModelShape, weights: str, *, scores: bool = False) -> SizedModel:
         is_packed = shape.packed is not None
-        storage = storage_of(weights, has_int4_kernel=has_kernel, is_packed=is_packed)
-        kept = shape, element_bytes, storage, model.kv_dtype
-        return SizedModel(name, ModelBytes(*kept, scores), ModelCosts.of(*kept))
+        kept = shape, element_bytes, storage_of(weights, is_packed=is_packed), model.kv_dtype
+        costs = ModelCosts.of(*kept)
+        costs = costs if has_kernel else replace(costs, coded_rows=0)
+        return SizedModel(name, ModelBytes(*kept, scores), costs)
 
     generator = sized(model.model, find_shape(model), model.weights)
     shape = find_verifier_shape(model)

@@ -130,7 +130,7 @@ def _report(
         "prompt": workload.prompt_tokens,
         "generate": workload.generate_tokens,
         "step_tokens": workload.step_tokens,
-        "weight_traffic_bytes": generator.costs.weight_bytes + generator.costs.conversion_bytes,
+        "weight_traffic_bytes": round(costs.read_bytes(workload.num_beams)),
         "verifier": verifier and _about(verifier, budgets.verifier_kv_bytes),
         "memory": _memory_report(settings, models, need, limit, budgets.kv_bytes),
         "fits": resident.fits,

@@ -71,9 +71,18 @@ class GroupedLinear(Linear):
         return self.weight.shape[0], self.columns
 
     @property
+    def group(self) -> int:
+        """Columns of one."""
+        return (self.weight.shape[2] - 2 * _ENDS[self.bits].itemsize) * 8 // self.bits
+
+    @property
     def ends(self) -> Tensor:
         """Scales and lows [out, groups, 2]."""
         return _split(self.weight, self.bits)[1]
+
+    def codes(self, rows: slice) -> Tensor:
+        """Those rows' codes, uint8 [rows, groups * group]."""
+        return _codes(self.weight[rows], self.bits)[0].flatten(1)
 
     def placed(self, size: tuple[int, ...], device: str, what: str) -> GroupedLinear:
         """This, on a device.
@@ -113,11 +122,17 @@ class GroupedLinear(Linear):
 
 def turned_back(table: Tensor, bits: int) -> Tensor:
     """Values [rows, groups * group] in float32 of a table [rows, groups, bytes], in plain torch."""
+    codes, ends = _codes(table, bits)
+    scale, low = ends.float().split(1, dim=-1)
+    return torch.addcmul(low, codes.float(), scale).flatten(1)
+
+
+def _codes(table: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """A table's codes, one in a byte [rows, groups, group], and ends."""
     codes, ends = _split(table, bits)
     if bits == _NARROW:
         codes = torch.stack([codes & _LEVELS, codes >> bits], dim=-1).flatten(2)
-    scale, low = ends.float().split(1, dim=-1)
-    return torch.addcmul(low, codes.float(), scale).flatten(1)
+    return codes, ends
 
 
 def _split(table: Tensor, bits: int) -> tuple[Tensor, Tensor]:
@@ -188,8 +203,7 @@ def int4_packed(linear: Linear) -> Linear:
         return JoinedLinear([int4_packed(part) for part in linear.parts])
     if not isinstance(linear, GroupedLinear) or linear.bits != _NARROW or len(linear.weight) % 16:
         return linear
-    group = 2 * (linear.weight.shape[-1] - 2 * _ENDS[_NARROW].itemsize)
-    return PackedInt4Linear(linear) if multiplies_int4(group) else linear
+    return PackedInt4Linear(linear) if multiplies_int4(linear.group) else linear
 
 
 class JoinedLinear(Linear):

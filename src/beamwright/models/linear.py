@@ -8,15 +8,14 @@ on every CPU tried (docs/concepts/sameness.md), but for bfloat16 where a CPU mul
 Sums of int8 are exact, so they are anywhere. The operators are private to torch, so they are tried,
 and compared, before they are trusted.
 
-*int8* is symmetric, one scale per row: torchao's tensor on a GPU, the same numbers without torchao,
-whose import alone takes 0.15 GiB, on a CPU. Where that multiplies int8 exactly it ends as
-oneDNN's (`packer`), and the LM head with it: activations are then rounded to 8 bits, too. Elsewhere
-weights are turned back for each product.
+*int8* is symmetric, one scale per row. Where a CPU multiplies int8 exactly it ends as oneDNN's
+(`packer`), and the LM head with it: activations are then rounded to 8 bits, too.
 
 *int4* has a scale and a zero point per group of 64 columns, or of as many as a quantised checkpoint
-has. Where torchao's CUDA kernel runs (bfloat16, compute capability 8) it is torchao's tiled tensor;
-on a CPU torch's own kernel multiplies it, in bfloat16; in float64, and elsewhere, `GroupedLinear`
-is turned back tile by tile. The sizes are counted in `plan.costs`.
+has. On a CPU torch's own kernel multiplies it, in bfloat16.
+
+On a card kernels of ours read both as they are (`codes`, `streaming`). Where nothing does, in
+float64 for one, `GroupedLinear` is turned back tile by tile. Sizes are counted in `plan.costs`.
 """
 
 from __future__ import annotations
@@ -26,18 +25,21 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from importlib import import_module
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from beamwright.attention.kernels import why_no_kernels
-from beamwright.errors import InputError
 from beamwright.models.decoder import Linear
-from beamwright.models.grouped import JoinedLinear, as_grouped, int4_packed, joined
+from beamwright.models.grouped import (
+    GroupedLinear,
+    JoinedLinear,
+    as_grouped,
+    int4_packed,
+    joined,
+)
 from beamwright.models.product import TOLERANCE, close, invariant_linear, multiply
-from beamwright.plan.costs import INT4_GROUP, Storage, storage_of
+from beamwright.plan.costs import GROUPED_TILE_VALUES, Storage
 
 _REMARKS = ("torchao", "torch.utils._pytree", "transformers")
 _ROWS_HINT = 64
@@ -46,7 +48,6 @@ _PROBED = 256  # outputs; their number decides about no order of sums
 _BYTE_ZERO = 128
 _BYTE_MOST = 127
 _BYTE_RANGE = 255
-_KERNEL_CAPABILITY = (8, 0)
 _BLOCK_VALUES = 1 << 20  # quantised at a time: in float32, with copies
 
 
@@ -187,58 +188,36 @@ class Int8Linear(Linear):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(torch.empty_like(weight, dtype=torch.int8), bias)
-        self.scale = torch.empty(len(weight), dtype=torch.float32)
+        self.scale = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
         count = max(1, _BLOCK_VALUES // weight.shape[1])
         blocks = (whole.split(count) for whole in (weight, self.weight, self.scale))
         for block, kept, scales in zip(*blocks, strict=True):
             rows = block.float()
             scale = rows.abs().amax(1).div_(_BYTE_RANGE / 2)
-            scales.copy_(scale.clamp_(min=torch.finfo(torch.float32).eps))  # as torchao does it
+            scales.copy_(scale.clamp_(min=torch.finfo(torch.float32).eps))
             kept.copy_(rows.mul(scales.reciprocal()[:, None]).round_().clamp_(-128, 127))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The product; the weights are turned back for it."""
-        product = invariant_linear(x, self.weight.to(x.dtype), None)
+        """The product; a part of the weights at a time is turned back for it."""
+        parts = self.weight.split(max(1, GROUPED_TILE_VALUES // self.weight.shape[1]))
+        products = [invariant_linear(x, part.to(x.dtype), None) for part in parts]
+        product = products[0] if len(products) == 1 else torch.cat(products, -1)
         product.mul_(self.scale.to(x.dtype))
         return product if self.bias is None else product.add_(self.bias)
 
-
-def storage_for(
-    weights: str, dtype: torch.dtype, device: str, option: str, *, is_packed: bool = False
-) -> Storage:
-    """How projections are kept on this device. option: the option that asks for it.
-
-    is_packed: the checkpoint is quantised.
-
-    Raises:
-        InputError: if torchao is needed and not installed.
-    """
-    where = torch.device(device).type
-    has_kernel = (
-        weights == "int4"
-        and (dtype, where) == (torch.bfloat16, "cuda")
-        and torch.cuda.is_available()
-        and torch.cuda.get_device_capability(device) >= _KERNEL_CAPABILITY
-    )
-    storage = storage_of(weights, has_int4_kernel=has_kernel, is_packed=is_packed)
-    if storage in (Storage.INT8, Storage.INT4_TILED) and where != "cpu":
-        _torchao(f"{option} {weights}")
-    return storage
+    def grouped(self) -> Linear:
+        """The same where a row is a group."""
+        codes, scale = self.weight.view(torch.uint8) ^ _BYTE_ZERO, self.scale[:, None]
+        return joined([GroupedLinear.of(8, codes, scale, -_BYTE_ZERO * scale)], self.bias)
 
 
 def quantise_linear(linear: Linear, storage: Storage) -> Linear:
     """One projection, kept so; its bias stays as it is."""
-    if storage is Storage.INT8 and linear.weight.device.type == "cpu":
-        return Int8Linear(linear.weight, linear.bias)
     if storage is Storage.INT8:
-        ao = _torchao("int8")
-        # From float32: torchao takes no float64, and scales are finer than a half precision.
-        return Linear(ao.Int8Tensor.from_hp(linear.weight.float(), ao.PerRow()), linear.bias)
+        kept = Int8Linear(linear.weight, linear.bias)
+        return kept if linear.weight.device.type == "cpu" else kept.grouped()
     if storage is Storage.INT4:
         return joined([as_grouped(linear.weight)], linear.bias)
-    if storage is Storage.INT4_TILED:
-        tensor = _torchao("int4").Int4TilePackedTo4dTensor
-        return Linear(tensor.from_hp(linear.weight, [1, INT4_GROUP]), linear.bias)
     return linear
 
 
@@ -247,13 +226,13 @@ def packer(
 ) -> Callable[[Linear], Linear]:
     """What turns a projection that was read, and quantised, into the one that multiplies here.
 
-    fixed: on a card, by no library: see `streaming`. kernels: as in `dense.DenseDecoder`.
+    fixed: on a card, by no library: see `trials`. kernels: as in `dense.DenseDecoder`.
     """
     where = torch.device(device)
     if kernels and where.type == "cuda" and why_no_kernels(where, dtype) is None:
-        from beamwright.models.streaming import Streaming  # noqa: PLC0415 (loads Triton)
+        from beamwright.models.trials import Streaming  # noqa: PLC0415 (loads Triton)
 
-        return Streaming(always=fixed)
+        return Streaming(always=fixed, dtype=dtype)
     on_cpu = torch.device(device).type == "cpu" and dtype != torch.float64
     if on_cpu and storage in (Storage.INT4, Storage.STORED):
         return lambda linear: prepack(int4_packed(linear))
@@ -265,17 +244,6 @@ def packer(
         return PackedInt8Linear(whole.weight, whole.scale, whole.bias)
 
     return pack
-
-
-def _torchao(wanted_by: str) -> Any:
-    """torchao.quantization, imported without its remarks on libraries for other machines."""
-    try:
-        with quiet_import():
-            return import_module("torchao.quantization")
-    except ImportError as error:
-        raise InputError(
-            f"{wanted_by} needs torchao: pip install 'beamwright[quant]' ({error})"
-        ) from error
 
 
 @contextmanager

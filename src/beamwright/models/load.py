@@ -29,14 +29,14 @@ from beamwright.models.decoder import TILE_ROWS, Decoder, Linear
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.digest import Digest, digest_later
 from beamwright.models.formats import open_checkpoint
-from beamwright.models.linear import packer, prepack, quiet_import, storage_for
+from beamwright.models.linear import packer, prepack, quiet_import
 from beamwright.models.named import capped, shape_from_text
 from beamwright.models.rounding import RoundingDecoder
 from beamwright.models.shape import ModelShape
 from beamwright.models.survey import survey
 from beamwright.models.tokenizer import TextCodec
 from beamwright.models.weights import give_back, load_weights, random_weights, tensor_names
-from beamwright.plan.costs import Storage, weight_bytes
+from beamwright.plan.costs import Storage, storage_of, weight_bytes
 from beamwright.sections import ModelSettings
 
 LARGE_PARAMETERS = 100_000_000
@@ -136,10 +136,8 @@ def _precision(
 ) -> tuple[torch.dtype, Storage]:
     """The dtype of one of the models, and how the projections of its layers are kept."""
     dtype = resolve_dtype(settings.dtype, settings.device, shape)
-    option = "--weights" if role == "generator" else "--verifier-weights"
     weights = settings.weights if role == "generator" else settings.verifier_weights
-    is_packed = shape.packed is not None
-    return dtype, storage_for(weights, dtype, settings.device, option, is_packed=is_packed)
+    return dtype, storage_of(weights, is_packed=shape.packed is not None)
 
 
 def inspect_model(settings: ModelSettings) -> dict[str, Any]:

@@ -25,9 +25,13 @@ INT4_GROUP = 64
 """Columns that share one scale and one zero point, where weights are rounded to int4 here."""
 GROUPED_TILE_VALUES = 1 << 22
 """Most weights that are turned back into floating point at a time, where no kernel reads them."""
+CODED_ROWS = 256
+"""Up to so many rows a card's kernel reads codes as they are; of more, weights are turned back."""
+CODED_VALUES = 1 << 24
+"""Most weights that are turned back for that at a time: in 16 bits they fit a large card's L2."""
 
+_INT8_ENDS = 2 * 4  # a row's scale, and on a card its lowest value
 _INT4_ENDS = 2 * 2  # a group's scale and lowest value, in float16
-_TILE_ROWS, _TILE_COLUMNS = 8, 1024  # torchao's tiled layout is padded to these
 
 
 class Shape(Protocol):
@@ -58,29 +62,21 @@ class Shape(Protocol):
 class Storage(StrEnum):
     """How a projection is kept.
 
-    INT8: torchao, a float32 scale per row; turned back into floating point for each product.
-    INT4: two weights per byte, turned back a block of rows at a time for each product.
-    INT4_TILED: torchao's tiles, which its CUDA kernel reads as they are.
+    INT8: a float32 scale per row. INT4: two weights per byte, in groups with a scale and a low.
     STORED: as a quantised checkpoint keeps it, where that is in groups of 4 or 8 bits; else plain.
     """
 
     PLAIN = "plain"
     INT8 = "int8"
     INT4 = "int4"
-    INT4_TILED = "int4-tiled"
     STORED = "stored"
 
 
-def storage_of(weights: str, *, has_int4_kernel: bool, is_packed: bool = False) -> Storage:
-    """What `--weights` means. has_int4_kernel: a CUDA device of compute capability 8, bfloat16.
-
-    is_packed: the checkpoint is quantised.
-    """
-    if weights == "auto" and is_packed:
-        return Storage.STORED
-    if weights == "int4":
-        return Storage.INT4_TILED if has_int4_kernel else Storage.INT4
-    return Storage.INT8 if weights == "int8" else Storage.PLAIN
+def storage_of(weights: str, *, is_packed: bool = False) -> Storage:
+    """What `--weights` means. is_packed: the checkpoint is quantised."""
+    if weights == "auto":
+        return Storage.STORED if is_packed else Storage.PLAIN
+    return Storage(weights)
 
 
 def matrix_bytes(rows: int, columns: int, element_bytes: int, storage: Storage) -> int:
@@ -88,12 +84,8 @@ def matrix_bytes(rows: int, columns: int, element_bytes: int, storage: Storage) 
     if storage is Storage.PLAIN:
         return rows * columns * element_bytes
     if storage is Storage.INT8:
-        return rows * (columns + 4 + 1)
-    if storage is Storage.INT4_TILED:
-        rows, columns = _up(rows, _TILE_ROWS), _up(columns, _TILE_COLUMNS)
-    num_groups = rows * -(-columns // INT4_GROUP)
-    of_ends = 2 * element_bytes if storage is Storage.INT4_TILED else _INT4_ENDS
-    return num_groups * (INT4_GROUP // 2 + of_ends)
+        return rows * (columns + _INT8_ENDS)
+    return rows * -(-columns // INT4_GROUP) * (INT4_GROUP // 2 + _INT4_ENDS)
 
 
 def weight_bytes(shape: Shape, element_bytes: int, storage: Storage = Storage.PLAIN) -> int:
@@ -116,22 +108,20 @@ def conversion_bytes(shape: Shape, element_bytes: int, storage: Storage) -> int:
 
     They are written and read again, beside being read as they are stored.
     """
-    if storage in (Storage.PLAIN, Storage.INT4_TILED):
+    if storage is Storage.PLAIN:
         return 0
     return 2 * sum(map(prod, shape.matrices)) * element_bytes
 
 
-def product_scratch_bytes(
-    shape: Shape, element_bytes: int, storage: Storage = Storage.PLAIN
-) -> int:
+def product_scratch_bytes(shape: Shape, storage: Storage = Storage.PLAIN) -> int:
     """Working memory of the largest product, beside its input and output."""
-    if storage is Storage.INT8:
-        return max(rows * columns for rows, columns, _ in shape.matrices) * element_bytes
-    if storage in (Storage.INT4, Storage.STORED):
-        # A tile's nibbles as bytes, as floating point, and with scale and zero point.
-        most = max(rows * _up(columns, INT4_GROUP) for rows, columns, _ in shape.matrices)
-        return min(most, GROUPED_TILE_VALUES) * (1 + 4 + 4)
-    return 0
+    if storage is Storage.PLAIN:
+        return 0
+    # A tile's nibbles as bytes, as floating point, and with scale and zero point; or a card's piece
+    # in 16 bits.
+    most = max(rows * _up(columns, INT4_GROUP) for rows, columns, _ in shape.matrices)
+    tile = min(most, GROUPED_TILE_VALUES) * (1 + 4 + 4)
+    return max(tile, min(most, CODED_VALUES) * 2)
 
 
 @dataclass(frozen=True)
@@ -142,7 +132,8 @@ class ModelCosts:
     of idle ones as far as its tokens take other experts.
 
     conversion_bytes: memory traffic of a forward pass beyond reading the weights as they are
-    stored, where they are turned back into floating point first. windowed: KV bytes per token of
+    stored, where they are turned back into floating point first: with more tokens than coded_rows.
+    windowed: KV bytes per token of
     layers that see a window, and that window. recurrent_layers: those that keep no KV, and of a row
     `state_bytes` together, which every pass reads and writes.
     """
@@ -155,6 +146,7 @@ class ModelCosts:
     head_dim: int
     element_bytes: int
     conversion_bytes: int = 0
+    coded_rows: int = 0
     active_parameters: int | None = None
     windowed: tuple[tuple[int, int], ...] = ()
     recurrent_layers: int = 0
@@ -164,6 +156,11 @@ class ModelCosts:
         """How much of the weights a pass of so many tokens reads, if experts are taken evenly."""
         used = (self.active_parameters or self.num_parameters) / self.num_parameters
         return 1 - (1 - used) ** num_tokens
+
+    def read_bytes(self, num_tokens: int) -> float:
+        """Memory traffic of a pass of so many tokens for weights."""
+        turned_back = self.conversion_bytes if num_tokens > self.coded_rows else 0
+        return self.share_read(num_tokens) * (self.weight_bytes + turned_back)
 
     def on_paths(self, num_tokens: int, step_tokens: int) -> ModelCosts:
         """With the KV per token of a path of so many: of layers that see a window, what it reaches,
@@ -183,7 +180,7 @@ class ModelCosts:
         kv_dtype: KVDtype = "auto",
     ) -> ModelCosts:
         """The costs of a shape whose KV, but for `kv_dtype`, and weights, but for `storage`, take
-        `element_bytes`."""
+        `element_bytes`. In 16 bits kernels read few rows' weights as they are stored."""
         active = shape.active_parameters
         return cls(
             num_layers=shape.layers,
@@ -194,6 +191,7 @@ class ModelCosts:
             head_dim=shape.head_dim,
             element_bytes=element_bytes,
             conversion_bytes=conversion_bytes(shape, element_bytes, storage),
+            coded_rows=CODED_ROWS if element_bytes == 2 else 0,
             active_parameters=None if active == shape.num_parameters else active,
             windowed=tuple(
                 (group.bytes_per_token(element_bytes, kv_dtype), group.window)
@@ -327,11 +325,7 @@ class Roofline:
         kv_share = hardware.copies_share if layout is Layout.DENSE else hardware.bandwidth_share
         states = 2 * (num_tokens if num_states is None else num_states)  # read, and written
         memory_s = (
-            (
-                model.share_read(num_tokens) * (model.weight_bytes + model.conversion_bytes)
-                + states * model.state_bytes
-            )
-            / hardware.bandwidth_share
+            (model.read_bytes(num_tokens) + states * model.state_bytes) / hardware.bandwidth_share
             + kv_tokens_read * model.kv_bytes_per_token / kv_share
         ) / hardware.device_bandwidth
         attending = model.num_layers - model.recurrent_layers

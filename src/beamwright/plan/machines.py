@@ -127,8 +127,8 @@ class Card:
     note: str = ""
 
     @property
-    def has_int4_kernel(self) -> bool:
-        """True if torchao's int4 kernel runs here (bfloat16, from compute capability 8 on)."""
+    def has_kernels(self) -> bool:
+        """True if ours run here: they need bfloat16 (compute capability 8.0)."""
         return self.capability >= (8, 0)
 
 

@@ -105,7 +105,7 @@ class ModelBytes:
         """Estimate of the working memory of a decode step of `num_rows`, or of a prefill batch."""
         shape = self.shape
         decode = num_rows * shape.working_bytes_per_row(self.element_bytes)
-        scratch = product_scratch_bytes(shape, self.element_bytes, self.storage)
+        scratch = product_scratch_bytes(shape, self.storage)
         prefill = _PREFILL_TOKENS * shape.activation_width * self.element_bytes
         if self.scores:  # what is read of a round, whose states a head gets
             tokens = min(_PREFILL_TOKENS, num_rows * CHUNK_TOKENS)

@@ -17,7 +17,7 @@ from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
 from beamwright_lab.studies.clairvoyant import Life, traffic_bound
 from simulated import CARD, GIB
 
-HYBRID = ModelCosts.of(NAMED_SHAPES["qwen3.5-9b"], 2, Storage.INT4_TILED)
+HYBRID = ModelCosts.of(NAMED_SHAPES["qwen3.5-9b"], 2, Storage.INT4)
 SEARCH = SyntheticSearch(16, 4, 128, 128, 32)
 BLOCK_BYTES = 8 * HYBRID.kv_bytes_per_token
 STATE_BYTES = BLOCK_BYTES * state_blocks(HYBRID)

@@ -1,0 +1,207 @@
+"""Which projections stream on a card: each shape is tried once, when weights are read.
+
+What is wanted is rows with the same bits at any batch, then speed. Loaded only where kernels run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from triton.errors import TritonError
+
+from beamwright.models.codes import UNIT, Codes
+from beamwright.models.decoder import Linear
+from beamwright.models.grouped import GroupedLinear, JoinedLinear
+from beamwright.models.streaming import (
+    FEW_ROWS,
+    CodedLinear,
+    FewStreamedLinear,
+    Many,
+    StreamedLinear,
+    fills,
+    gated_product,
+    parts_of,
+    pieces,
+    product,
+)
+from beamwright.plan.costs import CODED_ROWS
+
+_ROWS = (*range(8, 257, 8), 320, 512, 768, 1024, 2048, 4096)
+_ROUNDED = 2**-6  # of the largest number, what roundings to 16 bits may differ by
+_TILES = (16, 32, 64, 128)  # rows that a program takes at most
+_WIDE = 2  # times as many tiles as fill a card: there a whole sum fits a program
+_MOST_NUMBERS = 1 << 26  # of a result, and of a weight that is drawn, when it is tried
+
+
+class Streaming:
+    """Streams projections where that is needed for a row's bits, or faster.
+
+    The library's product is tried once for each shape with many numbers of rows. Where it gives a
+    row the same bits with all of them it stays; if it is wide, and the kernel has these bits, too,
+    few rows stream. always: no library chooses a kernel for any number of rows. dtype: of the
+    activations, which projections in codes have not.
+    """
+
+    def __init__(self, *, always: bool, dtype: torch.dtype = torch.bfloat16) -> None:
+        self._always, self._dtype = always, dtype
+        self._known: dict[tuple[object, ...], type[Linear]] = {}
+        self._coded: dict[tuple[object, ...], tuple[bool, Many | None]] = {}
+
+    def __call__(self, linear: Linear) -> Linear:
+        weight, bias = linear.weight, linear.bias
+        if isinstance(linear, JoinedLinear):
+            return JoinedLinear([self(part) for part in linear.parts])
+        if isinstance(linear, GroupedLinear):
+            return self._in_codes(linear)
+        if type(linear) is not Linear or type(weight) is not Tensor or not _streams(weight):
+            return linear
+        key = weight.shape, weight.dtype, weight.device, bias is None
+        if key not in self._known:
+            try:
+                self._known[key] = _choose(weight, bias, always=self._always)
+            except (RuntimeError, TritonError):  # no memory to try it, or no kernel on this card
+                self._known[key] = Linear
+        return self._known[key](weight, bias)
+
+    def _in_codes(self, linear: GroupedLinear) -> Linear:
+        """The same for the kernel, where it takes such a projection and is right."""
+        codes = Codes.of(linear) if self._dtype.itemsize == 2 else None
+        if codes is None:
+            return linear
+        key = linear.size, codes.bits, codes.group, codes.words.device, linear.bias is None
+        if key not in self._coded:
+            try:
+                self._coded[key] = _try(linear, codes, self._dtype, always=self._always)
+            except (RuntimeError, TritonError):
+                self._coded[key] = False, None
+        is_right, many = self._coded[key]
+        return CodedLinear(codes, linear.bias, many) if is_right else linear
+
+
+def _streams(weight: Tensor) -> bool:
+    """Whether the kernel takes it: in 16 bits, in rows that start at multiples of 16 bytes."""
+    outputs, columns = weight.shape
+    whole = outputs % 16 == 0 and columns % UNIT == 0 and outputs > 0
+    return whole and weight.dtype.itemsize == 2 and weight.is_contiguous()
+
+
+def _choose(weight: Tensor, bias: Tensor | None, *, always: bool) -> type[Linear]:
+    if not _is_right(weight, weight, bias):
+        return Linear
+    if always:
+        return StreamedLinear
+    x, like = cancelling(weight)
+    whole = F.linear(x, like, bias)
+    if not is_invariant(lambda rows: F.linear(rows, like, bias), x, whole, _ROWS):
+        return StreamedLinear
+    is_wide = fills(len(weight), _WIDE)
+    counts = (8, FEW_ROWS)
+    if is_wide and is_invariant(lambda rows: product(rows, like, bias), x, whole, counts):
+        return FewStreamedLinear
+    return Linear
+
+
+def _is_right(kept: Tensor | Codes, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether the kernels' products are the library's but for roundings, in every tile.
+
+    kept: what they read, the weight itself or its codes.
+    """
+    generator = torch.Generator(weight.device).manual_seed(0)
+    size = _TILES[-1], weight.shape[1]
+    x = torch.randn(size, generator=generator, device=weight.device, dtype=weight.dtype)
+    expected = F.linear(x, weight, bias)
+    most = _ROUNDED * expected.abs().amax()
+    if not all(
+        bool((product(x[:count], kept, bias) - expected[:count]).abs().amax() <= most)
+        for count in _TILES
+    ):
+        return False
+    gate, up = expected.chunk(2, dim=1)
+    gated = F.silu(gate) * up
+    most = 4 * _ROUNDED * gated.abs().amax()  # four roundings
+    tried = [gated_product(x[:count], kept, bias, "silu") for count in _TILES]
+    found = [each for each in tried if each is not None]
+    return all(bool((each - gated[: len(each)]).abs().amax() <= most) for each in found)
+
+
+def _try(
+    linear: GroupedLinear, codes: Codes, dtype: torch.dtype, *, always: bool
+) -> tuple[bool, Many | None]:
+    """Whether the kernels take these codes rightly, and what multiplies many rows as they do."""
+    weight = codes.values(dtype)
+    rows = slice(0, min(len(codes), _TILES[-1]))
+    off = (weight[rows] - linear.values(rows)).abs().amax()
+    if not bool(off <= _ROUNDED * weight[rows].abs().amax()):
+        return False, None
+    if not _is_right(codes, weight, linear.bias):
+        return False, None
+    del weight
+    parts = parts_of(*linear.size)
+    sizes = {last - first for first, last in pieces(*linear.size)}
+    ways: tuple[Many, ...] = (_by_kernel,) if always else (_by_library, _by_kernel)
+    drawn = [(*_cancelling_codes(linear, size, dtype), linear.bias) for size in sizes]
+    agree = (way for way in ways if all(_agrees(way, *each, parts) for each in drawn))
+    return True, next(agree, None)
+
+
+def _by_library(x: Tensor, weight: Tensor, bias: Tensor | None, parts: int) -> Tensor:
+    return F.linear(x, weight, bias)
+
+
+def _by_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, parts: int) -> Tensor:
+    return product(x, weight, bias, parts=parts)
+
+
+def _agrees(way: Many, x: Tensor, codes: Codes, bias: Tensor | None, parts: int) -> bool:
+    """Whether many rows have the bits that the kernel gives few."""
+    weight, bias = codes.values(x.dtype), None if bias is None else bias[: len(codes)]
+    few = product(x[:CODED_ROWS], codes, bias, parts=parts)
+    counts = [count for count in _ROWS if CODED_ROWS < count <= len(x)]
+    return all(
+        torch.equal(way(x[:count], weight, bias, parts)[: len(few)], few) for count in counts
+    )
+
+
+def _cancelling_codes(
+    linear: GroupedLinear, outputs: int, dtype: torch.dtype
+) -> tuple[Tensor, Codes]:
+    """The same as `cancelling` of codes of this kind, for so many outputs."""
+    columns, device, bits = linear.columns, linear.weight.device, linear.bits
+    like: dict[str, Any] = {"generator": torch.Generator(device).manual_seed(0), "device": device}
+    order, half = torch.randperm(columns, **like), columns // 2
+    x = torch.randn(min(_ROWS[-1], _MOST_NUMBERS // outputs), half, dtype=dtype, **like)
+    drawn = torch.randint(1 << bits, (outputs, half), dtype=torch.uint8, **like)
+    scale = torch.ones(outputs, linear.ends.shape[1], device=device)
+    grouped = torch.cat([drawn, drawn], 1)[:, order]
+    codes = Codes.of(GroupedLinear.of(bits, grouped, scale, -(1 << bits - 1) * scale))
+    assert codes is not None
+    return torch.cat([x, -x], 1)[:, order], codes
+
+
+def is_invariant(
+    work: Callable[[Tensor], Tensor], x: Tensor, whole: Tensor, counts: Iterable[int]
+) -> bool:
+    """Whether the first rows of x give the bits in `whole` at each of these numbers of rows."""
+    return all(torch.equal(work(x[:count]), whole[:count]) for count in counts if count <= len(x))
+
+
+def cancelling(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows, and weights like these, whose products are nought but for roundings: those tell.
+
+    Of weights that are too large to be drawn the products are as they come; they are many.
+    """
+    outputs, columns = weight.shape
+    rows = min(_ROWS[-1], _MOST_NUMBERS // outputs)
+    generator = torch.Generator(weight.device).manual_seed(0)
+    like: dict[str, Any] = {"generator": generator, "device": weight.device}
+    if weight.numel() > _MOST_NUMBERS:
+        return torch.randn(rows, columns, dtype=weight.dtype, **like), weight
+    order = torch.randperm(columns, **like)
+    left, right = (
+        torch.randn(count, columns // 2, dtype=weight.dtype, **like) for count in (rows, outputs)
+    )
+    return torch.cat([left, -left], 1)[:, order], torch.cat([right, right], 1)[:, order]

@@ -1,0 +1,203 @@
+"""Products of weights in codes: those of what the codes stand for, at any number of rows."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton")
+
+from beamwright.attention import make_attention
+from beamwright.models import fused, streaming, trials
+from beamwright.models.codes import Codes
+from beamwright.models.decoder import Linear
+from beamwright.models.dense import DenseDecoder
+from beamwright.models.grouped import GroupedLinear, JoinedLinear, joined
+from beamwright.models.linear import Int8Linear, quantise_linear
+from beamwright.models.named import shape_from_text
+from beamwright.models.streaming import CodedLinear, StreamedLinear, pieces, product
+from beamwright.models.tree_model import PrefillRequest, TreeModel
+from beamwright.models.trials import Streaming
+from beamwright.models.weights import random_weights
+from beamwright.plan.costs import Storage
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+FORMS = [(4, 16), (4, 32), (4, 64), (4, 128), (4, 256), (8, 16), (8, 32), (8, 128), (8, 256)]
+SMALL = "llama,layers=1,hidden=128,heads=4,kv_heads=2,intermediate=256,vocab=256,context=64"
+
+
+def grouped(bits, group, outputs=80, columns=256, *, bias=False):
+    """Whose values, and sums of products with whole numbers, are exact in 16 bits."""
+    draws = torch.Generator().manual_seed(outputs)
+    codes = torch.randint(2**bits, (outputs, columns), generator=draws, dtype=torch.uint8)
+    scale = 2.0 ** torch.randint(-2, 1, (outputs, columns // group), generator=draws)
+    linear = GroupedLinear.of(bits, codes, scale, -(2 ** (bits - 1) - 1) * scale)
+    linear.weight = linear.weight.to(DEVICE)
+    return joined([linear], drawn(outputs) if bias else None)
+
+
+def drawn(*size, dtype=torch.float16):
+    draws = torch.Generator().manual_seed(sum(size))
+    return torch.randint(-1, 2, size, generator=draws).to(DEVICE, dtype)
+
+
+@pytest.fixture
+def few_parts(monkeypatch):
+    """Of two parts, so that small sums have several programs, too."""
+    monkeypatch.setattr(streaming, "_UNITS", 4)
+
+
+@pytest.fixture(autouse=True)
+def one_number_of_rows(monkeypatch):
+    """What a projection is tried with."""
+    monkeypatch.setattr(trials, "_ROWS", (264,))
+
+
+@pytest.mark.parametrize(("bits", "group"), FORMS)
+def test_products_are_those_of_what_codes_stand_for(few_parts, bits, group):
+    linear = grouped(bits, group, bias=True)
+    codes, values = Codes.of(linear), linear.values(slice(None))
+    assert codes.words.nbytes + codes.ends.nbytes == linear.weight.nbytes
+    assert torch.equal(codes.values(torch.float16), values.half())
+    for rows in (1, 40):
+        x = drawn(rows, 256)
+        exact = F.linear(x.double(), values.double(), linear.bias.double())
+        assert torch.equal(product(x, codes, linear.bias), exact.half())
+
+
+def test_values_are_rounded_once():
+    draws = torch.Generator().manual_seed(0)
+    weight = torch.randn(48, 384, generator=draws).to(DEVICE)
+    linear = quantise_linear(Linear(weight), Storage.INT4)
+    found = Codes.of(linear).values(torch.float16)
+    assert torch.equal(found, linear.values(slice(None)).half())
+    whole = Int8Linear(weight, None)
+    found, expected = (
+        Codes.of(whole.grouped()).values(torch.float16),
+        whole.weight * whole.scale[:, None],
+    )
+    assert ((found - expected).abs() <= 1e-6 + 2**-11 * expected.abs()).all()
+
+
+def test_a_row_has_the_same_bits_among_any_others(few_parts, monkeypatch):
+    """On a card of numbers that do not add up exactly, too; in parts, in turn, turned back."""
+    linear, dtype = grouped(4, 64, columns=384, bias=True), torch.float16
+    x = drawn(272, 384)
+    if DEVICE == "cuda":
+        x, dtype = torch.randn(272, 384, device=DEVICE, dtype=torch.bfloat16), torch.bfloat16
+        linear.bias = linear.bias.to(dtype)
+    codes = Codes.of(linear)
+    ways = [CodedLinear(codes, linear.bias, many) for many in (None, trials._by_kernel)]
+    whole = ways[0](x[:256])
+    for rows in (1, 8, 17, 33, 64, 65, 130):
+        assert torch.equal(ways[0](x[:rows]), whole[:rows])
+    monkeypatch.setattr(streaming, "CODED_VALUES", 32 * 384)
+    for way in ways:
+        assert torch.equal(way(x)[:256], whole)
+
+
+def test_pieces_are_whole_tiles():
+    assert pieces(37888, 3584) == [(at, min(at + 4224, 37888)) for at in range(0, 37888, 4224)]
+    assert pieces(80, 256) == [(0, 80)]
+    assert max((last - first) * 18944 for first, last in pieces(3584, 18944)) < 1.1 * (1 << 24)
+
+
+@pytest.mark.parametrize("rows", [1, 24, 64])
+def test_the_gate_in_the_product_has_the_bits_of_one_behind_it(monkeypatch, rows):
+    monkeypatch.setattr(streaming, "_UNITS", 2)  # wide enough for a whole sum a program
+    codes, x = Codes.of(grouped(4, 64, 256)), drawn(rows, 256) / 64
+    linear = CodedLinear(codes, None, None)
+    assert torch.equal(linear.gated(x, "silu"), fused.gated(linear(x), "silu"))
+    assert linear.gated(drawn(72, 256), "silu") is None
+
+
+def test_parts_that_are_not_added_add_up(few_parts):
+    linear, x = CodedLinear(Codes.of(grouped(8, 128, columns=512)), None, None), drawn(8, 512)
+    parts = linear.unadded(x)
+    assert parts.shape[0] == streaming.parts_of(80, 512) == 2
+    assert torch.equal(parts.sum(0).half(), linear(x))
+
+
+def test_what_the_kernel_takes_goes_there(monkeypatch):
+    monkeypatch.setattr(trials, "product", summed)
+    streams = Streaming(always=True, dtype=torch.float16)
+    parts = [grouped(4, 32, 32), grouped(8, 16, 32, bias=True), Linear(drawn(80, 256))]
+    kinds = [type(part) for part in streams(JoinedLinear(parts)).parts]
+    assert kinds == [CodedLinear, CodedLinear, StreamedLinear]
+    odd = grouped(4, 24, columns=384), grouped(4, 64, outputs=72), grouped(4, 64, columns=192)
+    for linear in odd:
+        assert streams(linear) is linear, "groups, outputs and columns are whole tiles"
+    assert Streaming(always=True, dtype=torch.float32)(grouped(4, 64)).bits == 4
+
+
+def summed(x, weight, bias=None, parts=None, leak=0):
+    """Row by row; leak: what many rows make of it."""
+    weight = weight.values(x.dtype) if isinstance(weight, Codes) else weight
+    found = (x.float().unsqueeze(1) * weight.float()).sum(-1)
+    return found.to(x.dtype) + leak * (len(x) > 256)
+
+
+def test_many_rows_are_the_library_s_where_it_has_the_bits(monkeypatch):
+    linear = grouped(4, 64, 32, 128)
+    monkeypatch.setattr(trials, "product", summed)
+    for leak, many in ((0, trials._by_library), (1, trials._by_kernel)):
+        monkeypatch.setattr(trials.F, "linear", partial(summed, leak=leak))
+        found = Streaming(always=False, dtype=torch.float16)(linear)
+        assert found._many is many
+    monkeypatch.setattr(trials, "product", partial(summed, leak=1))
+    assert Streaming(always=True, dtype=torch.float16)(linear)._many is None
+
+
+def test_a_card_on_which_the_kernel_is_wrong_turns_tiles_back(monkeypatch):
+    linear = grouped(4, 64)
+    monkeypatch.setattr(
+        trials, "product", lambda x, codes, bias: F.linear(x, codes.values(x.dtype)) * 0.9
+    )
+    assert Streaming(always=True, dtype=torch.float16)(linear) is linear
+    monkeypatch.setattr(Codes, "values", lambda self, dtype: drawn(80, 256))
+    assert Streaming(always=True, dtype=torch.float16)(linear) is linear
+
+
+def in_codes(linear):
+    """Without a trial."""
+    is_grouped = isinstance(linear, GroupedLinear)
+    return CodedLinear(Codes.of(linear), linear.bias, None) if is_grouped else linear
+
+
+@torch.inference_mode()
+def test_a_decoder_reads_codes_as_they_are():
+    shape, found = shape_from_text(SMALL), []
+    for pack in (lambda linear: linear, in_codes):
+        weights = random_weights(shape, torch.float16, DEVICE, 0, Storage.INT4, pack)
+        decoder = DenseDecoder(shape, weights)
+        model = TreeModel(decoder, make_attention("reference"), 1 << 20)
+        request = PrefillRequest((), model.store.create(), list(range(20)), 0)
+        found.append(decoder.logits(model.prefill([request])[0]))
+    layer = weights.layers[0]
+    assert {type(each) for each in (layer.qkv, layer.out, layer.gate_up, layer.down)} == {
+        CodedLinear
+    }
+    torch.testing.assert_close(*found, atol=2e-3, rtol=2e-3)
+
+
+def test_the_kernels_compile_for_cards():
+    """Without spills; in the loop codes come in copies of 16 bytes that are under way, nothing goes
+    through shared memory on its way to the matrix unit, and nothing is waited for."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    script = Path(__file__).parent / "compile_codes.py"
+    command = [sys.executable, str(script), "90,120", "int4", "16"]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    for card, found in json.loads(said.stdout).items():
+        for name, kernel in found.items():
+            assert kernel["stack_bytes"] == 0, (card, name)
+            assert kernel["registers"] <= 128, (card, name)
+            assert kernel["wide_copies"] >= 1, (card, name)
+            assert kernel["stored"] == kernel["read"] == 0, (card, name)
+            assert kernel["ahead"][0] >= 11, (card, name)
+            assert kernel["shared_bytes"] <= 48 * 1024, "two programs on a card of 100 KiB"
