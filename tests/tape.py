@@ -121,13 +121,14 @@ def capturing(monkeypatch, tape):
         patch.setattr(torch, "from_numpy", forbidden)
         try:
             from beamwright.attention.kernels import launch
-            from beamwright.engine import draw_kernel
+            from beamwright.engine import draw_kernel, filter_kernel
             from beamwright.models import fused, step_kernels
         except ImportError:
             kernels = []
         else:
             kernels = [(launch, "attend_parts"), (launch, "merge_rows")]
             kernels += [(draw_kernel, "draw_pieces"), (draw_kernel, "merge_pieces")]
+            kernels += [(filter_kernel, "find_maxima"), (filter_kernel, "find_borders")]
             kernels += [(fused, f"{name}_rows") for name in ("add_norm", "rotate", "gate")]
             kernels += [(step_kernels, f"{name}_rows") for name in ("delta", "scan", "convolve")]
             patch.setattr(fused, "_handles", dict)

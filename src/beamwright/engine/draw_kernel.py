@@ -1,9 +1,10 @@
-"""`sampling`'s draw for rows without filters, in Triton: one read of the logits, no temporaries.
+"""`sampling`'s draw, in Triton: one read of the logits, no temporaries.
 
 The vocabulary is cut into pieces of fixed size. Each program finds of one row and piece the token
 with the largest noisy logit, and the largest logit and the sum of exponentials that a
 log-probability takes; a second kernel merges a row's pieces. So a row's bits are a function of its
-own logits and of the vocabulary's size. Loaded only where the kernels run; `sampling` has the
+own logits and of the vocabulary's size. What a row's filters leave, `filter_kernel` finds ahead; a
+piece of which nothing is left makes no noise. Loaded only where the kernels run; `sampling` has the
 specification. Noise is made of `tl.log`, which compiles to the accurate logarithm that torch has
 too, but of those tokens alone that come near the best by approximate noise: exact noise and
 quotients for all are most of what a draw computes, and it is bound by that.
@@ -18,6 +19,7 @@ from torch import Tensor
 from triton.language.extra.cuda import libdevice
 
 from beamwright.attention.kernels import is_interpreted
+from beamwright.engine.filter_kernel import borders_of, in_order
 from beamwright.engine.noise import NOISE_BITS
 
 PIECE_TOKENS = 2048
@@ -75,19 +77,21 @@ def _first_best(scores, tokens, num_tokens):
 # Alignment of what is read one number at a time must not be a reason to compile again.
 @triton.jit(do_not_specialize_on_alignment=["keys", "positions", "greedy", "temperature"])
 def draw_pieces(
-    logits, keys, positions, greedy, temperature, piece_tokens, pieces, num_tokens, row_stride,
-    TOKENS: tl.constexpr, SHIFT: tl.constexpr, STEP: tl.constexpr, FAST: tl.constexpr,
+    logits, keys, positions, greedy, temperature, borders, lasts, piece_tokens, pieces, num_tokens,
+    row_stride, TOKENS: tl.constexpr, SHIFT: tl.constexpr, STEP: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """One program per row and piece of TOKENS tokens.
 
-    piece_tokens [rows, pieces] int32: the token with the best score.
+    borders, lasts: see `filter_kernel.borders_of`; None if no row filters.
+    piece_tokens [rows, pieces] int32: of the tokens that are left the one with the best score.
     pieces [rows, pieces, 3] float32: its score, the largest logit, the sum of exponentials.
     """
     row = tl.program_id(0)
     piece = tl.program_id(1)
     token = piece * TOKENS + tl.arange(0, TOKENS)
     logits += row.to(tl.int64) * row_stride
-    logit = tl.load(logits + token, token < num_tokens, other=float("-inf")).to(tl.float32)
+    given = tl.load(logits + token, token < num_tokens, other=float("-inf"))
+    logit = given.to(tl.float32)
     largest = tl.max(logit, axis=0)
     # A piece of tokens without any probability adds none; a row of them has no distribution.
     shift = tl.where(largest == float("-inf"), 0.0, largest)
@@ -95,13 +99,24 @@ def draw_pieces(
     tl.store(pieces + 3 * out + 1, largest)
     tl.store(pieces + 3 * out + 2, tl.sum(tl.exp(logit - shift), axis=0))
     best, chosen = _first_best(logit, token, num_tokens)
-    if (tl.load(greedy + row) == 0) & (best > float("-inf")):
-        heat = tl.load(temperature + row)
+    heat = tl.load(temperature + row)
+    races = (tl.load(greedy + row) == 0) & (best > float("-inf"))
+    if borders is not None:
+        order, border = in_order(given, heat), tl.load(borders + row)
+        left = (order > border) | ((order == border) & (token <= tl.load(lasts + row)))
+        any_left = tl.max(left.to(tl.int32), axis=0) > 0
+        best = tl.where(races & (any_left == 0), float("-inf"), best)
+        races &= any_left
+    if races:
         noise = _near_noise(_uniform(keys, positions, row, token, SHIFT, STEP), FAST)
         near = logit * (1.0 / heat) + noise
+        if borders is not None:
+            near = tl.where(left, near, float("-inf"))
         most = tl.max(near, axis=0)
         slack = tl.minimum(tl.abs(most) * _ROUNDED, 1e30) + _SLACK  # of infinity something
         may_win = near >= most - slack
+        if borders is not None:
+            may_win &= left
         best = float("-inf")
         one = tl.min(tl.where(may_win, token, num_tokens), axis=0)
         while one < num_tokens:
@@ -138,13 +153,19 @@ def merge_pieces(
 
 
 def draw(
-    logits: Tensor, keys: Tensor, positions: Tensor, greedy: Tensor, temperature: Tensor
+    logits: Tensor,
+    keys: Tensor,
+    positions: Tensor,
+    greedy: Tensor,
+    temperature: Tensor,
+    *filters: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Token ids [rows] and their log-probabilities [rows] under the untempered model.
 
     logits [rows, tokens] of any float type, the tokens of a row side by side; keys [rows, 2] and
     positions [rows] as in `Sampler.sample`; greedy [rows] and temperature [rows, 1] as in
-    `RowSampling`. NaN among a row's logits makes its log-probability NaN.
+    `RowSampling`, and so top_k, top_p and min_p, if some row filters. NaN among a row's logits
+    makes its log-probability NaN.
     """
     num_rows, num_tokens = logits.shape
     num_pieces = triton.cdiv(num_tokens, PIECE_TOKENS)
@@ -153,9 +174,11 @@ def draw(
     pieces = torch.empty(num_rows, num_pieces, 3, device=device)
     tokens = torch.empty(num_rows, dtype=torch.long, device=device)
     logprobs = torch.empty(num_rows, device=device)
+    greedy, temperature = greedy.contiguous(), temperature.contiguous()
+    borders = borders_of(logits, greedy, temperature, *filters) if filters else (None, None)
     draw_pieces[(num_rows, num_pieces)](
-        logits, keys.contiguous(), positions.contiguous(), greedy.contiguous(),
-        temperature.contiguous(), piece_tokens, pieces, num_tokens, logits.stride(0),
+        logits, keys.contiguous(), positions.contiguous(), greedy, temperature, *borders,
+        piece_tokens, pieces, num_tokens, logits.stride(0),
         TOKENS=PIECE_TOKENS, SHIFT=32 - NOISE_BITS, STEP=2.0**-NOISE_BITS,
         FAST=not is_interpreted() and torch.version.hip is None, num_warps=_PIECE_WARPS,
     )  # fmt: skip

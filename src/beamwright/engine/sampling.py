@@ -129,13 +129,6 @@ class RowSampling:
         return made
 
     @property
-    def filters(self) -> Tensor:
-        """Rows that draw from fewer than all tokens [rows]."""
-        filters = (self.top_k > 0) | (self.top_p < torch.inf) | (self.min_p > 0)
-        rows: Tensor = filters.squeeze(1) & ~self.greedy
-        return rows
-
-    @property
     def tensors(self) -> tuple[Tensor, ...]:
         """What a draw reads, the rows first."""
         return self.greedy, self.temperature, self.top_k, self.top_p, self.min_p
@@ -208,8 +201,8 @@ class Sampler:
 
     num_tokens: ids at or above it are never drawn (rows of the LM head without a token).
     token_stats: what `stats` computes, of `TOKEN_STATS`. tile_rows: see `models.decoder.Decoder`.
-    captured: the host must read nothing on the way. fused: one kernel draws for rows without
-    filters, whoever is beside them (`draw_kernel`; see `draws_in_kernel`).
+    captured: the host must read nothing on the way. fused: kernels draw (`draw_kernel`; see
+    `draws_in_kernel`).
 
     Rows of a large vocabulary are drawn one at a time on a CPU, so that one stays in the cache, and
     only from the tokens that can win, in as many threads as torch has. The bits are those of all
@@ -269,18 +262,9 @@ class Sampler:
         if self._by_row:
             return self._sample_by_row(how.ways, unread, rows)
         if self._fused is None:
-            return self._sample_all(how.ways, rows)
-        chosen, logprobs = self._fused(*rows[:5])
-        if how.ways.filters:
-            # A row's bits must not follow the filters of others.
-            filtered = self._sample_all(how.ways, rows)
-            chosen = torch.where(how.filters, filtered[0], chosen)
-            logprobs = torch.where(how.filters, filtered[1], logprobs)
-        return chosen, logprobs
-
-    def _sample_all(self, ways: Ways, rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        chosen, logprobs = in_tiles(self._tile_rows, partial(self._sample, ways), *rows)
-        return chosen, logprobs
+            chosen, logprobs = in_tiles(self._tile_rows, partial(self._sample, how.ways), *rows)
+            return chosen, logprobs
+        return self._fused(*(rows if how.ways.filters else rows[:5]))
 
     def _sample_by_row(
         self, ways: Ways, unread: Collection[int], rows: Sequence[Tensor]
