@@ -41,6 +41,11 @@ HEADS = {  # kv_heads, group, head_dim; in order of value, for there may be time
 }
 _REPEATS, _LEAST_S, _LAYERS = 30, 2.0, 4
 _DRAW = (64, 151_936)  # rows, tokens
+_DRAWS = {
+    "draw": SamplingSettings(),
+    "draw of top-k and top-p": SamplingSettings(top_k=20, top_p=0.95),
+    "draw of top-p, flat": SamplingSettings(top_p=0.95),
+}
 _COPY_BYTES = 2**30
 _MATRIX = 8192
 
@@ -290,14 +295,18 @@ def _timed(
 
 
 def draws(
-    num_rows: int, vocab: int, dtype: torch.dtype, device: str
+    num_rows: int,
+    vocab: int,
+    dtype: torch.dtype,
+    device: str,
+    sampling: SamplingSettings = SamplingSettings(),  # noqa: B008 (frozen)
 ) -> tuple[torch.Tensor, dict[str, Callable[[], tuple[torch.Tensor, torch.Tensor]]]]:
     """Logits, and each way to draw a token of every row: tokens and their log-probabilities."""
     generator = torch.Generator(device).manual_seed(0)
     logits = torch.randn(num_rows, vocab, generator=generator, device=device).to(dtype)
     keys = stack_keys([lineage_key(0, (0, row)) for row in range(num_rows)], logits.device)
     positions = torch.arange(num_rows, device=device)
-    how = RowSampling.of([SamplingSettings()] * num_rows, logits.device)
+    how = RowSampling.of([sampling] * num_rows, logits.device)
     samplers = {
         name: Sampler(vocab, logits.device, captured=True, fused=fused)
         for name, fused in (("torch", False), ("triton", True))
@@ -308,9 +317,11 @@ def draws(
     }
 
 
-def measure_draws(clock: Clock, bandwidth: float, dtype: torch.dtype) -> list[dict[str, Any]]:
-    """The kernel, and torch beside it. difference: the largest of log-probabilities."""
-    logits, ways = draws(*_DRAW, dtype, "cuda")
+def measure_draws(
+    work: str, sampling: SamplingSettings, clock: Clock, bandwidth: float, dtype: torch.dtype
+) -> list[dict[str, Any]]:
+    """The kernels, and torch beside them. difference: the largest of log-probabilities."""
+    logits, ways = draws(*_DRAW, dtype, "cuda", sampling)
     tokens, logprobs = ways["torch"]()
     floor_us = 1e6 * logits.nbytes / bandwidth
     rows = []
@@ -320,7 +331,7 @@ def measure_draws(clock: Clock, bandwidth: float, dtype: torch.dtype) -> list[di
         rows.append(
             {
                 "model": f"vocabulary of {_DRAW[1]}",
-                "work": "draw",
+                "work": work,
                 "rows": _DRAW[0],
                 "backend": name,
                 **timed,
@@ -328,7 +339,7 @@ def measure_draws(clock: Clock, bandwidth: float, dtype: torch.dtype) -> list[di
                 "other_tokens": int((found[0] != tokens).sum()),
             }
         )
-        say(f"  draw x{_DRAW[0]} {name}: {timed['us']} us")
+        say(f"  {work} x{_DRAW[0]} {name}: {timed['us']} us")
     return rows
 
 
@@ -347,13 +358,14 @@ def run(context: Context) -> dict[str, Any]:
     data |= {"copy_gb_s": round(bandwidth / 1e9, 1), "product_tflops": round(flops / 1e12, 1)}
     context.save(data)
 
-    def measured(case: Attended | None) -> list[dict[str, Any]]:
-        if case is None:
-            return measure_draws(clock, bandwidth, dtype)
+    def measured(case: Attended | str) -> list[dict[str, Any]]:
+        if isinstance(case, str):
+            return measure_draws(case, _DRAWS[case], clock, bandwidth, dtype)
         return measure(build(case, dtype, context.device), clock, bandwidth, flops)
 
-    for case in (None, *cases()):
-        what = {"work": "draw"} if case is None else {"model": case.model, "work": case.name}
+    work: list[Attended | str] = [*_DRAWS, *cases()]
+    for case in work:
+        what = {"work": case} if isinstance(case, str) else {"model": case.model, "work": case.name}
         if context.left_s < _LEAST_S:
             data["not_run"].append(what)
             continue
