@@ -18,6 +18,11 @@ from beamwright.models.session import DecodeSession
 _READS = {"_local_scalar_dense", "item", "is_nonzero", "nonzero", "equal", "masked_select"}
 _READS |= {"_unique2"}
 
+VIEWS = {"view", "slice", "unsqueeze", "expand", "empty", "empty_like", "new_empty", "alias"}
+VIEWS |= {"t", "transpose", "_unsafe_view", "split", "split_with_sizes", "detach", "flatten"}
+VIEWS |= {"unflatten", "lift_fresh", "detach_"}
+"""Operations that launch nothing."""
+
 
 class HostReadError(AssertionError):
     """A captured step must not ask the device for a value, nor bring it one."""
@@ -126,7 +131,8 @@ def capturing(monkeypatch, tape):
         except ImportError:
             kernels = []
         else:
-            kernels = [(launch, "attend_parts"), (launch, "merge_rows")]
+            kernels = [(launch, f"attend_{what}") for what in ("parts", "chunks")]
+            kernels += [(launch, "merge_rows")]
             kernels += [(draw_kernel, "draw_pieces"), (draw_kernel, "merge_pieces")]
             kernels += [(filter_kernel, "find_maxima"), (filter_kernel, "find_borders")]
             kernels += [(fused, f"{name}_rows") for name in ("add_norm", "rotate", "gate")]

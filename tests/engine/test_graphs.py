@@ -53,7 +53,7 @@ class ScriptedCuda:
 
         current, pools = Stream("current"), iter(range(9))
         for name, fake in {
-            "Stream": lambda device: Stream(),
+            "Stream": lambda device, priority: Stream(),
             "CUDAGraph": Graph,
             "graph": graph,
             "graph_pool_handle": lambda: next(pools),

@@ -22,7 +22,7 @@ from beamwright.models.trials import Streaming
 from beamwright.models.weights import random_weights
 from beamwright.plan.costs import Storage
 from beamwright.sections import ModelSettings
-from tape import FixedAttention, Tape, capturing, put_on_tape
+from tape import VIEWS, FixedAttention, Tape, capturing, put_on_tape
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -201,10 +201,6 @@ def test_tiles_read_rows_first_layers_and_what_is_foreseen(name):
     assert [len(view.foreseen) for view in views] == [1, 1]
     for expected, found in zip(*(view.foreseen for view in views), strict=True):
         torch.testing.assert_close(found, expected)
-
-
-VIEWS = {"view", "slice", "unsqueeze", "expand", "empty", "empty_like", "new_empty", "alias"}
-VIEWS |= {"t", "transpose", "_unsafe_view", "split", "detach", "flatten", "unflatten"}
 
 
 class NoWork:

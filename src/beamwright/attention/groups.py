@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-from beamwright.attention.protocols import AttentionBackend
 from beamwright.kv.groups import to_each
 from beamwright.kv.segments import Path, within_reach
 from beamwright.kv.store import SegmentStore
@@ -55,12 +54,18 @@ class GroupedWorkspace:
 class GroupedAttention:
     """A backend, for every group of a model's layers."""
 
-    def __init__(self, inner: AttentionBackend, places: Places) -> None:
+    def __init__(self, inner: Any, places: Places) -> None:
         self.name, self.tail_tokens = inner.name, inner.tail_tokens
         self.spreads = getattr(inner, "spreads", False)
         self.copies_per_beam, self._inner, self._places = inner.copies_per_beam, inner, places
         if (make := getattr(inner, "workspace", None)) is not None:
             self.workspace = lambda store: GroupedWorkspace([make(g) for g in store.groups])
+        if (keeps := getattr(inner, "keeps", None)) is not None:
+            self.keeps = lambda store: all(map(keeps, store.groups))
+            lists = inner.prefill_workspace
+            self.prefill_workspace = lambda store, *sizes: GroupedWorkspace(
+                [lists(group, *sizes) for group in store.groups]
+            )
 
     def decode_view(
         self, store: SegmentStore, paths: Sequence[Path], tail: Any, workspace: Any = None
@@ -75,11 +80,18 @@ class GroupedAttention:
         return GroupedView(self._places, views)
 
     def prefill_view(
-        self, store: SegmentStore, paths: Sequence[Path], lengths: Sequence[int]
+        self,
+        store: SegmentStore,
+        paths: Sequence[Path],
+        lengths: Sequence[int],
+        slots: Sequence[Any] | None = None,
+        workspace: Any = None,
     ) -> GroupedView:
-        """A view for `lengths[i]` new tokens after path i."""
-        views = [
-            self._inner.prefill_view(group, [within_reach(path, number) for path in paths], lengths)
-            for number, group in enumerate(store.groups)
-        ]
+        """A view for `lengths[i]` new tokens after path i. slots: of each group."""
+        views = []
+        for number, group in enumerate(store.groups):
+            own = () if slots is None else (slots[number : number + 1],)
+            shared = () if workspace is None else (workspace.parts[number],)
+            reached = [within_reach(path, number) for path in paths]
+            views.append(self._inner.prefill_view(group, reached, lengths, *own, *shared))
         return GroupedView(self._places, views)

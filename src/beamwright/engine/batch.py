@@ -59,7 +59,6 @@ class RunningBatch:
         self._coming = Coming(cache, self._capacity, self._memory.costs)
         self.running: list[Row] = []
         self.counts, self.last_rows = Counters(), (0, 0)
-        self.graphs_failed: str | None = None
         self._queue, self._ahead, self.probes = Queue(), SpeculativeQueue(), Probes(asides)
         self._eager, self._full, self._tried = False, False, 0
         self._group: int | None = None

@@ -7,6 +7,8 @@ strides and numbers of that call; whoever changes one of them says so by the key
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import cache
+from threading import Lock
 
 import torch
 
@@ -16,6 +18,7 @@ from beamwright.models.session import steps_in_place
 from beamwright.models.tree_model import TreeModel
 
 Launches = Callable[[], None]
+_FIRST = -1  # decoding, which is short, before a prefill beside it: there are no more than two
 
 
 class Replay:
@@ -55,18 +58,24 @@ class CudaGraphReplay(Replay):
 
     The first run of a key is an ordinary one, which compiles kernels and makes library handles; the
     second is captured. Graphs share one pool: a step leaves its results in tensors from outside,
-    so nothing in the pool outlives a replay, and replays follow one another on one stream.
+    so nothing in the pool outlives a replay, and replays follow one another on one stream. Two of
+    these share none: the verifier's run beside the generator's, and a pool whose graphs are all
+    gone cannot be captured into again, so that neither could let go of its own.
 
     Where a capture fails, nothing is captured any more: steps run plainly, on the same stream.
-    on_failure: hears why.
+    on_failure: hears why. priority: of what is captured, as CUDA counts it: of kernels that wait
+    on several streams, those of the least number begin first.
     """
 
     is_plain = False
 
-    def __init__(self, device: torch.device, on_failure: Callable[[str], None]) -> None:
+    def __init__(
+        self, device: torch.device, on_failure: Callable[[str], None], priority: int = 0
+    ) -> None:
         self._device, self._on_failure = device, on_failure
+        self._alone = _capturing()
         self._failed = False
-        self._side = torch.cuda.Stream(device)
+        self._side = torch.cuda.Stream(device, priority)
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._warm: set[Hashable] = set()
@@ -77,13 +86,14 @@ class CudaGraphReplay(Replay):
             self.release()
             self._version = version
         if key in self._warm and key not in self._graphs and not self._failed:
-            self._try_capture(key, step)
+            with self._alone:
+                self._try_capture(key, step)
         if key in self._graphs:
             self._graphs[key].replay()
             return
         current = torch.cuda.current_stream(self._device)
         self._side.wait_stream(current)
-        with torch.cuda.stream(self._side):
+        with self._alone, torch.cuda.stream(self._side):
             step()
         current.wait_stream(self._side)
         self._warm.add(key)
@@ -110,7 +120,8 @@ class CudaGraphReplay(Replay):
         return wait
 
     def release(self) -> None:
-        torch.cuda.synchronize(self._device)
+        with self._alone:
+            torch.cuda.synchronize(self._device)
         self._graphs.clear()
         self._warm.clear()
         self._pool = torch.cuda.graph_pool_handle()
@@ -136,7 +147,20 @@ class CudaGraphReplay(Replay):
             self._graphs[key] = graph
 
 
-def make_replay(graphs: str, model: TreeModel, on_failure: Callable[[str], None]) -> Replay | None:
+@cache
+def _capturing() -> Lock:
+    """Held by who captures in this process, and by who waits for all of a device.
+
+    A thread may launch and allocate while another one captures: captures are `thread_local`. It may
+    not wait for the device, which a capture does before it begins: that would end the other's. So
+    captures are one after the other, and so is a step's first run, which loads what it launches.
+    """
+    return Lock()
+
+
+def make_replay(
+    graphs: str, model: TreeModel, on_failure: Callable[[str], None], priority: int = _FIRST
+) -> Replay | None:
     """How `--graphs` runs steps with this model; None: as plain calls.
 
     on_failure: hears why steps cannot be captured after all. Layer-wise streaming waits for a
@@ -148,5 +172,12 @@ def make_replay(graphs: str, model: TreeModel, on_failure: Callable[[str], None]
         return None
     device = model.decoder.device
     if device.type == "cuda" and hasattr(model.backend, "workspace"):
-        return CudaGraphReplay(device, on_failure)
+        return CudaGraphReplay(device, on_failure, priority)
     return Replay() if graphs == "on" else None
+
+
+def capture_passes(graphs: str, model: TreeModel, on_failure: Callable[[str], None]) -> None:
+    """Have prefills of this model captured, too, where its steps would be."""
+    replay = make_replay(graphs, model, on_failure, priority=0)
+    if replay is not None:
+        model.capture(replay)

@@ -9,7 +9,7 @@ captured as a CUDA graph and replayed (`graphs`); called plainly it does the sam
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -61,6 +61,7 @@ class TensorRows:
         self._decoder, self._codec = model.decoder, codec
         device, vocab = model.decoder.device, model.decoder.shape.vocab
         self.num_tokens = min(vocab, codec.vocab_size) if codec is not None else vocab
+        self._model = model
         self._sampler = Sampler(
             self.num_tokens,
             device,
@@ -91,7 +92,8 @@ class TensorRows:
 
     @property
     def held_bytes(self) -> int:
-        return self._session.held_bytes - self.replay.idle_bytes if self._stays else 0
+        idle_bytes = self.replay.idle_bytes + self._model.idle_bytes
+        return self._session.held_bytes - idle_bytes if self._stays else 0
 
     def max_tokens(self, running: Sequence[Row]) -> int:
         del running
@@ -129,6 +131,7 @@ class TensorRows:
     def release(self) -> None:
         self._session.release()
         self.replay.release()
+        self._model.release()
         self._buffers.clear()
         self._rows = []
 
@@ -335,6 +338,7 @@ def make_running_batch(
     model: TreeModel,
     codec: TextCodec | None,
     settings: Settings,
+    not_captured: Callable[[str], None],
     *,
     token_stats: Collection[str] = (),
     keeps_states: bool = False,
@@ -346,11 +350,8 @@ def make_running_batch(
 
     token_stats, keeps_states: see `TensorRows`. costs: of a pass and the link, for schedules.
     rows_bytes: that rows may take beside KV, where the device does not say what is free.
+    not_captured: hears why steps cannot be captured.
     """
-
-    def not_captured(why: str) -> None:
-        batch.graphs_failed = why
-
     replay = make_replay(settings.schedule.graphs, model, not_captured)
     default = Decoding(settings.sampling, settings.step, settings.search.seed)
 
@@ -371,7 +372,7 @@ def make_running_batch(
     rows = TensorRows(
         model, codec, token_stats, replay, drafts, distinct, keeps_states=keeps_states
     )
-    batch = RunningBatch(
+    return RunningBatch(
         rows,
         model.store,
         prefill,
@@ -381,7 +382,6 @@ def make_running_batch(
         progress,
         AsideWriter(model, rows.num_tokens, "the generator"),
     )
-    return batch
 
 
 def _working_memory(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from beamwright.kv.cache import CacheManager
@@ -114,11 +115,10 @@ class SegmentStore(CacheManager, KVReader):
         Raises:
             CapacityError: if the blocks do not fit; none is taken then.
         """
-        self.reserve({s: s.length + n for s, n in zip(segments, lengths, strict=True)})
         groups, every = self.pool.groups_kv, slice(None)
         places = [
-            self._places([segment.every[number] for segment in segments], lengths)
-            for number in range(len(groups))
+            self._places(np.divmod(slots, kv.block_tokens), segments, lengths)
+            for slots, kv in zip(self.slots(segments, lengths), groups, strict=True)
         ]
 
         def write(group: int, place: int | slice, key_value: torch.Tensor) -> None:
@@ -128,21 +128,39 @@ class SegmentStore(CacheManager, KVReader):
 
         return write
 
-    def _places(
+    def slots(
         self, segments: Sequence[Segment], lengths: Sequence[int]
+    ) -> list[npt.NDArray[np.int64]]:
+        """Take blocks for so many more tokens of each: their places in the pool, of each group.
+
+        Counted in tokens; a segment's copies are one behind the other. Raises as `writer` does.
+        """
+        self.reserve({s: s.length + n for s, n in zip(segments, lengths, strict=True)})
+        found = []
+        for number, kv in enumerate(self.pool.groups_kv):
+            slots, size = list[int](), kv.block_tokens
+            for segment, length in zip(segments, lengths, strict=True):
+                own = segment.every[number]
+                begin, end = own.length, own.length + length
+                for blocks in own.copies:
+                    for at in range(begin // size, -(-end // size)):
+                        low, high = max(begin, at * size), min(end, at * size + size)
+                        first = (blocks[at] - at) * size
+                        slots += range(first + low, first + high)
+            found.append(np.array(slots, dtype=np.int64))
+        return found
+
+    def _places(
+        self,
+        where: Sequence[npt.NDArray[np.int64]],
+        segments: Sequence[Segment],
+        lengths: Sequence[int],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Blocks, and places in them, of tokens behind those of a group's segments; and which token
-        is written there, None for one after the other."""
-        slots, size, device = list[int](), segments[0].block_tokens, self.pool.storage.device
-        for segment, length in zip(segments, lengths, strict=True):
-            begin, end = segment.length, segment.length + length
-            for blocks in segment.copies:
-                for at in range(begin // size, -(-end // size)):
-                    low, high = max(begin, at * size), min(end, at * size + size)
-                    slots += range((blocks[at] - at) * size + low, (blocks[at] - at) * size + high)
-        where = np.stack(np.divmod(np.array(slots, dtype=np.int64), size))
-        blocks_index, offsets = torch.from_numpy(where).to(device)
-        if all(len(segment.copies) == 1 for segment in segments):
+        """Blocks of a group, and places in them; and which token is written there, None for one
+        after the other."""
+        device = self.pool.storage.device
+        blocks_index, offsets = torch.from_numpy(np.stack(where)).to(device)
+        if len(offsets) == sum(lengths):
             return blocks_index, offsets, None
         parts = zip(
             torch.arange(sum(lengths), device=device).split([*lengths]), segments, strict=True

@@ -12,16 +12,17 @@ attention's partial sums are cut, and results must not depend on the schedule
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, groupby
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from beamwright.attention.groups import GroupedAttention
-from beamwright.attention.protocols import AttentionBackend, AttentionView
+from beamwright.attention.protocols import AttentionBackend
 from beamwright.errors import DeviceMemoryError
 from beamwright.kv.cache import CacheManager
 from beamwright.kv.checksums import Checksums
@@ -42,6 +43,7 @@ from beamwright.kv.states import StateLayout, StateRows, StateTensor
 from beamwright.kv.store import SegmentStore
 from beamwright.models.decoder import Decoder, padded_rows
 from beamwright.models.load import is_out_of_memory
+from beamwright.models.packed import CapturedPasses, Packed, Replays, Writing
 from beamwright.models.session import DecodeSession
 from beamwright.models.shape import ModelShape
 from beamwright.plan.costs import CHUNK_TOKENS
@@ -252,6 +254,7 @@ class TreeModel:
     host: the host tier; None if all KV is on the device. make_store: makes another store than that
     of a device and its host tier. shared: counts what two models use together, where this model's
     budget is a part that `CacheManager.resize` may change.
+    captured: passes that are run as captured steps; None where none is, see `capture`.
     """
 
     def __init__(
@@ -289,7 +292,10 @@ class TreeModel:
                 tier = HostTier(there, host.link, host.recompute, host.share_loads, host.checks())
             copies = backend.copies_per_beam
             self.store = SegmentStore(pool, tier, copies_per_beam=copies, log=log)
-        self.store.recompute_segments = self._recompute
+        self.store.recompute_segments = lambda lost: recompute(self.store, lost, self.prefill)
+        keeps = getattr(backend, "keeps", None)
+        self._keeps = keeps is not None and self.store.pool.states is None and keeps(self.store)
+        self.captured: CapturedPasses | None = None
         self._chunk_tokens = prefill_chunk_tokens
 
     def prefill(self, requests: Sequence[PrefillRequest]) -> list[Tensor]:
@@ -311,6 +317,7 @@ class TreeModel:
                 if not is_out_of_memory(error):
                     raise
                 hidden = None  # nothing counts as written
+                self.release()
             if hidden is None:
                 half = len(batch) // 2
                 if not half:
@@ -330,55 +337,72 @@ class TreeModel:
             raise
         return [torch.cat(states) if len(states) > 1 else states[0] for states in found]
 
-    def _recompute(self, lost: Sequence[Segment]) -> None:
-        recompute(self.store, lost, self.prefill)
+    def capture(self, replay: Replays) -> None:
+        """Run passes over few tokens by this from here on, where attention keeps KV by itself."""
+        if self._keeps:
+            self.captured = CapturedPasses(self.decoder, self.store, self.backend, replay)
+
+    @property
+    def idle_bytes(self) -> int:
+        """Memory of captured passes, which nothing else can use."""
+        return 0 if self.captured is None else self.captured.idle_bytes
+
+    def release(self) -> None:
+        """Give that back."""
+        if self.captured is not None:
+            self.captured.release()
 
     def _prefill_batch(
         self, requests: list[PrefillRequest], chunks: list[Sequence[int]], offset: int
     ) -> list[Tensor]:
         lengths = [len(chunk) for chunk in chunks]
-        starts = list(accumulate(lengths, initial=0))
-        paths = [visible_path(r.path, r.segment, r.segment.length) for r in requests]
-        token_ids = [token for chunk in chunks for token in chunk]
-        positions = [
-            request.start + offset + i
-            for request, length in zip(requests, lengths, strict=True)
-            for i in range(length)
-        ]
-        total, device = len(token_ids), self.decoder.device
-        padding = padded_rows(total) - total
+        starts = accumulate(lengths, initial=0)
         reads = [r.reads(offset, length) for r, length in zip(requests, lengths, strict=True)]
-        counts = [len(read) for read in reads]
-        read_at = None
-        if sum(counts) < total:
-            at = [starts[i] + token for i, read in enumerate(reads) for token in read]
-            at += [0] * (padded_rows(len(at)) - len(at))
-            read_at = torch.tensor(at, device=device)
+        packed = Packed(
+            paths=[visible_path(r.path, r.segment, r.segment.length) for r in requests],
+            lengths=lengths,
+            token_ids=[token for chunk in chunks for token in chunk],
+            positions=[
+                request.start + offset + i
+                for request, length in zip(requests, lengths, strict=True)
+                for i in range(length)
+            ],
+            read=[start + at for start, read in zip(starts, reads, strict=False) for at in read],
+        )
         segments, store = [r.segment for r in requests], self.store
-        key_values = [] if store.writes_layers else self._key_values(total)
         # Blocks first: where there are none, no view has made working copies.
-        record = partial(_record, key_values)
-        write = store.writer(segments, lengths) if store.writes_layers else record
-        attended = self.backend.prefill_view(store, paths, lengths)
-        view = _Writing(attended, total, write, self._places)
-        if store.pool.states is not None:
-            view.states = self._states_of(requests, lengths)
-        try:
-            hidden = self.decoder.hidden(
-                torch.tensor(token_ids + token_ids[:1] * padding, device=device),
-                torch.tensor(positions + positions[:1] * padding, device=device),
-                view,
-                read_at,
-            )
-        finally:
-            view.close()
-        if view.states is not None:
-            view.states.commit()
-        if store.writes_layers:
+        if self._keeps:
+            hidden = self._kept(packed, store.slots(segments, lengths))
+            store.extend_each(segments, lengths)
+        elif store.writes_layers:
+            write = store.writer(segments, lengths)
+            states = None if store.pool.states is None else self._states_of(requests, lengths)
+            hidden = self._written(packed, write, states)
             store.extend_each(segments, lengths)
         else:
+            key_values = self._key_values(len(packed.token_ids))
+            hidden = self._written(packed, partial(_record, key_values))
             store.append(segments, key_values, lengths)
-        return list(hidden[: sum(counts)].split(counts))
+        return list(hidden.split([len(read) for read in reads]))
+
+    def _kept(self, packed: Packed, slots: Sequence[Any]) -> Tensor:
+        """A pass whose attention keeps keys and values at these places, of each group of layers."""
+        found = None if self.captured is None else self.captured.hidden(packed, slots)
+        if found is not None:
+            return found
+        backend: Any = self.backend
+        view = backend.prefill_view(self.store, packed.paths, packed.lengths, slots)
+        return packed.hidden(self.decoder, view)
+
+    def _written(
+        self, packed: Packed, write: Callable[..., None], states: StateRows | None = None
+    ) -> Tensor:
+        attended = self.backend.prefill_view(self.store, packed.paths, packed.lengths)
+        view = Writing(attended, len(packed.token_ids), write, self._places, states)
+        hidden = packed.hidden(self.decoder, view)
+        if states is not None:
+            states.commit()
+        return hidden
 
     def _states_of(self, requests: Sequence[PrefillRequest], lengths: Sequence[int]) -> StateRows:
         """A state that goes on from itself is not written before the pass has come to its end."""
@@ -417,34 +441,3 @@ class TreeModel:
 def _record(key_values: Sequence[Tensor], group: int, place: int, values: Tensor) -> None:
     """Keep a layer's keys and values in its group's [tokens, layers, 2, kv_heads, head_dim]."""
     key_values[group][:, place] = values
-
-
-class _Writing:
-    """An attention view that also writes every layer's keys and values of the first `num_tokens`,
-    those before padding.
-
-    write: takes a layer's group, its place there, as in `places`, and what it is given.
-    states: of recurrent layers.
-    """
-
-    states: StateRows | None = None
-
-    def __init__(
-        self,
-        view: AttentionView,
-        num_tokens: int,
-        write: Callable[[int, int, Tensor], None],
-        places: Mapping[int, tuple[int, int]],
-    ) -> None:
-        self._view, self._num_tokens = view, num_tokens
-        self._write, self._places = write, places
-
-    def attend(
-        self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
-    ) -> Tensor:
-        self._write(*self._places[layer], key_value[: self._num_tokens])
-        context: Tensor = self._view.attend(layer, query, key_value, sinks)
-        return context
-
-    def close(self) -> None:
-        self._view.close()

@@ -21,6 +21,8 @@ from beamwright.sections import KVDtype
 
 CHUNK_TOKENS = 256
 """Tokens of a row that a prefill reads at a time: a constant, see `models.tree_model`."""
+CAPTURED_TOKENS = 1024
+"""Most tokens of a prefill that is captured, see `models.packed`."""
 INT4_GROUP = 64
 """Columns that share one scale and one zero point, where weights are rounded to int4 here."""
 GROUPED_TILE_VALUES = 1 << 22

@@ -138,7 +138,6 @@ class RemoteSteps:
     max_batch: int | None = None
     progress: Progress = field(default_factory=Progress)
     counts: Counters = field(default_factory=Counters)
-    graphs_failed: str | None = None
 
     def __post_init__(self) -> None:
         self._decodings, self._marks = Decodings(self.default), self.codec.thoughts

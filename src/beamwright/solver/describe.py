@@ -335,7 +335,6 @@ class Meter:
         self, run: TreeRun, candidates: Sequence[Candidate], chosen: Candidate, settings: Settings
     ) -> tuple[str, ...]:
         tree, remote = run.tree, self._machinery.remote
-        graphs_failed = self._machinery.batch.graphs_failed
         lines = doubts.doubts_about_problem(tree.root.problem_text, settings)
         lines += doubts.doubts_about_scores(tree, settings)
         if run.given:  # nobody has searched, and the best of them need not be right
@@ -350,8 +349,8 @@ class Meter:
             lines.append(_TRUNCATED)
         if remote is not None and not remote.source.token_ids:
             lines.append(_TOKENISED_HERE)
-        if graphs_failed is not None:
-            lines.append(f"graphs: failed: {graphs_failed}; steps run as plain calls")
+        failed = dict.fromkeys(self._machinery.not_captured)
+        lines += [f"graphs: failed: {why}; steps run as plain calls" for why in failed]
         return tuple(lines)
 
     def _unread(self, asked: Problem | int, settings: Settings) -> list[str]:

@@ -17,6 +17,7 @@ from beamwright.config import Settings
 from beamwright.counters import Counters, Level, Progress, Usage
 from beamwright.engine.batch import RunningBatch
 from beamwright.engine.executor import threads_for
+from beamwright.engine.graphs import capture_passes
 from beamwright.engine.moving import MovingSplit
 from beamwright.engine.prompts import with_system_prompt
 from beamwright.engine.row import Decoding
@@ -103,7 +104,7 @@ class Machinery:
     batch: writes the steps of all trees.
 
     exact: results of what runs here do not depend on the batch. token_stats: that are kept of every
-    token. payoff: what problems have taught of speculation.
+    token. payoff: what problems have taught of speculation. not_captured: why steps are plain.
 
     Raises:
         InputError: for a bad model or verifier, or a memory number that does not hold them.
@@ -136,6 +137,7 @@ class Machinery:
         cap_memory(check_device(model.device), settings.memory.memory)
         backends = self._find(verifier) if model.runs_elsewhere else self._load(verifier)
         self.token_stats = stats_read_by(self.verifier, strategy)
+        self.not_captured: list[str] = []
         self.batch = self._make_batch()
         decoders = [model.decoder for model in self.tree_models]
         self.threads = threads_for(max((d.shape.num_parameters for d in decoders), default=0))
@@ -162,7 +164,7 @@ class Machinery:
             loaded = load_model(model.model, model, "generator", *rendered)
         self.reader, decoder = loaded, loaded.decoder
         # One precision for both models: attention is made for it.
-        alike = model.model_copy(update={"dtype": _dtype(decoder)})
+        alike = model.model_copy(update={"dtype": str(decoder.dtype).removeprefix("torch.")})
         source = self._source(alike, verifier, loaded)
         if source.model is not None and loaded.codec is None:
             raise InputError(
@@ -272,14 +274,17 @@ class Machinery:
 
     def _make_batch(self) -> RunningBatch | RemoteSteps:
         settings, stats, remote = self.settings, self.token_stats, self.remote
+        progress, said = self.progress, self.not_captured.append
+        for model in self.tree_models:
+            capture_passes(settings.schedule.graphs, model, said)
         if remote is None:
             assert self.generator is not None
-            codec, progress = self.reader.codec, self.progress
             costs = Roofline(_costs(self.generator), settled.machine_profile(settings.model.device))
             return make_running_batch(
                 self.generator,
-                codec,
+                self.reader.codec,
                 settings,
+                said,
                 token_stats=stats,
                 keeps_states=getattr(self.verifier, "reads_states", False),
                 progress=progress,
@@ -292,7 +297,7 @@ class Machinery:
                 "tokens, which this search or verifier reads"
             )
         decoding = Decoding(settings.sampling, settings.step, settings.search.seed)
-        most, progress = settings.schedule.max_batch, self.progress
+        most = settings.schedule.max_batch
         return RemoteSteps(remote.source, remote.codec, remote.context, decoding, most, progress)
 
     # --- the memory number -------------------------------------------------------------------
@@ -367,7 +372,8 @@ class Machinery:
     @property
     def dtype(self) -> str:
         """The generator's; where it is remote, nobody here knows."""
-        return "elsewhere" if self.generator is None else _dtype(self.generator.decoder)
+        dtype = "elsewhere" if self.generator is None else str(self.generator.decoder.dtype)
+        return dtype.removeprefix("torch.")
 
     def identities(self) -> dict[str, Digest | None]:
         """Whose files generator and verifier are; waits until all of these are read. None where
@@ -409,10 +415,6 @@ class Machinery:
             self.tier.verifier.link.close()
         if self.remote is not None:
             self.remote.source.close()
-
-
-def _dtype(decoder: Decoder) -> str:
-    return str(decoder.dtype).removeprefix("torch.")
 
 
 def _sizes(model: LoadedModel | TreeModel, *, scores: bool = False) -> ModelBytes:

@@ -17,6 +17,7 @@ from beamwright.config import Settings
 from beamwright.errors import InputError, format_bytes
 from beamwright.models.shape import ModelShape
 from beamwright.plan.costs import (
+    CAPTURED_TOKENS,
     CHUNK_TOKENS,
     Storage,
     group_blocks,
@@ -87,6 +88,11 @@ class ModelBytes:
         """Of each group of layers, tokens of a block, and the window."""
         windows = [group.window for group in self.shape.kv_groups]
         return list(zip(group_blocks(self._group_bytes)[1], windows, strict=True))
+
+    @property
+    def captured(self) -> int:
+        """Estimate of what its captured passes hold, between them, too."""
+        return CAPTURED_TOKENS * self.shape.reading_width * self.element_bytes
 
     @property
     def _group_bytes(self) -> list[int]:
@@ -222,10 +228,12 @@ def _at_once(
 def _beside_kv(
     models: Sequence[ModelBytes], num_rows: int, *, at_once: bool = False
 ) -> tuple[int, int]:
-    """Bytes of all weights, and of the larger model's activations; of both, where a captured step
-    holds the generator's while the verifier reads."""
+    """Bytes of all weights, and of the larger model's activations; of both, and of their captured
+    passes, where captured steps hold one's while the other computes."""
     needs = [model.activations(num_rows) for model in models]
-    return sum(model.weights for model in models), sum(needs) if at_once else max(needs)
+    captured = sum(model.captured for model in models)
+    weights = sum(model.weights for model in models)
+    return weights, sum(needs) + captured if at_once else max(needs)
 
 
 def _parts(split: str | float, generator: ModelBytes, verifier: ModelBytes) -> tuple[int, int]:

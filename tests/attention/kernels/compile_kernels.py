@@ -24,7 +24,7 @@ NUMBERS = ("scale", "num_rows", "first_tail_slot")
 CODES = ("keys", "values", "key_exponents", "value_exponents")
 LISTS = (
     *("num_tail", "items", "entry_blocks", "entry_tokens", "entry_firsts", "slot_rows", "tiles"),
-    *("row_parts", "row_slots", "slot_reach"),
+    *("row_parts", "row_slots", "slot_reach", "slots"),
 )
 
 
@@ -120,6 +120,7 @@ def attending(heads, model, capability):
         }
         if kernel is programs.attend_chunks:
             sizes["SINKS"] = sinks
+            sizes |= {"slots": None} if codes else {}
             del sizes["EARLY"]
         name = kernel.fn.__name__
         found[name] = build(kernel, sizes, capability, tile.warps, tile.stages)

@@ -112,26 +112,24 @@ def prefill_attention(
     query: Tensor,
     key_value: Tensor,
     layer: Tensor,
-    work: Sequence[Tensor],
-    num_tokens: int,
+    work: Sequence[Tensor | None],
+    num_tiles: int,
     heads: HeadLayout,
     tile: Tile,
     rule: Rule = _PLAIN,
 ) -> Tensor:
-    """Context [tokens, heads, head_dim] of packed chunks; zeros behind the first `num_tokens`.
+    """Context [tokens, heads, head_dim] of packed chunks: what is in none is whatever was there.
 
     query: [tokens, heads, head_dim]; key_value: [tokens, 2, kv_heads, head_dim].
-    layer: as in `decode_attention`. work: the lists of a `PrefillWork` on the device.
+    layer: as in `decode_attention`. work: the lists of a `PrefillWork` on the device, with so many
+    tiles; None for its slots where nothing is kept.
     """
     query, key_value = _packed_heads(query), _packed_heads(key_value)
-    tiles, *entries = work
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    if num_tokens < len(out):
-        out[num_tokens:] = 0
-    attend_chunks[(tiles.shape[0] // 7 * heads.kv_heads,)](
+    attend_chunks[(num_tiles * heads.kv_heads,)](
         query, layer[:, 0], layer[:, 1], *_exponents(rule), key_value[:, 0], key_value[:, 1],
         rule.sinks, out,
-        tiles, *entries, _scale(heads),
+        *work, _scale(heads),
         query.stride(0), key_value.stride(0), layer.stride(0), layer.stride(2),
         **_sizes(heads, tile, layer, query.dtype),
         SINKS=rule.sinks is not None, SOFTCAP=rule.softcap, WINDOW=rule.window, CODES=rule.codes,

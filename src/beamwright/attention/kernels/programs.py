@@ -335,9 +335,28 @@ def merge_rows(
 
 
 @triton.jit
+def _keep(
+    own_keys, own_values, keys, values, slots, first, count,
+    own_stride, block_stride, token_stride,
+    HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """Write a tile's tokens of this head to their places in the pool, of BLOCK tokens a block."""
+    dim = tl.arange(0, DIM)[None, :]
+    for start in range(0, count, TOKENS):
+        at = start + tl.arange(0, TOKENS)
+        slot = tl.load(slots + first + at, mask=at < count, other=-1)
+        inside = (slot >= 0)[:, None] & (dim < HEAD_DIM)
+        source = (first + at).to(tl.int64)[:, None] * own_stride + dim
+        target = (slot // BLOCK).to(tl.int64) * block_stride + slot % BLOCK * token_stride
+        target = target[:, None] + dim
+        tl.store(keys + target, tl.load(own_keys + source, mask=inside), inside)
+        tl.store(values + target, tl.load(own_values + source, mask=inside), inside)
+
+
+@triton.jit
 def attend_chunks(
     query, keys, values, key_exponents, value_exponents, own_keys, own_values, sinks, out,
-    tiles, entry_blocks, entry_tokens, entry_firsts, scale,
+    tiles, entry_blocks, entry_tokens, entry_firsts, slots, scale,
     query_stride, own_stride, block_stride, token_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     ENTRY_TOKENS: tl.constexpr, PIECES: tl.constexpr, PAIRS: tl.constexpr, TOKENS: tl.constexpr,
@@ -349,7 +368,8 @@ def attend_chunks(
     tiles [tiles, 7]: first entry and entries of the path; first token of the chunk among the packed
     ones; first token and tokens of the tile, none in an empty one; tokens of the chunk that come
     no later than the tile's last; tokens of the path. sinks [heads].
-    out [tokens, heads, head_dim].
+    slots [tokens]: places in the pool where a tile keeps its own keys and values, less than nought
+    for nowhere; no tile reads them there. out [tokens, heads, head_dim].
     """
     program = tl.program_id(0)
     tile = tiles + program // KV_HEADS * 7
@@ -361,6 +381,13 @@ def attend_chunks(
     num_queries = tl.load(tile + 4)
     num_own = tl.load(tile + 5)
     if num_queries > 0:
+        if slots is not None:
+            _keep(
+                own_keys + head * HEAD_DIM, own_values + head * HEAD_DIM,
+                keys + head * HEAD_DIM, values + head * HEAD_DIM,
+                slots, first_query, num_queries, own_stride, block_stride, token_stride,
+                HEAD_DIM, DIM, ENTRY_TOKENS * PIECES, TOKENS,
+            )  # fmt: skip
         pair = tl.arange(0, PAIRS)
         dim = tl.arange(0, DIM)
         entry = tl.arange(0, TOKENS) // ENTRY_TOKENS

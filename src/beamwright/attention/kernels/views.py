@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from torch import Tensor
 
 from beamwright.attention.kernels import is_hopper, why_no_kernels
@@ -23,9 +24,13 @@ from beamwright.attention.kernels.worklist import (
     Cuts,
     DecodeWork,
     HeadLayout,
+    Ints,
+    Tile,
     WorkBuffers,
     decode_tile,
     decode_work,
+    most_tiles,
+    power_of_two,
     prefill_tile,
     prefill_work,
 )
@@ -168,38 +173,50 @@ class KernelDecode:
 
 
 class KernelPrefill:
-    """An `AttentionView`: each chunk over its path's blocks, then causally over itself."""
+    """An `AttentionView`: each chunk over its path's blocks, then causally over itself.
+
+    Tokens behind the chunks pad the batch: they see one another, and change nothing.
+    slots: places in the pool of the chunks' tokens, which `attend` keeps there; None: their caller
+    does. workspace: of a caller who keeps it for the views to come; else the view has its own.
+    """
 
     def __init__(
-        self, store: SegmentStore, paths: Sequence[Path], lengths: Sequence[int], cuts: Cuts
+        self,
+        store: SegmentStore,
+        paths: Sequence[Path],
+        lengths: Sequence[int],
+        cuts: Cuts,
+        slots: Ints | None = None,
+        workspace: WorkBuffers | None = None,
     ) -> None:
         self._store, self._paths, self._lengths = store, list(paths), list(lengths)
-        self._cuts = cuts
-        self._work: list[Tensor] = []
+        self._cuts, self._slots, self._workspace = cuts, slots, workspace
+        self._work: list[Tensor | None] = []
+        self._num_tiles = 0
+
+    def prepare(self, num_heads: int, num_tokens: int) -> None:
+        """Write the work lists of a pass over so many tokens, with padding, that is captured: as
+        many programs for any chunks."""
+        layout = self._store.kv.layout
+        heads = HeadLayout(layout.num_kv_heads, num_heads // layout.num_kv_heads, layout.head_dim)
+        queries = self._tile(heads).queries
+        self._build(num_tokens, queries)
+        self._num_tiles = most_tiles(num_tokens, queries)
 
     def attend(
         self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
         kv_heads, head_dim = key_value.shape[2:]
         heads = HeadLayout(kv_heads, query.shape[1] // kv_heads, head_dim)
-        storage = self._store.kv.storage
-        tile = prefill_tile(heads, query.element_size(), hopper=is_hopper(storage.device))
+        tile = self._tile(heads)
         if not self._work:
-            work = prefill_work(
-                self._paths,
-                self._lengths,
-                self._store.kv.block_tokens,
-                tile.queries,
-                copy_per_row=self._cuts.copy_per_row,
-            )
-            self._work = WorkBuffers(storage.device).write(work)
-        num_tokens = sum(self._lengths)
+            self._build(len(query), tile.queries)
         return prefill_attention(
             query,
             key_value,
-            storage[:, layer],
+            self._store.kv.storage[:, layer],
             self._work,
-            num_tokens,
+            self._num_tiles,
             heads,
             tile,
             _rule(self._store.kv, layer, sinks),
@@ -207,6 +224,26 @@ class KernelPrefill:
 
     def close(self) -> None:
         """Nothing is charged here."""
+
+    def _tile(self, heads: HeadLayout) -> Tile:
+        kv = self._store.kv
+        return prefill_tile(heads, kv.layout.dtype.itemsize, hopper=is_hopper(kv.storage.device))
+
+    def _build(self, num_tokens: int, queries_per_tile: int) -> None:
+        kv, padding = self._store.kv, num_tokens - sum(self._lengths)
+        slots = () if self._slots is None else np.pad(self._slots, (0, padding), constant_values=-1)
+        work = prefill_work(
+            [*self._paths, ()],
+            [*self._lengths, padding],
+            kv.block_tokens,
+            queries_per_tile,
+            copy_per_row=self._cuts.copy_per_row,
+            slots=slots,
+        )
+        self._num_tiles = len(work.tiles) // 7
+        self._work = [*(self._workspace or WorkBuffers(kv.storage.device)).write(work)]
+        if self._slots is None:
+            self._work[-1] = None
 
 
 def _rule(kv: KVBlocks, layer: int, sinks: Tensor | None) -> Rule:
@@ -250,12 +287,33 @@ class KernelAttention:
         self._check(store)
         return KernelDecode(store, paths, tail, self._cuts, workspace)
 
+    def prefill_workspace(
+        self, store: SegmentStore, num_heads: int, num_tokens: int
+    ) -> WorkBuffers:
+        """What prefill views of passes over up to so many tokens may share, one after the other."""
+        layout, device = store.kv.layout, store.kv.storage.device
+        heads = HeadLayout(layout.num_kv_heads, num_heads // layout.num_kv_heads, layout.head_dim)
+        tile = prefill_tile(heads, layout.dtype.itemsize, hopper=is_hopper(device))
+        room = power_of_two(7 * most_tiles(num_tokens, tile.queries))
+        return WorkBuffers(device, room, headroom=2)
+
+    def keeps(self, store: SegmentStore) -> bool:
+        """Whether prefill views write keys and values to their places in the pool themselves."""
+        return not self.copies_per_beam and store.kv.exponents is None
+
     def prefill_view(
-        self, store: SegmentStore, paths: Sequence[Path], lengths: Sequence[int]
+        self,
+        store: SegmentStore,
+        paths: Sequence[Path],
+        lengths: Sequence[int],
+        slots: Sequence[Ints] | None = None,
+        workspace: WorkBuffers | None = None,
     ) -> KernelPrefill:
-        """A view for `lengths[i]` new tokens after path i."""
+        """A view for `lengths[i]` new tokens after path i. slots: of the one group of
+        layers; for these and workspace see there."""
         self._check(store)
-        return KernelPrefill(store, paths, lengths, self._cuts)
+        own = None if slots is None else slots[0]
+        return KernelPrefill(store, paths, lengths, self._cuts, own, workspace)
 
     def _check(self, store: SegmentStore) -> None:
         reason = why_no_kernels(store.kv.storage.device, store.kv.layout.dtype)

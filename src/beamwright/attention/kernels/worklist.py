@@ -36,6 +36,8 @@ _STAGE_BYTES = 32 * 1024  # keys and values of one tile
 _SHARED_BYTES, _HOPPER_BYTES = 99 * 1024, 227 * 1024  # of a program: the least since Ampere, H100's
 _LEAST = 16  # a matrix instruction's rows, and the least depth of a product
 _FOUR_WARPS = 64 * 128 * 32  # pairs x dim x tokens
+LEAST_CHUNK = 8
+"""Tokens of a captured pass for each of its chunks: its programs are counted beforehand."""
 MOST_ENTRY_TOKENS = 16
 """Tokens of an entry: a tile holds whole entries, and a block may hold more."""
 
@@ -198,12 +200,15 @@ class PrefillWork:
     tiles: [tiles * 7] first entry and entries of the path; first token of the chunk; first token
         and tokens of the tile; tokens of the chunk up to the tile's last; tokens of the path.
     entry_blocks, entry_tokens, entry_firsts: as in decode, of the whole path.
+    slots: [tokens] where in the pool a token's keys and values are kept, counted in tokens; less
+        than nought for nowhere. Empty: the caller keeps them.
     """
 
     tiles: Ints
     entry_blocks: Ints
     entry_tokens: Ints
     entry_firsts: Ints
+    slots: Ints
 
 
 def entry_size(block_tokens: int) -> int:
@@ -312,6 +317,7 @@ def prefill_work(
     queries_per_tile: int,
     *,
     copy_per_row: bool,
+    slots: Sequence[int] | Ints = (),
 ) -> PrefillWork:
     """Work for `lengths[i]` new tokens behind path i, packed one path after the other."""
     seen: Counter[Segment] = Counter()
@@ -332,7 +338,12 @@ def prefill_work(
             at = [first_own, first_own + start, count, start + count, before]
             tiles += [first_entry, num_entries, *at]
         first_own += length
-    return PrefillWork(*map(_ints, (tiles, entries.blocks, entries.tokens, entries.firsts)))
+    return PrefillWork(*map(_ints, (tiles, entries.blocks, entries.tokens, entries.firsts, slots)))
+
+
+def most_tiles(num_tokens: int, queries_per_tile: int) -> int:
+    """Tiles that a captured pass over so many tokens starts, whatever its chunks are."""
+    return num_tokens // queries_per_tile + num_tokens // LEAST_CHUNK
 
 
 def _copies(path: Path, seen: Counter[Segment]) -> list[int]:

@@ -1,0 +1,135 @@
+"""Captured prefills: padded to a few sizes, replayed, and bit for bit the plain passes."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from beamwright.attention import make_attention
+from beamwright.engine.graphs import Replay, capture_passes
+from beamwright.kv.segments import PathPart
+from beamwright.models import fused, packed
+from beamwright.models.dense import DenseDecoder
+from beamwright.models.named import shape_from_text
+from beamwright.models.packed import size_of
+from beamwright.models.tree_model import PrefillRequest, TreeModel
+from beamwright.models.weights import random_weights
+from tape import VIEWS, Tape, TapeReplay
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SHAPE = "llama,layers=2,hidden=16,heads=2,kv_heads=1,intermediate=24,vocab=64,context=128"
+on_cpu = pytest.mark.skipif(DEVICE == "cuda", reason="the tape is the interpreter's")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """The interpreter runs each program of a size."""
+    monkeypatch.setattr(packed, "SIZES", (16, 32))
+    monkeypatch.setattr(packed, "_FEW", 8)
+
+
+def make_model(backend="triton-tree", shape=SHAPE, kernels=None, **changes):
+    shape = shape_from_text(shape)
+    decoder = DenseDecoder(shape, random_weights(shape, torch.float32, DEVICE, 0), **changes)
+    decoder._fused = kernels
+    return TreeModel(decoder, make_attention(backend, torch.device(DEVICE), torch.float32), 1 << 16)
+
+
+@torch.inference_mode()
+def passes(model):
+    """Hidden states of passes of several kinds one behind the other, and all KV behind them."""
+    store, found, segments = model.store, [], []
+
+    def run(*requests):
+        held = [store.create(start=start) for _, start, _, _ in requests]
+        segments.extend(held)
+        asked = [
+            PrefillRequest(path, segment, [(7 * at) % 61 for at in range(count)], start, read)
+            for segment, (path, start, count, read) in zip(held, requests, strict=True)
+        ]
+        found.extend(model.prefill(asked))
+        return held
+
+    (prompt,) = run(((), 0, 11, ()))
+    path = (PathPart(prompt, 11),)
+    for count in (9, 8, 10):  # a plain run, a captured one, a replay; of one kind and of another
+        steps = run(*[(path, 11, each, [each - 1]) for each in (count, 12, 3)])
+        path = (*path[:1], PathPart(steps[0], count))
+        run((path, 11 + count, 13, None), ((), 0, 1, None))
+    run((path, 21, 40, [39]))
+    return found, [store.gather(segment, segment.length).clone() for segment in segments]
+
+
+def equal(found, expected):
+    pairs = [pair for both in zip(found, expected, strict=True) for pair in zip(*both, strict=True)]
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return passes(make_model())
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="there is no card")
+def test_cuda_graphs_have_the_bits_of_plain_passes(plain):
+    model, failures = make_model(), []
+    capture_passes("auto", model, failures.append)
+    assert equal(passes(model), plain)
+    assert model.captured._replay._graphs
+    assert not failures
+
+
+@on_cpu
+def test_replays_have_the_bits_of_plain_passes(plain, monkeypatch):
+    """KV included; one with more tokens than any size is plain."""
+    model, replay = make_model(), TapeReplay(monkeypatch)
+    model.capture(replay)
+    assert equal(passes(model), plain)
+    assert replay.keys == {(16, True), (32, True), (32, False)}
+    assert (replay.num_recorded, replay.num_played) == (3, 4)
+
+
+@on_cpu
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tile_rows": 8},
+        {"shape": SHAPE.replace("llama", "opt").replace("kv_heads=1,", "")},
+        {"kernels": fused},
+    ],
+)
+def test_other_decoders_are_captured_too(monkeypatch, options):
+    """Rows by tiles of a fixed size; no rotation, and a bias; a card's kernels."""
+    expected, model = passes(make_model(**options)), make_model(**options)
+    model.capture(TapeReplay(monkeypatch))
+    assert equal(passes(model), expected)
+
+
+def test_kv_that_attention_does_not_keep_is_written_as_it_was(plain):
+    model = make_model("triton-dense")
+    model.capture(Replay())
+    assert model.captured is None
+    for these, those in zip(passes(model), plain, strict=True):
+        for a, b in zip(these, those, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@on_cpu
+@torch.inference_mode()
+def test_what_a_replayed_pass_costs_the_host(monkeypatch):
+    """Its inputs and lists, a replay and a copy of what is read, however many layers there are."""
+    model, replay = make_model(), Replay()
+    model.capture(replay)
+    passes(model)
+    tape = Tape()
+    replay.run = lambda key, version, step: None
+    with tape:
+        model.prefill([PrefillRequest((), model.store.create(), range(12), 0, [3, 11])])
+    names = [each[0].func.overloadpacket.__name__ for each in tape.played]
+    assert [name for name in names if name not in VIEWS] == ["copy_", "copy_", "clone"]
+
+
+def test_a_size_takes_as_many_chunks_as_its_programs_are_counted_for():
+    assert size_of(1, 1) == size_of(16, 1) == 16
+    assert size_of(16, 2) == size_of(32, 3) == 32
+    assert size_of(33, 1) is size_of(32, 4) is None
