@@ -19,6 +19,7 @@ from functools import partial
 
 import torch
 
+from beamwright.attention import KERNEL_BACKENDS
 from beamwright.counters import Progress
 from beamwright.engine.scoring import LESS, Scoring, without
 from beamwright.engine.timeline import Accounting, Timeline
@@ -355,9 +356,11 @@ def overlaps(
     """True if the verifier has a thread of its own; never one that does not say that it may.
 
     "auto": where that is faster (docs/log/2026-11-22-scoring-beside-decoding.md), and changes
-    nothing else: models on different devices, a generator elsewhere, or a CPU with a core for each
-    of the worker's threads and results that do not depend on a batch; with several trees in
-    flight, and no KV that has had to leave the device so far.
+    nothing else: models on different devices, a generator elsewhere; or, with results that do not
+    depend on a batch, a CPU with a core for each of the worker's threads, or a card whose kernels
+    read KV in place, where memory is planned for both at a time: decoding waits for memory there,
+    and scoring computes. With several trees in flight, and no KV that has had to leave the device
+    so far.
 
     in_flight: trees at a time; None for as many as there is work for.
     """
@@ -371,8 +374,10 @@ def overlaps(
     if in_flight == 1 or scorer is None or generator is None:
         return in_flight != 1 and scorer is not None
     outgrown = generator.store.outgrown or scorer.store.outgrown
-    on_cpu = scorer.decoder.device.type == "cpu"
-    return on_cpu and exact and not outgrown and num_cores() >= 2 * num_threads
+    has_room = num_cores() >= 2 * num_threads
+    if scorer.decoder.device.type == "cuda":
+        has_room = {generator.backend.name, scorer.backend.name} <= set(KERNEL_BACKENDS)
+    return exact and not outgrown and has_room
 
 
 def num_cores() -> int:
