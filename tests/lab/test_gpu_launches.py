@@ -44,19 +44,19 @@ def test_launches_of_a_layer_and_a_token(name, rows, layer):
 
 
 @pytest.mark.parametrize(
-    ("sampling", "most"),
+    ("sampling", "more"),
     [
-        ({"top_p": 0.9}, 75),
-        ({"top_k": 20, "min_p": 0.1}, 81),
+        ({"top_p": 0.9}, 2),
+        ({"top_k": 20, "min_p": 0.1}, 2),
         ({"top_logprobs": 3}, 44),  # sixteen rows at a time
     ],
 )
-def test_what_filters_and_likeliest_tokens_add_to_a_token(sampling, most):
+def test_what_filters_and_likeliest_tokens_add_to_a_token(sampling, more):
     shape = replace(shape_from_text("qwen2.5-1.5b"), layers=1)
     plain = step_launches(shape, 64)
     found = step_launches(shape, 64, SamplingSettings(**sampling))
     assert found.copied == 0
-    assert 0 < len(found.names) - len(plain.names) <= most
+    assert len(found.names) - len(plain.names) == more
 
 
 def test_layers_with_windows_launch_what_others_do():

@@ -32,6 +32,7 @@ from beamwright.kv.states import Placed, StateBlocks
 from beamwright.models import step_kernels
 from beamwright.models.named import shape_from_text
 from beamwright.models.shape import ModelShape
+from beamwright.sections import SamplingSettings
 from beamwright_lab.common import table
 from beamwright_lab.gpu.launches import DEVICE, Launch, on_card, prefill_launches, step_launches
 
@@ -87,6 +88,8 @@ def launches_of(shape: ModelShape, target: int) -> Iterator[Launch]:
         return
     for rows in _ROWS:
         yield from step_launches(shape, rows, capability=capability).launches
+    filters = SamplingSettings(top_k=20, top_p=0.95)
+    yield from step_launches(shape, 16, filters, capability=capability).launches
     yield from prefill_launches(shape, _PROMPTS, capability).launches
 
 
