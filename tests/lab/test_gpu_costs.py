@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("triton")
 
 from beamwright.models.named import shape_from_text
-from beamwright.plan.machines import CARDS
+from beamwright.plan.machines import CAPTURED_LAUNCH_S, CAPTURED_LAUNCHES, CARDS
 from beamwright_lab.gpu import costs
 
 
@@ -39,3 +39,9 @@ def test_the_sheet_says_what_is_predicted_and_what_does_not_fit(monkeypatch):
     assert "| qwen2.5-7b | 64 | 294 | no fit | " in text
     measured = [row for row in found["rows"] if row.get("measured_ms")]
     assert {row["card"] for row in measured} == {"h100"}
+
+
+def test_plans_and_simulations_take_what_was_fitted_and_counted():
+    fit = costs.fitted(costs.measured_steps())
+    assert fit.launch_s == pytest.approx(CAPTURED_LAUNCH_S, rel=0.02)
+    assert costs.launches_of("qwen2.5-1.5b", 256, (9, 0))[0] == CAPTURED_LAUNCHES

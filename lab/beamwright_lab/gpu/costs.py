@@ -30,6 +30,7 @@ from beamwright.models.shape import ModelShape
 from beamwright.plan.machines import CARDS, Card, card_profile
 from beamwright.units import GIB
 from beamwright_lab.common import finish, matmul_parameters, table
+from beamwright_lab.simulator.costs import HOST_ROW_S
 
 SHAPES = ("qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b")
 CARD_NAMES = ("rtx-3060", "rtx-4090", "h100")
@@ -39,9 +40,6 @@ _MEASURED = Path(__file__).resolve().parents[3] / "docs" / "figures" / "gpu-h100
 _MEASURED_LAUNCHES = {"qwen2.5-0.5b": 10, "qwen2.5-1.5b": 10, "qwen2.5-7b": 11}
 """Of a layer when it was measured: the gate was apart, and 7B adds up the parts of `out`."""
 _MEASURED_BESIDE = 14
-HOST_ROW_S = 4.5e-6
-"""Of a path and token, between captured tokens: a step of 1.5B less its replay, at 16, 64 and 256
-paths (docs/log/2026-11-26-what-stands-between-kernels.md)."""
 _PROMPT, _OWN = 128, 96  # tokens that a path sees in `roofline`: shared, and its own in the mean
 _ELEMENT_BYTES = 2
 AIM = 0.75

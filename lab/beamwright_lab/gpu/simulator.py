@@ -11,13 +11,12 @@ import json
 import tempfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from beamwright.models.named import shape_from_text
 from beamwright.plan.costs import Layout, ModelCosts
-from beamwright.plan.machines import HardwareProfile
+from beamwright.plan.machines import HardwareProfile, captured
 from beamwright.schedule import schedule_row
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.tree import SearchTree
@@ -25,14 +24,12 @@ from beamwright.tree.recorded import record_tree
 from beamwright_lab.gpu.context import Context, one_line
 from beamwright_lab.paper.cases import VARIANTS
 from beamwright_lab.simulator.bench import Simulation
-from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright_lab.simulator.costs import HOST_ROW_S, RooflineCosts
 from beamwright_lab.simulator.recorded import RecordedTree, read_recorded
 from beamwright_lab.simulator.run import simulate
 
 FIGURES = ("figures-opt-6.7b", "figures-llama-2-7b", "figures-qwen1.5-7b", "figures-12gb")
 LINK = "link"
-# Of a captured pass; a kernel that moves next to nothing takes so long (an H100, 2026-11-26).
-_KERNELS_OF_A_LAYER, _KERNEL_S = 11, 1.7e-6
 
 
 def run(context: Context) -> dict[str, Any]:
@@ -62,7 +59,7 @@ def compared(point: Mapping[str, Any], profile: HardwareProfile) -> dict[str, An
     measured_s = point["decode_s"] + point["stall_s"]
     row: dict[str, Any] = {"name": point["name"], "measured_s": round(measured_s, 4)}
     try:
-        found = simulate(_simulation(point, as_it_runs(profile, point["variant"])))
+        found = simulate(_simulation(point, profile))
     except Exception as error:  # a cut-off tree that cannot be replayed costs one row
         return {**row, "error": one_line(error)}
     return {
@@ -77,24 +74,20 @@ def compared(point: Mapping[str, Any], profile: HardwareProfile) -> dict[str, An
     }
 
 
-def as_it_runs(profile: HardwareProfile, variant: str) -> HardwareProfile:
-    """The card with captured passes; layer-wise streaming launches one operator after the other."""
-    if schedule_row(ScheduleSettings(**VARIANTS[variant].options)).streams_layers:
-        return profile
-    return replace(profile, decode_ops_per_layer=_KERNELS_OF_A_LAYER, launch_s=_KERNEL_S)
-
-
 def _simulation(point: Mapping[str, Any], profile: HardwareProfile) -> Simulation:
+    """With captured passes; layer-wise streaming launches one operator after the other."""
     shape = shape_from_text(point["model"])
     model = ModelCosts.of(shape, point["element_bytes"])
-    step = point["step"]
-    options = {**VARIANTS[point["variant"]].options}
+    step, schedule = point["step"], ScheduleSettings(**VARIANTS[point["variant"]].options)
+    card = (
+        (profile, 0.0) if schedule_row(schedule).streams_layers else (captured(profile), HOST_ROW_S)
+    )
     return Simulation(
         tree=unpack_tree(point["recorded"]),
         model=model,
-        costs=RooflineCosts.of(model, profile, Layout(point["layout"])),
+        costs=RooflineCosts.of(model, card[0], Layout(point["layout"]), card[1]),
         kv_budget_bytes=point["device_budget_bytes"],
-        schedule=ScheduleSettings(**options),
+        schedule=schedule,
         step=StepSettings(step_tokens=step, max_step_tokens=step, max_tokens=point["generate"]),
         context=shape.context,
     )

@@ -7,7 +7,7 @@ copy reads the sum of the paths (`Layout.DENSE`), otherwise their union (`Layout
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from beamwright.plan.costs import CHUNK_TOKENS, Layout, ModelCosts, Roofline
@@ -33,13 +33,9 @@ class Work:
         return cls(seconds, seconds, seconds)
 
 
-CAPTURED_LAUNCH_S = 1e-6
-"""Assumed: what a kernel of a captured graph waits for the one before it."""
-
-
-def captured(hardware: HardwareProfile) -> HardwareProfile:
-    """The machine with passes that are replayed as graphs, in place of operators one by one."""
-    return replace(hardware, launch_s=min(hardware.launch_s, CAPTURED_LAUNCH_S))
+HOST_ROW_S = 4.5e-6
+"""Of a path and token, between captured passes: that card's step of 1.5B less its replay, at 16, 64
+and 256 paths (docs/log/2026-11-26-what-stands-between-kernels.md)."""
 
 
 class DeviceCosts(Protocol):
@@ -80,15 +76,21 @@ class DeviceCosts(Protocol):
 
 @dataclass(frozen=True)
 class RooflineCosts:
-    """`DeviceCosts` of a model on a machine that nobody needs to have."""
+    """`DeviceCosts` of a model on a machine that nobody needs to have.
+
+    row_s: the host's, of each row and token, while nothing else runs.
+    """
 
     roofline: Roofline
     layout: Layout
+    row_s: float = field(default=0.0, kw_only=True)
 
     @classmethod
-    def of(cls, model: ModelCosts, hardware: HardwareProfile, layout: Layout) -> RooflineCosts:
+    def of(
+        cls, model: ModelCosts, hardware: HardwareProfile, layout: Layout, row_s: float = 0.0
+    ) -> RooflineCosts:
         """The costs of one layout."""
-        return cls(Roofline(model, hardware), layout)
+        return cls(Roofline(model, hardware), layout, row_s=row_s)
 
     def open_group(self, num_rows: int, read_tokens: int) -> float:
         """Nothing: kernels on a GPU read blocks in place."""
@@ -129,7 +131,7 @@ class RooflineCosts:
             memory, compute, launch = self.roofline.parts(
                 num_rows, read_tokens, seen_tokens, layout, num_states
             )
-            seconds += max(memory, compute) + launch
+            seconds += max(memory, compute) + launch + num_rows * self.row_s
             memory_s, compute_s = memory_s + memory, compute_s + compute
         return Work(seconds, memory_s, compute_s)
 

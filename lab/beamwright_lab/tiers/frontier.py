@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from beamwright.errors import CapacityError
+from beamwright.plan.machines import CAPTURED_LAUNCH_S
 from beamwright.sections import ScheduleSettings
 from beamwright_lab.common import RESULTS, finish, say, table, write_json
-from beamwright_lab.simulator.costs import CAPTURED_LAUNCH_S
 from beamwright_lab.simulator.engines import FAIR, EngineResult
 from beamwright_lab.simulator.run import SimulationResult
 from beamwright_lab.studies.floor import floor_s

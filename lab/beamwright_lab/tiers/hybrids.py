@@ -16,13 +16,13 @@ from typing import Any
 from beamwright.models.named import NAMED_SHAPES
 from beamwright.models.shape import ModelShape
 from beamwright.plan.costs import Layout, ModelCosts, Storage
-from beamwright.plan.machines import find_profile
+from beamwright.plan.machines import captured, find_profile
 from beamwright.sections import MemorySettings, ScheduleSettings, StepSettings
 from beamwright.solver.memory import ModelBytes, plan_memory
 from beamwright.units import GIB
 from beamwright_lab.common import finish, say, table
 from beamwright_lab.simulator.bench import Simulation
-from beamwright_lab.simulator.costs import RooflineCosts, captured
+from beamwright_lab.simulator.costs import RooflineCosts
 from beamwright_lab.simulator.recorded import RecordedTree
 from beamwright_lab.simulator.run import SimulationResult, simulate_if_fits
 from beamwright_lab.simulator.synthetic import SyntheticSearch, grow

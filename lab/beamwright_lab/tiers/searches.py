@@ -15,12 +15,12 @@ from typing import Any
 from beamwright.cli.demo import PROBLEM
 from beamwright.models.named import shape_from_text
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
-from beamwright.plan.machines import find_profile
+from beamwright.plan.machines import captured, find_profile
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.tree.recorded import write_recorded
 from beamwright_lab.common import RESULTS, say
 from beamwright_lab.simulator.bench import Simulation
-from beamwright_lab.simulator.costs import DraftedCosts, Drafts, RooflineCosts, captured
+from beamwright_lab.simulator.costs import DraftedCosts, Drafts, RooflineCosts
 from beamwright_lab.simulator.engines import EngineCase, EngineResult, simulate_engine
 from beamwright_lab.simulator.recorded import RecordedTree, read_recorded
 from beamwright_lab.simulator.run import SimulationResult, simulate

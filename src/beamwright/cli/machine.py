@@ -22,6 +22,7 @@ from beamwright.plan.machines import (
     MEASURED,
     NAMED_PROFILES,
     HardwareProfile,
+    captured,
     card_of_device,
     card_profile,
     find_profile,
@@ -186,7 +187,8 @@ def read_models(settings: Settings, machine: Machine) -> Models:
         verifier = sized(
             model.scorer, shape, model.verifier_weights, scores=_is_card(machine.profile)
         )
-    return Models(generator, verifier, in_precision(machine.profile, element_bytes))
+    profile = in_precision(machine.profile, element_bytes)
+    return Models(generator, verifier, captured(profile) if _is_card(profile) else profile)
 
 
 def _is_card(profile: HardwareProfile) -> bool:

@@ -21,6 +21,7 @@ from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import (
     DEFAULT_PROFILE,
     HardwareProfile,
+    captured,
     card_of_device,
     card_profile,
     find_profile,
@@ -121,7 +122,7 @@ def machine_profile(device: str) -> HardwareProfile:
         found = torch.cuda.get_device_properties(device)
         card = card_of_device(found.name, found.total_memory)
         profile = find_profile(DEFAULT_PROFILE) if card is None else card_profile(card)
-        return replace(profile, device_memory_bytes=found.total_memory)
+        return captured(replace(profile, device_memory_bytes=found.total_memory))
     try:
         return find_profile("measured")
     except InputError:
