@@ -12,7 +12,13 @@ pytest.importorskip("triton")
 from beamwright.models.named import shape_from_text
 from beamwright.models.shape import LayerGroup
 from beamwright.sections import SamplingSettings
-from beamwright_lab.gpu.launches import DEVICE, on_card, prefill_launches, step_launches
+from beamwright_lab.gpu.launches import (
+    DEVICE,
+    captured_prefill,
+    on_card,
+    prefill_launches,
+    step_launches,
+)
 
 BESIDE = 14
 """Of a token: the lookup, the first norm, the head, two kernels of the draw, places and results."""
@@ -76,6 +82,17 @@ def test_launches_of_a_prefill_pass():
     assert layer.total() <= 10, layer
     assert beside <= 6
     assert copied <= 2
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-1.5b", "qwen2.5-7b", "opt-6.7b"])
+def test_a_captured_prefill_pass_is_a_replay_whatever_the_layers(name):
+    """Token ids and lists go to the card, what is read is copied; nothing else asks the host."""
+    shape = replace(shape_from_text(name), layers=2)
+    beside, step = captured_prefill(shape, (200, 40))
+    assert (beside.names, beside.copied) == (["copy_", "copy_", "clone"], 2)
+    plain = prefill_launches(shape, (200, 40))
+    assert step.copied == 0
+    assert len(step.names) <= len(plain.names) + 1, "what was found is put where it is kept"
 
 
 def test_reads_by_the_host_and_tensors_of_two_devices_are_errors():

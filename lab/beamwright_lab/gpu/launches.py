@@ -9,7 +9,7 @@ card by trying: here it is as an H100 found it (`streams`).
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from beamwright.attention import make_attention
-from beamwright.engine.graphs import Replay
+from beamwright.engine.graphs import Launches, Replay
 from beamwright.engine.tensor_rows import TensorRows
 from beamwright.kv.segments import PathPart
 from beamwright.models import dense
@@ -196,6 +196,33 @@ def prefill_launches(
         noted.taken()
         _prefilled(model, lengths)
     return noted
+
+
+class _Apart(Replay):
+    """Keeps what a step launches apart from what is launched for it."""
+
+    def __init__(self, noted: Noted) -> None:
+        self._noted, self.step = noted, Noted()
+
+    def run(self, key: Hashable, version: int, step: Launches) -> None:
+        before = self._noted.taken()
+        step()
+        self.step = self._noted.taken()
+        self._noted.__dict__.update(vars(before))
+
+
+def captured_prefill(
+    shape: ModelShape, lengths: Sequence[int], capability: tuple[int, int] = HOPPER
+) -> tuple[Noted, Noted]:
+    """What is launched for such a pass, and what its replay launches."""
+    with on_card(capability) as noted:
+        model = _tree_model(shape)
+        apart = _Apart(noted)
+        model.capture(apart)
+        _prefilled(model, [16])
+        noted.taken()
+        _prefilled(model, lengths)
+    return noted, apart.step
 
 
 def step_launches(
