@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ pytest.importorskip("triton")
 
 from beamwright.models.named import shape_from_text
 from beamwright.models.shape import LayerGroup
+from beamwright.plan.costs import Storage
 from beamwright.sections import SamplingSettings
 from beamwright_lab.gpu.launches import (
     DEVICE,
@@ -39,14 +41,21 @@ def of_layers(launches, name, *how):
         ("qwen2.5-0.5b", 16, 10),  # a gate apart: its product is narrow
         ("qwen2.5-1.5b", 64, 9),
         ("qwen2.5-1.5b", 256, 10),  # the gate is in the product of few rows
-        ("qwen2.5-7b", 16, 10),  # and `out` is added up
-        ("llama-3.1-8b", 16, 10),
-        ("qwen3-8b", 16, 10),  # norms of heads are in the rotation
+        ("qwen2.5-7b", 16, 9),  # parts of `out` and `down` are added up in norms
+        ("llama-3.1-8b", 16, 9),
+        ("qwen3-8b", 16, 9),  # norms of heads are in the rotation
     ],
 )
 def test_launches_of_a_layer_and_a_token(name, rows, layer):
     found, beside, copied = of_layers(step_launches, name, rows)
     assert (found.total(), beside, copied) == (layer, BESIDE, 0), found
+
+
+@pytest.mark.parametrize("storage", [Storage.INT4, Storage.INT8])
+def test_weights_in_codes_add_the_sums_of_queries(storage):
+    found, beside, copied = of_layers(partial(step_launches, storage=storage), "qwen2.5-7b", 64)
+    assert (found.total(), beside, copied) == (10, BESIDE, 0), found
+    assert found["add_parts"] == 1
 
 
 @pytest.mark.parametrize(

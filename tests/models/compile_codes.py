@@ -23,8 +23,9 @@ TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 FORMS = {
     "int4": (4, 64),
     "awq": (4, 128),
-    "gguf q4": (4, 32),
+    "q4": (4, 32),
     "int8": (8, codes._ROW),
+    "q8": (8, 32),
     "q6": (8, 16),
 }
 

@@ -26,9 +26,11 @@ from beamwright.kv.segments import PathPart
 from beamwright.models import dense
 from beamwright.models.decoder import Linear
 from beamwright.models.dense import DenseDecoder
+from beamwright.models.grouped import GroupedLinear
 from beamwright.models.shape import ModelShape
 from beamwright.models.tree_model import PrefillRequest, TreeModel
 from beamwright.models.weights import random_weights
+from beamwright.plan.costs import Storage
 from beamwright.sections import SamplingSettings
 
 DEVICE = torch.device("meta")
@@ -154,9 +156,14 @@ def _holding(name: str) -> list[Any]:
 
 def streams(linear: Linear) -> Linear:
     """The product as an H100 chose it for Qwen2.5's shapes (docs/log/2026-11-26-streamed-
-    products.md): wide ones stream few rows, those of long sums and few outputs all rows."""
-    from beamwright.models import streaming  # loads Triton
+    products.md): wide ones stream few rows, those of long sums and few outputs all rows. Codes are
+    read as they are."""
+    from beamwright.models import codes, streaming  # loads Triton
 
+    if isinstance(linear, GroupedLinear):
+        laid_out = codes.Codes.of(linear)
+        assert laid_out is not None
+        return streaming.CodedLinear(laid_out, linear.bias, None)
     outputs, columns = linear.weight.shape
     if outputs >= _WIDE_OUTPUTS:
         return streaming.FewStreamedLinear(linear.weight, linear.bias)
@@ -168,10 +175,10 @@ def streams(linear: Linear) -> Linear:
 _WIDE_OUTPUTS, _LONG_COLUMNS = 2 * 132 * 64, 3584
 
 
-def _tree_model(shape: ModelShape) -> TreeModel:
+def _tree_model(shape: ModelShape, storage: Storage = Storage.PLAIN) -> TreeModel:
     """A model without numbers; inside `on_card`."""
     with mock.patch.multiple(torch, Generator=mock.MagicMock(), randn=_nothing_drawn):
-        weights = random_weights(shape, torch.bfloat16, "meta", 0, pack=streams)
+        weights = random_weights(shape, torch.bfloat16, "meta", 0, storage, streams)
     backend = make_attention("triton-tree", DEVICE, torch.bfloat16)
     return TreeModel(DenseDecoder(shape, weights), backend, _KV_BYTES)
 
@@ -230,11 +237,12 @@ def step_launches(
     num_rows: int,
     sampling: SamplingSettings | None = None,
     capability: tuple[int, int] = HOPPER,
+    storage: Storage = Storage.PLAIN,
 ) -> Noted:
     """Of one token of so many rows behind a prompt of theirs: what is captured."""
     sampling = sampling or SamplingSettings()
     with on_card(capability) as noted:
-        model = _tree_model(shape)
+        model = _tree_model(shape, storage)
         path = tuple(_prefilled(model, [16]))
         rows = TensorRows(model, None, replay=Replay())
         session, width = rows._session, shape.hidden

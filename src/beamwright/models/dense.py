@@ -208,7 +208,8 @@ class DenseDecoder(Decoder):
         self, layer: Layer, follow: Norm, x: Tensor, context: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The rest of a block, behind attention, and the same as the norm that follows has it."""
-        delta = layer.out(context.flatten(1))
+        product = layer.out if self._fused is None else layer.out.unadded
+        delta = product(context.flatten(1))
         if len(x) > _INNER_ROWS and x.device.type == "cpu":
             x = x + delta
             for rows in x.split(_INNER_ROWS):
