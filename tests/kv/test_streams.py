@@ -225,11 +225,11 @@ def test_blocks_cross_a_card_s_link_in_one_launch(layout, direction):
     assert torch.equal(there.by_block.cpu(), wanted)
 
 
-def test_the_kernel_compiles_for_cards_that_are_not_there(tmp_path):
+def test_the_kernel_compiles_for_cards_that_are_not_there():
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     found = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "compile_copies.py"), "80", "86", "90", "120"],
-        env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
+        [sys.executable, str(Path(__file__).parent / "compile_copies.py"), "80", "120"],
+        env=environment,
         capture_output=True,
         text=True,
         check=False,

@@ -55,6 +55,9 @@ def test_copies_are_under_way_while_a_tile_is_computed(kernels):
     for row in kernels:
         if row["kernel"] in (*PRODUCTS, "attend_parts", "attend_chunks"):
             assert max(row["ahead"]) >= 1, row
+            assert row["unit"], row
+        if row["kernel"] in PRODUCTS:
+            assert row["unit"] == "wgmma", row
 
 
 def test_programs_share_a_multiprocessor_of_an_h100(kernels):

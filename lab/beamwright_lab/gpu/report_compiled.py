@@ -62,7 +62,8 @@ class Compiled:
 
     programs: that share a multiprocessor. ahead: of each loop that copies while it computes, the
     copies that a tile's wait leaves under way; wide, narrow: reads and copies of 16 bytes, and of
-    fewer; early: those before it waits for the kernel ahead. models: of which one launches it.
+    fewer; early: those before it waits for the kernel ahead. unit: for matrices. models: of which
+    one launches it.
     """
 
     kernel: str
@@ -78,6 +79,7 @@ class Compiled:
     wide: int
     narrow: int
     early: int
+    unit: str
 
 
 def launches_of(shape: ModelShape, target: int) -> Iterator[Launch]:
@@ -148,6 +150,7 @@ def compiled(launch: Launch, target: int, models: Iterable[str]) -> Compiled:
         len(wide),
         len(reads) - len(wide),
         len(re.findall(_READ, early)),
+        next((unit for unit in ("wgmma", "mma.sync") if unit in ptx), ""),
     )
 
 
