@@ -22,7 +22,7 @@ from beamwright import Solution, Solver
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import estimate_mean
 from beamwright.evaluate.problems import Problem, load_problems
-from beamwright.models.tree_model import PrefillRequest
+from beamwright.models.prefill import PrefillRequest
 from beamwright_lab.accuracy import Evaluated, run_of
 from beamwright_lab.common import finish, say, table
 

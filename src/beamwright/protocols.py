@@ -383,7 +383,7 @@ class Verifier(Protocol):
     the generator keeps the hidden states of new tokens for it (`engine.row.GeneratorState`).
 
     No node of a call is above another: what is above was scored in an earlier one, or is not
-    (`engine.scoring.Judged`).
+    (`engine.scoring.Judged`). takes_paths, where it has that: some may be, and come first.
     """
 
     default_aggregate: str

@@ -12,7 +12,7 @@ from beamwright.engine.scoring import Scoring
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import CapacityError, PolicyError
 from beamwright.evaluate.problems import load_problems
-from beamwright.models.tree_model import PrefillRequest
+from beamwright.models.prefill import PrefillRequest
 from beamwright.protocols import Prospect
 from beamwright.search import STRATEGIES
 from beamwright.tree import StopReason

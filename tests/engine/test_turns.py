@@ -33,7 +33,7 @@ def test_tokens_behind_a_turn_are_what_the_whole_conversation_makes_likely(make_
 
 def whole_pass(solver, token_ids):
     """Log-probabilities [tokens, vocab] by one prefill of the path, without a tree."""
-    from beamwright.models.tree_model import PrefillRequest
+    from beamwright.models.prefill import PrefillRequest
 
     model = solver.generator
     segment = model.store.create()

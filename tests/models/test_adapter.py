@@ -17,7 +17,8 @@ from beamwright.models import experts, survey
 from beamwright.models.adapter import AdaptedDecoder
 from beamwright.models.config import read_shape
 from beamwright.models.load import inspect_model, load_model, read_reference
-from beamwright.models.tree_model import PrefillRequest, TreeModel
+from beamwright.models.prefill import PrefillRequest
+from beamwright.models.tree_model import TreeModel
 from beamwright.sections import ModelSettings
 from engines import exact_dtype, tiny_solver
 

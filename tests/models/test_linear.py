@@ -35,7 +35,8 @@ from beamwright.models.linear import (
 )
 from beamwright.models.load import inspect_model, load_model
 from beamwright.models.named import shape_from_text
-from beamwright.models.tree_model import PrefillRequest, TreeModel
+from beamwright.models.prefill import PrefillRequest
+from beamwright.models.tree_model import TreeModel
 from beamwright.models.weights import random_weights
 from beamwright.plan.costs import (
     INT4_GROUP,

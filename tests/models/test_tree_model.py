@@ -1,5 +1,7 @@
 """Prefill computes hidden states of the tokens that are read, and KV of all."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -11,7 +13,10 @@ from beamwright.models import dense
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.linear import prepack
 from beamwright.models.named import shape_from_text
-from beamwright.models.tree_model import PrefillRequest, TreeModel
+from beamwright.models.prefill import PrefillRequest
+from beamwright.models.rounding import RoundingDecoder
+from beamwright.models.shape import LayerGroup
+from beamwright.models.tree_model import TreeModel
 from beamwright.models.weights import random_weights
 
 SHAPE = "llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=192,vocab=128,context=256"
@@ -91,3 +96,60 @@ def test_steps_that_cannot_be_computed_hold_no_blocks(decoder, monkeypatch):
         model.prefill(requests)
     assert model.store.device.num_free == free
     model.store.check()
+
+
+def chained(model, monkeypatch, *, at_once):
+    """Steps behind one prompt, what follows them, one cut inside, and a step behind that: their
+    hidden states and KV, and how many passes they took."""
+    root = model.store.create()
+    model.prefill([PrefillRequest((), root, range(1, 20), 0, read=())])
+    steps = [model.store.create() for _ in range(6)]
+    above = (PathPart(root, 19),)
+    first, cut = (*above, PathPart(steps[0], 13)), (*above, PathPart(steps[1], 3))
+    tokens = ((above, 13), (above, 5), (first, 9), (cut, 21), (first, 2))
+    requests = [
+        PrefillRequest(path, step, range(10, 10 + length), sum(part.visible for part in path))
+        for step, (path, length) in zip(steps, tokens, strict=False)
+    ]
+    last = (*cut, PathPart(steps[3], 21))
+    requests.append(PrefillRequest(last, steps[5], range(30, 37), 43))
+    passes, hidden = [], model.decoder.hidden
+    monkeypatch.setattr(model.decoder, "hidden", lambda *a: passes.append(0) or hidden(*a))
+    batches = [requests] if at_once else [requests[:2], requests[2:5], requests[5:]]
+    found = [states for batch in batches for states in model.prefill(batch)]
+    monkeypatch.setattr(model.decoder, "hidden", hidden)
+    model.store.check()
+    return found, [model.store.gather(step, step.length) for step in steps], len(passes)
+
+
+WINDOWS = (LayerGroup((0,), 2, 16), LayerGroup((1,), 2, 16, window=8))
+
+
+@pytest.mark.parametrize(
+    ("backend", "kept", "groups", "num_passes"),
+    [
+        ("tree", "auto", (), 1),
+        ("tree", "int8", (), 1),
+        ("tree", "auto", WINDOWS, 1),
+        ("reference", "auto", (), 1),
+        ("dense", "auto", (), 3),  # a copy for every path is made before the pass
+    ],
+)
+@torch.inference_mode()
+def test_what_follows_a_step_may_be_read_in_its_pass(
+    monkeypatch, backend, kept, groups, num_passes
+):
+    """FlashTTS 4.1.3 sends two steps as one request; here to the same bits as apart."""
+    shape = replace(shape_from_text(SHAPE), groups=groups)
+    decoder = DenseDecoder(shape, random_weights(shape, torch.float32, "cpu", 0, pack=prepack))
+    if kept != "auto":
+        decoder = RoundingDecoder(decoder, kept)
+
+    def run(at_once):
+        model = TreeModel(decoder, make_attention(backend), 1 << 24)
+        return chained(model, monkeypatch, at_once=at_once)
+
+    together, apart = run(True), run(False)
+    for one, other in zip(together[:2], apart[:2], strict=True):
+        assert all(map(torch.equal, one, other))
+    assert (together[2], apart[2]) == (num_passes, 3)

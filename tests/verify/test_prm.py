@@ -256,6 +256,21 @@ def test_scores_do_not_depend_on_the_batch(make_verifier, name, attention):
         assert mixed[len(other) :][::-1] == expected
 
 
+@pytest.mark.parametrize("name", SPECS)
+def test_steps_of_one_path_may_come_together(make_verifier, name, monkeypatch):
+    """FlashTTS 4.1.3: in one pass, to the same bits as one behind the other."""
+    apart, together = make_verifier(name), make_verifier(name)
+    expected = [score for _, nodes in random_tree(3) for score in apart.score(nodes)]
+    rows, passes = rows_of(together, monkeypatch), []
+    hidden = together.tree_model.decoder.hidden
+    monkeypatch.setattr(
+        together.tree_model.decoder, "hidden", lambda *a: passes.append(0) or hidden(*a)
+    )
+    nodes = [node for _, candidates in random_tree(3) for node in candidates]
+    assert together.score(nodes) == expected
+    assert len(rows) == len(passes) == 2, "the problem, and all that follows"
+
+
 def test_a_path_beyond_the_verifiers_context_has_no_score(make_verifier):
     verifier = make_verifier(context=64)
     tree = new_tree(text="1+1")

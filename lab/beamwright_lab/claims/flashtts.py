@@ -75,6 +75,19 @@ def _look_ahead(found: Found) -> Judged:
     return said, of(ahead[0] > plain[0], "not reproduced")
 
 
+def _sensitivity(found: Found) -> Judged:
+    rows = found["sensitivity"]
+    least, most = (end(rows, key=lambda row: row["P+M+S"]) for end in (min, max))
+    worst = min(row["P+M+S+L"] / row["P+M+S"] for row in rows)
+    ends = (
+        f"{row['P+M+S']:.2f}x where steps spread by {row['spread']} and {row['inherited']} of a "
+        f"score is inherited"
+        for row in (least, most)
+    )
+    said = f"{' to '.join(ends)}; LookAhead times {worst:.2f} at worst"
+    return said, of(least["P+M+S"] > 1, "partly")
+
+
 def _utilisation(found: Found) -> Judged:
     without, with_it = found["4 and 16 left: utilisation"]
     last = "rows, fifth 5"
@@ -167,14 +180,25 @@ CLAIMS = (
     Claim(
         "LookAhead Verification: both steps in one request",
         "4.1.3",
-        "engine/scoring.py",
+        "models/prefill.py",
         "flashtts_fig16.yaml: look-ahead",
-        "engine/test_speculation.py::test_the_verifier_may_be_kept_from_what_is_ahead",
+        "verify/test_prm.py::test_steps_of_one_path_may_come_together",
         "most of the verifier's savings (6.2)",
         "flashtts_speculation",
         _look_ahead,
         "simulated",
-        note="one call, a pass for each depth: one pass would change a score's last bits",
+        note="one call and one pass, to the same bits; what is dropped was read in vain",
+    ),
+    Claim(
+        "What the gain rests on: uneven steps, scores that foretell",
+        "3.2.1, 4.1.1",
+        "lab/beamwright_lab/flashtts/speculation.py",
+        "flashtts_fig16.yaml: exact",
+        "lab/test_flashtts_figures.py::test_every_variant_runs_the_search",
+        "no spread, no correlation in numbers (Fig. 3 right, 5)",
+        "flashtts_speculation",
+        _sensitivity,
+        "simulated",
     ),
     Claim(
         "Prefix-aware order: greedy, siblings together",

@@ -76,7 +76,8 @@ class Workload:
     """Searches without a model: the paper's prose gives no step lengths but "extreme" disparity.
 
     step_sigma: standard deviation of the logarithm of a step's length. With 0.9 the longest of 64
-    steps has about 6 times the mean, with 0.5 about 3 times.
+    steps has about 6 times the mean, with 0.5 about 3 times. inherited: share of a path's score
+    that is its parent's.
     """
 
     width: int = 4
@@ -84,6 +85,7 @@ class Workload:
     generate_tokens: int = 1536
     step_tokens: int = 128
     step_sigma: float = 0.9
+    inherited: float = 0.9
 
     def tree(self, num_beams: int, seed: int = 0) -> RecordedTree:
         """The search's tree; scores are inherited up to noise, and the best survive."""
@@ -97,6 +99,7 @@ class Workload:
                 step_sigma=self.step_sigma,
                 survival="score",
                 seed=seed,
+                inherited=self.inherited,
             )
         )
 

@@ -1,23 +1,26 @@
 """What decoding ahead of selection gives, with LookAhead Verification and without: simulated.
 
 FlashTTS's three pairs as `flashtts.figures` has them; `--verify-ahead slack` (4.1.3) is `+L`, the
-default is without it. docs/papers/flashtts.md has the gains.
+default is without it. Then the same by what is assumed of searches.
+docs/papers/flashtts.md has the gains.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from itertools import product
 from statistics import fmean
 from typing import Any
 
 from beamwright_lab.common import finish, say, table
 from beamwright_lab.flashtts.baseline import Workload, baseline_of
-from beamwright_lab.flashtts.figures import compare, seeds_of, tree_of
+from beamwright_lab.flashtts.figures import VARIANTS, compare, ours, seeds_of, tree_of
 from beamwright_lab.flashtts.split import PAIRS
 
 BASELINE, WITHOUT = "baseline", "P+M"
 AHEAD = ("P+M+S", "P+M+S+L", "auto", "auto+L")
+SPREADS, SHARES = (0.2, 0.5, 0.9), (0.3, 0.6, 0.9)
 
 
 def verified_ahead(beams: Sequence[int]) -> list[dict[str, Any]]:
@@ -38,12 +41,37 @@ def verified_ahead(beams: Sequence[int]) -> list[dict[str, Any]]:
     return rows
 
 
-def quoted(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def sensitivity(pair: str = "1.5B+7B", n: int = 16) -> list[dict[str, Any]]:
+    """What decoding ahead gains over the same engine without it, by what is assumed of searches:
+    the spread of step lengths, and the share of a score that is the parent's."""
+    rows = []
+    for sigma, inherited in product(SPREADS, SHARES):
+        work = Workload(step_sigma=sigma, inherited=inherited)
+        cases = [baseline_of(pair, tree_of(work, n, seed), n) for seed in seeds_of(n)]
+        ran = {
+            name: [found for case in cases if (found := ours(case, VARIANTS[name], work))]
+            for name in (WITHOUT, *AHEAD)
+        }
+        goodput = {name: fmean(each.goodput_tok_s for each in ran[name]) for name in ran}
+        row: dict[str, Any] = {"spread": sigma, "inherited": inherited}
+        row |= {name: round(goodput[name] / goodput[WITHOUT], 3) for name in AHEAD}
+        kept, ahead = (
+            sum(getattr(each, name) for each in ran["P+M+S"])
+            for name in ("kept_tokens", "speculated_tokens")
+        )
+        row["kept"] = round(kept / ahead, 3) if ahead else None
+        rows.append(row)
+        say("  ", *row.values())
+    return rows
+
+
+def quoted(rows: Sequence[dict[str, Any]], grid: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
     """Least and most that decoding ahead gains, by setting."""
     gains = {name: [row[name] / row[WITHOUT] for row in rows] for name in AHEAD}
     return {
         "n": [min(row["n"] for row in rows), max(row["n"] for row in rows)],
         "gains": {name: [round(min(g), 3), round(max(g), 3)] for name, g in gains.items()},
+        "sensitivity": list(grid),
     }
 
 
@@ -53,7 +81,10 @@ def main() -> None:
     args = parser.parse_args()
     rows = verified_ahead(args.n)
     say(table(rows, ("pair", "n", WITHOUT, *AHEAD)))
-    finish("flashtts_speculation", {"verified_ahead": rows, "quoted": quoted(rows)})
+    grid = sensitivity()
+    say(table(grid, list(grid[0])))
+    result = {"verified_ahead": rows, "sensitivity": grid, "quoted": quoted(rows, grid)}
+    finish("flashtts_speculation", result)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,9 @@ from beamwright.kv.segments import PathPart
 from beamwright.models.config import resolve_folder
 from beamwright.models.load import load_model
 from beamwright.models.named import shape_from_text
+from beamwright.models.prefill import PrefillRequest
 from beamwright.models.session import DecodeSession
-from beamwright.models.tree_model import PrefillRequest, TreeModel
+from beamwright.models.tree_model import TreeModel
 from beamwright.sections import ModelSettings
 from beamwright_lab.gpu.context import Context
 

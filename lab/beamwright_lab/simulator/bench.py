@@ -27,7 +27,7 @@ from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import CapacityError
 from beamwright.kv.pool import BlockLedger, ByteBudget, GroupBlocks
 from beamwright.kv.segments import HostTier
-from beamwright.models.tree_model import PrefillRequest, remember
+from beamwright.models.prefill import PrefillRequest, remember
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.machines import HardwareProfile, PassCosts
 from beamwright.plan.schedules import MARK_TOKENS

@@ -12,12 +12,7 @@ from beamwright.engine.timeline import Timeline
 from beamwright.kv.cache import CacheManager
 from beamwright.kv.pool import BlockLedger
 from beamwright.kv.segments import HostTier, Segment
-from beamwright.models.tree_model import (
-    PrefillRequest,
-    prefill_in_batches,
-    prefill_needs,
-    recompute,
-)
+from beamwright.models.prefill import PrefillRequest, prefill_in_batches, prefill_needs, recompute
 from beamwright.plan.costs import CHUNK_TOKENS
 from beamwright.solver.solution import CacheStats
 from beamwright_lab.simulator.clock import VirtualClock

@@ -28,8 +28,6 @@ from beamwright_lab.simulator.recorded import RecordedNode, RecordedTree
 
 Survival = Literal["random", "score"]
 
-# Of a path's score, this share is its parent's: few families survive.
-_INHERITED = 0.9
 _MOST_STEPS = 2**18  # about 1 ms each and schedule, on a CPU: minutes
 
 
@@ -42,7 +40,8 @@ class SyntheticSearch:
     step_limits: most tokens of the first, second, ... step, the last for the rest: longer steps
         are cut.
     survival: "random" keeps any candidates; "score" those with the best scores, which children
-        inherit from their parents up to noise.
+        inherit from their parents up to noise. inherited: which share; with much few families
+        survive.
     options: of the search, by name.
     max_rounds: as of a real search; None for as many as paths have tokens.
 
@@ -62,6 +61,7 @@ class SyntheticSearch:
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     max_rounds: int | None = None
+    inherited: float = 0.9
 
     def __post_init__(self) -> None:
         for name in ("num_beams", "width", "prompt_tokens", "generate_tokens", "step_tokens"):
@@ -188,4 +188,5 @@ class _Chance:
         parent = node.parent.score if node.parent is not None else None
         if self._search.survival == "random" or parent is None:
             return noise
-        return _INHERITED * parent + noise * math.sqrt(1 - _INHERITED**2)
+        share = self._search.inherited
+        return share * parent + noise * math.sqrt(1 - share**2)

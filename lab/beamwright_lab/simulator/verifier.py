@@ -2,16 +2,16 @@
 
 Knows a script, a residency of its own and what things cost. As in `verify.prm`, every step is
 encoded behind its parent's KV; prefills are leased and batched by the same
-code (`models.tree_model`).
+code (`models.prefill`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from beamwright.kv.segments import Path, PathPart, Segment
-from beamwright.models.tree_model import PrefillRequest, remember
+from beamwright.models.prefill import PrefillRequest, remember
 from beamwright.plan.costs import ModelCosts
 from beamwright.plan.schedules import MARK_TOKENS
 from beamwright.tree import Node
@@ -49,7 +49,7 @@ class SimulatedVerifier:
     num_calls, num_steps: of `score`, and the steps in them.
     """
 
-    beside_decoding = True
+    beside_decoding = takes_paths = True
     default_aggregate = "last"
     probabilities = False
 
@@ -85,11 +85,13 @@ class SimulatedVerifier:
 
     def _encode(self, lengths: Sequence[tuple[Node, int]]) -> None:
         requests = []
+        fresh: dict[Segment, int] = {}
         for node, num_tokens in lengths:
-            path = _path(node.parent)
+            path = _path(node.parent, fresh)
             start = sum(part.visible for part in path)
             segment = self._residency.create(start=start)
             node.handles[_OWNER] = segment
+            fresh[segment] = num_tokens
             requests.append(PrefillRequest(path, segment, (0,) * num_tokens, start))
         self._prefill.run(requests)
         if self._recomputes:
@@ -97,8 +99,9 @@ class SimulatedVerifier:
                 remember(request, request.token_ids)
 
 
-def _path(node: Node | None) -> Path:
+def _path(node: Node | None, fresh: Mapping[Segment, int]) -> Path:
+    """fresh: lengths that segments will have."""
     if node is None:
         return ()
     segments: list[Segment] = [each.handles[_OWNER] for each in node.path()]
-    return tuple(PathPart(segment, segment.length) for segment in segments)
+    return tuple(PathPart(segment, fresh.get(segment, segment.length)) for segment in segments)

@@ -104,6 +104,30 @@ class ResidentLayers:
                     both[row, :, length : length + own.shape[1]] = own
 
 
+class WrittenLayers:
+    """A `LayerSource` of segments that the pass which reads them writes: each layer is gathered
+    when it is asked for, and is there by then."""
+
+    def __init__(self, store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> None:
+        self._kv, size = store.kv, store.kv.block_tokens
+        places = np.zeros((len(entries), num_tokens), dtype=np.int64)  # the first one, where masked
+        for mine, entry in zip(places, entries, strict=True):
+            (part,) = entry.parts
+            mine[: part.visible] = np.arange(part.visible)
+            mine[:] = np.array(part.segment.blocks)[mine // size] * size + mine % size
+        blocks, offsets = np.divmod(places, size)
+        self._at = tuple(
+            torch.from_numpy(each).to(store.kv.storage.device) for each in (blocks, offsets)
+        )
+
+    def layer(self, number: int) -> Tensor:
+        blocks, offsets = self._at
+        return self._kv.pick((blocks, number, slice(None), offsets)).permute(2, 0, 3, 1, 4)
+
+    def restore(self, tail: Tail) -> None:
+        raise AssertionError("rows that decode read what is written already")
+
+
 Hold = Callable[[SegmentStore, Sequence[Entry], int], LayerSource]
 """Packs entries of so many tokens each, see `pack`; decides where the layers reside."""
 
@@ -221,6 +245,11 @@ class SeenPart:
     part: PathPart
     rows: list[tuple[int, int]] = field(default_factory=list)
     num_tokens: int = 0
+
+    @property
+    def written(self) -> bool:
+        """False where the pass that reads it has to write it first."""
+        return self.part.visible <= self.part.segment.length
 
     @property
     def entry(self) -> Entry:

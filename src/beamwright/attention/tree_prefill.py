@@ -24,6 +24,7 @@ from beamwright.attention.shared import (
     LayerSource,
     ResidentLayers,
     SeenPart,
+    WrittenLayers,
     part_width,
     seen_parts,
     size_class,
@@ -140,7 +141,8 @@ class TreePrefill:
             if layout.window is None:
                 mask[number, :, :, : item.part.visible] = 0.0
         self._num_slots += tokens.size
-        layers = self._hold(self._store, [item.entry for item in items], num_keys)
+        hold = self._hold if items[0].written else WrittenLayers
+        layers = hold(self._store, [item.entry for item in items], num_keys)
         num_bytes = layout.read_bytes_per_token * len(items) * num_keys
         self._counted += num_bytes
         self._store.scratch.add(num_bytes)
@@ -198,10 +200,11 @@ def _keys_values(product: _Product, layer: int, fresh: Tensor) -> tuple[Tensor, 
 
 
 def _together(items: Sequence[SeenPart]) -> list[list[SeenPart]]:
-    """Items of about as many keys and queries."""
-    classes: dict[int, list[SeenPart]] = {}
+    """Items of about as many keys and queries; those that are to be written apart."""
+    classes: dict[tuple[int, bool], list[SeenPart]] = {}
     for item in items:
-        classes.setdefault(size_class(item.part.visible, LEAST_KEYS), []).append(item)
+        key = size_class(item.part.visible, LEAST_KEYS), item.written
+        classes.setdefault(key, []).append(item)
     found: list[list[SeenPart]] = []
     for alike in classes.values():
         alike.sort(key=lambda item: -item.num_tokens)

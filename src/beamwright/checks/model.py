@@ -11,7 +11,8 @@ from beamwright.attention import make_attention
 from beamwright.errors import InputError
 from beamwright.kv.segments import Path, PathPart
 from beamwright.models.load import load_model, read_reference
-from beamwright.models.tree_model import PrefillRequest, TreeModel
+from beamwright.models.prefill import PrefillRequest
+from beamwright.models.tree_model import TreeModel
 from beamwright.sections import ModelSettings
 
 _NUM_TOKENS, _CHUNK, _KV_TOKENS = 48, 7, 2048

@@ -22,8 +22,9 @@ from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError,
 from beamwright.kv.segments import Path, PathPart, copies_needed, whole
 from beamwright.models.decoder import padded_rows
 from beamwright.models.load import is_out_of_memory
+from beamwright.models.prefill import PrefillRequest
 from beamwright.models.session import DecodeSession
-from beamwright.models.tree_model import PrefillRequest, TreeModel
+from beamwright.models.tree_model import TreeModel
 from beamwright.protocols import Event, Probe, StepFailed, StepProbed
 from beamwright.sections import SamplingSettings
 from beamwright.tree import Node

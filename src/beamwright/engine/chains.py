@@ -19,7 +19,8 @@ from beamwright.counters import Progress
 from beamwright.engine.row import OWNER, GeneratorState, Row, path_to, segment_name, state_of
 from beamwright.kv.cache import CacheManager
 from beamwright.kv.segments import Lease, Segment, whole
-from beamwright.models.tree_model import PrefillRequest, TreeModel
+from beamwright.models.prefill import PrefillRequest
+from beamwright.models.tree_model import TreeModel
 from beamwright.plan.costs import CHUNK_TOKENS
 from beamwright.protocols import Verifier
 from beamwright.tree import Node, NodeState

@@ -110,9 +110,8 @@ class Scoring:
         What there was no room for is released, and may be asked about again.
 
         Speculative children, where a verifier says that it may be asked about them, come behind
-        their parents, level by level in the same call: FlashTTS (section 4.1.3) sends both steps as
-        one request, which reads as little KV and would change a score's last bits. What cannot be
-        scored of them gets no event.
+        their parents: in the same call where it takes both (FlashTTS, section 4.1.3), else, or
+        where that has no room, in one for each level. What cannot be scored of them gets no event.
 
         Raises:
             LinkError: if the link has failed.
@@ -120,17 +119,33 @@ class Scoring:
         # A tree that has failed may have had other steps on their way already.
         nodes = [node for node in nodes if node.root not in self._failed]
         steps = [node for node in nodes if not node.speculative]
+        ahead: list[Node] = []
+        if getattr(self._verifier, "beside_decoding", False):
+            ahead = sorted((node for node in nodes if node.speculative), key=_depth)
+        if (events := self._at_once(steps, ahead)) is not None:
+            return events
         try:
             events = self._call(steps)
         except LinkError:
             raise
         except BeamwrightError as error:
             return self._apart(steps, error)
-        if getattr(self._verifier, "beside_decoding", False):
-            ahead = sorted((node for node in nodes if node.speculative), key=_depth)
-            for _, level in groupby(ahead, key=_depth):
-                events += self._score_ahead(list(level))
+        for _, level in groupby(ahead, key=_depth):
+            events += self._score_ahead(list(level))
         return events
+
+    def _at_once(self, steps: Sequence[Node], ahead: Sequence[Node]) -> list[Event] | None:
+        """All of them in one call; None where that cannot be."""
+        takes = getattr(self._verifier, "takes_paths", False)
+        if not ahead or not takes or any(n.parent in self._without_room for n in ahead):
+            return None
+        try:
+            return self._call([*steps, *ahead])
+        except LinkError:
+            raise
+        except BeamwrightError:
+            self._give_up([*steps, *ahead])
+            return None
 
     def _score_ahead(self, children: Sequence[Node]) -> list[Event]:
         ready = [child for child in children if child.parent not in self._without_room]

@@ -18,8 +18,9 @@ from beamwright.engine.sampling import RowSampling, Sampler, draws_in_kernel
 from beamwright.errors import InputError
 from beamwright.kv.segments import Path, PathPart
 from beamwright.models.decoder import ROW_MULTIPLE, Decoder
+from beamwright.models.prefill import PrefillRequest
 from beamwright.models.session import DecodeSession
-from beamwright.models.tree_model import PrefillRequest, TreeModel
+from beamwright.models.tree_model import TreeModel
 from beamwright.models.weights import give_back
 from beamwright.sections import SamplingSettings
 

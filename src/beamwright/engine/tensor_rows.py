@@ -29,9 +29,10 @@ from beamwright.engine.row import Decoding, Decodings, Ran, Row, awaited, path_t
 from beamwright.engine.sampling import MOST_LIKELIEST, Sampler, draws_in_kernel, likeliest
 from beamwright.errors import InputError
 from beamwright.models.load import free_bytes
+from beamwright.models.prefill import PrefillRequest
 from beamwright.models.session import DecodeSession
 from beamwright.models.tokenizer import TextCodec
-from beamwright.models.tree_model import PrefillRequest, TreeModel
+from beamwright.models.tree_model import TreeModel
 from beamwright.plan.machines import PassCosts
 from beamwright.tree import StopReason
 

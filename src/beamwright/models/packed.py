@@ -44,6 +44,12 @@ class Packed:
     positions: Sequence[int]
     read: Sequence[int]
 
+    @property
+    def chained(self) -> bool:
+        """True if some of it is behind what the pass itself writes: each layer has to be in its
+        place before anybody attends to it."""
+        return any(part.visible > part.segment.length for path in self.paths for part in path)
+
     def hidden(self, decoder: Decoder, view: AttentionView) -> Tensor:
         """Hidden states [read, hidden], by a pass of its own; it closes the view."""
         total, device, read_at = len(self.token_ids), decoder.device, None

@@ -1,10 +1,5 @@
 """TreeModel: a decoder whose KV lives in tree segments. Batched prefill and decode sessions.
 
-A prefill is a sequence of leased batches: which requests go together, what they hold meanwhile. The
-model and the lab's simulator run this very code (`prefill_in_batches`, which knows residency and no
-tensors), since the order of leases decides what is evicted, and bytes on the link are equal only if
-every lease is the same.
-
 Chunk and tail sizes are constants, never functions of the budget or of the batch: they set where
 attention's partial sums are cut, and results must not depend on the schedule
 (docs/concepts/sameness.md).
@@ -12,10 +7,10 @@ attention's partial sums are cut, and results must not depend on the schedule
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, groupby
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -24,175 +19,25 @@ from torch import Tensor
 from beamwright.attention.groups import GroupedAttention
 from beamwright.attention.protocols import AttentionBackend
 from beamwright.errors import DeviceMemoryError
-from beamwright.kv.cache import CacheManager
 from beamwright.kv.checksums import Checksums
 from beamwright.kv.link import KVLog, Link
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout, group_layouts
 from beamwright.kv.segments import (
     HostTier,
-    Lease,
     Path,
     Segment,
-    Source,
-    copies_needed,
     state_before,
     visible_path,
-    whole,
 )
 from beamwright.kv.states import StateLayout, StateRows, StateTensor
 from beamwright.kv.store import SegmentStore
 from beamwright.models.decoder import Decoder, padded_rows
 from beamwright.models.load import is_out_of_memory
 from beamwright.models.packed import CapturedPasses, Packed, Replays, Writing
+from beamwright.models.prefill import PrefillRequest, prefill_in_batches, recompute, remember
 from beamwright.models.session import DecodeSession
 from beamwright.models.shape import ModelShape
 from beamwright.plan.costs import CHUNK_TOKENS
-
-_BATCH_PADDED_TOKENS = 4096
-
-
-@dataclass
-class PrefillRequest:
-    """Tokens to append to `segment`, which follows `path`.
-
-    start: position of the first token.
-    read: which of the tokens' hidden states are wanted, in order; None for all of them.
-    again: they had KV that has left the device. stays: the segment outlives what asks for it, and
-    is worth a place on the host.
-    """
-
-    path: Path
-    segment: Segment
-    token_ids: Sequence[int]
-    start: int
-    read: Sequence[int] | None = None
-    again: bool = False
-    stays: bool = True
-
-    def reads(self, offset: int, count: int) -> list[int]:
-        """Which of the `count` tokens from `offset` on are read, counted from there."""
-        if self.read is None:
-            return list(range(count))
-        return [token - offset for token in self.read if offset <= token < offset + count]
-
-
-# Numbers of the requests, their next tokens, and how many came before those.
-Forward = Callable[[list[int], list[Sequence[int]], int], None]
-
-
-def prefill_in_batches(
-    residency: CacheManager, requests: Sequence[PrefillRequest], chunk_tokens: int, forward: Forward
-) -> None:
-    """Call `forward` for every batch of chunks, with all that it reads and writes held.
-
-    Raises:
-        CapacityError: if the KV budget cannot hold the new segments.
-    """
-    longest = max((len(request.token_ids) for request in requests), default=0)
-    for offset in range(0, longest, chunk_tokens):
-        for batch in _batches(residency, requests, offset, chunk_tokens):
-            members = [requests[i] for i in batch]
-            with residency.lease(prefill_needs(residency, members)) as lease:
-                lease.add(whole({request.segment: 1 for request in members}))
-                forward(
-                    batch, [r.token_ids[offset : offset + chunk_tokens] for r in members], offset
-                )
-            # What is computed again is needed by whoever asked for it.
-            fresh = [] if offset else [request for request in members if not request.again]
-            num_tokens = sum(len(request.token_ids) for request in fresh)
-            residency.needed(request.path for request in fresh)
-            residency.counts.needed_tokens += num_tokens
-            residency.counts.prefilled_tokens += num_tokens
-    if residency.outgrown:
-        residency.write_back(request.segment for request in requests if request.stays)
-
-
-def prefill_needs(
-    residency: CacheManager, requests: Sequence[PrefillRequest]
-) -> dict[Segment, int]:
-    """Device copies of each segment that these requests read."""
-    paths = [visible_path(r.path, r.segment, r.segment.length) for r in requests]
-    return copies_needed(paths, per_beam=residency.copies_per_beam)
-
-
-def remember(request: PrefillRequest, token_ids: Sequence[int]) -> None:
-    """Note in the segment what these tokens' KV was computed from."""
-    known = request.segment.source or Source(request.path, (), request.start)
-    tokens = (*known.token_ids, *token_ids)
-    request.segment.source = Source(known.path, tokens, known.start)
-
-
-def recompute_levels(lost: Sequence[Segment]) -> list[list[PrefillRequest]]:
-    """Requests that compute evicted KV, and states that it begins from, again, level by level."""
-    lost = _with_states_before(lost)
-    requests = [
-        PrefillRequest(source.path, segment, source.token_ids, source.start, read=(), again=True)
-        for segment in lost
-        if (source := segment.source) is not None
-    ]
-    if len(requests) != len(lost):
-        raise AssertionError("a lost segment does not know its tokens")
-    requests.sort(key=lambda request: len(request.path))
-    return [list(level) for _, level in groupby(requests, key=lambda request: len(request.path))]
-
-
-def _with_states_before(lost: Sequence[Segment]) -> list[Segment]:
-    """The same, and those whose states they begin from, up to one that is there."""
-    found = dict.fromkeys(lost)
-    for segment in lost:
-        source = segment.source
-        while source is not None and source.path:
-            before = source.path[-1].segment
-            state, source = before.every[-1], before.source
-            if not state.fixed or state.resident or state.stored:
-                break
-            found[before] = None
-    return list(found)
-
-
-def recompute(store: CacheManager, lost: Sequence[Segment], run: Callable[..., object]) -> None:
-    """Compute it, level by level. What runs out of room has lost nothing: it is put in the place of
-    what is gone when all of it is there, and groups of layers that are not gone are being read."""
-    for level in recompute_levels(lost):
-        again = [replace(request, segment=store.create()) for request in level]
-        try:
-            with Lease(whole({twin.segment: 1 for twin in again})):  # none makes way for another
-                run(again)
-                for request, twin in zip(level, again, strict=True):
-                    store.take_over(request.segment, twin.segment)
-        finally:
-            for twin in again:
-                store.free(twin.segment)
-
-
-def _batches(
-    residency: CacheManager, requests: Sequence[PrefillRequest], offset: int, chunk_tokens: int
-) -> Iterator[list[int]]:
-    """Requests that still have tokens at `offset`, longest first, in bounded batches."""
-    length = {
-        i: min(len(request.token_ids) - offset, chunk_tokens)
-        for i, request in enumerate(requests)
-        if len(request.token_ids) > offset
-    }
-
-    def fits(batch: list[int]) -> bool:
-        if not residency.evicts:
-            return True  # a smaller batch would not help
-        members = [requests[i] for i in batch]
-        grown = {requests[i].segment: requests[i].segment.length + length[i] for i in batch}
-        return residency.fits(prefill_needs(residency, members), grown)
-
-    order = sorted(length, key=lambda i: -length[i])
-    while order:
-        rows = max(1, _BATCH_PADDED_TOKENS // padded_rows(length[order[0]]))
-        batch = order[:rows]
-        while len(batch) > 1 and not fits(batch):
-            batch = batch[: len(batch) // 2]
-        yield batch
-        order = order[len(batch) :]
-
-
-# --- the model -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -299,7 +144,7 @@ class TreeModel:
         self._chunk_tokens = prefill_chunk_tokens
 
     def prefill(self, requests: Sequence[PrefillRequest]) -> list[Tensor]:
-        """Compute and store the KV of each request's tokens.
+        """Compute and store the KV of each request's tokens; parents come first.
 
         Returns:
             Final hidden states [tokens, hidden] of the tokens that each request reads.
@@ -330,7 +175,13 @@ class TreeModel:
                 found[i].append(states)
 
         try:
-            prefill_in_batches(self.store, requests, self._chunk_tokens, forward)
+            prefill_in_batches(
+                self.store,
+                requests,
+                self._chunk_tokens,
+                forward,
+                reads_written=self.store.writes_layers,
+            )
         except BaseException:
             for request in requests:  # what was taken for tokens that are not there
                 self.store.trim(request.segment)
@@ -371,7 +222,7 @@ class TreeModel:
         )
         segments, store = [r.segment for r in requests], self.store
         # Blocks first: where there are none, no view has made working copies.
-        if self._keeps:
+        if self._keeps and not packed.chained:
             hidden = self._kept(packed, store.slots(segments, lengths))
             store.extend_each(segments, lengths)
         elif store.writes_layers:

@@ -20,7 +20,7 @@ from beamwright.protocols import Direction
 from beamwright.sections import KVDtype
 
 CHUNK_TOKENS = 256
-"""Tokens of a row that a prefill reads at a time: a constant, see `models.tree_model`."""
+"""Tokens of a row that a prefill reads at a time: a constant, see `models.prefill`."""
 CAPTURED_TOKENS = 1024
 """Most tokens of a prefill that is captured, see `models.packed`."""
 INT4_GROUP = 64

@@ -33,7 +33,7 @@ MARK_TOKENS = 1
 """Of every step: what marks its end, or the token before it that a head looks back at."""
 
 _NUM_STREAM_BUFFERS = 2  # layer-wise: one layer computes while the next one arrives
-_BATCH_TOKENS = 4096  # of a prefill's rows: as in `models.tree_model`
+_BATCH_TOKENS = 4096  # of a prefill's rows: as in `models.prefill`
 _PADDING = 8
 
 

@@ -23,8 +23,9 @@ from beamwright.engine.row import state_of
 from beamwright.errors import InputError, NotFiniteError
 from beamwright.kv.segments import Path as KVPath
 from beamwright.kv.segments import PathPart
+from beamwright.models.prefill import PrefillRequest
 from beamwright.models.tokenizer import TextCodec
-from beamwright.models.tree_model import PrefillRequest, TreeModel
+from beamwright.models.tree_model import TreeModel
 from beamwright.sections import Section
 from beamwright.tree import Conversation, Node, Problem
 from beamwright.verify.encode import common_prefix

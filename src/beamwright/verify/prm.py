@@ -8,8 +8,9 @@ A head makes one value per token of hidden states, as `spec.Head` declares it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count, groupby, islice, takewhile
 from pathlib import Path
 from pickle import UnpicklingError
@@ -25,8 +26,9 @@ from beamwright.kv.segments import PathPart, Segment, truncate_path
 from beamwright.models.decoder import Linear
 from beamwright.models.linear import prepack
 from beamwright.models.load import LoadedModel, is_out_of_memory
+from beamwright.models.prefill import PrefillRequest
 from beamwright.models.shape import HEAD_TOKENS
-from beamwright.models.tree_model import PrefillRequest, TreeModel
+from beamwright.models.tree_model import TreeModel
 from beamwright.models.weights import check_finite, read_tensors
 from beamwright.tree import Node, by_root
 from beamwright.verify.encode import Encoded, PathEncoder, common_prefix
@@ -52,7 +54,7 @@ _ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 class PrmVerifier:
     """Scores steps by a declared format (`VerifierSpec`)."""
 
-    beside_decoding = True
+    beside_decoding = takes_paths = True
 
     def __init__(self, spec: VerifierSpec, model: LoadedModel, tree_model: TreeModel) -> None:
         if model.codec is None:
@@ -74,6 +76,7 @@ class PrmVerifier:
         """A score per step; None for an empty step or one beyond the verifier's context.
 
         Steps above that were not scored are read with it, and their path's score is its own.
+        Steps of one path may come together, parents first: they are read in one pass.
         Steps whose paths are the same tokens are computed once, as long as one of them is there.
 
         Raises:
@@ -83,7 +86,8 @@ class PrmVerifier:
         trees = by_root(nodes)
         self._kv.begin(trees)
         for root, below in trees.items():
-            encodings = self._encoder.encode(root.problem_text, below, self._kv.scored_above)
+            scored = partial(self._kv.scored_above, beside=frozenset(below))
+            encodings = self._encoder.encode(root.problem_text, below, scored)
             for node, encoded in zip(below, encodings, strict=True):
                 request = self._request(node, encoded)
                 if request is not None:
@@ -426,7 +430,8 @@ class PathKV:
         return state
 
     @staticmethod
-    def scored_above(node: Node) -> Node:
-        """The nearest step above it in its reply that was scored, or what the reply follows."""
+    def scored_above(node: Node, beside: Container[Node] = ()) -> Node:
+        """The nearest step above it in its reply that was scored, or is with it, `beside` it; or
+        what the reply follows."""
         steps = reversed(node.reply()[:-1])
-        return next((step for step in steps if OWNER in step.handles), node.root)
+        return next((s for s in steps if OWNER in s.handles or s in beside), node.root)

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from beamwright.errors import InputError
-from beamwright.models.tree_model import PrefillRequest, TreeModel
+from beamwright.models.prefill import PrefillRequest
+from beamwright.models.tree_model import TreeModel
 from beamwright.verify.probe import features
 
 _PATHS_AT_ONCE = 16

@@ -6,9 +6,12 @@ import torch
 pytest.importorskip("triton")
 
 from beamwright.engine import selftest
+from beamwright.kv.segments import PathPart
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.linear import prepack
 from beamwright.models.named import shape_from_text
+from beamwright.models.prefill import PrefillRequest
+from beamwright.models.tree_model import TreeModel
 from beamwright.models.weights import random_weights
 from engines import exact_dtype, grow
 
@@ -43,6 +46,23 @@ def brief(monkeypatch):
     monkeypatch.setattr(selftest, "_STEPS", 2)
     monkeypatch.setattr(selftest, "_DECODED", (0, 15))
     return DenseDecoder(shape, random_weights(shape, torch.float32, "cpu", 0, pack=prepack))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the decoder of this test is on the CPU")
+@torch.inference_mode()
+def test_what_a_pass_writes_it_reads_in_place(kernels, brief):
+    """A step and what follows it in one pass (FlashTTS 4.1.3), to the bits of two."""
+    found = []
+    for batches in ((slice(0, 3),), (slice(0, 1), slice(1, 2), slice(2, 3))):
+        model = TreeModel(brief, kernels("triton-tree"), 1 << 20)
+        root, step, child = (model.store.create() for _ in range(3))
+        requests = [
+            PrefillRequest((), root, range(1, 20), 0),
+            PrefillRequest((PathPart(root, 19),), step, range(30, 35), 19),
+            PrefillRequest((PathPart(root, 19), PathPart(step, 3)), child, range(40, 43), 22),
+        ]
+        found.append([h for batch in batches for h in model.prefill(requests[batch])])
+    assert all(map(torch.equal, *found))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the solver of this test is on the CPU")

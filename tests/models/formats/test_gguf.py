@@ -21,7 +21,8 @@ from beamwright.models.formats.gguf import PARTS
 from beamwright.models.formats.header import BLOCKS, KEPT, read_header
 from beamwright.models.grouped import GroupedLinear, JoinedLinear
 from beamwright.models.load import inspect_model, load_model
-from beamwright.models.tree_model import PrefillRequest, TreeModel
+from beamwright.models.prefill import PrefillRequest
+from beamwright.models.tree_model import TreeModel
 from beamwright.plan.costs import weight_bytes
 from beamwright.sections import ModelSettings
 

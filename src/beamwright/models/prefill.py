@@ -1,0 +1,207 @@
+"""Prefills: sequences of leased batches, which requests go together and what they hold meanwhile.
+
+The model (`tree_model`) and the lab's simulator run this very code, which knows residency and no
+tensors, since the order of leases decides what is evicted, and bytes on the link are equal only if
+every lease is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, groupby
+
+from beamwright.kv.cache import CacheManager
+from beamwright.kv.segments import (
+    Lease,
+    Path,
+    Segment,
+    Source,
+    copies_needed,
+    visible_path,
+    whole,
+)
+from beamwright.models.decoder import padded_rows
+
+_BATCH_PADDED_TOKENS = 4096
+
+
+@dataclass
+class PrefillRequest:
+    """Tokens to append to `segment`, which follows `path`.
+
+    start: position of the first token.
+    read: which of the tokens' hidden states are wanted, in order; None for all of them.
+    again: they had KV that has left the device. stays: the segment outlives what asks for it, and
+    is worth a place on the host.
+    """
+
+    path: Path
+    segment: Segment
+    token_ids: Sequence[int]
+    start: int
+    read: Sequence[int] | None = None
+    again: bool = False
+    stays: bool = True
+
+    def reads(self, offset: int, count: int) -> list[int]:
+        """Which of the `count` tokens from `offset` on are read, counted from there."""
+        if self.read is None:
+            return list(range(count))
+        return [token - offset for token in self.read if offset <= token < offset + count]
+
+
+# Numbers of the requests, their next tokens, and how many came before those.
+Forward = Callable[[list[int], list[Sequence[int]], int], None]
+
+
+def prefill_in_batches(
+    residency: CacheManager,
+    requests: Sequence[PrefillRequest],
+    chunk_tokens: int,
+    forward: Forward,
+    *,
+    reads_written: bool = True,
+) -> None:
+    """Call `forward` for every batch of chunks, with all that it reads and writes held.
+
+    Some may be behind segments that others, which come before them, write: all are one batch where
+    they fit, so that weights are read once; else level by level.
+    reads_written: whoever computes can read what the same pass has written, layer by layer.
+
+    Raises:
+        CapacityError: if the KV budget cannot hold the new segments.
+    """
+    levels = _levels(requests)
+    if len(levels) > 1 and reads_written and _is_one_batch(residency, requests, chunk_tokens):
+        batches: Iterator[tuple[int, list[int]]] = iter([(0, list(chain(*levels)))])
+    else:
+        batches = _batches(residency, requests, levels, chunk_tokens)
+    for offset, batch in batches:
+        members = [requests[i] for i in batch]
+        with residency.lease(prefill_needs(residency, members)) as lease:
+            lease.add(whole({request.segment: 1 for request in members}))
+            forward(batch, [r.token_ids[offset : offset + chunk_tokens] for r in members], offset)
+        # What is computed again is needed by whoever asked for it.
+        fresh = [] if offset else [request for request in members if not request.again]
+        num_tokens = sum(len(request.token_ids) for request in fresh)
+        residency.needed(request.path for request in fresh)
+        residency.counts.needed_tokens += num_tokens
+        residency.counts.prefilled_tokens += num_tokens
+    if residency.outgrown:
+        residency.write_back(request.segment for request in requests if request.stays)
+
+
+def _levels(requests: Sequence[PrefillRequest]) -> list[list[int]]:
+    """Their numbers, by how many of the others they follow."""
+    place: dict[Segment, int] = {}
+    levels: list[list[int]] = [[]]
+    for number, request in enumerate(requests):
+        above = (place[part.segment] for part in request.path if part.segment in place)
+        level = place[request.segment] = 1 + max(above, default=-1)
+        levels += [[]] * (level == len(levels))
+        levels[level].append(number)
+    return levels
+
+
+def _is_one_batch(
+    residency: CacheManager, requests: Sequence[PrefillRequest], chunk_tokens: int
+) -> bool:
+    """Can all be computed in one pass, though some read what others write? A state is written when
+    its pass is over, and a copy per beam when it is read."""
+    lengths = [len(request.token_ids) for request in requests]
+    split = max(lengths) > chunk_tokens or sum(map(padded_rows, lengths)) > _BATCH_PADDED_TOKENS
+    by_beam = residency.copies_per_beam or any(r.segment.every[-1].fixed for r in requests)
+    return not split and not by_beam and _fits(residency, requests, lengths)
+
+
+def prefill_needs(
+    residency: CacheManager, requests: Sequence[PrefillRequest]
+) -> dict[Segment, int]:
+    """Device copies of each segment that these requests read."""
+    paths = [visible_path(r.path, r.segment, r.segment.length) for r in requests]
+    return copies_needed(paths, per_beam=residency.copies_per_beam)
+
+
+def remember(request: PrefillRequest, token_ids: Sequence[int]) -> None:
+    """Note in the segment what these tokens' KV was computed from."""
+    known = request.segment.source or Source(request.path, (), request.start)
+    tokens = (*known.token_ids, *token_ids)
+    request.segment.source = Source(known.path, tokens, known.start)
+
+
+def recompute_levels(lost: Sequence[Segment]) -> list[list[PrefillRequest]]:
+    """Requests that compute evicted KV, and states that it begins from, again, level by level."""
+    lost = _with_states_before(lost)
+    requests = [
+        PrefillRequest(source.path, segment, source.token_ids, source.start, read=(), again=True)
+        for segment in lost
+        if (source := segment.source) is not None
+    ]
+    if len(requests) != len(lost):
+        raise AssertionError("a lost segment does not know its tokens")
+    requests.sort(key=lambda request: len(request.path))
+    return [list(level) for _, level in groupby(requests, key=lambda request: len(request.path))]
+
+
+def _with_states_before(lost: Sequence[Segment]) -> list[Segment]:
+    """The same, and those whose states they begin from, up to one that is there."""
+    found = dict.fromkeys(lost)
+    for segment in lost:
+        source = segment.source
+        while source is not None and source.path:
+            before = source.path[-1].segment
+            state, source = before.every[-1], before.source
+            if not state.fixed or state.resident or state.stored:
+                break
+            found[before] = None
+    return list(found)
+
+
+def recompute(store: CacheManager, lost: Sequence[Segment], run: Callable[..., object]) -> None:
+    """Compute it, level by level. What runs out of room has lost nothing: it is put in the place of
+    what is gone when all of it is there, and groups of layers that are not gone are being read."""
+    for level in recompute_levels(lost):
+        again = [replace(request, segment=store.create()) for request in level]
+        try:
+            with Lease(whole({twin.segment: 1 for twin in again})):  # none makes way for another
+                run(again)
+                for request, twin in zip(level, again, strict=True):
+                    store.take_over(request.segment, twin.segment)
+        finally:
+            for twin in again:
+                store.free(twin.segment)
+
+
+def _batches(
+    residency: CacheManager,
+    requests: Sequence[PrefillRequest],
+    levels: Iterable[Sequence[int]],
+    chunk_tokens: int,
+) -> Iterator[tuple[int, list[int]]]:
+    """Of each level, chunk by chunk, requests that still have tokens at that offset, longest first,
+    in bounded batches."""
+    for level in levels:
+        longest = max((len(requests[i].token_ids) for i in level), default=0)
+        for offset in range(0, longest, chunk_tokens):
+            left = {i: min(len(requests[i].token_ids) - offset, chunk_tokens) for i in level}
+            order = sorted((i for i in level if left[i] > 0), key=lambda i: -left[i])
+            while order:
+                batch = order[: max(1, _BATCH_PADDED_TOKENS // padded_rows(left[order[0]]))]
+                while len(batch) > 1:
+                    members = [requests[i] for i in batch]
+                    if _fits(residency, members, [left[i] for i in batch]):
+                        break
+                    batch = batch[: len(batch) // 2]
+                yield offset, batch
+                order = order[len(batch) :]
+
+
+def _fits(
+    residency: CacheManager, members: Sequence[PrefillRequest], lengths: Sequence[int]
+) -> bool:
+    if not residency.evicts:
+        return True  # a smaller batch would not help
+    pairs = zip(members, lengths, strict=True)
+    grown = {request.segment: request.segment.length + length for request, length in pairs}
+    return residency.fits(prefill_needs(residency, members), grown)
