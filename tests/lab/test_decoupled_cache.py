@@ -3,6 +3,7 @@
 import pytest
 
 from beamwright.plan.machines import find_profile
+from beamwright_lab.decoupled import blocks
 from beamwright_lab.decoupled.cache import (
     MOST_DEPTH,
     SPLITS,
@@ -60,3 +61,12 @@ def test_the_verifier_saturates_with_fewer_requests():
     for row in size_rows("rtx-4090"):
         if 4 <= row["requests"] <= 64:
             assert row["of its most"] < row["of the verifier's most"]
+
+
+def test_under_vllms_rules_blocks_are_counted_by_hash(trees):
+    """Alg. 1: what has left and is computed again; Figure 5.3: blocks that requests hold."""
+    ample, tight = (blocks.run(trees, CARD, Memory(2**31, size), 2)[1] for size in (2**31, 2**27))
+    assert ample.facts()["thrash"] == 0 < tight.facts()["thrash"] < 1
+    assert tight.facts()["held"] < ample.facts()["held"] <= ample.facts()["held, most"]
+    assert tight.meter.now_s > ample.meter.now_s
+    assert tight.run.completed == ample.run.completed

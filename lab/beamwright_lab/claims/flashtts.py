@@ -80,11 +80,10 @@ def _sensitivity(found: Found) -> Judged:
     least, most = (end(rows, key=lambda row: row["P+M+S"]) for end in (min, max))
     worst = min(row["P+M+S+L"] / row["P+M+S"] for row in rows)
     ends = (
-        f"{row['P+M+S']:.2f}x where steps spread by {row['spread']} and {row['inherited']} of a "
-        f"score is inherited"
+        f"{row['P+M+S']:.2f}x (spread {row['spread']}, inherited {row['inherited']})"
         for row in (least, most)
     )
-    said = f"{' to '.join(ends)}; LookAhead times {worst:.2f} at worst"
+    said = f"{' to '.join(ends)}; with LookAhead at worst {worst:.2f} of that"
     return said, of(least["P+M+S"] > 1, "partly")
 
 
@@ -195,7 +194,7 @@ CLAIMS = (
         "lab/beamwright_lab/flashtts/speculation.py",
         "flashtts_fig16.yaml: exact",
         "lab/test_flashtts_figures.py::test_every_variant_runs_the_search",
-        "no spread, no correlation in numbers (Fig. 3 right, 5)",
+        "neither in numbers (Fig. 3 right)",
         "flashtts_speculation",
         _sensitivity,
         "simulated",

@@ -1,0 +1,169 @@
+"""Blocks under vLLM's rules: Figures 5.3 and 6.2 of the decoupled-exploration thesis, simulated.
+
+Two vLLM instances with prefix caches share a card as in `cache`; every turn all problems in flight
+have their steps decoded, then scored, and problems join as others end (4.3.3). Prompts are chunked
+and mixed into decode passes, as vLLM does and this engine does not.
+
+    python -m beamwright_lab.decoupled.blocks --problems 16 --splits 0.2 0.29
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from beamwright.models.named import NAMED_SHAPES
+from beamwright.plan.costs import Layout, ModelCosts
+from beamwright.plan.machines import HardwareProfile, find_profile
+from beamwright_lab.common import finish, say, table
+from beamwright_lab.decoupled.cache import (
+    CARDS,
+    GENERATOR,
+    SCHEDULED_TOKENS,
+    SPLITS,
+    VERIFIER,
+    Memory,
+    searches,
+)
+from beamwright_lab.flashtts.baseline import scoring
+from beamwright_lab.rivals.blocks import PrefixBlocks
+from beamwright_lab.rivals.requests import Iteration, StepRequest, requests_by_round
+from beamwright_lab.rivals.vllm import VllmEngine
+from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright_lab.simulator.engines import EngineMeter, EngineRun
+from beamwright_lab.simulator.recorded import RecordedTree
+
+BLOCK_TOKENS = 16
+
+
+class SeenBlocks(PrefixBlocks):
+    """Alg. 1: a block that was seen, has left the cache and is computed again counts as thrashing.
+
+    As printed `CacheBlocks` only grows, and nothing would ever count: here it is what is cached.
+    processed: blocks that were found, or filled. thrash: of these.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self.processed = self.thrash = 0
+        self._seen: set[int] = set()
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        found = list(blocks)
+        self.processed += len(found)
+        super().hold(found)
+
+    def store(self, block: int, key: int) -> None:
+        if self._keys[block] != key:
+            self.processed += 1
+            self.thrash += key in self._seen and not self._cached.get(key)
+            self._seen.add(key)
+        super().store(block, key)
+
+
+class WatchedEngine(VllmEngine):
+    """vLLM with the thesis's counters. held: blocks that requests have at each scheduling step."""
+
+    pool: SeenBlocks
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks, block_tokens=BLOCK_TOKENS, max_batched_tokens=SCHEDULED_TOKENS)
+        self.pool, self.held = SeenBlocks(num_blocks), list[int]()
+
+    def schedule(self) -> Iteration:
+        iteration = super().schedule()
+        self.held.append(self.pool.num_held)
+        return iteration
+
+
+class Instance:
+    """A model in a vLLM of its own, on its own clock; KV is read row by row, as vLLM does."""
+
+    def __init__(self, name: str, card: HardwareProfile, num_bytes: int) -> None:
+        model = ModelCosts.of(NAMED_SHAPES[name], 2)
+        self.meter = EngineMeter(RooflineCosts.of(model, card, Layout.TREE), reads_once=False)
+        num_blocks = num_bytes // (BLOCK_TOKENS * model.kv_bytes_per_token)
+        self.engine = WatchedEngine(num_blocks)
+        self.run = EngineRun(self.engine, [self.meter])
+
+    def facts(self) -> dict[str, Any]:
+        pool, held = self.engine.pool, sorted(self.engine.held)
+        return {
+            "blocks": pool.num_blocks,
+            "held": round(sum(held) / len(held)),
+            "held, p90": held[len(held) * 9 // 10],
+            "held, most": held[-1],
+            "turns": len(held),
+            "thrash": round(pool.thrash / pool.processed, 4),
+            "preempted": self.engine.preemptions,
+        }
+
+
+@dataclass
+class _Problem:
+    """A search under way: the requests of its rounds, by paths of its own."""
+
+    rounds: Iterator[list[StepRequest]]
+
+    @classmethod
+    def of(cls, tree: RecordedTree) -> _Problem:
+        def own(request: StepRequest) -> StepRequest:
+            path = tuple((tree.problem_id, *node) for node in request.path)
+            return replace(request, path=path, node=(tree.problem_id, *request.node))
+
+        rounds = requests_by_round(tree.prompt_tokens, tree.nodes)
+        return cls(iter([[own(request) for request in each] for each in rounds]))
+
+
+def run(
+    trees: Sequence[RecordedTree], card: HardwareProfile, memory: Memory, in_flight: int
+) -> tuple[Instance, Instance]:
+    """All searches, so many at a time."""
+    generator = Instance(GENERATOR, card, memory.generator)
+    verifier = Instance(VERIFIER, card, memory.verifier)
+    waiting, live = [_Problem.of(tree) for tree in trees], list[_Problem]()
+    while waiting or live:
+        live, waiting = live + waiting[: in_flight - len(live)], waiting[in_flight - len(live) :]
+        rounds = {id(each): next(each.rounds, None) for each in live}
+        live = [each for each in live if rounds[id(each)] is not None]
+        steps = [request for each in live for request in rounds[id(each)] or ()]
+        if steps:
+            generator.run.round(steps)
+            verifier.run.round([scoring(request) for request in steps])
+    return generator, verifier
+
+
+def rows(
+    trees: Sequence[RecordedTree], card: str, splits: Sequence[float], in_flight: int | None = None
+) -> list[dict[str, Any]]:
+    """A row per split: throughput (Figure 5.2), blocks (5.3) and thrashing (6.2) of both models."""
+    found, tokens = [], sum(node.tokens for tree in trees for node in tree.nodes)
+    for split in splits:
+        profile = find_profile(card)
+        models = run(trees, profile, Memory.of(profile, split), in_flight or CARDS[card])
+        row: dict[str, Any] = {"card": card, "split": split}
+        row["tok/s"] = round(tokens / sum(model.meter.now_s for model in models), 1)
+        for name, model in zip(("", "verifier "), models, strict=True):
+            row |= {f"{name}{key}": value for key, value in model.facts().items()}
+        found.append(row)
+        say("  ", row)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--problems", type=int, default=48)
+    parser.add_argument("--card", choices=CARDS, default="rtx-4090")
+    parser.add_argument("--splits", nargs="+", type=float)
+    parser.add_argument("--in-flight", type=int)
+    args = parser.parse_args()
+    splits = args.splits or SPLITS[args.card]
+    found = rows(searches(args.problems), args.card, splits, args.in_flight)
+    say(table(found, [*found[0]]))
+    finish("decoupled_blocks", {"problems": args.problems, "vllm": found})
+
+
+if __name__ == "__main__":
+    main()
