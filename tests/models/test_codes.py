@@ -21,8 +21,9 @@ from beamwright.models.dense import DenseDecoder
 from beamwright.models.grouped import GroupedLinear, JoinedLinear, joined
 from beamwright.models.linear import Int8Linear, quantise_linear
 from beamwright.models.named import shape_from_text
+from beamwright.models.prefill import PrefillRequest
 from beamwright.models.streaming import CodedLinear, StreamedLinear, pieces, product
-from beamwright.models.tree_model import PrefillRequest, TreeModel
+from beamwright.models.tree_model import TreeModel
 from beamwright.models.trials import Streaming
 from beamwright.models.weights import random_weights
 from beamwright.plan.costs import Storage

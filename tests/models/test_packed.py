@@ -12,7 +12,8 @@ from beamwright.models import fused, packed
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.named import shape_from_text
 from beamwright.models.packed import size_of
-from beamwright.models.tree_model import PrefillRequest, TreeModel
+from beamwright.models.prefill import PrefillRequest
+from beamwright.models.tree_model import TreeModel
 from beamwright.models.weights import random_weights
 from tape import VIEWS, Tape, TapeReplay
 

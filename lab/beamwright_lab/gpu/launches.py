@@ -27,8 +27,9 @@ from beamwright.models import dense
 from beamwright.models.decoder import Linear
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.grouped import GroupedLinear
+from beamwright.models.prefill import PrefillRequest
 from beamwright.models.shape import ModelShape
-from beamwright.models.tree_model import PrefillRequest, TreeModel
+from beamwright.models.tree_model import TreeModel
 from beamwright.models.weights import random_weights
 from beamwright.plan.costs import Storage
 from beamwright.sections import SamplingSettings

@@ -31,7 +31,7 @@ from beamwright.kv.segments import (
 )
 from beamwright.kv.states import StateLayout, StateRows, StateTensor
 from beamwright.kv.store import SegmentStore
-from beamwright.models.decoder import Decoder, padded_rows
+from beamwright.models.decoder import Decoder
 from beamwright.models.load import is_out_of_memory
 from beamwright.models.packed import CapturedPasses, Packed, Replays, Writing
 from beamwright.models.prefill import PrefillRequest, prefill_in_batches, recompute, remember
