@@ -50,9 +50,13 @@ def brief(monkeypatch):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the decoder of this test is on the CPU")
 @torch.inference_mode()
-def test_what_a_pass_writes_it_reads_in_place(kernels, brief):
-    """A step and what follows it in one pass (FlashTTS 4.1.3), to the bits of two."""
-    found = []
+def test_what_a_pass_writes_it_reads_in_place(kernels, brief, monkeypatch):
+    """A step and what follows it in one pass (FlashTTS 4.1.3), to the bits of two.
+
+    No program may keep what another reads: the interpreter, which runs one by one, would not tell.
+    """
+    found, kept, kept_pass = [], [], TreeModel._kept
+    monkeypatch.setattr(TreeModel, "_kept", lambda *a: kept.append(a[1]) or kept_pass(*a))
     for batches in ((slice(0, 3),), (slice(0, 1), slice(1, 2), slice(2, 3))):
         model = TreeModel(brief, kernels("triton-tree"), 1 << 20)
         root, step, child = (model.store.create() for _ in range(3))
@@ -63,6 +67,7 @@ def test_what_a_pass_writes_it_reads_in_place(kernels, brief):
         ]
         found.append([h for batch in batches for h in model.prefill(requests[batch])])
     assert all(map(torch.equal, *found))
+    assert len(kept) == 3, "those apart"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the solver of this test is on the CPU")
