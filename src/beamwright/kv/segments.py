@@ -248,6 +248,8 @@ def whole(wanted: Mapping[Segment, int]) -> dict[Segment, int]:
 
 def visible_path(path: Path, last: Segment | None, num_tokens: int) -> Path:
     """A path and what the segment behind it holds already; empty parts are left out."""
+    if (last is None or not num_tokens) and all([part.visible for part in path]):
+        return path
     parts = path if last is None else (*path, PathPart(last, num_tokens, own=True))
     return tuple([part for part in parts if part.visible > 0])
 

@@ -151,10 +151,11 @@ class KernelDecode:
         """Nothing here depends on it."""
 
     def drop_rows(self, rows: Sequence[int]) -> None:
-        """The tables are rebuilt before the next token: nobody reads for them any more."""
+        """Nobody reads for them any more. Where each row has copies of its own, others move up to
+        theirs; else the lists may go on naming them, and are made anew when rows are arranged."""
         for row in rows:
             self._live[row] = False
-        self._stale = self._stale or bool(rows)
+        self._stale = self._stale or (self._cuts.copy_per_row and bool(rows))
 
     def close(self) -> None:
         if not self._keeps:

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -143,8 +144,7 @@ class Cuts:
     copy_per_row: bool = False
 
 
-@dataclass(frozen=True)
-class TokenRun:
+class TokenRun(NamedTuple):
     """Tokens [first, first + tokens) of the `part`-th segment of a path; `first` starts a block."""
 
     part: int
@@ -154,19 +154,18 @@ class TokenRun:
 
 def cut_path(visible: Sequence[int], block_tokens: int, cuts: Cuts) -> list[list[TokenRun]]:
     """The parts of a path whose segments show so many tokens; empty segments are left out."""
-    most_blocks = cuts.part_tokens // block_tokens
+    most, most_blocks = cuts.part_tokens, cuts.part_tokens // block_tokens
     parts: list[list[TokenRun]] = []
     open_blocks = most_blocks  # nothing to join to
     for number, tokens in enumerate(visible):
-        for first in range(0, tokens, cuts.part_tokens):
-            run = TokenRun(number, first, min(cuts.part_tokens, tokens - first))
+        for first in range(0, tokens, most):
+            run = TokenRun(number, first, min(most, tokens - first))
             blocks = -(-run.tokens // block_tokens)
-            if open_blocks + blocks <= most_blocks:
-                parts[-1].append(run)
-                open_blocks += blocks
-            else:
-                parts.append([run])
+            open_blocks += blocks
+            if open_blocks > most_blocks:
+                parts.append([])
                 open_blocks = blocks
+            parts[-1].append(run)
     return parts
 
 
@@ -231,11 +230,15 @@ class _Entries:
         count = -(-tokens // size)
         held = segment.copies[copy] if segment.copies else []
         begin = first // size
-        if begin + count > len(held) * pieces:
+        end = begin + count
+        if end > len(held) * pieces:
             raise AssertionError(f"segment {segment.name!r} is read, but not on the device")
-        mine = range(begin, begin + count)
-        self.blocks += [held[at // pieces] * pieces + at % pieces for at in mine]
-        self.tokens += [size] * (count - 1) + [tokens - (count - 1) * size]
+        mine = held[begin:end]
+        if pieces > 1:
+            mine = [held[at // pieces] * pieces + at % pieces for at in range(begin, end)]
+        self.blocks += mine
+        self.tokens += [size] * (count - 1)
+        self.tokens.append(tokens - (count - 1) * size)
         self.firsts += range(before, before + count * size, size)
 
 
@@ -251,9 +254,8 @@ class _Part:
     reach: list[int] = field(default_factory=list)
     first_slot: int = 0
 
-    @property
-    def num_tokens(self) -> int:
-        return sum(run.tokens for _, _, run in self.runs)
+    def __post_init__(self) -> None:
+        self.num_tokens = sum([run.tokens for _, _, run in self.runs])
 
 
 def decode_work(
@@ -265,7 +267,7 @@ def decode_work(
     items: list[int] = []
     slot_rows: list[int] = []
     slot_reach: list[int] = []
-    for part in dict.fromkeys(part for parts in by_row for part, _ in parts):
+    for part in dict.fromkeys([part for parts in by_row for part, _ in parts]):
         first_entry = len(entries.blocks)
         before = 0
         for segment, copy, run in part.runs:
@@ -291,17 +293,23 @@ def _share(paths: Sequence[Path], block_tokens: int, cuts: Cuts) -> list[list[tu
     """The parts of each row in path order, and the row's place among the part's rows."""
     seen: Counter[Segment] = Counter()
     known: dict[Hashable, _Part] = {}
+    of_path: dict[Hashable, list[_Part]] = {}  # siblings have the very same one
     by_row: list[list[tuple[_Part, int]]] = []
     for row, path in enumerate(paths):
-        copies = _copies(path, seen) if cuts.copy_per_row else [0] * len(path)
+        whole = row if cuts.copy_per_row else id(path)
+        if (parts := of_path.get(whole)) is None:
+            copies = _copies(path, seen) if cuts.copy_per_row else [0] * len(path)
+            parts = of_path[whole] = []
+            for runs in cut_path([each.visible for each in path], block_tokens, cuts):
+                found = [(path[run.part].segment, copies[run.part], run) for run in runs]
+                # Cuts are of the path: a run of a segment's shared beginning is equal in all of it.
+                key = (row if cuts.copy_per_row else 0, *[(id(s), *run[1:]) for s, _, run in found])
+                if (part := known.get(key)) is None:
+                    part = known[key] = _Part(found)
+                parts.append(part)
+        reach = sum([part.num_tokens for part in parts])
         mine = []
-        reach = sum(each.visible for each in path)
-        for runs in cut_path([each.visible for each in path], block_tokens, cuts):
-            found = [(path[run.part].segment, copies[run.part], run) for run in runs]
-            key: Hashable = tuple((id(s), run.first, run.tokens) for s, _, run in found)
-            if cuts.copy_per_row:
-                key = (row, key)
-            part = known.setdefault(key, _Part(found))
+        for part in parts:
             mine.append((part, len(part.rows)))
             part.rows.append(row)
             part.reach.append(reach)
