@@ -5,9 +5,11 @@ import random
 import pytest
 
 from beamwright.engine.batch import RunningBatch
+from beamwright.engine.graphs import Replay
 from beamwright.engine.tensor_rows import TensorRows
 from engines import PROBLEM, assert_nothing_allocated, check_conservation, exact_dtype, grow
 from recurring import load_recurring
+from tape import put_late
 
 SMALL = {"n": 6, "width": 2, "max_rounds": 3, "max_step_tokens": 20, "max_tokens": 44}
 NUM_TESTS = 10
@@ -21,14 +23,15 @@ class Chaos:
     """Ends iterations, admits fewer rows and preempts others whenever a coin says so."""
 
     def __init__(self, monkeypatch, evicts):
-        self.rng, self.evicts, self.num_preempted = random.Random(0), evicts, 0
+        self.rng, self.evicts = random.Random(0), evicts
+        self.num_preempted = self.num_begun = 0
         run, joining, iterate = TensorRows.run, RunningBatch._next_rows, RunningBatch.iterate
         chaos = self
 
-        def run_less(rows, running, max_tokens, enough):
-            return run(
-                rows, running, chaos.rng.randint(1, max_tokens), chaos.rng.randint(1, enough)
-            )
+        def run_less(rows, running, max_tokens, enough, *, goes_on):
+            most, least = chaos.rng.randint(1, max_tokens), chaos.rng.randint(1, enough)
+            chaos.num_begun += rows._begun
+            return run(rows, running, most, least, goes_on=chaos.rng.random() < 0.7)
 
         def some_join(batch):
             found = joining(batch)
@@ -50,8 +53,9 @@ class Chaos:
 
 @pytest.mark.parametrize("seed", range(NUM_TESTS))
 def test_random_schedules_write_the_same_tokens(make_solver, monkeypatch, seed, pytestconfig):
-    """Rows join, leave and come back after any token, in any company; the last two tests' rows have
-    states that know of which token they are.
+    """Rows join, leave and come back after any token, in any company, and in every second schedule
+    a step may be begun before the host has read the last one; the last two tests' rows have states
+    that know of which token they are.
 
     `pytest tests/engine/test_running.py --schedules 1000` compares more of them.
     """
@@ -70,11 +74,16 @@ def test_random_schedules_write_the_same_tokens(make_solver, monkeypatch, seed, 
         chaos = Chaos(monkeypatch, evicts=tight)
         for number in range(num_schedules):
             chaos.rng.seed(f"{seed} {number}")
+            if number % 2:
+                put_late(solver)
+            else:
+                solver._machinery.batch._rows.replay = Replay()
             seen = []
             solver.solve(PROBLEM, on_round=lambda report, seen=seen: seen.append(report.tree))
             assert facts(seen[-1]) == expected
             assert_nothing_allocated(solver)
     assert not tight or chaos.num_preempted > num_schedules
+    assert (chaos.num_begun > num_schedules) == (seed < 8)
 
 
 def test_pools_are_conserved_after_every_iteration(make_solver, monkeypatch):

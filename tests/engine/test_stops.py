@@ -81,7 +81,7 @@ def end_of(row, tokens, codec=None, sizes=(1,) * 1000):
         enders, most = stops.enders(row)
         for token in rest[:size]:
             drawn.append(token)
-            asked = token in enders or len(drawn) >= most
+            asked = len(drawn) >= most or (enders is not None and enders[token])
             if asked and (reason := stops.reason(row, drawn)):
                 return len(row.tokens) + len(drawn), reason
         row.tokens += drawn

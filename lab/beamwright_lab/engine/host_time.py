@@ -17,7 +17,7 @@ import os
 import pstats
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 from typing import Any
@@ -150,7 +150,7 @@ def gaps(n: int, *, fixed: bool, judged: bool, rounds: int, profile: str | None)
             replay._pool = torch.tensor(some[:248] + ends)
             replay._drawn %= len(replay._pool)
         found = []
-        for number in range(4):
+        for _ in range(4):
             replay.gaps = {kind: [] for kind in _KINDS}
             solver.synthetic(128)
             found.append({k: each[1:] or each for k, each in replay.gaps.items() if each})
@@ -162,10 +162,9 @@ def gaps(n: int, *, fixed: bool, judged: bool, rounds: int, profile: str | None)
                 say(kind)
                 replay.profiles[kind].sort_stats(profile).print_stats(60)
     kinds = [kind for kind in _KINDS if all(kind in each for each in found)]
-    least: Callable[[str], float] = lambda kind: min(median(each[kind]) for each in found[1:])
     return {"n": n, "steps": "fixed" if fixed else "delimited",
             "verifier": "instant" if judged else "none",
-            **{kind: round(least(kind), 3) for kind in kinds},
+            **{kind: round(min(median(each[kind]) for each in found[1:]), 3) for kind in kinds},
             "gaps": len(found[-1].get("between", ()))}  # fmt: skip
 
 

@@ -58,7 +58,10 @@ class ScriptedRows:
     def max_tokens(self, running: Sequence[Row]) -> int:
         return min(self._tail_tokens - row.forwarded % self._tail_tokens for row in running)
 
-    def run(self, running: Sequence[Row], max_tokens: int, enough: int) -> Ran:
+    def run(
+        self, running: Sequence[Row], max_tokens: int, enough: int, *, goes_on: bool = False
+    ) -> Ran:
+        del goes_on
         if any(row.forwarded and row.forwarded % self._tail_tokens == 0 for row in running):
             self._open()
         if len(running) < len(self._batch):

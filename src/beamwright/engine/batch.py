@@ -220,7 +220,8 @@ class RunningBatch:
         num_ahead = sum(row.speculative for row in self.running)
         self.last_rows = self._tried - num_ahead, num_ahead
         self._ahead.most_rows = max(self._ahead.most_rows, self.last_rows[0])
-        ran = self._rows.run(self.running, max_tokens, self._enough())
+        goes_on = not (self._queue or self._coming.rows or self.probes or self._fills)
+        ran = self._rows.run(self.running, max_tokens, self._enough(), goes_on=goes_on)
         self.counts.iterations += 1
         self.counts.steps += ran.passes
         self.counts.slot_tokens += ran.rows

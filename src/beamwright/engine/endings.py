@@ -12,6 +12,9 @@ import math
 from collections.abc import Sequence
 from itertools import chain, takewhile
 
+import numpy as np
+from numpy.typing import NDArray
+
 from beamwright.engine.closing import Closing
 from beamwright.engine.row import Row, RowLimit
 from beamwright.models.thinking import ThoughtMarks
@@ -84,22 +87,27 @@ class StopFinder:
         self._eos = codec.eos_ids if codec is not None else frozenset[int]()
         self._pieces = codec.token_bytes if codec is not None else []
         self._marks = codec.thoughts if codec is not None else None
-        self._enders: dict[frozenset[int], frozenset[int]] = {}
+        self._enders: dict[frozenset[int], NDArray[np.bool_]] = {}
 
-    def enders(self, row: Row) -> tuple[frozenset[int], int]:
-        """The tokens, and how many more from which on, that `reason` has to be asked about.
+    def enders(self, row: Row) -> tuple[NDArray[np.bool_] | None, int]:
+        """The tokens [vocabulary], and how many more from which on, that `reason` has to be asked
+        about.
 
         EOS, and what holds the last byte of a delimiter: most tokens are none of them, and only
         where thoughts and stop strings are looked for it is asked about each.
         """
         if self._marks is not None or row.decoding.step.stop_strings:
-            return frozenset(), 1
+            return None, 1
+        most = row.limit.tokens - len(row.tokens)
+        if self._codec is None:
+            return None, most
         last = frozenset(end[-1] for end in delimiters(row.decoding.step, thought=False))
         if last not in self._enders:
-            pieces = enumerate(self._pieces if last else ())
-            found = (token for token, piece in pieces if not last.isdisjoint(piece))
-            self._enders[last] = self._eos.union(found)
-        return self._enders[last], row.limit.tokens - len(row.tokens)
+            found = [not last.isdisjoint(piece) for piece in self._pieces]
+            found += [False] * (max(self._eos, default=0) + 1 - len(found))
+            self._enders[last] = np.array(found)
+            self._enders[last][[*self._eos]] = True
+        return self._enders[last], most
 
     def reason(self, row: Row, drawn: Sequence[int]) -> StopReason | None:
         """Why a row ends with the last of these tokens, drawn behind its own; None: it goes on.

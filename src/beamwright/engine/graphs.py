@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from functools import cache
 from threading import Lock
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 
 from beamwright.errors import said_by
 from beamwright.models.load import is_out_of_memory
@@ -18,6 +20,7 @@ from beamwright.models.session import steps_in_place
 from beamwright.models.tree_model import TreeModel
 
 Launches = Callable[[], None]
+Numbers = NDArray[Any]
 _FIRST = -1  # decoding, which is short, before a prefill beside it: there are no more than two
 
 
@@ -42,12 +45,12 @@ class Replay:
         """
         step()
 
-    def fetch(self, values: torch.Tensor) -> Callable[[], list[int]]:
-        """Start to copy integers to the host; what is returned waits for them and them alone.
+    def fetch(self, values: torch.Tensor) -> Callable[[], Numbers]:
+        """Start to copy numbers to the host; what is returned waits for them and them alone.
 
         The caller must not write `values` before it has them.
         """
-        return values.tolist
+        return lambda: values.cpu().numpy()
 
     def release(self) -> None:
         """Forget what was captured, and its memory."""
@@ -106,16 +109,15 @@ class CudaGraphReplay(Replay):
         segments = torch.cuda.memory_snapshot(self._pool)
         return sum(segment["total_size"] for segment in segments)
 
-    def fetch(self, values: torch.Tensor) -> Callable[[], list[int]]:
+    def fetch(self, values: torch.Tensor) -> Callable[[], Numbers]:
         held = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         held.copy_(values, non_blocking=True)
         copied = torch.cuda.Event()
         copied.record(torch.cuda.current_stream(self._device))
 
-        def wait() -> list[int]:
+        def wait() -> Numbers:
             copied.synchronize()
-            numbers: list[int] = held.tolist()
-            return numbers
+            return held.numpy()
 
         return wait
 

@@ -308,8 +308,12 @@ class Rows(Protocol):
     def max_tokens(self, running: Sequence[Row]) -> int:
         """Tokens until a row's newest ones have to be read as stored ones."""
 
-    def run(self, running: Sequence[Row], max_tokens: int, enough: int) -> Ran:
+    def run(
+        self, running: Sequence[Row], max_tokens: int, enough: int, *, goes_on: bool = False
+    ) -> Ran:
         """Compute up to `max_tokens` tokens of every row.
+
+        goes_on: nobody waits to join these, so that one token more may be begun ahead.
 
         It ends one token after `enough` of the rows that count (`awaited`) have stopped, or when
         those are done. The token behind a row's stop forwards its last one, unless its path has

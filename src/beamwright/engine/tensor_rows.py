@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 
 from beamwright.config import Settings
@@ -22,12 +23,14 @@ from beamwright.engine.buffers import StepBuffers
 from beamwright.engine.capacity import StepLengths, WorkingMemory
 from beamwright.engine.chains import last_hidden
 from beamwright.engine.drafts import Drafts
+from beamwright.engine.drawn import Drawn, Found
 from beamwright.engine.endings import StopFinder, text_before
 from beamwright.engine.graphs import Replay, make_replay
 from beamwright.engine.passes import DistinctPasses, EqualTexts, why_one_token_each
-from beamwright.engine.row import Decoding, Decodings, Ran, Row, awaited, path_to
+from beamwright.engine.row import Decoding, Decodings, Ran, Row, path_to
 from beamwright.engine.sampling import MOST_LIKELIEST, Sampler, draws_in_kernel, likeliest
 from beamwright.errors import InputError
+from beamwright.kv.streams import sent
 from beamwright.models.load import free_bytes
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.session import DecodeSession
@@ -85,7 +88,7 @@ class TensorRows:
         )
         self._buffers: dict[int, StepBuffers] = {}
         self._rows: list[Row | None] = []
-        self._arrangement = 0
+        self._arrangement, self._begun = 0, False
 
     @property
     def num_rows(self) -> int:
@@ -112,6 +115,7 @@ class TensorRows:
 
     @torch.inference_mode()
     def admit(self, staying: Sequence[Row], joining: Sequence[Row]) -> None:
+        self._drop_begun()
         self._draw_first([row for row in joining if not row.tokens])
         places = self._places()
         paths = [path_to(row.node.parent) for row in joining]
@@ -123,6 +127,7 @@ class TensorRows:
 
     @torch.inference_mode()
     def close(self) -> None:
+        self._drop_begun()
         self._session.close()
         self._rows = []
         if not self._stays:
@@ -130,6 +135,7 @@ class TensorRows:
 
     @torch.inference_mode()
     def release(self) -> None:
+        self._drop_begun()
         self._session.release()
         self.replay.release()
         self._model.release()
@@ -147,21 +153,30 @@ class TensorRows:
     # --- tokens ------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def run(self, running: Sequence[Row], max_tokens: int, enough: int) -> Ran:
+    def run(
+        self, running: Sequence[Row], max_tokens: int, enough: int, *, goes_on: bool = False
+    ) -> Ran:
         present = set(running)
         gone = [place for row, place in self._places().items() if row not in present]
+        for place in gone:
+            self._overrun(place, self._begun)
+            self._rows[place] = None
         if gone:
-            for place in gone:
-                self._rows[place] = None
             self._session.drop(gone)
-            self._arrangement += 1
+        thinks = any([row.thought is None for row in running])
+        # Where rows may be read as they stand, the step behind these is begun before they are.
+        goes_on = goes_on and not (thinks or self.replay.is_plain or self._decoder.shape.states)
+        goes_on = goes_on and self._session.max_tokens() > max_tokens
         buffers = self._step_buffers()
-        buffers.load(self._rows, self._arrangement, self._stops.closing)
-        self._session.prepare(max_tokens)
-        if any(row.thought is None for row in running):
-            self._arrangement += 1  # how it ends is known with the next token
+        if self._begun:
+            self._session.advance()
+        else:
+            buffers.load(self._rows, self._arrangement, self._stops.closing)
+        if left := max_tokens + goes_on - self._begun:
+            self._session.prepare(left)
+        self._arrangement += thinks  # how it ends is known with the next token
         if self._drafts is None:
-            return self._run_some(buffers, max_tokens, enough, None)
+            return self._run_some(buffers, max_tokens, enough, None, goes_on)
         before, began = sum(len(row.tokens) for row in running), time.perf_counter()
         drafted = self._drafts.wanted(len(running))
         ran = self._run_some(buffers, max_tokens, enough, self._drafts if drafted else None)
@@ -172,55 +187,84 @@ class TensorRows:
         return ran
 
     def _run_some(
-        self, buffers: StepBuffers, max_tokens: int, enough: int, drafts: Drafts | None
+        self,
+        buffers: StepBuffers,
+        max_tokens: int,
+        enough: int,
+        drafts: Drafts | None,
+        goes_on: bool = False,
     ) -> Ran:
         """By passes over what rows do not have in common, where that pays."""
         rows = self._places(), buffers.keys, buffers.sampling
         ran = self._passes.run(*rows, max_tokens, enough, drafts)
-        return ran if ran.passes else self._run_plain(buffers, max_tokens, enough)
+        return ran if ran.passes else self._run_plain(buffers, max_tokens, enough, goes_on)
 
-    def _run_plain(self, buffers: StepBuffers, max_tokens: int, enough: int) -> Ran:
+    def _run_plain(self, buffers: StepBuffers, max_tokens: int, enough: int, goes_on: bool) -> Ran:
         """A token of every row in each pass: what drafts must not change a bit of."""
-        drawn = _Drawn(self._rows, self._stops)
-        num_done = 0
+        drawn, begun = Drawn(self._rows, self._stops), self._begun
+        num_done, self._begun = 0, False
         try:
-            for _ in self._steps(buffers, drawn, max_tokens, enough):
+            for _ in self._steps(buffers, drawn, max_tokens, enough, begun):
                 num_done += 1
+            found = Found(buffers, self.replay, len(drawn.seen), num_done)
+            if goes_on and drawn.go_on(num_done):
+                buffers.turn()
+                self._launches(buffers)()
+                self._begun = True
         except torch.OutOfMemoryError:
-            for row in self._places():
-                row.node.usage["overrun"] += num_done
+            for place in self._places().values():
+                self._overrun(place, num_done)
             raise
-        self._take(drawn, buffers, num_done)
-        return Ran(num_done, num_done * self.num_rows)
+        self._take(drawn, found)
+        num_passes = num_done + self._begun - begun
+        return Ran(num_passes, num_passes * self.num_rows)
 
     def _steps(
-        self, buffers: StepBuffers, drawn: _Drawn, max_tokens: int, enough: int
+        self, buffers: StepBuffers, drawn: Drawn, max_tokens: int, enough: int, begun: bool
     ) -> Iterator[None]:
-        """Launches step after step, and looks at what each drew one step late."""
-        counting = awaited([*self._places()])
-        fetched = None
-        step, keeping = partial(self._step, buffers), self._decoder.shape.states
+        """Launches step after step, and looks at what each drew one step late.
+
+        begun: the first one was launched behind the iteration before.
+        """
+        fetched, found = None, buffers.found("tokens", max_tokens)
+        launch, keeping = self._launches(buffers), self._decoder.shape.states
         places = [(n, row) for row, n in self._places().items()] if keeping else []
-        key, version = (self._session.tail_shape, buffers.ways), self._session.num_moves
         for number in range(max_tokens):
             # The token behind a row's stop forwards its last one, and there its state stays.
-            self._session.stop(
-                [n for n, row in places if row.stop and number > len(drawn.tokens[row])]
-            )
-            self.replay.run(key, version, step)
-            self._session.advance()
+            self._session.stop([n for n, row in places if row.stop and number > drawn.used[n]])
+            if number or not begun:
+                launch()
+                self._session.advance()
             yield
             if fetched is not None:
                 drawn.look(fetched())
-            stopped = {row for row in counting if row.stop is not None}
-            if len(stopped) >= enough:
+            if drawn.num_stopped >= enough:
                 return
-            fetched = self.replay.fetch(buffers.results["tokens"][number])
+            if number + 1 == max_tokens:
+                return  # what is left is looked at together
+            fetched = self.replay.fetch(found[number])
             if self.replay.is_plain:
-                drawn.look(fetched())
+                stopped = drawn.num_stopped
+                stopped += sum([row.done for row in drawn.look(fetched())])
                 fetched = None
-                if all(row in stopped or (row.stop and row.stop.ends_path) for row in counting):
+                if stopped == drawn.num_awaited:
                     return  # nobody would get anything of another token
+
+    def _launches(self, buffers: StepBuffers) -> Callable[[], None]:
+        """What runs a step, as long as nothing is prepared anew."""
+        key, version = (self._session.tail_shape, buffers.ways), self._session.num_moves
+        return partial(self.replay.run, key, version, partial(self._step, buffers))
+
+    def _drop_begun(self) -> None:
+        """What was begun is of rows that are arranged anew: its tokens are drawn again."""
+        if self._begun:
+            for place in self._places().values():
+                self._overrun(place, 1)
+        self._begun = False
+
+    def _overrun(self, place: int, num_tokens: int) -> None:
+        if num_tokens and (row := self._rows[place]) is not None:
+            row.node.usage["overrun"] += num_tokens
 
     def _step(self, buffers: StepBuffers) -> None:
         """One token of every row. Tensor operations only: this is what is captured."""
@@ -252,34 +296,29 @@ class TensorRows:
         buffers = self._make_buffers(len(rows), hidden[:, :0])
         buffers.load(rows, self._arrangement, self._stops.closing)
         siblings = [places[row.node.parent] for row in rows]
-        self._draw(buffers, self._decoder.logits(hidden)[siblings])
-        self._take(_Drawn(rows, self._stops), buffers, 1)
+        self._draw(buffers, self._decoder.logits(hidden)[sent(siblings, hidden.device)])
+        drawn = Drawn(rows, self._stops)
+        self._take(drawn, Found(buffers, self.replay, 0, 1))
         if self._keeps_states:
             for row, parent in zip(rows, siblings, strict=True):
                 row.drawn_from.append(hidden[parent : parent + 1])
 
-    def _take(self, drawn: _Drawn, buffers: StepBuffers, num_done: int) -> None:
+    def _take(self, drawn: Drawn, found: Found) -> None:
         """Write what an iteration drew to the rows."""
-        results = {name: values[:num_done] for name, values in buffers.results.items()}
-        hidden = results.pop("hidden")
-        top_ids, top_logprobs = results.pop("top_ids"), results.pop("top_logprobs")
-        most_top = top_ids.shape[2] if buffers.asks else 0
-        for tokens in results.pop("tokens")[drawn.num_seen :].tolist():
-            drawn.look(tokens)
-        columns = {name: values.T.tolist() for name, values in results.items()}
+        for step in found.tokens():
+            drawn.look(step)
+        num_done, hidden = found.num_steps, found.hidden
+        tokens, columns = np.stack(drawn.seen, 1).tolist(), found.columns()
         forwarded: list[tuple[Row, int, int]] = []
         for place, row in enumerate(drawn.rows):
             if row is None:
                 continue
-            used = len(drawn.tokens[row])
+            used = drawn.used[place] if row.stop is not None else num_done
             if self._keeps_states and hidden.shape[2] and used:
                 row.drawn_from.append(hidden[:used, place].clone())
-            row.add(drawn.tokens[row], {name: c[place] for name, c in columns.items()})
-            if count := min(row.decoding.sampling.top_logprobs, most_top):
-                pairs = (
-                    values[:used, place, :count].tolist() for values in (top_ids, top_logprobs)
-                )
-                row.top += [tuple(zip(*pair, strict=True)) for pair in zip(*pairs, strict=True)]
+            if used:
+                row.add(tokens[place][:used], {name: c[place] for name, c in columns.items()})
+            row.top += found.top(place, used, row.decoding.sampling.top_logprobs)
             if row.stop is None or row.error is not None:
                 continue
             if not row.stop.ends_path and used < num_done:
@@ -287,8 +326,9 @@ class TensorRows:
                 used += 1
             row.node.usage["overrun"] += num_done - used
         if forwarded:
-            rows, numbers, places = zip(*forwarded, strict=True)
-            for row, state in zip(rows, hidden[[*numbers], [*places]].split(1), strict=True):
+            rows, *at = zip(*forwarded, strict=True)
+            numbers, places = sent(at, hidden.device)
+            for row, state in zip(rows, hidden[numbers, places].split(1), strict=True):
                 row.hidden = state
 
     def _step_buffers(self) -> StepBuffers:
@@ -302,34 +342,6 @@ class TensorRows:
     def _make_buffers(self, num_rows: int, hidden: torch.Tensor) -> StepBuffers:
         num_likeliest = min(MOST_LIKELIEST, self.num_tokens)
         return StepBuffers(num_rows, self._stats, hidden, num_likeliest)
-
-
-class _Drawn:
-    """What the steps of an iteration drew, as far as the host has looked.
-
-    rows: by place; None pads the batch. tokens: of each row, those up to where it stops; none of
-    one that had stopped before. num_seen: steps that were looked at.
-    """
-
-    def __init__(self, rows: Sequence[Row | None], stops: StopFinder) -> None:
-        self.rows, self._stops, self.num_seen = rows, stops, 0
-        self.tokens: dict[Row, list[int]] = {row: [] for row in rows if row is not None}
-        self._open: list[tuple[int, Row, list[int], frozenset[int], int]] | None = None
-
-    def look(self, tokens: Sequence[int]) -> None:
-        """The tokens of one more step, by place."""
-        self.num_seen += 1
-        if self._open is None:  # not before the first step is launched
-            self._open = [
-                (place, row, self.tokens[row], *self._stops.enders(row))
-                for place, row in enumerate(self.rows)
-                if row is not None and row.stop is None
-            ]
-        for place, row, drawn, enders, most in self._open:
-            drawn.append(tokens[place])
-            if tokens[place] in enders or len(drawn) >= most:
-                row.stop = self._stops.reason(row, drawn)
-        self._open = [each for each in self._open if each[1].stop is None]
 
 
 # --- the whole of it ------------------------------------------------------------------------------

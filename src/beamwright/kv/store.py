@@ -15,6 +15,7 @@ from beamwright.kv.link import KVLog, Link
 from beamwright.kv.pool import BlockPool, ByteBudget, ScratchMeter
 from beamwright.kv.segments import HostTier, Segment
 from beamwright.kv.states import StateRows, StateTables
+from beamwright.kv.streams import sent
 from beamwright.kv.tails import RowTails, Tail
 
 
@@ -159,7 +160,7 @@ class SegmentStore(CacheManager, KVReader):
         """Blocks of a group, and places in them; and which token is written there, None for one
         after the other."""
         device = self.pool.storage.device
-        blocks_index, offsets = torch.from_numpy(np.stack(where)).to(device)
+        blocks_index, offsets = sent(np.stack(where), device)
         if len(offsets) == sum(lengths):
             return blocks_index, offsets, None
         parts = zip(

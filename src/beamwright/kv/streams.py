@@ -22,6 +22,14 @@ from numpy.typing import NDArray
 from beamwright.protocols import Direction
 
 
+def sent(values: Any, device: torch.device) -> torch.Tensor:
+    """An array or lists of numbers on a device; who asks does not wait for what a card does."""
+    made = torch.as_tensor(values)
+    if device.type != "cuda":
+        return made.to(device)
+    return made.pin_memory().to(device, non_blocking=True)
+
+
 class Piece(NamedTuple):
     """One contiguous (or strided) copy of equal-shaped arrays; None where nothing is stored."""
 

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 from beamwright.kv.pool import KVLayout, ScratchMeter
+from beamwright.kv.streams import sent
 
 _LEAST_PRODUCT = 400
 _SHORTEST = 16
@@ -207,7 +208,7 @@ class RowTails:
         of_part = np.repeat(np.arange(len(rows)), end - first)
         ahead = np.concatenate([[0], np.cumsum(end - first)[:-1]]) - first
         places = np.arange(len(of_part)) - ahead[of_part]
-        at, where = torch.from_numpy(np.stack([rows[of_part], places])).to(self._device)
+        at, where = sent(np.stack([rows[of_part], places]), self._device)
         return [self.storage[:, :, at, :, where]]
 
     def close(self) -> None:
@@ -229,7 +230,7 @@ class RowTails:
         self._grow(max(known) + max_tokens)
         spare = known[0] if min(known) == max(known) else 0
         places = [spare if length is None else length for length in lengths]
-        self.places.copy_(torch.tensor(places))
+        self.places.copy_(sent(places, self._device))
         torch.add(
             self._first_slots,
             self.places.view(-1, 1, 1),
