@@ -3,7 +3,8 @@
 Models compute nothing: steps write tokens that were drawn before, as a card would, in work lists,
 blocks and tails as they are on one. A card waits for what lies between the last step of an
 iteration and the first of the next (`between`), most of all where a round lies between (`round`);
-what lies between two steps of an iteration (`token`) it hides. Of eager operations only their
+what lies between two steps of an iteration (`token`) it hides. `idle` is `between` less a step of
+1.5B on an H100, by its costs, where one was begun ahead. Of eager operations only their
 launches are like a card's. Needs Triton, whose interpreter runs prompts.
 
     python -m beamwright_lab.engine.host_time --n 16 64 256
@@ -37,7 +38,7 @@ from beamwright_lab.common import finish, say, table
 _SHAPE = "llama,layers=1,hidden=32,heads=2,kv_heads=1,intermediate=32,vocab=512,context=2048"
 _STEP = 64
 _COSTS = PassCosts(weights_s=1.1e-3, row_s=6e-6, launch_s=1e-3)  # of 1.5B on an H100, about
-_KINDS = "token", "between", "round"
+_KINDS = "token", "between", "round", "idle"
 
 
 class Scripted(Replay):
@@ -54,17 +55,22 @@ class Scripted(Replay):
         self._drawn = torch.randint(len(pool), (64, 4096), generator=number)
         self.gaps: dict[str, list[float]] = {kind: [] for kind in _KINDS}
         self.kind, self._round, self._step, self._since = "round", -1, 0, 0.0
+        self._queued_ms = 0.0
         self.profiled, self._profile = False, cProfile.Profile()
         self.profiles: dict[str, pstats.Stats] = {}
 
-    def begin(self, number: int) -> None:
-        """An iteration of a round begins."""
+    def begin(self, number: int, queued_s: float) -> None:
+        """An iteration of a round begins; a card is busy with its first step for so long."""
+        self._queued_ms = 1e3 * queued_s
         self.kind = "between" if number == self._round else "round"
         self._round = number
 
     def run(self, key: object, version: int, step: Any) -> None:
         (buffers,) = step.args
-        self.gaps[self.kind].append(1e3 * (time.thread_time() - self._since))
+        spent_ms = 1e3 * (time.thread_time() - self._since)
+        self.gaps[self.kind].append(spent_ms)
+        if self.kind == "between":
+            self.gaps["idle"].append(max(0.0, spent_ms - self._queued_ms))
         if self.profiled:
             self._profile.disable()
             if self.kind in self.profiles:
@@ -104,9 +110,10 @@ class Instant:
 def _scripted(replay: Scripted) -> Iterator[None]:
     run, module = TensorRows.run, "beamwright.engine.tensor_rows"
 
-    def marked(rows: TensorRows, running: Any, *others: Any) -> Any:
-        replay.begin(running[0].node.round)
-        return run(rows, running, *others)
+    def marked(rows: TensorRows, running: Any, *others: Any, **named: Any) -> Any:
+        begun = getattr(rows, "_begun", False)
+        replay.begin(running[0].node.round, _COSTS.seconds(len(running)) if begun else 0.0)
+        return run(rows, running, *others, **named)
 
     def draw(rows: TensorRows, buffers: Any, logits: Any) -> None:
         replay.draw(buffers)
@@ -158,7 +165,7 @@ def gaps(n: int, *, fixed: bool, judged: bool, rounds: int, profile: str | None)
             replay.profiled = True
             solver.synthetic(128)
             replay._profile.disable()
-            for kind in _KINDS[1:]:
+            for kind in _KINDS[1:3]:
                 say(kind)
                 replay.profiles[kind].sort_stats(profile).print_stats(60)
     kinds = [kind for kind in _KINDS if all(kind in each for each in found)]

@@ -12,7 +12,7 @@ searches move equal bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from beamwright.counters import Counters, Progress
@@ -216,8 +216,8 @@ class RunningBatch:
             self._cache.write_back(sure, sealed=False)
         number, self._tried = self.running[0].node.round, len(self.running)
         self._progress.doing(f"round {number}: decoding {self._tried} beams")
-        before = {row: len(row.tokens) for row in self.running}
-        num_ahead = sum(row.speculative for row in self.running)
+        before = [len(row.tokens) for row in self.running]
+        num_ahead = sum([row.speculative for row in self.running])
         self.last_rows = self._tried - num_ahead, num_ahead
         self._ahead.most_rows = max(self._ahead.most_rows, self.last_rows[0])
         goes_on = not (self._queue or self._coming.rows or self.probes or self._fills)
@@ -226,14 +226,15 @@ class RunningBatch:
         self.counts.steps += ran.passes
         self.counts.slot_tokens += ran.rows
         self.counts.equal_tokens += ran.equal
-        self._count_drawn(before)
+        self._count_drawn(self.running, before)
 
-    def _count_drawn(self, before: Mapping[Row, int]) -> int:
+    def _count_drawn(self, rows: Sequence[Row], before: Sequence[int]) -> int:
         """The tokens that these rows have got since they had so many."""
-        drawn = {row: len(row.tokens) - count for row, count in before.items()}
-        for row in (row for row in drawn if row.speculative):
-            row.node.usage["speculated"] += drawn[row]
-        num_drawn = sum(drawn.values())
+        num_drawn = 0
+        for row, count in zip(rows, before, strict=True):
+            num_drawn += (drawn := len(row.tokens) - count)
+            if row.speculative:
+                row.node.usage["speculated"] += drawn
         self.counts.row_tokens += num_drawn
         self._progress.wrote(num_drawn)
         return num_drawn
@@ -321,7 +322,7 @@ class RunningBatch:
 
     def _join(self, rows: list[Row]) -> None:
         cache = self._cache
-        held = cache.acquire(self._capacity.read_by(rows))
+        held = self._capacity.acquire(rows)
         self._coming.drop()
         try:
             grown = self._chains.complete(rows, held)
@@ -331,12 +332,11 @@ class RunningBatch:
                 cache.write_back(cache.dirty())
             with suppress(CapacityError):  # block by block then; the last ones may be preempted
                 cache.reserve(self._capacity.written_by(rows))
-            for row in rows:
-                row.hold()
+            self._capacity.hold(rows)
             self._tried = len(self.running) + len(rows)
-            before = {row: len(row.tokens) for row in rows}
+            before = [len(row.tokens) for row in rows]
             self._rows.admit(self.running, rows)
-            self.counts.slot_tokens += self._count_drawn(before)
+            self.counts.slot_tokens += self._count_drawn(rows, before)
         except BaseException:
             for row in rows:
                 row.let_go()
@@ -397,6 +397,7 @@ class RunningBatch:
                 continue
             try:
                 self._cache.reserve(wanted)
+                break
             except CapacityError as error:
                 if count > min(_LEAST_TOKENS, len(self.running)):
                     count //= 2  # 16 at first, or what is left of steps
@@ -409,8 +410,6 @@ class RunningBatch:
                     self._preempt(last)
                 else:
                     self._fail(last.node, error)
-            else:
-                break
         if self._memory.pays(len(self.running), self._rows.num_rows):
             self._rows.admit(self.running, ())
         return count

@@ -24,7 +24,7 @@ from beamwright.engine.row import (
     state_of,
 )
 from beamwright.kv.cache import CacheManager
-from beamwright.kv.segments import Path, Segment, copies_needed, segments_read, whole
+from beamwright.kv.segments import Lease, Path, Segment, copies_needed, segments_read, whole
 from beamwright.models.decoder import padded_rows
 from beamwright.plan.machines import PassCosts
 from beamwright.protocols import KVDemand, ScheduleView
@@ -180,6 +180,15 @@ class Capacity:
     def read_by(self, rows: Iterable[Row]) -> dict[Segment, int]:
         """Device copies that these rows read."""
         return self._copies(row.parts_read for row in rows)
+
+    def acquire(self, rows: Iterable[Row]) -> Lease:
+        """Have on the device what these rows read, and hold it; see `CacheManager.stays`."""
+        return Lease({}) if self._cache.stays else self._cache.acquire(self.read_by(rows))
+
+    def hold(self, rows: Iterable[Row]) -> None:
+        """Let each of these rows hold what it reads and writes."""
+        for row in () if self._cache.stays else rows:
+            row.hold()
 
     def written_by(self, rows: Iterable[Row]) -> dict[Segment, int]:
         """Tokens that blocks are kept for when these rows are admitted."""

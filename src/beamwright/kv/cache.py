@@ -52,12 +52,11 @@ class CacheManager(SegmentOwner):
         """
         wanted, missing = whole(wanted), dict[Segment, list[int]]()
         for segment, num_tokens in wanted.items():
-            if segment.length and not segment.copies:
+            size, copies = segment.blocks_for(num_tokens), segment.copies
+            if segment.length and not copies:
                 raise AssertionError("only a resident segment can grow")
-            size = segment.blocks_for(num_tokens)
-            short = [max(0, size - len(blocks)) for blocks in segment.copies or [[]]]
-            if any(short):
-                missing[segment] = short
+            if size > min(map(len, copies), default=0):
+                missing[segment] = [max(0, size - len(blocks)) for blocks in copies or [[]]]
         if not missing:
             return
         for segment in wanted:
@@ -175,6 +174,14 @@ class CacheManager(SegmentOwner):
     def evicts(self) -> bool:
         """True if there is a way to make room."""
         return self.host is not None
+
+    @property
+    def stays(self) -> bool:
+        """True if what is on the device stays there, in one copy, until it is freed: nobody has to
+        hold it."""
+        (first, *others) = self.device.groups
+        plain = not others and first.window is None and not first.fixed
+        return plain and not self.evicts and not self.copies_per_beam
 
     def expect(self, upcoming: Sequence[Iterable[Segment]]) -> None:
         """Say which segments the later groups of this round need, in order."""

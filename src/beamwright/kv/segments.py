@@ -243,6 +243,8 @@ def segments_read(path: Sequence[PathPart]) -> list[Segment]:
 
 def whole(wanted: Mapping[Segment, int]) -> dict[Segment, int]:
     """The same for the segments of all groups."""
+    if not any([first.others for first in wanted]):
+        return dict(wanted)
     return {segment: count for first, count in wanted.items() for segment in first.every}
 
 
