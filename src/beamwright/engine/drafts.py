@@ -103,16 +103,13 @@ class _TreeText:
     def behind(self, row: Row) -> tuple[int, ...]:
         """The last tokens of a row's path, whose text is known from here on."""
         unknown, node = list[Node](), row.node.parent
-        while node is not None and not self._knows(node):
+        while node is not None and self._ends.get(node.lineage, (-1,))[0] != len(node.token_ids):
             unknown.append(node)
             node = node.parent
         end = () if node is None else self._ends[node.lineage][1]
         for each in reversed(unknown):
             end = self._learn(each.lineage, each.token_ids, end)
         return self._learn(row.node.lineage, row.tokens, end)
-
-    def _knows(self, node: Node) -> bool:
-        return self._ends.get(node.lineage, (-1, ()))[0] == len(node.token_ids)
 
     def _learn(
         self, lineage: Lineage, tokens: Sequence[int], above: tuple[int, ...]

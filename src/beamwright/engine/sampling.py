@@ -223,7 +223,11 @@ class Sampler:
         fused: bool = False,
     ) -> None:
         self.num_tokens, self._tile_rows = num_tokens, tile_rows
-        self._fused = _fused_draw() if fused else None
+        self._fused: Callable[..., tuple[Tensor, Tensor]] | None = None
+        if fused:
+            from beamwright.engine.draw_kernel import draw  # noqa: PLC0415 (loads Triton)
+
+            self._fused = draw
         large = num_tokens >= _LARGE_VOCAB and device.type == "cpu"
         self._by_row = large and not captured and not fused
         self._stats = {name: TOKEN_STATS[name] for name in sorted(token_stats)}
@@ -377,9 +381,3 @@ def draws_in_kernel(device: torch.device, attention: str) -> bool:
     if device.type != "cuda" or attention == "reference":
         return False
     return why_no_kernels(device, torch.float32) is None
-
-
-def _fused_draw() -> Callable[..., tuple[Tensor, Tensor]]:
-    from beamwright.engine.draw_kernel import draw  # noqa: PLC0415 (loads Triton)
-
-    return draw

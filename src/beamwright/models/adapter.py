@@ -121,11 +121,7 @@ class AdaptedDecoder(Decoder):
     """A `Decoder` over a model of `transformers`. found: its survey, with weights in place."""
 
     def __init__(
-        self,
-        found: Survey,
-        shape: ModelShape,
-        dtype: torch.dtype,
-        tile_rows: int | None,
+        self, found: Survey, shape: ModelShape, dtype: torch.dtype, tile_rows: int | None
     ) -> None:
         self.shape, self.tile_rows, self.least_rows = shape, tile_rows, ROW_MULTIPLE
         self._attention, self._found = _Attention(), found

@@ -253,12 +253,7 @@ def scan_step(
 
 
 def convolution_step(
-    state: Placed,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    silu: bool = True,
+    state: Placed, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, silu: bool = True
 ) -> Tensor:
     """As `steps.convolution_step`; x [rows, channels], in the dtype of weights and states."""
     blocks, rows, (channels, taps) = state.blocks, x.shape[0], weight.shape

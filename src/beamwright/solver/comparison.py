@@ -39,12 +39,6 @@ def comparer_of(machinery: Machinery) -> Comparer:
     return Comparer(codec, machinery.generator, model.system_prompt)
 
 
-def check_compares(machinery: Machinery, how: Choice | None) -> None:
-    """Raises InputError if candidates are to be compared and nobody here can."""
-    if how in CONTESTS:
-        comparer_of(machinery)
-
-
 class Comparison:
     """seeds: candidates' places, one for each answer, see `search.choose`. texts: what each says.
 

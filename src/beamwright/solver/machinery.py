@@ -223,10 +223,7 @@ class Machinery:
         return self._add_scorer(source, self.tier.verifier)
 
     def _source(
-        self,
-        model: ModelSettings,
-        verifier: Verifier | None,
-        generator: LoadedModel | None = None,
+        self, model: ModelSettings, verifier: Verifier | None, generator: LoadedModel | None = None
     ) -> VerifierSource:
         if verifier is not None:
             return VerifierSource(None, None, verifier)

@@ -25,7 +25,8 @@ from beamwright.models.digest import Digest
 from beamwright.protocols import RoundCallback, Strategy
 from beamwright.saved.checkpoint import CheckpointWriter, read_checkpoint, tree_settings
 from beamwright.search import SearchPolicy
-from beamwright.solver.comparison import check_compares
+from beamwright.search.choose import CONTESTS
+from beamwright.solver.comparison import comparer_of
 from beamwright.solver.handle import Handle, OneAtATime, SubmitQueue
 from beamwright.solver.machinery import Machinery
 from beamwright.solver.notebook import usual_progress
@@ -378,7 +379,8 @@ class Solver:
         search, scored = asked.settings.search, self.verifier.probabilities
         check_stops(asked.settings.stop, search, probabilities=scored)
         self._prompts.check_turns(asked.strategy, asked.settings.step.thinking)
-        check_compares(self._machinery, search.choose)
+        if search.choose in CONTESTS:
+            comparer_of(self._machinery)  # or it is refused
         missing = ", ".join(sorted(stats_read_by(asked.strategy) - self.token_stats))
         if missing:
             raise InputError(
