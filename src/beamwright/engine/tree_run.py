@@ -337,7 +337,6 @@ class TreeRun:
         return RoundReport(self.tree, number, candidates, survivors, pruned, finished, total_s)
 
 
-def truncation(node: Node, mean: float, spread: float = 0.1) -> float:
+def truncation(node: Node, mean: float) -> float:
     """FlashTTS's R ~ N(mean, 0.1), between 0 and 1: drawn by lineage, whatever else is drawn."""
-    drawn = Random(f"truncate {node.lineage}").gauss(mean, spread)
-    return min(1.0, max(0.0, drawn))
+    return min(1.0, max(0.0, Random(f"truncate {node.lineage}").gauss(mean, 0.1)))

@@ -277,14 +277,12 @@ class TreeModel:
             for layout in self.store.pool.layouts
         ]
 
-    def open_session(
-        self, paths: Sequence[Path], segments: Sequence[Segment], *, stays: bool = False
-    ) -> DecodeSession:
-        """Start decoding: row i goes on with segment i behind path i. stays: see `DecodeSession`.
+    def open_session(self, paths: Sequence[Path], segments: Sequence[Segment]) -> DecodeSession:
+        """Start decoding: row i goes on with segment i behind path i.
 
         The segments may hold tokens of a row's step already. Whoever decodes holds what is read.
         """
-        session = DecodeSession(self.decoder, self.store, self.backend, stays=stays)
+        session = DecodeSession(self.decoder, self.store, self.backend)
         session.arrange([], paths, segments)
         return session
 
