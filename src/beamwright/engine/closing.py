@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from beamwright.kv.streams import sent
 from beamwright.units import MOST_CLOSING
 
 _NEVER = 1 << 60
@@ -52,9 +53,9 @@ class RowClosings:
         known = [row or none for row in rows]
         ids = [[*row.ids, *[-1] * (_MOST_IDS - len(row.ids))] for row in known]
         numbers = [[row.at for row in known], [row.soft for row in known], [r.end for r in known]]
-        self._numbers.copy_(torch.tensor(numbers))
-        self._ids.copy_(torch.tensor(ids))
-        self._least.copy_(torch.tensor([row.least for row in known]))
+        least = [row.least for row in known]
+        for mine, given in ((self._numbers, numbers), (self._ids, ids), (self._least, least)):
+            mine.copy_(sent(given, mine.device))
 
     def picked(self, rows: Tensor) -> RowClosings:
         """Of these rows, each any number of times."""

@@ -31,6 +31,7 @@ from beamwright.engine.noise import (
     row_words,
     spread_tokens,
 )
+from beamwright.kv.streams import sent
 from beamwright.models.decoder import in_tiles
 from beamwright.protocols import ReadsTokenStats
 from beamwright.sections import SamplingSettings
@@ -115,9 +116,10 @@ class RowSampling:
             [row.top_p if row.top_p < 1.0 else torch.inf for row in rows],
             [row.min_p or 0.0 for row in rows],
         ]
-        self.greedy.copy_(torch.tensor(likeliest))
-        self.top_k.copy_(torch.tensor([row.top_k or 0 for row in rows]).unsqueeze(1))
-        self._numbers.copy_(torch.tensor(numbers, dtype=torch.float32).unsqueeze(2))
+        device = self.greedy.device
+        self.greedy.copy_(sent(likeliest, device))
+        self.top_k.copy_(sent([[row.top_k or 0] for row in rows], device))
+        self._numbers.copy_(sent(numbers, device).unsqueeze(2))
 
     def picked(self, rows: Tensor) -> RowSampling:
         """Of these rows, each any number of times."""
