@@ -109,18 +109,6 @@ def test_pieces_without_any_probability_and_rows_without_a_distribution():
     assert ((tokens >= 0) & (tokens < VOCAB)).all(), "the step goes on until the host looks"
 
 
-def test_a_row_has_its_bits_in_any_batch_beside_any_filters():
-    plain, filtered = SamplingSettings(), SamplingSettings(top_k=5, top_p=0.8, min_p=0.05)
-    rows = [plain, filtered, SamplingSettings(temperature=0.0), plain, filtered]
-    inputs = make_rows(5)
-    batch = sample(inputs, rows, fused=True)
-    for row, settings in enumerate(rows):
-        alone = sample(tuple(each[row : row + 1] for each in inputs), settings, fused=True)
-        assert torch.equal(batch[0][row : row + 1], alone[0])
-        assert torch.equal(batch[1][row : row + 1], alone[1])
-    assert_same(inputs, rows)
-
-
 def test_noise_decides_among_equal_logits():
     """Of many rows: there are near ties, and noise whose series is at its worst."""
     inputs = make_rows(24)
