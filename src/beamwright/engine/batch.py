@@ -259,7 +259,8 @@ class RunningBatch:
                 continue
             if row.hidden is None:  # never extended, so nobody will read its KV
                 cache.clear(row.segment)
-            row.remember_source()
+            if cache.evicts:
+                row.remember_source()
             row.node.handles[OWNER] = GeneratorState(row.segment, row.hidden, row.drawn_from)
             self._lengths.observe(len(row.tokens))
             self._events.append(row.decoded(self._rows.text(row)))

@@ -77,8 +77,11 @@ class StepLengths:
 
         Rows whose lengths differ do not all end at once: on average they are half-way.
         """
-        left = max(1, self.expected(row.node, row.limit) - row.forwarded)
-        return row.forwarded + (left if self.exact(row.node) else -(-left // 2))
+        forwarded = row.forwarded
+        if self.exact(row.node):
+            return max(forwarded + 1, row.limit.tokens)
+        left = max(1, self.expected(row.node, row.limit) - forwarded)
+        return forwarded - (-left // 2)
 
 
 class WorkingMemory:
@@ -274,7 +277,7 @@ class Capacity:
     ) -> ScheduleView:
         """What a schedule may know of these open nodes, whose steps have `longest` tokens at
         most."""
-        exact = all(map(self._lengths.exact, beams))
+        exact = all(map(self._lengths.exact, {beam.root for beam in beams}))
         return ScheduleView(beams, self.demand(beams), most_rows, longest, exact, costs)
 
     def demand(self, beams: Sequence[Node]) -> KVDemand | None:

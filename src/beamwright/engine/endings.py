@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import chain, takewhile
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,9 @@ _CUTS: dict[str, tuple[bytes, ...]] = {
 }
 
 
+_tokens = attrgetter("tokens")
+
+
 def row_limit(
     node: Node, settings: StepSettings, context: int, *, thought: bool = False
 ) -> RowLimit:
@@ -55,7 +59,7 @@ def row_limit(
         if settings.step_limits is not None and not thought:
             most = settings.step_limits[min(len(node.reply()), len(settings.step_limits)) - 1]
         limits.append(RowLimit(most, StopReason.STEP_LIMIT))
-    return min(limits, key=lambda limit: limit.tokens)
+    return min(limits, key=_tokens)
 
 
 def delimiters(settings: StepSettings, *, thought: bool) -> tuple[bytes, ...]:

@@ -159,7 +159,7 @@ class TensorRows:
         present = set(running)
         gone = [place for row, place in self._places().items() if row not in present]
         for place in gone:
-            self._overrun(place, self._begun)
+            _overrun(self._rows[place], self._begun)
             self._rows[place] = None
         if gone:
             self._session.drop(gone)
@@ -212,8 +212,8 @@ class TensorRows:
                 self._launches(buffers)()
                 self._begun = True
         except torch.OutOfMemoryError:
-            for place in self._places().values():
-                self._overrun(place, num_done)
+            for row in self._places():
+                _overrun(row, num_done)
             raise
         self._take(drawn, found)
         num_passes = num_done + self._begun - begun
@@ -258,13 +258,9 @@ class TensorRows:
     def _drop_begun(self) -> None:
         """What was begun is of rows that are arranged anew: its tokens are drawn again."""
         if self._begun:
-            for place in self._places().values():
-                self._overrun(place, 1)
+            for row in self._places():
+                _overrun(row, 1)
         self._begun = False
-
-    def _overrun(self, place: int, num_tokens: int) -> None:
-        if num_tokens and (row := self._rows[place]) is not None:
-            row.node.usage["overrun"] += num_tokens
 
     def _step(self, buffers: StepBuffers) -> None:
         """One token of every row. Tensor operations only: this is what is captured."""
@@ -324,7 +320,7 @@ class TensorRows:
             if not row.stop.ends_path and used < num_done:
                 forwarded.append((row, used, place))
                 used += 1
-            row.node.usage["overrun"] += num_done - used
+            _overrun(row, num_done - used)
         if forwarded:
             rows, *at = zip(*forwarded, strict=True)
             numbers, places = sent(at, hidden.device)
@@ -342,6 +338,12 @@ class TensorRows:
     def _make_buffers(self, num_rows: int, hidden: torch.Tensor) -> StepBuffers:
         num_likeliest = min(MOST_LIKELIEST, self.num_tokens)
         return StepBuffers(num_rows, self._stats, hidden, num_likeliest)
+
+
+def _overrun(row: Row | None, num_tokens: int) -> None:
+    """So many of its tokens were computed for nothing."""
+    if num_tokens and row is not None:
+        row.node.usage["overrun"] += num_tokens
 
 
 # --- the whole of it ------------------------------------------------------------------------------

@@ -208,9 +208,8 @@ class TreeRun:
 
         spent: so far, what was decoded and scored ahead included.
         """
-        for node in self.beams:
-            payoff.kept += node.usage["speculated_kept"]
-            payoff.speculated += node.usage["speculated_kept"]
+        kept = sum([node.usage.get("speculated_kept", 0) for node in self.beams])
+        payoff.kept, payoff.speculated = payoff.kept + kept, payoff.speculated + kept
         lengths = [len(node.token_ids) for node in self.beams if node.token_ids]
         if lengths and alone:
             payoff.note_round(lengths, spent - self.began, self.num_submits)

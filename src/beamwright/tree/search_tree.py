@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import TypeVar
 
 from beamwright.tree.node import Lineage, Node, NodeState, StopReason, TopTokens, Turn
 
 T = TypeVar("T")
+_lineage = attrgetter("lineage")
 _LIVE = (NodeState.OPEN, NodeState.CANDIDATE, NodeState.KEPT)
 
 
@@ -169,11 +171,11 @@ class SearchTree:
     def ended(self) -> list[Node]:
         """Final candidates and, before a round is decided, paths to an answer that ended in it."""
         fresh = [n for n in self.candidates() if n.ended and n.answers and not n.greedy]
-        return sorted([*self.finished(), *fresh], key=lambda node: node.lineage[1:])
+        return sorted([*self.finished(), *fresh], key=_lineage)
 
     def _in_state(self, state: NodeState) -> list[Node]:
         nodes = [node for node in self._leaves if node.state is state]
-        return sorted(nodes, key=lambda node: node.lineage[1:])
+        return sorted(nodes, key=_lineage)
 
     # --- ownership ---------------------------------------------------------------------------
 
@@ -186,7 +188,7 @@ class SearchTree:
             for node in self._leaves
             if not node.children and node.state is not NodeState.PRUNED
         ]
-        return sorted(dead, key=lambda node: node.lineage[1:], reverse=True)
+        return sorted(dead, key=_lineage, reverse=True)
 
     def beyond(
         self, window: int, begins: Callable[[Node], int] = lambda leaf: leaf.start
@@ -209,7 +211,7 @@ class SearchTree:
             while node is not None and first - node.end + 1 < window:
                 seen.add(node)
                 node = node.parent
-        return sorted(self.held - seen, key=lambda node: node.lineage[1:], reverse=True)
+        return sorted(self.held - seen, key=_lineage, reverse=True)
 
     def _live(self) -> list[Node]:
         """Leaves that may be extended, or are being decoded."""
