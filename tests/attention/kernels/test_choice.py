@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from beamwright.attention import KERNEL_BACKENDS, kernels, make_attention
-from beamwright.attention.kernels import begins_early, is_hopper, triton_version
+from beamwright.attention.kernels import begins_early, is_hopper, is_small, triton_version
 from beamwright.attention.kernels.worklist import (
     HeadLayout,
     decode_tile,
@@ -60,19 +60,22 @@ def test_without_triton_torch_runs_and_kernels_are_an_error(without_triton):
 
 
 @pytest.mark.parametrize(
-    ("capability", "hip", "early", "hopper"),
+    ("capability", "hip", "early", "hopper", "small"),
     [
-        ((9, 0), None, True, True),
-        ((12, 0), None, True, False),
-        ((8, 9), None, False, False),
-        ((9, 4), "6.4", False, False),
+        ((9, 0), None, True, True, False),
+        ((12, 0), None, True, False, True),
+        ((8, 9), None, False, False, True),
+        ((8, 0), None, False, False, False),
+        ((9, 4), "6.4", False, False, False),
     ],
 )
-def test_what_a_card_can_do_is_said_by_its_capability(monkeypatch, capability, hip, early, hopper):
+def test_what_a_card_can_do_is_said_by_its_capability(
+    monkeypatch, capability, hip, early, hopper, small
+):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(kernels, "_capability", kernels._capability.__wrapped__)
-    assert (begins_early(CUDA), is_hopper(CUDA)) == (early, hopper)
+    assert (begins_early(CUDA), is_hopper(CUDA), is_small(CUDA)) == (early, hopper, small)
     assert not begins_early(torch.device("cpu"))
 
 

@@ -64,6 +64,12 @@ def is_hopper(device: torch.device) -> bool:
     return _capability(device)[0] == 9
 
 
+def is_small(device: torch.device) -> bool:
+    """True if a multiprocessor has 100 KiB to share: RTX cards' (8.6, 8.9, 12.0)."""
+    capability = _capability(device)
+    return capability in ((8, 6), (8, 9)) or capability >= (12, 0)
+
+
 @cache
 def _capability(device: torch.device) -> tuple[int, int]:
     """Of an NVIDIA card; none of anything else. AMD's cards are called `cuda`, too."""

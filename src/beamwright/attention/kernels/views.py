@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from beamwright.attention.kernels import is_hopper, why_no_kernels
+from beamwright.attention.kernels import is_hopper, is_small, why_no_kernels
 from beamwright.attention.kernels.launch import (
     Partials,
     Rule,
@@ -123,7 +123,7 @@ class KernelDecode:
     ) -> Tensor:
         kv_heads, head_dim = key_value.shape[2:]
         heads = HeadLayout(kv_heads, query.shape[1] // kv_heads, head_dim)
-        tile = decode_tile(heads, query.element_size())
+        tile = decode_tile(heads, query.element_size(), small=is_small(query.device))
         if self._stale:
             self._rebuild(heads, tile.queries)
         assert self._partials is not None

@@ -35,6 +35,7 @@ Ints = npt.NDArray[np.int32]
 _LEAST_ROOM = 8
 _STAGE_BYTES = 32 * 1024  # keys and values of one tile
 _SHARED_BYTES, _HOPPER_BYTES = 99 * 1024, 227 * 1024  # of a program: the least since Ampere, H100's
+_HALF_BYTES = 49 * 1024  # of 100 KiB, which is what two programs of an RTX card share
 _LEAST = 16  # a matrix instruction's rows, and the least depth of a product
 _FOUR_WARPS = 64 * 128 * 32  # pairs x dim x tokens
 LEAST_CHUNK = 8
@@ -84,14 +85,16 @@ def power_of_two(value: int, least: int = 1) -> int:
 
 
 @cache
-def decode_tile(heads: HeadLayout, element_bytes: int) -> Tile:
+def decode_tile(heads: HeadLayout, element_bytes: int, *, small: bool = False) -> Tile:
     """Few queries per key: small groups get few rows, as the rest of a tile would be idle.
 
     On an H100, of 32 tokens a tile three programs fit a multiprocessor, of 64 two: 256 rows took
-    35 us a layer, not 44 (docs/log/2026-11-26-attention-on-a-card.md).
+    35 us a layer, not 44 (docs/log/2026-11-26-attention-on-a-card.md). small: see `is_small`; there
+    two fit, if need be with a stage less.
     """
     pairs = 16 if heads.group <= 2 else 32 if heads.group <= 4 else 64
-    return _tile(heads, element_bytes, 16 if element_bytes == 4 else pairs, most_tokens=32)
+    most_bytes = _HALF_BYTES if small else _SHARED_BYTES
+    return _tile(heads, element_bytes, 16 if element_bytes == 4 else pairs, 32, most_bytes)
 
 
 @cache
