@@ -2,19 +2,23 @@
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 pytest.importorskip("triton")
 
+import fakes
 from beamwright.attention import make_attention
 from beamwright.engine.graphs import Replay, capture_passes
 from beamwright.kv.segments import PathPart
 from beamwright.models import fused, packed
 from beamwright.models.dense import DenseDecoder
+from beamwright.models.load import load_model
 from beamwright.models.named import shape_from_text
 from beamwright.models.packed import size_of
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.tree_model import TreeModel
 from beamwright.models.weights import random_weights
+from beamwright.sections import ModelSettings
 from tape import VIEWS, Tape, TapeReplay
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -104,6 +108,26 @@ def test_other_decoders_are_captured_too(monkeypatch, options):
     expected, model = passes(make_model(**options)), make_model(**options)
     model.capture(TapeReplay(monkeypatch))
     assert equal(passes(model), expected)
+
+
+@on_cpu
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [("phi3", {}), ("gemma2", {"sliding_window": 16, "query_pre_attn_scalar": 8})],
+)
+def test_modules_of_transformers_are_captured_too(monkeypatch, tmp_path, kind, changes):
+    """With windows in some layers, whose KV is in blocks of their own."""
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    sizes |= {"num_hidden_layers": 2, "intermediate_size": 24, "vocab_size": fakes.VOCAB}
+    fakes.write_tokenizer(tmp_path)
+    fakes.write_checkpoint(tmp_path, AutoConfig.for_model(kind, **sizes, pad_token_id=0, **changes))
+    settings = ModelSettings(model=str(tmp_path), decoder="transformers", dtype="float32")
+    decoder = load_model(str(tmp_path), settings).decoder
+    backend = make_attention("triton-tree", decoder.device, decoder.dtype)
+    plain, model = (TreeModel(decoder, backend, 1 << 18) for _ in range(2))
+    model.capture(TapeReplay(monkeypatch))
+    assert equal(passes(model), passes(plain))
+    assert len(model.store.groups) == 1 + bool(changes)
 
 
 def test_kv_that_attention_does_not_keep_is_written_as_it_was(plain):
