@@ -16,6 +16,7 @@ from beamwright.models.load import load_model
 from beamwright.models.named import shape_from_text
 from beamwright.models.packed import size_of
 from beamwright.models.prefill import PrefillRequest
+from beamwright.models.rounding import RoundingDecoder
 from beamwright.models.tree_model import TreeModel
 from beamwright.models.weights import random_weights
 from beamwright.sections import ModelSettings
@@ -33,10 +34,12 @@ def small(monkeypatch):
     monkeypatch.setattr(packed, "_FEW", 8)
 
 
-def make_model(backend="triton-tree", shape=SHAPE, kernels=None, **changes):
+def make_model(backend="triton-tree", shape=SHAPE, kernels=None, kept="auto", **changes):
     shape = shape_from_text(shape)
     decoder = DenseDecoder(shape, random_weights(shape, torch.float32, DEVICE, 0), **changes)
     decoder._fused = kernels
+    if kept != "auto":
+        decoder = RoundingDecoder(decoder, kept)
     return TreeModel(decoder, make_attention(backend, torch.device(DEVICE), torch.float32), 1 << 16)
 
 
@@ -101,10 +104,11 @@ def test_replays_have_the_bits_of_plain_passes(plain, monkeypatch):
         {"tile_rows": 8},
         {"shape": SHAPE.replace("llama", "opt").replace("kv_heads=1,", "")},
         {"kernels": fused},
+        {"kept": "fp8"},
     ],
 )
 def test_other_decoders_are_captured_too(monkeypatch, options):
-    """Rows by tiles of a fixed size; no rotation, and a bias; a card's kernels."""
+    """Rows by tiles of a fixed size; no rotation, and a bias; a card's kernels; KV in 8 bits."""
     expected, model = passes(make_model(**options)), make_model(**options)
     model.capture(TapeReplay(monkeypatch))
     assert equal(passes(model), expected)

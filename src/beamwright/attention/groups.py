@@ -60,9 +60,8 @@ class GroupedAttention:
         self.copies_per_beam, self._inner, self._places = inner.copies_per_beam, inner, places
         if (make := getattr(inner, "workspace", None)) is not None:
             self.workspace = lambda store: GroupedWorkspace([make(g) for g in store.groups])
-        if (keeps := getattr(inner, "keeps", None)) is not None:
-            self.keeps = lambda store: all(map(keeps, store.groups))
-            lists = inner.prefill_workspace
+        self.keeps = getattr(inner, "keeps", False)
+        if (lists := getattr(inner, "prefill_workspace", None)) is not None:
             self.prefill_workspace = lambda store, *sizes: GroupedWorkspace(
                 [lists(group, *sizes) for group in store.groups]
             )

@@ -138,8 +138,7 @@ class TreeModel:
             copies = backend.copies_per_beam
             self.store = SegmentStore(pool, tier, copies_per_beam=copies, log=log)
         self.store.recompute_segments = lambda lost: recompute(self.store, lost, self.prefill)
-        keeps = getattr(backend, "keeps", None)
-        self._keeps = keeps is not None and self.store.pool.states is None and keeps(self.store)
+        self._keeps = getattr(backend, "keeps", False) and states is None
         self.captured: CapturedPasses | None = None
         self._chunk_tokens = prefill_chunk_tokens
 

@@ -120,7 +120,6 @@ def attending(heads, model, capability):
         }
         if kernel is programs.attend_chunks:
             sizes["SINKS"] = sinks
-            sizes |= {"slots": None} if codes else {}
             del sizes["EARLY"]
         name = kernel.fn.__name__
         found[name] = build(kernel, sizes, capability, tile.warps, tile.stages)

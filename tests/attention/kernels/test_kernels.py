@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from beamwright.kv.codes import rounded
 from beamwright.kv.segments import PathPart
 
 NAMES = ["triton-tree", "triton-dense"]
@@ -73,6 +74,31 @@ def test_every_code_is_decoded_exactly(make_small, kernels, kept):
         found = view.attend(0, query, own)[0, 0, : len(codes)]
         read = forest.store.gather(segment, 1)[0, 1, 0, 0, : len(codes)]
         assert torch.equal(found, read / 2)  # of two tokens that weigh the same, one is zero
+
+
+@pytest.mark.parametrize("kept", ["auto", "int8", "fp8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_what_a_chunk_keeps_is_what_would_be_put_there(make_small, kernels, kept, dtype):
+    """Numbers of every size, and none: to the byte, and nothing beside them."""
+    forest = make_small(1, kept=kept, dtype=dtype, head_dim=20, kv_heads=2)
+    store, kv = forest.store, forest.store.pool.kv
+    drawn = forest.draw(5, 21, 1, 2, 2, 20)
+    sizes = torch.tensor([0, 2.0**-20, 2.0**-7, 1, 3, 100, 3000], device=drawn.device)
+    drawn = (drawn * sizes.repeat(3)[:, None, None, None, None]).to(dtype)
+    if kept != "auto":
+        drawn = rounded(drawn, kept)
+    segments = [store.create(), store.create()]
+    (slots,) = store.slots(segments, [9, 12])
+    view = kernels("triton-tree", dtype).prefill_view(store, [(), ()], [9, 12], [slots])
+    own = torch.cat([drawn[:, 0], drawn[:3, 0]])
+    before = store.pool.by_block.clone()
+    view.attend(0, forest.draw(6, 24, forest.num_heads, 20), own)
+    found = store.pool.by_block.clone()
+    store.pool.by_block.copy_(before)
+    store.writer(segments, [9, 12])(0, 0, drawn[:, 0])
+    assert torch.equal(found, store.pool.by_block)
+    assert not torch.equal(found, before)
+    assert (kv.exponents is None) is (kept == "auto")
 
 
 def test_a_group_larger_than_a_tile_widens_it(make_small, kernels):

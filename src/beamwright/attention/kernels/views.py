@@ -272,6 +272,7 @@ class KernelAttention:
     def __init__(self, name: str) -> None:
         self.name, self._cuts = name, _CUTS[name]
         self.copies_per_beam = self._cuts.copy_per_row
+        self.keeps = not self.copies_per_beam  # prefill views may write KV to the pool themselves
 
     def workspace(self, store: SegmentStore) -> KernelWorkspace:
         """What decode views of this store may share, one after the other."""
@@ -297,10 +298,6 @@ class KernelAttention:
         tile = prefill_tile(heads, layout.dtype.itemsize, hopper=is_hopper(device))
         room = power_of_two(7 * most_tiles(num_tokens, tile.queries))
         return WorkBuffers(device, room, headroom=2)
-
-    def keeps(self, store: SegmentStore) -> bool:
-        """Whether prefill views write keys and values to their places in the pool themselves."""
-        return not self.copies_per_beam and store.kv.exponents is None
 
     def prefill_view(
         self,
