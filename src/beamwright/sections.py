@@ -29,12 +29,6 @@ Explore = Literal["lockstep", "continuous", "decoupled"]
 # Whether children of finished steps are decoded before selection has chosen among those.
 Speculation = Literal["off", "exact", "truncate", "auto"]
 
-# Which tokens of a long path decoding attends to, see `sparse.rule`.
-Sparse = Literal[
-    "off", "exact", "pages", "quest", "ahead", "ahead-pages",
-    "asyncspade", "asyncspade-printed", "asyncspade-ridge",
-]  # fmt: skip
-
 Weights = Literal["auto", "int8", "int4"]
 KVDtype = Literal["auto", "int8", "fp8"]
 DecoderChoice = Literal["auto", "own", "transformers"]
@@ -406,12 +400,13 @@ class ScheduleSettings(OpenSection):
 class SparseSettings(Section):
     """Which tokens decoding attends to where paths are long. Changes the tree."""
 
-    sparse: Sparse = option(
+    sparse: str = option(
         "off",
         "Which tokens decoding attends to where paths are long: all (off), those with the "
         "largest scores (exact), the same among the best pages (pages), whole pages (quest), by "
         "the query of the layer before (ahead, ahead-pages), or by one predicted from earlier "
         "tokens (asyncspade; -printed, -ridge: other readings of it). Changes the tree.",
+        metavar="METHOD",
     )
     select: units.Select = option(
         2048,

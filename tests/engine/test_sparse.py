@@ -3,7 +3,6 @@
 import pytest
 
 from beamwright.errors import InputError
-from beamwright.sparse.rule import METHODS
 from engines import assert_nothing_allocated, exact_dtype
 
 PROBLEMS = [
@@ -35,7 +34,10 @@ def test_with_everything_selected_the_tree_is_the_same(trees, method):
     assert trees(sparse=method, select="all") == full
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    ["exact", "pages", "quest", "ahead-pages", "asyncspade-ridge", "asyncspade,pack=2,window=path"],
+)
 def test_the_tree_does_not_depend_on_the_schedule(trees, method):
     options = {"sparse": method, **FEW}
     expected = trees(in_flight=1, **options)
@@ -51,15 +53,20 @@ def test_the_tree_does_not_depend_on_the_schedule(trees, method):
         {"sparse": "quest", "select": "1/4", "sparse_from": 30},
         {"sparse": "exact", "sparse_layers": 1, **FEW},
         {"sparse": "asyncspade", "sparse_correct": 0.5, **FEW},
+        {"sparse": "asyncspade,pack=2,window=path", **FEW},
+        {"sparse": "pages,share=2,each=query", **FEW},
     ],
-    ids=["share", "layers", "predicted"],
+    ids=["share", "layers", "predicted", "path", "shared"],
 )
 def test_nor_with_other_options(trees, options):
     expected = trees(in_flight=1, **options)
     assert trees(in_flight=5, max_batch=5, executor="overlapped", **options) == expected
 
 
-@pytest.mark.parametrize("method", ["exact", "ahead", "ahead-pages", "asyncspade", "quest"])
+@pytest.mark.parametrize(
+    "method",
+    ["exact", "ahead-pages,share=2", "asyncspade", "asyncspade,pack=2,window=path", "quest"],
+)
 def test_nor_on_where_kv_is_at_home(trees, method):
     """On the host a thread finds what is selected."""
     options = {"sparse": method, **FEW}
@@ -68,6 +75,13 @@ def test_nor_on_where_kv_is_at_home(trees, method):
     expected = trees(in_flight=1, **options)
     home = {"sparse_home": "host", "kv_memory": "600KiB", "host_memory": "16MiB"}
     assert trees(**home, **options) == expected
+
+
+def test_a_window_goes_on_where_it_is_asked_to(trees):
+    """With it the second step is predicted from the first one's queries."""
+    begins, goes_on = (trees(sparse=f"asyncspade,window={how}", **FEW) for how in ("step", "path"))
+    assert begins == trees(sparse="asyncspade,pack=3", **FEW), "packs change nothing"
+    assert begins != goes_on
 
 
 def test_a_resumed_tree_is_not_the_one_that_it_would_have_been(make_solver, tmp_path):
@@ -113,7 +127,10 @@ def test_a_solution_says_what_was_read(make_solver):
     [
         ({"select": 24}, "--select 24: does nothing with --sparse off"),
         ({"sparse": "exact", "sparse_correct": 0.9}, "--sparse-correct 0.9: does nothing"),
-        ({"sparse": "auto"}, "(--sparse): Input should be 'off', 'exact', 'pages'"),
+        ({"sparse": "auto"}, "--sparse 'auto': expected off, exact, pages"),
+        ({"sparse": "exact,pack=4"}, "pack goes with a query that is predicted"),
+        ({"sparse": "asyncspade,pack=no"}, "'pack=no' is none of pack=LAYERS"),
+        ({"sparse": "asyncspade,pack=6,share=4"}, "a pack is of whole shares"),
         ({"sparse": "exact", "select": "0"}, "'0' selects nothing"),
         ({"sparse": "exact", "select": "some"}, "'some' selects nothing"),
         ({"sparse": "exact", "select": "all", "sparse_home": "host"}, "needs --sparse"),

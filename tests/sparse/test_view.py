@@ -14,17 +14,17 @@ from beamwright.counters import Counters
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.kv.segments import PathPart
 from beamwright.kv.store import SegmentStore
+from beamwright.sparse.rank import CacheRank
 from beamwright.sparse.rule import (
     CANDIDATES,
     METHODS,
-    PAGE,
     RECENT,
     SINKS,
     SparseRule,
     asyncspade,
 )
-from beamwright.sparse.select import bounded, choose, page_bounds
-from beamwright.sparse.view import CacheRank, SparseDecode
+from beamwright.sparse.select import bounded, choose, in_few_bits, of_few_bits, page_bounds
+from beamwright.sparse.view import SparseDecode
 
 LAYERS, KV_HEADS, GROUP, DIM, TOKENS = 2, 2, 2, 16, 20
 HEADS = KV_HEADS * GROUP
@@ -72,9 +72,9 @@ def drawn(token, layer, what):
     return scale * torch.randn(shape, generator=generator, dtype=LAYOUT.dtype)
 
 
-def decoded(batch, rule, *, threaded=False):
+def decoded(batch, rule, *, threaded=False, rank=None):
     """Contexts [token][layer] of a batch."""
-    tail, rank = batch.tail(), CacheRank(batch.store.counts, threaded=threaded)
+    tail, rank = batch.tail(), rank or CacheRank(batch.store.counts, threaded=threaded)
     view = SparseDecode(rule, rank, batch.store, batch.paths, tail)
     view.own(batch.own)
     found = []
@@ -91,12 +91,21 @@ def decoded(batch, rule, *, threaded=False):
     return found
 
 
+def four_bits(values, rounded):
+    """Bounds [pages, dim] of one segment, in fifteen steps of each dimension, outwards."""
+    low = values.amin(0)
+    step = (values.amax(0) - low).clamp_min(1e-300) / 15
+    return low + step * rounded((values - low) / step).clamp(0, 15)
+
+
 class Oracle:
     """One row, everything by hand."""
 
     def __init__(self, rule, keys, row, ends):
         self.rule, self.row, self.all, self.ends = rule, row, keys, ends
         self.queries = {layer: [] for layer in range(LAYERS)}
+        self.sets = HEADS if rule.how.each == "query" else KV_HEADS
+        self.group = HEADS // self.sets
 
     def token(self, token, layer, fresh):
         """The context [heads, dim] of a token."""
@@ -108,12 +117,14 @@ class Oracle:
         keys, values = self.all[:, layer, 0], self.all[:, layer, 1]
         seen = len(keys)
         out = torch.zeros(HEADS, DIM, dtype=LAYOUT.dtype)
-        selected = [range(seen)] * KV_HEADS
+        selected = [range(seen)] * self.sets
         if rule.is_sparse(seen) and layer >= rule.full_layers:
-            guess, foreseen = self._guess(token, layer, query)
-            selected = self._selected(guess, foreseen, keys, seen)
+            if rule.leader(layer) == layer:
+                guess, foreseen = self._guess(token, layer, query)
+                self.last = self._selected(guess, foreseen, keys, seen)
+            selected = self.last
         for head in range(HEADS):
-            at = sorted(selected[head // GROUP])
+            at = sorted(selected[head // self.group])
             scores = keys[at, head // GROUP] @ query[head] / math.sqrt(DIM)
             out[head] = scores.softmax(-1) @ values[at, head // GROUP]
         self.queries[layer].append(query)
@@ -130,8 +141,8 @@ class Oracle:
             return query, False
         if rule.correct is None:
             return guess, True
-        near = torch.cosine_similarity(guess, query, -1).view(KV_HEADS, GROUP).mean(-1)
-        keep = (near >= rule.correct).repeat_interleave(GROUP)[:, None]
+        near = torch.cosine_similarity(guess, query, -1).view(self.sets, -1).mean(-1)
+        keep = (near >= rule.correct).repeat_interleave(self.group)[:, None]
         return torch.where(keep, guess, query), True
 
     def _selected(self, guess, foreseen, keys, seen):
@@ -139,7 +150,7 @@ class Oracle:
         forced = {*range(SINKS), *range(seen - RECENT, seen)}
         known = set(range(seen)) - ({seen - 1} if foreseen else set())
         found = []
-        for head in range(KV_HEADS):
+        for head in range(self.sets):
             if rule.how.scores == "keys":
                 shares = self._shares(guess, keys, head, known)
             else:
@@ -152,7 +163,7 @@ class Oracle:
             found.append(self._best(shares, forced, budget))
         return found
 
-    def _softmaxed(self, scores, head, left):
+    def _softmaxed(self, scores, left):
         """By position; scores [group, tokens]."""
         masked = torch.full_like(scores, -torch.inf)
         masked[:, sorted(left)] = scores[:, sorted(left)]
@@ -160,21 +171,31 @@ class Oracle:
         return {position: float(shares[position]) for position in left}
 
     def _shares(self, query, keys, head, left):
-        mine = query[head * GROUP : (head + 1) * GROUP]
-        return self._softmaxed(mine @ keys[:, head].T / math.sqrt(DIM), head, left)
+        mine = query[head * self.group : (head + 1) * self.group]
+        return self._softmaxed(mine @ keys[:, self._kv(head)].T / math.sqrt(DIM), left)
+
+    def _kv(self, head):
+        """The KV head of a set."""
+        return head * KV_HEADS // self.sets
 
     def _page_shares(self, query, keys, head, seen):
         """Pages begin with each segment, and with the tail."""
-        scores = torch.zeros(GROUP, seen, dtype=LAYOUT.dtype)
-        ends = [*self.ends, seen]
+        scores = torch.zeros(self.group, seen, dtype=LAYOUT.dtype)
+        ends, size = [*self.ends, seen], self.rule.how.page
         for first, end in zip([0, *self.ends], ends, strict=True):
-            for start in range(first, end, PAGE):
-                page = keys[start : min(start + PAGE, end), head]
-                for member in range(GROUP):
-                    mine = query[head * GROUP + member]
-                    most = torch.maximum(mine * page.amin(0), mine * page.amax(0)).sum()
-                    scores[member, start : min(start + PAGE, end)] = most / math.sqrt(DIM)
-        return self._softmaxed(scores, head, set(range(seen)))
+            starts = range(first, end, size)
+            pages = [keys[start : min(start + size, end), self._kv(head)] for start in starts]
+            if not pages:
+                continue
+            least, most = (torch.stack([getattr(p, f)(0) for p in pages]) for f in ("amin", "amax"))
+            if end in self.ends and self.rule.how.scores == "both":
+                least, most = four_bits(least, torch.floor), four_bits(most, torch.ceil)
+            for start, low, high in zip(starts, least, most, strict=True):
+                for member in range(self.group):
+                    mine = query[head * self.group + member]
+                    bound = torch.maximum(mine * low, mine * high).sum()
+                    scores[member, start : min(start + size, end)] = bound / math.sqrt(DIM)
+        return self._softmaxed(scores, set(range(seen)))
 
     @staticmethod
     def _best(shares, forced, count):
@@ -189,6 +210,12 @@ RULES = [
     replace(RULE, first=80),
     replace(RULE, method="asyncspade", correct=0.1),
     replace(RULE, method="ahead", correct=0.1),
+    replace(RULE, method="exact,each=query"),
+    replace(RULE, method="pages,each=query"),
+    replace(RULE, method="exact,share=2"),
+    replace(RULE, method="asyncspade,pack=2"),
+    replace(RULE, method="asyncspade,pack=2,each=query", correct=0.1),
+    replace(RULE, method="asyncspade,share=2", correct=0.1),
 ]
 
 
@@ -218,6 +245,38 @@ def test_a_rank_on_a_thread_finds_the_same_and_counts_what_was_waited_for():
     assert counts.rank_takes == LAYERS * (TOKENS - 1), "the first token selects by its own query"
     assert 0 <= counts.rank_late <= counts.rank_takes
     assert (counts.rank_late == 0) == (counts.rank_waited_s == 0.0)
+
+
+class SpiedRank(CacheRank):
+    """Who is asked for what, in order."""
+
+    def __init__(self):
+        super().__init__(Counters())
+        self.asked = []
+
+    def push(self, layer, work):
+        self.asked.append(("push", layer))
+        super().push(layer, work)
+
+    def take(self, layer):
+        self.asked.append(("take", layer))
+        return super().take(layer)
+
+
+@pytest.mark.parametrize(
+    ("method", "token"),
+    [
+        # Nothing is known before the first token. Behind each layer's queries follows what that
+        # layer reads for the next token: a token's time before it is taken.
+        ("asyncspade", [("take", 0), ("push", 0), ("take", 1), ("push", 1)]),
+        ("asyncspade,pack=2", [("take", 0), ("push", 0)]),
+        ("ahead", [("push", 1), ("take", 0), ("take", 1)]),
+    ],
+)
+def test_what_the_next_token_reads_is_pushed_behind_this_one_s_queries(method, token):
+    rank = SpiedRank()
+    decoded(Batch(), replace(RULE, method=method), rank=rank)
+    assert rank.asked == token * TOKENS
 
 
 def test_a_layer_waits_for_what_is_late():
@@ -261,13 +320,20 @@ def test_the_rest_is_what_the_scores_say():
     assert predicted.store.counts.sparse_heads == 0, "nothing is claimed"
 
 
-def test_bounds_are_above_every_key_of_a_page():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bounds_are_above_every_key_of_a_page(dtype):
     torch.manual_seed(0)
-    keys, query = torch.randn(3, 2, 48, 8), torch.randn(3, 2, 5, 8)
+    keys, query = torch.randn(3, 2, 48, 8).to(dtype), torch.randn(3, 2, 5, 8)
     seen = torch.arange(48) < torch.tensor([48, 20, 3])[:, None]
-    most = bounded(query, *page_bounds(keys, seen))
-    exact = query @ keys.transpose(-1, -2)
-    assert bool((most >= exact - 1e-6)[seen[:, None, None].expand_as(exact)].all())
+    exact, sees = query @ keys.float().transpose(-1, -2), seen[:, None, None]
+    for page in (4, 16):
+        bounds = page_bounds(keys, seen[:, None], page)
+        both, scale = in_few_bits(bounds)
+        assert both.dtype == torch.uint8
+        assert 2 * both.numel() == bounds.numel(), "one byte for two"
+        for held in (bounds.float(), of_few_bits(both, scale)):
+            most = bounded(query, held, page)
+            assert bool((most >= exact - 1e-5)[sees.expand_as(exact)].all())
 
 
 def test_of_equal_values_the_later_ones_are_chosen():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -207,18 +207,24 @@ class SegmentStore(CacheManager, KVReader):
         return torch.tensor(segment.blocks)[at // size] * size + at % size
 
     def read(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
-        """Keys and values [2, rows, kv_heads, count, head_dim] of slots [rows, kv_heads, count].
+        """Keys and values [2, rows, sets, count, head_dim] of slots [rows, sets, count].
 
-        A slot is a token's place in the pool, see `slots_of`.
+        A slot is a token's place in the pool, see `slots_of`; as many sets are of each KV head.
         """
         slots, size = slots.to(self.pool.storage.device), self.pool.block_tokens
-        heads = torch.arange(slots.shape[1], device=slots.device)[None, :, None]
+        heads = self.heads_of(slots)
         picked = self.pool.kv.pick((slots // size, layer, slice(None), slots % size, heads))
         return picked.permute(3, 0, 1, 2, 4)
 
-    def fetch(self, layer: int, wanted: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The same of all that a token's rows read, where attention computes."""
-        return [self.read(layer, slots) for slots in wanted]
+    def heads_of(self, slots: torch.Tensor) -> torch.Tensor:
+        """The KV head of each set of slots [rows, sets, count]: [1, sets, 1]."""
+        sets, kv_heads = slots.shape[1], self.pool.layout.num_kv_heads
+        heads = torch.arange(sets, device=slots.device) // (sets // kv_heads)
+        return heads[None, :, None]
+
+    def fetch(self, wanted: Mapping[int, Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
+        """The same of all that a token's rows read, by layer, where attention computes."""
+        return {layer: [self.read(layer, s) for s in slots] for layer, slots in wanted.items()}
 
     def copy_on_device(self, source: Sequence[int], destination: Sequence[int]) -> None:
         """Copy blocks within the device."""

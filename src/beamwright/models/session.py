@@ -138,6 +138,7 @@ class DecodeSession:
         num_rows = padded_rows(len(rows), self._decoder.least_rows)
         spare = [row for row in range(self.num_rows) if row not in set(kept)]
         index = [*kept, *spare[: num_rows - len(kept)]]
+        self._settle()
         self._tail.arrange(kept, num_rows)
         for place, row in enumerate(fresh, start=len(kept)):
             if row.held:
@@ -207,6 +208,7 @@ class DecodeSession:
             self._open_view()
         self._spread_view(None)
         lengths = [row.held if row is not None else None for row in self._rows]
+        self._settle()
         self._tail.begin(lengths, max_tokens)
         if self._store.pool.states is not None:
             self._find_states()
@@ -272,8 +274,7 @@ class DecodeSession:
                 for place, row, count in missing
             ]
         )
-        if (settle := getattr(self._view, "settle", None)) is not None:
-            settle()  # nothing that nobody waits for reads the store any more
+        self._settle()
         lengths = [count - row.segment.length for _, row, count in missing]
         self._store.append([row.segment for _, row, _ in missing], taken, lengths)
 
@@ -293,6 +294,11 @@ class DecodeSession:
             ]
             self._states = self._store.state_rows(begins, own, tables=self._state_tables)
         self._view.states = self._states
+
+    def _settle(self) -> None:
+        """Nothing that is done ahead of its token reads the tail or the store any more."""
+        if (settle := getattr(self._view, "settle", None)) is not None:
+            settle()
 
     def _spread_view(self, rows: Sequence[int] | None, index: Any = None) -> None:
         if rows != self._spread:

@@ -256,17 +256,7 @@ class SolverOptions(RequestOptions, total=False):
     """
     graphs: Literal["auto", "on", "off"]
     """Decode steps as CUDA graphs where kernels run (auto, on), or as plain calls (off)."""
-    sparse: Literal[
-        "off",
-        "exact",
-        "pages",
-        "quest",
-        "ahead",
-        "ahead-pages",
-        "asyncspade",
-        "asyncspade-printed",
-        "asyncspade-ridge",
-    ]
+    sparse: str
     """Which tokens decoding attends to where paths are long: all (off), those with the largest
     scores (exact), the same among the best pages (pages), whole pages (quest), by the query
     of the layer before (ahead, ahead-pages), or by one predicted from earlier tokens

@@ -25,7 +25,7 @@ from beamwright.search import DEFAULT_SEARCH, STRATEGIES, SearchPolicy, make_str
 from beamwright.search.defaults import with_defaults
 from beamwright.sections import SearchSettings, Section, SparseSettings, StopSettings
 from beamwright.solver.options import SHARED, ProblemOptions
-from beamwright.sparse.rule import METHODS
+from beamwright.sparse.rule import method_of
 from beamwright.tree import Conversation, RawPrompt, Sees
 from beamwright.verify.scorers import WITHOUT_MODEL, CallableVerifier, ObjectVerifier
 
@@ -232,7 +232,7 @@ def _idle(settings: Settings, parts: UserParts, row: ScheduleRow) -> dict[str, t
     needs_model = ("verifier_weights", "split")
     unread: tuple[str, ...] = tuple(SparseSettings.model_fields)
     if sparse != "off":
-        unread = ("sparse_correct",) if METHODS[sparse].query == "own" else ()
+        unread = ("sparse_correct",) if method_of(sparse).query == "own" else ()
     return {
         f"--schedule {settings.schedule.schedule}": ignored,
         f"--sparse {sparse}": unread,

@@ -152,7 +152,7 @@ def generator_attention(
         raise InputError(f"{named}: not with --schedule {schedule}")
     if on_host and schedule != "in-gpu":
         raise InputError(f"--schedule {schedule}: not with --sparse-home host")
-    if rule.method.startswith("ahead") and loaded.decoder.shape.built is not None:
+    if rule.how.query == "ahead" and loaded.decoder.shape.built is not None:
         raise InputError(f"{named}: foresees queries, which --decoder transformers cannot")
     if settings.schedule.evict == "recompute":
         raise InputError(
@@ -179,7 +179,8 @@ def with_most_rows(settings: Settings, generator: ModelBytes, kv_bytes: int) -> 
     rule = sparse_rule(settings.sparse)
     if rule is None or settings.sparse.sparse_home != "host":
         return settings
-    row_bytes = rule.budget(generator.shape.context) * generator.kv_per_token
+    sets = generator.shape.heads // generator.shape.kv_heads if rule.how.each == "query" else 1
+    row_bytes = sets * rule.budget(generator.shape.context) * generator.kv_per_token
     rows = kv_bytes // row_bytes
     if rows < 1:
         raise InputError(

@@ -6,7 +6,8 @@ when a row selects them and no row had them selected for its token before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -33,7 +34,7 @@ class HostStore(HostedStore):
         nothing = torch.empty(0, 2, layout.head_dim, dtype=layout.dtype, device=device)
         self._none = [(none, nothing) for _ in range(layout.num_layers)]
         self._hot = list(self._none)
-        self._waited_s = 0.0
+        self._waited_s, self._one_at_a_time = 0.0, threading.Lock()
 
     @property
     def stall_s(self) -> float:
@@ -76,35 +77,46 @@ class HostStore(HostedStore):
         """On the host: nothing crosses the link to be scored."""
         return super().gather(segment, visible)[:, 0]
 
-    def fetch(self, layer: int, wanted: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What of it is not on the device crosses the link, once for all rows.
+    def fetch(self, wanted: Mapping[int, Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
+        """What of it is not on the device crosses the link once for all rows, in one copy.
 
         Raises:
             CapacityError: if the device's budget is too small for what is selected.
         """
-        kv_heads, (held_ids, held) = self.pool.layout.num_kv_heads, self._hot[layer]
-        heads = torch.arange(kv_heads, device=self.compute_device)[None, :, None]
-        each = [slots * kv_heads + heads for slots in wanted]
-        ids, places = torch.cat([one.flatten() for one in each]).unique(return_inverse=True)
-        values = held.new_empty(len(ids), *held.shape[1:])
-        there = torch.zeros_like(ids, dtype=torch.bool)
-        if len(held_ids):
-            at = torch.searchsorted(held_ids, ids).clamp_max(len(held_ids) - 1)
-            there = held_ids[at] == ids
-            values[there] = held[at[there]]
-        missing = ids[~there]
-        if len(missing):  # gathered on the host into one pack, and copied as one
-            slots, size = (missing // kv_heads).cpu(), self.pool.block_tokens
-            of_heads = (missing % kv_heads).cpu()
-            pack = self.pool.storage[slots // size, layer, :, slots % size, of_heads]
+        kv_heads, found, missing = self.pool.layout.num_kv_heads, [], []
+        with self._one_at_a_time:  # the rank, and a layer that does not wait for it
+            for layer, slots in wanted.items():
+                held_ids, held = self._hot[layer]
+                each = [one * kv_heads + self.heads_of(one) for one in slots]
+                ids, places = torch.cat([one.flatten() for one in each]).unique(return_inverse=True)
+                values = held.new_empty(len(ids), *held.shape[1:])
+                there = torch.zeros_like(ids, dtype=torch.bool)
+                if len(held_ids):
+                    at = torch.searchsorted(held_ids, ids).clamp_max(len(held_ids) - 1)
+                    there = held_ids[at] == ids
+                    values[there] = held[at[there]]
+                missing.append(self._of_ids(layer, ids[~there].cpu()))
+                of_each = places.split([one.numel() for one in each])
+                asked = [p.view(one.shape) for p, one in zip(of_each, each, strict=True)]
+                found.append((layer, asked, ids, values, there))
+            pack = torch.cat(missing)
             brought = torch.empty_like(pack, device=self.compute_device)
             pieces = [Piece(brought, pack, pack.nbytes)]
             self.counts.rank_link_s += self._cross(Direction.H2D, pieces)
-            values[~there] = brought
-        self._charge(len(ids) - len(held_ids))
-        self._hot[layer] = ids, values
-        parts = zip(places.split([one.numel() for one in each]), each, strict=True)
-        return [values[own.view(one.shape)].permute(3, 0, 1, 2, 4) for own, one in parts]
+            fetched = {}
+            of_layers = brought.split([len(each) for each in missing])
+            for (layer, asked, ids, values, there), fresh in zip(found, of_layers, strict=True):
+                values[~there] = fresh
+                self._charge(len(ids) - len(self._hot[layer][0]))
+                self._hot[layer] = ids, values
+                fetched[layer] = [values[own].permute(3, 0, 1, 2, 4) for own in asked]
+        return fetched
+
+    def _of_ids(self, layer: int, ids: torch.Tensor) -> torch.Tensor:
+        """Keys and values [id, K or V, head_dim], on the host."""
+        kv_heads, size = self.pool.layout.num_kv_heads, self.pool.block_tokens
+        slots, heads = ids // kv_heads, ids % kv_heads
+        return self.pool.storage[slots // size, layer, :, slots % size, heads]
 
     def _charge(self, num_more: int) -> None:
         layout = self.pool.layout

@@ -6,14 +6,17 @@ Columns are a row's positions, up to the longest path's end, and behind it the p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from beamwright.attention.partial import round_up
-from beamwright.attention.shared import Entry, SharedSegments
+from beamwright.attention.shared import Entry, Hold, SharedSegments
 from beamwright.kv.segments import Path
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import Tail
@@ -23,6 +26,7 @@ _COLUMN_MULTIPLE = (
     32  # whole vector registers of any CPU: functions of single elements have one way
 )
 _FORCED = 2**31 - 1
+_STEPS = 15  # between the bounds of 4 bits
 
 
 def probabilities(scores: Tensor) -> Tensor:
@@ -52,41 +56,54 @@ def choose(wanted: Tensor, seen: Tensor, forced: Tensor, count: int) -> Tensor:
     return (best & 0xFFFFFFFF).sort(-1).values
 
 
-def page_bounds(keys: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """Smallest and largest of each dimension [items, kv_heads, pages, head_dim] in pages of 16.
+def page_bounds(keys: Tensor, seen: Tensor, page: int) -> Tensor:
+    """In pages of so many keys the smallest of each dimension, then the largest.
 
-    keys [items, kv_heads, tokens, head_dim]; seen: mask [items, tokens], which half-filled pages
-    need; pages without a token have zeros.
+    keys [..., tokens, head_dim]; seen: mask [..., tokens], which half-filled pages need; pages
+    without a token have zeros. Returns [..., pages, 2 * head_dim].
     """
-    pages = keys.unflatten(2, (-1, PAGE))
-    inside = seen.unflatten(1, (-1, PAGE))[:, None, :, :, None]
-    none = ~inside.any(3)
-    least = pages.masked_fill(~inside, torch.inf).amin(3).masked_fill(none, 0.0)
-    most = pages.masked_fill(~inside, -torch.inf).amax(3).masked_fill(none, 0.0)
-    return least, most
+    pages, inside = keys.unflatten(-2, (-1, page)), seen.unflatten(-1, (-1, page)).unsqueeze(-1)
+    least = pages.masked_fill(~inside, torch.inf).amin(-2)
+    most = pages.masked_fill(~inside, -torch.inf).amax(-2)
+    return torch.cat([least, most], -1).masked_fill(~inside.any(-2), 0.0)
 
 
-def bounded(query: Tensor, least: Tensor, most: Tensor) -> Tensor:
+def bounded(query: Tensor, bounds: Tensor, page: int) -> Tensor:
     """The most that any key of a page may have as its product with a query (Quest).
 
     query [items, kv_heads, rows, head_dim]; returns [items, kv_heads, rows, tokens].
     """
-    rising, falling = query.clamp_min(0), query.clamp_max(0)
-    pages = rising @ most.transpose(-1, -2) + falling @ least.transpose(-1, -2)
-    return pages.repeat_interleave(PAGE, -1)
+    either = torch.cat([query.clamp_max(0), query.clamp_min(0)], -1).to(bounds.dtype)
+    return (either @ bounds.transpose(-1, -2)).to(query.dtype).repeat_interleave(page, -1)
+
+
+def in_few_bits(bounds: Tensor) -> tuple[Tensor, Tensor]:
+    """Bounds in 4 bits each, rounded outwards: in steps from the least of a number to its largest.
+
+    bounds [..., pages, 2 * head_dim]. Returns bytes, of a smallest and a largest [..., pages,
+    head_dim], and where steps begin and how long one is [..., 2, 2 * head_dim].
+    """
+    bounds = bounds.to(torch.promote_types(bounds.dtype, torch.float32))
+    low = bounds.amin(-2, keepdim=True)
+    step = (bounds.amax(-2, keepdim=True) - low) / _STEPS
+    step = step.clamp_min(torch.finfo(bounds.dtype).tiny)
+    least, most = ((bounds - low) / step).chunk(2, -1)
+    down, up = (e.clamp(0, _STEPS).to(torch.uint8) for e in (least.floor(), most.ceil()))
+    return up << 4 | down, torch.cat([low, step], -2)
+
+
+def of_few_bits(both: Tensor, scale: Tensor) -> Tensor:
+    """The bounds that `in_few_bits` made these of."""
+    low, step = scale.split(1, -2)
+    found: Tensor = low + step * torch.cat([both & _STEPS, both >> 4], -1)
+    return found
 
 
 class _Keys:
     """A `LayerSource` of keys alone: [entry, kv_head, token, head_dim]."""
 
     def __init__(self, store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> None:
-        layout = store.pool.layout
-        size = (layout.num_layers, len(entries), layout.num_kv_heads, num_tokens, layout.head_dim)
-        self._data = torch.zeros(size, dtype=layout.dtype, device=store.pool.storage.device)
-        for number, entry in enumerate(entries):
-            part = entry.parts[0]
-            keys = store.keys_of(part.segment, part.visible)
-            self._data[:, number, :, : part.visible] = keys.transpose(1, 2)
+        self._data = torch.stack([_keys_of(store, each, num_tokens) for each in entries], 1)
 
     def layer(self, number: int) -> Tensor:
         return self._data[number]
@@ -95,25 +112,75 @@ class _Keys:
         """Tails are scored on their own."""
 
 
+class _Pages:
+    """A source of bounds alone: of a layer [entry, kv_head, page, 2 * head_dim].
+
+    Quest's are what they are, others of few bits. A segment's own tokens decide them.
+    """
+
+    def __init__(
+        self, page: int, store: SegmentStore, entries: Sequence[Entry], num_tokens: int
+    ) -> None:
+        held, scales = list[Tensor](), list[Tensor]()
+        for entry in entries:
+            whole = round_up(entry.num_tokens, page)
+            keys = _keys_of(store, entry, whole)
+            seen = torch.arange(whole, device=keys.device) < entry.num_tokens
+            found = page_bounds(keys, seen, page)
+            if page == PAGE:
+                found, scale = in_few_bits(found)
+                scales.append(scale)
+            held.append(F.pad(found, (0, 0, 0, (num_tokens - whole) // page)))
+        self._held = torch.stack(held, 1)
+        self._scales = torch.stack(scales, 1) if scales else None
+
+    def layer(self, number: int) -> Tensor:
+        held = self._held[number]
+        return held if self._scales is None else of_few_bits(held, self._scales[number])
+
+    restore = _Keys.restore
+
+
+def _keys_of(store: SegmentStore, entry: Entry, num_tokens: int) -> Tensor:
+    """[layers, kv_heads, num_tokens, head_dim], zeros behind its own."""
+    part = entry.parts[0]
+    keys = store.keys_of(part.segment, part.visible).transpose(1, 2)
+    return F.pad(keys, (0, 0, 0, num_tokens - part.visible))
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token of every row.
+
+    seen: tokens that each row sees, that one included [rows]; places: of it in the tail. classes:
+    the rows that select so many tokens. masks: of each class, made once for all layers.
+    """
+
+    seen: Tensor
+    places: Tensor
+    classes: Mapping[int, Tensor]
+    masks: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
 class Selector:
     """Of a batch of rows on these paths.
 
-    seen: tokens that each row sees, that of the present token included; set before each token.
+    A set of tokens is a KV head's, or, where the rule says so, every query head's: there are
+    `num_sets` of a row, of the same number of heads each.
     """
 
     def __init__(
         self, rule: SparseRule, store: SegmentStore, paths: Sequence[Path], tail: Tail
     ) -> None:
         self._rule, self._store, self._tail = rule, store, tail
-        self._kv_heads = store.pool.layout.num_kv_heads
+        self._kv_heads, self._pages = store.pool.layout.num_kv_heads, rule.how.scores != "keys"
         self._home = store.pool.storage.device  # where keys are scored
         lengths = [sum(part.visible for part in path) for path in paths]
         self._num_columns = round_up(max(lengths), _COLUMN_MULTIPLE)
         self._stored = torch.tensor(lengths, device=store.compute_device)
-        self.seen = self._stored
-        self._shared = SharedSegments(store, paths, _Keys)
+        hold = cast("Hold", partial(_Pages, rule.how.page) if self._pages else _Keys)
+        self._shared = SharedSegments(store, paths, hold)
         self._queries = [self._shared.query_index(rows, 1) for rows in self._shared.slots.rows]
-        self._bounds: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._locate(paths)
 
     def close(self) -> None:
@@ -145,7 +212,7 @@ class Selector:
         self._in_pool = in_pool.view(len(paths), -1).to(self._store.compute_device)
 
     def slots(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Places in the pool of columns [rows, kv_heads, count], see `SegmentStore.read`.
+        """Places in the pool of columns [rows, sets, count], see `SegmentStore.read`.
 
         Those of a tail's columns are some other token's of their row.
         """
@@ -154,43 +221,40 @@ class Selector:
 
     # --- scores ------------------------------------------------------------------------------
 
-    def scores(self, layer: int, guess: Tensor, foreseen: Tensor) -> Tensor:
-        """[rows, kv_heads, group, columns] by queries [rows, heads, head_dim]; -inf is no token.
+    def scores(self, token: Token, layer: int, guess: Tensor, foreseen: Tensor) -> Tensor:
+        """[rows, sets, group, columns] by queries [rows, heads, head_dim]; -inf is no token.
 
         Of pages at most, by their bounds, in the place of each key's own. foreseen: rows that do
         not know the token's own key.
         """
-        pages = self._rule.how.scores != "keys"
         keys, _ = self._tail.read(layer)
         grouped = guess.unflatten(1, (self._kv_heads, -1))
         places = torch.arange(keys.shape[2], device=keys.device)
-        unseen = places > (self._tail.places - foreseen.long())[:, None]
-        if pages:
-            own = bounded(grouped, *page_bounds(keys, ~unseen))
+        unseen = places > (token.places - foreseen.long())[:, None]
+        if self._pages:
+            page = self._rule.how.page
+            own = bounded(grouped, page_bounds(keys, ~unseen[:, None], page), page)
         else:
             own = grouped @ keys.transpose(-1, -2)
         own = (own * guess.shape[-1] ** -0.5).masked_fill(unseen[:, None, None], -torch.inf)
         own = F.pad(own, (0, -own.shape[-1] % _COLUMN_MULTIPLE), value=-torch.inf)
-        return torch.cat([self._stored_scores(layer, guess, pages=pages), own], -1)
+        found = torch.cat([self._stored_scores(layer, guess), own], -1)
+        return found if self._rule.how.each == "kv" else found.flatten(1, 2).unsqueeze(2)
 
-    def _stored_scores(self, layer: int, query: Tensor, *, pages: bool) -> Tensor:
+    def _stored_scores(self, layer: int, query: Tensor) -> Tensor:
         rows, heads, head_dim = query.shape
         kv_heads = self._kv_heads
         group = heads // kv_heads
         flat = query.reshape(rows * kv_heads, group * head_dim).to(self._home)
         found = []
-        buckets = zip(self._shared.buckets, self._queries, strict=True)
-        for number, (bucket, (index, real)) in enumerate(buckets):
-            items, keys = len(bucket.mask), bucket.layers.layer(layer)
+        for bucket, (index, real) in zip(self._shared.buckets, self._queries, strict=True):
             chosen = flat.index_select(0, index.to(self._home))
-            queries = chosen.view(items, kv_heads, -1, head_dim)
-            if pages:
-                if (number, layer) not in self._bounds:
-                    seen = (bucket.mask[:, 0, 0] == 0).to(keys.device)
-                    self._bounds[number, layer] = page_bounds(keys, seen)
-                scored = bounded(queries, *self._bounds[number, layer])
+            queries = chosen.view(len(bucket.mask), kv_heads, -1, head_dim)
+            held = bucket.layers.layer(layer)
+            if self._pages:
+                scored = bounded(queries, held, self._rule.how.page)
             else:
-                scored = queries @ keys.transpose(-1, -2)
+                scored = queries @ held.transpose(-1, -2)
             scored = scored[:, :, : real * group].unflatten(2, (real, group))
             # [item, slot, token, kv_head * group]: what is moved at a time lies together.
             found.append(scored.permute(0, 2, 4, 1, 3).reshape(-1, heads))
@@ -202,22 +266,30 @@ class Selector:
 
     # --- selections --------------------------------------------------------------------------
 
-    def select(self, layer: int, rows: Tensor, query: Tensor, scores: Tensor, count: int) -> Tensor:
-        """Columns [rows, kv_heads, count] of so many tokens of each of these rows.
+    def select(
+        self, token: Token, layer: int, rows: Tensor, query: Tensor, scores: Tensor, count: int
+    ) -> Tensor:
+        """Columns [rows, sets, count] of so many tokens of each of these rows.
 
-        query [rows, heads, head_dim], scores [rows, kv_heads, group, columns]: of these rows.
+        query [rows, heads, head_dim], scores [rows, sets, group, columns]: of these rows.
         """
+        if count not in token.masks:
+            token.masks[count] = self._masks(token, rows)
+        seen, forced = token.masks[count]
+        if self._rule.how.scores == "both":
+            return self._best_of_pages(layer, rows, query, scores, seen, forced, count)
+        return choose(probabilities(scores), seen, forced, count)
+
+    def _masks(self, token: Token, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Columns [rows, 1, columns] of tokens that rows see, and of those always selected."""
         num_own = round_up(self._tail.num_tokens, _COLUMN_MULTIPLE)
         columns = torch.arange(self._num_columns + num_own, device=rows.device)
-        stored, visible = self._stored[rows][:, None], self.seen[rows][:, None]
+        stored, visible = self._stored[rows][:, None], token.seen[rows][:, None]
         is_own = columns >= self._num_columns
         positions = torch.where(is_own, columns - self._num_columns + stored, columns)
         seen = (columns < stored) | (is_own & (positions < visible))
         forced = seen & ((positions < SINKS) | (positions >= visible - RECENT))
-        seen, forced = seen[:, None], forced[:, None]
-        if self._rule.how.scores == "both":
-            return self._best_of_pages(layer, rows, query, scores, seen, forced, count)
-        return choose(probabilities(scores), seen, forced, count)
+        return seen[:, None], forced[:, None]
 
     def _best_of_pages(
         self,
@@ -238,7 +310,7 @@ class Selector:
         (keys,) = self.with_own(at, stored, [own])
         missing = -most % _COLUMN_MULTIPLE
         keys = F.pad(keys, (0, 0, 0, missing))
-        grouped = query.to(self._home).unflatten(1, (self._kv_heads, -1))
+        grouped = query.to(self._home).unflatten(1, (keys.shape[1], -1))
         scores = grouped @ keys.transpose(-1, -2) * query.shape[-1] ** -0.5
         scores = scores.to(query.device)
         there, sure, scored = (
@@ -250,7 +322,13 @@ class Selector:
         return candidates.gather(2, found)
 
     def with_own(self, columns: Tensor, stored: Tensor, own: Iterable[Tensor]) -> list[Tensor]:
-        """Stored keys, or keys and values, and in the tail's columns those of the tail."""
+        """Stored keys, or keys and values, and in the tail's columns those of the tail.
+
+        columns [rows, sets, count], stored [..., rows, sets, count, head_dim], own [rows, kv_heads,
+        tokens, head_dim].
+        """
+        if (group := columns.shape[1] // self._kv_heads) > 1:
+            own = [mine.repeat_interleave(group, 1) for mine in own]
         at = columns - self._num_columns
         is_own = (at >= 0).unsqueeze(-1)
         at = at.clamp(0, self._tail.num_tokens - 1).unsqueeze(-1)

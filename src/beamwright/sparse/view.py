@@ -1,20 +1,18 @@
 """Sparse decoding: rows with long paths attend to the tokens that their rule selects.
 
-What a layer reads is found by a cache rank as soon as its queries are known or foreseen. A row's
-selection depends on its path and its step alone, whoever is decoded beside it. Rows that see few
-tokens attend as if there were no rule, in the very same bits.
+What a layer reads is found by a cache rank as soon as its queries are known or foreseen: where they
+are predicted, while the token before is computed. A row's selection depends on its path alone,
+whoever is decoded beside it, and whenever it is found. Rows that see few tokens attend as if there
+were no rule, in the very same bits.
 
-What a row's last tokens leave for its next ones begins anew with each step, so it is no part of a
-path: nobody copies it at a fork, and no checkpoint has to store it. Between views it waits in the
-segment that the row writes.
+What a row's last tokens leave for its next ones waits in the segment that the row writes. It begins
+anew with each step, or with what the step before has left; no checkpoint stores it.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -24,81 +22,35 @@ from torch import Tensor
 from beamwright.attention.partial import attend_few
 from beamwright.attention.protocols import AttentionView
 from beamwright.attention.tree import TreeAttention, TreeDecode
-from beamwright.counters import Counters
 from beamwright.errors import InputError
 from beamwright.kv.segments import Path, Segment
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import Tail
+from beamwright.sparse.rank import CacheRank, Found, Pack, Selected
 from beamwright.sparse.rule import WINDOW, SparseRule, asyncspade
-from beamwright.sparse.select import Selector
+from beamwright.sparse.select import Selector, Token
+
+_REMEMBERED = WINDOW + 2 * 16
+"""Queries before the newest that are kept: an iteration may go on behind a step's end, and the next
+step's windows end there."""
 
 
-@dataclass(frozen=True)
-class Selected:
-    """What rows read in one layer.
+@dataclass
+class Memory:
+    """Queries of a row's newest tokens, by layer, the newest last [tokens, heads, head_dim].
 
-    columns [rows, kv_heads, count], see `Selector`; stored: their keys and values [2, rows,
-    kv_heads, count, head_dim], but of a tail's. scores: that chose them.
+    tokens: of its step that were forwarded, those behind its end included.
     """
 
-    rows: Tensor
-    columns: Tensor
-    stored: Tensor
-    scores: Tensor
+    queries: dict[int, Tensor] = field(default_factory=dict)
+    tokens: int = 0
 
-
-Work = Callable[[], list[Selected]]
-
-
-class CacheRank:
-    """Who finds what a layer reads: AsyncSpade's second device (section 4.1).
-
-    Work is pushed as soon as it can be done, and taken when it is needed. threaded: done at once,
-    on a thread of its own, in the order in which it was pushed; else when it is taken, which is the
-    specification: what is found never depends on it. counts: what a thread took, and what was
-    waited for.
-    """
-
-    def __init__(self, counts: Counters, *, threaded: bool = False) -> None:
-        self._counts = counts
-        self._thread = ThreadPoolExecutor(1, "cache-rank") if threaded else None
-        self._work: dict[int, Work] = {}
-
-    def push(self, layer: int, work: Work) -> None:
-        """What a layer of the present token needs, if nothing was pushed for it before."""
-        if layer not in self._work:
-            if self._thread is not None:
-                work = partial(self._wait, self._thread.submit(self._run, work))
-            self._work[layer] = work
-
-    def take(self, layer: int) -> list[Selected] | None:
-        """What it needs; None where nothing was pushed."""
-        work = self._work.pop(layer, None)
-        return None if work is None else work()
-
-    def close(self) -> None:
-        """Forget what was pushed; nothing runs any more when it returns."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=True, cancel_futures=True)
-        self._work.clear()
-
-    def _run(self, work: Work) -> list[Selected]:
-        began = time.perf_counter()
-        try:
-            with torch.inference_mode():
-                return work()
-        finally:
-            self._counts.rank_s += time.perf_counter() - began
-
-    def _wait(self, found: Future[list[Selected]]) -> list[Selected]:
-        began, late = time.perf_counter(), not found.done()
-        try:
-            return found.result()
-        finally:
-            self._counts.rank_takes += 1
-            if late:
-                self._counts.rank_late += 1
-                self._counts.rank_waited_s += time.perf_counter() - began
+    def behind(self, tokens: int) -> Memory:
+        """What goes on behind so many tokens of the step."""
+        over = max(0, self.tokens - tokens)
+        held = self.queries.items()
+        return Memory({layer: known[: len(known) - over] for layer, known in held if
+                       len(known) > over})  # fmt: skip
 
 
 class SparseDecode:
@@ -110,13 +62,15 @@ class SparseDecode:
     ) -> None:  # fmt: skip
         self._rule, self._rank, self._store, self._tail = rule, rank, store, tail
         self._layout, self._counts = store.pool.layout, store.counts
-        # By layer, queries of the tokens of each row's step, the newest last [tokens, heads, dim].
-        self._queries: list[dict[int, Tensor]] = [{} for _ in paths]
+        self._memories = [Memory() for _ in paths]
         self._live = [True] * len(paths)
-        self._guesses: dict[int, tuple[Tensor, Tensor]] = {}
-        self._begun = False
+        self._packs = [
+            rule.pack_of(layer, self._layout.num_layers) for layer in range(self._layout.num_layers)
+        ]
         self._dense: TreeDecode | None = None
         self._selector: Selector | None = None
+        self._token: Token | None = None
+        self._next: Token | None = None
         self._open(list(paths))
 
     @property
@@ -126,67 +80,86 @@ class SparseDecode:
 
     def own(self, segments: Sequence[Segment | None]) -> None:
         """Who writes these rows, None padding the batch: each goes on with what it knew."""
-        self._queries = []
-        for segment in segments:
+        self._memories = []
+        for path, segment in zip(self._paths, segments, strict=True):
             if segment is not None and segment.memory is None:
-                segment.memory = {}
-            self._queries.append({} if segment is None else segment.memory)
+                before = path[-1] if path and self._rule.how.window == "path" else None
+                known = None if before is None else before.segment.memory
+                segment.memory = known.behind(before.visible) if before and known else Memory()
+            self._memories.append(Memory() if segment is None else segment.memory)
 
     def foresee(self, layer: int, query: Tensor) -> None:
         """The query that a layer would have if the one before it changed nothing."""
-        self._begin_token()
-        if self._classes and layer >= self._rule.full_layers:
-            guess, foreseen = self._guesses[layer] = query.clone(), _every(query)
-            self._rank.push(layer, partial(self._find, layer, guess, foreseen))
+        token = self._begin_token()
+        if token.classes and layer >= self._rule.full_layers and layer == self._packs[layer][0]:
+            guesses = {layer: query.clone()}
+            work = partial(self._find, token, self._packs[layer], guesses, _every(query))
+            self._rank.push(layer, work)
 
     def attend(
         self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
         if sinks is not None:
             raise InputError("--sparse knows no sinks")
-        self._begin_token()
-        full = layer < self._rule.full_layers
+        token, full = self._begin_token(), layer < self._rule.full_layers
+        selects, pack = bool(token.classes) and not full, self._packs[layer]
+        if selects and layer == pack[0]:  # from here on nobody else reads its tail
+            self._found.update(self._rank.take(layer) or {})
         if self._dense is not None and (full or self._some_dense):
             context = self._dense.attend(layer, query, key_value)
         else:
             self._tail.write(layer, key_value)
             context = torch.zeros_like(query)
-        if self._classes and not full:
-            for found in self._selected(layer, query):
-                context[found.rows] = self._attend(layer, query[found.rows], found)
+        selected = self._selected(token, layer, query) if selects else []
         if self._rule.how.query == "predicted":
-            for row, known in enumerate(self._queries):
-                if self._live[row]:
-                    new, old = query[row].unsqueeze(0), known.get(layer)
-                    known[layer] = new.clone() if old is None else torch.cat([old[-WINDOW:], new])
-        self._begun = layer + 1 < self._layout.num_layers
+            self._remember(layer, query)
+            if not full and layer == pack[-1]:
+                self._push_next(pack)
+        for found in selected:
+            context[found.rows] = self._attend(layer, query[found.rows], found)
+        if layer + 1 == self._layout.num_layers:
+            self._token = None
         return context
+
+    def settle(self) -> None:
+        """Nothing reads the tail or the store until the next layer."""
+        self._rank.settle()
 
     def keep_rows(self, rows: Tensor) -> None:
         """Compaction packs anew."""
         kept, paths = rows.tolist(), self._held_paths()
         self._close()
-        self._queries = [self._queries[row] for row in kept]
+        self._memories = [self._memories[row] for row in kept]
         self._live = [self._live[row] for row in kept]
         self._open([paths[row] for row in kept])
 
     def count_rows(self, num_rows: int) -> None:
         """Rows behind these pad the batch."""
-        self._live[num_rows:] = [False] * (len(self._live) - num_rows)
+        self.drop_rows(range(num_rows, len(self._live)))
 
     def drop_rows(self, rows: Sequence[int]) -> None:
-        for row in rows:
-            self._live[row], self._queries[row] = False, {}
+        """What was found for the next token is found again without them."""
+        gone = [row for row in rows if self._live[row]]
+        for row in gone:
+            self._live[row], self._memories[row] = False, Memory()
+        if gone:
+            self._forget()
 
     def close(self) -> None:
         self._rank.close()
         self._close()
 
     def _open(self, paths: list[Path]) -> None:
+        self._forget()
         self._paths = paths
         self._lengths = [sum(part.visible for part in path) for path in paths]
-        self._classes: dict[int, Tensor] = {}
         self._some_dense = False
+
+    def _forget(self) -> None:
+        """The next token's selections begin anew."""
+        self._rank.forget()
+        self._found: Pack = {}
+        self._token = self._next = None
 
     def _held_paths(self) -> list[Path]:
         """A row that has left may have lost its KV: it reads what some other row reads."""
@@ -201,99 +174,151 @@ class SparseDecode:
 
     # --- one token ---------------------------------------------------------------------------
 
-    def _begin_token(self) -> None:
+    def _begin_token(self) -> Token:
         """Who selects how many tokens for the token that begins, if one does."""
-        if self._begun:
-            return
-        self._begun = True
-        self._guesses = {}
-        places = self._tail.places.tolist()
-        seen = [length + place + 1 for length, place in zip(self._lengths, places, strict=True)]
-        budgets: dict[int, list[int]] = {}
+        if self._token is not None:
+            return self._token
+        early, token = self._next is not None, self._next or self._plan(0)
+        self._token, self._next = token, None
+        budgets = {count: len(rows) for count, rows in token.classes.items()}
+        selecting = [row for rows in token.classes.values() for row in rows.tolist()]
+        self._counts.sparse_tokens += len(selecting)
+        self._counts.selected_tokens += sum(count * num for count, num in budgets.items())
+        self._counts.visible_tokens += int(token.seen[selecting].sum()) if selecting else 0
+        self._some_dense = len(selecting) < sum(self._live)
+        if self._dense is None and (self._some_dense or self._rule.full_layers):
+            self._dense = TreeDecode(self._store, self._held_paths(), self._tail)
+        if not early and self._rule.how.query == "predicted":
+            last = self._layout.num_layers - 1
+            if selecting and all(last in self._memories[row].queries for row in selecting):
+                for pack in dict.fromkeys(self._packs[self._rule.full_layers :]):
+                    self._push(token, pack)
+        return token
+
+    def _plan(self, ahead: int) -> Token:
+        """The token that begins, or that after it (1)."""
+        places = self._tail.places + ahead
+        device, budgets = self._store.compute_device, dict[int, list[int]]()
+        seen = [n + place + 1 for n, place in zip(self._lengths, places.tolist(), strict=True)]
         for row, visible in enumerate(seen):
             if self._live[row] and self._rule.is_sparse(visible):
                 budgets.setdefault(self._rule.budget(visible), []).append(row)
-                self._counts.sparse_tokens += 1
-                self._counts.visible_tokens += visible
-                self._counts.selected_tokens += self._rule.budget(visible)
-        device, full_layers = self._store.compute_device, self._rule.full_layers
-        self._classes = {n: torch.tensor(rows, device=device) for n, rows in budgets.items()}
-        selecting = [row for rows in budgets.values() for row in rows]
-        self._some_dense = len(selecting) < sum(self._live)
-        if self._dense is None and (self._some_dense or full_layers):
-            self._dense = TreeDecode(self._store, self._held_paths(), self._tail)
-        if self._classes and self._selector is None:
+        classes = {n: torch.tensor(rows, device=device) for n, rows in budgets.items()}
+        if classes and self._selector is None:
             self._selector = Selector(self._rule, self._store, self._held_paths(), self._tail)
-        if self._selector is not None:
-            self._selector.seen = torch.tensor(seen, device=device)
-        # Where every row that selects has a query to predict from, all layers are foreseen.
-        last = self._layout.num_layers - 1
-        if selecting and all(last in self._queries[row] for row in selecting):
-            for layer in range(full_layers, self._layout.num_layers):
-                self._rank.push(layer, partial(self._find_predicted, layer))
+        return Token(torch.tensor(seen, device=device), places, classes)
 
-    def _selected(self, layer: int, query: Tensor) -> list[Selected]:
-        """What each class of rows selects, with the own queries of KV heads that turn out to have
-        another than was foreseen."""
-        found = self._rank.take(layer)
-        if found is not None:
-            guess, foreseen = self._guesses[layer]
-        elif self._rule.how.query == "predicted":
-            guess, foreseen = self._predicted(layer, query)
+    def _remember(self, layer: int, query: Tensor) -> None:
+        for row, memory in enumerate(self._memories):
+            if self._live[row]:
+                new, old = query[row].unsqueeze(0), memory.queries.get(layer)
+                kept = [] if old is None else [old[-_REMEMBERED:]]
+                memory.queries[layer] = torch.cat([*kept, new])
+                memory.tokens += layer + 1 == self._layout.num_layers
+
+    def _push_next(self, pack: range) -> None:
+        """As printed: what a pack of layers reads for the next token is found while the layers
+        above it, and then those below it, compute."""
+        self._next = self._next or self._plan(1)
+        if self._next.classes:
+            self._push(self._next, pack)
+
+    def _push(self, token: Token, pack: range) -> None:
+        leading = [layer for layer in pack if self._rule.leader(layer) == layer]
+        known = {layer: [each.queries.get(layer) for each in self._memories] for layer in leading}
+        self._rank.push(pack[0], partial(self._find_predicted, token, pack, known))
+
+    def _selected(self, token: Token, layer: int, query: Tensor) -> list[Selected]:
+        """What each class of rows selects, with the own queries of sets of heads that turn out to
+        have another than was foreseen."""
+        pack, found = self._packs[layer], self._found.pop(layer, None)
+        if self._rule.leader(layer) != layer:
+            assert found is not None
+            return found.selected
+        if found is None:
+            if self._rule.how.query == "predicted":
+                known = {layer: [each.queries.get(layer) for each in self._memories]}
+                guess, foreseen = self._predicted(token, known, query)
+                guess = guess[0]
+            else:
+                guess, foreseen = query, ~_every(query)
         else:
-            return self._find(layer, query, ~_every(query))
+            guess, foreseen = found.guess, found.foreseen
+        layers = range(layer, min(layer + self._rule.how.share, pack.stop))
         if self._rule.correct is not None:
+            sets = query.shape[1] if self._rule.how.each == "query" else self._layout.num_kv_heads
             near = F.cosine_similarity(guess.float(), query.float(), dim=-1)
-            near = near.unflatten(1, (self._layout.num_kv_heads, -1)).mean(-1) >= self._rule.correct
-            rows = torch.cat([*self._classes.values()])
+            near = near.unflatten(1, (sets, -1)).mean(-1) >= self._rule.correct
+            rows = torch.cat([*token.classes.values()])
             off = int((~near & foreseen[:, None])[rows].sum())
             self._counts.corrections += off
             if off:
-                keep = near.repeat_interleave(query.shape[1] // near.shape[1], 1).unsqueeze(-1)
-                return self._find(layer, torch.where(keep, guess, query), foreseen)
-        return self._find(layer, guess, foreseen) if found is None else found
+                keep = near.repeat_interleave(query.shape[1] // sets, 1).unsqueeze(-1)
+                guess, found = torch.where(keep, guess, query), None
+        if found is None:
+            self._found.update(self._find(token, layers, {layer: guess}, foreseen))
+            found = self._found.pop(layer)
+        return found.selected
 
-    def _find_predicted(self, layer: int) -> list[Selected]:
+    def _find_predicted(
+        self, token: Token, pack: range, known: Mapping[int, Sequence[Tensor | None]]
+    ) -> Pack:
         """Before the token's queries are known."""
-        some = next(known[layer] for known in self._queries if layer in known)
+        some = next(each for each in known[pack[0]] if each is not None)
         empty = some.new_zeros(len(self._paths), *some.shape[1:])
-        self._guesses[layer] = self._predicted(layer, empty)
-        return self._find(layer, *self._guesses[layer])
+        guesses, foreseen = self._predicted(token, known, empty)
+        return self._find(token, pack, dict(zip(known, guesses, strict=True)), foreseen)
 
-    def _find(self, layer: int, guess: Tensor, foreseen: Tensor) -> list[Selected]:
-        """Select by these queries [rows, heads, head_dim], and have what is selected here.
+    def _find(
+        self, token: Token, layers: range, guesses: Mapping[int, Tensor], foreseen: Tensor
+    ) -> Pack:
+        """Select by the queries [rows, heads, head_dim] of the layers that lead these, and have
+        what is selected here.
 
         foreseen: rows [rows] that do not know the token's own key.
         """
         selector = self._selector
         assert selector is not None
-        scores = selector.scores(layer, guess, foreseen)
-        chosen, slots = [], []
-        for count, rows in self._classes.items():
-            own = scores[rows]
-            columns = selector.select(layer, rows, guess[rows], own, count)
-            chosen.append((rows, columns, own))
-            slots.append(selector.slots(rows, columns))
-        stored = self._store.fetch(layer, slots)
-        return [
-            Selected(rows, columns, held, own)
-            for (rows, columns, own), held in zip(chosen, stored, strict=True)
-        ]
+        chosen: dict[int, list[tuple[Tensor, Tensor, Tensor | None]]] = {}
+        slots: dict[int, list[Tensor]] = {}
+        for layer in layers:
+            if (leader := self._rule.leader(layer)) != layer:
+                chosen[layer] = [(rows, columns, None) for rows, columns, _ in chosen[leader]]
+                slots[layer] = slots[leader]
+                continue
+            guess = guesses[layer]
+            scores = selector.scores(token, layer, guess, foreseen)
+            chosen[layer], slots[layer] = [], []
+            for count, rows in token.classes.items():
+                own = scores[rows]
+                columns = selector.select(token, layer, rows, guess[rows], own, count)
+                chosen[layer].append((rows, columns, own))
+                slots[layer].append(selector.slots(rows, columns))
+        stored, found = self._store.fetch(slots), {}
+        for layer in layers:
+            parts = zip(chosen[layer], stored[layer], strict=True)
+            selected = [Selected(rows, at, held, own) for (rows, at, own), held in parts]
+            found[layer] = Found(guesses[self._rule.leader(layer)], foreseen, selected)
+        return found
 
-    def _predicted(self, layer: int, query: Tensor) -> tuple[Tensor, Tensor]:
-        """Each row's query [rows, heads, head_dim] from those of its step so far, and a mask of
-        the rows that have any; the others have this one."""
-        alike: dict[int, list[tuple[int, Tensor]]] = {}
-        for row in torch.cat([*self._classes.values()]).tolist():
-            known = self._queries[row].get(layer)
-            if known is not None:
-                alike.setdefault(len(known), []).append((row, known))
-        guess, foreseen = query.clone(), ~_every(query)
-        for found in alike.values():
-            rows = torch.tensor([row for row, _ in found], device=query.device)
-            windows = torch.stack([known for _, known in found]).transpose(1, 2)
-            guess[rows] = asyncspade(windows, self._rule.how.reading).to(guess.dtype)
-            foreseen[rows] = True
+    def _predicted(
+        self, token: Token, known: Mapping[int, Sequence[Tensor | None]], query: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Each row's query in each of these layers [layers, rows, heads, head_dim] from those of
+        its tokens so far, and a mask of the rows that have any; the others have this one."""
+        alike: dict[int, list[int]] = {}
+        some = next(iter(known.values()))
+        for row in torch.cat([*token.classes.values()]).tolist():
+            if (one := some[row]) is not None:
+                alike.setdefault(min(len(one), WINDOW + 1), []).append(row)
+        guess = query.repeat(len(known), 1, 1, 1)
+        foreseen = ~_every(query)
+        for count, rows in alike.items():
+            held = [[of[row][-count:] for row in rows] for of in known.values()]  # type: ignore[index]
+            windows = torch.stack([torch.stack(each) for each in held]).transpose(2, 3)
+            index = torch.tensor(rows, device=query.device)
+            guess[:, index] = asyncspade(windows, self._rule.how.reading).to(guess.dtype)
+            foreseen[index] = True
         return guess, foreseen
 
     def _attend(self, layer: int, query: Tensor, found: Selected) -> Tensor:
@@ -301,9 +326,10 @@ class SparseDecode:
         assert self._selector is not None
         own = (part[found.rows] for part in self._tail.read(layer))
         keys, values = self._selector.with_own(found.columns, found.stored, own)
-        grouped = query.unflatten(1, (self._layout.num_kv_heads, -1))
+        grouped = query.unflatten(1, (keys.shape[1], -1))
         context, lse = attend_few(grouped, keys, values, None)
-        if self._rule.how.query == "own":  # the scores say how much is left out, or at most
+        if self._rule.how.query == "own" and found.scores is not None:
+            # The scores say how much is left out, or at most.
             chosen = torch.zeros_like(found.scores[:, :, 0], dtype=torch.bool)
             chosen.scatter_(2, found.columns, value=True)
             rest = found.scores.masked_fill(chosen.unsqueeze(2), -torch.inf).logsumexp(-1)

@@ -1,0 +1,123 @@
+"""What a token takes where selections are found beside it: AsyncSpade's two conditions, measured.
+
+Section 4.3: what the cache rank does for a pack of layers, and the copies of a pack, should each
+take less than the forward pass has for it. Here one thread computes, and a second one is the cache
+rank, with all KV at home on the host of a CPU (`sparse_home`): both sides are the same processor,
+so that it shows what is hidden, and no card's speed. A random model decodes behind random KV; one
+path, or several of their own. Methods take turns; of a row's rounds the fastest one is shown, and
+milliseconds are a token's. CPU: of the thread that computes, and of the rank's, which others on the
+machine do not lengthen.
+
+    python -m beamwright_lab.sparse.hiding
+    python -m beamwright_lab.sparse.hiding --home device --methods off exact pages ahead-pages
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import torch
+
+from beamwright import Solver
+from beamwright.kv.segments import PathPart
+from beamwright.models.session import DecodeSession
+from beamwright_lab.common import finish, say, table
+
+MODEL = (
+    "random:llama,layers={layers},hidden=512,heads=8,kv_heads=2,intermediate=1408,vocab=512,"
+    "context=70000"
+)
+METHODS = ("asyncspade", *(f"asyncspade,pack={size}" for size in (4, 6, 8, 12)))
+Row = dict[str, Any]
+
+
+class Decoding:
+    """Rows that decode behind paths of so many random tokens, by one method."""
+
+    def __init__(self, method: str, tokens: int, args: argparse.Namespace) -> None:
+        options: dict[str, Any] = {"sparse": method, "select": args.select, "sparse_from": 0}
+        options |= {"sparse_home": args.home, "sparse_layers": args.full_layers}
+        self.solver = Solver(
+            model=MODEL.format(layers=args.layers), verifier="none", kv_memory="6GiB",
+            host_memory="6GiB", **(options if method != "off" else {}),
+        )  # fmt: skip
+        model = self.solver.generator
+        self.store = model.store
+        self.counts = model.store.counts
+        self._session = DecodeSession(model.decoder, model.store, model.backend)
+        layout, generator = model.store.pool.layout, torch.Generator().manual_seed(0)
+        shape = (tokens, layout.num_layers, 2, layout.num_kv_heads, layout.head_dim)
+        paths = []
+        for _ in range(args.rows):
+            segment = model.store.create()
+            model.store.append([segment], [torch.randn(shape, generator=generator)])
+            paths.append((PathPart(segment, tokens),))
+        self._session.arrange([], paths, [model.store.create() for _ in paths])
+        self._at, self._tokens = tokens, args.rows
+
+    @torch.inference_mode()
+    def run(self, count: int) -> tuple[float, Row]:
+        """Seconds of so many tokens of every row, and what was counted."""
+        before = self.counts.copy()
+        began, own, both = time.perf_counter(), time.thread_time(), time.process_time()
+        self._session.prepare(count)
+        for _ in range(count):
+            ids = torch.full((self._session.num_rows,), self._at % 512)
+            self._session.compute(ids, torch.full_like(ids, self._at))
+            self._session.advance()
+            self._at += 1
+        seconds, own = time.perf_counter() - began, time.thread_time() - own
+        both = time.process_time() - both
+        new = self.counts - before
+        ms = {
+            "ms": seconds, "forward CPU": own, "rank CPU": both - own, "waited": new.rank_waited_s,
+            "rank": new.rank_s, "copies": new.rank_link_s,
+        }  # fmt: skip
+        row: Row = {name: round(1e3 * value / count, 2) for name, value in ms.items()}
+        takes = new.rank_takes
+        row["takes"], row["late"] = takes, f"{new.rank_late / takes:.2f}" if takes else ""
+        return seconds, row
+
+
+def rows_of(tokens: int, args: argparse.Namespace) -> list[Row]:
+    """A row of each method."""
+    made = {method: Decoding(method, tokens, args) for method in args.methods}
+    found: dict[str, list[tuple[float, Row]]] = {method: [] for method in made}
+    for each in made.values():
+        each.run(2)
+    for _ in range(args.rounds):
+        for method, each in made.items():
+            found[method].append(each.run(args.count))
+    rows = []
+    for method, runs in found.items():
+        row = {"sparse": method, "tokens": tokens, "rows": args.rows}
+        row |= min(runs, key=lambda run: run[0])[1]
+        row |= {name: min(run[1][name] for run in runs) for name in ("forward CPU", "rank CPU")}
+        rows.append(row)
+        made[method].solver.close()
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--tokens", type=int, nargs="+", default=[4096])
+    parser.add_argument("--home", choices=["device", "host"], default="host")
+    parser.add_argument("--rows", type=int, default=1)
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--full-layers", type=int, default=0)
+    parser.add_argument("--select", type=int, default=256)
+    parser.add_argument("--count", type=int, default=16, help="tokens of a round")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--threads", type=int, default=1, help="of the decoder")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    rows = [row for tokens in args.tokens for row in rows_of(tokens, args)]
+    say(table(rows, list(rows[0])))
+    finish("sparse_hiding", {"options": vars(args), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
