@@ -153,13 +153,17 @@ class Oracle:
         for head in range(self.sets):
             if rule.how.scores == "keys":
                 shares = self._shares(guess, keys, head, known)
-            else:
+            elif rule.how.scores == "pages":
                 shares = self._page_shares(guess, keys, head, len(known))
-            shares.setdefault(seen - 1, 0.0)
-            if rule.how.scores == "both":
-                some = self._best(shares, forced, min(CANDIDATES * budget, seen))
+            else:
+                # A page by its first token: the best ones, then their keys.
+                pages, shares = self._pages(seen), self._page_shares(guess, keys, head, len(known))
+                of_pages = {first: shares.get(first, 0.0) for first in pages}
+                sure = {first for first, page in pages.items() if forced & {*page}}
+                best = self._best(of_pages, sure, CANDIDATES * budget // rule.how.page)
+                some = {at for first in best for at in pages[first]}
                 shares = self._shares(guess, keys, head, some & known)
-                shares.setdefault(seen - 1, 0.0)
+            shares.setdefault(seen - 1, 0.0)
             found.append(self._best(shares, forced, budget))
         return found
 
@@ -178,6 +182,15 @@ class Oracle:
         """The KV head of a set."""
         return head * KV_HEADS // self.sets
 
+    def _pages(self, seen):
+        """Positions, by the first one."""
+        ends, size = [*self.ends, seen], self.rule.how.page
+        return {
+            start: range(start, min(start + size, end))
+            for first, end in zip([0, *self.ends], ends, strict=True)
+            for start in range(first, end, size)
+        }
+
     def _page_shares(self, query, keys, head, seen):
         """Pages begin with each segment, and with the tail."""
         scores = torch.zeros(self.group, seen, dtype=LAYOUT.dtype)
@@ -195,7 +208,8 @@ class Oracle:
                     mine = query[head * self.group + member]
                     bound = torch.maximum(mine * low, mine * high).sum()
                     scores[member, start : min(start + size, end)] = bound / math.sqrt(DIM)
-        return self._softmaxed(scores, set(range(seen)))
+        pages = self.rule.how.scores == "both"  # a page counts once
+        return self._softmaxed(scores, {*self._pages(seen)} if pages else set(range(seen)))
 
     @staticmethod
     def _best(shares, forced, count):

@@ -44,6 +44,7 @@ class Decoding:
             host_memory="6GiB", **(options if method != "off" else {}),
         )  # fmt: skip
         model = self.solver.generator
+        assert model is not None
         self.store = model.store
         self.counts = model.store.counts
         self._session = DecodeSession(model.decoder, model.store, model.backend)
@@ -103,14 +104,14 @@ def rows_of(tokens: int, args: argparse.Namespace) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
-    parser.add_argument("--tokens", type=int, nargs="+", default=[4096])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096])
     parser.add_argument("--home", choices=["device", "host"], default="host")
     parser.add_argument("--rows", type=int, default=1)
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--full-layers", type=int, default=0)
     parser.add_argument("--select", type=int, default=256)
     parser.add_argument("--count", type=int, default=16, help="tokens of a round")
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="of the decoder")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

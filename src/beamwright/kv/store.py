@@ -206,14 +206,15 @@ class SegmentStore(CacheManager, KVReader):
         at, size = torch.arange(first, end), self.pool.block_tokens
         return torch.tensor(segment.blocks)[at // size] * size + at % size
 
-    def read(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
-        """Keys and values [2, rows, sets, count, head_dim] of slots [rows, sets, count].
+    def read(self, layer: int, slots: torch.Tensor, halves: slice = slice(None)) -> torch.Tensor:
+        """Keys and values [2, rows, sets, count, head_dim] of slots [rows, sets, count], or these
+        halves of them.
 
         A slot is a token's place in the pool, see `slots_of`; as many sets are of each KV head.
         """
         slots, size = slots.to(self.pool.storage.device), self.pool.block_tokens
         heads = self.heads_of(slots)
-        picked = self.pool.kv.pick((slots // size, layer, slice(None), slots % size, heads))
+        picked = self.pool.kv.pick((slots // size, layer, halves, slots % size, heads))
         return picked.permute(3, 0, 1, 2, 4)
 
     def heads_of(self, slots: torch.Tensor) -> torch.Tensor:

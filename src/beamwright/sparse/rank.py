@@ -19,14 +19,15 @@ from beamwright.counters import Counters
 class Selected:
     """What rows read in one layer.
 
-    columns [rows, sets, count], see `Selector`; stored: their keys and values [2, rows, sets,
-    count, head_dim], but of a tail's. scores: that chose them; None where another layer's did.
+    columns [rows, sets, count], and the logarithm of what all others weigh: see `Selector.select`;
+    None where another layer's scores chose them. stored: their keys and values [2, rows, sets,
+    count, head_dim], but of a tail's.
     """
 
     rows: Tensor
     columns: Tensor
+    rest: Tensor | None
     stored: Tensor
-    scores: Tensor | None
 
 
 class Found(NamedTuple):

@@ -6,6 +6,7 @@ Columns are a row's positions, up to the longest path's end, and behind it the p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from beamwright.attention.partial import round_up
+from beamwright.attention.partial import KEY_MULTIPLE, round_up
 from beamwright.attention.shared import Entry, Hold, SharedSegments
 from beamwright.kv.segments import Path
 from beamwright.kv.store import SegmentStore
@@ -68,13 +69,18 @@ def page_bounds(keys: Tensor, seen: Tensor, page: int) -> Tensor:
     return torch.cat([least, most], -1).masked_fill(~inside.any(-2), 0.0)
 
 
-def bounded(query: Tensor, bounds: Tensor, page: int) -> Tensor:
+def bounded(query: Tensor, bounds: Tensor, times: int) -> Tensor:
     """The most that any key of a page may have as its product with a query (Quest).
 
-    query [items, kv_heads, rows, head_dim]; returns [items, kv_heads, rows, tokens].
+    query [items, kv_heads, rows, head_dim]; returns [items, kv_heads, rows, pages * times], each so
+    many times.
     """
     either = torch.cat([query.clamp_max(0), query.clamp_min(0)], -1).to(bounds.dtype)
-    return (either @ bounds.transpose(-1, -2)).to(query.dtype).repeat_interleave(page, -1)
+    pages = bounds.shape[-2]
+    if missing := -pages % KEY_MULTIPLE:  # a product of whole vectors has one way
+        bounds = F.pad(bounds, (0, 0, 0, missing))
+    found = (either @ bounds.transpose(-1, -2))[..., :pages].to(query.dtype)
+    return found if times == 1 else found.repeat_interleave(times, -1)
 
 
 def in_few_bits(bounds: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,7 +136,8 @@ class _Pages:
             if page == PAGE:
                 found, scale = in_few_bits(found)
                 scales.append(scale)
-            held.append(F.pad(found, (0, 0, 0, (num_tokens - whole) // page)))
+            num_pages = round_up(num_tokens // page, KEY_MULTIPLE)
+            held.append(F.pad(found, (0, 0, 0, num_pages - whole // page)))
         self._held = torch.stack(held, 1)
         self._scales = torch.stack(scales, 1) if scales else None
 
@@ -159,14 +166,14 @@ class Token:
     seen: Tensor
     places: Tensor
     classes: Mapping[int, Tensor]
-    masks: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    masks: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
 
 
 class Selector:
     """Of a batch of rows on these paths.
 
-    A set of tokens is a KV head's, or, where the rule says so, every query head's: there are
-    `num_sets` of a row, of the same number of heads each.
+    A set of tokens is a KV head's, or, where the rule says so, every query head's. What is scored
+    first are units: tokens, or pages of `unit` whose keys are then scored.
     """
 
     def __init__(
@@ -174,6 +181,7 @@ class Selector:
     ) -> None:
         self._rule, self._store, self._tail = rule, store, tail
         self._kv_heads, self._pages = store.pool.layout.num_kv_heads, rule.how.scores != "keys"
+        self._unit = rule.how.page if rule.how.scores == "both" else 1
         self._home = store.pool.storage.device  # where keys are scored
         lengths = [sum(part.visible for part in path) for path in paths]
         self._num_columns = round_up(max(lengths), _COLUMN_MULTIPLE)
@@ -188,28 +196,31 @@ class Selector:
         self._shared.close()
 
     def _locate(self, paths: Sequence[Path]) -> None:
-        """Rows of all buckets' scores as rows of [row, column], and each token's place in the
-        pool."""
-        starts: list[int] = []
-        total = 0
+        """Rows of all buckets' scores as rows of [row, unit], each token's place in the pool, and
+        which columns [rows, units, unit] a unit is; -1 where it has fewer."""
+        starts, total, unit = list[int](), 0, self._unit
         for bucket, rows in zip(self._shared.buckets, self._shared.slots.rows, strict=True):
-            items, slots = rows.shape
-            tokens = bucket.mask.shape[-1]
-            starts += [total + slot * tokens for slot in range(items * slots)]
-            total += items * slots * tokens
+            (items, slots), units = rows.shape, bucket.mask.shape[-1] // unit
+            starts += [total + slot * units for slot in range(items * slots)]
+            total += items * slots * units
+        sizes = [[-(-part.visible // unit) for part in path] for path in paths]
+        self._num_units = round_up(max(map(sum, sizes)), _COLUMN_MULTIPLE)
         sources, places = [], []
-        in_pool = torch.zeros(len(paths) * self._num_columns, dtype=torch.long)
+        in_pool = torch.zeros(len(paths), self._num_columns, dtype=torch.long)
+        columns = torch.full((len(paths), self._num_units * unit), -1)
         for row, (path, slots_of) in enumerate(zip(paths, self._shared.slots.parts, strict=True)):
-            at = row * self._num_columns
-            for part, slot in zip(path, slots_of, strict=False):
-                end = at + part.visible
-                sources.append(torch.arange(starts[slot], starts[slot] + part.visible))
-                places.append(torch.arange(at, end))
-                in_pool[at:end] = self._store.slots_of(part.segment, 0, part.visible)
-                at = end
+            at = begin = 0
+            for part, slot, size in zip(path, slots_of, sizes[row], strict=False):
+                sources.append(torch.arange(starts[slot], starts[slot] + size))
+                places.append(row * self._num_units + torch.arange(begin, begin + size))
+                own = torch.arange(at, at + part.visible)
+                in_pool[row, own] = self._store.slots_of(part.segment, 0, part.visible)
+                columns[row, begin * unit : begin * unit + part.visible] = own
+                at, begin = at + part.visible, begin + size
         self._sources = torch.cat(sources).to(self._home)
         self._places = torch.cat(places).to(self._home)
-        self._in_pool = in_pool.view(len(paths), -1).to(self._store.compute_device)
+        self._in_pool = in_pool.to(self._store.compute_device)
+        self._columns = columns.to(self._store.compute_device)
 
     def slots(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Places in the pool of columns [rows, sets, count], see `SegmentStore.read`.
@@ -222,9 +233,9 @@ class Selector:
     # --- scores ------------------------------------------------------------------------------
 
     def scores(self, token: Token, layer: int, guess: Tensor, foreseen: Tensor) -> Tensor:
-        """[rows, sets, group, columns] by queries [rows, heads, head_dim]; -inf is no token.
+        """[rows, sets, group, units] by queries [rows, heads, head_dim]; -inf is no token.
 
-        Of pages at most, by their bounds, in the place of each key's own. foreseen: rows that do
+        Of pages at most, by their bounds; Quest's are told of each token. foreseen: rows that do
         not know the token's own key.
         """
         keys, _ = self._tail.read(layer)
@@ -233,7 +244,8 @@ class Selector:
         unseen = places > (token.places - foreseen.long())[:, None]
         if self._pages:
             page = self._rule.how.page
-            own = bounded(grouped, page_bounds(keys, ~unseen[:, None], page), page)
+            own = bounded(grouped, page_bounds(keys, ~unseen[:, None], page), page // self._unit)
+            unseen = unseen[:, :: self._unit]
         else:
             own = grouped @ keys.transpose(-1, -2)
         own = (own * guess.shape[-1] ** -0.5).masked_fill(unseen[:, None, None], -torch.inf)
@@ -252,74 +264,88 @@ class Selector:
             queries = chosen.view(len(bucket.mask), kv_heads, -1, head_dim)
             held = bucket.layers.layer(layer)
             if self._pages:
-                scored = bounded(queries, held, self._rule.how.page)
+                scored = bounded(queries, held, self._rule.how.page // self._unit)
             else:
                 scored = queries @ held.transpose(-1, -2)
-            scored = scored[:, :, : real * group].unflatten(2, (real, group))
-            # [item, slot, token, kv_head * group]: what is moved at a time lies together.
+            scored = scored[:, :, : real * group, : bucket.mask.shape[-1] // self._unit]
+            scored = scored.unflatten(2, (real, group))
+            # [item, slot, unit, kv_head * group]: what is moved at a time lies together.
             found.append(scored.permute(0, 2, 4, 1, 3).reshape(-1, heads))
-        out = flat.new_full((rows * self._num_columns, heads), -torch.inf)
+        out = flat.new_full((rows * self._num_units, heads), -torch.inf)
         picked = torch.cat(found).index_select(0, self._sources)
         out.index_copy_(0, self._places, picked * head_dim**-0.5)
-        scores = out.view(rows, self._num_columns, kv_heads, group).permute(0, 2, 3, 1)
+        scores = out.view(rows, self._num_units, kv_heads, group).permute(0, 2, 3, 1)
         return scores.to(query.device)
 
     # --- selections --------------------------------------------------------------------------
 
     def select(
-        self, token: Token, layer: int, rows: Tensor, query: Tensor, scores: Tensor, count: int
-    ) -> Tensor:
-        """Columns [rows, sets, count] of so many tokens of each of these rows.
+        self, token: Token, layer: int, count: int, guess: Tensor, scores: Tensor, foreseen: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Columns [rows, sets, count] of the rows that select so many tokens; and the logarithm of
+        what all others weigh [rows, sets, group], or weigh at most: None unless queries are the
+        token's own.
 
-        query [rows, heads, head_dim], scores [rows, sets, group, columns]: of these rows.
+        guess [rows, heads, head_dim], scores [rows, sets, group, units], foreseen: of all rows.
         """
+        rows = token.classes[count]
+        query, scores, foreseen = guess[rows], scores[rows], foreseen[rows]
         if count not in token.masks:
             token.masks[count] = self._masks(token, rows)
-        seen, forced = token.masks[count]
-        if self._rule.how.scores == "both":
-            return self._best_of_pages(layer, rows, query, scores, seen, forced, count)
-        return choose(probabilities(scores), seen, forced, count)
+        columns, seen, forced = token.masks[count]
+        if self._unit == 1:
+            found = choose(probabilities(scores), seen[..., 0], forced[..., 0], count)
+            return found, self._rest(scores, found)
+        most = min(CANDIDATES * count // self._unit, scores.shape[-1])
+        units = choose(probabilities(scores), seen.any(-1), forced.any(-1), most)
+        some = torch.arange(len(rows), device=rows.device)[:, None, None], 0, units
+        columns, seen, forced = (each[some].flatten(2) for each in (columns, seen, forced))
+        newest = (self._num_columns + token.places[rows])[:, None, None]
+        known = seen & ~((columns == newest) & foreseen[:, None, None])
+        keys = self._scores_of(layer, rows, query, columns, known)
+        seen, forced = (F.pad(e, (0, keys.shape[-1] - e.shape[-1])) for e in (seen, forced))
+        found = choose(probabilities(keys), seen, forced, count)
+        bound, rest = self._rest(scores, units), self._rest(keys, found)
+        if bound is not None and rest is not None:
+            rest = torch.logaddexp(bound + math.log(self._unit), rest)
+        return columns.gather(2, found), rest
 
-    def _masks(self, token: Token, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Columns [rows, 1, columns] of tokens that rows see, and of those always selected."""
-        num_own = round_up(self._tail.num_tokens, _COLUMN_MULTIPLE)
-        columns = torch.arange(self._num_columns + num_own, device=rows.device)
+    def _rest(self, scores: Tensor, chosen: Tensor) -> Tensor | None:
+        """The log-sum-exp [rows, sets, group] of all scores but those [rows, sets, count]."""
+        if self._rule.how.query != "own":
+            return None
+        taken = torch.zeros_like(scores[:, :, 0], dtype=torch.bool).scatter_(2, chosen, value=True)
+        return scores.masked_fill(taken.unsqueeze(2), -torch.inf).logsumexp(-1)
+
+    def _masks(self, token: Token, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of each unit's tokens [rows, 1, units, unit] columns, which of them rows see, and which
+        are always selected."""
+        num_own = round_up(self._tail.num_tokens, _COLUMN_MULTIPLE * self._unit)
+        own = torch.arange(self._num_columns, self._num_columns + num_own, device=rows.device)
+        columns = torch.cat([self._columns[rows], own.expand(len(rows), -1)], 1)
         stored, visible = self._stored[rows][:, None], token.seen[rows][:, None]
-        is_own = columns >= self._num_columns
-        positions = torch.where(is_own, columns - self._num_columns + stored, columns)
-        seen = (columns < stored) | (is_own & (positions < visible))
+        behind = columns - self._num_columns
+        positions = torch.where(behind >= 0, behind + stored, columns)
+        seen = (columns >= 0) & (positions < visible)
         forced = seen & ((positions < SINKS) | (positions >= visible - RECENT))
-        return seen[:, None], forced[:, None]
+        found = columns.clamp_min(0), seen, forced
+        columns, seen, forced = (e.unflatten(1, (1, -1, self._unit)) for e in found)
+        return columns, seen, forced
 
-    def _best_of_pages(
-        self,
-        layer: int,
-        rows: Tensor,
-        query: Tensor,
-        bounds: Tensor,
-        seen: Tensor,
-        forced: Tensor,
-        count: int,
+    def _scores_of(
+        self, layer: int, rows: Tensor, query: Tensor, columns: Tensor, known: Tensor
     ) -> Tensor:
-        """Bounds choose candidates, their keys' own scores among them."""
-        most = min(CANDIDATES * count, bounds.shape[-1])  # those of a row that sees fewer are none
-        candidates = choose(probabilities(bounds), seen, forced, most)
+        """Of these columns' keys [rows, sets, group, columns and padding], those that are known."""
         # Where the keys are: of these, too, nothing crosses the link to be scored.
-        stored = self._store.read(layer, self.slots(rows, candidates))[:1]
-        own, at = self._tail.read(layer)[0][rows].to(self._home), candidates.to(self._home)
+        stored = self._store.read(layer, self.slots(rows, columns), slice(1))
+        own, at = self._tail.read(layer)[0][rows].to(self._home), columns.to(self._home)
         (keys,) = self.with_own(at, stored, [own])
-        missing = -most % _COLUMN_MULTIPLE
-        keys = F.pad(keys, (0, 0, 0, missing))
+        missing = -columns.shape[-1] % _COLUMN_MULTIPLE
         grouped = query.to(self._home).unflatten(1, (keys.shape[1], -1))
-        scores = grouped @ keys.transpose(-1, -2) * query.shape[-1] ** -0.5
-        scores = scores.to(query.device)
-        there, sure, scored = (
-            F.pad(mask.expand_as(bounds[:, :, 0]).gather(2, candidates), (0, missing))
-            for mask in (seen, forced, bounds[:, :, 0] > -torch.inf)
-        )
-        scores = scores.masked_fill(~scored.unsqueeze(2), -torch.inf)
-        found = choose(probabilities(scores), there, sure, count)
-        return candidates.gather(2, found)
+        scores: Tensor = grouped @ F.pad(keys, (0, 0, 0, missing)).transpose(-1, -2)
+        scores = (scores * query.shape[-1] ** -0.5).to(query.device)
+        hidden = ~F.pad(known, (0, missing))
+        return scores.masked_fill_(hidden.unsqueeze(2), -torch.inf)
 
     def with_own(self, columns: Tensor, stored: Tensor, own: Iterable[Tensor]) -> list[Tensor]:
         """Stored keys, or keys and values, and in the tail's columns those of the tail.

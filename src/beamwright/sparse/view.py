@@ -290,14 +290,13 @@ class SparseDecode:
             scores = selector.scores(token, layer, guess, foreseen)
             chosen[layer], slots[layer] = [], []
             for count, rows in token.classes.items():
-                own = scores[rows]
-                columns = selector.select(token, layer, rows, guess[rows], own, count)
-                chosen[layer].append((rows, columns, own))
+                columns, rest = selector.select(token, layer, count, guess, scores, foreseen)
+                chosen[layer].append((rows, columns, rest))
                 slots[layer].append(selector.slots(rows, columns))
         stored, found = self._store.fetch(slots), {}
         for layer in layers:
             parts = zip(chosen[layer], stored[layer], strict=True)
-            selected = [Selected(rows, at, held, own) for (rows, at, own), held in parts]
+            selected = [Selected(*each, held) for each, held in parts]
             found[layer] = Found(guesses[self._rule.leader(layer)], foreseen, selected)
         return found
 
@@ -328,12 +327,8 @@ class SparseDecode:
         keys, values = self._selector.with_own(found.columns, found.stored, own)
         grouped = query.unflatten(1, (keys.shape[1], -1))
         context, lse = attend_few(grouped, keys, values, None)
-        if self._rule.how.query == "own" and found.scores is not None:
-            # The scores say how much is left out, or at most.
-            chosen = torch.zeros_like(found.scores[:, :, 0], dtype=torch.bool)
-            chosen.scatter_(2, found.columns, value=True)
-            rest = found.scores.masked_fill(chosen.unsqueeze(2), -torch.inf).logsumexp(-1)
-            left_out = torch.sigmoid(rest - lse)
+        if found.rest is not None:
+            left_out = torch.sigmoid(found.rest - lse)
             self._counts.left_out += float(left_out.sum(dtype=torch.float64))
             self._counts.sparse_heads += left_out.numel()
         return context.flatten(1, 2)
