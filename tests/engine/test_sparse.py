@@ -6,9 +6,9 @@ from beamwright.errors import InputError
 from engines import assert_nothing_allocated, exact_dtype
 
 PROBLEMS = [
-    (i, f"Ann has {i + 3} apples. She eats {i % 3} and buys as many again.") for i in range(5)
+    (i, f"Ann has {i + 3} apples. She eats {i % 3} and buys as many again.") for i in range(3)
 ]
-SMALL = {"search": "beam", "n": 8, "width": 4, "max_rounds": 5, "max_step_tokens": 12}
+SMALL = {"search": "beam", "n": 8, "width": 4, "max_rounds": 3, "max_step_tokens": 12}
 FEW = {"select": 24, "sparse_from": 0}
 HOME = {"sparse_home": "host", "kv_memory": "60KiB", "host_memory": "16MiB"}
 
@@ -17,7 +17,7 @@ HOME = {"sparse_home": "host", "kv_memory": "60KiB", "host_memory": "16MiB"}
 def trees(make_solver):
     """Hashes of all problems' trees."""
 
-    def find(in_flight=3, **options):
+    def find(in_flight=2, **options):
         with make_solver(**SMALL, dtype=exact_dtype(), **options) as solver:
             found = dict(solver.solve_many(PROBLEMS, in_flight=in_flight))
             assert_nothing_allocated(solver)
@@ -60,7 +60,7 @@ def test_the_tree_does_not_depend_on_the_schedule(trees, method):
 )
 def test_nor_with_other_options(trees, options):
     expected = trees(in_flight=1, **options)
-    assert trees(in_flight=5, max_batch=5, executor="overlapped", **options) == expected
+    assert trees(in_flight=3, max_batch=5, executor="overlapped", **options) == expected
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from beamwright_lab.claims import Claim, Found, Judge, Judged, near, of
+from beamwright_lab.claims import NEAR, Claim, Found, Judge, Judged, near, of
 
 
 def _flops(found: Found) -> Judged:
@@ -41,6 +42,36 @@ def _hidden(found: Found) -> Judged:
     ]
     said += f"; by the roofline {', '.join(words)} hidden"
     return said, of(all(map(all, hidden.values())) and not waits)
+
+
+def _alone(found: Found) -> list[dict[str, Any]]:
+    return [row for row in found["rows"] if row["sparse"] == "asyncspade"]
+
+
+def _is_hidden(row: Mapping[str, Any]) -> bool:
+    return bool(row["rank CPU"] <= (1 + NEAR) * row["forward CPU"])
+
+
+def _beside(found: Found) -> Judged:
+    rows = _alone(found)
+    said = "; ".join(
+        f"{row['tokens']:,} tokens: {row['forward CPU']:.0f} ms of CPU, the rank's "
+        f"{row['rank CPU']:.0f}"
+        for row in rows
+    )
+    return said, of(all(map(_is_hidden, rows)), "not reproduced")
+
+
+def _packs(found: Found) -> Judged:
+    said, packed = [], [row for row in found["rows"] if "pack" in row["sparse"]]
+    for alone in _alone(found):
+        rows = [row for row in packed if row["tokens"] == alone["tokens"]]
+        said.append(
+            f"{alone['tokens']:,} tokens: the rank takes "
+            f"{_range([row['rank CPU'] / alone['rank CPU'] for row in rows])} of single layers', "
+            f"{sum(map(_is_hidden, rows))} of {len(rows)} hidden"
+        )
+    return "; ".join(said), of(all(map(_is_hidden, packed)))
 
 
 def _faster(column: str, claimed: int) -> Judge:
@@ -178,7 +209,7 @@ CLAIMS = (
         "sparse/test_predict.py::test_queries_that_stand_still_stay",
         "has none",
         ours="one batched solve",
-        note="a window begins anew with each step",
+        note="a window begins anew with each step, or goes on (`window=path`)",
     ),
     Claim(
         "Queries 16 tokens apart select alike",
@@ -199,22 +230,34 @@ CLAIMS = (
         "asyncspade.yaml: its-own-query",
         "sparse/test_view.py::test_each_row_attends_to_what_it_selects_by_hand",
         "has none",
-        ours="one set for each KV head",
+        ours="one set for each KV head, or for each query head (`each=query`)",
         note="its bandwidths count query heads",
     ),
     Claim(
-        "Inference rank and cache rank",
+        "Inference rank and cache rank, a token apart",
         "4.1",
-        "sparse/view.py",
-        "--sparse-home",
-        "sparse/test_view.py::test_a_rank_on_a_thread_finds_the_same_and_counts_what_was_waited_for",
-        "a second GPU",
-        ours="a thread beside the host's memory",
-        verdict="another way",
-        note="layer by layer: a layer's lead is the layers below it, not a token",
+        "sparse/rank.py",
+        "asyncspade.yaml: packs",
+        "sparse/test_view.py::test_what_the_next_token_reads_is_pushed_behind_this_one_s_queries",
+        "a second GPU; hidden",
+        "sparse_hiding",
+        _beside,
+        "measured",
+        note="a thread beside the host's memory in the second GPU's place",
     ),
     Claim(
         "Packs of layers",
+        "4.3",
+        "sparse/view.py",
+        "asyncspade.yaml: packs",
+        "engine/test_sparse.py::test_a_window_goes_on_where_it_is_asked_to",
+        "4 to 12 layers",
+        "sparse_hiding",
+        _packs,
+        "measured",
+    ),
+    Claim(
+        "Two conditions by which all is hidden",
         "4.3",
         "lab/beamwright_lab/simulator/sparse.py",
         "--sparse",
@@ -223,7 +266,6 @@ CLAIMS = (
         "sparse_paper",
         _hidden,
         "simulated",
-        note="not in the engine",
     ),
     Claim(
         "Bandwidth between the GPUs",
