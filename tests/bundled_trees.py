@@ -5,11 +5,10 @@ Pin them again after a bundled model has been trained anew, or where a change of
 
 import json
 from pathlib import Path
-from typing import get_args
 
 from beamwright import Solver
 from beamwright.evaluate.problems import load_problems
-from beamwright.sections import Sparse
+from beamwright.sparse.rule import METHODS
 
 FILE = Path(__file__).parent / "data" / "bundled_trees.json"
 SEARCHES = {
@@ -50,7 +49,7 @@ SPECULATES = {"beam", "dvts", "lookahead", "mcts"}
 """Of these, steps are decoded ahead here; others have nothing to decode ahead, or draw what lives
 on."""
 
-SPARSE = tuple(method for method in get_args(Sparse) if method != "off")
+SPARSE = tuple(METHODS)
 
 GREEDY = {
     "greedy beam": {**_SMALL, "verifier": "bundled"},

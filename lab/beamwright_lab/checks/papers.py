@@ -20,15 +20,15 @@ import random
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
 from beamwright import Solution, Solver
 from beamwright.errors import BeamwrightError, CapacityError, InputError
 from beamwright.evaluate.problems import load_problems
-from beamwright.sections import Sparse
 from beamwright.solver.request import IGNORED
+from beamwright.sparse.rule import METHODS
 from beamwright_lab.common import finish, say
 
 Options = dict[str, Any]
@@ -36,7 +36,7 @@ Problem = tuple[str, str]
 Make = Callable[..., Solver]
 
 _SEARCHES = ("beam", "beam", "best-of-n", "dvts", "dynamic", "lookahead", "particles", "varying")
-_SPARSE = [method for method in get_args(Sparse) if method != "off"]
+_SPARSE = [*METHODS, "asyncspade,pack=2,window=path", "pages,share=2,each=query"]
 _BUDGETS = ("30KiB", "60KiB", "120KiB", "300KiB", "600KiB", "1MiB", "2MiB", "4MiB", "16MiB")
 
 PLAIN: Mapping[str, Any] = {"schedule": "in-gpu", "executor": "plain", "speculation": "off"}
