@@ -30,7 +30,7 @@ class Selected:
     stored: Tensor
 
 
-class Found(NamedTuple):
+class LayerSelection(NamedTuple):
     """A layer's: by these queries [rows, heads, head_dim], of which these rows [rows] are foreseen;
     of each class of rows."""
 
@@ -39,7 +39,7 @@ class Found(NamedTuple):
     selected: list[Selected]
 
 
-Pack = dict[int, Found]
+Pack = dict[int, LayerSelection]
 Work = Callable[[], Pack]
 
 

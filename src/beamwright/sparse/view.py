@@ -26,7 +26,7 @@ from beamwright.errors import InputError
 from beamwright.kv.segments import Path, Segment
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import Tail
-from beamwright.sparse.rank import CacheRank, Found, Pack, Selected
+from beamwright.sparse.rank import CacheRank, LayerSelection, Pack, Selected
 from beamwright.sparse.rule import WINDOW, SparseRule, asyncspade
 from beamwright.sparse.select import Selector, Token
 
@@ -297,7 +297,7 @@ class SparseDecode:
         for layer in layers:
             parts = zip(chosen[layer], stored[layer], strict=True)
             selected = [Selected(*each, held) for each, held in parts]
-            found[layer] = Found(guesses[self._rule.leader(layer)], foreseen, selected)
+            found[layer] = LayerSelection(guesses[self._rule.leader(layer)], foreseen, selected)
         return found
 
     def _predicted(
