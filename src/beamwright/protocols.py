@@ -263,6 +263,7 @@ class Foresees(Protocol):
     ahead: speculative children that have their step. A wrong prospect costs time and changes
     nothing.
     foresees_by_score: scores of this round's steps are worth having before the round is over.
+    certain, where it has that: every complete step goes on, whatever the scores are.
     """
 
     foresees_by_score: bool

@@ -5,12 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from beamwright import Solver
 from beamwright.counters import Counters
 from beamwright.engine.engine import Engine
 from beamwright.engine.queue import USUAL_ROWS, Admission
 from beamwright.engine.scoring import Scoring, ScoringQueue
 from beamwright.engine.timeline import Accounting
 from beamwright.errors import CapacityError, InputError
+from beamwright.evaluate.problems import load_problems
 from beamwright.protocols import StepFailed, StepScored
 from beamwright.sections import ScheduleSettings
 from engines import assert_nothing_allocated, exact_dtype
@@ -38,6 +40,22 @@ def test_the_trees_are_those_of_each_alone(make_solver, alone, explore, executor
         found = dict(solver.solve_many(PROBLEMS, in_flight=in_flight))
         assert {key: each.tree_hash for key, each in found.items()} == alone
         assert_nothing_allocated(solver)
+
+
+@pytest.mark.parametrize("search", ["best-of-n", "beam"])
+def test_a_path_that_waits_for_no_other_goes_on_before_its_round_is_over(search):
+    """Decoupled exploration, Alg. 5; the trees are those that each grows by rounds."""
+    problems = [each.problem for each in load_problems("bundled:test", 2).problems]
+    options = {"model": "bundled", "verifier": "bundled", "search": search, "n": 4, "width": 2}
+    hashes, ahead = [], []
+    for explore in ("continuous", "decoupled"):
+        with Solver(**options, dtype=exact_dtype(), max_rounds=5, explore=explore) as solver:
+            solved = [each for _, each in sorted(solver.solve_many(problems, in_flight=2))]
+            assert_nothing_allocated(solver)
+        hashes.append([each.tree_hash for each in solved])
+        ahead.append([each.tokens.speculated_kept for each in solved])
+    assert hashes[0] == hashes[1]
+    assert any(ahead[1]) or search == "beam"
 
 
 def test_in_lockstep_nobody_decides_before_all_are_scored(make_solver, monkeypatch):

@@ -315,7 +315,17 @@ CLAIMS = (
         "engine/test_explore.py::test_decoupled_takes_problems_in_until_a_pass_is_full",
         "has none",
         ours="by the rows of a pass, by KV, by seconds of waiting for a host",
-        note="a round is a barrier of its own tree: beam search compares all of it",
+    ),
+    Claim(
+        "A beam goes on before its round is over (Alg. 5)",
+        "7.2",
+        "engine/engine.py",
+        "--explore",
+        "engine/test_explore.py::test_a_path_that_waits_for_no_other_goes_on_before_its_round_is_over",
+        "has none",
+        ours="independent paths do, with equal trees, if decoupled",
+        how="simulated",
+        note="others compare scores: DVTS's come early at too high a price, particles need all",
     ),
     Claim(
         "The verifier never scores speculation, Alg. 4",
@@ -358,7 +368,7 @@ CLAIMS = (
         "decoupled_throughput",
         _pipelining,
         "simulated",
-        note="several verifiers in the simulator alone",
+        note="several verifiers in the simulator alone, where they gain nothing on one card",
     ),
     Claim(
         "Eager or speculative, adaptively",

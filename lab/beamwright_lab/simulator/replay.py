@@ -171,6 +171,7 @@ class ReplayStrategy:
             usual = Foresight(foresee_certain, 1)
         self._script, self._foresees = script, foresees or usual
         self.foresees_by_score = self._foresees.foresees_by_score
+        self.certain = getattr(self._foresees, "certain", False)
 
     def prospects(
         self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]

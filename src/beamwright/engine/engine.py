@@ -44,9 +44,10 @@ class Engine:
     never depends on which others there are. One thread at a time may call it.
 
     payoff: what earlier runs know of decoding ahead. explore: in `lockstep` no tree decides before
-    all have decoded, and scored, their round; `decoupled`, children are decoded ahead beside other
-    trees, too, where that pays. verify_ahead: what is decoded ahead may be scored before it is
-    opened (FlashTTS 4.1.3); without, as in the decoupled thesis (Alg. 4), never.
+    all have decoded, and scored, their round; `decoupled`, paths that wait for no other's score go
+    on before their round is over, beside other trees, too (Alg. 5). verify_ahead: what is decoded
+    ahead may be scored before it is opened (FlashTTS 4.1.3); without, as in the decoupled thesis
+    (Alg. 4), never.
     listwise: all steps of a tree's round are scored in one call. truncation: FlashTTS's R, see
     `TreeRun.duplicates`. patience_s: seconds that a tree
     with nothing to return still waits for steps when its deadline has passed, where they may never
@@ -252,11 +253,13 @@ class Engine:
     def _speculate(self, ahead: DecodesAhead) -> None:
         """Say which children of finished steps may be decoded where nothing else can be."""
         self._foresee = False
-        pays = len(self._live) == 1 and self._payoff.pays
-        if ahead.speculation == "off" or (ahead.speculation == "auto" and not pays):
+        pays = ahead.speculation != "auto" or (len(self._live) == 1 and self._payoff.pays)
+        if ahead.speculation == "off" or not (pays or self._explore == "decoupled"):
             self._foreseen.clear()
             ahead.speculate(())
             return
+        if not pays:
+            self._foreseen.update({run: [] for run in self._live.values() if not run.certain})
         for run in [run for run in self._live.values() if run not in self._foreseen]:
             if run.scores_early and not self._listwise:
                 self._submit_scores(run)

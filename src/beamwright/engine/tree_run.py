@@ -215,6 +215,11 @@ class TreeRun:
             payoff.note_round(lengths, spent - self.began, self.num_submits)
 
     @property
+    def certain(self) -> bool:
+        """True if every complete step goes on, whatever the scores are."""
+        return getattr(self.strategy, "certain", False)
+
+    @property
     def scores_early(self) -> bool:
         """True if scores are worth having while other steps of the round are decoded."""
         foresees = getattr(self.strategy, "foresees_by_score", False)

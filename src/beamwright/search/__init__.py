@@ -41,6 +41,7 @@ class SearchPolicy(Section):
 
     shared: ClassVar[frozenset[str]] = frozenset({"search"})
     foresees_by_score: ClassVar[bool] = True
+    certain: ClassVar[bool] = False
     search: SearchSettings = SearchSettings()
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:

@@ -18,7 +18,7 @@ from beamwright.tree import Node, SearchTree
 class IndependentPaths(SearchPolicy):
     """Paths that take no places from one another: each of them surely goes on."""
 
-    foresees_by_score = False
+    foresees_by_score, certain = False, True
 
     def prospects(
         self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
