@@ -220,8 +220,8 @@ def block(found: Mapping[str, Any]) -> str:
             line["an H100 measured"] = f"{row['measured_ms']:.2f} ({row['measured_share']:.2f})"
     shown = [*lines.values()]
     said = (
-        f"**Predicted**, but for the last column, which was measured before with a launch a layer "
-        f"more: {found['launch_us']} us a launch and {found['share']} of the data sheet's "
+        f"**Predicted**, but for the last column, which was measured before with a launch or two a "
+        f"layer more: {found['launch_us']} us a launch and {found['share']} of the data sheet's "
         f"bandwidth, both fitted to it (mean error {100 * found['mean_error']:.1f} %, at most "
         f"{100 * max(map(abs, found['errors'].values())):.0f} %)."
     )
