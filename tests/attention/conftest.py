@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from beamwright.attention import make_attention
+from beamwright.kv.codes import rounded
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.kv.segments import PathPart, truncate_path
 from beamwright.kv.store import SegmentStore
@@ -55,7 +56,10 @@ class Forest:
         if key not in self.drawn:
             query = self.draw(place, len(self.paths), self.num_heads, layout.head_dim)
             sizes = (len(self.paths), 2, layout.num_kv_heads, layout.head_dim)
-            self.drawn[key] = query, self.draw(place + 500, *sizes)
+            key_value = self.draw(place + 500, *sizes)
+            if layout.kept != "auto":  # as a decoder hands them over
+                key_value = rounded(key_value, layout.kept)
+            self.drawn[key] = query, key_value
         return self.drawn[key]
 
     def prefill(self, backend, rows, lengths, num_padding=0):
@@ -98,8 +102,12 @@ class Batch:
         store, device = forest.store, torch.device(forest.device)
         # The oracle sums whatever it is given: it is held against the longest tails.
         capacity = 256 if self.attention.name == "reference" else self.attention.tail_tokens
-        self.tail = RowTails(forest.layout, capacity, store.scratch, device)
-        self.rows, self.held, self.view = [], [], None
+        self.in_blocks = hasattr(self.attention, "make_tail")
+        if self.in_blocks:
+            self.tail = self.attention.make_tail(store, store.pool.spare)
+        else:
+            self.tail = RowTails(forest.layout, capacity, store.scratch, device)
+        self.rows, self.held, self.view, self.own = [], [], None, []
 
     def arrange(self, kept, joining=(), held=None):
         """Go on with the rows at these places, then with new ones; held: as in `Forest.decode`."""
@@ -107,8 +115,14 @@ class Batch:
         fresh = [(held or {}).get(row, 0) for row in joining]
         self.rows = [*(self.rows[i] for i in kept), *joining]
         self.held = [*(self.held[i] for i in kept), *fresh]
+        self.own = [self.own[i] for i in kept] if self.in_blocks else []
         for place, row in enumerate(joining, start=len(kept)):
-            self.tail.restore(place, self.decoded(row, self.held[place]))
+            decoded = self.decoded(row, self.held[place])
+            if self.in_blocks:
+                self.own.append(self.forest.store.create())
+                self.forest.store.append(self.own[-1:], [decoded.permute(2, 0, 1, 3, 4)])
+            else:
+                self.tail.restore(place, decoded)
         if self.view is not None and not joining:
             self.view.keep_rows(torch.tensor(kept, device=self.forest.device))
             return
@@ -129,7 +143,7 @@ class Batch:
 
     def token(self):
         """Contexts [layer] of the next token of every row."""
-        self.tail.begin(self.held, 1)
+        self.begin()
         layers = []
         for layer in range(self.forest.layout.num_layers):
             drawn = [self.forest._token(self.seed, token, layer) for token in self.held]
@@ -141,9 +155,19 @@ class Batch:
         self.held = [count + 1 for count in self.held]
         return layers
 
+    def begin(self):
+        """Make places for a token of every row."""
+        if self.in_blocks:
+            store = self.forest.store
+            store.reserve({s: n + 1 for s, n in zip(self.own, self.held, strict=True)})
+            self.tail.find([(segment, 0) for segment in self.own])
+        self.tail.begin(self.held, 1)
+
     def close(self):
         self.view.close()
         self.tail.close()
+        for segment in self.own:
+            self.forest.store.free(segment)
 
 
 @pytest.fixture

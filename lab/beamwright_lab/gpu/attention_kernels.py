@@ -139,15 +139,31 @@ class Kernels:
             lengths = [self.case.chunk] * self.case.rows
             view: Any = backend.prefill_view(self.store, self.paths, lengths)
             return lambda layer: view.attend(layer, self.query, self.key_value), view.close
-        tail = RowTails(pool.layout, 256, self.store.scratch, pool.storage.device)
-        tail.arrange([], self.case.rows)
-        tail.begin([0] * self.case.rows, self.case.tail + 1)
-        for _ in range(self.case.tail):
-            for layer in range(pool.layout.num_layers):
-                tail.write(layer, self.key_value)
-            tail.advance()
+        tail, close = self._tail(backend)
         view = backend.decode_view(self.store, self.paths, tail)
-        return lambda layer: view.attend(layer, self.query, self.key_value), view.close
+        return lambda layer: view.attend(layer, self.query, self.key_value), close
+
+    def _tail(self, backend: Any) -> tuple[Any, Callable[[], None]]:
+        """The rows' own tokens, all as the current one, and what frees them."""
+        pool, rows, count = self.store.pool, self.case.rows, self.case.tail
+        if not hasattr(backend, "make_tail"):
+            tails = RowTails(pool.layout, 256, self.store.scratch, pool.storage.device)
+            tails.arrange([], rows)
+            tails.begin([0] * rows, count + 1)
+            for _ in range(count):
+                for layer in range(pool.layout.num_layers):
+                    tails.write(layer, self.key_value)
+                tails.advance()
+            return tails, tails.close
+        own = [self.store.create() for _ in range(rows)]
+        held = self.key_value[:, None].expand(-1, pool.layout.num_layers, -1, -1, -1)
+        self.store.append(own, [held.repeat_interleave(count, dim=0)], [count] * rows)
+        self.store.reserve(dict.fromkeys(own, count + 1))
+        tail = backend.make_tail(self.store, pool.spare)
+        tail.arrange([], rows)
+        tail.find([(segment, 0) for segment in own])
+        tail.begin([count] * rows, 1)
+        return tail, lambda: [self.store.free(segment) for segment in own]
 
 
 def build(case: Attended, dtype: torch.dtype, device: str) -> Kernels:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from beamwright.kv.groups import to_each
+from beamwright.kv.groups import GroupTails, to_each
 from beamwright.kv.segments import Path, within_reach
 from beamwright.kv.store import SegmentStore
 
@@ -65,6 +65,10 @@ class GroupedAttention:
             self.prefill_workspace = lambda store, *sizes: GroupedWorkspace(
                 [lists(group, *sizes) for group in store.groups]
             )
+        if (tail := getattr(inner, "make_tail", None)) is not None:
+            self.make_tail = lambda store, spare: GroupTails(
+                [tail(group, spare, number) for number, group in enumerate(store.groups)]
+            )
 
     def decode_view(
         self, store: SegmentStore, paths: Sequence[Path], tail: Any, workspace: Any = None
@@ -74,7 +78,7 @@ class GroupedAttention:
         for number, group in enumerate(store.groups):
             shared = () if workspace is None else (workspace.parts[number],)
             reached = [within_reach(path, number) for path in paths]
-            own = tail.parts[number] if len(store.groups) > 1 else tail
+            own = tail.parts[number] if hasattr(tail, "parts") else tail
             views.append(self._inner.decode_view(group, reached, own, *shared))
         return GroupedView(self._places, views)
 

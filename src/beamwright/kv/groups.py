@@ -59,6 +59,7 @@ class GroupTails:
         self.parts, self.capacity = tuple(parts), int(parts[0].capacity)
 
     arrange, begin, advance = to_each("arrange"), to_each("begin"), to_each("advance")
+    find = to_each("find")
     spread, together = to_each("spread"), to_each("together")
     close, release = to_each("close"), to_each("release")
 

@@ -268,6 +268,7 @@ class BlockPool(BlockLedger):
     have one each, over the same bytes. kv, storage: of the first.
     states: of recurrent layers; they are the last group, in blocks of those bytes.
 
+    spare: a block that nobody owns, behind the others: there kernels put what is not kept.
     pinned: host memory that is page-locked as its blocks come into use, so that a GPU copies from
         and to it without staging.
     most_bytes: see `BlockLedger`; address space for as much is taken at once.
@@ -293,7 +294,9 @@ class BlockPool(BlockLedger):
         super().__init__(token_bytes, layout.block_tokens, budget, most_bytes, groups, block_bytes)
         self._pages: mmap.mmap | None = None
         self._locked: LockedBlocks | None = None
-        size = self._most_blocks * self.bytes_per_block
+        self.spare = self._most_blocks
+        num_blocks = self._most_blocks + (not pinned)
+        size = num_blocks * self.bytes_per_block
         try:
             if pinned and size:
                 self._locked = LockedBlocks(self._most_blocks, self.bytes_per_block)
@@ -305,7 +308,7 @@ class BlockPool(BlockLedger):
             raise DeviceMemoryError(
                 f"the {budget.tier} of {format_bytes(size)} cannot be allocated", f"lower {option}"
             ) from error
-        self.by_block = by_block = flat.view(self._most_blocks, self.bytes_per_block)
+        self.by_block = by_block = flat.view(num_blocks, self.bytes_per_block)
         self.groups_kv = [KVBlocks.of(by_block, each) for each in self.layouts]
         self.kv = self.groups_kv[0]
         self.states = None if states is None else StateCells(by_block, states)

@@ -87,7 +87,13 @@ class DecodeSession:
         stays: bool = False,
     ) -> None:
         self._decoder, self._store, self._backend = decoder, store, backend
-        self._tail: Any = store.make_tail(backend.tail_tokens, stays=stays)
+        make_tail = getattr(backend, "make_tail", None)
+        self._in_blocks = make_tail is not None
+        self._tail: Any = (
+            store.make_tail(backend.tail_tokens, stays=stays)
+            if make_tail is None
+            else make_tail(store, store.pool.spare)
+        )
         self._spread: Sequence[int] | None = None  # rows that the view is over, if not all once
         make_workspace = getattr(backend, "workspace", None)
         self._workspace: Any = None if make_workspace is None else make_workspace(store)
@@ -141,7 +147,7 @@ class DecodeSession:
         self._settle()
         self._tail.arrange(kept, num_rows)
         for place, row in enumerate(fresh, start=len(kept)):
-            if row.held:
+            if row.held and not self._in_blocks:
                 held = self._store.held(row.segment, row.flushed, row.num_tokens)
                 self._tail.restore(place, held)
         compacts = self._view is not None and not fresh and len(index) == num_rows
@@ -191,14 +197,23 @@ class DecodeSession:
         return min(capacity - row.held % capacity for row in self._rows if row is not None)
 
     def forward(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """Hidden states [rows, hidden] of one token per row ([rows] ids and positions)."""
+        """Hidden states [rows, hidden] of one token per row ([rows] ids and positions).
+
+        Raises:
+            CapacityError: if its KV is written to blocks at once, and none are left.
+        """
+        if self._in_blocks:
+            self._store.reserve({r.segment: r.num_tokens + 1 for r in self._rows if r is not None})
         self.prepare(1)
         hidden = self.compute(token_ids, positions)
         self.advance()
         return hidden
 
     def prepare(self, max_tokens: int) -> None:
-        """Make places for up to `max_tokens` tokens per row. A full tail is stored, then sealed."""
+        """Make places for up to `max_tokens` tokens per row. A full tail is stored, then sealed.
+
+        Where KV is written to blocks at once, they are those that the rows' segments have.
+        """
         capacity = self._backend.tail_tokens
         full = {i: row for i, row in enumerate(self._rows) if row and row.held == capacity}
         if full:
@@ -209,6 +224,9 @@ class DecodeSession:
         self._spread_view(None)
         lengths = [row.held if row is not None else None for row in self._rows]
         self._settle()
+        if self._in_blocks:
+            own = [None if row is None else (row.segment, row.flushed) for row in self._rows]
+            self._tail.find(own)
         self._tail.begin(lengths, max_tokens)
         if self._store.pool.states is not None:
             self._find_states()
@@ -268,6 +286,11 @@ class DecodeSession:
         ]
         if not missing:
             return
+        lengths = [count - row.segment.length for _, row, count in missing]
+        segments = [row.segment for _, row, _ in missing]
+        if self._in_blocks:
+            self._store.extend_each(segments, lengths)
+            return
         taken = self._tail.take(
             [
                 (place, row.segment.length - row.flushed, count - row.flushed)
@@ -275,8 +298,7 @@ class DecodeSession:
             ]
         )
         self._settle()
-        lengths = [count - row.segment.length for _, row, count in missing]
-        self._store.append([row.segment for _, row, _ in missing], taken, lengths)
+        self._store.append(segments, taken, lengths)
 
     # --- inside ------------------------------------------------------------------------------
 

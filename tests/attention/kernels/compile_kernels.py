@@ -20,11 +20,11 @@ from beamwright.attention.kernels.worklist import HeadLayout, decode_tile, prefi
 
 HEADS = HeadLayout(kv_heads=4, group=7, head_dim=128)
 WIDE_HEADS = HeadLayout(kv_heads=1, group=8, head_dim=256)  # of Gemma 2B
-NUMBERS = ("scale", "num_rows", "first_tail_slot")
+NUMBERS = ("scale", "num_rows", "first_own_slot")
 CODES = ("keys", "values", "key_exponents", "value_exponents")
 LISTS = (
-    *("num_tail", "items", "entry_blocks", "entry_tokens", "entry_firsts", "slot_rows", "tiles"),
-    *("row_parts", "row_slots", "slot_reach", "slots"),
+    *("num_own", "own_blocks", "items", "entry_blocks", "entry_tokens", "entry_firsts"),
+    *("slot_rows", "slot_reach", "tiles", "row_parts", "row_slots", "slots"),
 )
 
 
@@ -121,6 +121,8 @@ def attending(heads, model, capability):
         if kernel is programs.attend_chunks:
             sizes["SINKS"] = sinks
             del sizes["EARLY"]
+        else:
+            sizes["MOST"] = 256 // sizes["ENTRY_TOKENS"]
         name = kernel.fn.__name__
         found[name] = build(kernel, sizes, capability, tile.warps, tile.stages)
     return found

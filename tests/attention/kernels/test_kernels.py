@@ -179,21 +179,53 @@ def test_a_rows_bits_do_not_depend_on_the_tails_beside_it(make_small, kernels, n
             assert torch.equal(found[0][0][1], alone[0][0][0])
 
 
-def test_the_current_token_joins_the_tail_it_is_attended_with(make_small, make_batch, kernels):
-    """Of every row and head, and from where a product has left it, behind the queries."""
-    forest = make_small(1, kv_heads=2, group=3, layers=2)
+@pytest.mark.parametrize("kept", ["auto", "int8", "fp8"])
+def test_the_current_token_is_stored_where_the_next_one_reads_it(
+    make_small, make_batch, kernels, kept
+):
+    """Of every row and head, and from where a product has left it, behind the queries; and
+    nothing else is written, but to the block that is nobody's."""
+    forest = make_small(1, kv_heads=2, group=3, layers=2, kept=kept)
     batch = make_batch(forest, kernels("triton-tree"))
     batch.arrange([], [0, 1, 2], {1: 70, 2: 1})
-    batch.tail.begin(batch.held, 1)
+    batch.begin()
     product = forest.draw(8, 3, 6 + 4, 16)
     query, key_value = product[:, :6], product[:, 6:].unflatten(1, (2, 2))
-    expected = batch.tail.storage.clone()
-    for row, place in enumerate(batch.held):
-        expected[1, :, row, :, place] = key_value[row]
+    if kept != "auto":
+        key_value.copy_(rounded(key_value, kept))
+    pool = forest.store.pool
+    before = pool.by_block.clone()
     found = batch.view.attend(1, query, key_value)
-    assert torch.equal(batch.tail.storage, expected)
+    after = pool.by_block.clone()
+    pool.by_block.copy_(before)
+    for place, segment in enumerate(batch.own):
+        at, count = segment.blocks[batch.held[place] // 8], batch.held[place]
+        pool.kv.put((at, 1, slice(None), count % 8), key_value[place])
+    assert torch.equal(after[: pool.spare], pool.by_block[: pool.spare])
     again = batch.view.attend(1, query.contiguous(), key_value.contiguous())
     assert torch.equal(again, found)
+    batch.close()
+
+
+def test_who_is_not_read_leaves_all_blocks_alone(make_small, make_batch, kernels):
+    """Rows that pad the batch, and tokens beyond what is reserved, go to the spare block."""
+    forest = make_small(1, rows=3)
+    batch = make_batch(forest, kernels("triton-tree"))
+    batch.arrange([], [0, 1, 2], {1: 8, 2: 3})
+    alone = batch.token()[0][2]
+    pool = forest.store.pool
+    beyond = [batch.own[1].copies[0].pop()]
+    batch.tail.find([None, (batch.own[1], 0), (batch.own[2], 0)])
+    batch.tail.begin([None, 8, 3], 1)
+    before = pool.by_block.clone()
+    query, key_value = forest.draw(1, 3, 2, 16), forest.draw(2, 3, 2, 1, 16)
+    asked, stored = forest._token(0, 3, 0)
+    query[2], key_value[2] = asked[2], stored[2]
+    found = batch.view.attend(0, query, key_value)
+    assert torch.equal(found[2], alone)
+    assert torch.equal(pool.by_block[: pool.spare], before[: pool.spare])
+    assert not torch.equal(pool.by_block[pool.spare], before[pool.spare])
+    pool.free(beyond)
     batch.close()
 
 

@@ -50,8 +50,8 @@ def test_a_replayed_search_has_the_bits_of_the_plain_loop(monkeypatch):
     found, solver, replay = drawn("cpu", "on", monkeypatch)
     assert len(expected) > 12
     assert found == expected
-    # A tail twice (its memory, and how many rows it counts), lists and partial results.
-    assert solver._machinery.batch._rows._session.num_moves == 4, "nothing has grown"
+    # Tables of rows' own blocks, lists and partial results.
+    assert solver._machinery.batch._rows._session.num_moves == 3, "nothing has grown"
     # Each round's four tokens are forwarded by steps; the first of all is recorded.
     assert (replay.num_recorded, replay.num_played) == (1, 4 * SMALL["max_rounds"] - 1)
 

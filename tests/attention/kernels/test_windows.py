@@ -62,7 +62,7 @@ def test_what_lies_before_every_window_may_be_left_out(make_sunk, kernels):
 @pytest.mark.parametrize("block_tokens", [1, 64, 256])
 def test_blocks_may_be_smaller_and_larger_than_a_tile(make_sunk, kernels, block_tokens):
     """Those of groups of layers are: all have as many bytes, and hold as many tokens as fit."""
-    forest = make_sunk("window", block_tokens=block_tokens, pool_tokens=8192)
+    forest = make_sunk("window", block_tokens=block_tokens, pool_tokens=16384)
     found = forest.decode(kernels("triton-tree"), range(6), 2)
     assert largest_difference(found, forest.decode("reference", range(6), 2)) < 1e-5
     chunk = forest.prefill(kernels("triton-tree"), range(6), [9] * 6)

@@ -38,7 +38,7 @@ _PLAIN = Rule()
 class Partials:
     """Partial results: context [slots, heads, head_dim] and base-2 log-sum-exp [slots, heads].
 
-    Of so many slots of work items; the tails' slots, one per row, follow the `first_tail` ones.
+    Of so many slots of work items; a slot per row, of its own tokens, follows the `first_own` ones.
     early: options of the kernels that write and read them.
     """
 
@@ -48,15 +48,15 @@ class Partials:
         size = (num_slots + num_rows, heads.heads)
         self.context = torch.empty((*size, heads.head_dim), dtype=torch.float32, device=device)
         self.lse = torch.empty(size, dtype=torch.float32, device=device)
-        self.first_tail = num_slots
+        self.first_own = num_slots
         self.early = (
             {"EARLY": True, "launch_pdl": True} if begins_early(device) else {"EARLY": False}
         )
 
     @property
     def num_rows(self) -> int:
-        """Rows whose tails have a slot."""
-        return self.lse.shape[0] - self.first_tail
+        """Rows whose own tokens have a slot."""
+        return self.lse.shape[0] - self.first_own
 
     @property
     def num_bytes(self) -> int:
@@ -68,8 +68,8 @@ def decode_attention(
     query: Tensor,
     key_value: Tensor,
     layer: Tensor,
-    tail: tuple[Tensor, Tensor],
-    num_tail: Tensor,
+    own_blocks: Tensor,
+    num_own: Tensor,
     work: Sequence[Tensor],
     partials: Partials,
     heads: HeadLayout,
@@ -80,27 +80,25 @@ def decode_attention(
 
     query: [rows, heads, head_dim]; key_value: [rows, 2, kv_heads, head_dim].
     layer: one layer of the pool, [blocks, K or V, token, kv_head, head_dim]; see `Rule.codes`.
-    tail: keys and values [rows, kv_heads, tokens, head_dim]; num_tail [rows] int32: how many of its
-        tokens count, at least one. The last of them is the current token, which is stored here.
+    own_blocks [rows, most] int32: entries of the pool with each row's newest tokens; num_own [rows]
+        int32: how many, at least one. The last of them is the current token, stored here.
     work: the lists of a `DecodeWork` on the device.
     """
     query, key_value = _packed_heads(query), _packed_heads(key_value)
     items, *entries, slot_rows, slot_reach, row_parts, row_slots = work
     num_rows, num_items = query.shape[0], items.shape[0] // 4
-    keys, values = tail
     attend_parts[((num_rows + num_items) * heads.kv_heads,)](
         query, key_value, layer[:, 0], layer[:, 1], *_exponents(rule),
-        keys, values, num_tail, partials.context, partials.lse,
-        items, *entries, slot_rows, slot_reach, num_rows, partials.first_tail, _scale(heads),
+        own_blocks, num_own, partials.context, partials.lse,
+        items, *entries, slot_rows, slot_reach, num_rows, partials.first_own, _scale(heads),
         query.stride(0), key_value.stride(0), layer.stride(0), layer.stride(2),
-        keys.stride(0), keys.stride(1),
-        **_sizes(heads, tile, layer, query.dtype),
+        **_sizes(heads, tile, layer, query.dtype), MOST=own_blocks.shape[1],
         SOFTCAP=rule.softcap, WINDOW=rule.window, CODES=rule.codes, **partials.early,
     )  # fmt: skip
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     merge_rows[(num_rows * heads.heads,)](
         partials.context, partials.lse, row_parts, row_slots, rule.sinks, out,
-        partials.first_tail,
+        partials.first_own,
         HEADS=heads.heads, HEAD_DIM=heads.head_dim, DIM=tile.dim, PARTS=_PARTS,
         SINKS=rule.sinks is not None, WINDOW=rule.window, num_warps=_MERGE_WARPS,
         **partials.early,

@@ -9,7 +9,7 @@ sees, itself included; 0 for all. SINKS: a score per head joins the softmax when
 What a model has not is compiled away. CODES: blocks hold 0 numbers, 1 int8 or 2 float8_e4m3, with
 an exponent for each token and head, see `kv.codes`; what is read is exact in the model's dtype.
 EARLY: a kernel begins while the one before it ends (programmatic dependent launch). What it reads
-before it waits was written long ago: work lists, and how long tails are.
+before it waits was written long ago: work lists, and how many tokens of their own rows have.
 
 No annotations are postponed here: Triton reads `tl.constexpr` from them.
 """
@@ -71,17 +71,56 @@ def _read(numbers, exponents, place, inside, scale_place, seen, query, CODES: tl
 
 
 @triton.jit
-def _entries(blocks, tokens, first, entry, num_entries):
-    """Blocks of some entries, and how many tokens of each count."""
+def _keep(
+    numbers, exponents, found, place, scale_place, HEAD_DIM: tl.constexpr, CODES: tl.constexpr
+):
+    """A token's numbers of one head [dim] into a pool, where `_read` finds them.
+
+    As codes they lose nothing: whoever computes with codes rounds before anything is attended.
+    """
+    dim = tl.arange(0, found.shape[0])
+    if CODES == 0:
+        tl.store(numbers + place + dim, found, dim < HEAD_DIM)
+    else:
+        BITS: tl.constexpr = 7 if CODES == 1 else 9
+        LARGE: tl.constexpr = (
+            0x7E0000 if CODES == 1 else 0x600000
+        )  # of a mantissa, as of 127 or 448
+        LEAST: tl.constexpr = -100 if found.dtype != tl.float16 else -24 if CODES == 1 else -15
+        MOST: tl.constexpr = 100 if found.dtype != tl.float16 else 9 if CODES == 1 else 7
+        wide = found.to(tl.float32)
+        bits = tl.max(tl.abs(wide), axis=0).to(tl.int32, bitcast=True)
+        exponent = (bits >> 23) - 126 - BITS + ((bits & 0x7FFFFF) > LARGE).to(tl.int32)
+        exponent = tl.minimum(tl.maximum(exponent, LEAST), MOST)
+        scaled = wide * ((127 - exponent) << 23).to(tl.float32, bitcast=True)
+        if CODES == 1:
+            codes = scaled.to(tl.int32)
+        else:
+            bits = (scaled * 7.52316384526264e-37).to(tl.int32, bitcast=True)
+            codes = ((bits >> 24) & 0x80) | ((bits >> 20) & 0x7F)
+        tl.store(numbers + place + dim, codes.to(tl.int8), dim < HEAD_DIM)
+        tl.store(exponents + scale_place, exponent.to(tl.int8))
+
+
+@triton.jit
+def _entries(blocks, tokens, first, entry, num_entries, num_tokens, ENTRY_TOKENS: tl.constexpr):
+    """Blocks of some entries, and how many tokens of each count.
+
+    tokens: of each; None: all of an entry, and in all of them num_tokens.
+    """
     listed = entry < num_entries
     block = tl.load(blocks + first + entry, mask=listed, other=0)
-    return block, tl.load(tokens + first + entry, mask=listed, other=0)
+    if tokens is None:
+        held = num_tokens - entry * ENTRY_TOKENS
+    else:
+        held = tl.load(tokens + first + entry, mask=listed, other=0)
+    return block, held
 
 
 @triton.jit
 def _fold_entries(
     query, keys, values, key_exponents, value_exponents, head,
-    entry_blocks, entry_tokens, entry_firsts, first_entry, num_entries, block, held,
+    entry_blocks, entry_tokens, entry_firsts, first_entry, num_entries, num_tokens, block, held,
     reach, scale, block_stride, token_stride, best, total, context,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, ENTRY_TOKENS: tl.constexpr,
     PIECES: tl.constexpr, TOKENS: tl.constexpr,
@@ -90,6 +129,8 @@ def _fold_entries(
     """All tokens of some entries: blocks of the pool, or PIECES of each block, one after the other.
 
     keys, values: this layer and head of block 0; exponents of both: this layer of it.
+    entry_tokens, entry_firsts, num_tokens: see `_entries`; lists that are not there are of entries
+    that are all full but the last.
     block, held [tokens]: the first tile's entries. Those of the tile that follows are read while
     one is folded: a copy that waits for its address cannot begin ahead of its turn.
     reach [pairs]: tokens of each query's path from the first of these up to the query's own.
@@ -101,7 +142,9 @@ def _fold_entries(
     slot = tl.arange(0, TOKENS) % ENTRY_TOKENS
     for start in range(0, num_entries, STEP):
         entry = start + STEP + own
-        after = _entries(entry_blocks, entry_tokens, first_entry, entry, num_entries)
+        after = _entries(
+            entry_blocks, entry_tokens, first_entry, entry, num_entries, num_tokens, ENTRY_TOKENS
+        )
         seen = slot < held
         piece = block % PIECES * ENTRY_TOKENS + slot
         first = (block // PIECES).to(tl.int64) * block_stride
@@ -112,8 +155,12 @@ def _fold_entries(
         value = _read(values, value_exponents, place, inside, scales, seen, query, CODES)
         seen = seen[None, :]
         if WINDOW > 0:
-            listed = entry - STEP < num_entries
-            at = tl.load(entry_firsts + first_entry + entry - STEP, mask=listed, other=0) + slot
+            entry -= STEP
+            if entry_firsts is None:
+                at = entry * ENTRY_TOKENS + slot
+            else:
+                listed = entry < num_entries
+                at = tl.load(entry_firsts + first_entry + entry, mask=listed, other=0) + slot
             seen = seen & (reach[:, None] - at[None, :] < WINDOW)
         best, total, context = _fold(
             query, key, value, seen, scale, best, total, context, SOFTCAP, WINDOW, WIDE
@@ -151,47 +198,54 @@ def _store_partial(
 
 
 @triton.jit
-def _attend_tail(
-    query, new, tail_keys, tail_values, num_tail, context, lse, row, head,
-    first_tail_slot, scale, query_stride, new_stride, tail_row_stride, tail_head_stride,
+def _attend_own(
+    query, new, keys, values, key_exponents, value_exponents, own_blocks, num_own, context, lse,
+    row, head, first_own_slot, scale, query_stride, new_stride, block_stride, token_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
-    PAIRS: tl.constexpr, TOKENS: tl.constexpr,
-    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
+    ENTRY_TOKENS: tl.constexpr, PIECES: tl.constexpr, PAIRS: tl.constexpr, TOKENS: tl.constexpr,
+    MOST: tl.constexpr,
+    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr, CODES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """A row's own tokens. The current one is read from `new`, and stored behind the others."""
+    """A row's own newest tokens, where they stay. The current one is stored behind the others."""
     pair = tl.arange(0, PAIRS)
     dim = tl.arange(0, DIM)
     real = pair < GROUP
-    past = tl.load(num_tail + row) - 1
+    num_tokens = tl.load(num_own + row)
+    past = num_tokens - 1
+    first_entry = row * MOST
+    num_entries = past // ENTRY_TOKENS + 1
+    entry = tl.arange(0, TOKENS) // ENTRY_TOKENS
+    block, held = _entries(
+        own_blocks, None, first_entry, entry, num_entries, num_tokens, ENTRY_TOKENS
+    )
+    last = tl.load(own_blocks + first_entry + num_entries - 1)
     if EARLY:
         gdc_wait()
     queries, heads = _load_queries(
         query, row + pair * 0, head, real, query_stride, GROUP, HEAD_DIM, DIM, PAIRS
     )
+    new_key = new + row.to(tl.int64) * new_stride + head * HEAD_DIM + dim
+    key = tl.load(new_key, dim < HEAD_DIM, other=0.0)
+    value = tl.load(new_key + KV_HEADS * HEAD_DIM, dim < HEAD_DIM, other=0.0)
+    piece = last % PIECES * ENTRY_TOKENS + past % ENTRY_TOKENS
+    first = (last // PIECES).to(tl.int64) * block_stride
+    place = first + piece * token_stride + head * HEAD_DIM
+    scale_place = first + piece * (token_stride // HEAD_DIM) + head
+    _keep(keys, key_exponents, key, place, scale_place, HEAD_DIM, CODES)
+    _keep(values, value_exponents, value, place, scale_place, HEAD_DIM, CODES)
+    tl.debug_barrier()  # other threads of the program read it
     best = tl.full([PAIRS], float("-inf"), tl.float32)
     total = tl.full([PAIRS], 0.0, tl.float32)
     found = tl.full([PAIRS, DIM], 0.0, tl.float32)
-    own = row.to(tl.int64) * tail_row_stride + head * tail_head_stride
-    new_key = new + row.to(tl.int64) * new_stride + head * HEAD_DIM
-    new_value = new_key + KV_HEADS * HEAD_DIM
-    for start in range(0, past + 1, TOKENS):
-        at = start + tl.arange(0, TOKENS)
-        seen = at <= past
-        inside = seen[:, None] & (dim < HEAD_DIM)[None, :]
-        key_at = tl.where(at < past, tail_keys + (own + at * HEAD_DIM), new_key)
-        value_at = tl.where(at < past, tail_values + (own + at * HEAD_DIM), new_value)
-        key = tl.load(key_at[:, None] + dim[None, :], mask=inside, other=0.0)
-        value = tl.load(value_at[:, None] + dim[None, :], mask=inside, other=0.0)
-        if WINDOW > 0:
-            seen = seen & (past - at < WINDOW)
-        best, total, found = _fold(
-            queries, key, value, seen[None, :], scale, best, total, found, SOFTCAP, WINDOW, WIDE
-        )
-    inside = dim < HEAD_DIM
-    place = own + past * HEAD_DIM + dim
-    tl.store(tail_keys + place, tl.load(new_key + dim, inside), inside)
-    tl.store(tail_values + place, tl.load(new_value + dim, inside), inside)
-    slots = first_tail_slot + row + pair * 0
+    best, total, found = _fold_entries(
+        queries, keys + head * HEAD_DIM, values + head * HEAD_DIM,
+        key_exponents, value_exponents, head,
+        own_blocks, None, None, first_entry, num_entries, num_tokens, block, held,
+        past + pair * 0, scale, block_stride, token_stride, best, total, found,
+        HEAD_DIM, DIM, ENTRY_TOKENS, PIECES, TOKENS, SOFTCAP, WINDOW, WIDE, CODES,
+    )  # fmt: skip
+    slots = first_own_slot + row + pair * 0
     HEADS: tl.constexpr = KV_HEADS * GROUP
     _store_partial(
         context, lse, slots, heads, real, best, total, found, HEADS, HEAD_DIM, DIM, WINDOW
@@ -200,7 +254,7 @@ def _attend_tail(
 
 @triton.jit
 def _attend_item(
-    query, keys, values, key_exponents, value_exponents, num_tail, context, lse,
+    query, keys, values, key_exponents, value_exponents, num_own, context, lse,
     items, entry_blocks, entry_tokens, entry_firsts, slot_rows, slot_reach, item, head,
     scale, query_stride, block_stride, token_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
@@ -218,7 +272,9 @@ def _attend_item(
         real = pair < num_slots * GROUP
         rows = tl.load(slot_rows + slots, mask=real, other=0)
         entry = tl.arange(0, TOKENS) // ENTRY_TOKENS
-        block, held = _entries(entry_blocks, entry_tokens, first_entry, entry, num_entries)
+        block, held = _entries(
+            entry_blocks, entry_tokens, first_entry, entry, num_entries, 0, ENTRY_TOKENS
+        )
         if EARLY:
             gdc_wait()
         queries, heads = _load_queries(
@@ -227,14 +283,14 @@ def _attend_item(
         reach = rows
         if WINDOW > 0:
             reach = tl.load(slot_reach + slots, mask=real, other=0)
-            reach += tl.load(num_tail + rows, mask=real, other=1) - 1
+            reach += tl.load(num_own + rows, mask=real, other=1) - 1
         best = tl.full([PAIRS], float("-inf"), tl.float32)
         total = tl.full([PAIRS], 0.0, tl.float32)
         found = tl.full([PAIRS, DIM], 0.0, tl.float32)
         best, total, found = _fold_entries(
             queries, keys + head * HEAD_DIM, values + head * HEAD_DIM,
             key_exponents, value_exponents, head,
-            entry_blocks, entry_tokens, entry_firsts, first_entry, num_entries, block, held,
+            entry_blocks, entry_tokens, entry_firsts, first_entry, num_entries, 0, block, held,
             reach, scale, block_stride, token_stride, best, total, found,
             HEAD_DIM, DIM, ENTRY_TOKENS, PIECES, TOKENS, SOFTCAP, WINDOW, WIDE, CODES,
         )  # fmt: skip
@@ -244,24 +300,24 @@ def _attend_item(
         )
 
 
-@triton.jit(do_not_specialize=["num_rows", "first_tail_slot"])
+@triton.jit(do_not_specialize=["num_rows", "first_own_slot"])
 def attend_parts(
-    query, new, keys, values, key_exponents, value_exponents, tail_keys, tail_values, num_tail,
-    context, lse,
+    query, new, keys, values, key_exponents, value_exponents, own_blocks, num_own, context, lse,
     items, entry_blocks, entry_tokens, entry_firsts, slot_rows, slot_reach,
-    num_rows, first_tail_slot, scale,
-    query_stride, new_stride, block_stride, token_stride, tail_row_stride, tail_head_stride,
+    num_rows, first_own_slot, scale,
+    query_stride, new_stride, block_stride, token_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     ENTRY_TOKENS: tl.constexpr, PIECES: tl.constexpr, PAIRS: tl.constexpr, TOKENS: tl.constexpr,
+    MOST: tl.constexpr,
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr, CODES: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Partial (context, log-sum-exp) of every slot: the rows' own tails first, then work items.
+    """Partial (context, log-sum-exp) of every slot: the rows' own tokens first, then work items.
 
-    new [rows, K or V, kv_heads, head_dim]: of the current tokens, which join the tails here.
+    new [rows, K or V, kv_heads, head_dim]: of the current tokens, which are stored here.
+    own_blocks [rows, MOST]: entries of the pool with each row's newest tokens. num_own [rows]: how
+    many these are, the current one included. slot_reach [slots]: those of its path before them.
     items [items, 4]: first entry, entries, first slot, slots; an item without slots is empty.
-    num_tail [rows]: tokens of each row's tail, the current one included. slot_reach [slots]: those
-    of its path before the tail.
     context [slots, heads, head_dim], lse [slots, heads], float32.
     """
     program = tl.program_id(0)
@@ -270,15 +326,16 @@ def attend_parts(
     if EARLY:
         gdc_launch_dependents()
     if item < num_rows:
-        _attend_tail(
-            query, new, tail_keys, tail_values, num_tail, context, lse, item, head,
-            first_tail_slot, scale, query_stride, new_stride, tail_row_stride, tail_head_stride,
-            KV_HEADS, GROUP, HEAD_DIM, DIM, PAIRS, TOKENS, SOFTCAP, WINDOW, WIDE,
-            EARLY,
+        _attend_own(
+            query, new, keys, values, key_exponents, value_exponents, own_blocks, num_own,
+            context, lse, item, head, first_own_slot, scale,
+            query_stride, new_stride, block_stride, token_stride,
+            KV_HEADS, GROUP, HEAD_DIM, DIM, ENTRY_TOKENS, PIECES, PAIRS, TOKENS, MOST,
+            SOFTCAP, WINDOW, WIDE, CODES, EARLY,
         )  # fmt: skip
     else:
         _attend_item(
-            query, keys, values, key_exponents, value_exponents, num_tail, context, lse,
+            query, keys, values, key_exponents, value_exponents, num_own, context, lse,
             items, entry_blocks, entry_tokens, entry_firsts, slot_rows, slot_reach,
             item - num_rows, head, scale, query_stride, block_stride, token_stride,
             KV_HEADS, GROUP, HEAD_DIM, DIM, ENTRY_TOKENS, PIECES, PAIRS, TOKENS,
@@ -286,16 +343,16 @@ def attend_parts(
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["first_tail_slot"])
+@triton.jit(do_not_specialize=["first_own_slot"])
 def merge_rows(
-    context, lse, row_parts, row_slots, sinks, out, first_tail_slot,
+    context, lse, row_parts, row_slots, sinks, out, first_own_slot,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PARTS: tl.constexpr,
     SINKS: tl.constexpr, WINDOW: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Partials of each row in the order of its path, its tail last, PARTS at a time.
+    """Partials of each row in the order of its path, its own tokens last, PARTS at a time.
 
     One program per (row, query head). row_parts [rows, 2]: where a row's slots start in row_slots,
-    and its number of parts, the tail included. sinks [heads], in natural units.
+    and its number of parts, its own tokens included. sinks [heads], in natural units.
     out [rows, heads, head_dim].
     """
     program = tl.program_id(0)
@@ -314,7 +371,7 @@ def merge_rows(
     for start in range(0, num_parts, PARTS):
         part = start + tl.arange(0, PARTS)
         here = part < num_parts
-        slot = tl.where(part < num_parts - 1, listed, first_tail_slot + row)
+        slot = tl.where(part < num_parts - 1, listed, first_own_slot + row)
         place = slot.to(tl.int64) * HEADS + head
         inside = here[:, None] & (dim < HEAD_DIM)[None, :]
         piece = tl.load(context + place[:, None] * HEAD_DIM + dim[None, :], inside, other=0.0)
@@ -373,7 +430,9 @@ def attend_chunks(
         pair = tl.arange(0, PAIRS)
         dim = tl.arange(0, DIM)
         entry = tl.arange(0, TOKENS) // ENTRY_TOKENS
-        block, held = _entries(entry_blocks, entry_tokens, first_entry, entry, num_entries)
+        block, held = _entries(
+            entry_blocks, entry_tokens, first_entry, entry, num_entries, 0, ENTRY_TOKENS
+        )
         token = first_query + pair // GROUP
         real = pair < num_queries * GROUP
         queries, heads = _load_queries(
@@ -385,7 +444,7 @@ def attend_chunks(
         best, total, found = _fold_entries(
             queries, keys + head * HEAD_DIM, values + head * HEAD_DIM,
             key_exponents, value_exponents, head,
-            entry_blocks, entry_tokens, entry_firsts, first_entry, num_entries, block, held,
+            entry_blocks, entry_tokens, entry_firsts, first_entry, num_entries, 0, block, held,
             tl.load(tile + 6) + token - first_own, scale,
             block_stride, token_stride, best, total, found,
             HEAD_DIM, DIM, ENTRY_TOKENS, PIECES, TOKENS, SOFTCAP, WINDOW, WIDE, CODES,

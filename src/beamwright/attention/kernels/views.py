@@ -20,6 +20,7 @@ from beamwright.attention.kernels.launch import (
     decode_attention,
     prefill_attention,
 )
+from beamwright.attention.kernels.own import OwnBlocks
 from beamwright.attention.kernels.worklist import (
     Cuts,
     DecodeWork,
@@ -38,7 +39,6 @@ from beamwright.errors import InputError
 from beamwright.kv.pool import KVBlocks
 from beamwright.kv.segments import Path
 from beamwright.kv.store import SegmentStore
-from beamwright.kv.tails import RowTails
 
 _STAYING_ROOM = 128
 _CODES: dict[str, int] = {"auto": 0, "int8": 1, "fp8": 2}  # as `programs` calls them
@@ -70,7 +70,7 @@ class KernelWorkspace:
         """The lists on the device, and room for the partial results of so many rows."""
         lists = self._buffers.write(work)
         num_slots, held = len(lists[4]), self._partials
-        if held is None or held.first_tail < num_slots or held.num_rows < num_rows:
+        if held is None or held.first_own < num_slots or held.num_rows < num_rows:
             num_rows = max(num_rows, held.num_rows if held is not None else 0)
             held = Partials(heads, num_slots, num_rows, self._device)
             self._partials = held
@@ -89,7 +89,7 @@ class KernelWorkspace:
 
 
 class KernelDecode:
-    """A `DecodeView`, one new token per row: parts of the paths, the rows' own tails, the merge.
+    """A `DecodeView`, one new token per row: parts of the paths, the rows' own tokens, the merge.
 
     workspace: of a caller who keeps it for the views to come; else the view has its own.
     """
@@ -98,7 +98,7 @@ class KernelDecode:
         self,
         store: SegmentStore,
         paths: Sequence[Path],
-        tail: RowTails,
+        tail: OwnBlocks,
         cuts: Cuts,
         workspace: KernelWorkspace | None = None,
     ) -> None:
@@ -131,7 +131,7 @@ class KernelDecode:
             query,
             key_value,
             self._store.kv.storage[:, layer],
-            self._tail.read(layer),
+            self._tail.table,
             self._tail.counts,
             self._work,
             self._partials,
@@ -278,11 +278,15 @@ class KernelAttention:
         """What decode views of this store may share, one after the other."""
         return KernelWorkspace(store, stays=True)
 
+    def make_tail(self, store: SegmentStore, spare: int, group: int = 0) -> OwnBlocks:
+        """Where views of this group's store find rows' newest tokens; spare: see `OwnBlocks`."""
+        return OwnBlocks(store, self.tail_tokens, spare, group)
+
     def decode_view(
         self,
         store: SegmentStore,
         paths: Sequence[Path],
-        tail: RowTails,
+        tail: OwnBlocks,
         workspace: KernelWorkspace | None = None,
     ) -> KernelDecode:
         """A view for one token per row."""
