@@ -92,15 +92,15 @@ def test_the_host_tier_is_half_of_the_memory_that_there_is(tmp_path, monkeypatch
     assert memory.host_kv_bytes(Settings.build(device="cuda")) == 16 * GIB, "pinned"
 
 
-def test_kernels_need_no_copies_but_the_tails_of_their_rows(generator, verifier):
+def test_kernels_need_no_copies_but_partial_results_of_their_rows(generator, verifier):
     settings = MemorySettings(memory="64MiB")
     left = 64 * 1024**2 - generator.weights - generator.activations(4) - generator.captured
-    tails = generator.tails(4)
-    assert tails == 4 * 2 * 256 * generator.kv_per_token
+    shape, partials = generator.shape, generator.partials(4)
+    assert partials == 4 * 33 * shape.heads * (shape.head_dim + 1) * 4
     in_place = plan_memory(settings, generator, None, 4, in_place=True)
-    assert in_place.kv_bytes == left - tails
-    many = plan_memory(settings, generator, None, 1000, in_place=True)
-    plain = plan_memory(settings, generator, None, 1000)
+    assert in_place.kv_bytes == left - partials
+    many = plan_memory(settings, generator, None, 10_000, in_place=True)
+    plain = plan_memory(settings, generator, None, 10_000)
     assert many.kv_bytes == plain.kv_bytes - generator.captured // 2, "else as with copies"
 
 
@@ -121,7 +121,7 @@ def test_a_card_s_free_memory_is_the_default(generator):
     found = plan_memory(MemorySettings(), generator, None, 16, free_bytes=free)
     assert found.kv_bytes == left // 2
     in_place = plan_memory(MemorySettings(), generator, None, 16, free_bytes=free, in_place=True)
-    assert in_place.kv_bytes == left - generator.captured - generator.tails(16)
+    assert in_place.kv_bytes == left - generator.captured - generator.partials(16)
     for given, beside in (({"memory": "64MiB"}, 2**26 // 50), ({"kv_memory": 1000}, 0)):
         settings = MemorySettings(**given)
         asked = plan_memory(settings, generator, None, 16, free_bytes=free)
@@ -190,8 +190,8 @@ def test_a_hybrid_has_as_many_rows_at_a_time_as_states(verifier):
     few, more = (plan_memory(MemorySettings(), hybrid, None, n, **free) for n in (34, 4096))
     assert few == more
     left = settings.memory - hybrid.weights - hybrid.activations(32)
-    tails = left - many.kv_bytes
-    assert many.kv_bytes // hybrid.state <= tails // hybrid.tails(1) + 1
+    partials = left - many.kv_bytes
+    assert many.kv_bytes // hybrid.state <= partials // hybrid.partials(1) + 1
     split = plan_memory(MemorySettings(kv_memory="8GiB"), hybrid, verifier, 16)
     assert split.verifier_kv_bytes < 8 * GIB // 500, "a state counts as its row's tokens"
     beside = memory_needed((hybrid, None), (GIB, 0), 16, in_place=True)

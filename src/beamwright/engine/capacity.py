@@ -89,6 +89,7 @@ class WorkingMemory:
 
     free_bytes: asked before every plan; None where the machine does not say (a CPU).
     row_bytes: working bytes of a row whose step has so many tokens. costs: of a pass with them.
+    pad: rows of a batch of so many.
     """
 
     def __init__(
@@ -96,8 +97,9 @@ class WorkingMemory:
         free_bytes: Callable[[], int] | None = None,
         row_bytes: Callable[[int], int] = lambda step_tokens: 0,
         costs: PassCosts | None = None,
+        pad: Callable[[int], int] = padded_rows,
     ) -> None:
-        self._free_bytes, self._row_bytes = free_bytes, row_bytes
+        self._free_bytes, self._row_bytes, self._pad = free_bytes, row_bytes, pad
         self.costs = costs
         self._failed_at: int | None = None
 
@@ -114,7 +116,7 @@ class WorkingMemory:
 
     def pays(self, num_active: int, num_rows: int) -> bool:
         """True if so many of these rows have stopped that a smaller batch pays for its making."""
-        fewer, costs = padded_rows(num_active), self.costs or PassCosts()
+        fewer, costs = self._pad(num_active), self.costs or PassCosts()
         spared_s = ITERATION_TOKENS * (costs.seconds(num_rows) - costs.seconds(fewer))
         pays = fewer <= _COMPACT_BELOW * num_rows or spared_s > _MAKING_S
         return pays and 0 < num_active <= fewer < num_rows

@@ -31,11 +31,13 @@ from beamwright.engine.row import Decoding, Decodings, Ran, Row, path_to
 from beamwright.engine.sampling import MOST_LIKELIEST, Sampler, draws_in_kernel, likeliest
 from beamwright.errors import InputError
 from beamwright.kv.streams import sent
+from beamwright.models.decoder import captured_rows, padded_rows
 from beamwright.models.load import free_bytes
 from beamwright.models.prefill import PrefillRequest
-from beamwright.models.session import DecodeSession
+from beamwright.models.session import DecodeSession, writes_blocks
 from beamwright.models.tokenizer import TextCodec
 from beamwright.models.tree_model import TreeModel
+from beamwright.plan.costs import partial_bytes
 from beamwright.plan.machines import PassCosts
 from beamwright.tree import StopReason
 
@@ -393,25 +395,32 @@ def make_running_batch(
         prefill,
         StepLengths(decodings, model.decoder.shape.context),
         settings.schedule,
-        _working_memory(model, costs, rows_bytes),
+        _working_memory(model, costs, rows_bytes, padded_rows if replay is None else captured_rows),
         progress,
         AsideWriter(model, rows.num_tokens, "the generator"),
     )
 
 
 def _working_memory(
-    model: TreeModel, costs: PassCosts | None, rows_bytes: int | None
+    model: TreeModel,
+    costs: PassCosts | None,
+    rows_bytes: int | None,
+    pad: Callable[[int], int],
 ) -> WorkingMemory:
     """The room beside a model's KV."""
     shape, pool = model.decoder.shape, model.store.pool
 
     def row_bytes(step_tokens: int) -> int:
-        tail_tokens = min(1 << max(4, (step_tokens - 1).bit_length()), model.backend.tail_tokens)
-        # What stays is copied out while rows are arranged anew, so a tail exists twice.
-        tail = 2 * tail_tokens * sum(each.read_bytes_per_token for each in pool.layouts)
-        return tail + shape.working_bytes_per_row(pool.layout.dtype.itemsize)
+        layouts, tail_tokens = pool.layouts, model.backend.tail_tokens
+        if writes_blocks(model.backend):
+            beside = sum(partial_bytes(shape.heads, each.head_dim) for each in layouts)
+        else:
+            # What stays is copied out while rows are arranged anew, so a tail exists twice.
+            tokens = min(1 << max(4, (step_tokens - 1).bit_length()), tail_tokens)
+            beside = 2 * tokens * sum(each.read_bytes_per_token for each in layouts)
+        return beside + shape.working_bytes_per_row(pool.layout.dtype.itemsize)
 
     free = free_bytes(model.decoder.device)
     if free is None and rows_bytes is not None:
         free = partial(int, rows_bytes)
-    return WorkingMemory(free, row_bytes, costs)
+    return WorkingMemory(free, row_bytes, costs, pad)

@@ -25,6 +25,7 @@ Key = tuple[int, str]
 """A part's layer and kind ("conv", "recurrent")."""
 Blocks = Sequence[int]
 """Of one record, in order."""
+_LEAST_ROWS = 64  # of tables
 IDLE, BEGINS, GOES_ON = 0, 1, 2
 """What a row does in a pass: nothing that is kept; it begins from zeros; it reads a state."""
 
@@ -189,7 +190,8 @@ class StateTables:
         found = rows.sources, rows.targets, rows.ways
         self._count = len(found[0])
         if self._count > len(self._most.ways):
-            self._most, self.num_moves = self._empty(self._count), self.num_moves + 1
+            most = max(self._count, _LEAST_ROWS)
+            self._most, self.num_moves = self._empty(most), self.num_moves + 1
         for table, values in zip(self.blocks[1:], found, strict=True):
             table.copy_(values)
 

@@ -25,6 +25,7 @@ ROW_MULTIPLE = 8
 FEW_ROWS = 2
 """What one row is padded to where that gives the bits of 8. One alone often does not: see
 `Linear.takes_one_row`."""
+_CAPTURED_ROWS = (8, 16, 32, 64, 96, 128, 192)
 TILE_ROWS = 64
 """Rows of a tile with `--deterministic`: the batches of a search of 64 beams fit one."""
 
@@ -34,6 +35,12 @@ def padded_rows(count: int, least: int = ROW_MULTIPLE) -> int:
     if 0 < count < ROW_MULTIPLE:
         return max(least, 1 << (count - 1).bit_length())
     return max(ROW_MULTIPLE, -(-count // ROW_MULTIPLE) * ROW_MULTIPLE)
+
+
+def captured_rows(count: int) -> int:
+    """`count` rounded up to one of few numbers: each is a CUDA graph. From 64 on, what is added is
+    at most a half, and below it a card computes as fast."""
+    return next((rows for rows in _CAPTURED_ROWS if rows >= count), -(-count // 64) * 64)
 
 
 def in_tiles(

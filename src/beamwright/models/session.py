@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from beamwright.attention.protocols import AttentionBackend
 from beamwright.kv.segments import Path, Segment, state_before, visible_path
 from beamwright.kv.states import StateRows, StateTables
 from beamwright.kv.store import SegmentStore
-from beamwright.models.decoder import Decoder, padded_rows
+from beamwright.models.decoder import Decoder, captured_rows, padded_rows
 
 
 @dataclass(eq=False)
@@ -66,12 +66,18 @@ def steps_in_place(decoder: Decoder, store: SegmentStore) -> bool:
     return decoder.steps_in_place and cells is not None and cells.has_whole_lines
 
 
+def writes_blocks(backend: AttentionBackend) -> bool:
+    """Whether its decode views write a token's KV straight into blocks, so that there is no tail:
+    then it has a `make_tail` of its own."""
+    return hasattr(backend, "make_tail")
+
+
 class DecodeSession:
     """Rows that are decoded together, one token per row and call; they join and leave in between.
 
-    Rows are padded (`padded_rows`) with rows that own no segment. A row's newest tokens are in
-    the tail, which attention reads; `store` also writes them to the row's segment, so that they can
-    go to the host while decoding goes on (LBS section 4.1).
+    Rows are padded (`pad`) with rows that own no segment. A row's newest tokens are in the tail,
+    which attention reads; `store` also writes them to the row's segment, so that they can go to the
+    host while decoding goes on (LBS section 4.1).
 
     A token is `forward`; or `prepare` once for several, then `compute` and `advance` for each.
     stays: memory outlives the rows, at addresses that stay while `num_moves` does.
@@ -87,12 +93,11 @@ class DecodeSession:
         stays: bool = False,
     ) -> None:
         self._decoder, self._store, self._backend = decoder, store, backend
-        make_tail = getattr(backend, "make_tail", None)
-        self._in_blocks = make_tail is not None
+        self._in_blocks, made = writes_blocks(backend), cast("Any", backend)
         self._tail: Any = (
-            store.make_tail(backend.tail_tokens, stays=stays)
-            if make_tail is None
-            else make_tail(store, store.pool.spare)
+            made.make_tail(store, store.pool.spare)
+            if self._in_blocks
+            else store.make_tail(backend.tail_tokens, stays=stays)
         )
         self._spread: Sequence[int] | None = None  # rows that the view is over, if not all once
         make_workspace = getattr(backend, "workspace", None)
@@ -108,6 +113,12 @@ class DecodeSession:
     def num_rows(self) -> int:
         """Rows of the present batch, padding included."""
         return len(self._rows)
+
+    def pad(self, num_rows: int) -> int:
+        """Rows that a batch of so many has."""
+        if self._stays:
+            return captured_rows(num_rows)
+        return padded_rows(num_rows, self._decoder.least_rows)
 
     @property
     def tail_shape(self) -> tuple[int, int]:
@@ -141,7 +152,7 @@ class DecodeSession:
             held = segment.length % self._backend.tail_tokens
             fresh.append(_OpenRow(path, segment, segment.length - held, held))
         rows = [*(self._rows[row] for row in kept), *fresh]
-        num_rows = padded_rows(len(rows), self._decoder.least_rows)
+        num_rows = self.pad(len(rows))
         spare = [row for row in range(self.num_rows) if row not in set(kept)]
         index = [*kept, *spare[: num_rows - len(kept)]]
         self._settle()

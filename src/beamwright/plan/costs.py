@@ -226,6 +226,16 @@ def group_blocks(sizes: Sequence[int]) -> tuple[int, list[int]]:
     return best, tokens(best)
 
 
+ROW_PARTS = 32
+"""Of a row's path of 4,096 tokens, in the kernels; of each there is a partial result."""
+
+
+def partial_bytes(heads: int, head_dim: int) -> int:
+    """Bytes of a row's partial results in the kernels, in one group of layers: its own tokens' and
+    those of its path's parts, context and log-sum-exp in float32; one layer at a time."""
+    return (ROW_PARTS + 1) * heads * (head_dim + 1) * 4
+
+
 def record_bytes(size: Sequence[int], element_bytes: int) -> int:
     """Bytes of a tensor of a state in a flat record of several: each begins at whole 16 bytes."""
     return _up(prod(size) * element_bytes, 16)

@@ -21,6 +21,7 @@ from beamwright.plan.costs import (
     CHUNK_TOKENS,
     Storage,
     group_blocks,
+    partial_bytes,
     product_scratch_bytes,
     weight_bytes,
 )
@@ -107,6 +108,11 @@ class ModelBytes:
         tokens = max(_LEAST_TAIL_TOKENS, 1 << (step_tokens - 1).bit_length())
         return num_rows * 2 * min(tokens, _TAIL_TOKENS) * self.read_per_token
 
+    def partials(self, num_rows: int) -> int:
+        """What attention's kernels hold of so many rows, beside blocks."""
+        groups = self.shape.kv_groups
+        return num_rows * sum(partial_bytes(self.shape.heads, group.head_dim) for group in groups)
+
     def activations(self, num_rows: int) -> int:
         """Estimate of the working memory of a decode step of `num_rows`, or of a prefill batch."""
         shape = self.shape
@@ -160,8 +166,8 @@ def plan_memory(
     what gives both models equally many tokens; from there memory may move while a search runs
     (`engine.moving`).
 
-    in_place: attention's kernels read KV where it is, so beside it are their rows' tails alone;
-    and steps are captured.
+    in_place: attention's kernels read and write KV where it is, so beside it are their partial
+    results alone; and steps are captured.
     step_tokens: most that a step has, on a CPU, where the number holds rows' tails, too: for all
     rows if they take no more than a quarter of what is left; else for as many rows at a time.
     free_bytes: of the card, with the weights on it; None where that is not known (a CPU).
@@ -196,9 +202,9 @@ def plan_memory(
             left, rows_bytes = left - tails, activations + tails
         copies = left - left * 1000 // _with_copies(models, 1000)
         if in_place:
-            tail = generator.tails(1)
-            of_states = left * tail // (tail + generator.state)
-            copies = min(copies, of_states, max(model.tails(num_rows) for model in models))
+            row = generator.partials(1)
+            of_states = left * row // (row + generator.state)
+            copies = min(copies, of_states, max(model.partials(num_rows) for model in models))
         kv_bytes = left - copies
         if kv_bytes <= 0:
             raise InputError(
@@ -266,7 +272,7 @@ def memory_needed(
         return beside + pool
     left = _with_copies(present, pool)
     if in_place:
-        left = min(left, pool + max(model.tails(num_rows) for model in present))
+        left = min(left, pool + max(model.partials(num_rows) for model in present))
     if step_tokens is not None:
         tails = present[0].tails(num_rows, step_tokens)
         left += min(tails, -(-left // (_TAILS_PART - 1)))

@@ -1,7 +1,8 @@
-"""What prefill keeps of a tile: keys and values of its tokens, at their places in the pool.
+"""What passes keep: keys and values of their tokens, at their places in the pool.
 
-Written where a tile begins, when it needs few registers. CODES: as `programs`; numbers are some of
-`kv.codes` then, as a model hands over no others, so that coding them rounds nothing.
+Prefill writes a tile's where it begins, when it needs few registers; decoding a row's. CODES: as
+`programs`; numbers are some of `kv.codes` then, as a model hands over no others, so that coding
+them rounds nothing.
 
 No annotations are postponed here: Triton reads `tl.constexpr` from them.
 """
@@ -63,3 +64,15 @@ def keep_tokens(
         scales = block + slot % BLOCK * (token_stride // HEAD_DIM) + head
         _keep_each(own_keys, keys, key_exponents, source, target, scales, kept, inside, CODES)
         _keep_each(own_values, values, value_exponents, source, target, scales, kept, inside, CODES)
+
+
+@triton.jit
+def keep_token(
+    numbers, exponents, found, place, scale, HEAD_DIM: tl.constexpr, CODES: tl.constexpr
+):  # fmt: skip
+    """Write one token's keys or values of a head [1, dim] to a place in the pool."""
+    dim = tl.arange(0, found.shape[1])[None, :]
+    if CODES > 0:
+        found, exponent = _coded(found, CODES)
+        tl.store(exponents + scale + tl.zeros_like(exponent), exponent)
+    tl.store(numbers + place + dim, found, dim < HEAD_DIM)

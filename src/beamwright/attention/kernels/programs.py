@@ -18,168 +18,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from beamwright.attention.kernels.keeping import keep_tokens
-
-
-@triton.jit
-def _fold(
-    query, key, value, seen, scale, best, total, context,
-    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """A tile of keys and values [tokens, dim] into a running softmax; seen: [1 or pairs, tokens].
-
-    best, total [pairs]: largest score so far, and the sum of weights relative to it.
-    WIDE: the interpreter would multiply bfloat16 as integers; as float32 the products are exact.
-    """
-    if WIDE:
-        query, key = query.to(tl.float32), key.to(tl.float32)
-    scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
-    if SOFTCAP > 0:
-        LIMIT: tl.constexpr = SOFTCAP * 1.4426950408889634
-        scores = LIMIT * (2 * tl.sigmoid(scores * (2 / LIMIT)) - 1)  # tanh
-    scores = tl.where(seen, scores, float("-inf"))
-    larger = tl.maximum(best, tl.max(scores, axis=1))
-    offset = larger
-    if WINDOW > 0:
-        offset = tl.where(larger == float("-inf"), 0.0, larger)  # nothing is in reach until now
-    weights = tl.exp2(scores - offset[:, None])
-    shrink = tl.exp2(best - offset)
-    total = total * shrink + tl.sum(weights, axis=1)
-    weights = weights.to(value.dtype)
-    if WIDE:
-        weights, value = weights.to(tl.float32), value.to(tl.float32)
-    context = tl.dot(weights, value, acc=context * shrink[:, None], input_precision="ieee")
-    return larger, total, context
-
-
-@triton.jit
-def _read(numbers, exponents, place, inside, scale_place, seen, query, CODES: tl.constexpr):
-    """A tile of a pool [tokens, dim] at `place`, in the query's dtype; exponents at [tokens]."""
-    if CODES == 0:
-        found = tl.load(numbers + place, mask=inside, other=0.0)
-    else:
-        codes = tl.load(numbers + place, mask=inside, other=0).to(tl.int32)
-        exponent = tl.load(exponents + scale_place, mask=seen, other=0).to(tl.int32)
-        power = ((exponent + 127) << 23).to(tl.float32, bitcast=True)
-        if CODES == 1:
-            wide = codes.to(tl.float32)
-        else:  # the bits of a float32, too small by as much as its exponent has another bias
-            bits = ((codes & 0x80) << 24) | ((codes & 0x7F) << 20)
-            wide = bits.to(tl.float32, bitcast=True) * 1329227995784915872903807060280344576.0
-        found = (wide * power[:, None]).to(query.dtype)
-    return found
-
-
-@triton.jit
-def _keep(
-    numbers, exponents, found, place, scale_place, HEAD_DIM: tl.constexpr, CODES: tl.constexpr
-):
-    """A token's numbers of one head [dim] into a pool, where `_read` finds them.
-
-    As codes they lose nothing: whoever computes with codes rounds before anything is attended.
-    """
-    dim = tl.arange(0, found.shape[0])
-    if CODES == 0:
-        tl.store(numbers + place + dim, found, dim < HEAD_DIM)
-    else:
-        BITS: tl.constexpr = 7 if CODES == 1 else 9
-        LARGE: tl.constexpr = (
-            0x7E0000 if CODES == 1 else 0x600000
-        )  # of a mantissa, as of 127 or 448
-        LEAST: tl.constexpr = -100 if found.dtype != tl.float16 else -24 if CODES == 1 else -15
-        MOST: tl.constexpr = 100 if found.dtype != tl.float16 else 9 if CODES == 1 else 7
-        wide = found.to(tl.float32)
-        bits = tl.max(tl.abs(wide), axis=0).to(tl.int32, bitcast=True)
-        exponent = (bits >> 23) - 126 - BITS + ((bits & 0x7FFFFF) > LARGE).to(tl.int32)
-        exponent = tl.minimum(tl.maximum(exponent, LEAST), MOST)
-        scaled = wide * ((127 - exponent) << 23).to(tl.float32, bitcast=True)
-        if CODES == 1:
-            codes = scaled.to(tl.int32)
-        else:
-            bits = (scaled * 7.52316384526264e-37).to(tl.int32, bitcast=True)
-            codes = ((bits >> 24) & 0x80) | ((bits >> 20) & 0x7F)
-        tl.store(numbers + place + dim, codes.to(tl.int8), dim < HEAD_DIM)
-        tl.store(exponents + scale_place, exponent.to(tl.int8))
-
-
-@triton.jit
-def _entries(blocks, tokens, first, entry, num_entries, num_tokens, ENTRY_TOKENS: tl.constexpr):
-    """Blocks of some entries, and how many tokens of each count.
-
-    tokens: of each; None: all of an entry, and in all of them num_tokens.
-    """
-    listed = entry < num_entries
-    block = tl.load(blocks + first + entry, mask=listed, other=0)
-    if tokens is None:
-        held = num_tokens - entry * ENTRY_TOKENS
-    else:
-        held = tl.load(tokens + first + entry, mask=listed, other=0)
-    return block, held
-
-
-@triton.jit
-def _fold_entries(
-    query, keys, values, key_exponents, value_exponents, head,
-    entry_blocks, entry_tokens, entry_firsts, first_entry, num_entries, num_tokens, block, held,
-    reach, scale, block_stride, token_stride, best, total, context,
-    HEAD_DIM: tl.constexpr, DIM: tl.constexpr, ENTRY_TOKENS: tl.constexpr,
-    PIECES: tl.constexpr, TOKENS: tl.constexpr,
-    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr, CODES: tl.constexpr,
-):  # fmt: skip
-    """All tokens of some entries: blocks of the pool, or PIECES of each block, one after the other.
-
-    keys, values: this layer and head of block 0; exponents of both: this layer of it.
-    entry_tokens, entry_firsts, num_tokens: see `_entries`; lists that are not there are of entries
-    that are all full but the last.
-    block, held [tokens]: the first tile's entries. Those of the tile that follows are read while
-    one is folded: a copy that waits for its address cannot begin ahead of its turn.
-    reach [pairs]: tokens of each query's path from the first of these up to the query's own.
-    """
-    tl.static_assert(TOKENS % ENTRY_TOKENS == 0, "a tile holds whole entries")
-    STEP: tl.constexpr = TOKENS // ENTRY_TOKENS
-    dim = tl.arange(0, DIM)
-    own = tl.arange(0, TOKENS) // ENTRY_TOKENS
-    slot = tl.arange(0, TOKENS) % ENTRY_TOKENS
-    for start in range(0, num_entries, STEP):
-        entry = start + STEP + own
-        after = _entries(
-            entry_blocks, entry_tokens, first_entry, entry, num_entries, num_tokens, ENTRY_TOKENS
-        )
-        seen = slot < held
-        piece = block % PIECES * ENTRY_TOKENS + slot
-        first = (block // PIECES).to(tl.int64) * block_stride
-        place = (first + piece * token_stride)[:, None] + dim[None, :]
-        inside = seen[:, None] & (dim < HEAD_DIM)[None, :]
-        scales = first + piece * (token_stride // HEAD_DIM) + head
-        key = _read(keys, key_exponents, place, inside, scales, seen, query, CODES)
-        value = _read(values, value_exponents, place, inside, scales, seen, query, CODES)
-        seen = seen[None, :]
-        if WINDOW > 0:
-            entry -= STEP
-            if entry_firsts is None:
-                at = entry * ENTRY_TOKENS + slot
-            else:
-                listed = entry < num_entries
-                at = tl.load(entry_firsts + first_entry + entry, mask=listed, other=0) + slot
-            seen = seen & (reach[:, None] - at[None, :] < WINDOW)
-        best, total, context = _fold(
-            query, key, value, seen, scale, best, total, context, SOFTCAP, WINDOW, WIDE
-        )
-        block, held = after
-    return best, total, context
-
-
-@triton.jit
-def _load_queries(
-    query, rows, head, real, query_stride,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr,
-):  # fmt: skip
-    """Queries [pairs, dim] of these rows (one per pair), and the heads [pairs] they belong to."""
-    dim = tl.arange(0, DIM)
-    heads = head * GROUP + tl.arange(0, PAIRS) % GROUP
-    place = rows.to(tl.int64) * query_stride + heads * HEAD_DIM
-    inside = real[:, None] & (dim < HEAD_DIM)[None, :]
-    return tl.load(query + place[:, None] + dim[None, :], mask=inside, other=0.0), heads
+from beamwright.attention.kernels.keeping import keep_token, keep_tokens
+from beamwright.attention.kernels.tiles import entries_of, fold, fold_entries, load_queries
 
 
 @triton.jit
@@ -209,22 +49,22 @@ def _attend_own(
 ):  # fmt: skip
     """A row's own newest tokens, where they stay. The current one is stored behind the others."""
     pair = tl.arange(0, PAIRS)
-    dim = tl.arange(0, DIM)
     real = pair < GROUP
     num_tokens = tl.load(num_own + row)
     past = num_tokens - 1
     first_entry = row * MOST
     num_entries = past // ENTRY_TOKENS + 1
     entry = tl.arange(0, TOKENS) // ENTRY_TOKENS
-    block, held = _entries(
+    block, held = entries_of(
         own_blocks, None, first_entry, entry, num_entries, num_tokens, ENTRY_TOKENS
     )
     last = tl.load(own_blocks + first_entry + num_entries - 1)
     if EARLY:
         gdc_wait()
-    queries, heads = _load_queries(
+    queries, heads = load_queries(
         query, row + pair * 0, head, real, query_stride, GROUP, HEAD_DIM, DIM, PAIRS
     )
+    dim = tl.arange(0, DIM)[None, :]
     new_key = new + row.to(tl.int64) * new_stride + head * HEAD_DIM + dim
     key = tl.load(new_key, dim < HEAD_DIM, other=0.0)
     value = tl.load(new_key + KV_HEADS * HEAD_DIM, dim < HEAD_DIM, other=0.0)
@@ -232,13 +72,13 @@ def _attend_own(
     first = (last // PIECES).to(tl.int64) * block_stride
     place = first + piece * token_stride + head * HEAD_DIM
     scale_place = first + piece * (token_stride // HEAD_DIM) + head
-    _keep(keys, key_exponents, key, place, scale_place, HEAD_DIM, CODES)
-    _keep(values, value_exponents, value, place, scale_place, HEAD_DIM, CODES)
+    keep_token(keys, key_exponents, key, place, scale_place, HEAD_DIM, CODES)
+    keep_token(values, value_exponents, value, place, scale_place, HEAD_DIM, CODES)
     tl.debug_barrier()  # other threads of the program read it
     best = tl.full([PAIRS], float("-inf"), tl.float32)
     total = tl.full([PAIRS], 0.0, tl.float32)
     found = tl.full([PAIRS, DIM], 0.0, tl.float32)
-    best, total, found = _fold_entries(
+    best, total, found = fold_entries(
         queries, keys + head * HEAD_DIM, values + head * HEAD_DIM,
         key_exponents, value_exponents, head,
         own_blocks, None, None, first_entry, num_entries, num_tokens, block, held,
@@ -272,12 +112,12 @@ def _attend_item(
         real = pair < num_slots * GROUP
         rows = tl.load(slot_rows + slots, mask=real, other=0)
         entry = tl.arange(0, TOKENS) // ENTRY_TOKENS
-        block, held = _entries(
+        block, held = entries_of(
             entry_blocks, entry_tokens, first_entry, entry, num_entries, 0, ENTRY_TOKENS
         )
         if EARLY:
             gdc_wait()
-        queries, heads = _load_queries(
+        queries, heads = load_queries(
             query, rows, head, real, query_stride, GROUP, HEAD_DIM, DIM, PAIRS
         )
         reach = rows
@@ -287,7 +127,7 @@ def _attend_item(
         best = tl.full([PAIRS], float("-inf"), tl.float32)
         total = tl.full([PAIRS], 0.0, tl.float32)
         found = tl.full([PAIRS, DIM], 0.0, tl.float32)
-        best, total, found = _fold_entries(
+        best, total, found = fold_entries(
             queries, keys + head * HEAD_DIM, values + head * HEAD_DIM,
             key_exponents, value_exponents, head,
             entry_blocks, entry_tokens, entry_firsts, first_entry, num_entries, 0, block, held,
@@ -430,18 +270,18 @@ def attend_chunks(
         pair = tl.arange(0, PAIRS)
         dim = tl.arange(0, DIM)
         entry = tl.arange(0, TOKENS) // ENTRY_TOKENS
-        block, held = _entries(
+        block, held = entries_of(
             entry_blocks, entry_tokens, first_entry, entry, num_entries, 0, ENTRY_TOKENS
         )
         token = first_query + pair // GROUP
         real = pair < num_queries * GROUP
-        queries, heads = _load_queries(
+        queries, heads = load_queries(
             query, token, head, real, query_stride, GROUP, HEAD_DIM, DIM, PAIRS
         )
         best = tl.full([PAIRS], float("-inf"), tl.float32)
         total = tl.full([PAIRS], 0.0, tl.float32)
         found = tl.full([PAIRS, DIM], 0.0, tl.float32)
-        best, total, found = _fold_entries(
+        best, total, found = fold_entries(
             queries, keys + head * HEAD_DIM, values + head * HEAD_DIM,
             key_exponents, value_exponents, head,
             entry_blocks, entry_tokens, entry_firsts, first_entry, num_entries, 0, block, held,
@@ -459,7 +299,7 @@ def attend_chunks(
             seen = at[None, :] <= (token - first_own)[:, None]
             if WINDOW > 0:
                 seen = seen & ((token - first_own)[:, None] - at[None, :] < WINDOW)
-            best, total, found = _fold(
+            best, total, found = fold(
                 queries, key, value, seen, scale, best, total, found, SOFTCAP, WINDOW, WIDE
             )
         if SINKS:

@@ -39,8 +39,10 @@ from beamwright.errors import InputError
 from beamwright.kv.pool import KVBlocks
 from beamwright.kv.segments import Path
 from beamwright.kv.store import SegmentStore
+from beamwright.plan.costs import ROW_PARTS
 
-_STAYING_ROOM = 128
+_LEAST_ROWS, _LEAST_ITEMS = 64, 256
+_ROW_ENTRIES = 64  # where much is shared
 _CODES: dict[str, int] = {"auto": 0, "int8": 1, "fp8": 2}  # as `programs` calls them
 
 
@@ -49,14 +51,13 @@ class KernelWorkspace:
 
     They keep their addresses until they grow. num_moves: how often they did; then a captured step
     has to be captured again.
-    stays: it outlives its first view, so it takes more room than that one needs.
+    stays: it outlives its first view, so it takes the room that most searches of so many rows need.
     """
 
     def __init__(self, store: SegmentStore, *, stays: bool) -> None:
         self._scratch, self._device = store.scratch, store.kv.storage.device
-        self._buffers = WorkBuffers(self._device)
-        if stays:
-            self._buffers = WorkBuffers(self._device, _STAYING_ROOM, headroom=2)
+        self._stays = stays
+        self._buffers = WorkBuffers(self._device, headroom=2 if stays else 1)
         self._partials: Partials | None = None
         self._num_partials = self._counted = 0
 
@@ -68,7 +69,8 @@ class KernelWorkspace:
         self, work: DecodeWork, heads: HeadLayout, num_rows: int
     ) -> tuple[list[Tensor], Partials]:
         """The lists on the device, and room for the partial results of so many rows."""
-        lists = self._buffers.write(work)
+        num_rows = max(num_rows, _LEAST_ROWS) if self._stays else num_rows
+        lists = self._buffers.write(work, _rooms(num_rows) if self._stays else {})
         num_slots, held = len(lists[4]), self._partials
         if held is None or held.first_own < num_slots or held.num_rows < num_rows:
             num_rows = max(num_rows, held.num_rows if held is not None else 0)
@@ -86,6 +88,17 @@ class KernelWorkspace:
     def _count(self, num_bytes: int) -> None:
         self._scratch.add(num_bytes - self._counted)
         self._counted = num_bytes
+
+
+def _rooms(num_rows: int) -> dict[str, int]:
+    """Of items there is room for few more than there are as a rule: each is a program."""
+    slots, entries = num_rows * ROW_PARTS, num_rows * _ROW_ENTRIES
+    return {
+        "items": 4 * max(_LEAST_ITEMS, 2 * num_rows),
+        **dict.fromkeys(("entry_blocks", "entry_tokens", "entry_firsts"), entries),
+        **dict.fromkeys(("slot_rows", "slot_reach", "row_slots"), slots),
+        "row_parts": 2 * num_rows,
+    }
 
 
 class KernelDecode:

@@ -19,7 +19,7 @@ ends at once. They are rewritten in place, so that a captured CUDA graph can go 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import NamedTuple
@@ -387,14 +387,20 @@ class WorkBuffers:
         self._sizes: tuple[int, ...] = ()
         self.num_moves = 0
 
-    def write(self, work: DecodeWork | PrefillWork) -> list[torch.Tensor]:
-        """The lists of `work` on the device, in the order of its fields, behind them zeros."""
+    def write(
+        self, work: DecodeWork | PrefillWork, rooms: Mapping[str, int] = {}
+    ) -> list[torch.Tensor]:
+        """The lists of `work` on the device, in the order of its fields, behind them zeros.
+
+        rooms: what lists of these names get at least, where any has to grow.
+        """
         lists: list[Ints] = [getattr(work, each.name) for each in fields(work)]
         needed = [len(each) for each in lists]
         room = self._sizes or (0,) * len(needed)
         if any(size > held for size, held in zip(needed, room, strict=True)):
             grown = [power_of_two(self._headroom * n, self._least_room) for n in needed]
-            self._sizes = tuple(map(max, grown, room))
+            least = [rooms.get(each.name, 0) for each in fields(work)]
+            self._sizes = tuple(map(max, grown, room, least))
             self._flat = torch.zeros(sum(self._sizes), dtype=torch.int32, device=self._device)
             self.num_moves += 1
         host = np.zeros(sum(self._sizes), dtype=np.int32)

@@ -1,0 +1,137 @@
+"""What the kernels are made of: tiles of queries, of keys and values, and how one joins a softmax.
+
+What arguments in capitals mean, `programs` says.
+
+No annotations are postponed here: Triton reads `tl.constexpr` from them.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def fold(
+    query, key, value, seen, scale, best, total, context,
+    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """A tile of keys and values [tokens, dim] into a running softmax; seen: [1 or pairs, tokens].
+
+    best, total [pairs]: largest score so far, and the sum of weights relative to it.
+    WIDE: the interpreter would multiply bfloat16 as integers; as float32 the products are exact.
+    """
+    if WIDE:
+        query, key = query.to(tl.float32), key.to(tl.float32)
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+    if SOFTCAP > 0:
+        LIMIT: tl.constexpr = SOFTCAP * 1.4426950408889634
+        scores = LIMIT * (2 * tl.sigmoid(scores * (2 / LIMIT)) - 1)  # tanh
+    scores = tl.where(seen, scores, float("-inf"))
+    larger = tl.maximum(best, tl.max(scores, axis=1))
+    offset = larger
+    if WINDOW > 0:
+        offset = tl.where(larger == float("-inf"), 0.0, larger)  # nothing is in reach until now
+    weights = tl.exp2(scores - offset[:, None])
+    shrink = tl.exp2(best - offset)
+    total = total * shrink + tl.sum(weights, axis=1)
+    weights = weights.to(value.dtype)
+    if WIDE:
+        weights, value = weights.to(tl.float32), value.to(tl.float32)
+    context = tl.dot(weights, value, acc=context * shrink[:, None], input_precision="ieee")
+    return larger, total, context
+
+
+@triton.jit
+def read_tile(numbers, exponents, place, inside, scale_place, seen, query, CODES: tl.constexpr):
+    """A tile of a pool [tokens, dim] at `place`, in the query's dtype; exponents at [tokens]."""
+    if CODES == 0:
+        found = tl.load(numbers + place, mask=inside, other=0.0)
+    else:
+        codes = tl.load(numbers + place, mask=inside, other=0).to(tl.int32)
+        exponent = tl.load(exponents + scale_place, mask=seen, other=0).to(tl.int32)
+        power = ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+        if CODES == 1:
+            wide = codes.to(tl.float32)
+        else:  # the bits of a float32, too small by as much as its exponent has another bias
+            bits = ((codes & 0x80) << 24) | ((codes & 0x7F) << 20)
+            wide = bits.to(tl.float32, bitcast=True) * 1329227995784915872903807060280344576.0
+        found = (wide * power[:, None]).to(query.dtype)
+    return found
+
+
+@triton.jit
+def entries_of(blocks, tokens, first, entry, num_entries, num_tokens, ENTRY_TOKENS: tl.constexpr):
+    """Blocks of some entries, and how many tokens of each count.
+
+    tokens: of each; None: all of an entry, and in all of them num_tokens.
+    """
+    listed = entry < num_entries
+    block = tl.load(blocks + first + entry, mask=listed, other=0)
+    if tokens is None:
+        held = num_tokens - entry * ENTRY_TOKENS
+    else:
+        held = tl.load(tokens + first + entry, mask=listed, other=0)
+    return block, held
+
+
+@triton.jit
+def fold_entries(
+    query, keys, values, key_exponents, value_exponents, head,
+    entry_blocks, entry_tokens, entry_firsts, first_entry, num_entries, num_tokens, block, held,
+    reach, scale, block_stride, token_stride, best, total, context,
+    HEAD_DIM: tl.constexpr, DIM: tl.constexpr, ENTRY_TOKENS: tl.constexpr,
+    PIECES: tl.constexpr, TOKENS: tl.constexpr,
+    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr, CODES: tl.constexpr,
+):  # fmt: skip
+    """All tokens of some entries: blocks of the pool, or PIECES of each block, one after the other.
+
+    keys, values: this layer and head of block 0; exponents of both: this layer of it.
+    entry_tokens, num_tokens: see `entries_of`. entry_firsts: tokens before each; None: all of them.
+    block, held [tokens]: the first tile's entries. Those of the tile that follows are read while
+    one is folded: a copy that waits for its address cannot begin ahead of its turn.
+    reach [pairs]: tokens of each query's path from the first of these up to the query's own.
+    """
+    tl.static_assert(TOKENS % ENTRY_TOKENS == 0, "a tile holds whole entries")
+    STEP: tl.constexpr = TOKENS // ENTRY_TOKENS
+    dim = tl.arange(0, DIM)
+    own = tl.arange(0, TOKENS) // ENTRY_TOKENS
+    slot = tl.arange(0, TOKENS) % ENTRY_TOKENS
+    for start in range(0, num_entries, STEP):
+        entry = start + STEP + own
+        after = entries_of(
+            entry_blocks, entry_tokens, first_entry, entry, num_entries, num_tokens, ENTRY_TOKENS
+        )
+        seen = slot < held
+        piece = block % PIECES * ENTRY_TOKENS + slot
+        first = (block // PIECES).to(tl.int64) * block_stride
+        place = (first + piece * token_stride)[:, None] + dim[None, :]
+        inside = seen[:, None] & (dim < HEAD_DIM)[None, :]
+        scales = first + piece * (token_stride // HEAD_DIM) + head
+        key = read_tile(keys, key_exponents, place, inside, scales, seen, query, CODES)
+        value = read_tile(values, value_exponents, place, inside, scales, seen, query, CODES)
+        seen = seen[None, :]
+        if WINDOW > 0:
+            entry -= STEP
+            if entry_firsts is None:
+                at = entry * ENTRY_TOKENS + slot
+            else:
+                listed = entry < num_entries
+                at = tl.load(entry_firsts + first_entry + entry, mask=listed, other=0) + slot
+            seen = seen & (reach[:, None] - at[None, :] < WINDOW)
+        best, total, context = fold(
+            query, key, value, seen, scale, best, total, context, SOFTCAP, WINDOW, WIDE
+        )
+        block, held = after
+    return best, total, context
+
+
+@triton.jit
+def load_queries(
+    query, rows, head, real, query_stride,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Queries [pairs, dim] of these rows (one per pair), and the heads [pairs] they belong to."""
+    dim = tl.arange(0, DIM)
+    heads = head * GROUP + tl.arange(0, PAIRS) % GROUP
+    place = rows.to(tl.int64) * query_stride + heads * HEAD_DIM
+    inside = real[:, None] & (dim < HEAD_DIM)[None, :]
+    return tl.load(query + place[:, None] + dim[None, :], mask=inside, other=0.0), heads
