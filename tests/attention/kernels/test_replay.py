@@ -6,7 +6,10 @@ import torch
 pytest.importorskip("triton")
 
 from beamwright import Solver
-from beamwright.engine.graphs import CudaGraphReplay
+from beamwright.attention.kernels import views
+from beamwright.engine import tensor_rows
+from beamwright.engine.graphs import CudaGraphReplay, Replay
+from beamwright.models import decoder
 from engines import assert_nothing_allocated
 from tape import put_on_tape
 
@@ -65,3 +68,56 @@ def test_a_row_that_joins_needs_no_new_tape(monkeypatch):
     assert found == expected
     assert replay.num_recorded == 1
     assert replay.num_played > 6
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the solver of this test is on the CPU")
+def test_rows_that_pad_the_batch_change_no_bits(monkeypatch):
+    changes = {"max_rounds": 1, "step_tokens": 2}
+    expected, _, _ = drawn("cpu", "off", **changes)
+    monkeypatch.setattr(decoder, "_CAPTURED_ROWS", (16,))
+    found, solver, _ = drawn("cpu", "on", monkeypatch, **changes)
+    assert found == expected
+    assert [*solver._machinery.batch._rows._buffers] == [16]
+
+
+class Counted(Replay):
+    """Counts what `CudaGraphReplay` would capture, and what of it would be void."""
+
+    is_plain = False
+
+    def __init__(self):
+        self.version, self.runs, self.captured, self.num_void = None, {}, [], 0
+
+    def run(self, key, version, step):
+        if version != self.version:
+            self.num_void += sum(count > 1 for count in self.runs.values())
+            self.version, self.runs = version, {}
+        self.runs[key] = self.runs.get(key, 0) + 1
+        if self.runs[key] == 2:
+            self.captured.append(key)
+        step()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the solver of this test is on the CPU")
+@pytest.mark.parametrize(("changes", "rows"), [({}, {64}), ({"max_batch": 24}, {32})])
+def test_a_search_captures_few_steps_and_voids_none(monkeypatch, changes, rows):
+    """Steps end at a delimiter. What attention finds does not matter here, and takes long."""
+    for name in ("decode_attention", "prefill_attention"):
+        monkeypatch.setattr(views, name, lambda query, *_: query.clone())
+    replay = Counted()
+    monkeypatch.setattr(tensor_rows, "make_replay", lambda *_: replay)
+    found, steps = [], {"delimiter": " ", "max_step_tokens": 200, "max_rounds": 4}
+    wide = {"n": 64, "width": 4, "kv_memory": "32MiB", "verifier": "none", "graphs": "on"}
+    with Solver(model="bundled", attention="triton-tree", **wide, **steps, **changes) as solver:
+        solver.solve("What is 17 * 23?", on_round=lambda report: found.append(report.tree))
+        assert_nothing_allocated(solver)
+    assert len({len(node.token_ids) for node in found[-1].nodes()}) > 5
+    assert {size for (size, _), _ in replay.captured} <= {8, 16, 32, *rows}
+    assert len(replay.captured) == len(set(replay.captured)) <= 4
+    assert replay.num_void == 0
+
+
+def test_batches_that_are_captured_have_few_sizes():
+    sizes = {decoder.captured_rows(count) for count in range(1, 400)}
+    assert sizes == {8, 16, 32, 64, 96, 128, 192, 256, 320, 384, 448}
+    assert all(decoder.captured_rows(count) >= count for count in range(1, 400))
