@@ -22,7 +22,7 @@ from beamwright_lab.gpu.launches import (
     step_launches,
 )
 
-BESIDE = 14
+BESIDE = 13
 """Of a token: the lookup, the first norm, the head, two kernels of the draw, places and results."""
 
 
