@@ -169,6 +169,7 @@ class TensorRows:
         # Where rows may be read as they stand, the step behind these is begun before they are.
         goes_on = goes_on and not (thinks or self.replay.is_plain or self._decoder.shape.states)
         goes_on = goes_on and self._session.max_tokens() > max_tokens
+        goes_on = goes_on and self._session.has_room(max_tokens + 1)
         buffers = self._step_buffers()
         if self._begun:
             self._session.advance()

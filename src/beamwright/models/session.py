@@ -244,6 +244,16 @@ class DecodeSession:
         if self._workspace is not None:
             self._view.prepare(self._decoder.shape.heads)
 
+    def has_room(self, num_tokens: int) -> bool:
+        """Whether so many tokens of every row have places; takes blocks that nobody has."""
+        if self._in_blocks:
+            rows = [row for row in self._rows if row is not None]
+            wanted = {row.segment: row.num_tokens + num_tokens for row in rows}
+            if not self._store.is_free({}, wanted):
+                return False
+            self._store.reserve(wanted)
+        return True
+
     def compute(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """What `forward` returns, and nothing else: the host does not count the token."""
         hidden = self._decoder.hidden(token_ids, positions, self._view)

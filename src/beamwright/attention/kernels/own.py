@@ -15,6 +15,7 @@ import torch
 from beamwright.attention.kernels.worklist import entry_size
 from beamwright.kv.segments import Segment
 from beamwright.kv.store import SegmentStore
+from beamwright.kv.streams import sent
 
 _LEAST_ROWS = 64
 
@@ -78,7 +79,7 @@ class OwnBlocks:
         counts = [1 if length is None else length + 1 for length in lengths]
         table = held + (self._firsts + np.arange(self._per_row, dtype=np.int32)) % pieces
         both = np.concatenate([np.array(counts, dtype=np.int32), table.ravel()])
-        self._flat[: len(both)].copy_(torch.from_numpy(both))
+        self._flat[: len(both)].copy_(sent(both, self._flat.device))
 
     def advance(self) -> None:
         """The current token is complete, on the device."""
