@@ -10,8 +10,9 @@ from beamwright.attention.kernels import views
 from beamwright.engine import tensor_rows
 from beamwright.engine.graphs import CudaGraphReplay, Replay
 from beamwright.models import decoder
+from beamwright.models.session import DecodeSession
 from engines import assert_nothing_allocated
-from tape import put_on_tape
+from tape import Late, put_on_tape
 
 SHAPE = "llama,layers=1,hidden=32,heads=2,kv_heads=1,intermediate=48,vocab=64,context=64"
 SMALL = {
@@ -78,6 +79,20 @@ def test_rows_that_pad_the_batch_change_no_bits(monkeypatch):
     found, solver, _ = drawn("cpu", "on", monkeypatch, **changes)
     assert found == expected
     assert [*solver._machinery.batch._rows._buffers] == [16]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the solver of this test is on the CPU")
+def test_a_step_that_is_begun_ahead_writes_where_it_is_read(monkeypatch):
+    """Its token is the first of a block that the iteration before it had no need of."""
+    changes = {"max_rounds": 1, "step_tokens": None, "max_step_tokens": 19, "n": 2}
+    expected, _, _ = drawn("cpu", "off", **changes)
+    asked, real = [], DecodeSession.has_room
+    monkeypatch.setattr(
+        DecodeSession, "has_room", lambda *given: asked.append(real(*given)) or asked[-1]
+    )
+    monkeypatch.setattr(tensor_rows, "make_replay", lambda *_: Late())
+    assert drawn("cpu", "on", **changes)[0] == expected
+    assert True in asked
 
 
 class Counted(Replay):
