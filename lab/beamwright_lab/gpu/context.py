@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
@@ -213,17 +214,19 @@ def digest(files: Mapping[PurePosixPath, bytes]) -> str:
     return found.hexdigest()[:12]
 
 
-def commit_of(sources: str, among: int = 60) -> str | None:
+def commit_of(sources: str, among: int = 200) -> str | None:
     """The latest commit with these sources, among the last ones here: what was measured may have
     been a working tree whose git stood at an older commit."""
-    for commit in _git("log", f"-{among}", "--format=%h").decode().split():
-        packed = io.BytesIO(_git("archive", commit, "src", "lab"))
-        with tarfile.open(fileobj=packed) as tar:
-            members = [each for each in tar if each.isfile() and each.name.endswith(".py")]
-            files = {PurePosixPath(each.name): _bytes_of(tar, each) for each in members}
-        if digest(files) == sources:
-            return commit
-    return None
+    commits = _git("log", f"-{among}", "--format=%h").decode().split()
+    return next((commit for commit in commits if _sources_of(commit) == sources), None)
+
+
+@cache
+def _sources_of(commit: str) -> str:
+    packed = io.BytesIO(_git("archive", commit, "src", "lab"))
+    with tarfile.open(fileobj=packed) as tar:
+        members = [each for each in tar if each.isfile() and each.name.endswith(".py")]
+        return digest({PurePosixPath(each.name): _bytes_of(tar, each) for each in members})
 
 
 def _bytes_of(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:

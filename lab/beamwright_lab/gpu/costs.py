@@ -8,8 +8,8 @@
 memory_s: weights, visible KV and activations at a share of the data sheet's bandwidth; compute_s:
 products at the share of its FLOP/s that `plan.machines` assumes for all cards. Launches are counted
 in the code as it is (`launches`). Two numbers, LAUNCH_S and the share, are fitted to an H100's
-decode steps, of code that launched one kernel a layer more (its trace had 294); HOST_ROW_S is that
-card's step less its replay, by row. Other cards are predicted with the same numbers.
+decode steps; HOST_ROW_S is that card's step less its replay, by row. Other cards are predicted with
+the same numbers.
 """
 
 from __future__ import annotations
@@ -37,9 +37,6 @@ CARD_NAMES = ("rtx-3060", "rtx-4090", "h100")
 PATHS = (1, 16, 64, 256)
 MEASURED_CARD = "h100"
 _MEASURED = Path(__file__).resolve().parents[3] / "docs" / "figures" / "gpu-h100.json"
-_MEASURED_LAUNCHES = {"qwen2.5-0.5b": 10, "qwen2.5-1.5b": 10, "qwen2.5-7b": 11}
-"""Of a layer when it was measured: the gate was apart, and 7B adds up the parts of `out`."""
-_MEASURED_BESIDE = 14
 _PROMPT, _OWN = 128, 96  # tokens that a path sees in `roofline`: shared, and its own in the mean
 _ELEMENT_BYTES = 2
 AIM = 0.75
@@ -147,7 +144,7 @@ def _with_launches(share: float, rows: Sequence[Mapping[str, Any]]) -> Fit:
 def error(fit: Fit, row: Mapping[str, Any]) -> float:
     """Of a measured step's time, relative."""
     name = row["model"]
-    launches = _MEASURED_LAUNCHES[name], _MEASURED_BESIDE
+    launches = launches_of(name, row["batch"], CARDS[MEASURED_CARD].capability)
     work = work_of(shape_from_text(name), row["batch"], launches)
     return 1e3 * fit.seconds(work, CARDS[MEASURED_CARD]) / float(row["step_ms"]) - 1
 
@@ -220,9 +217,9 @@ def block(found: Mapping[str, Any]) -> str:
             line["an H100 measured"] = f"{row['measured_ms']:.2f} ({row['measured_share']:.2f})"
     shown = [*lines.values()]
     said = (
-        f"**Predicted**, but for the last column, which was measured before with a launch or two a "
-        f"layer more: {found['launch_us']} us a launch and {found['share']} of the data sheet's "
-        f"bandwidth, both fitted to it (mean error {100 * found['mean_error']:.1f} %, at most "
+        f"**Predicted**, but for the last column: {found['launch_us']} us a launch and "
+        f"{found['share']} of the data sheet's bandwidth, both fitted to that column (mean error "
+        f"{100 * found['mean_error']:.1f} %, at most "
         f"{100 * max(map(abs, found['errors'].values())):.0f} %)."
     )
     return f"{fill(said, 118)}\n\n{table(shown, list(shown[0]))}"

@@ -9,6 +9,7 @@ they were seen to.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -221,6 +222,7 @@ def cap_memory(name: str, limit_bytes: int | None) -> None:
     device = torch.device(name)
     if device.type != "cuda" or not torch.cuda.is_available():
         return
+    gc.collect()  # models that were let go lie in cycles, weights and all
     index = torch.cuda.current_device() if device.index is None else device.index
     if limit_bytes is None:
         torch.cuda.set_per_process_memory_fraction(1.0, index)
