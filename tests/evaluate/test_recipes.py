@@ -123,7 +123,7 @@ def test_mistakes_are_one_line_that_names_the_place(write, text, message):
 @pytest.mark.parametrize(
     ("name", "num_runs"),
     [
-        ("asyncspade", 6),
+        ("asyncspade", 7),
         ("bundled_methods", 21),
         ("decoupled_chapter4", 9),
         ("flashtts_fig11", 28),
