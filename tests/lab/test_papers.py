@@ -36,6 +36,11 @@ def test_some_sets(tried):
     assert tried(range(SUITE))["equal"] >= SUITE // 3
 
 
+def test_a_token_that_its_tail_had_no_place_for(tried):
+    """Selected ahead, on a thread, it did not select itself."""
+    assert tried([71]) == {"equal": 1}
+
+
 @pytest.mark.nightly
 def test_many_sets(tried):
     assert tried(range(SUITE, NIGHT))["equal"] >= NIGHT // 3

@@ -389,10 +389,9 @@ class RunningBatch:
         most = min(ITERATION_TOKENS, self._rows.max_tokens(self.running))
         if self._coming.rows:
             most = min(most, self._coming.passes)
-        left = {row: row.forwards_left for row in self.running}
-        most = count = min(most, max(left[row] for row in awaited(self.running)))
+        most = count = min(most, max(row.forwards_left for row in awaited(self.running)))
         while self.running:
-            wanted = {row.segment: row.forwarded + min(count, left[row]) for row in self.running}
+            wanted = {row.segment: row.forwarded + row.forwards_of(count) for row in self.running}
             if self._ahead.last() and not self._cache.is_free({}, wanted):
                 self._drop_last()
                 continue

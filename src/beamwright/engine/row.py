@@ -198,6 +198,11 @@ class Row:
         tokens_left = max(1, self.limit.tokens - len(self.tokens))
         return tokens_left + (not self.limit.reason.ends_path)
 
+    def forwards_of(self, count: int) -> int:
+        """Of an iteration of `count` tokens, those that it may keep. How a row with an open thought
+        ends is known behind its next token, but others' iterations go on."""
+        return count if self.thought is None and not self.stop else min(count, self.forwards_left)
+
     @property
     def parts_read(self) -> Path:
         """The segments that it reads, its own step as far as it is stored included."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -210,14 +211,15 @@ class TensorRows:
             for _ in self._steps(buffers, drawn, max_tokens, enough, begun):
                 num_done += 1
             found = Found(buffers, self.replay, len(drawn.seen), num_done)
-            if goes_on and drawn.go_on(num_done):
-                buffers.turn()
-                self._launches(buffers)()
-                self._begun = True
         except torch.OutOfMemoryError:
             for row in self._places():
                 _overrun(row, num_done)
             raise
+        if goes_on and drawn.go_on(num_done):
+            with suppress(torch.OutOfMemoryError):  # then it is not begun, and nothing is lost
+                buffers.turn()
+                self._launches(buffers)()
+                self._begun = True
         self._take(drawn, found)
         num_passes = num_done + self._begun - begun
         return Ran(num_passes, num_passes * self.num_rows)

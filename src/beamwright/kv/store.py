@@ -104,6 +104,8 @@ class SegmentStore(CacheManager, KVReader):
         """Count so many more tokens of each, whose KV is written."""
         for segment, length in zip(segments, lengths, strict=True):
             self.extend(segment, length)
+            held = len(segment.blocks) * segment.block_tokens
+            assert segment.length <= held, "KV was written to blocks that were not reserved"
 
     def writer(
         self, segments: Sequence[Segment], lengths: Sequence[int]

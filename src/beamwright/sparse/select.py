@@ -159,12 +159,14 @@ def _keys_of(store: SegmentStore, entry: Entry, num_tokens: int) -> Tensor:
 class Token:
     """One token of every row.
 
-    seen: tokens that each row sees, that one included [rows]; places: of it in the tail. classes:
-    the rows that select so many tokens. masks: of each class, made once for all layers.
+    seen: tokens that each row sees, that one included [rows]; places: of it in the tail, which may
+    not have the last one yet, and `num_places` up to there. classes: the rows that select so many
+    tokens. masks: of each class, made once for all layers.
     """
 
     seen: Tensor
     places: Tensor
+    num_places: int
     classes: Mapping[int, Tensor]
     masks: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
 
@@ -249,7 +251,8 @@ class Selector:
         else:
             own = grouped @ keys.transpose(-1, -2)
         own = (own * guess.shape[-1] ** -0.5).masked_fill(unseen[:, None, None], -torch.inf)
-        own = F.pad(own, (0, -own.shape[-1] % _COLUMN_MULTIPLE), value=-torch.inf)
+        missing = self._num_own(token) // self._unit - own.shape[-1]
+        own = F.pad(own, (0, missing), value=-torch.inf)
         found = torch.cat([self._stored_scores(layer, guess), own], -1)
         return found if self._rule.how.each == "kv" else found.flatten(1, 2).unsqueeze(2)
 
@@ -317,11 +320,16 @@ class Selector:
         taken = torch.zeros_like(scores[:, :, 0], dtype=torch.bool).scatter_(2, chosen, value=True)
         return scores.masked_fill(taken.unsqueeze(2), -torch.inf).logsumexp(-1)
 
+    def _num_own(self, token: Token) -> int:
+        """Columns of a tail's places, and of the token's own where it is foreseen."""
+        most = max(self._tail.num_tokens, token.num_places)
+        return round_up(most, _COLUMN_MULTIPLE * self._unit)
+
     def _masks(self, token: Token, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of each unit's tokens [rows, 1, units, unit] columns, which of them rows see, and which
         are always selected."""
-        num_own = round_up(self._tail.num_tokens, _COLUMN_MULTIPLE * self._unit)
-        own = torch.arange(self._num_columns, self._num_columns + num_own, device=rows.device)
+        last = self._num_columns + self._num_own(token)
+        own = torch.arange(self._num_columns, last, device=rows.device)
         columns = torch.cat([self._columns[rows], own.expand(len(rows), -1)], 1)
         stored, visible = self._stored[rows][:, None], token.seen[rows][:, None]
         behind = columns - self._num_columns

@@ -199,14 +199,15 @@ class SparseDecode:
         """The token that begins, or that after it (1)."""
         places = self._tail.places + ahead
         device, budgets = self._store.compute_device, dict[int, list[int]]()
-        seen = [n + place + 1 for n, place in zip(self._lengths, places.tolist(), strict=True)]
+        at = places.tolist()
+        seen = [n + place + 1 for n, place in zip(self._lengths, at, strict=True)]
         for row, visible in enumerate(seen):
             if self._live[row] and self._rule.is_sparse(visible):
                 budgets.setdefault(self._rule.budget(visible), []).append(row)
         classes = {n: torch.tensor(rows, device=device) for n, rows in budgets.items()}
         if classes and self._selector is None:
             self._selector = Selector(self._rule, self._store, self._held_paths(), self._tail)
-        return Token(torch.tensor(seen, device=device), places, classes)
+        return Token(torch.tensor(seen, device=device), places, max(at) + 1, classes)
 
     def _remember(self, layer: int, query: Tensor) -> None:
         for row, memory in enumerate(self._memories):
