@@ -183,3 +183,9 @@ class Grouping:
 
 def new_tree(problem_id=0, num_prompt_tokens=3, text="What is 1+1?"):
     return SearchTree(problem_id, tuple(range(10, 10 + num_prompt_tokens)), text)
+
+
+def whole_numbers(*size, dtype, device):
+    """-1, 0 and 1: their sums are exact in any order, and in 16 bits."""
+    generator = torch.Generator().manual_seed(sum(size))
+    return torch.randint(-1, 2, size, generator=generator).to(device, dtype)

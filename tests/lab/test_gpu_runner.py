@@ -20,6 +20,7 @@ from beamwright_lab.gpu.runner import (
     Stage,
     run_stages,
 )
+from processes import is_alive
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
@@ -75,14 +76,6 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path):
     return Bench(tmp_path)
-
-
-def is_alive(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
 
 
 def wait_until(true):

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from beamwright_lab.gpu.runner import FAILED, KILLED, OK, TIMED_OUT, Journal
+from processes import is_alive
 
 ROOT = Path(__file__).parents[2]
 SITE = Path(pytest.__file__).parents[1]
@@ -55,14 +56,6 @@ check.stages = lambda arguments: [
 ]
 sys.exit(check.main())
 """
-
-
-def is_alive(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no signal when a parent dies")

@@ -128,3 +128,9 @@ def pytest_generate_tests(metafunc):
 def unpacked(monkeypatch):
     """Weights as they were read: packed ones can neither be compared nor counted."""
     monkeypatch.setattr("beamwright.models.load.packer", lambda *_, **how: lambda linear: linear)
+
+
+@pytest.fixture
+def few_parts(monkeypatch):
+    """Of two parts, so that small sums have several programs, too."""
+    monkeypatch.setattr("beamwright.models.streaming._UNITS", 4)

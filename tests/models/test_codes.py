@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
+import fakes
 from beamwright.attention import make_attention
 from beamwright.models import fused, streaming, trials
 from beamwright.models.codes import Codes
@@ -29,6 +30,7 @@ from beamwright.models.weights import random_weights
 from beamwright.plan.costs import Storage
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+drawn = partial(fakes.whole_numbers, device=DEVICE, dtype=torch.float16)
 FORMS = [(4, 16), (4, 32), (4, 64), (4, 128), (4, 256), (8, 16), (8, 32), (8, 128), (8, 256)]
 SMALL = "llama,layers=1,hidden=128,heads=4,kv_heads=2,intermediate=256,vocab=256,context=64"
 
@@ -41,17 +43,6 @@ def grouped(bits, group, outputs=80, columns=256, *, bias=False):
     linear = GroupedLinear.of(bits, codes, scale, -(2 ** (bits - 1) - 1) * scale)
     linear.weight = linear.weight.to(DEVICE)
     return joined([linear], drawn(outputs) if bias else None)
-
-
-def drawn(*size, dtype=torch.float16):
-    draws = torch.Generator().manual_seed(sum(size))
-    return torch.randint(-1, 2, size, generator=draws).to(DEVICE, dtype)
-
-
-@pytest.fixture
-def few_parts(monkeypatch):
-    """Of two parts, so that small sums have several programs, too."""
-    monkeypatch.setattr(streaming, "_UNITS", 4)
 
 
 @pytest.fixture(autouse=True)

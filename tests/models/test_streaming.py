@@ -1,11 +1,14 @@
 """Streamed products: right in every tile, a row's bits whatever is beside it, and when they run."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
+import fakes
 from beamwright.models import fused, streaming, trials
 from beamwright.models.decoder import TILE_ROWS, Linear
 from beamwright.models.dense import DenseDecoder
@@ -23,21 +26,10 @@ from beamwright.models.weights import random_weights
 from beamwright.plan.costs import Storage
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+drawn = partial(fakes.whole_numbers, device=DEVICE, dtype=torch.bfloat16)
 ROWS = (1, 40, 136)  # each tile, and more than one of the largest
 SHAPES = [(torch.float16, 80, 256), (torch.bfloat16, 80, 640)]  # the last tile is not full
 SMALL = "llama,layers=1,hidden=128,heads=4,kv_heads=2,intermediate=256,vocab=256,context=64"
-
-
-def drawn(*size, dtype=torch.bfloat16):
-    """Whole numbers whose sums are exact in any order, and in 16 bits."""
-    generator = torch.Generator().manual_seed(sum(size))
-    return torch.randint(-1, 2, size, generator=generator).to(DEVICE, dtype)
-
-
-@pytest.fixture
-def few_parts(monkeypatch):
-    """Of two parts, so that small sums have several programs, too."""
-    monkeypatch.setattr(streaming, "_UNITS", 4)
 
 
 @pytest.mark.parametrize(("dtype", "outputs", "columns"), SHAPES)
