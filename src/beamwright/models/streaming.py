@@ -58,6 +58,8 @@ _TILES = (
 _CODED = tuple(tile._replace(stages=stages) for tile, stages in zip(_TILES, (5, 4, 3), strict=True))
 _MANY = ProductTile(128, 64, 64, 3, 4)
 _WHOLE = ProductTile(128, 128, 64, 3, 8)
+ROWS_OF_TILES = (*(tile.rows for tile in _TILES), _WHOLE.rows)
+"""Rows that a program of each tile takes at most."""
 
 
 @triton.jit

@@ -18,6 +18,7 @@ from beamwright.models.decoder import Linear
 from beamwright.models.grouped import GroupedLinear, JoinedLinear
 from beamwright.models.streaming import (
     FEW_ROWS,
+    ROWS_OF_TILES,
     CodedLinear,
     FewStreamedLinear,
     Many,
@@ -32,7 +33,6 @@ from beamwright.plan.costs import CODED_ROWS
 
 _ROWS = (*range(8, 257, 8), 320, 512, 768, 1024, 2048, 4096)
 _ROUNDED = 2**-6  # of the largest number, what roundings to 16 bits may differ by
-_TILES = (16, 32, 64, 128)  # rows that a program takes at most
 _WIDE = 2  # times as many tiles as fill a card: there a whole sum fits a program
 _MOST_NUMBERS = 1 << 26  # of a result, and of a weight that is drawn, when it is tried
 
@@ -111,19 +111,19 @@ def _is_right(kept: Tensor | Codes, weight: Tensor, bias: Tensor | None) -> bool
     kept: what they read, the weight itself or its codes.
     """
     generator = torch.Generator(weight.device).manual_seed(0)
-    size = _TILES[-1], weight.shape[1]
+    size = ROWS_OF_TILES[-1], weight.shape[1]
     x = torch.randn(size, generator=generator, device=weight.device, dtype=weight.dtype)
     expected = F.linear(x, weight, bias)
     most = _ROUNDED * expected.abs().amax()
     if not all(
         bool((product(x[:count], kept, bias) - expected[:count]).abs().amax() <= most)
-        for count in _TILES
+        for count in ROWS_OF_TILES
     ):
         return False
     gate, up = expected.chunk(2, dim=1)
     gated = F.silu(gate) * up
     most = 4 * _ROUNDED * gated.abs().amax()  # four roundings
-    tried = [gated_product(x[:count], kept, bias, "silu") for count in _TILES]
+    tried = [gated_product(x[:count], kept, bias, "silu") for count in ROWS_OF_TILES]
     found = [each for each in tried if each is not None]
     return all(bool((each - gated[: len(each)]).abs().amax() <= most) for each in found)
 
@@ -133,7 +133,7 @@ def _try(
 ) -> tuple[bool, Many | None]:
     """Whether the kernels take these codes rightly, and what multiplies many rows as they do."""
     weight = codes.values(dtype)
-    rows = slice(0, min(len(codes), _TILES[-1]))
+    rows = slice(0, min(len(codes), ROWS_OF_TILES[-1]))
     off = (weight[rows] - linear.values(rows)).abs().amax()
     if not bool(off <= _ROUNDED * weight[rows].abs().amax()):
         return False, None
