@@ -409,3 +409,21 @@ def test_a_stream_that_is_closed_frees_everything_and_the_solver(make_solver):
     assert solver.solve("1+1").tree_hash == expected
     with pytest.raises(InputError, match="in_flight must be at least 1"):
         solver.solve_many(PROBLEMS, in_flight=0)
+
+
+def test_a_stream_that_is_left_by_an_error_ends_with_its_solver(make_solver):
+    """What was raised is not hidden by a solver that is still in use."""
+    solver = make_solver(n=8)
+
+    def left():
+        with solver:
+            stream = solver.solve_many(PROBLEMS, in_flight=2)
+            raise KeyError(next(stream))
+
+    with pytest.raises(KeyError):
+        left()
+    assert_nothing_allocated(solver)
+    with make_solver(n=4) as solver:
+        within = solver.solve_many(PROBLEMS, in_flight=2, on_round=lambda _: solver.close())
+        with pytest.raises(InputError, match="in the middle of a search"):
+            next(within)

@@ -9,9 +9,10 @@ import asyncio
 import atexit
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -20,6 +21,8 @@ from beamwright.errors import Cancelled, InputError
 from beamwright.protocols import RoundCallback, RoundReport
 from beamwright.solver.scheduler import Arrivals, Outcome, Places, Request
 from beamwright.solver.solution import Solution
+
+Stream = Generator[tuple[Request, Outcome], None, None]
 
 _EXIT_S = 5.0
 """For the thread to end with the interpreter: a verifier of the user's may never return."""
@@ -120,6 +123,19 @@ class OneAtATime:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._owner: int | None = None
+        self._stream: Callable[[], Stream | None] = lambda: None
+
+    def stream(self, stream: Stream) -> Stream:
+        """Outcomes that are read one by one, in a turn that lasts until the last is."""
+        self._stream = weakref.ref(stream)
+        return stream
+
+    def give_up(self) -> None:
+        """End what this thread reads of; from inside of it that is refused later (`turn`)."""
+        stream = self._stream() if self._owner == threading.get_ident() else None
+        with suppress(ValueError):  # it is running
+            if stream is not None:
+                stream.close()
 
     def check_outside(self) -> None:
         """Raises InputError if this thread is in the middle of a call: it would wait for ever."""

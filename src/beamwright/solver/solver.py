@@ -27,7 +27,7 @@ from beamwright.saved.checkpoint import CheckpointWriter, read_checkpoint, tree_
 from beamwright.search import SearchPolicy
 from beamwright.search.choose import CONTESTS
 from beamwright.solver.comparison import comparer_of
-from beamwright.solver.handle import Handle, OneAtATime, SubmitQueue
+from beamwright.solver.handle import Handle, OneAtATime, Stream, SubmitQueue
 from beamwright.solver.machinery import Machinery
 from beamwright.solver.notebook import usual_progress
 from beamwright.solver.options import ProblemOptions, RequestOptions, SolverOptions
@@ -41,7 +41,7 @@ from beamwright.solver.request import (
     read_problems,
     take_priority,
 )
-from beamwright.solver.scheduler import Arrivals, Outcome, Request, RequestScheduler, listed
+from beamwright.solver.scheduler import Arrivals, Request, RequestScheduler, listed
 from beamwright.solver.solution import Candidate, Solution
 from beamwright.tree import Problem
 from beamwright.verify.find import declared_verifier
@@ -106,8 +106,9 @@ class Solver:
         return f"<Solver {model.model}, verifier {verifier}, {shape}>"
 
     def close(self) -> None:
-        """Cancel what is submitted, and stop all threads; the solver can still be used."""
+        """Cancel all that is under way, and stop all threads; the solver can still be used."""
         self._queue.close()
+        self._calls.give_up()
         with self._calls.turn():
             self._machinery.stop_threads()
 
@@ -354,7 +355,7 @@ class Solver:
         if in_flight is None:
             outcomes = dict(self._run(listed(requests), max(1, len(requests))))
             return [outcomes[request] for request in requests]
-        ended = self._run(listed(requests), most)
+        ended = self._calls.stream(self._run(listed(requests), most))
         return ((requests[request], outcome) for request, outcome in ended)
 
     def identities(self) -> dict[str, Digest | None]:
@@ -435,9 +436,7 @@ class Solver:
             raise outcome
         return outcome
 
-    def _run(
-        self, arrivals: Arrivals, in_flight: int | None = None
-    ) -> Iterator[tuple[Request, Outcome]]:
+    def _run(self, arrivals: Arrivals, in_flight: int | None = None) -> Stream:
         with self._calls.turn():
             # The schedule as it is now: whoever has set another one since means it.
             scheduler = RequestScheduler(
