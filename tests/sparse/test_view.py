@@ -261,6 +261,25 @@ def test_a_rank_on_a_thread_finds_the_same_and_counts_what_was_waited_for():
     assert (counts.rank_late == 0) == (counts.rank_waited_s == 0.0)
 
 
+@pytest.mark.parametrize("given", [0, 3])
+def test_a_window_that_goes_on_ends_where_its_step_does(given):
+    """What was forwarded behind its end is forgotten; what it was given counts as its own."""
+    batch, rule = Batch(), replace(RULE, method="asyncspade,window=path")
+    for each in batch.own if given else ():
+        values = torch.randn(given, LAYERS, 2, KV_HEADS, DIM, dtype=LAYOUT.dtype)
+        batch.store.append([each], [values])
+    decoded(batch, rule)
+    ended = [
+        (*path, PathPart(s, given + 6)) for path, s in zip(batch.paths, batch.own, strict=True)
+    ]
+    children = [batch.store.create() for _ in ended]
+    rank = CacheRank(batch.store.counts, threaded=False)
+    SparseDecode(rule, rank, batch.store, ended, batch.tail()).own(children)
+    for child in children:
+        for layer, known in child.memory.queries.items():
+            assert len(known) == 6, layer
+
+
 class SpiedRank(CacheRank):
     """Who is asked for what, in order."""
 

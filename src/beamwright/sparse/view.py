@@ -39,7 +39,8 @@ step's windows end there."""
 class Memory:
     """Queries of a row's newest tokens, by layer, the newest last [tokens, heads, head_dim].
 
-    tokens: of its step that were forwarded, those behind its end included.
+    tokens: of its step that were forwarded, those behind its end included, and those that somebody
+    else computed: the part of a sibling that a copy begins with (FlashTTS's truncation).
     """
 
     queries: dict[int, Tensor] = field(default_factory=dict)
@@ -86,6 +87,7 @@ class SparseDecode:
                 before = path[-1] if path and self._rule.how.window == "path" else None
                 known = None if before is None else before.segment.memory
                 segment.memory = known.behind(before.visible) if before and known else Memory()
+                segment.memory.tokens = segment.length
             self._memories.append(Memory() if segment is None else segment.memory)
 
     def foresee(self, layer: int, query: Tensor) -> None:
