@@ -7,7 +7,7 @@ PEERS  := .venv-peers
 # The default build of PyTorch; where the index offers a CPU build, pip takes what the range allows.
 TORCH  := torch>=2.11,<2.14
 
-.PHONY: help demo test test-fast test-nightly test-cpus check dist-check docs stubs bench peers peers-setup gpu-check clean
+.PHONY: help demo test test-fast test-nightly test-cpus check dist-check docs stubs bench papers peers peers-setup gpu-check clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -72,6 +72,9 @@ stubs: $(BIN)/.installed-dev ## write solver/options.pyi from the settings
 
 bench: $(BIN)/.installed-dev ## accuracy against n, on the bundled problems
 	$(BIN)/python -m beamwright_lab.accuracy
+
+papers: $(BIN)/.installed-dev ## the four papers' figures printed again, beside theirs; resumable
+	$(BIN)/python -m beamwright_lab.papers $(ARGS)
 
 peers-setup: $(BIN)/.installed-dev
 	lab/beamwright_lab/peers/setup.sh $(PEERS)

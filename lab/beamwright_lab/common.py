@@ -64,7 +64,7 @@ def _command() -> str:
     return shlex.join(["python", *name.split(), *sys.argv[1:]])
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The checkout's, with a plus where files differ from it; None where there is no git."""
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
     try:
@@ -216,7 +216,7 @@ def finish(name: str, result: Mapping[str, Any]) -> None:
 
     Its `quoted`, if it has one, is the part that pages quote (`beamwright_lab.publish`).
     """
-    origin = {"command": _command(), "commit": _commit(), "machine": machine()}
+    origin = {"command": _command(), "commit": commit(), "machine": machine()}
     full = {"benchmark": name, **result, **origin}
     say(f"written: {write_json(name, full)}")
     print(json.dumps(full), flush=True)

@@ -140,6 +140,12 @@ def take_over(name: str) -> None:
     (FIGURES / f"{name}.json").write_text(as_text(found), encoding="utf-8")
 
 
+def write() -> None:
+    """The blocks of all pages."""
+    for page in pages():
+        page.write_text(rewritten(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="a result, by its file")
@@ -147,8 +153,8 @@ def main() -> None:
     given = parser.parse_args()
     for name in given.names:
         take_over(name)
-    for page in pages() if given.write else ():
-        page.write_text(rewritten(page.read_text(encoding="utf-8")), encoding="utf-8")
+    if given.write:
+        write()
     left = lacking()
     say("\n".join(left) or "all pages say what the files do")
     raise SystemExit(bool(left))
