@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from beamwright import Solver
+from beamwright.errors import CapacityError
 from beamwright.evaluate.recipes import read_recipe
 
 SHIPPED = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
@@ -30,6 +32,54 @@ def test_a_shipped_recipe_runs_every_setting_and_can_be_reported(cli, small, rec
         assert run["tokens"]["generated"] > 0
     report = cli("report", out, "--no-png", "--json").json
     assert {run["name"] for run in report["runs"]} == {run["name"] for run in found["runs"]}
+
+
+@pytest.fixture
+def solved(generator_folder):
+    """Solutions by name of a recipe's settings, or no room: the tiny model, other options."""
+    tiny = {"model": str(generator_folder), "verifier": "logprob", "device": "cpu"}
+    tiny |= {"system_prompt": "", "dtype": "float64", "temperature": 1.0, "seed": 0}
+
+    def find(name, text, **options):
+        (path,) = [each for each in SHIPPED if each.stem == name]
+        found = {}
+        for run in read_recipe(path, {**tiny, **options}).runs:
+            with Solver(run.settings) as solver:
+                try:
+                    found[run.name] = solver.solve(text)
+                except CapacityError as error:
+                    found[run.name] = error
+        return found
+
+    return find
+
+
+def test_lbs_runs_each_part_of_the_paper(solved):
+    """Groups with a copy per beam, then what is shared moves once, then it is kept and once."""
+    size = {"kv_memory": "64KiB", "n": 8, "step_tokens": 8, "max_tokens": 40, "max_rounds": 5}
+    found = solved("lbs", "Ann has 12 apples. She eats 3.", **size)
+    assert isinstance(found.pop("in-gpu"), CapacityError)
+    assert len({each.tree_hash for each in found.values()}) == 1
+    kv, rounds = {name: each.kv for name, each in found.items()}, found["lbs"].rounds
+    published = [kv[name] for name in ("inter-token", "inter-token-prefetch", "lbs")]
+    assert all(each.groups > 2 * rounds for each in published)
+    assert kv["inter-token"].h2d_bytes > kv["lbs"].h2d_bytes > 10 * kv["ranges"].h2d_bytes
+    assert kv["ranges"].groups > rounds
+    assert found["layerwise"].schedule == "layerwise"
+    copies = {name for name, each in found.items() if each.attention == "dense"}
+    assert copies == {"layerwise", "inter-token", "inter-token-prefetch", "lbs"}
+
+
+def test_every_reading_of_asyncspade_selects_and_packs_change_nothing(solved):
+    few = {"select": 24, "sparse_from": 0, "sparse_layers": 0, "n": 2}
+    few |= {"step_tokens": 16, "max_tokens": 48, "max_rounds": 3}
+    text = "Ann has 12 apples. She eats 3 and buys as many again. Then she eats 1, and buys more."
+    found = solved("asyncspade", text, **few)
+    assert all(each.sparse.tokens and each.sparse.selected_mean == 24 for each in found.values())
+    packs = found.pop("packs")
+    assert packs.kv.h2d_bytes > 0
+    assert packs.tree_hash == found["asyncspade"].tree_hash
+    assert len({each.tree_hash for each in found.values()}) >= len(found) - 1
 
 
 def test_chapter_4_samples_nothing_past_its_depth(make_solver):
