@@ -33,3 +33,12 @@ def test_more_rows_are_faster_by_less_than_their_number():
     rows = throughput.utilisation("rtx-4090")
     for one, other in pairwise(rows):
         assert one["times"] < other["times"] <= 2 * one["times"]
+
+
+def test_the_more_is_kept_of_what_is_ahead_the_fewer_passes():
+    rows = [row for row in throughput.invocations("rtx-4090", TREES) if row["in flight"] == 1]
+    rows.sort(key=lambda row: row["kept"])
+    passes = [row["passes"] for row in rows]
+    assert passes == sorted(passes, reverse=True)
+    assert 0 < rows[0]["kept"] < rows[-1]["kept"] == 1
+    assert 0.5 < passes[-1] < 1

@@ -10,6 +10,7 @@ from beamwright_lab.decoupled.cache import (
     USABLE,
     Memory,
     batch_rows,
+    hybrid_rows,
     run,
     searches,
     size_rows,
@@ -54,6 +55,7 @@ def test_where_all_fits_nothing_leaves_and_little_memory_is_seen(trees):
     generator, verifier = batch_rows("rtx-4090", trees, ample)
     assert generator["requests of 1"] > 0.99
     assert verifier["requests of 1"] < 0.5
+    assert generator["of 2,048"] < 0.1 < verifier["of 2,048"]
     assert generator["p10"] <= generator["p50"] <= generator["p90"]
 
 
@@ -61,6 +63,12 @@ def test_the_verifier_saturates_with_fewer_requests():
     for row in size_rows("rtx-4090"):
         if 4 <= row["requests"] <= 64:
             assert row["of its most"] < row["of the verifier's most"]
+
+
+def test_a_prompt_in_a_pass_delays_every_row_of_it():
+    for row in hybrid_rows("rtx-4090"):
+        assert 1 < row["times, 200"] < row["times, 1000"]
+        assert row["alone, ms"] < row["with 200"] < row["apart, 200"], "and saves a little"
 
 
 def test_under_vllms_rules_blocks_are_counted_by_hash(trees):

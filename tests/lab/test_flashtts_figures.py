@@ -1,5 +1,7 @@
 """The figures' comparison on a small search: what may not depend on how it is run."""
 
+from dataclasses import replace
+
 import pytest
 
 from beamwright_lab.flashtts.baseline import Workload, baseline_of, simulate_baseline
@@ -37,6 +39,17 @@ def test_where_all_fits_order_and_split_change_nothing_and_speculation_gains(run
     assert runs["strong"] == runs["P"] == runs["P+M"]
     assert runs[FULL] == runs["M+S"] == runs["P+S"]
     assert runs[FULL].goodput > runs["strong"].goodput
+
+
+def test_what_is_gained_ahead_rests_on_uneven_steps():
+    gains = []
+    for sigma in (0.0, 0.9):
+        work = replace(WORK, step_sigma=sigma)
+        case = baseline_of("1.5B+7B", work.tree(16), 16)
+        without, ahead = (ours(case, VARIANTS[name], work) for name in ("P+M", FULL))
+        gains.append(ahead.goodput_tok_s / without.goodput_tok_s)
+    assert gains[0] < 1.02
+    assert gains[1] > 1.1
 
 
 def test_both_sides_count_goodput_alike():

@@ -1,10 +1,20 @@
 """The tables of the LBS paper's figures and of the fair baselines."""
 
+from dataclasses import replace
+
 import pytest
 
 from beamwright.plan.costs import Layout
 from beamwright_lab.paper import figures
-from beamwright_lab.paper.cases import LBS, LOCALITY, OURS, VARIANTS, SimulatedCase, simulate
+from beamwright_lab.paper.cases import (
+    BASELINE,
+    LBS,
+    LOCALITY,
+    OURS,
+    VARIANTS,
+    SimulatedCase,
+    simulate,
+)
 
 SMALL = SimulatedCase(num_beams=4, kv_bytes=2**30)
 
@@ -18,6 +28,28 @@ def test_lbs_as_published_is_algorithm_1_with_nothing_kept():
 def test_prefix_reuse_and_then_reuse_between_steps_load_less():
     alone, prefetch, published, ours = (simulate(SMALL, v).h2d_bytes for v in LOCALITY)
     assert min(alone, prefetch) > published > ours > 0
+    assert alone < 0.1 * simulate(SMALL, BASELINE).h2d_bytes, "once a step, not once a token"
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "link"),
+    [
+        ("opt-6.7b", "rtx-4090", "nominal"),
+        ("llama-2-7b", "rtx-4090", "nominal"),
+        ("qwen1.5-7b", "rtx-4090", "nominal"),
+        ("opt-2.7b", "rtx-3080-ti", "x8"),
+        ("qwen1.5-4b", "rtx-3080-ti", "x8"),
+    ],
+)
+def test_lbs_is_faster_than_layerwise_on_every_model_and_card(model, gpu, link):
+    case = replace(SMALL, model=model, gpu=gpu, link=link)
+    assert simulate(case, BASELINE).time_s > 1.5 * simulate(case, LBS).time_s
+
+
+def test_longer_steps_win():
+    longer = replace(SMALL, step_tokens=128)
+    assert simulate(longer, LBS).h2d_bytes < simulate(SMALL, LBS).h2d_bytes
+    assert figures.speedup(longer, LBS) > figures.speedup(SMALL, LBS)
 
 
 def test_figure_7_is_reproduced_by_the_equations():

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from beamwright import Solver
-from beamwright_lab.checks.papers import GOOD, run
+from beamwright_lab.checks import papers
 from engines import exact_dtype
 
 PROBLEMS = [(f"p{k}", f"Ann has {k + 3} apples. She eats {k % 3}.") for k in range(3)]
@@ -13,16 +13,20 @@ SUITE, NIGHT, SEED = 6, 200, 1
 
 
 @pytest.fixture
-def tried(generator_folder, verifier_folder):
-    """Counts of so many sets on the tiny model, of which none may be bad."""
+def make(generator_folder, verifier_folder):
+    """Solvers of the tiny model."""
+    options = {"model": str(generator_folder), "verifier": str(verifier_folder)}
+    return partial(_made, options | {"system_prompt": "", "dtype": exact_dtype()})
+
+
+@pytest.fixture
+def tried(make):
+    """Counts of so many sets, of which none may be bad."""
 
     def find(numbers):
-        options = {"model": str(generator_folder), "verifier": str(verifier_folder)}
-        options |= {"system_prompt": "", "dtype": exact_dtype()}
-        make = partial(_made, options)
-        found = run(numbers, SEED, make, PROBLEMS)
+        found = papers.run(numbers, SEED, make, PROBLEMS)
         assert not found["bad"], found["bad"]
-        assert set(found["counts"]) <= set(GOOD)
+        assert set(found["counts"]) <= set(papers.GOOD)
         return found["counts"]
 
     return find
@@ -36,9 +40,25 @@ def test_some_sets(tried):
     assert tried(range(SUITE))["equal"] >= SUITE // 3
 
 
-def test_a_token_that_its_tail_had_no_place_for(tried):
+def test_a_token_that_its_tail_had_no_place_for(make):
     """Selected ahead, on a thread, it did not select itself."""
-    assert tried([71]) == {"equal": 1}
+    decide = {"n": 12, "width": 4, "max_rounds": 5, "seed": 2**40, "temperature": 0.3}
+    decide |= {"delimiter": "e", "sparse": "asyncspade", "select": 24, "sparse_from": 0}
+    free = {"batching": "grouped", "write_back": "eager", "reuse": False, "split": "0.8"}
+    found = papers.tried(make, decide, {**free, "sparse_home": "host"}, 2, PROBLEMS)
+    assert found == {"outcome": "equal"}
+
+
+def test_every_option_of_the_papers_is_drawn():
+    sets = [papers.drawn(number, SEED) for number in range(NIGHT)]
+    free = {name: {each.get(name) for _, each, _ in sets} for name in papers.FREE}
+    for name, values in papers.FREE.items():
+        assert {each for each in values if each is not None} <= free[name], name
+    methods = " ".join(decide.get("sparse", "") for decide, _, _ in sets)
+    for part in ("pack=", "share=2", "each=query", "window=path", "quest", "ahead-pages"):
+        assert part in methods
+    truncated = [decide for decide, each, _ in sets if each.get("speculation") == "truncate"]
+    assert any("window=path" in decide.get("sparse", "") for decide in truncated)
 
 
 @pytest.mark.nightly

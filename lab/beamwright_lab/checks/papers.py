@@ -36,7 +36,7 @@ Problem = tuple[str, str]
 Make = Callable[..., Solver]
 
 _SEARCHES = ("beam", "beam", "best-of-n", "dvts", "dynamic", "lookahead", "particles", "varying")
-_SPARSE = [*METHODS, "asyncspade,pack=2,window=path", "pages,share=2,each=query"]
+_FORESEES = ("beam", "dvts", "lookahead", "varying")
 _BUDGETS = ("30KiB", "60KiB", "120KiB", "300KiB", "600KiB", "1MiB", "2MiB", "4MiB", "16MiB")
 
 PLAIN: Mapping[str, Any] = {"schedule": "in-gpu", "executor": "plain", "speculation": "off"}
@@ -59,7 +59,9 @@ FREE: Mapping[str, Sequence[Any]] = {
     "max_batch": [None, None, 1, 3, 7],
     # FlashTTS
     "speculation": ["auto", "exact", "exact", "off", "truncate"],
-    "verify_ahead": ["never", "slack"],
+    "foresight": ["scores", "bins", "bins"],
+    "truncation": [0.0, 0.5, 0.85],
+    "verify_ahead": ["never", "slack", "slack"],
     "split": ["auto", "auto", "0.2", "0.8"],
     # the thesis
     "explore": ["continuous", "lockstep", "decoupled"],
@@ -99,7 +101,9 @@ def _goes(name: str, decide: Options, free: Options) -> bool:
         return False
     if sparse and (name, schedule) == ("schedule", "layerwise"):
         return False
-    return name not in IGNORED.get(schedule, ()) or "sparse_home" in free
+    if name == "foresight" and decide["search"] not in _FORESEES:
+        return False
+    return name not in IGNORED.get(str(schedule), ()) or "sparse_home" in free
 
 
 def _deciding(draw: random.Random) -> Options:
@@ -127,13 +131,24 @@ def _deciding(draw: random.Random) -> Options:
     found |= {"verify_every": 2} if draw.random() < 0.2 else {}
     found |= {"filter_duplicates": True} if draw.random() < 0.2 else {}
     if draw.random() < 0.4:
-        found["sparse"] = draw.choice(_SPARSE)
+        found["sparse"] = _method(draw)
         found["select"] = draw.choice([16, 24, "1/4"])
         found["sparse_from"] = draw.choice([0, 30])
         found["sparse_layers"] = draw.choice([0, 0, 1])
         if found["sparse"].startswith("a"):
             found |= {"sparse_correct": 0.6} if draw.random() < 0.3 else {}
     return found
+
+
+def _method(draw: random.Random) -> str:
+    """A way of sparse decoding, with any of its options."""
+    name, share = draw.choice([*METHODS]), draw.choice([1, 1, 2])
+    options = [f"share={share}"] if share > 1 else []
+    options += ["each=query"] if draw.random() < 0.3 else []
+    if METHODS[name].query == "predicted":
+        options += [f"pack={share * draw.choice([1, 2])}"] if draw.random() < 0.5 else []
+        options += ["window=path"] if draw.random() < 0.5 else []
+    return ",".join([name, *options])
 
 
 def tried(
