@@ -70,15 +70,14 @@ def _io_share(found: Found) -> Judged:
 def _lbs_speedup(model: str, paper: float) -> Judge:
     def judge(found: Found) -> Judged:
         said = _lbs(found, "9", f"LBS as published over layer-wise, {model}")
-        beams = "16 to 64 beams" if model == "opt-6.7b" else "64 beams"
-        return f"{said}x, {beams}", of(near(span(said)[1], paper))
+        return f"{said}x, 16 to 64 beams", of(near(span(said)[1], paper))
 
     return judge
 
 
 def _longer_steps(found: Found) -> Judged:
     said = _lbs(found, "9", "longer steps win")
-    first, last = (float(each) for each in said.split(" / "))
+    first, *_, last = (float(each) for each in said.split(" / "))
     return f"{first}x at 32, {last}x at 128", of(last / first > 1 + NEAR)
 
 
