@@ -165,12 +165,15 @@ def conditions() -> Iterable[Row]:
         for card, link in LINKS.items():
             for rows, context, selected in ((8, 32768, 2048), (16, 16384, 1024)):
                 load = SparseLoad(rows, context, selected)
-                ranks = two_devices(at_peak(shape, card), shape, load, link)
+                peak = at_peak(shape, card)
+                ranks, model = two_devices(peak, shape, load, link), peak.model
+                most = 2 * model.weight_bytes / model.kv_bytes_per_token - 2 * load.chosen
                 shown = {"case": f"{name} {card} {rows} x {context // 1024}k"}
                 ms = {"inference": ranks.inference_s, "cache rank": ranks.cache_s}
                 ms |= {"link up": ranks.up_s, "link down": ranks.down_s, "slack": ranks.slack_s}
                 yield shown | {k: round(1e3 * v, 2) for k, v in ms.items()} | {
                     "hidden": ranks.hidden,
+                    "hidden by a link of no time up to, tokens": round(most),
                     **{
                         f"TPOT, packs of {size}": round(
                             1e3 * simulate_packs(in_packs(ranks, shape.layers, size)).token_s, 1
