@@ -1,8 +1,11 @@
 """The device runs out of working memory: the group shrinks, the tree stays the same."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from beamwright.engine import tensor_rows
 from beamwright.errors import DeviceMemoryError
 from engines import PROBLEM, FailingDevice, assert_nothing_allocated, assert_same, grow
 
@@ -110,3 +113,16 @@ def test_running_out_anywhere_else_is_one_line_too(make_solver, verifier_folder,
     with pytest.raises(DeviceMemoryError, match=r"out of memory: a round .* \(verify\)"):
         solver.solve(PROBLEM)
     assert_nothing_allocated(solver)
+
+
+def test_what_a_verifier_s_captured_passes_hold_is_not_free_for_rows(
+    make_solver, verifier_folder, monkeypatch
+):
+    """A card's allocator calls it idle, but nobody else gets memory from a graph's pool."""
+    monkeypatch.setattr(tensor_rows, "free_bytes", lambda device: lambda: 40 << 20)
+    with make_solver(**SMALL, verifier=str(verifier_folder)) as solver:
+        machinery = solver._machinery
+        assert machinery.scorer.captured is None
+        free = machinery.batch._memory.max_rows(12)
+        machinery.scorer.captured = SimpleNamespace(idle_bytes=30 << 20)
+        assert machinery.batch._memory.max_rows(12) == pytest.approx(free / 4, rel=0.01)

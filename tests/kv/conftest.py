@@ -22,15 +22,14 @@ def tiers(layout):
     """Stores of so many device and host blocks, four tokens each; without a host where it is 0."""
     links = []
 
-    def make(device=6, host=64, bandwidth=None, budget=None, most=None, **options):
+    def make(device=6, host=64, bandwidth=None, budget=None, shared=None, **options):
         size, tier = layout.bytes_per_block, None
         host_options = {name: options.pop(name) for name in HOST_OPTIONS if name in options}
         if host:
             links.append(StreamLink(HostStreams(), bandwidth))
             host_pool = BlockPool(layout, ByteBudget(host * size, "host KV budget"))
             tier = HostTier(host_pool, links[-1], **host_options)
-        most_bytes = None if most is None else most * size
-        pool = BlockPool(layout, budget or ByteBudget(device * size), most_bytes=most_bytes)
+        pool = BlockPool(layout, budget or ByteBudget(device * size), shared=shared)
         return SegmentStore(pool, tier, **options)
 
     yield make

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from beamwright.errors import CapacityError, format_bytes
-from beamwright.kv import pool as pools
+from beamwright.kv import streams
 from beamwright.kv.pool import BlockPool, ByteBudget
 
 
@@ -82,7 +82,7 @@ class Registry:
 
     def __init__(self, monkeypatch, refuses=99):
         self.held, self.refuses, self.stale_errors = {}, refuses, 0
-        monkeypatch.setattr(pools, "_PIECE_BYTES", 1)
+        monkeypatch.setattr(streams, "_LOCKED_BYTES", 1)
         monkeypatch.setattr(torch.cuda, "cudart", lambda: self)
         monkeypatch.setattr(torch, "ones", self.launch)
 

@@ -1,13 +1,13 @@
-"""Memory that goes from one store to another: nothing is lost, and freed pages are given back."""
+"""Memory that goes from one store to another: nothing is lost, and what is given up is zeros."""
 
 import random
+from itertools import pairwise
 
 import pytest
 import torch
 
 from beamwright.errors import CapacityError
-from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout, ScratchMeter
-from beamwright.kv.store import SegmentStore
+from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout, SharedMemory
 from kv.conftest import filled
 
 TOTAL = 24
@@ -16,9 +16,10 @@ TOTAL = 24
 @pytest.fixture
 def pair(tiers, layout):
     """Two stores that share the bytes of 24 blocks, with a host tier each."""
-    used, size = ScratchMeter(), layout.bytes_per_block
-    budgets = [ByteBudget(12 * size, together=used) for _ in range(2)]
-    return *(tiers(budget=budget, most=TOTAL) for budget in budgets), used
+    size = layout.bytes_per_block
+    shared = SharedMemory(TOTAL * size, size)
+    budgets = [ByteBudget(12 * size, together=shared) for _ in range(2)]
+    return *(tiers(budget=budget, shared=shared) for budget in budgets), shared
 
 
 def move(giver, taker, num_blocks, size):
@@ -58,11 +59,13 @@ def test_what_is_held_stays(pair, layout):
         assert one.resize(0) == 5 * layout.bytes_per_block
         assert torch.equal(one.gather(segment, 20), values)
     assert one.resize(0) == 0
+    assert not one.pool.by_block.any()
     assert other.resize(TOTAL * layout.bytes_per_block) == TOTAL * layout.bytes_per_block
 
 
 def test_without_a_host_tier_only_free_memory_moves(tiers, layout):
-    size, store = layout.bytes_per_block, tiers(device=8, host=0, most=16)
+    size = layout.bytes_per_block
+    store = tiers(device=8, host=0, shared=SharedMemory(16 * size, size))
     filled(store, 12, 0)
     assert store.resize(0) == 3 * size
     assert store.resize(16 * size) == 16 * size
@@ -72,16 +75,55 @@ def test_without_a_host_tier_only_free_memory_moves(tiers, layout):
     store.check()
 
 
-def test_memory_that_is_given_back_takes_none():
-    """Whole pages of free blocks are zeros again, and resident memory falls."""
-    layout = KVLayout(4, 4, 64, torch.float32, 8)  # 64 KiB a block
-    store = SegmentStore(
-        BlockPool(layout, ByteBudget(200 * 2**16), most_bytes=400 * 2**16),
-    )
-    segment, _ = filled(store, 8 * 150, 0)
-    last = segment.blocks[-1]
-    assert torch.count_nonzero(store.pool.storage[last])
-    store.free(segment)
-    assert torch.count_nonzero(store.pool.storage[last])
-    store.resize(0)
-    assert not torch.count_nonzero(store.pool.storage[1 : last - 1])
+def spans(pool, blocks):
+    """Bytes [first, end) of each of these blocks."""
+    start, size = pool.by_block.data_ptr(), pool.bytes_per_block
+    return [(start + block * size, start + (block + 1) * size) for block in blocks]
+
+
+@pytest.mark.parametrize("sizes", [(4, 4), (1, 7), (7, 1), (3, 64), (64, 3)])
+@pytest.mark.parametrize("total", [999, 4096, 10007])
+def test_blocks_from_both_ends_never_meet(sizes, total):
+    """However the bytes are divided; and nobody's block is nobody else's."""
+    layouts = [KVLayout(1, 1, 4 * size, torch.bfloat16, 1) for size in sizes]
+    shared = SharedMemory(total, max(each.bytes_per_block for each in layouts))
+    pools = [BlockPool(each, ByteBudget(0), shared=shared) for each in layouts]
+    for pool in pools:
+        assert pool.by_block.data_ptr() % 16 == 0
+    for part in range(0, total + 1, max(1, total // 97)):
+        held = []
+        for pool, own in zip(pools, (part, total - part), strict=True):
+            assert pool.resize(own) == own
+            held.append(pool.allocate(pool.num_blocks))
+            assert held[-1] == sorted(held[-1]), "neighbours are copied as one"
+        both = zip(pools, held, strict=True)
+        ends = sorted(s for pool, blocks in both for s in spans(pool, [*blocks, pool.spare]))
+        assert all(end <= start for (_, end), (start, _) in pairwise(ends))
+        for pool, blocks in zip(pools, held, strict=True):
+            pool.free(blocks)
+            pool.resize(0)
+            pool.give_back()
+
+
+def test_what_is_left_is_moved_together(pair, layout):
+    """Held or not, at either end; the other store's own is written where it was."""
+    one, other, _ = pair
+    size = layout.bytes_per_block
+    for store, rest in ((one, other), (other, one)):
+        move(rest, store, 0, size)
+        first, _ = filled(store, 40, 0)
+        held, values = filled(store, 16, 1)
+        free, others = filled(store, 8, 2)
+        before = held.blocks[:]
+        store.free(first)
+        with store.lease({held: 1}):
+            move(store, rest, 6, size)
+            assert store.num_relocated == 6
+            assert not {*before} & {*held.blocks}
+            written, numbers = filled(rest, 4 * (TOTAL - 6), 3)
+            for segment, expected in ((held, values), (free, others)):
+                assert torch.equal(store.gather(segment, segment.length), expected)
+            assert torch.equal(rest.gather(written, written.length), numbers)
+        for each, segment in ((store, held), (store, free), (rest, written)):
+            each.free(segment)
+            each.check()

@@ -1,8 +1,10 @@
 """Memory that generator and verifier share: who has it changes the traffic, never the tree."""
 
 import pytest
+import torch
 
 from beamwright.errors import InputError
+from beamwright.kv.cache import CacheManager
 from engines import assert_nothing_allocated, exact_dtype, grow
 
 SPLITS = (0.1, 0.3, 0.5, 0.7, 0.9, "auto")
@@ -61,6 +63,59 @@ def test_memory_moves_while_a_search_runs(scored, expected, conserved):
     assert found.memory.moves == again.memory.moves > 2
     assert found.memory.moved_bytes == again.memory.moved_bytes > 0
     assert found.tree_hash == again.tree_hash == solution.tree_hash
+
+
+@pytest.fixture
+def moved_while_held(monkeypatch):
+    """How many blocks somebody was reading when they were moved."""
+    found, real = [], CacheManager._draw_in
+
+    def spy(self):
+        far = [len(self.device.beyond(s.blocks)) for s in self._present.values() if s.pins]
+        found.append(sum(far))
+        real(self)
+
+    monkeypatch.setattr(CacheManager, "_draw_in", spy)
+    return found
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"graphs": "on", "check_transfers": 1.0},
+        {"attention": "dense"},
+        {"sparse": "quest", "select": 16},
+    ],
+    ids=str,
+)
+def test_rows_go_on_when_memory_moves_under_them(scored, conserved, moved_while_held, how):
+    """Scores come while others are decoded: their blocks change places in the middle of a step."""
+    method = {name: how[name] for name in how.keys() & {"sparse", "select"}}
+    with scored(schedule="in-gpu", **method) as solver:
+        solution, _ = grow(solver)
+        peaks = [model.store.device_peak_bytes for model in solver._machinery.tree_models]
+    with scored(speculation="exact", kv_memory=int(0.6 * sum(peaks)), **how) as solver:
+        found, _ = grow(solver)
+    assert found.tree_hash == solution.tree_hash
+    assert found.memory.moves > 2
+    assert sum(moved_while_held) > 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no card")
+@pytest.mark.parametrize("speculation", ["off", "exact"])
+def test_memory_moves_on_a_card(scored, conserved, speculation):
+    """Between captured steps of one model and captured passes of the other, in one memory."""
+    card = {"device": "cuda", "dtype": "bfloat16", "deterministic": True, "graphs": "on"}
+    with scored(**card, schedule="in-gpu", split=0.5) as solver:
+        solution, _ = grow(solver)
+        peaks = [model.store.device_peak_bytes for model in solver._machinery.tree_models]
+    tight = {**card, "kv_memory": int(0.6 * sum(peaks)), "speculation": speculation}
+    with scored(**tight, check_transfers=1.0) as solver:
+        found, _ = grow(solver)
+        again, _ = grow(solver)
+    assert found.tree_hash == again.tree_hash == solution.tree_hash
+    assert found.memory.moves == again.memory.moves > 2
+    assert found.kv.device_peak_bytes <= tight["kv_memory"]
 
 
 def test_beside_a_lane_nothing_moves(scored, expected, conserved):

@@ -365,11 +365,13 @@ def make_running_batch(
     progress: Progress | None = None,
     costs: PassCosts | None = None,
     rows_bytes: int | None = None,
+    scorer: TreeModel | None = None,
 ) -> RunningBatch:
     """Rows on the model's device, at first none.
 
     token_stats, keeps_states: see `TensorRows`. costs: of a pass and the link, for schedules.
     rows_bytes: that rows may take beside KV, where the device does not say what is free.
+    scorer: the model beside this one, whose captured passes hold memory that seems to be free.
     not_captured: hears why steps cannot be captured.
     """
     replay = make_replay(settings.schedule.graphs, model, not_captured)
@@ -398,19 +400,22 @@ def make_running_batch(
         prefill,
         StepLengths(decodings, model.decoder.shape.context),
         settings.schedule,
-        _working_memory(model, costs, rows_bytes, padded_rows if replay is None else captured_rows),
+        _working_memory(
+            (model, scorer), costs, rows_bytes, padded_rows if replay is None else captured_rows
+        ),
         progress,
         AsideWriter(model, rows.num_tokens, "the generator"),
     )
 
 
 def _working_memory(
-    model: TreeModel,
+    models: tuple[TreeModel, TreeModel | None],
     costs: PassCosts | None,
     rows_bytes: int | None,
     pad: Callable[[int], int],
 ) -> WorkingMemory:
-    """The room beside a model's KV."""
+    """The room beside a model's KV, and another model's captured passes."""
+    model, scorer = models
     shape, pool = model.decoder.shape, model.store.pool
 
     def row_bytes(step_tokens: int) -> int:
@@ -424,6 +429,11 @@ def _working_memory(
         return beside + shape.working_bytes_per_row(pool.layout.dtype.itemsize)
 
     free = free_bytes(model.decoder.device)
-    if free is None and rows_bytes is not None:
-        free = partial(int, rows_bytes)
-    return WorkingMemory(free, row_bytes, costs, pad)
+    if free is None:
+        known = None if rows_bytes is None else partial(int, rows_bytes)
+        return WorkingMemory(known, row_bytes, costs, pad)
+
+    def left() -> int:
+        return free() - (0 if scorer is None else scorer.idle_bytes)
+
+    return WorkingMemory(left, row_bytes, costs, pad)

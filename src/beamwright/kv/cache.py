@@ -24,6 +24,8 @@ class CacheManager(SegmentOwner):
 
     copies_per_beam: every beam of a group gets its own device copy (the LBS paper's layout).
     outgrown: True once something had to leave the device.
+    num_relocated: blocks that have changed places while they were read: whoever has kept where they
+        are looks again.
     recompute_segments: set by the model that can compute KV again; called parents first.
     """
 
@@ -38,7 +40,7 @@ class CacheManager(SegmentOwner):
         super().__init__(device, host)
         self.copies_per_beam = copies_per_beam
         self.log = log
-        self.outgrown = False
+        self.outgrown, self.num_relocated = False, 0
         self.recompute_segments: Callable[[Sequence[Segment]], None] | None = None
         self._tick = 0
 
@@ -268,7 +270,9 @@ class CacheManager(SegmentOwner):
     def resize(self, total_bytes: int) -> int:
         """Make the device's budget this large; what is in the way leaves it, least urgent first.
 
-        Segments that are held stay. Returns the budget in bytes.
+        Segments that are held stay, but what is left is moved together, behind all that compute
+        has been told so far: then nobody has a block of what is given up. Returns the budget in
+        bytes.
 
         Raises:
             CapacityError: if the host tier is full; LinkError: if the link has failed.
@@ -277,7 +281,33 @@ class CacheManager(SegmentOwner):
         excess = device.num_blocks - device.num_free - total_bytes // device.bytes_per_block
         if excess > 0 and self.host is not None:
             self._evict(self._victims(), excess)
-        return device.resize(total_bytes)
+        total_bytes = device.resize(total_bytes)
+        self._draw_in()
+        device.give_back()
+        return total_bytes
+
+    def _draw_in(self) -> None:
+        """Move the blocks that are beyond the budget to free ones within."""
+        device = self.device
+        far = [
+            (segment, blocks, places)
+            for segment in self._present.values()
+            for blocks in segment.copies
+            if (places := device.beyond(blocks))
+        ]
+        for segment, _, _ in far:
+            self._wait_for(segment, *Direction)
+        source, destination = list[int](), list[int]()
+        for _, blocks, places in far:
+            leaving = [blocks[place] for place in places]
+            device.free(leaving)
+            source += leaving
+            for place, block in zip(places, device.allocate(len(leaving)), strict=True):
+                blocks[place] = block
+                destination.append(block)
+        if source:
+            self.copy_on_device(source, destination)
+            self.num_relocated += len(source)
 
     def _take(self, num_blocks: int) -> list[int]:
         """Device blocks, evicting what is wanted last."""

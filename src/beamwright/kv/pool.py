@@ -9,13 +9,9 @@ simulator runs on `BlockLedger`s alone, without memory. Knows no segments.
 from __future__ import annotations
 
 import math
-import mmap
-import weakref
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush, nlargest
-from itertools import groupby
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -24,7 +20,7 @@ import torch
 from beamwright.errors import DEVICE_TIER, CapacityError, DeviceMemoryError, format_bytes
 from beamwright.kv.codes import decoded, encoded
 from beamwright.kv.states import StateCells, StateLayout
-from beamwright.kv.streams import BlockMemory
+from beamwright.kv.streams import BlockMemory, LockedBlocks
 from beamwright.plan.costs import group_blocks
 from beamwright.sections import KVDtype
 
@@ -92,6 +88,47 @@ class ByteBudget(ScratchMeter):
         self.add(-num_bytes)
 
 
+_ALIGNED_BYTES = 256  # as memory of its own is
+
+
+class SharedMemory(ScratchMeter):
+    """Memory of two pools, and the bytes that both use: blocks of the first count from its
+    beginning, those of the second from its end, so either may have what the other has not.
+
+    Budgets say who has how much. All is zeros where no block has been since it changed hands.
+    most_block_bytes: of a block of either pool.
+    """
+
+    def __init__(self, total_bytes: int, most_block_bytes: int) -> None:
+        super().__init__()
+        self.total_bytes, self._most = total_bytes, most_block_bytes
+        self._flat: torch.Tensor | None = None
+
+    def blocks(self, block_bytes: int, device: str) -> tuple[torch.Tensor, int]:
+        """Bytes [block, bytes] of the next pool, and which block is its first one. The last one is
+        nobody's, behind all that is shared, and another than the other pool's."""
+        assert block_bytes <= self._most
+        count, room = self.total_bytes // block_bytes, self.total_bytes + _ALIGNED_BYTES
+        if self._flat is None:
+            self._flat = zeros(room + 3 * self._most, device)
+            end = -(-(room + self._most) // block_bytes) + 1
+            return self._flat[: end * block_bytes].view(end, block_bytes), 0
+        over = self.total_bytes - count * block_bytes
+        start = -(-over // _ALIGNED_BYTES) * _ALIGNED_BYTES
+        own = self._flat[start : start + (count + 1) * block_bytes]
+        return own.view(count + 1, block_bytes), count - 1
+
+
+def zeros(num_bytes: int, device: str) -> torch.Tensor:
+    """Zeros, because a masked position must never hold NaN bits left over from other memory.
+
+    On a CPU their pages are committed on first touch.
+    """
+    if device != "cpu":
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8))
+
+
 @dataclass(frozen=True)
 class GroupBlocks:
     """What blocks of one group of layers hold. window: tokens that its layers see, None for all.
@@ -115,7 +152,7 @@ class GroupBlocks:
 
 
 class BlockLedger:
-    """Blocks of `block_tokens` tokens; the lowest ids that are free come first.
+    """Blocks of `block_tokens` tokens; those that are free and nearest to the first come first.
 
     `check` verifies free + owned = total.
     most_bytes: how far `resize` can go; by default the budget is what it is.
@@ -143,9 +180,10 @@ class BlockLedger:
         self.num_blocks = budget.total_bytes // self.bytes_per_block
         self._most_bytes = budget.total_bytes if most_bytes is None else most_bytes
         self._most_blocks = self._most_bytes // self.bytes_per_block  # ids that there are
-        # Blocks are handed out from the low end first, so that untouched memory stays uncommitted,
-        # and a segment's are neighbours, which one copy moves: `_returned` is the heap of those
-        # used before; all from `_untouched` on are free.
+        # Blocks are handed out from one end, so that untouched memory stays uncommitted, and a
+        # segment's are neighbours, which one copy moves: `_returned` is the heap of those used
+        # before, counted from the first one; all from `_untouched` on are free.
+        self._first = 0
         self._returned: list[int] = []
         self._untouched = 0
         self._used: set[int] = set()
@@ -180,8 +218,9 @@ class BlockLedger:
         taken = [heappop(self._returned) for _ in range(min(num_blocks, len(self._returned)))]
         first, self._untouched = self._untouched, self._untouched + num_blocks - len(taken)
         taken.extend(range(first, self._untouched))
-        self._used.update(taken)
-        return taken
+        blocks = sorted([abs(self._first - place) for place in taken])
+        self._used.update(blocks)
+        return blocks
 
     def free(self, blocks: list[int]) -> None:
         """Give blocks back; a block given back twice is an AssertionError."""
@@ -189,7 +228,7 @@ class BlockLedger:
             if block not in self._used:
                 raise AssertionError(f"block {block} was freed twice")
             self._used.remove(block)
-            heappush(self._returned, block)
+            heappush(self._returned, abs(self._first - block))
         self.budget.release(len(blocks) * self.bytes_per_block)
 
     def resize(self, total_bytes: int) -> int:
@@ -201,12 +240,22 @@ class BlockLedger:
         total_bytes = max(min(total_bytes, self._most_bytes), self.budget.used_bytes)
         self.budget.total_bytes = total_bytes
         self.num_blocks = total_bytes // self.bytes_per_block
-        # What has been used before and is free now keeps memory: as much as goes to somebody else.
-        self.give_back(nlargest(max(0, self._untouched - self.num_blocks), self._returned))
         return total_bytes
 
-    def give_back(self, blocks: list[int]) -> None:
-        """Nobody will read these free blocks: their memory is the operating system's again."""
+    def beyond(self, blocks: Sequence[int]) -> list[int]:
+        """Places in this list of blocks that the budget, made smaller, has no room for."""
+        if self._untouched <= self.num_blocks:
+            return []
+        return [i for i, b in enumerate(blocks) if abs(self._first - b) >= self.num_blocks]
+
+    def give_back(self) -> range:
+        """Nobody has a block beyond the budget any more: forget those that were used, as places
+        counted from the first; they are somebody else's now."""
+        given = range(self.num_blocks, self._untouched)
+        if given:
+            self._untouched = self.num_blocks
+            self._returned = sorted(place for place in self._returned if place not in given)
+        return given
 
     def check(self, owned: list[int]) -> None:
         """Conservation: `owned` blocks are distinct, not free, and all others are free."""
@@ -271,7 +320,7 @@ class BlockPool(BlockLedger):
     spare: a block that nobody owns, behind the others: there kernels put what is not kept.
     pinned: host memory that is page-locked as its blocks come into use, so that a GPU copies from
         and to it without staging.
-    most_bytes: see `BlockLedger`; address space for as much is taken at once.
+    shared: where the blocks are, if another pool may have the rest; see `CacheManager.resize`.
     """
 
     def __init__(
@@ -281,7 +330,7 @@ class BlockPool(BlockLedger):
         device: str = "cpu",
         *,
         pinned: bool = False,
-        most_bytes: int | None = None,
+        shared: SharedMemory | None = None,
         states: StateLayout | None = None,
     ) -> None:
         self.layouts = (layout,) if isinstance(layout, KVLayout) else tuple(layout)
@@ -291,24 +340,25 @@ class BlockPool(BlockLedger):
         if states is not None:
             groups.append(GroupBlocks.of_states(states.num_blocks(block_bytes)))
         token_bytes = sum(each.bytes_per_token for each in self.layouts)
+        most_bytes = None if shared is None else shared.total_bytes
         super().__init__(token_bytes, layout.block_tokens, budget, most_bytes, groups, block_bytes)
-        self._pages: mmap.mmap | None = None
         self._locked: LockedBlocks | None = None
-        self.spare = self._most_blocks
         num_blocks = self._most_blocks + (not pinned)
         size = num_blocks * self.bytes_per_block
         try:
-            if pinned and size:
+            if shared is not None:
+                by_block, self._first = shared.blocks(self.bytes_per_block, device)
+            elif pinned and size:
                 self._locked = LockedBlocks(self._most_blocks, self.bytes_per_block)
-                flat = self._locked.memory.by_block.flatten()
+                by_block = self._locked.memory.by_block
             else:
-                flat = self._zeros(size, device, gives_back=most_bytes is not None and not pinned)
+                by_block = zeros(size, device).view(num_blocks, self.bytes_per_block)
         except (MemoryError, RuntimeError, OSError) as error:  # torch says it with RuntimeErrors
             option = "--memory or --kv-memory" if budget.tier == DEVICE_TIER else "--host-memory"
             raise DeviceMemoryError(
                 f"the {budget.tier} of {format_bytes(size)} cannot be allocated", f"lower {option}"
             ) from error
-        self.by_block = by_block = flat.view(num_blocks, self.bytes_per_block)
+        self.by_block, self.spare = by_block, len(by_block) - (not pinned)
         self.groups_kv = [KVBlocks.of(by_block, each) for each in self.layouts]
         self.kv = self.groups_kv[0]
         self.states = None if states is None else StateCells(by_block, states)
@@ -320,19 +370,6 @@ class BlockPool(BlockLedger):
         # A copier thread copies arrays, a stream tensors.
         self._bytes: Any = by_block.numpy() if self.memory is None else by_block
 
-    def _zeros(self, size: int, device: str, *, gives_back: bool) -> torch.Tensor:
-        """Zeros, because a masked position must never hold NaN bits left over from other memory.
-
-        On a CPU their pages are committed on first touch. gives_back: and can be given back, where
-        the operating system offers that.
-        """
-        if device != "cpu" or not size:
-            return torch.zeros(size, dtype=torch.uint8, device=device)
-        if gives_back and hasattr(mmap, "MADV_DONTNEED"):
-            self._pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            return torch.from_numpy(np.frombuffer(self._pages, dtype=np.uint8))
-        return torch.from_numpy(np.zeros(size, dtype=np.uint8))
-
     def allocate(self, num_blocks: int) -> list[int]:
         taken = super().allocate(num_blocks)
         if self._locked is not None:
@@ -343,17 +380,11 @@ class BlockPool(BlockLedger):
         """An array, or a tensor where the pool is on a GPU or pinned for one."""
         return self._bytes[block]
 
-    def give_back(self, blocks: list[int]) -> None:
-        """Pages that lie wholly within these blocks are the operating system's; zeros next time."""
-        if self._pages is None:
-            return
-        size, page = self.bytes_per_block, mmap.PAGESIZE
-        for _, run in groupby(enumerate(sorted(blocks)), lambda pair: pair[1] - pair[0]):
-            together = [block for _, block in run]
-            start = -(-together[0] * size // page) * page
-            end = (together[-1] + 1) * size // page * page
-            if end > start:
-                self._pages.madvise(mmap.MADV_DONTNEED, start, end - start)
+    def give_back(self) -> range:
+        if given := super().give_back():
+            ends = sorted([abs(self._first - given[0]), abs(self._first - given[-1])])
+            self.by_block[ends[0] : ends[1] + 1] = 0
+        return given
 
 
 @dataclass(frozen=True)
@@ -401,47 +432,3 @@ class KVBlocks:
             self.storage[at] = values.to(self.storage.dtype)
         else:
             self.storage[at], self.exponents[at] = encoded(values, self.layout.kept)
-
-
-_PIECE_BYTES = 2**26
-
-
-class LockedBlocks:
-    """Zeros on the host, by block; page-locked a piece at a time, since locking touches all pages.
-
-    A piece ends where both a block and a page end: a page is locked once, and no copy may reach
-    from one piece into the next. Where nothing can be locked so, `pin_memory=True` gets all of it
-    at once (not otherwise: that allocator rounds up to a power of two, and keeps what is freed).
-    Memory that is refused later stays as it is: copies are right, and slower.
-
-    memory: all of it, in such pieces.
-    """
-
-    def __init__(self, num_blocks: int, block_bytes: int) -> None:
-        size, page = num_blocks * block_bytes, mmap.PAGESIZE
-        whole = page // math.gcd(page, block_bytes)
-        stretch = whole * max(1, _PIECE_BYTES // (whole * block_bytes))
-        self._owner = np.zeros(size + page, dtype=np.uint8)
-        start = -self._owner.ctypes.data % page
-        flat = torch.from_numpy(self._owner[start : start + size])
-        self.memory = BlockMemory(flat.view(-1, block_bytes), stretch)
-        self._num_locked = 0
-        self.lock(1)
-        if not self.memory.locked:
-            flat = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
-            self._owner, self._num_locked = flat.numpy(), num_blocks
-            self.memory = BlockMemory(flat.view(-1, block_bytes), stretch)
-
-    def lock(self, num_blocks: int) -> None:
-        """The first blocks come into use."""
-        while self._num_locked < num_blocks and self.memory.locked:
-            end = self._num_locked + self.memory.stretch
-            piece = self.memory.by_block[self._num_locked : end]
-            cudart, address = torch.cuda.cudart(), piece.data_ptr()
-            if int(cudart.cudaHostRegister(address, piece.nbytes, 0)):
-                self.memory.locked = False
-                with suppress(RuntimeError):
-                    _ = torch.ones(1, device="cuda") + 1  # else the next launch reports it
-                return
-            weakref.finalize(self._owner, cudart.cudaHostUnregister, address)
-            self._num_locked = end

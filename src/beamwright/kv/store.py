@@ -18,6 +18,8 @@ from beamwright.kv.states import StateRows, StateTables
 from beamwright.kv.streams import sent
 from beamwright.kv.tails import RowTails, Tail
 
+_COPIED_BYTES = 2**24
+
 
 class SegmentStore(CacheManager, KVReader):
     """Creates, extends, reads and frees segments in one device pool, with an optional host pool.
@@ -230,9 +232,14 @@ class SegmentStore(CacheManager, KVReader):
         return {layer: [self.read(layer, s) for s in slots] for layer, slots in wanted.items()}
 
     def copy_on_device(self, source: Sequence[int], destination: Sequence[int]) -> None:
-        """Copy blocks within the device."""
+        """Copy blocks within the device, a few at a time: what was read is in working memory."""
         blocks = self.pool.by_block
-        blocks[torch.tensor(destination)] = blocks[torch.tensor(source)]
+        if blocks.shape[1] % 8 == 0:
+            blocks = blocks.view(torch.int64)
+        to, read = sent([destination, source], blocks.device)
+        count = max(1, _COPIED_BYTES // self.pool.bytes_per_block)
+        for there, here in zip(to.split(count), read.split(count), strict=True):
+            blocks.index_copy_(0, there, blocks.index_select(0, here))
 
 
 class HostedStore(SegmentStore):

@@ -7,9 +7,13 @@ compute runs as the host calls it, so a copy may start at once, and who needs it
 
 from __future__ import annotations
 
+import math
+import mmap
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -20,6 +24,8 @@ import torch
 from numpy.typing import NDArray
 
 from beamwright.protocols import Direction
+
+_LOCKED_BYTES = 2**26  # at a time
 
 
 def sent(values: Any, device: torch.device) -> torch.Tensor:
@@ -49,6 +55,47 @@ class BlockMemory:
     by_block: torch.Tensor
     stretch: int
     locked: bool = True
+
+
+class LockedBlocks:
+    """Zeros on the host, by block; page-locked a piece at a time, since locking touches all pages.
+
+    A piece ends where both a block and a page end: a page is locked once, and no copy may reach
+    from one piece into the next. Where nothing can be locked so, `pin_memory=True` gets all of it
+    at once (not otherwise: that allocator rounds up to a power of two, and keeps what is freed).
+    Memory that is refused later stays as it is: copies are right, and slower.
+
+    memory: all of it, in such pieces.
+    """
+
+    def __init__(self, num_blocks: int, block_bytes: int) -> None:
+        size, page = num_blocks * block_bytes, mmap.PAGESIZE
+        whole = page // math.gcd(page, block_bytes)
+        stretch = whole * max(1, _LOCKED_BYTES // (whole * block_bytes))
+        self._owner = np.zeros(size + page, dtype=np.uint8)
+        start = -self._owner.ctypes.data % page
+        flat = torch.from_numpy(self._owner[start : start + size])
+        self.memory = BlockMemory(flat.view(-1, block_bytes), stretch)
+        self._num_locked = 0
+        self.lock(1)
+        if not self.memory.locked:
+            flat = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
+            self._owner, self._num_locked = flat.numpy(), num_blocks
+            self.memory = BlockMemory(flat.view(-1, block_bytes), stretch)
+
+    def lock(self, num_blocks: int) -> None:
+        """The first blocks come into use."""
+        while self._num_locked < num_blocks and self.memory.locked:
+            end = self._num_locked + self.memory.stretch
+            piece = self.memory.by_block[self._num_locked : end]
+            cudart, address = torch.cuda.cudart(), piece.data_ptr()
+            if int(cudart.cudaHostRegister(address, piece.nbytes, 0)):
+                self.memory.locked = False
+                with suppress(RuntimeError):
+                    _ = torch.ones(1, device="cuda") + 1  # else the next launch reports it
+                return
+            weakref.finalize(self._owner, cudart.cudaHostUnregister, address)
+            self._num_locked = end
 
 
 class Blocks(NamedTuple):

@@ -104,6 +104,7 @@ class DecodeSession:
         self._workspace: Any = None if make_workspace is None else make_workspace(store)
         self._stays = stays
         self._view: Any = None
+        self._seen = store.num_relocated  # when the view was made
         self._states: StateRows | None = None
         cells = store.pool.states if steps_in_place(decoder, store) else None
         self._state_tables = None if cells is None else StateTables(cells)
@@ -231,6 +232,10 @@ class DecodeSession:
             self.store({place: row.num_tokens for place, row in full.items()})
             for row in full.values():
                 row.flushed, row.held = row.num_tokens, 0
+        relocated = self._seen != self._store.num_relocated
+        if relocated:
+            self._states = None
+        if full or relocated:
             self._open_view()
         self._spread_view(None)
         lengths = [row.held if row is not None else None for row in self._rows]
@@ -350,6 +355,7 @@ class DecodeSession:
 
     def _open_view(self) -> None:
         self._close_view()
+        self._seen = self._store.num_relocated
         live = next((row for row in self._rows if row is not None), None)
         assert live is not None, "a batch has a row"
         # Rows without a segment decode nothing that is kept; they read what some other row reads.

@@ -21,7 +21,7 @@ from beamwright.attention.protocols import AttentionBackend
 from beamwright.errors import DeviceMemoryError
 from beamwright.kv.checksums import Checksums
 from beamwright.kv.link import KVLog, Link
-from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout, group_layouts
+from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout, SharedMemory, group_layouts
 from beamwright.kv.segments import (
     HostTier,
     Path,
@@ -97,8 +97,8 @@ class TreeModel:
     """Decoder + segment store + attention backend of one model (generator or verifier).
 
     host: the host tier; None if all KV is on the device. make_store: makes another store than that
-    of a device and its host tier. shared: counts what two models use together, where this model's
-    budget is a part that `CacheManager.resize` may change.
+    of a device and its host tier. shared: memory of two models, the generator first, where this
+    model's budget is a part that `CacheManager.resize` may change.
     captured: passes that are run as captured steps; None where none is, see `capture`.
     """
 
@@ -112,7 +112,7 @@ class TreeModel:
         host: HostOptions | None = None,
         log: KVLog | None = None,
         make_store: StoreMaker | None = None,
-        shared: ByteBudget | None = None,
+        shared: SharedMemory | None = None,
     ) -> None:
         shape = decoder.shape
         layouts, states = kv_layouts(decoder), state_layout(decoder)
@@ -124,10 +124,8 @@ class TreeModel:
         if make_store is not None:
             self.store = make_store(layouts[0], self.budget, decoder.device)
         else:
-            most_bytes = None if shared is None else shared.total_bytes
-            pool = BlockPool(
-                layouts, self.budget, str(decoder.device), most_bytes=most_bytes, states=states
-            )
+            device = str(decoder.device)
+            pool = BlockPool(layouts, self.budget, device, shared=shared, states=states)
             tier = None
             if host is not None:
                 hint = "raise --host-memory, or use --evict recompute"

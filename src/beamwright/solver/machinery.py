@@ -29,7 +29,7 @@ from beamwright.engine.timeline import Timeline
 from beamwright.errors import InputError
 from beamwright.kv.checksums import Checksums
 from beamwright.kv.link import Link, StreamLink, Wire
-from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
+from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout, SharedMemory
 from beamwright.kv.store import HostedStore
 from beamwright.kv.streams import CudaStreams, HostStreams
 from beamwright.layerwise.backend import LayerwiseAttention
@@ -117,7 +117,7 @@ class Machinery:
     generator: TreeModel | None = None
     scorer: TreeModel | None = None
     tier: HostShares | None = None
-    shared: ByteBudget | None = None
+    shared: SharedMemory | None = None
     moving: MovingSplit | None = None
     rule: SparseRule | None = None
     remote: RemoteGenerator | None = None
@@ -287,6 +287,7 @@ class Machinery:
                 progress=progress,
                 costs=costs.pass_costs(),
                 rows_bytes=self.plan.rows_bytes,
+                scorer=self.scorer,
             )
         if stats:
             raise InputError(
@@ -309,14 +310,12 @@ class Machinery:
         sizes, kv_bytes = _sizes(loaded), plan.generator_kv_bytes
         settings = settled.with_most_rows(settings, sizes, kv_bytes)
         needs_turns = False
-        if verifier is not None:
-            # Memory can move where a pool takes pages as it is used, a CPU's.
-            on_cpu = torch.device(settings.model.device).type == "cpu"
-            if isinstance(settings.memory.split, str) and on_cpu:
-                self.shared = ByteBudget(plan.kv_bytes)
-                both, prompt = [sizes, _sizes(verifier)], settled.TYPICAL_PROMPT_TOKENS
-                needed = memory.path_needs(settings, both, prompt)
-                needs_turns = needed[1] > plan.verifier_kv_bytes
+        if verifier is not None and isinstance(settings.memory.split, str):
+            both, prompt = [sizes, _sizes(verifier)], settled.TYPICAL_PROMPT_TOKENS
+            most_block_bytes = max(model.block_bytes for model in both)
+            self.shared = SharedMemory(plan.kv_bytes, most_block_bytes)
+            needed = memory.path_needs(settings, both, prompt)
+            needs_turns = needed[1] > plan.verifier_kv_bytes
         name = settled.schedule_name(settings, sizes, kv_bytes, needs_turns=needs_turns)
         named = settings.schedule.model_copy(update={"schedule": name})
         row = schedule_row(named)

@@ -131,6 +131,8 @@ class RequestScheduler:
         stores = [model.store for model in machinery.tree_models]
         for store in stores:
             store.reset_peaks()
+        if machinery.shared is not None:
+            machinery.shared.reset_peak()
         self._meter = Meter(machinery, schedule)
         self._engine = self._make_engine(in_flight)
         rows = USUAL_ROWS if machinery.remote is None else REMOTE_ROWS

@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from beamwright.engine import selftest
+from beamwright.kv.pool import SharedMemory
 from beamwright.kv.segments import PathPart
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.linear import prepack
@@ -68,6 +69,35 @@ def test_what_a_pass_writes_it_reads_in_place(kernels, brief, monkeypatch):
         found.append([h for batch in batches for h in model.prefill(requests[batch])])
     assert all(map(torch.equal, *found))
     assert len(kept) == 3, "those apart"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the decoder of this test is on the CPU")
+@torch.inference_mode()
+def test_rows_are_read_and_written_where_their_blocks_have_been_moved_to(kernels, brief):
+    """In the middle of a step, while another model takes over where they were."""
+    found = []
+    for moves in (False, True):
+        model, other = (
+            TreeModel(brief, kernels("triton-tree"), budget, shared=shared)
+            for shared in [SharedMemory(1 << 14, 1 << 10)]
+            for budget in (1 << 14, 0)
+        )
+        gone, root, *own = (model.store.create() for _ in range(4))
+        for segment, length in ((gone, 64), (root, 19)):
+            model.prefill([PrefillRequest((), segment, range(length), 0)])
+        session = model.open_session([(PathPart(root, 19),)] * 2, own)
+        ids, positions = torch.tensor([3, 4]), torch.tensor([19, 19])
+        found.append([session.forward(ids, positions)])
+        if moves:
+            before = [*root.blocks, *own[0].blocks]
+            model.store.free(gone)
+            other.store.resize((1 << 14) - model.store.resize(model.budget.used_bytes))
+            assert not {*before} & {*root.blocks, *own[0].blocks}
+            other.prefill([PrefillRequest((), other.store.create(), [*range(4, 60)], 0)])
+        found[-1].append(session.forward(ids, positions + 1))
+        for each in (model, other):
+            each.store.check()
+    assert all(map(torch.equal, *found))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the solver of this test is on the CPU")
