@@ -38,7 +38,7 @@ def _model(decoder):
     kinds = tuple((type(each), type(each.weight)) for each in products)
     embedding = weights.embedding.double()
     content = (embedding.sum().item(), embedding.square().sum().item())
-    rows = decoder.tile_rows, decoder.least_rows
+    rows = decoder.tile_rows, decoder.least_rows, decoder.kv_dtype
     return decoder.shape, decoder.dtype, str(decoder.device), rows, kinds, content
 
 

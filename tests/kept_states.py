@@ -2,11 +2,13 @@
 
 import torch
 
+from beamwright.attention.protocols import AttentionView
 
-class KeptRows:
+
+class KeptRows(AttentionView):
     """Rows behind one another's tokens, none shared; `begin` says what the next pass computes.
 
-    It is an `AttentionView`, and its own `RowStates`.
+    Its states are its own, see `kv.states.StateRows`.
     """
 
     def __init__(self, shape, dtype, num_rows):
@@ -38,9 +40,6 @@ class KeptRows:
             found[start : start + count] = torch.einsum("hqk,khd->qhd", weights, value)
             start += count
         return found
-
-    def close(self):
-        """Nothing is held."""
 
     def placed(self, layer):
         return None

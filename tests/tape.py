@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from beamwright.attention.protocols import AttentionBackend, DecodeView
 from beamwright.engine.graphs import Replay
 from beamwright.models.session import DecodeSession
 
@@ -185,7 +186,7 @@ class Lists:
         self.lengths = None
 
 
-class FixedDecode:
+class FixedDecode(DecodeView):
     def __init__(self, store, paths, tail, lists):
         self.store, self.paths, self.tail, self.lists = store, list(paths), tail, lists
         self.live = [True] * len(paths)
@@ -228,21 +229,15 @@ class FixedDecode:
         self.paths, self.live = [self.paths[r] for r in kept], [self.live[r] for r in kept]
         self.stale = True
 
-    def count_rows(self, num_rows):
-        pass
-
     def drop_rows(self, rows):
         for row in rows:
             self.live[row] = False
 
-    def close(self):
-        pass
 
-
-class FixedAttention:
+class FixedAttention(AttentionBackend):
     """As slow as can be, and a function of fixed tensors only; in float64 equal to the others."""
 
-    name, tail_tokens, copies_per_beam = "fixed", 64, False
+    name, tail_tokens = "fixed", 64
 
     def __init__(self, prefill):
         self.prefill_view = prefill.prefill_view

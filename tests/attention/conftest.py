@@ -99,14 +99,11 @@ class Batch:
     def __init__(self, forest, backend, seed=0):
         self.forest, self.seed = forest, seed
         self.attention = make_attention(backend) if isinstance(backend, str) else backend
-        store, device = forest.store, torch.device(forest.device)
+        store = forest.store
         # The oracle sums whatever it is given: it is held against the longest tails.
         capacity = 256 if self.attention.name == "reference" else self.attention.tail_tokens
-        self.in_blocks = hasattr(self.attention, "make_tail")
-        if self.in_blocks:
-            self.tail = self.attention.make_tail(store, store.pool.spare)
-        else:
-            self.tail = RowTails(forest.layout, capacity, store.scratch, device)
+        self.in_blocks = self.attention.writes_blocks
+        self.tail = self.attention.make_tail(store) if self.in_blocks else RowTails(store, capacity)
         self.rows, self.held, self.view, self.own = [], [], None, []
 
     def arrange(self, kept, joining=(), held=None):

@@ -2,9 +2,10 @@ import pytest
 import torch
 
 from beamwright.attention import BACKENDS, make_attention
-from beamwright.attention.dense import PathCopies
+from beamwright.attention.dense import DenseDecode
 from beamwright.attention.shared import SharedSegments
 from beamwright.kv.segments import PathPart
+from beamwright.kv.tails import RowTails
 from layerwise.drives import largest_difference, plain_softmax
 
 FAST = ["dense", "tree"]
@@ -127,9 +128,9 @@ def test_each_row_reads_its_own_device_copy(make_forest):
     segment.copies.append(store.pool.allocate(len(first)))
     store.copy_on_device(first, segment.copies[1])
     store.pool.storage[segment.copies[1]] += 1.0
-    copies = PathCopies(store, [(PathPart(segment, 20),)] * 3, room=0)
+    view = DenseDecode(store, [(PathPart(segment, 20),)] * 3, RowTails(store, 0))
     for layer in range(2):
-        one, two, three = copies.layers.layer(layer)[:, :, :, :20].unbind(1)
+        one, two, three = view._layers.layer(layer)[:, :, :, :20].unbind(1)
         assert torch.equal(one + 1.0, two)
         assert torch.equal(two, three)
-    copies.close()
+    view.close()

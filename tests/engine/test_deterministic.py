@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from beamwright.attention import check_deterministic, make_attention
+from beamwright.attention.protocols import AttentionView
 from beamwright.engine.selftest import batches_are_exact
 from beamwright.errors import InputError
 from beamwright.models import decoder as decoder_module
@@ -23,7 +24,7 @@ def tiny_decoder(tile_rows):
     return DenseDecoder(shape, random_weights(shape, torch.float32, "cpu", 0), tile_rows)
 
 
-class NoAttention:
+class NoAttention(AttentionView):
     """A view in which every token sees itself only."""
 
     def attend(self, layer, query, key_value, sinks=None):

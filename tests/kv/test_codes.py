@@ -3,12 +3,13 @@
 import pytest
 import torch
 
+from beamwright.attention.protocols import AttentionView
 from beamwright.kv.codes import decoded, encoded, hadamard, powers, rounded
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.kv.store import SegmentStore
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.named import shape_from_text
-from beamwright.models.rounding import RoundingDecoder
+from beamwright.models.rounding import RoundedView, turns_of
 from beamwright.models.weights import random_weights
 
 KINDS = ["int8", "fp8"]
@@ -91,10 +92,12 @@ def test_a_store_gives_back_what_was_rounded_from_blocks_of_fewer_bytes(kind, dt
 def test_a_row_is_turned_alike_in_any_batch(head_dim, dtype):
     size = f"layers=1,hidden=32,heads=4,kv_heads=4,intermediate=8,vocab=8,head_dim={head_dim}"
     shape = shape_from_text(f"llama,{size},context=64")
-    decoder = RoundingDecoder(DenseDecoder(shape, random_weights(shape, dtype, "cpu", 0)), "int8")
+    decoder = DenseDecoder(shape, random_weights(shape, dtype, "cpu", 0))
+    turns = turns_of(shape, decoder.device, dtype)
+    view = RoundedView(AttentionView(), "int8", turns, decoder.by_rows)
     generator = torch.Generator().manual_seed(0)
     vectors = torch.randn(1024, 4, head_dim, generator=generator).to(dtype)
-    whole = decoder.turned(vectors)
+    whole = view.turned(vectors)
     for count in (8, 16, 24, 72, 256):
-        assert torch.equal(decoder.turned(vectors[:count]), whole[:count])
-        assert torch.equal(decoder.turned(vectors[-count:]), whole[-count:])
+        assert torch.equal(view.turned(vectors[:count]), whole[:count])
+        assert torch.equal(view.turned(vectors[-count:]), whole[-count:])

@@ -5,7 +5,8 @@ import random
 import pytest
 import torch
 
-from beamwright.kv.pool import ScratchMeter
+from beamwright.kv.groups import KVReader
+from beamwright.kv.pool import KVBlocks, ScratchMeter
 from beamwright.kv.tails import RowTails
 
 CAPACITY = 80
@@ -17,7 +18,8 @@ class Plain:
 
     def __init__(self, layout, scratch=None, **how):
         self.layout, self.rows = layout, []
-        self.tails = RowTails(layout, CAPACITY, scratch or ScratchMeter(), CPU, **how)
+        kv = KVBlocks(layout, torch.empty(0))
+        self.tails = RowTails(KVReader(kv, CPU, scratch or ScratchMeter()), CAPACITY, **how)
         self.generator = torch.Generator().manual_seed(0)
 
     def draw(self, *size):

@@ -66,7 +66,7 @@ class Drive:
         self.own = [self.store.create() for _ in rows]
         self.budget_bytes, self.real = budget_bytes, real
         if self.store.streams_layers:
-            self.tail = self.store.make_tail(attention.tail_tokens)
+            self.tail = attention.make_tail(self.store)
         else:
             self.tail = PlainTail(attention.tail_tokens, self.layout, forest.device)
         self.tail.arrange([], len(rows))

@@ -1,5 +1,7 @@
 """A layered tail: what it refuses, and what it holds. What is read of it, the views' tests show."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -18,8 +20,13 @@ def layout():
 
 def filled(layout, num_rows, num_tokens, scratch=None):
     """A tail and what was written: [tokens, layers, rows, 2, kv_heads, head_dim]."""
-    link, device = StreamLink(EagerStreams()), torch.device("cpu")
-    tail = LayeredTail(layout, CAPACITY, scratch or ScratchMeter(), device, link)
+    store = SimpleNamespace(
+        kv=SimpleNamespace(layout=layout),
+        scratch=scratch or ScratchMeter(),
+        compute_device=torch.device("cpu"),
+        link=StreamLink(EagerStreams()),
+    )
+    tail = LayeredTail(store, CAPACITY)
     tail.arrange([], num_rows)
     generator = torch.Generator().manual_seed(0)
     shape = (num_tokens, layout.num_layers, num_rows, 2, layout.num_kv_heads, layout.head_dim)

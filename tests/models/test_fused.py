@@ -12,6 +12,7 @@ import torch.nn.functional as F
 pytest.importorskip("triton")
 
 from beamwright import Solver
+from beamwright.attention.protocols import AttentionView
 from beamwright.models import dense, fused, linear, streaming
 from beamwright.models.dense import DenseDecoder, Norm, fused_kernels
 from beamwright.models.linear import packer, prepack
@@ -146,10 +147,8 @@ def test_gates(rows, kind, dtype, monkeypatch):
 # --- in a decoder ----------------------------------------------------------------------------
 
 
-class OwnTokenOnly:
+class OwnTokenOnly(AttentionView):
     """A view in which every token sees itself only; it keeps what it was told to foresee."""
-
-    looks_ahead = False
 
     def __init__(self, *, looks_ahead=False):
         self.looks_ahead, self.foreseen = looks_ahead, []
@@ -203,7 +202,7 @@ def test_tiles_read_rows_first_layers_and_what_is_foreseen(name):
         torch.testing.assert_close(found, expected)
 
 
-class NoWork:
+class NoWork(AttentionView):
     """A view that launches nothing."""
 
     def attend(self, layer, query, key_value, sinks=None):

@@ -16,7 +16,6 @@ from beamwright.models.load import load_model
 from beamwright.models.named import shape_from_text
 from beamwright.models.packed import size_of
 from beamwright.models.prefill import PrefillRequest
-from beamwright.models.rounding import RoundingDecoder
 from beamwright.models.tree_model import TreeModel
 from beamwright.models.weights import random_weights
 from beamwright.sections import ModelSettings
@@ -39,7 +38,7 @@ def make_model(backend="triton-tree", shape=SHAPE, kernels=None, kept="auto", **
     decoder = DenseDecoder(shape, random_weights(shape, torch.float32, DEVICE, 0), **changes)
     decoder._fused = kernels
     if kept != "auto":
-        decoder = RoundingDecoder(decoder, kept)
+        decoder.keep_kv(kept)
     return TreeModel(decoder, make_attention(backend, torch.device(DEVICE), torch.float32), 1 << 16)
 
 

@@ -14,7 +14,6 @@ from beamwright.models.dense import DenseDecoder
 from beamwright.models.linear import prepack
 from beamwright.models.named import shape_from_text
 from beamwright.models.prefill import PrefillRequest
-from beamwright.models.rounding import RoundingDecoder
 from beamwright.models.shape import LayerGroup
 from beamwright.models.tree_model import TreeModel
 from beamwright.models.weights import random_weights
@@ -143,7 +142,7 @@ def test_what_follows_a_step_may_be_read_in_its_pass(
     shape = replace(shape_from_text(SHAPE), groups=groups)
     decoder = DenseDecoder(shape, random_weights(shape, torch.float32, "cpu", 0, pack=prepack))
     if kept != "auto":
-        decoder = RoundingDecoder(decoder, kept)
+        decoder.keep_kv(kept)
 
     def run(at_once):
         model = TreeModel(decoder, make_attention(backend), 1 << 24)

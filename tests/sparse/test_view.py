@@ -14,6 +14,7 @@ from beamwright.counters import Counters
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.kv.segments import PathPart
 from beamwright.kv.store import SegmentStore
+from beamwright.kv.tails import RowTails
 from beamwright.sparse.rank import CacheRank
 from beamwright.sparse.rule import (
     CANDIDATES,
@@ -58,7 +59,7 @@ class Batch:
         return segment
 
     def tail(self):
-        tail = self.store.make_tail(64)
+        tail = RowTails(self.store, 64)
         tail.arrange([], 8)
         tail.begin([0] * 8, TOKENS)
         return tail

@@ -146,8 +146,8 @@ class Kernels:
     def _tail(self, backend: Any) -> tuple[Any, Callable[[], None]]:
         """The rows' own tokens, all as the current one, and what frees them."""
         pool, rows, count = self.store.pool, self.case.rows, self.case.tail
-        if not hasattr(backend, "make_tail"):
-            tails = RowTails(pool.layout, 256, self.store.scratch, pool.storage.device)
+        if not backend.writes_blocks:
+            tails = RowTails(self.store, 256)
             tails.arrange([], rows)
             tails.begin([0] * rows, count + 1)
             for _ in range(count):
@@ -159,7 +159,7 @@ class Kernels:
         held = self.key_value[:, None].expand(-1, pool.layout.num_layers, -1, -1, -1)
         self.store.append(own, [held.repeat_interleave(count, dim=0)], [count] * rows)
         self.store.reserve(dict.fromkeys(own, count + 1))
-        tail = backend.make_tail(self.store, pool.spare)
+        tail = backend.make_tail(self.store)
         tail.arrange([], rows)
         tail.find([(segment, 0) for segment in own])
         tail.begin([count] * rows, 1)

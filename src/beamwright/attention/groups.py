@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from beamwright.attention.protocols import AttentionBackend, DecodeView
 from beamwright.kv.groups import GroupTails, to_each
 from beamwright.kv.segments import Path, within_reach
 from beamwright.kv.store import SegmentStore
@@ -19,7 +20,7 @@ Places = Mapping[int, tuple[int, int]]
 """By layer: its group, and its place among the group's. A layer without KV has its source's."""
 
 
-class GroupedView:
+class GroupedView(DecodeView):
     """A view of each group, as one."""
 
     def __init__(self, places: Places, views: Sequence[Any]) -> None:
@@ -51,50 +52,49 @@ class GroupedWorkspace:
         return sum(part.num_moves for part in self.parts)
 
 
-class GroupedAttention:
+class GroupedAttention(AttentionBackend):
     """A backend, for every group of a model's layers."""
 
-    def __init__(self, inner: Any, places: Places) -> None:
+    def __init__(self, inner: AttentionBackend, places: Places) -> None:
         self.name, self.tail_tokens = inner.name, inner.tail_tokens
-        self.spreads = getattr(inner, "spreads", False)
-        self.copies_per_beam, self._inner, self._places = inner.copies_per_beam, inner, places
-        if (make := getattr(inner, "workspace", None)) is not None:
-            self.workspace = lambda store: GroupedWorkspace([make(g) for g in store.groups])
-        self.keeps = getattr(inner, "keeps", False)
-        if (lists := getattr(inner, "prefill_workspace", None)) is not None:
-            self.prefill_workspace = lambda store, *sizes: GroupedWorkspace(
-                [lists(group, *sizes) for group in store.groups]
-            )
-        if (tail := getattr(inner, "make_tail", None)) is not None:
-            self.make_tail = lambda store, spare: GroupTails(
-                [tail(group, spare, number) for number, group in enumerate(store.groups)]
-            )
+        self.copies_per_beam, self.spreads = inner.copies_per_beam, inner.spreads
+        self.writes_blocks, self.keeps = inner.writes_blocks, inner.keeps
+        self._inner, self._places = inner, places
+
+    def make_tail(self, store: Any, group: int = 0, *, stays: bool = False) -> Any:
+        groups = enumerate(store.groups, start=group)
+        tails = [self._inner.make_tail(each, n, stays=stays) for n, each in groups]
+        return tails[0] if len(tails) == 1 else GroupTails(tails)
+
+    def workspace(self, store: SegmentStore) -> GroupedWorkspace | None:
+        parts = [self._inner.workspace(group) for group in store.groups]
+        return None if None in parts else GroupedWorkspace(parts)
+
+    def prefill_workspace(self, store: SegmentStore, *sizes: int) -> GroupedWorkspace:
+        """Where the backend `keeps`, and so has one."""
+        inner: Any = self._inner
+        return GroupedWorkspace([inner.prefill_workspace(group, *sizes) for group in store.groups])
 
     def decode_view(
-        self, store: SegmentStore, paths: Sequence[Path], tail: Any, workspace: Any = None
+        self, store: SegmentStore, paths: Sequence[Path], tail: Any, *workspace: GroupedWorkspace
     ) -> GroupedView:
-        """A view for one token per row."""
-        views = []
-        for number, group in enumerate(store.groups):
-            shared = () if workspace is None else (workspace.parts[number],)
-            reached = [within_reach(path, number) for path in paths]
-            own = tail.parts[number] if hasattr(tail, "parts") else tail
-            views.append(self._inner.decode_view(group, reached, own, *shared))
-        return GroupedView(self._places, views)
+        own = [getattr(tail, "parts", (tail,)), *(each.parts for each in workspace)]
+        return self._view(self._inner.decode_view, store, paths, own)
 
     def prefill_view(
-        self,
-        store: SegmentStore,
-        paths: Sequence[Path],
-        lengths: Sequence[int],
-        slots: Sequence[Any] | None = None,
-        workspace: Any = None,
+        self, store: Any, paths: Sequence[Path], lengths: Any, slots: Any = (), *workspace: Any
     ) -> GroupedView:
-        """A view for `lengths[i]` new tokens after path i. slots: of each group."""
-        views = []
-        for number, group in enumerate(store.groups):
-            own = () if slots is None else (slots[number : number + 1],)
-            shared = () if workspace is None else (workspace.parts[number],)
-            reached = [within_reach(path, number) for path in paths]
-            views.append(self._inner.prefill_view(group, reached, lengths, *own, *shared))
+        """slots: of each group, where views keep KV by themselves."""
+        own = [[lengths] * len(store.groups), [[each] for each in slots]]
+        own += [each.parts for each in workspace]
+        return self._view(self._inner.prefill_view, store, paths, [each for each in own if each])
+
+    def _view(
+        self, make: Any, store: SegmentStore, paths: Sequence[Path], own: Sequence[Any]
+    ) -> GroupedView:
+        """own: what views are made of beside their paths, each by group."""
+        views = [
+            make(group, [within_reach(path, number) for path in paths], *mine)
+            for number, (group, *mine) in enumerate(zip(store.groups, *own, strict=True))
+        ]
         return GroupedView(self._places, views)

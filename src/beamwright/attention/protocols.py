@@ -1,50 +1,51 @@
-"""What a model's layers ask of attention, and what makes it. Types only, no torch."""
+"""What a model's layers ask of attention, and what makes it; with what most do by themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from beamwright.kv.groups import KVReader
+from beamwright.kv.segments import Segment
+from beamwright.kv.tails import RowTails
 
 
-class AttentionView(Protocol):
+class AttentionView:
     """KV of a fixed batch of rows, read and extended layer by layer.
 
-    `attend(layer, query, key_value)` stores the tokens' own keys and values
-    [tokens, 2, kv_heads, head_dim], then returns their context [tokens, heads, head_dim] for
-    `query` [tokens, heads, head_dim]. Scores are divided by the root of head_dim. It may wait (for
-    a transfer) before it answers.
-    sinks: a score per head [heads] that joins the softmax, and brings no value.
+    looks_ahead: it is told what a layer's queries would be if the one before it changed nothing.
+    states: those of recurrent layers, see `models.recurrent`; None: rows begin from zeros, and
+        nobody keeps theirs.
     """
 
-    def attend(self, layer: int, query: Any, key_value: Any, sinks: Any = None) -> Any: ...
+    looks_ahead: bool = False
+    states: Any = None
+
+    def attend(self, layer: int, query: Any, key_value: Any, sinks: Any = None) -> Any:
+        """Store tokens' own keys and values [tokens, 2, kv_heads, head_dim], then give their
+        context [tokens, heads, head_dim] for `query` [tokens, heads, head_dim].
+
+        Scores are divided by the root of head_dim. It may wait (for a transfer) before it answers.
+        sinks: a score per head [heads] that joins the softmax, and brings no value.
+        """
+        raise NotImplementedError
+
+    def foresee(self, layer: int, query: Any) -> None:
+        """query [tokens, heads, head_dim]; only where it `looks_ahead`."""
 
     def close(self) -> None:
         """Give back what the view charged to the budget."""
 
 
-@runtime_checkable
-class LooksAhead(Protocol):
-    """An `AttentionView` that wants to know a layer's queries while the one before it is computed.
-
-    They are computed from what that layer begins with: its own part is missing.
-    """
-
-    @property
-    def looks_ahead(self) -> bool: ...
-
-    def foresee(self, layer: int, query: Any) -> None:
-        """query [tokens, heads, head_dim]."""
-
-
-class DecodeView(AttentionView, Protocol):
-    """One token per row and call; rows share a tail that `advance` moves on.
-
-    A view with `spread(rows)` computes several tokens of some rows and none of others: number i is
-    one of row rows[i], at the place that the tail says; None: one of every row again.
-    """
+class DecodeView(AttentionView):
+    """One token per row and call; rows share a tail that `advance` moves on."""
 
     def keep_rows(self, rows: Any) -> None:
         """Continue with these rows only (a compacted batch)."""
+
+    def spread(self, rows: Any) -> None:
+        """Compute several tokens of some rows and none of others: number i is one of row rows[i],
+        at the place that the tail says; None: one of every row again."""
 
     def count_rows(self, num_rows: int) -> None:
         """The first `num_rows` rows are real; the others pad the batch and move no bytes."""
@@ -52,20 +53,37 @@ class DecodeView(AttentionView, Protocol):
     def drop_rows(self, rows: Sequence[int]) -> None:
         """Nobody reads these rows' context: their KV may be evicted or freed at any time."""
 
+    def own(self, segments: Sequence[Segment | None]) -> None:
+        """Who writes these rows, for a view that keeps something of them; None pads the batch."""
 
-class AttentionBackend(Protocol):
-    """Makes views over stored paths. `paths` are tuples of (segment, visible tokens).
+    def settle(self) -> None:
+        """Nothing that is done ahead of its token reads the tail or the store any more."""
 
+
+class AttentionBackend:
+    """Makes views over stored paths.
+
+    decode_view(store, paths, tail): for one token per row; where there is a workspace, with it.
+    prefill_view(store, paths, lengths): for `lengths[i]` new tokens after path i.
     tail_tokens: most tokens of a row that are in its tail before attention reads them as sealed.
     copies_per_beam: every beam reads its own copy of its path (the LBS paper's layout).
+    spreads: its decode views do. writes_blocks: they write a token's KV straight into blocks, and
+        a tail says where. keeps: its prefill views may write KV to the pool themselves.
     """
 
     name: str
     tail_tokens: int
-    copies_per_beam: bool
+    decode_view: Callable[..., DecodeView]
+    prefill_view: Callable[..., AttentionView]
+    copies_per_beam: bool = False
+    spreads: bool = False
+    writes_blocks: bool = False
+    keeps: bool = False
 
-    def decode_view(self, store: Any, paths: Sequence[Any], tail: Any) -> DecodeView: ...
+    def make_tail(self, store: KVReader, group: int = 0, *, stays: bool = False) -> Any:
+        """Rows' newest tokens in this group's layers. stays: see `RowTails`."""
+        del group
+        return RowTails(store, self.tail_tokens, stays=stays)
 
-    def prefill_view(
-        self, store: Any, paths: Sequence[Any], lengths: Sequence[int]
-    ) -> AttentionView: ...
+    def workspace(self, store: Any) -> Any:
+        """What decode views of this store may share, one after the other; None: nothing."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from beamwright.attention.protocols import AttentionBackend, AttentionView, DecodeView
 from beamwright.kv.pool import KVLayout
 from beamwright.kv.segments import Path
 from beamwright.kv.store import SegmentStore
@@ -55,7 +56,7 @@ def plain_attention(
     return torch.einsum("hqk,khd->qhd", weights, values).to(query.dtype)
 
 
-class ReferenceDecode:
+class ReferenceDecode(DecodeView):
     """A `DecodeView`: one new token per row."""
 
     def __init__(self, store: SegmentStore, paths: Sequence[Path], tail: Tail) -> None:
@@ -88,18 +89,12 @@ class ReferenceDecode:
     def spread(self, rows: Tensor | None) -> None:
         self._rows = range(len(self._paths)) if rows is None else rows.tolist()
 
-    def count_rows(self, num_rows: int) -> None:
-        """Nothing here depends on it."""
-
     def drop_rows(self, rows: Sequence[int]) -> None:
         for row in rows:
             self._live[row] = False
 
-    def close(self) -> None:
-        """Nothing is charged here."""
 
-
-class ReferencePrefill:
+class ReferencePrefill(AttentionView):
     """An `AttentionView`: several new tokens per path, packed one path after the other."""
 
     def __init__(self, store: SegmentStore, paths: Sequence[Path], lengths: Sequence[int]) -> None:
@@ -119,15 +114,11 @@ class ReferencePrefill:
             first += length
         return out
 
-    def close(self) -> None:
-        """Nothing is charged here."""
 
-
-class ReferenceAttention:
+class ReferenceAttention(AttentionBackend):
     """Backend `reference`."""
 
     name = "reference"
-    copies_per_beam = False
     spreads = True
     tail_tokens = 64
     decode_view = ReferenceDecode

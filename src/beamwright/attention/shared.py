@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -48,19 +47,19 @@ class Entry:
         return sum(part.visible for part in self.parts)
 
 
-class LayerSource(Protocol):
+class LayerSource:
     """Packed KV [layer, K or V, entry, kv_head, token, head_dim], one layer at a time."""
 
     def layer(self, number: int) -> Tensor:
         """[K or V, entry, kv_head, token, head_dim], to be read and written; it may wait."""
-        ...
+        raise NotImplementedError
 
     def restore(self, tail: Tail) -> None:
         """Rows that have decoded before, one per entry, keep their tails, which follow the parts.
 
-        What is there beyond a row's own tokens is masked.
+        What is there beyond a row's own tokens is masked. Nothing is to be done where a source has
+        them by itself, or where tails are attended to on their own.
         """
-        ...
 
 
 def pack(store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> Tensor:
@@ -85,7 +84,7 @@ def pack(store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> Tens
     return data
 
 
-class ResidentLayers:
+class ResidentLayers(LayerSource):
     """A `LayerSource` with all layers on the device."""
 
     def __init__(self, store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> None:
@@ -104,7 +103,7 @@ class ResidentLayers:
                     both[row, :, length : length + own.shape[1]] = own
 
 
-class WrittenLayers:
+class WrittenLayers(LayerSource):
     """A `LayerSource` of segments that the pass which reads them writes: each layer is gathered
     when it is asked for, and is there by then."""
 
@@ -123,9 +122,6 @@ class WrittenLayers:
     def layer(self, number: int) -> Tensor:
         blocks, offsets = self._at
         return self._kv.pick((blocks, number, slice(None), offsets)).permute(2, 0, 3, 1, 4)
-
-    def restore(self, tail: Tail) -> None:
-        raise AssertionError("rows that decode read what is written already")
 
 
 Hold = Callable[[SegmentStore, Sequence[Entry], int], LayerSource]

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from beamwright.attention.partial import HALF, Partial, attend_few, attend_part, hide, merge_parts
+from beamwright.attention.protocols import AttentionBackend, DecodeView
 from beamwright.attention.shared import Hold, ResidentLayers, SharedSegments, Slots
 from beamwright.attention.tree_prefill import TreePrefill
 from beamwright.kv.segments import Path
@@ -26,7 +27,7 @@ from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import Tail
 
 
-class TreeDecode:
+class TreeDecode(DecodeView):
     """A `DecodeView`, one new token per row: shared segments, then the row's own tail.
 
     What is attended is contexts [head_dim], one per head of a slot or tail. In slots heads are
@@ -140,21 +141,14 @@ class TreeDecode:
     def spread(self, rows: Tensor | None) -> None:
         self._arrange(self._of_all if rows is None else self._of_all.picked(rows))
 
-    def count_rows(self, num_rows: int) -> None:
-        """Nothing here depends on it."""
-
-    def drop_rows(self, rows: Sequence[int]) -> None:
-        """Only packed copies are read, so nothing depends on it."""
-
     def close(self) -> None:
         self._shared.close()
 
 
-class TreeAttention:
+class TreeAttention(AttentionBackend):
     """Backend `tree`."""
 
     name = "tree"
-    copies_per_beam = False
     spreads = True
     tail_tokens = 256
     decode_view = TreeDecode

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from beamwright.attention.partial import KEY_MULTIPLE, attend_part, hide, round_up, with_sinks
+from beamwright.attention.protocols import AttentionView
 from beamwright.attention.shared import (
     LEAST_KEYS,
     Hold,
@@ -55,7 +56,7 @@ class _Product:
     blind: Tensor | None = None
 
 
-class TreePrefill:
+class TreePrefill(AttentionView):
     """An `AttentionView`: shared segments, then the new tokens causally."""
 
     def __init__(

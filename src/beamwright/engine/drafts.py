@@ -9,8 +9,10 @@ time alone: it is kept where the row draws that very token, and the tree is the 
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
@@ -250,14 +252,16 @@ class Drafts:
         self._trees: WeakKeyDictionary[Node, _TreeText] = WeakKeyDictionary()
         self._lengths: dict[Row, list[int]] = {}
 
-    def learn(self, rows: Sequence[Row]) -> None:
-        """Take in what these rows have written."""
+    @contextmanager
+    def tried(self, rows: Sequence[Row]) -> Iterator[Drafts | None]:
+        """An iteration of these rows, with drafts or (None) without; takes in what they write."""
+        drafted, began = not self._decides or self.trials.drafts(len(rows)), time.perf_counter()
+        before = sum(len(row.tokens) for row in rows)
+        yield self if drafted else None
         for row in rows:
             self._of(row).behind(row)
-
-    def wanted(self, num_rows: int) -> bool:
-        """Whether the next iteration of so many rows is one with drafts."""
-        return not self._decides or self.trials.drafts(num_rows)
+        num_tokens, spent_s = sum(len(row.tokens) for row in rows), time.perf_counter() - began
+        self.trials.note(len(rows), num_tokens - before, spent_s, drafted=drafted)
 
     def draft(
         self,

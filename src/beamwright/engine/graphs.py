@@ -173,7 +173,7 @@ def make_replay(
     if graphs == "off" or model.store.streams_layers or by_host:
         return None
     device = model.decoder.device
-    if device.type == "cuda" and hasattr(model.backend, "workspace"):
+    if device.type == "cuda" and model.backend.writes_blocks:
         return CudaGraphReplay(device, on_failure, priority)
     return Replay() if graphs == "on" else None
 

@@ -45,7 +45,7 @@ def why_one_token_each(model: TreeModel, replay: Replay | None) -> str | None:
     """
     if model.decoder.shape.states:
         return "needs layers whose KV can be dropped, not recurrent ones"
-    if not getattr(model.backend, "spreads", False):
+    if not model.backend.spreads:
         return "needs attention in plain torch over whole paths on the device"
     if replay is not None and not replay.is_plain:
         return "not with steps that are captured as CUDA graphs"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from beamwright.attention import KERNEL_BACKENDS
-from beamwright.attention.protocols import AttentionBackend
+from beamwright.attention.protocols import AttentionBackend, AttentionView
 from beamwright.engine.sampling import RowSampling, Sampler, draws_in_kernel
 from beamwright.errors import InputError
 from beamwright.kv.segments import Path, PathPart
@@ -86,15 +86,12 @@ def _on_their_own(decoder: Decoder, batches: Sequence[int]) -> Tensor:
     return torch.cat([decoder.hidden(ids, at, _OwnTokenOnly()) for ids, at in inputs])
 
 
-class _OwnTokenOnly:
-    """An `AttentionView` in which a token sees nothing but itself, sinks neither."""
+class _OwnTokenOnly(AttentionView):
+    """A view in which a token sees nothing but itself, sinks neither."""
 
     def attend(self, layer: int, query: Tensor, key_value: Tensor, sinks: Any = None) -> Tensor:
         value = key_value[:, 1]
         return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 class _Rows:

@@ -8,9 +8,8 @@ captured as a CUDA graph and replayed (`graphs`); called plainly it does the sam
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 
 import numpy as np
@@ -35,7 +34,7 @@ from beamwright.kv.streams import sent
 from beamwright.models.decoder import captured_rows, padded_rows
 from beamwright.models.load import free_bytes
 from beamwright.models.prefill import PrefillRequest
-from beamwright.models.session import DecodeSession, writes_blocks
+from beamwright.models.session import DecodeSession
 from beamwright.models.tokenizer import TextCodec
 from beamwright.models.tree_model import TreeModel
 from beamwright.plan.costs import partial_bytes
@@ -179,29 +178,13 @@ class TensorRows:
         if left := max_tokens + goes_on - self._begun:
             self._session.prepare(left)
         self._arrangement += thinks  # how it ends is known with the next token
-        if self._drafts is None:
-            return self._run_some(buffers, max_tokens, enough, None, goes_on)
-        before, began = sum(len(row.tokens) for row in running), time.perf_counter()
-        drafted = self._drafts.wanted(len(running))
-        ran = self._run_some(buffers, max_tokens, enough, self._drafts if drafted else None)
-        self._drafts.learn(running)
-        num_tokens = sum(len(row.tokens) for row in running) - before
-        spent_s = time.perf_counter() - began
-        self._drafts.trials.note(len(running), num_tokens, spent_s, drafted=drafted)
-        return ran
-
-    def _run_some(
-        self,
-        buffers: StepBuffers,
-        max_tokens: int,
-        enough: int,
-        drafts: Drafts | None,
-        goes_on: bool = False,
-    ) -> Ran:
-        """By passes over what rows do not have in common, where that pays."""
         rows = self._places(), buffers.keys, buffers.sampling
-        ran = self._passes.run(*rows, max_tokens, enough, drafts)
-        return ran if ran.passes else self._run_plain(buffers, max_tokens, enough, goes_on)
+        with nullcontext() if self._drafts is None else self._drafts.tried(running) as drafts:
+            # By passes over what rows do not have in common, where that pays.
+            ran = self._passes.run(*rows, max_tokens, enough, drafts)
+            if not ran.passes:
+                ran = self._run_plain(buffers, max_tokens, enough, goes_on)
+        return ran
 
     def _run_plain(self, buffers: StepBuffers, max_tokens: int, enough: int, goes_on: bool) -> Ran:
         """A token of every row in each pass: what drafts must not change a bit of."""
@@ -420,7 +403,7 @@ def _working_memory(
 
     def row_bytes(step_tokens: int) -> int:
         layouts, tail_tokens = pool.layouts, model.backend.tail_tokens
-        if writes_blocks(model.backend):
+        if model.backend.writes_blocks:
             beside = sum(partial_bytes(shape.heads, each.head_dim) for each in layouts)
         else:
             # What stays is copied out while rows are arranged anew, so a tail exists twice.

@@ -317,7 +317,7 @@ class BlockPool(BlockLedger):
     have one each, over the same bytes. kv, storage: of the first.
     states: of recurrent layers; they are the last group, in blocks of those bytes.
 
-    spare: a block that nobody owns, behind the others: there kernels put what is not kept.
+    Behind the others is a block that nobody owns: there kernels put what is not kept.
     pinned: host memory that is page-locked as its blocks come into use, so that a GPU copies from
         and to it without staging.
     shared: where the blocks are, if another pool may have the rest; see `CacheManager.resize`.

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from beamwright.kv.cache import CacheManager
-from beamwright.kv.groups import GroupTails, KVReader
+from beamwright.kv.groups import KVReader
 from beamwright.kv.link import KVLog, Link
 from beamwright.kv.pool import BlockPool, ByteBudget, ScratchMeter
 from beamwright.kv.segments import HostTier, Segment
 from beamwright.kv.states import StateRows, StateTables
 from beamwright.kv.streams import sent
-from beamwright.kv.tails import RowTails, Tail
 
 _COPIED_BYTES = 2**24
 
@@ -73,14 +72,6 @@ class SegmentStore(CacheManager, KVReader):
         """Start a new measurement (one per solved batch)."""
         for meter in (self.scratch, *self.tiers.values()):
             meter.reset_peak()
-
-    def make_tail(self, capacity: int, *, stays: bool = False) -> Tail:
-        """The tail of a decode session over these segments. stays: see `RowTails`."""
-        parts: list[Tail] = [
-            RowTails(layout, capacity, self.scratch, self.compute_device, stays=stays)
-            for layout in self.pool.layouts
-        ]
-        return parts[0] if len(parts) == 1 else cast("Tail", GroupTails(parts))
 
     def append(
         self,

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from beamwright.kv.pool import KVLayout, ScratchMeter
+from beamwright.kv.groups import KVReader
 from beamwright.kv.streams import sent
 
 _LEAST_PRODUCT = 400
@@ -121,17 +121,10 @@ class RowTails:
     stays: its memory outlives the rows, until `release`.
     """
 
-    def __init__(
-        self,
-        layout: KVLayout,
-        capacity: int,
-        scratch: ScratchMeter,
-        device: torch.device,
-        *,
-        stays: bool = False,
-    ) -> None:
-        self.layout, self.capacity, self.num_moves = layout, capacity, 0
-        self._scratch, self._device, self._stays = scratch, device, stays
+    def __init__(self, store: KVReader, capacity: int, *, stays: bool = False) -> None:
+        self.layout, self.capacity, self.num_moves = store.kv.layout, capacity, 0
+        layout, device = store.kv.layout, store.compute_device
+        self._scratch, self._device, self._stays = store.scratch, device, stays
         self._flat = torch.empty(0, dtype=layout.dtype, device=device)
         self._places = torch.zeros(0, dtype=torch.long, device=device)
         self._first_slots = self._places  # of every row, K or V and head, at the row's token 0

@@ -8,11 +8,12 @@ not on the host is written back. LBS section 2.4, 4.1 (Eq. 1-3) and 5.1.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
 from beamwright.attention.dense import DenseAttention
-from beamwright.attention.protocols import AttentionBackend
+from beamwright.attention.protocols import AttentionBackend, AttentionView, DecodeView
 from beamwright.attention.tree import TreeAttention
 from beamwright.errors import InputError
 from beamwright.kv.segments import Path
@@ -26,7 +27,7 @@ Packing = DenseAttention | TreeAttention
 """What makes packed copies, whose layers can be streamed."""
 
 
-class LayerwiseDecode(LayerStreams):
+class LayerwiseDecode(LayerStreams, DecodeView):
     """A `DecodeView`, one token per row; layers that do not fit are streamed for each token."""
 
     def __init__(
@@ -66,15 +67,12 @@ class LayerwiseDecode(LayerStreams):
         if num_rows != self.placement.num_real:
             self.use_rows(self.placement.rows, num_rows)
 
-    def drop_rows(self, rows: Sequence[int]) -> None:
-        """Only packed copies are read, so nothing depends on it."""
-
     def close(self) -> None:
         self._inner.close()
         super().close()
 
 
-class LayerwisePrefill(LayerStreams):
+class LayerwisePrefill(LayerStreams, AttentionView):
     """An `AttentionView`; each streamed layer of the paths crosses the link once."""
 
     def __init__(
@@ -108,18 +106,16 @@ class LayerwisePrefill(LayerStreams):
         super().close()
 
 
-class LayerwiseAttention:
+class LayerwiseAttention(AttentionBackend):
     """Layer-wise offloading around `dense` (the LBS paper's baseline) or `tree`.
 
     Its views read a `LayeredStore`, which holds the budgets, the link and what is counted.
 
-    copies_per_beam: False, because the host stores a segment once whatever the device layout is.
+    The host stores a segment once whatever the device layout is.
 
     Raises:
         InputError: for a backend that has no packed copies to stream (`reference`).
     """
-
-    copies_per_beam = False
 
     def __init__(self, inner: AttentionBackend) -> None:
         if not isinstance(inner, Packing):
@@ -127,6 +123,10 @@ class LayerwiseAttention:
         self.name = inner.name
         self.tail_tokens = inner.tail_tokens
         self._inner = inner
+
+    def make_tail(self, store: Any, group: int = 0, *, stays: bool = False) -> LayeredTail:
+        """Its memory never outlives the rows."""
+        return LayeredTail(store, self.tail_tokens)
 
     def decode_view(
         self, store: LayeredStore, paths: Sequence[Path], tail: LayeredTail

@@ -19,7 +19,7 @@ from beamwright.kv.pool import BlockPool, ByteBudget
 from beamwright.kv.segments import Segment
 from beamwright.kv.store import HostedStore
 from beamwright.kv.streams import Piece
-from beamwright.layerwise.tail import LayeredTail, LayeredTokens, stack_layers
+from beamwright.layerwise.tail import LayeredTokens, stack_layers
 from beamwright.protocols import Direction
 
 Landing = dict[int, tuple[torch.Tensor, Transfer]]
@@ -50,11 +50,6 @@ class LayeredStore(HostedStore):
         self._on_device: WeakKeyDictionary[Segment, torch.Tensor] = WeakKeyDictionary()
         self._host_from: WeakKeyDictionary[Segment, int] = WeakKeyDictionary()
         self.landing: Landing = {}
-
-    def make_tail(self, capacity: int, *, stays: bool = False) -> LayeredTail:
-        """The tail of a decode session over these segments; its memory never outlives the rows."""
-        del stays
-        return LayeredTail(self.pool.layout, capacity, self.scratch, self.compute_device, self.link)
 
     # --- counts ------------------------------------------------------------------------------
 

@@ -25,13 +25,12 @@ from beamwright.kv.link import Transfer
 from beamwright.kv.segments import Path, PathPart, Segment
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.streams import Piece
-from beamwright.kv.tails import Tail
 from beamwright.layerwise.store import LayeredStore
 from beamwright.layerwise.tail import NUM_BUFFERS, LayeredTail, Placement
 from beamwright.protocols import Direction
 
 
-class PackedLayers:
+class PackedLayers(LayerSource):
     """A `LayerSource` over a link.
 
     tail: holds the rows' own tokens, which cross the link once, with it.
@@ -83,9 +82,6 @@ class PackedLayers:
                 self._working = self._zeros(self._padded)
             held = self._spread(self._working, held)
         return self._add_own(held, number)
-
-    def restore(self, tail: Tail) -> None:
-        """Every layer that it gives out has the tail's tokens."""
 
     def _resident(self, number: int) -> torch.Tensor:
         """A layer that is on the device: where it just landed, or as its segments hold it."""
@@ -226,7 +222,7 @@ class LayerStreams:
     def __init__(self, store: LayeredStore, num_rows: int, tail: LayeredTail | None = None) -> None:
         self.num_layers = store.pool.layout.num_layers
         self.placement = Placement(self.num_layers, list(range(num_rows)), num_rows)
-        self._store, self._tail = store, store.make_tail(0) if tail is None else tail
+        self._store, self._tail = store, tail or LayeredTail(store, 0)
         self._copies: list[PackedLayers] = []
         self._sealed_tokens: int | None = None
         self._fetching: dict[int, list[Transfer]] = {}

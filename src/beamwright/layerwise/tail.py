@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from beamwright.kv.link import Link, Transfer
-from beamwright.kv.pool import KVLayout, ScratchMeter
+from beamwright.kv.link import Transfer
+from beamwright.kv.store import HostedStore
 from beamwright.kv.streams import Piece
 from beamwright.protocols import Direction
 
@@ -78,14 +78,11 @@ class LayeredTail:
     mask = None
     num_moves = 0  # no step is captured
 
-    def __init__(
-        self, layout: KVLayout, capacity: int, scratch: ScratchMeter, device: torch.device,
-        link: Link,
-    ) -> None:  # fmt: skip
-        self.layout, self.capacity = layout, capacity
-        self._scratch, self._device, self._link = scratch, device, link
-        self._token = (2, layout.num_kv_heads, layout.head_dim)
-        self._token_bytes = layout.bytes_per_token // layout.num_layers
+    def __init__(self, store: HostedStore, capacity: int) -> None:
+        self.layout, self.capacity = store.kv.layout, capacity
+        self._scratch, self._device, self._link = store.scratch, store.compute_device, store.link
+        self._token = (2, self.layout.num_kv_heads, self.layout.head_dim)
+        self._token_bytes = self.layout.bytes_per_token // self.layout.num_layers
         self._counted = 0
         self.close()
 

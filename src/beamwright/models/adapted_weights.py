@@ -10,7 +10,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,7 +24,7 @@ from beamwright.models.formats import StoredWeights
 from beamwright.models.grouped import GroupedLinear, check_size, joined
 from beamwright.models.linear import quantise_linear
 from beamwright.models.survey import Survey
-from beamwright.models.weights import Convert, check_finite, give_back
+from beamwright.models.weights import Placing, check_finite, give_back
 from beamwright.plan.costs import Storage
 
 _INSIDE = re.compile(r"^(model\.)?language_model\.(model\.)?")  # the text part of another model
@@ -33,18 +32,6 @@ _OF_EXPERTS = {
     "gate_up_proj": ("gate_proj", "up_proj"), "up_proj": ("up_proj",), "down_proj": ("down_proj",),
 }  # fmt: skip
 _LAYER = re.compile(r"\.(\d+)\.")
-
-
-@dataclass(frozen=True)
-class Placing:
-    """What becomes of weights, see `load_weights`; head: the LM head's, too."""
-
-    dtype: torch.dtype
-    device: str
-    storage: Storage
-    pack: Convert
-    head: bool
-    tile_rows: int | None
 
 
 def fill(found: Survey, stored: StoredWeights, placing: Placing, where: str) -> None:
@@ -56,8 +43,7 @@ def fill(found: Survey, stored: StoredWeights, placing: Placing, where: str) -> 
     model = found.model
     _make_buffers(model, placing.device)
     loader, layer = _Loader(found, placing, where, stored), ""
-    as_stored = placing.storage is Storage.STORED
-    for target, read in _reads(found, stored, where, as_stored=as_stored).items():
+    for target, read in loader.reads().items():
         at = _LAYER.search(target)
         if at is not None and at[1] != layer:
             layer = at[1]
@@ -84,64 +70,6 @@ def _make_buffers(model: Any, device: str) -> None:
         module._buffers[leaf] = module._buffers[leaf].to(device)
 
 
-def _reads(
-    found: Survey, stored: StoredWeights, where: str, *, as_stored: bool
-) -> dict[str, Callable[[], dict[str, Any]]]:
-    """What brings each of the model's tensors, merged ones together; by the first one's name.
-
-    A call of it returns tensors, or a projection in its file's form, by the model's names.
-    """
-    from transformers.conversion_mapping import (  # noqa: PLC0415 (slow import)
-        get_model_conversion_mapping,
-    )
-    from transformers.core_model_loading import (  # noqa: PLC0415 (slow import)
-        WeightConverter,
-        WeightRenaming,
-        dot_natural_key,
-        rename_source_key,
-    )
-
-    model, merges = found.model, dict[str, Any]()
-    mapping, wanted = get_model_conversion_mapping(model), model.state_dict()
-    renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
-    converters = [each for each in mapping if isinstance(each, WeightConverter)]
-    by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
-    reads = dict[str, Callable[[], dict[str, Any]]]()
-    for stored_name in sorted(stored.names(), key=dot_natural_key):
-        name = _INSIDE.sub("", stored_name)
-        for rules in ((renamings, converters), ([], [])):
-            target, pattern = rename_source_key(name, *rules, found.body_at, wanted)
-            if target in wanted:
-                break
-        if target not in wanted:
-            _check_unexpected(found, target, where)
-        elif pattern is None:
-            reads[target] = partial(_plain, found, stored, as_stored, stored_name, target)
-        else:
-            merge = merges.setdefault(target, deepcopy(by_pattern[pattern]))
-            merge.add_tensor(target, stored_name, pattern, partial(stored.tensor, stored_name))
-            reads[target] = partial(merge.convert, target, model=model, config=model.config)
-    return reads
-
-
-def _plain(
-    found: Survey, stored: StoredWeights, as_stored: bool, name: str, target: str
-) -> dict[str, Any]:
-    as_stored = as_stored and found.quantises(target)
-    kept = stored.linear(name.removesuffix(".weight")) if as_stored else None
-    return {target: stored.tensor(name) if kept is None else kept}
-
-
-def _check_unexpected(found: Survey, name: str, where: str) -> None:
-    """Heads, other modalities and layers behind the last are left out; in a layer all is needed."""
-    number = name.removeprefix(f"{found.layers_at}.").partition(".")[0]
-    inside = number.isdigit() and int(number) < len(found.layers) and not name.endswith("inv_freq")
-    patterns = found.model._keys_to_ignore_on_load_unexpected or ()
-    if inside and not any(re.search(pattern, name) for pattern in patterns):
-        kind = found.body.config.model_type
-        raise InputError(f"model {where}: weight {name} is not one of a {kind} with this config")
-
-
 class _Loader:
     """Puts weights where a model's modules look for them."""
 
@@ -157,6 +85,63 @@ class _Loader:
         head = model.get_output_embeddings()
         self._head = next((f"{n}.weight" for n, m in model.named_modules() if m is head), "")
         self._missing = set(self._wanted)
+
+    def reads(self) -> dict[str, Callable[[], dict[str, Any]]]:
+        """What brings each of the model's tensors, merged ones together; by the first one's name.
+
+        A call of it returns tensors, or a projection in its file's form, by the model's names.
+        """
+        from transformers.conversion_mapping import (  # noqa: PLC0415 (slow import)
+            get_model_conversion_mapping,
+        )
+        from transformers.core_model_loading import (  # noqa: PLC0415 (slow import)
+            WeightConverter,
+            WeightRenaming,
+            dot_natural_key,
+            rename_source_key,
+        )
+
+        found, stored, wanted = self._found, self._stored, self._wanted
+        model, merges = found.model, dict[str, Any]()
+        mapping = get_model_conversion_mapping(model)
+        renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
+        converters = [each for each in mapping if isinstance(each, WeightConverter)]
+        by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
+        reads = dict[str, Callable[[], dict[str, Any]]]()
+        for stored_name in sorted(stored.names(), key=dot_natural_key):
+            name = _INSIDE.sub("", stored_name)
+            for rules in ((renamings, converters), ([], [])):
+                target, pattern = rename_source_key(name, *rules, found.body_at, wanted)
+                if target in wanted:
+                    break
+            if target not in wanted:
+                self._check_unexpected(target)
+            elif pattern is None:
+                reads[target] = partial(self._plain, stored_name, target)
+            else:
+                merge = merges.setdefault(target, deepcopy(by_pattern[pattern]))
+                merge.add_tensor(target, stored_name, pattern, partial(stored.tensor, stored_name))
+                reads[target] = partial(merge.convert, target, model=model, config=model.config)
+        return reads
+
+    def _plain(self, name: str, target: str) -> dict[str, Any]:
+        as_stored = self._placing.storage is Storage.STORED and self._found.quantises(target)
+        kept = self._stored.linear(name.removesuffix(".weight")) if as_stored else None
+        return {target: self._stored.tensor(name) if kept is None else kept}
+
+    def _check_unexpected(self, name: str) -> None:
+        """Heads, other modalities and layers behind the last are left out, nothing of a layer."""
+        found = self._found
+        number = name.removeprefix(f"{found.layers_at}.").partition(".")[0]
+        inside = (
+            number.isdigit() and int(number) < len(found.layers) and not name.endswith("inv_freq")
+        )
+        patterns = found.model._keys_to_ignore_on_load_unexpected or ()
+        if inside and not any(re.search(pattern, name) for pattern in patterns):
+            kind = found.body.config.model_type
+            raise InputError(
+                f"model {self._where}: weight {name} is not one of a {kind} with this config"
+            )
 
     def put(self, name: str, value: Any) -> None:
         """A tensor, or a projection, by its name; and wherever it is tied to."""

@@ -52,8 +52,7 @@ class Product:
 class _Attention:
     """Hands what layers attend with to the view that is in use."""
 
-    def __init__(self) -> None:
-        self.view: AttentionView | None = None
+    view: AttentionView
 
     def __call__(
         self,
@@ -67,7 +66,6 @@ class _Attention:
         **_: Any,
     ) -> Tensor:
         """Context [1, tokens, heads, width of a value] of [1, heads, tokens, width] each."""
-        assert self.view is not None
         width, narrow = query.shape[-1], value.shape[-1]
         head_dim = max(width, narrow)
         # A view divides by the root of the width that it gets.
@@ -153,7 +151,7 @@ class AdaptedDecoder(Decoder):
                 known[type(module)] = each.agrees(self.shape.hidden, self.device, behind=True)
             each.in_chunks = known[type(module)]
             put_in(each, self.shape.hidden, self.device, in_blocks=in_blocks)
-            each.install(lambda: getattr(self._attention.view, "states", None))
+            each.install(lambda: self._attention.view.states)
             made.append(each)
         return tuple(made)
 
@@ -166,10 +164,11 @@ class AdaptedDecoder(Decoder):
         """Families differ in what their layers compute, and name that by their shape."""
         modules = self._layers.modules()
         kinds = {type(each.weight.linear) for each in modules if "weight" in each.__dict__}
-        return self.shape, frozenset(kinds), self.dtype, self.device, self.tile_rows
+        how = self.dtype, self.device, self.tile_rows, self.kv_dtype
+        return self.shape, frozenset(kinds), *how
 
-    def hidden(
-        self, token_ids: Tensor, positions: Tensor, view: AttentionView, read: Tensor | None = None
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, view: AttentionView, read: Tensor | None
     ) -> Tensor:
         self._attention.view = view
         self._holder._modules[self._leaf] = self._layers

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from beamwright.attention.protocols import AttentionView
+from beamwright.models.rounding import RoundedView, Turns, turns_of
 from beamwright.models.shape import ModelShape
 from beamwright.sections import KVDtype
 
@@ -113,7 +114,7 @@ class Decoder(Protocol):
         no library can choose another kernel for another batch; None: on the whole batch.
     least_rows: fewer are padded to so many; below 8 only where that was seen to give the same bits.
     dtype: of the weights that are not quantised, and of all computation. device: of the weights.
-    kv_dtype: in what its keys and values are to be kept: it hands over no others.
+    kv_dtype: in what its keys and values are to be kept: it hands over no others, see `keep_kv`.
     """
 
     shape: ModelShape
@@ -122,6 +123,7 @@ class Decoder(Protocol):
     dtype: torch.dtype
     device: torch.device
     kv_dtype: KVDtype = "auto"
+    turns: Turns
 
     @property
     def takes_one_row(self) -> bool:
@@ -145,6 +147,14 @@ class Decoder(Protocol):
         token_ids, positions: [tokens], a multiple of 8 (see `padded_rows`).
         read: the tokens that are wanted, as many as a multiple of 8; None for all.
         """
+        if self.kv_dtype != "auto":
+            view = RoundedView(view, self.kv_dtype, self.turns, self.by_rows)
+        return self.forward(token_ids, positions, view, read)
+
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, view: AttentionView, read: Tensor | None
+    ) -> Tensor:
+        """What `hidden` says, with keys and values as they are computed."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[tokens, vocab] of hidden states; rows are padded to a multiple of 8 inside."""
@@ -154,6 +164,11 @@ class Decoder(Protocol):
 
     def first_layers(self) -> Decoder:
         """With the first layer of each kind alone: for tests of what all layers do."""
+
+    def keep_kv(self, kv_dtype: KVDtype) -> None:
+        """Its keys and values are to be kept so from now on."""
+        self.kv_dtype = kv_dtype
+        self.turns = turns_of(self.shape, self.device, self.dtype)
 
     def by_rows(self, work: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """`work` on rows x [rows, width], padded so that a row's bits do not depend on the others.

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from beamwright.attention.kernels import why_no_kernels
-from beamwright.attention.protocols import AttentionView, LooksAhead
+from beamwright.attention.protocols import AttentionView
 from beamwright.models.decoder import ROW_MULTIPLE, Decoder, Linear, by_rows, in_tiles
 from beamwright.models.formats.rows import StoredRows
 from beamwright.models.shape import ModelShape
@@ -103,10 +103,11 @@ class DenseDecoder(Decoder):
 
     @property
     def takes_one_row(self) -> bool:
-        return all(product.takes_one_row for product in self._products())
+        plain = self.kv_dtype == "auto"  # what turns keys is no product of these
+        return plain and all(product.takes_one_row for product in self._products())
 
-    def hidden(
-        self, token_ids: Tensor, positions: Tensor, view: AttentionView, read: Tensor | None = None
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, view: AttentionView, read: Tensor | None
     ) -> Tensor:
         """See `Decoder`. Of what is not read the last layer computes keys and values only."""
         weights, shape = self.weights, self.shape
@@ -118,14 +119,13 @@ class DenseDecoder(Decoder):
             rotary = (positions,)
         else:
             rotary = (self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1))
-        ahead = view if isinstance(view, LooksAhead) and view.looks_ahead else None
         # Each half of a block ends with the norm of the next: they are one pass over its rows.
         norms = [*(layer.attention_norm for layer in weights.layers), weights.final_norm]
         normed = self._by_tile(partial(self._add_norm, norms[0]), x)[1]
         for number, layer in enumerate(weights.layers):
-            if ahead is not None and number + 1 < len(weights.layers):
+            if view.looks_ahead and number + 1 < len(weights.layers):
                 coming = partial(self._foreseen, weights.layers[number + 1])
-                ahead.foresee(number + 1, self._by_tile(coming, x, *rotary)[0])
+                view.foresee(number + 1, self._by_tile(coming, x, *rotary)[0])
             query, key_value = self._by_tile(partial(self._before, layer), normed, *rotary)
             del normed  # no memory beside what follows
             context: Tensor = view.attend(number, query, key_value)
@@ -146,7 +146,8 @@ class DenseDecoder(Decoder):
         """Libraries choose a product's kernel by its sizes, dtype and device, and by no value."""
         products = self.weights.layers[0].down, self.weights.lm_head
         kinds = [(type(product), type(getattr(product, "weight", None))) for product in products]
-        return replace(self.shape, layers=1), *kinds, self.dtype, self.device, self.tile_rows
+        shape, how = replace(self.shape, layers=1), (self.dtype, self.device, self.tile_rows)
+        return shape, *kinds, *how, self.kv_dtype
 
     def first_layers(self) -> DenseDecoder:
         shape, layers = self.shape, self.weights.layers

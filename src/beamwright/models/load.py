@@ -23,7 +23,7 @@ import torch
 
 from beamwright.attention.kernels import has_matrix_units
 from beamwright.errors import DeviceMemoryError, InputError, UnsupportedModelError
-from beamwright.models.adapted_weights import Placing, fill
+from beamwright.models.adapted_weights import fill
 from beamwright.models.adapter import AdaptedDecoder
 from beamwright.models.config import config_of, read_shape, resolve_folder
 from beamwright.models.decoder import TILE_ROWS, Decoder, Linear
@@ -32,11 +32,10 @@ from beamwright.models.digest import Digest, digest_later
 from beamwright.models.formats import open_checkpoint
 from beamwright.models.linear import packer, prepack, quiet_import
 from beamwright.models.named import capped, shape_from_text
-from beamwright.models.rounding import RoundingDecoder
 from beamwright.models.shape import ModelShape
 from beamwright.models.survey import survey
 from beamwright.models.tokenizer import TextCodec
-from beamwright.models.weights import give_back, load_weights, random_weights, tensor_names
+from beamwright.models.weights import Placing, give_back, load_weights, random_weights, tensor_names
 from beamwright.plan.costs import Storage, storage_of, weight_bytes
 from beamwright.sections import ModelSettings
 
@@ -103,15 +102,16 @@ def load_model(
         folder = resolve_folder(spec, role)
         digest = digest_later(folder)
     tile = TILE_ROWS if settings.deterministic else None
+    placing = Placing(dtype, device, storage, pack, reads_logits, tile)
     decoder: Decoder
     if shape.built is not None and folder is not None:
-        decoder = _adapt(folder, shape, Placing(dtype, device, storage, pack, reads_logits, tile))
+        decoder = _adapt(folder, shape, placing)
     else:
         if folder is not None:
-            weights = load_weights(folder, shape, dtype, device, storage=storage, pack=pack)
+            weights = load_weights(folder, shape, placing)
         decoder = DenseDecoder(shape, weights, tile, kernels=kernels)
     if settings.kv_dtype != "auto":
-        decoder = RoundingDecoder(decoder, settings.kv_dtype)
+        decoder.keep_kv(settings.kv_dtype)
     give_back()
     return LoadedModel(decoder, codec, folder, storage, digest)
 
@@ -304,11 +304,11 @@ def products_are_invariant(matrices: tuple[tuple[int, int, int], ...], dtype: to
 
 
 @contextmanager
-def no_more_memory(what: str, hint: str) -> Iterator[None]:
+def no_more_memory(what: str, *hint: str) -> Iterator[None]:
     """Memory that is refused is an error that says what failed, with a line of advice."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        raise DeviceMemoryError(what, hint) from error
+        raise DeviceMemoryError(what, *hint) from error

@@ -67,7 +67,7 @@ class Packed:
             view.close()
 
 
-class Writing:
+class Writing(AttentionView):
     """An attention view that also writes every layer's keys and values of the first `num_tokens`,
     those before padding.
 

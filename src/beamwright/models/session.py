@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,12 +66,6 @@ def steps_in_place(decoder: Decoder, store: SegmentStore) -> bool:
     return decoder.steps_in_place and cells is not None and cells.has_whole_lines
 
 
-def writes_blocks(backend: AttentionBackend) -> bool:
-    """Whether its decode views write a token's KV straight into blocks, so that there is no tail:
-    then it has a `make_tail` of its own."""
-    return hasattr(backend, "make_tail")
-
-
 class DecodeSession:
     """Rows that are decoded together, one token per row and call; they join and leave in between.
 
@@ -93,15 +87,10 @@ class DecodeSession:
         stays: bool = False,
     ) -> None:
         self._decoder, self._store, self._backend = decoder, store, backend
-        self._in_blocks, made = writes_blocks(backend), cast("Any", backend)
-        self._tail: Any = (
-            made.make_tail(store, store.pool.spare)
-            if self._in_blocks
-            else store.make_tail(backend.tail_tokens, stays=stays)
-        )
+        self._in_blocks = backend.writes_blocks
+        self._tail: Any = backend.make_tail(store, stays=stays)
         self._spread: Sequence[int] | None = None  # rows that the view is over, if not all once
-        make_workspace = getattr(backend, "workspace", None)
-        self._workspace: Any = None if make_workspace is None else make_workspace(store)
+        self._workspace: Any = backend.workspace(store)
         self._stays = stays
         self._view: Any = None
         self._seen = store.num_relocated  # when the view was made
@@ -345,8 +334,8 @@ class DecodeSession:
 
     def _settle(self) -> None:
         """Nothing that is done ahead of its token reads the tail or the store any more."""
-        if (settle := getattr(self._view, "settle", None)) is not None:
-            settle()
+        if self._view is not None:
+            self._view.settle()
 
     def _spread_view(self, rows: Sequence[int] | None, index: Any = None) -> None:
         if rows != self._spread:
@@ -363,9 +352,7 @@ class DecodeSession:
         paths = [visible_path(row.path, row.segment, row.flushed) for row in read]
         shared: tuple[Any, ...] = () if self._workspace is None else (self._workspace,)
         self._view = self._backend.decode_view(self._store, paths, self._tail, *shared)
-        if (remember := getattr(self._view, "own", None)) is not None:
-            # Who writes these rows, for a view that keeps something of them; None pads the batch.
-            remember([None if row is None else row.segment for row in self._rows])
+        self._view.own([None if row is None else row.segment for row in self._rows])
         self._view.count_rows(max(i for i, row in enumerate(self._rows) if row is not None) + 1)
         self._view.drop_rows([i for i, row in enumerate(self._rows) if row is None])
 

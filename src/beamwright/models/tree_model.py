@@ -32,7 +32,7 @@ from beamwright.kv.segments import (
 from beamwright.kv.states import StateLayout, StateRows, StateTensor
 from beamwright.kv.store import SegmentStore
 from beamwright.models.decoder import Decoder
-from beamwright.models.load import is_out_of_memory
+from beamwright.models.load import no_more_memory
 from beamwright.models.packed import CapturedPasses, Packed, Replays, Writing
 from beamwright.models.prefill import PrefillRequest, prefill_in_batches, recompute, remember
 from beamwright.models.session import DecodeSession
@@ -136,7 +136,7 @@ class TreeModel:
             copies = backend.copies_per_beam
             self.store = SegmentStore(pool, tier, copies_per_beam=copies, log=log)
         self.store.recompute_segments = lambda lost: recompute(self.store, lost, self.prefill)
-        self._keeps = getattr(backend, "keeps", False) and states is None
+        self._keeps = backend.keeps and states is None
         self.captured: CapturedPasses | None = None
         self._chunk_tokens = prefill_chunk_tokens
 
@@ -153,17 +153,15 @@ class TreeModel:
         found: list[list[Tensor]] = [[] for _ in requests]
 
         def forward(batch: list[int], chunks: list[Sequence[int]], offset: int) -> None:
+            half, hidden = len(batch) // 2, None
             try:
-                hidden = self._prefill_batch([requests[i] for i in batch], chunks, offset)
-            except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                hidden = None  # nothing counts as written
+                with no_more_memory(f"{len(chunks[0])} tokens cannot be prefilled"):
+                    hidden = self._prefill_batch([requests[i] for i in batch], chunks, offset)
+            except DeviceMemoryError:  # nothing counts as written
                 self.release()
-            if hidden is None:
-                half = len(batch) // 2
                 if not half:
-                    raise DeviceMemoryError(f"{len(chunks[0])} tokens cannot be prefilled")
+                    raise
+            if hidden is None:
                 forward(batch[:half], chunks[:half], offset)
                 forward(batch[half:], chunks[half:], offset)
                 return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -30,25 +31,38 @@ _LARGE_TABLE_BYTES = 1 << 26  # a read of a row costs 1 us: little beside such a
 _CHECKED_VALUES = 1 << 22  # at a time: a sum in another precision casts all that it sums
 
 
+def as_read(linear: Linear) -> Linear:
+    """The same projection."""
+    return linear
+
+
+@dataclass(frozen=True)
+class Placing:
+    """What becomes of weights that are read.
+
+    storage: how the projections of layers are kept. pack: what each projection, and the LM head,
+    becomes then; each is converted before the next is read. head: the LM head is read.
+    """
+
+    dtype: torch.dtype
+    device: str
+    storage: Storage = Storage.PLAIN
+    pack: Convert = as_read
+    head: bool = True
+    tile_rows: int | None = None
+
+
 class _Reader:
     """Named tensors of one checkpoint, cast and placed; says what is missing.
 
-    as_stored: projections that the file has in groups of few bits stay so.
+    Projections that the file has in groups of few bits may stay so.
     """
 
     def __init__(
-        self,
-        stored: StoredWeights | None,
-        prefix: str,
-        dtype: torch.dtype,
-        device: str,
-        where: str,
-        *,
-        as_stored: bool = False,
+        self, stored: StoredWeights | None, prefix: str, placing: Placing, where: str
     ) -> None:
-        self._as_stored = as_stored
-        self._stored, self._prefix = stored, prefix
-        self._dtype, self._device = dtype, device
+        self._stored, self._prefix, self.placing = stored, prefix, placing
+        self._dtype, self._device = placing.dtype, placing.device
         self._where = f"model {where}: weight {prefix}"
 
     def need(self, name: str, *size: int) -> Tensor:
@@ -81,10 +95,9 @@ class _Reader:
 
     def _kept(self, name: str, *size: int) -> GroupedLinear | None:
         """The projection as its file has it, where that is wanted and there is such a form."""
-        if self._stored is None or not self._as_stored:
+        if self._stored is None or self.placing.storage is not Storage.STORED:
             return None
-        linear = self._stored.linear(self._prefix + name)
-        if linear is None:
+        if (linear := self._stored.linear(self._prefix + name)) is None:
             return None
         return linear.placed(size, self._device, f"{self._where}{name}")
 
@@ -121,11 +134,6 @@ def _all_finite(values: Tensor) -> bool:
     )
 
 
-def as_read(linear: Linear) -> Linear:
-    """The same projection."""
-    return linear
-
-
 def tensor_names(folder: Path) -> frozenset[str]:
     """Names of all tensors in a checkpoint folder; reads no weights.
 
@@ -145,19 +153,8 @@ def read_tensors(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
     return {name: tensor for name in names if (tensor := checkpoint.tensor(name)) is not None}
 
 
-def load_weights(
-    folder: Path,
-    shape: ModelShape,
-    dtype: torch.dtype,
-    device: str,
-    *,
-    storage: Storage = Storage.PLAIN,
-    pack: Convert = as_read,
-) -> DecoderWeights:
+def load_weights(folder: Path, shape: ModelShape, placing: Placing) -> DecoderWeights:
     """Read a checkpoint folder.
-
-    storage: how the projections of layers are kept. pack: what each projection, and the LM head,
-    becomes then; each is converted before the next is read.
 
     Raises:
         InputError: for missing, unreadable or wrongly shaped weights, naming the tensor.
@@ -166,10 +163,8 @@ def load_weights(
     names = checkpoint.names()
     stem = FAMILIES[shape.architecture].tensors.prefix
     prefix = stem if any(name.startswith(stem) for name in names) else stem.partition(".")[2]
-    as_stored = storage is Storage.STORED
-    reader = _Reader(checkpoint, prefix, dtype, device, str(folder), as_stored=as_stored)
-    head = _Reader(checkpoint, "", dtype, device, str(folder))
-    return _assemble(shape, reader, head, storage, pack)
+    reader, head = (_Reader(checkpoint, at, placing, str(folder)) for at in (prefix, ""))
+    return _assemble(shape, reader, head)
 
 
 def random_weights(
@@ -193,22 +188,17 @@ def random_weights(
             drawn = torch.randn(size, generator=generator, device=device).mul_(0.02)
             return drawn.to(dtype)
 
-    reader = _Random(None, "", dtype, device, "random")
-    return _assemble(shape, reader, reader, storage, pack)
+    reader = _Random(None, "", Placing(dtype, device, storage, pack), "random")
+    return _assemble(shape, reader, reader)
 
 
-def _assemble(
-    shape: ModelShape, reader: _Reader, head: _Reader, storage: Storage, pack: Convert
-) -> DecoderWeights:
+def _assemble(shape: ModelShape, reader: _Reader, head: _Reader) -> DecoderWeights:
     called, hidden = FAMILIES[shape.architecture].tensors, shape.hidden
-    embedding, lm_head = _ends(shape, reader, head, pack)
-
-    def keep(linear: Linear) -> Linear:
-        return pack(quantise_linear(linear, storage))
+    embedding, lm_head = _ends(shape, reader, head)
 
     def layer(number: int) -> Layer:
         give_back()
-        return _layer(shape, called, reader, f"layers.{number}.", keep)
+        return _layer(shape, called, reader, f"layers.{number}.")
 
     weights = DecoderWeights(
         embedding=embedding,
@@ -222,27 +212,26 @@ def _assemble(
     return weights
 
 
-def _ends(
-    shape: ModelShape, reader: _Reader, head: _Reader, pack: Convert
-) -> tuple[Tensor | StoredRows, Linear]:
+def _ends(shape: ModelShape, reader: _Reader, head: _Reader) -> tuple[Tensor | StoredRows, Linear]:
     """The embedding, and the LM head: an empty one where nobody reads logits."""
     name, size = "embed_tokens.weight", (shape.vocab, shape.hidden)
     table = reader.need(name, *size)
     if not shape.has_lm_head:
         lm_head = Linear(table.new_empty(0, shape.hidden))
     else:
-        lm_head = pack(Linear(table if shape.tied else head.need("lm_head.weight", *size)))
+        lm_head = reader.placing.pack(
+            Linear(table if shape.tied else head.need("lm_head.weight", *size))
+        )
     return (table if lm_head.weight is table else reader.rows(name, table)), lm_head
 
 
-def _layer(
-    shape: ModelShape, called: TensorNames, reader: _Reader, at: str, keep: Convert
-) -> Layer:
-    h, d, inner = shape.hidden, shape.head_dim, shape.intermediate
+def _layer(shape: ModelShape, called: TensorNames, reader: _Reader, at: str) -> Layer:
+    placing, h, d, inner = reader.placing, shape.hidden, shape.head_dim, shape.intermediate
     q, kv = shape.heads * d, shape.kv_heads * d
 
     def projection(names: Sequence[str], outs: list[int], columns: int, bias: bool) -> Linear:
-        return keep(reader.linear([at + name for name in names], outs, columns, bias))
+        linear = reader.linear([at + name for name in names], outs, columns, bias)
+        return placing.pack(quantise_linear(linear, placing.storage))
 
     layer = Layer(
         attention_norm=reader.norm(at + called.attention_norm, shape, h),

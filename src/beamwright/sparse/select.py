@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from beamwright.attention.partial import KEY_MULTIPLE, round_up
-from beamwright.attention.shared import Entry, Hold, SharedSegments
+from beamwright.attention.shared import Entry, Hold, LayerSource, SharedSegments
 from beamwright.kv.segments import Path
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import Tail
@@ -105,7 +105,7 @@ def of_few_bits(both: Tensor, scale: Tensor) -> Tensor:
     return found
 
 
-class _Keys:
+class _Keys(LayerSource):
     """A `LayerSource` of keys alone: [entry, kv_head, token, head_dim]."""
 
     def __init__(self, store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> None:
@@ -114,11 +114,8 @@ class _Keys:
     def layer(self, number: int) -> Tensor:
         return self._data[number]
 
-    def restore(self, tail: Tail) -> None:
-        """Tails are scored on their own."""
 
-
-class _Pages:
+class _Pages(LayerSource):
     """A source of bounds alone: of a layer [entry, kv_head, page, 2 * head_dim].
 
     Quest's are what they are, others of few bits. A segment's own tokens decide them.
@@ -144,8 +141,6 @@ class _Pages:
     def layer(self, number: int) -> Tensor:
         held = self._held[number]
         return held if self._scales is None else of_few_bits(held, self._scales[number])
-
-    restore = _Keys.restore
 
 
 def _keys_of(store: SegmentStore, entry: Entry, num_tokens: int) -> Tensor:

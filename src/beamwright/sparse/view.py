@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from beamwright.attention.partial import attend_few
-from beamwright.attention.protocols import AttentionView
+from beamwright.attention.protocols import AttentionBackend, AttentionView, DecodeView
 from beamwright.attention.tree import TreeAttention, TreeDecode
 from beamwright.errors import InputError
 from beamwright.kv.segments import Path, Segment
@@ -54,7 +54,7 @@ class Memory:
                        len(known) > over})  # fmt: skip
 
 
-class SparseDecode:
+class SparseDecode(DecodeView):
     """A `DecodeView`: one token per row, of which some select what they attend to."""
 
     def __init__(
@@ -62,6 +62,7 @@ class SparseDecode:
         tail: Tail,
     ) -> None:  # fmt: skip
         self._rule, self._rank, self._store, self._tail = rule, rank, store, tail
+        self.looks_ahead = rule.how.query == "ahead"
         self._layout, self._counts = store.pool.layout, store.counts
         self._memories = [Memory() for _ in paths]
         self._live = [True] * len(paths)
@@ -73,11 +74,6 @@ class SparseDecode:
         self._token: Token | None = None
         self._next: Token | None = None
         self._open(list(paths))
-
-    @property
-    def looks_ahead(self) -> bool:
-        """True if `foresee` is to be called."""
-        return self._rule.how.query == "ahead"
 
     def own(self, segments: Sequence[Segment | None]) -> None:
         """Who writes these rows, None padding the batch: each goes on with what it knew."""
@@ -342,13 +338,11 @@ def _every(query: Tensor) -> Tensor:
     return torch.ones(len(query), dtype=torch.bool, device=query.device)
 
 
-class SparseAttention:
+class SparseAttention(AttentionBackend):
     """`tree`, but for decoding rows with long paths.
 
     threaded: selections that are foreseen are found, and fetched, on a thread of their own.
     """
-
-    copies_per_beam = False
 
     def __init__(self, inner: TreeAttention, rule: SparseRule, *, threaded: bool = False) -> None:
         self.name, self.tail_tokens = inner.name, inner.tail_tokens

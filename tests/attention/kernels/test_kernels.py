@@ -201,7 +201,7 @@ def test_the_current_token_is_stored_where_the_next_one_reads_it(
     for place, segment in enumerate(batch.own):
         at, count = segment.blocks[batch.held[place] // 8], batch.held[place]
         pool.kv.put((at, 1, slice(None), count % 8), key_value[place])
-    assert torch.equal(after[: pool.spare], pool.by_block[: pool.spare])
+    assert torch.equal(after[: pool.num_blocks], pool.by_block[: pool.num_blocks])
     again = batch.view.attend(1, query.contiguous(), key_value.contiguous())
     assert torch.equal(again, found)
     batch.close()
@@ -223,8 +223,8 @@ def test_who_is_not_read_leaves_all_blocks_alone(make_small, make_batch, kernels
     query[2], key_value[2] = asked[2], stored[2]
     found = batch.view.attend(0, query, key_value)
     assert torch.equal(found[2], alone)
-    assert torch.equal(pool.by_block[: pool.spare], before[: pool.spare])
-    assert not torch.equal(pool.by_block[pool.spare], before[pool.spare])
+    assert torch.equal(pool.by_block[: pool.num_blocks], before[: pool.num_blocks])
+    assert not torch.equal(pool.by_block[pool.num_blocks], before[pool.num_blocks])
     pool.free(beyond)
     batch.close()
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from beamwright.attention.kernels.worklist import entry_size
+from beamwright.kv.groups import KVReader
 from beamwright.kv.segments import Segment
-from beamwright.kv.store import SegmentStore
 from beamwright.kv.streams import sent
 
 _LEAST_ROWS = 64
@@ -28,12 +28,13 @@ class OwnBlocks:
     group: number of the group.
     """
 
-    def __init__(self, store: SegmentStore, capacity: int, spare: int, group: int = 0) -> None:
+    def __init__(self, store: KVReader, capacity: int, group: int = 0) -> None:
         self._size = store.kv.block_tokens
         self._entry, self._group = entry_size(self._size), group
         self.capacity = self.num_tokens = capacity
         self.num_rows, self.num_moves = 0, 0
-        self._spare, self._per_row = spare, capacity // self._entry
+        self._spare = len(store.kv.storage) - 1  # see `BlockPool`
+        self._per_row = capacity // self._entry
         self._flat = torch.zeros(0, dtype=torch.int32, device=store.compute_device)
         self._blocks = np.zeros((0, 1), dtype=np.int32)
         self._firsts = np.zeros(0, dtype=np.int32)

@@ -35,7 +35,9 @@ from beamwright.attention.kernels.worklist import (
     prefill_tile,
     prefill_work,
 )
+from beamwright.attention.protocols import AttentionBackend, AttentionView, DecodeView
 from beamwright.errors import InputError
+from beamwright.kv.groups import KVReader
 from beamwright.kv.pool import KVBlocks
 from beamwright.kv.segments import Path
 from beamwright.kv.store import SegmentStore
@@ -101,7 +103,7 @@ def _rooms(num_rows: int) -> dict[str, int]:
     }
 
 
-class KernelDecode:
+class KernelDecode(DecodeView):
     """A `DecodeView`, one new token per row: parts of the paths, the rows' own tokens, the merge.
 
     workspace: of a caller who keeps it for the views to come; else the view has its own.
@@ -160,9 +162,6 @@ class KernelDecode:
         self._live = [self._live[row] for row in kept]
         self._stale = True
 
-    def count_rows(self, num_rows: int) -> None:
-        """Nothing here depends on it."""
-
     def drop_rows(self, rows: Sequence[int]) -> None:
         """Nobody reads for them any more. Where each row has copies of its own, others move up to
         theirs; else the lists may go on naming them, and are made anew when rows are arranged."""
@@ -186,7 +185,7 @@ class KernelDecode:
         self._stale = False
 
 
-class KernelPrefill:
+class KernelPrefill(AttentionView):
     """An `AttentionView`: each chunk over its path's blocks, then causally over itself.
 
     Tokens behind the chunks pad the batch: they see one another, and change nothing.
@@ -236,9 +235,6 @@ class KernelPrefill:
             _rule(self._store.kv, layer, sinks),
         )
 
-    def close(self) -> None:
-        """Nothing is charged here."""
-
     def _tile(self, heads: HeadLayout) -> Tile:
         kv = self._store.kv
         return prefill_tile(heads, kv.layout.dtype.itemsize, hopper=is_hopper(kv.storage.device))
@@ -270,7 +266,7 @@ def _rule(kv: KVBlocks, layer: int, sinks: Tensor | None) -> Rule:
 _CUTS = {"triton-tree": Cuts(), "triton-dense": Cuts(256, copy_per_row=True)}
 
 
-class KernelAttention:
+class KernelAttention(AttentionBackend):
     """A backend that runs the kernels.
 
     `triton-tree` reads every stored segment once for all rows under it. In `triton-dense` every row
@@ -281,19 +277,18 @@ class KernelAttention:
     """
 
     tail_tokens = 256
+    writes_blocks = True
 
     def __init__(self, name: str) -> None:
         self.name, self._cuts = name, _CUTS[name]
         self.copies_per_beam = self._cuts.copy_per_row
-        self.keeps = not self.copies_per_beam  # prefill views may write KV to the pool themselves
+        self.keeps = not self.copies_per_beam
 
     def workspace(self, store: SegmentStore) -> KernelWorkspace:
-        """What decode views of this store may share, one after the other."""
         return KernelWorkspace(store, stays=True)
 
-    def make_tail(self, store: SegmentStore, spare: int, group: int = 0) -> OwnBlocks:
-        """Where views of this group's store find rows' newest tokens; spare: see `OwnBlocks`."""
-        return OwnBlocks(store, self.tail_tokens, spare, group)
+    def make_tail(self, store: KVReader, group: int = 0, *, stays: bool = False) -> OwnBlocks:
+        return OwnBlocks(store, self.tail_tokens, group)
 
     def decode_view(
         self,
