@@ -244,7 +244,10 @@ class Probes:
 
     def _write_some(self, *, alone: bool) -> list[Event]:
         assert self._writer is not None
-        asides = [_aside(probe) for probe in self._waiting.values()]
+        asides = [
+            Aside(**vars(probe), path=path_to(node), start=node.end)
+            for node, probe in self._waiting.items()
+        ]
         some = self._writer.that_fit(asides) or asides[:alone]
         while some:
             try:
@@ -264,15 +267,3 @@ class Probes:
             aside.node.usage["probe_prefilled"] += len(aside.given)
             aside.node.usage["probe_tokens"] += len(aside.token_ids)
         return [StepProbed(aside.node, tuple(aside.token_ids)) for aside in some]
-
-
-def _aside(probe: Probe) -> Aside:
-    node = probe.node
-    return Aside(
-        node=node,
-        given=probe.given,
-        limit=probe.limit,
-        ends=probe.ends,
-        path=path_to(node),
-        start=node.end,
-    )

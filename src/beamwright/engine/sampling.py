@@ -250,27 +250,16 @@ class Sampler:
         logits: [rows, vocab]; keys [rows, 2]; positions [rows] of the tokens being drawn.
         unread: rows whose token nobody reads; where rows are drawn one by one it is token 0.
         """
-        tokens, logprobs = self._drawn(logits, keys, positions, how, unread)
+        rows = (known := logits[:, : self.num_tokens], keys, positions, *how.tensors)
+        if self._by_row:
+            tokens, logprobs = self._sample_by_row(how.ways, unread, rows)
+        elif self._fused is None:
+            tokens, logprobs = in_tiles(self._tile_rows, partial(self._sample, how.ways), *rows)
+        else:
+            tokens, logprobs = self._fused(*(rows if how.ways.filters else rows[:5]))
         if how.ways.closes:
-            known = logits[:, : self.num_tokens]
             return how.closings.imposed(known, positions, tokens, logprobs)
         return tokens, logprobs
-
-    def _drawn(
-        self,
-        logits: Tensor,
-        keys: Tensor,
-        positions: Tensor,
-        how: RowSampling,
-        unread: Collection[int],
-    ) -> tuple[Tensor, Tensor]:
-        rows = (logits[:, : self.num_tokens], keys, positions, *how.tensors)
-        if self._by_row:
-            return self._sample_by_row(how.ways, unread, rows)
-        if self._fused is None:
-            chosen, logprobs = in_tiles(self._tile_rows, partial(self._sample, how.ways), *rows)
-            return chosen, logprobs
-        return self._fused(*(rows if how.ways.filters else rows[:5]))
 
     def _sample_by_row(
         self, ways: Ways, unread: Collection[int], rows: Sequence[Tensor]

@@ -25,6 +25,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -115,7 +116,7 @@ class PackedInt8Linear(Linear):
     def __call__(self, x: Tensor) -> Tensor:
         """The product [rows, out] in x's dtype."""
         rounded, row_scale = to_bytes(x)
-        products = (self._product(rounded, row_scale, *part) for part in self._parts)
+        products = (_int8_product(rounded, row_scale, part) for part in self._parts)
         if len(self._parts) == 1:
             return next(products).to(x.dtype)
         found = x.new_empty(len(x), self._outputs)
@@ -123,22 +124,15 @@ class PackedInt8Linear(Linear):
             kept.copy_(product)
         return found
 
-    @staticmethod
-    def _product(
-        rounded: Tensor,
-        row_scale: Tensor,
-        weight: Tensor,
-        scale: Tensor,
-        zeros: Tensor,
-        bias: Tensor | None,
-    ) -> Tensor:
-        """Of a part, in float32."""
-        product: Tensor = torch.ops.onednn.qlinear_pointwise(
-            rounded, 1.0, _BYTE_ZERO, weight, scale, zeros, None,
-            1.0, 0, torch.float32, "none", [], "",
-        )  # fmt: skip
-        product.mul_(row_scale)
-        return product if bias is None else product.add_(bias)
+
+def _int8_product(rounded: Tensor, row_scale: Tensor, part: Any) -> Tensor:
+    """In float32. part: weight, scale, zeros and bias of some outputs."""
+    *kept, bias = part
+    how: Any = 1.0, 0, torch.float32, "none", [], ""
+    qlinear = torch.ops.onednn.qlinear_pointwise
+    product: Tensor = qlinear(rounded, 1.0, _BYTE_ZERO, *kept, None, *how)
+    product.mul_(row_scale)
+    return product if bias is None else product.add_(bias)
 
 
 def to_bytes(x: Tensor) -> tuple[Tensor, Tensor]:

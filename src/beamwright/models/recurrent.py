@@ -1,9 +1,9 @@
 """Recurrent layers: what they keep of a row in a fixed size, instead of KV, and how they are run.
 
-`RowStates` is the seam between layers, which compute states, and whoever keeps them (a pool's
-segments, a test's dictionary). Of a row, a state is as it is behind the row's last token. A module
-of `transformers` asks its cache for states and hands them back: `StateCache` stands there, so no
-family needs code of its own here.
+Layers compute states; `view.states` keeps them (`kv.states.StateRows`, a test's dictionary), None
+of rows that begin from zeros and whose states nobody keeps. Of a row, a state is as it is behind
+the row's last token. A module of `transformers` asks its cache for states and hands them back:
+`StateCache` stands there, so no family needs code of its own here.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from beamwright.kv.states import Placed
+from beamwright.kv.states import StateRows
 from beamwright.models.shape import NotBuiltError, StatePart
 
 _CACHES = ("cache", "cache_params", "past_key_values")
@@ -27,29 +27,6 @@ _ROWS = 64
 _PROBED = 6
 _SAME = 0.05
 """How far apart values may be, of the largest: rounding is not, a state that is left out is."""
-
-
-class RowStates(Protocol):
-    """The states of one pass's rows; `view.states`, an attribute of an attention view.
-
-    A view without it is of rows that begin from zeros and whose states nobody keeps.
-    """
-
-    @property
-    def lengths(self) -> Sequence[int] | None:
-        """Tokens of each row in the packed batch, in order; None: one of every row."""
-
-    def placed(self, layer: int) -> dict[str, Placed] | None:
-        """Where a layer's parts lie, by kind, of rows with one token each: whoever writes there
-        leaves alone what is not computed any more. None: they are read and written by these."""
-
-    def read(self, layer: int) -> dict[str, Tensor]:
-        """A layer's parts by kind ("conv", "recurrent"), each [rows, *size of the part], in the
-        part's dtype; zeros of rows that begin. The reader may write into them."""
-
-    def write(self, layer: int, values: Mapping[str, Tensor]) -> None:
-        """Keep the layer's parts, as `read` gives them, of rows that are still computed; others
-        keep what they have."""
 
 
 class StateCache:
@@ -191,9 +168,9 @@ class Recurrent:
         }
         self.step: Callable[[Tensor, StateCache], Tensor] = self.plain
         self.in_place: Callable[[Tensor, StateCache], Tensor] | None = None
-        self._states: Callable[[], RowStates | None] = lambda: None
+        self._states: Callable[[], StateRows | None] = lambda: None
 
-    def install(self, states: Callable[[], RowStates | None]) -> None:
+    def install(self, states: Callable[[], StateRows | None]) -> None:
         """Stand where the module's `forward` was. states: those of the pass that is computed."""
         self._states = states
         self.module.forward = self
