@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
-from beamwright.kv.groups import KVReader
 from beamwright.kv.pool import KVBlocks, ScratchMeter
+from beamwright.kv.store import KVReader
 from beamwright.kv.tails import RowTails
 
 CAPACITY = 80

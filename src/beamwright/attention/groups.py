@@ -1,4 +1,4 @@
-"""Attention of models whose layers are in groups: a view for each group, and who reads what.
+"""Attention of models whose layers are in groups: a view and tails for each, and who reads what.
 
 A group's view is the backend's own, over the group's KV and tail, and over what its window reaches
 of each path (`kv.segments.within_reach`).
@@ -6,18 +6,65 @@ of each path (`kv.segments.within_reach`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from beamwright.attention.protocols import AttentionBackend, DecodeView
-from beamwright.kv.groups import GroupTails, to_each
 from beamwright.kv.segments import Path, within_reach
 from beamwright.kv.store import SegmentStore
 
 Places = Mapping[int, tuple[int, int]]
 """By layer: its group, and its place among the group's. A layer without KV has its source's."""
+
+
+def to_each(name: str) -> Callable[..., None]:
+    """A method that calls the one of that name of every one of `self.parts`, in order."""
+
+    def call(self: Any, *args: Any) -> None:
+        for part in self.parts:
+            getattr(part, name)(*args)
+
+    return call
+
+
+class GroupTails:
+    """Tails of all groups, whose rows are the same: to a session as one of them (`tails.Tail`).
+
+    What is restored and taken of a row are a group's tokens, by group.
+    """
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts, self.capacity = tuple(parts), int(parts[0].capacity)
+
+    arrange, begin, advance = to_each("arrange"), to_each("begin"), to_each("advance")
+    find = to_each("find")
+    spread, together = to_each("spread"), to_each("together")
+    close, release = to_each("close"), to_each("release")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.parts[0], name)  # how many rows and tokens there are, and where
+
+    @property
+    def num_moves(self) -> int:
+        """How often memory was allocated anew."""
+        return sum(part.num_moves for part in self.parts)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all groups."""
+        return sum(part.num_bytes for part in self.parts)
+
+    def restore(self, row: int, held: Sequence[torch.Tensor]) -> None:
+        """Put back a row's tokens, [layers, 2, tokens, kv_heads, head_dim] by group."""
+        for part, tokens in zip(self.parts, held, strict=True):
+            part.restore(row, tokens)
+
+    def take(self, parts: Sequence[tuple[int, int, int]]) -> list[torch.Tensor]:
+        """Tokens of rows, by group."""
+        return [values for each in self.parts for values in each.take(parts)]
 
 
 class GroupedView(DecodeView):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from beamwright.kv.groups import KVReader
 from beamwright.kv.segments import Segment
+from beamwright.kv.store import KVReader
 from beamwright.kv.tails import RowTails
 
 

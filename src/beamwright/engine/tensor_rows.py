@@ -19,11 +19,10 @@ from beamwright.config import Settings
 from beamwright.counters import Progress
 from beamwright.engine.asides import AsideWriter
 from beamwright.engine.batch import RunningBatch
-from beamwright.engine.buffers import StepBuffers
 from beamwright.engine.capacity import StepLengths, WorkingMemory
 from beamwright.engine.chains import last_hidden
 from beamwright.engine.drafts import Drafts
-from beamwright.engine.drawn import Drawn, Found
+from beamwright.engine.drawn import Drawn, Found, StepBuffers
 from beamwright.engine.endings import StopFinder, text_before
 from beamwright.engine.graphs import Replay, make_replay
 from beamwright.engine.passes import DistinctPasses, EqualTexts, why_one_token_each

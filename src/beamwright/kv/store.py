@@ -1,4 +1,8 @@
-"""SegmentStore: the cache manager with tensors: it writes, reads and copies the KV of segments."""
+"""SegmentStore: the cache manager with tensors: it writes, reads and copies the KV of segments.
+
+Attention of a group of layers reads its segments through a `KVReader`, as it reads a whole store of
+a model with one group.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,37 @@ import numpy.typing as npt
 import torch
 
 from beamwright.kv.cache import CacheManager
-from beamwright.kv.groups import KVReader
 from beamwright.kv.link import KVLog, Link
-from beamwright.kv.pool import BlockPool, ByteBudget, ScratchMeter
+from beamwright.kv.pool import BlockPool, ByteBudget, KVBlocks, ScratchMeter
 from beamwright.kv.segments import HostTier, Segment
 from beamwright.kv.states import StateRows, StateTables
 from beamwright.kv.streams import sent
 
 _COPIED_BYTES = 2**24
+
+
+class KVReader:
+    """Reads the KV of one group of layers.
+
+    kv: what the pool's blocks hold of it. compute_device: where attention's working copies reside.
+    scratch: their bytes.
+    """
+
+    def __init__(self, kv: KVBlocks, compute_device: torch.device, scratch: ScratchMeter) -> None:
+        self.kv, self.compute_device, self.scratch = kv, compute_device, scratch
+
+    def gather(self, segment: Segment, visible: int, copy: int = 0) -> torch.Tensor:
+        """[layers, 2, visible, kv_heads, head_dim] of a segment's first `visible` tokens.
+
+        copy: which device copy is read, where there are several.
+        """
+        count = segment.blocks_for(visible)
+        held = segment.copies[min(copy, len(segment.copies) - 1)] if segment.copies else []
+        if len(held) < count:
+            raise AssertionError(f"segment {segment.name!r} is read, but not on the device")
+        blocks = torch.tensor(held[:count], device=self.kv.storage.device, dtype=torch.long)
+        picked = self.kv.pick(blocks)
+        return picked.permute(1, 2, 0, 3, 4, 5).flatten(2, 3)[:, :, :visible]
 
 
 class SegmentStore(CacheManager, KVReader):

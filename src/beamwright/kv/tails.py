@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from beamwright.kv.groups import KVReader
+from beamwright.kv.store import KVReader
 from beamwright.kv.streams import sent
 
 _LEAST_PRODUCT = 400

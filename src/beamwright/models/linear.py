@@ -33,13 +33,16 @@ from torch import Tensor
 from beamwright.attention.kernels import why_no_kernels
 from beamwright.models.decoder import Linear
 from beamwright.models.grouped import (
+    TOLERANCE,
     GroupedLinear,
     JoinedLinear,
     as_grouped,
+    close,
     int4_packed,
+    invariant_linear,
     joined,
+    multiply,
 )
-from beamwright.models.product import TOLERANCE, close, invariant_linear, multiply
 from beamwright.plan.costs import GROUPED_TILE_VALUES, Storage
 
 _REMARKS = ("torchao", "torch.utils._pytree", "transformers")

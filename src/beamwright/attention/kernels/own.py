@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from beamwright.attention.kernels.worklist import entry_size
-from beamwright.kv.groups import KVReader
 from beamwright.kv.segments import Segment
+from beamwright.kv.store import KVReader
 from beamwright.kv.streams import sent
 
 _LEAST_ROWS = 64

@@ -37,10 +37,9 @@ from beamwright.attention.kernels.worklist import (
 )
 from beamwright.attention.protocols import AttentionBackend, AttentionView, DecodeView
 from beamwright.errors import InputError
-from beamwright.kv.groups import KVReader
 from beamwright.kv.pool import KVBlocks
 from beamwright.kv.segments import Path
-from beamwright.kv.store import SegmentStore
+from beamwright.kv.store import KVReader, SegmentStore
 from beamwright.plan.costs import ROW_PARTS
 
 _LEAST_ROWS, _LEAST_ITEMS = 64, 256

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from beamwright.errors import InputError, UnsupportedModelError
+from beamwright.models.formats import GGUF, quantisation
 from beamwright.models.formats.header import KEPT, GgufHeader, read_header
-from beamwright.models.formats.methods import GGUF, quantisation
 
 _MODELS = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3",
