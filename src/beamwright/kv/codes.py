@@ -7,8 +7,6 @@ tails, blocks, the host's copies, or a kernel, sees the same. Knows no blocks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -16,19 +14,9 @@ from beamwright.sections import KVDtype
 
 _BIAS, _MANTISSA_BITS = 127, 23  # of a float32
 _EXPONENTS = -100, 100
-# Every code times its scale must be a float16: none below the least, none beyond the largest.
-_HALF_EXPONENTS = {"int8": (-24, 9), "fp8": (-15, 7)}
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Codes are at most `limit`, which is below 2 ** bits."""
-
-    limit: int
-    bits: int
-
-
-_GRIDS = {"int8": Grid(127, 7), "fp8": Grid(448, 9)}
+# Codes are at most a limit, which is below 2 ** bits. Every code times its scale must be a float16,
+# where that is computed with: none below the least, none beyond the largest.
+_GRIDS = {"int8": (127, 7, (-24, 9)), "fp8": (448, 9, (-15, 7))}
 
 
 def powers(exponents: Tensor) -> Tensor:
@@ -38,13 +26,13 @@ def powers(exponents: Tensor) -> Tensor:
 
 def _on_grid(values: Tensor, kept: KVDtype) -> tuple[Tensor, Tensor]:
     """Codes as numbers [..., head_dim], at least float32, and exponents [...]."""
-    grid = _GRIDS[kept]
-    low, high = _HALF_EXPONENTS[kept] if values.dtype == torch.float16 else _EXPONENTS
+    limit, bits, half_exponents = _GRIDS[kept]
+    low, high = half_exponents if values.dtype == torch.float16 else _EXPONENTS
     wide = values.double() if values.dtype == torch.float64 else values.float()
     mantissa, exponents = torch.frexp(wide.abs().amax(-1))
-    exponents = exponents - grid.bits + (mantissa > grid.limit / 2**grid.bits)
+    exponents = exponents - bits + (mantissa > limit / 2**bits)
     exponents = exponents.clamp_(low, high)
-    scaled = (wide * powers(-exponents).unsqueeze(-1)).clamp_(-grid.limit, grid.limit)
+    scaled = (wide * powers(-exponents).unsqueeze(-1)).clamp_(-limit, limit)
     if kept == "int8":
         return scaled.round_(), exponents
     return scaled.to(torch.float8_e4m3fn).to(wide.dtype), exponents

@@ -21,6 +21,8 @@ from beamwright.kv.states import StateRows, StateTables
 from beamwright.kv.streams import sent
 
 _COPIED_BYTES = 2**24
+Write = Callable[[int, int | slice, torch.Tensor], None]
+"""Writes KV: of a group, by its number, and of a layer's place in it, or of all of its layers."""
 
 
 class KVReader:
@@ -115,10 +117,10 @@ class SegmentStore(CacheManager, KVReader):
             CapacityError: if the blocks do not fit; no token has been written then.
         """
         lengths = lengths or [len(key_values[0])]
-        write = self.writer(segments, lengths)
+        write = SegmentStore.writer(self, segments, lengths)
         for number, values in enumerate(key_values):
             write(number, slice(None), values)
-        self.extend_each(segments, lengths)
+        SegmentStore.extend_each(self, segments, lengths)
 
     def extend_each(self, segments: Sequence[Segment], lengths: Sequence[int]) -> None:
         """Count so many more tokens of each, whose KV is written."""
@@ -127,9 +129,7 @@ class SegmentStore(CacheManager, KVReader):
             held = len(segment.blocks) * segment.block_tokens
             assert segment.length <= held, "KV was written to blocks that were not reserved"
 
-    def writer(
-        self, segments: Sequence[Segment], lengths: Sequence[int]
-    ) -> Callable[[int, int | slice, torch.Tensor], None]:
+    def writer(self, segments: Sequence[Segment], lengths: Sequence[int]) -> Write:
         """Take blocks for so many more tokens of each; what writes KV there, in all copies.
 
         It takes a group's number and a layer's place in it, or slice(None) for all, and the KV of
@@ -267,6 +267,7 @@ class HostedStore(SegmentStore):
     """
 
     writes_layers = False
+    _gathered: torch.Tensor
 
     def __init__(
         self, pool: BlockPool, device: torch.device, link: Link, device_budget: ByteBudget
@@ -274,3 +275,19 @@ class HostedStore(SegmentStore):
         super().__init__(pool)
         self.link, self.device_budget, self.compute_device = link, device_budget, device
         self.tiers = {"device": device_budget, "host": pool.budget}
+
+    def writer(self, segments: Sequence[Segment], lengths: Sequence[int]) -> Write:
+        """What a pass writes is gathered on the device, and appended when the pass is over."""
+        layout, total = self.pool.layout, sum(lengths)
+        size = total, layout.num_layers, 2, layout.num_kv_heads, layout.head_dim
+        self._gathered = torch.empty(size, dtype=layout.dtype, device=self.compute_device)
+
+        def write(group: int, place: int | slice, key_value: torch.Tensor) -> None:
+            self._gathered[:, place] = key_value
+
+        return write
+
+    def extend_each(self, segments: Sequence[Segment], lengths: Sequence[int]) -> None:
+        gathered = self._gathered
+        del self._gathered
+        self.append(segments, [gathered], lengths)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -219,16 +218,11 @@ class TreeModel:
         # Blocks first: where there are none, no view has made working copies.
         if self._keeps and not packed.chained:
             hidden = self._kept(packed, store.slots(segments, lengths))
-            store.extend_each(segments, lengths)
-        elif store.writes_layers:
+        else:
             write = store.writer(segments, lengths)
             states = None if store.pool.states is None else self._states_of(requests, lengths)
             hidden = self._written(packed, write, states)
-            store.extend_each(segments, lengths)
-        else:
-            key_values = self._key_values(len(packed.token_ids))
-            hidden = self._written(packed, partial(_record, key_values))
-            store.append(segments, key_values, lengths)
+        store.extend_each(segments, lengths)
         return list(hidden.split([len(read) for read in reads]))
 
     def _kept(self, packed: Packed, slots: Sequence[Any]) -> Tensor:
@@ -241,7 +235,7 @@ class TreeModel:
         return packed.hidden(self.decoder, view)
 
     def _written(
-        self, packed: Packed, write: Callable[..., None], states: StateRows | None = None
+        self, packed: Packed, write: Callable[..., None], states: StateRows | None
     ) -> Tensor:
         attended = self.backend.prefill_view(self.store, packed.paths, packed.lengths)
         view = Writing(attended, len(packed.token_ids), write, self._places, states)
@@ -260,18 +254,6 @@ class TreeModel:
         begun = any(segment.length for segment in own)
         return self.store.state_rows(begins, own, lengths, deferred=begun)
 
-    def _key_values(self, total: int) -> list[Tensor]:
-        """Memory for the KV of so many tokens, of each group of layers."""
-        decoder = self.decoder
-        return [
-            torch.empty(
-                (total, layout.num_layers, 2, layout.num_kv_heads, layout.head_dim),
-                dtype=layout.dtype,
-                device=decoder.device,
-            )
-            for layout in self.store.pool.layouts
-        ]
-
     def open_session(self, paths: Sequence[Path], segments: Sequence[Segment]) -> DecodeSession:
         """Start decoding: row i goes on with segment i behind path i.
 
@@ -280,8 +262,3 @@ class TreeModel:
         session = DecodeSession(self.decoder, self.store, self.backend)
         session.arrange([], paths, segments)
         return session
-
-
-def _record(key_values: Sequence[Tensor], group: int, place: int, values: Tensor) -> None:
-    """Keep a layer's keys and values in its group's [tokens, layers, 2, kv_heads, head_dim]."""
-    key_values[group][:, place] = values

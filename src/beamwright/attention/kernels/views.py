@@ -127,16 +127,14 @@ class KernelDecode(DecodeView):
 
     def prepare(self, num_heads: int) -> None:
         """Rewrite the work lists if rows or paths have changed, so that tokens only read them."""
-        layout = self._store.kv.layout
-        heads = HeadLayout(layout.num_kv_heads, num_heads // layout.num_kv_heads, layout.head_dim)
+        heads = _heads(self._store, num_heads)
         if self._stale:
-            self._rebuild(heads, decode_tile(heads, layout.dtype.itemsize).queries)
+            self._rebuild(heads, decode_tile(heads, self._store.kv.layout.dtype.itemsize).queries)
 
     def attend(
         self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
-        kv_heads, head_dim = key_value.shape[2:]
-        heads = HeadLayout(kv_heads, query.shape[1] // kv_heads, head_dim)
+        heads = _heads(self._store, query.shape[1])
         tile = decode_tile(heads, query.element_size(), small=is_small(query.device))
         if self._stale:
             self._rebuild(heads, tile.queries)
@@ -209,18 +207,15 @@ class KernelPrefill(AttentionView):
     def prepare(self, num_heads: int, num_tokens: int) -> None:
         """Write the work lists of a pass over so many tokens, with padding, that is captured: as
         many programs for any chunks."""
-        layout = self._store.kv.layout
-        heads = HeadLayout(layout.num_kv_heads, num_heads // layout.num_kv_heads, layout.head_dim)
-        queries = self._tile(heads).queries
+        queries = _prefill_tile(self._store, _heads(self._store, num_heads)).queries
         self._build(num_tokens, queries)
         self._num_tiles = most_tiles(num_tokens, queries)
 
     def attend(
         self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
-        kv_heads, head_dim = key_value.shape[2:]
-        heads = HeadLayout(kv_heads, query.shape[1] // kv_heads, head_dim)
-        tile = self._tile(heads)
+        heads = _heads(self._store, query.shape[1])
+        tile = _prefill_tile(self._store, heads)
         if not self._work:
             self._build(len(query), tile.queries)
         return prefill_attention(
@@ -233,10 +228,6 @@ class KernelPrefill(AttentionView):
             tile,
             _rule(self._store.kv, layer, sinks),
         )
-
-    def _tile(self, heads: HeadLayout) -> Tile:
-        kv = self._store.kv
-        return prefill_tile(heads, kv.layout.dtype.itemsize, hopper=is_hopper(kv.storage.device))
 
     def _build(self, num_tokens: int, queries_per_tile: int) -> None:
         kv, padding = self._store.kv, num_tokens - sum(self._lengths)
@@ -253,6 +244,16 @@ class KernelPrefill(AttentionView):
         self._work = [*(self._workspace or WorkBuffers(kv.storage.device)).write(work)]
         if self._slots is None:
             self._work[-1] = None
+
+
+def _heads(store: KVReader, num_heads: int) -> HeadLayout:
+    layout = store.kv.layout
+    return HeadLayout(layout.num_kv_heads, num_heads // layout.num_kv_heads, layout.head_dim)
+
+
+def _prefill_tile(store: KVReader, heads: HeadLayout) -> Tile:
+    kv = store.kv
+    return prefill_tile(heads, kv.layout.dtype.itemsize, hopper=is_hopper(kv.storage.device))
 
 
 def _rule(kv: KVBlocks, layer: int, sinks: Tensor | None) -> Rule:
@@ -304,11 +305,9 @@ class KernelAttention(AttentionBackend):
         self, store: SegmentStore, num_heads: int, num_tokens: int
     ) -> WorkBuffers:
         """What prefill views of passes over up to so many tokens may share, one after the other."""
-        layout, device = store.kv.layout, store.kv.storage.device
-        heads = HeadLayout(layout.num_kv_heads, num_heads // layout.num_kv_heads, layout.head_dim)
-        tile = prefill_tile(heads, layout.dtype.itemsize, hopper=is_hopper(device))
+        tile = _prefill_tile(store, _heads(store, num_heads))
         room = power_of_two(7 * most_tiles(num_tokens, tile.queries))
-        return WorkBuffers(device, room, headroom=2)
+        return WorkBuffers(store.kv.storage.device, room, headroom=2)
 
     def prefill_view(
         self,

@@ -61,7 +61,7 @@ def _awq(part: Part, config: Mapping[str, Any]) -> Groups:
         raise ValueError(f"AWQ version {config['version']!r:.20} is not read; gemm is")
     scale = need(part, ".scales").float()
     codes, zeros = (_awq_columns(need(part, f".{name}")) for name in ("qweight", "qzeros"))
-    return Groups(4, codes.t().contiguous(), scale.t(), -(zeros * scale).t())
+    return Groups.around(zeros.t(), 4, codes.t().contiguous(), scale.t())
 
 
 def _awq_columns(words: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def _compressed(part: Part, config: Mapping[str, Any]) -> Groups | Tensor:
     zero, scale = torch.tensor(float(1 << bits - 1)), scale.float()
     if (zeros := part(".weight_zero_point")) is not None:
         zero = unpacked(zeros.t(), bits).t()[:rows].float()
-    return Groups(bits, codes.contiguous(), scale, -zero * scale)
+    return Groups.around(zero, bits, codes.contiguous(), scale)
 
 
 def _whole(
@@ -117,7 +117,7 @@ def _whole(
     scale = scale.float().reshape(-1, scale.shape[-1] if scale.dim() > 1 else 1)
     scale = scale.expand(len(weight), -1)
     zeros = 0 if zero is None else zero.float().view_as(scale)
-    return Groups(8, weight.view(torch.uint8) ^ 128, scale, -(zeros + 128) * scale)
+    return Groups.around(zeros + 128, 8, weight.view(torch.uint8) ^ 128, scale)
 
 
 def _weights_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -162,7 +162,7 @@ def _bitsandbytes(part: Part, config: Mapping[str, Any]) -> Groups | Tensor:
     weight = need(part, ".weight")
     if weight.dtype == torch.int8:
         scale = need(part, ".SCB").float()[:, None] / 127
-        return Groups(8, weight.view(torch.uint8) ^ 128, scale, -128 * scale)
+        return Groups.around(128, 8, weight.view(torch.uint8) ^ 128, scale)
     written = next((found for name in _STATES if (found := part(name)) is not None), None)
     if written is None:
         raise ValueError("there is no quant_state")

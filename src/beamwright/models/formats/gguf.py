@@ -161,34 +161,6 @@ def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return scale * _half(blocks, 0), -(low * _half(blocks, 2))
 
 
-def _q4_0(blocks: Tensor) -> Groups:
-    scale = _half(blocks, 0)
-    return Groups(4, _nibbles(blocks[:, 2:], 16), scale, -8 * scale)
-
-
-def _q4_1(blocks: Tensor) -> Groups:
-    return Groups(4, _nibbles(blocks[:, 4:], 16), _half(blocks, 0), _half(blocks, 2))
-
-
-def _q5_0(blocks: Tensor) -> Groups:
-    scale = _half(blocks, 0)
-    return Groups(8, _nibbles(blocks[:, 6:], 16) | _fifth(blocks[:, 2:6]), scale, -16 * scale)
-
-
-def _q5_1(blocks: Tensor) -> Groups:
-    codes = _nibbles(blocks[:, 8:], 16) | _fifth(blocks[:, 4:8])
-    return Groups(8, codes, _half(blocks, 0), _half(blocks, 2))
-
-
-def _q8_0(blocks: Tensor) -> Groups:
-    scale = _half(blocks, 0)
-    return Groups(8, blocks[:, 2:] ^ 128, scale, -128 * scale)
-
-
-def _q4_k(blocks: Tensor) -> Groups:
-    return Groups(4, _nibbles(blocks[:, 16:], 32), *_k_scales(blocks))
-
-
 def _q5_k(blocks: Tensor) -> Groups:
     bits = blocks[:, None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1
     return Groups(8, _nibbles(blocks[:, 48:], 32) | bits.flatten(1) << 4, *_k_scales(blocks))
@@ -197,11 +169,17 @@ def _q5_k(blocks: Tensor) -> Groups:
 def _q6_k(blocks: Tensor) -> Groups:
     upper = blocks[:, 128:192].unflatten(1, (2, 1, 32)) >> torch.arange(0, 8, 2)[:, None] & 3
     codes = _nibbles(blocks[:, :128], 64) | upper.to(torch.uint8).flatten(1) << 4
-    scale = blocks[:, 192:208].view(torch.int8) * _half(blocks, 208)
-    return Groups(8, codes, scale, -32 * scale)
+    return Groups.around(32, 8, codes, blocks[:, 192:208].view(torch.int8) * _half(blocks, 208))
 
 
 PARTS: dict[int, Callable[[Tensor], Groups]] = {
-    2: _q4_0, 3: _q4_1, 6: _q5_0, 7: _q5_1, 8: _q8_0, 12: _q4_k, 13: _q5_k, 14: _q6_k,
-}  # fmt: skip
-"""By a tensor's type, as GGUF numbers them."""
+    2: lambda b: Groups.around(8, 4, _nibbles(b[:, 2:], 16), _half(b, 0)),
+    3: lambda b: Groups(4, _nibbles(b[:, 4:], 16), _half(b, 0), _half(b, 2)),
+    6: lambda b: Groups.around(16, 8, _nibbles(b[:, 6:], 16) | _fifth(b[:, 2:6]), _half(b, 0)),
+    7: lambda b: Groups(8, _nibbles(b[:, 8:], 16) | _fifth(b[:, 4:8]), _half(b, 0), _half(b, 2)),
+    8: lambda b: Groups.around(128, 8, b[:, 2:] ^ 128, _half(b, 0)),
+    12: lambda b: Groups(4, _nibbles(b[:, 16:], 32), *_k_scales(b)),
+    13: _q5_k,
+    14: _q6_k,
+}
+"""By a tensor's type, as GGUF numbers them: what its blocks b hold."""

@@ -38,6 +38,11 @@ class Groups:
         if not fits or not groups or columns % (2 * groups):
             raise ValueError(f"scales {tuple(self.scale.shape)} of {rows} x {columns} codes")
 
+    @classmethod
+    def around(cls, zero: float | Tensor, bits: int, codes: Tensor, scale: Tensor) -> Groups:
+        """Where a code, or one of each group, stands for nought."""
+        return cls(bits, codes, scale, -(zero * scale))
+
     def values(self) -> Tensor:
         """[out, in] in float32."""
         grouped = self.codes.unflatten(1, (self.scale.shape[1], -1)).float()
