@@ -54,7 +54,7 @@ def _found(options: Mapping[str, Any], asked: Sequence[Any], rounds: int) -> dic
     """Both sides. Where nobody knows which rows are equal, each is computed by itself."""
     solvers = {side: Solver(**options) for side in _SIDES}
     passes: DistinctPasses = solvers["alone"]._machinery.batch._rows._passes
-    passes._texts = None
+    passes.texts = None
     sides = {name: [(solver, each) for each in asked] for name, solver in solvers.items()}
     found = measured(sides, rounds)
     for solver in solvers.values():

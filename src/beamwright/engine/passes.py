@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, count
 from weakref import WeakKeyDictionary
 
@@ -86,6 +87,7 @@ class EqualTexts:
         return found
 
 
+@dataclass
 class DistinctPasses:
     """Runs an iteration of the rows of a session, with or without drafts.
 
@@ -94,20 +96,13 @@ class DistinctPasses:
     keeps_states: see `TensorRows`.
     """
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        session: DecodeSession,
-        sampler: Sampler,
-        stops: StopFinder,
-        texts: EqualTexts | None,
-        costs: PassCosts,
-        *,
-        keeps_states: bool = False,
-    ) -> None:
-        self._decoder, self._session, self._sampler = decoder, session, sampler
-        self._stops, self._texts, self._costs = stops, texts, costs
-        self._keeps_states = keeps_states
+    decoder: Decoder
+    session: DecodeSession
+    sampler: Sampler
+    stops: StopFinder
+    texts: EqualTexts | None
+    costs: PassCosts
+    keeps_states: bool = False
 
     def run(
         self,
@@ -123,10 +118,10 @@ class DistinctPasses:
         Without drafts none, or no more, where too few rows are equal to make a pass cheaper.
         keys, sampling: of each place.
         """
-        if drafts is None and (self._texts is None or not self._cheaper(1, len(places))):
+        if drafts is None and (self.texts is None or not self._cheaper(1, len(places))):
             return Ran(0, 0)
         counting, left = awaited([*places]), dict.fromkeys(places, max_tokens)
-        texts = {**places} if self._texts is None else self._texts.of_rows(places)
+        texts = {**places} if self.texts is None else self.texts.of_rows(places)
         num_passes = num_rows = num_equal = 0
         while min(left.values(), default=0) and sum(row.done for row in counting) < enough:
             num_distinct = len({texts[row] for row in left})
@@ -134,24 +129,24 @@ class DistinctPasses:
                 break
             began = time.perf_counter()
             one = self._pass(left, texts, places, drafts)
-            hidden = self._session.forward_some(one.forwarded)
+            hidden = self.session.forward_some(one.forwarded)
             self._draw(one, hidden, keys, sampling)
             used = {row: self._accept(one, row, hidden) for row in left}
-            self._session.advance_by({places[row]: count for row, count in used.items()})
+            self.session.advance_by({places[row]: count for row, count in used.items()})
             if drafts is not None:
                 spent_s = time.perf_counter() - began
                 drafts.note(one.drafted, used, len(hidden), spent_s)
             num_passes, num_rows = num_passes + 1, num_rows + len(hidden)
             num_equal += one.num_equal(used)
             left = {row: n - used[row] for row, n in left.items() if not row.done}
-            if self._texts is not None:
+            if self.texts is not None:
                 _part(texts, left, used)
         return Ran(num_passes, num_rows, num_equal)
 
     def _cheaper(self, *num_rows: int) -> bool:
         """Whether a pass over the first number of rows is, by enough."""
-        sizes = (padded_rows(count, self._decoder.least_rows) for count in num_rows)
-        first_s, other_s = map(self._costs.seconds, sizes)
+        sizes = (padded_rows(count, self.decoder.least_rows) for count in num_rows)
+        first_s, other_s = map(self.costs.seconds, sizes)
         return first_s < _PAYS * other_s
 
     def _pass(
@@ -169,7 +164,7 @@ class DistinctPasses:
         if drafts is not None:
             equal = Counter(texts[row] for row in left)
             some = {row: rooms[row] for row in first.values()}
-            drafted = drafts.draft(some, self._decoder.least_rows, [*equal.values()])
+            drafted = drafts.draft(some, self.decoder.least_rows, [*equal.values()])
         of_all = {row: drafted.get(first[texts[row]], ())[: max(0, rooms[row])] for row in left}
         return _Pass(of_all, drafted, texts, places)
 
@@ -177,18 +172,18 @@ class DistinctPasses:
         """What each token of a pass leads to, for each row that has it."""
         columns = [one.rows, one.positions, one.places]
         index, positions, computed = torch.tensor(columns, device=hidden.device)
-        drawn_at = (positions + 1).clamp_(max=self._decoder.shape.context - 1)
-        logits, how = self._decoder.logits(hidden), sampling.picked(index)
+        drawn_at = (positions + 1).clamp_(max=self.decoder.shape.context - 1)
+        logits, how = self.decoder.logits(hidden), sampling.picked(index)
         read = logits[: len(one.rows)]
         if len(one.rows) > len(one.forwarded.rows):
             read = logits.index_select(0, computed)
-        tokens, logprobs = self._sampler.sample(read, keys[index], drawn_at, how)
+        tokens, logprobs = self.sampler.sample(read, keys[index], drawn_at, how)
         one.tokens = tokens.tolist()
-        stats = {name: values[computed] for name, values in self._sampler.stats(logits).items()}
+        stats = {name: values[computed] for name, values in self.sampler.stats(logits).items()}
         values = {"logprobs": logprobs, **stats}
         one.values = {name: numbers.tolist() for name, numbers in values.items()}
         if any(row.decoding.sampling.top_logprobs for row in one.drafts):
-            ids, top = likeliest(logits, self._sampler.num_tokens)
+            ids, top = likeliest(logits, self.sampler.num_tokens)
             pairs = zip(ids[computed].tolist(), top[computed].tolist(), strict=True)
             one.top = [list(zip(*pair, strict=True)) for pair in pairs]
 
@@ -197,11 +192,11 @@ class DistinctPasses:
         draft, first, drawn, used = one.drafts[row], one.first[row], list[int](), 1
         while row.stop is None and used > len(drawn):
             drawn.append(one.tokens[first + len(drawn)])
-            row.stop = self._stops.reason(row, drawn)
+            row.stop = self.stops.reason(row, drawn)
             foreseen = draft[used - 1] if used <= len(draft) else None
             used += drawn[-1] == foreseen and (row.stop is None or not row.stop.ends_path)
         end = first + len(drawn)
-        if self._keeps_states:
+        if self.keeps_states:
             row.drawn_from.append(hidden[one.places[first:end]])
         row.add(drawn, {name: values[first:end] for name, values in one.values.items()})
         if count := row.decoding.sampling.top_logprobs:

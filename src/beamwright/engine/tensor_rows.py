@@ -77,16 +77,11 @@ class TensorRows:
         )
         self._stops, self._stats = StopFinder(codec), sorted(token_stats)
         self.replay, self._stays = replay or Replay(), replay is not None
-        self._session = session = DecodeSession(
-            model.decoder, model.store, model.backend, stays=self._stays
-        )
-        parts = model.decoder, session, self._sampler, self._stops
-        self._keeps_states = keeps_states
+        self._session = DecodeSession(model.decoder, model.store, model.backend, stays=self._stays)
+        self._drafts, self._keeps_states = drafts, keeps_states
         texts = EqualTexts() if distinct is not None else None
-        self._drafts, self._passes = (
-            drafts,
-            DistinctPasses(*parts, texts, distinct or PassCosts(), keeps_states=keeps_states),
-        )
+        parts = model.decoder, self._session, self._sampler, self._stops
+        self._passes = DistinctPasses(*parts, texts, distinct or PassCosts(), keeps_states)
         self._buffers: dict[int, StepBuffers] = {}
         self._rows: list[Row | None] = []
         self._arrangement, self._begun = 0, False

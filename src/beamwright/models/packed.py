@@ -67,6 +67,7 @@ class Packed:
             view.close()
 
 
+@dataclass
 class Writing(AttentionView):
     """An attention view that also writes every layer's keys and values of the first `num_tokens`,
     those before padding.
@@ -75,26 +76,21 @@ class Writing(AttentionView):
     states: of recurrent layers.
     """
 
-    def __init__(
-        self,
-        view: AttentionView,
-        num_tokens: int,
-        write: Callable[[int, int, Tensor], None],
-        places: Mapping[int, tuple[int, int]],
-        states: StateRows | None,
-    ) -> None:
-        self._view, self._num_tokens = view, num_tokens
-        self._write, self._places, self.states = write, places, states
+    view: AttentionView
+    num_tokens: int
+    write: Callable[[int, int, Tensor], None]
+    places: Mapping[int, tuple[int, int]]
+    states: StateRows | None
 
     def attend(
         self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
-        self._write(*self._places[layer], key_value[: self._num_tokens])
-        context: Tensor = self._view.attend(layer, query, key_value, sinks)
+        self.write(*self.places[layer], key_value[: self.num_tokens])
+        context: Tensor = self.view.attend(layer, query, key_value, sinks)
         return context
 
     def close(self) -> None:
-        self._view.close()
+        self.view.close()
 
 
 class Replays(Protocol):
