@@ -19,8 +19,14 @@ from typing import Any
 
 from beamwright.errors import InputError, UnavailableError, UnsupportedModelError, line_of
 from beamwright.io import read_object
-from beamwright.models.formats import GGUF, check_method, quantisation
-from beamwright.models.formats.described import packed_sizes, read_config, shards
+from beamwright.models.formats.described import (
+    GGUF,
+    check_method,
+    packed_sizes,
+    quantisation,
+    read_config,
+    shards,
+)
 from beamwright.models.named import NAMED_SHAPES, capped, frequencies, named_shape, shape_from_text
 from beamwright.models.shape import FAMILIES, LayerGroup, ModelShape, NotBuiltError
 from beamwright.sections import ELSEWHERE, DecoderChoice, ModelSettings

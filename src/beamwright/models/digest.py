@@ -11,8 +11,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from beamwright.models.formats import GGUF
-from beamwright.models.formats.described import shards
+from beamwright.models.formats.described import GGUF, shards
 
 Digest = dict[str, Any]
 """`sha256` of all; `files`: the first digits of each, by name; `revision`, of the hub's."""

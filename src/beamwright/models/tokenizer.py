@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from beamwright.errors import InputError, line_of
 from beamwright.io import read_object
 from beamwright.models.config import BUNDLED, read_eos_ids
-from beamwright.models.formats import GGUF
+from beamwright.models.formats.described import GGUF
 from beamwright.models.template import (
     WriteChat,
     check_template,

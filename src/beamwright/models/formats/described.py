@@ -1,6 +1,6 @@
-"""What a GGUF file says of a model: its config as a Hugging Face one, and what tensors are called.
+"""What a model's files say of how its weights are kept, and what a GGUF file says of all the rest.
 
-Needs no torch.
+That is a config as a Hugging Face one, and what tensors are called. Needs no torch.
 """
 
 from __future__ import annotations
@@ -13,8 +13,41 @@ from pathlib import Path
 from typing import Any
 
 from beamwright.errors import InputError, UnsupportedModelError
-from beamwright.models.formats import GGUF, quantisation
 from beamwright.models.formats.header import KEPT, GgufHeader, read_header
+
+GGUF = ".gguf"
+METHODS = ("awq", "gptq", "compressed-tensors", "fp8", "mxfp4", "bitsandbytes")
+"""What a `quant_method` may be, see `forms`."""
+_COMPRESSED = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+
+
+def quantisation(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """How a model's config.json says that its weights are quantised; None if they are not."""
+    found = config.get("quantization_config") or config.get("compression_config")
+    if not found:
+        return None
+    return found if isinstance(found, dict) else {}
+
+
+def check_method(quantised: Mapping[str, Any]) -> str:
+    """Which of METHODS a `quantization_config` names.
+
+    Raises:
+        UnsupportedModelError: for another one, and a variant that is not read.
+    """
+    method, form = quantised.get("quant_method"), quantised.get("format", "")
+    if method is None and "config_groups" in quantised:
+        method = "compressed-tensors"
+    if method not in METHODS or (method == "compressed-tensors" and form not in _COMPRESSED):
+        named = method if method not in METHODS else f"{method} {form}"
+        raise UnsupportedModelError(
+            f"weights quantised by {named or 'an unknown method'!s:.60} are not read "
+            f"({', '.join(METHODS)} are)"
+        )
+    return str(method)
+
+
+# --- GGUF --------------------------------------------------------------------------------------
 
 _MODELS = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3",

@@ -196,4 +196,4 @@ FORMS: Mapping[str, Form] = MappingProxyType({
         _bitsandbytes,
     ),
 })  # fmt: skip
-"""By `quant_method`, those of `formats.METHODS`."""
+"""By `quant_method`, those of `described.METHODS`."""
