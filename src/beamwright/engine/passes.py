@@ -30,7 +30,7 @@ from beamwright.engine.graphs import Replay
 from beamwright.engine.row import Ran, Row, awaited
 from beamwright.engine.sampling import RowSampling, Sampler, likeliest
 from beamwright.models.decoder import Decoder, padded_rows
-from beamwright.models.session import DecodeSession, Forwarded
+from beamwright.models.session import DecodeSession
 from beamwright.models.tree_model import TreeModel
 from beamwright.plan.machines import PassCosts
 from beamwright.tree import Node
@@ -129,7 +129,7 @@ class DistinctPasses:
                 break
             began = time.perf_counter()
             one = self._pass(left, texts, places, drafts)
-            hidden = self.session.forward_some(one.forwarded)
+            hidden = self.session.forward_some(one.computed, one.written)
             self._draw(one, hidden, keys, sampling)
             used = {row: self._accept(one, row, hidden) for row in left}
             self.session.advance_by({places[row]: count for row, count in used.items()})
@@ -175,7 +175,7 @@ class DistinctPasses:
         drawn_at = (positions + 1).clamp_(max=self.decoder.shape.context - 1)
         logits, how = self.decoder.logits(hidden), sampling.picked(index)
         read = logits[: len(one.rows)]
-        if len(one.rows) > len(one.forwarded.rows):
+        if len(one.rows) > len(one.computed):
             read = logits.index_select(0, computed)
         tokens, logprobs = self.sampler.sample(read, keys[index], drawn_at, how)
         one.tokens = tokens.tolist()
@@ -220,7 +220,8 @@ def _part(texts: dict[Row, int], left: Iterable[Row], used: Mapping[Row, int]) -
 class _Pass:
     """One token of every row, and its drafts behind it; those of equal rows once.
 
-    forwarded: what is computed. drafted: by the row that stands for those equal to it.
+    computed, written: as `DecodeSession.forward_some` wants them. drafted: by the row that stands
+    for those equal to it.
     rows, positions, places: of each token of each row, its place in the batch, its position, and
     which of those computed it is. first: of each row, which of these is its own token.
     tokens, values, top: what each token of each row leads to, once that is known.
@@ -239,16 +240,17 @@ class _Pass:
     ) -> None:
         self.drafts, self.drafted, self.first = drafts, drafted, dict[Row, int]()
         self.rows, self.positions, self.places = list[int](), list[int](), list[int]()
-        self.forwarded = Forwarded()
+        self.computed = list[tuple[int, int, int, int]]()
+        self.written = list[tuple[int, int, int]]()
         known = dict[tuple[int, tuple[int, ...]], int]()
         for row, draft in drafts.items():
             self.first[row], place = len(self.rows), places[row]
             start = row.node.start + row.forwarded
             for ahead, token in enumerate((row.tokens[-1], *draft)):
                 at = known.setdefault((texts[row], tuple(draft[:ahead])), len(known))
-                if at == len(self.forwarded.rows):
-                    self.forwarded.compute(place, ahead, token, start + ahead)
-                self.forwarded.write(at, place, ahead)
+                if at == len(self.computed):
+                    self.computed.append((place, ahead, token, start + ahead))
+                self.written.append((at, place, ahead))
                 self.rows.append(place)
                 self.positions.append(start + ahead)
                 self.places.append(at)

@@ -35,31 +35,6 @@ class _OpenRow:
         return self.flushed + self.held
 
 
-class Forwarded:
-    """Any tokens of some rows, for one pass.
-
-    rows, ahead, tokens, at: token i is row rows[i]'s, ahead[i] tokens behind those that it holds,
-    at position at[i]. A row's first one has none ahead, and the others follow it: each sees those
-    before it. written: whose they are, too: (token i, row, tokens ahead).
-    """
-
-    def __init__(self) -> None:
-        self.rows, self.ahead = list[int](), list[int]()
-        self.tokens, self.at = list[int](), list[int]()
-        self.written: list[tuple[int, int, int]] = []
-
-    def compute(self, row: int, ahead: int, token: int, at: int) -> None:
-        """One more token is computed, as this row's."""
-        self.rows.append(row)
-        self.ahead.append(ahead)
-        self.tokens.append(token)
-        self.at.append(at)
-
-    def write(self, number: int, row: int, ahead: int) -> None:
-        """A token's KV is this row's, at this place; the row that it is computed as is one."""
-        self.written.append((number, row, ahead))
-
-
 def steps_in_place(decoder: Decoder, store: SegmentStore) -> bool:
     """Whether a token's kernels find the states of recurrent layers in these blocks."""
     cells = store.pool.states
@@ -256,21 +231,26 @@ class DecodeSession:
             self._states.begun()
         return hidden
 
-    def forward_some(self, some: Forwarded) -> Tensor:
+    def forward_some(
+        self, some: Sequence[tuple[int, int, int, int]], written: Sequence[tuple[int, int, int]]
+    ) -> Tensor:
         """Hidden states [tokens and padding, hidden] of any tokens of some rows, after `prepare`.
 
+        some: tokens (row, ahead, id, position), so many ahead of those that the row holds. A row's
+        first one has none ahead, and the others follow it: each sees those before it. written:
+        (number of a token, row, ahead), whose KV it is; the row that it is computed as is one.
         They are computed as any rows are, so in the same bits as one after the other. Nothing is
         held until `advance_by`.
         """
         held = [row.held if row is not None else 0 for row in self._rows]
-        places = [held[row] + count for row, count in zip(some.rows, some.ahead, strict=True)]
-        padding = padded_rows(len(places), self._decoder.least_rows) - len(places)
-        some_of_each = some.rows, places, some.tokens, some.at
-        columns = [[*column, *[column[0]] * padding] for column in some_of_each]
-        index, where, ids, positions = torch.tensor(columns, device=self._decoder.device)
-        copied = torch.tensor([(at, row, held[row] + n) for at, row, n in some.written])
+        padding = padded_rows(len(some), self._decoder.least_rows) - len(some)
+        rows, ahead, *given = zip(*some, *[some[0]] * padding, strict=True)
+        places = [held[row] + count for row, count in zip(rows, ahead, strict=True)]
+        columns = torch.tensor([rows, places, *given], device=self._decoder.device)
+        index, where, ids, positions = columns
+        copied = torch.tensor([(at, row, held[row] + n) for at, row, n in written])
         self._tail.spread(index, where, copied.T.to(self._decoder.device))
-        self._spread_view(columns[0], index)
+        self._spread_view(rows, index)
         hidden = self._decoder.hidden(ids, positions, self._view)
         self._tail.together()
         return hidden
