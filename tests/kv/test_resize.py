@@ -97,7 +97,8 @@ def test_blocks_from_both_ends_never_meet(sizes, total):
             held.append(pool.allocate(pool.num_blocks))
             assert held[-1] == sorted(held[-1]), "neighbours are copied as one"
         both = zip(pools, held, strict=True)
-        ends = sorted(s for pool, blocks in both for s in spans(pool, [*blocks, pool.spare]))
+        every = [(pool, [*blocks, len(pool.by_block) - 1]) for pool, blocks in both]
+        ends = sorted(span for pool, blocks in every for span in spans(pool, blocks))
         assert all(end <= start for (_, end), (start, _) in pairwise(ends))
         for pool, blocks in zip(pools, held, strict=True):
             pool.free(blocks)

@@ -358,7 +358,7 @@ class BlockPool(BlockLedger):
             raise DeviceMemoryError(
                 f"the {budget.tier} of {format_bytes(size)} cannot be allocated", f"lower {option}"
             ) from error
-        self.by_block, self.spare = by_block, len(by_block) - (not pinned)
+        self.by_block = by_block
         self.groups_kv = [KVBlocks.of(by_block, each) for each in self.layouts]
         self.kv = self.groups_kv[0]
         self.states = None if states is None else StateCells(by_block, states)
