@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _DASHES = ("-", "--", ":")  # a second and third turn through matplotlib's ten colours
 _SPREAD = 1.025  # factor between the intervals of neighbours at the same n
+_LABEL = 0.16  # inches of a line of the legend
 _COLUMNS = (
     "method", "n", "problems", "accuracy", *CHOICES, "pass@1", "pass@n",
     "tokens", "seconds", "p50, s", "p95, s", "goodput, tok/s", "KV, GiB", "loaded, GiB",
@@ -265,7 +266,7 @@ def draw(
         needs = "no charts: they need matplotlib (pip install 'beamwright[plot]')"
         raise UnavailableError(needs) from error
     with rc_context({"text.parse_math": False}):
-        figure = Figure(figsize=(8, 4.5), layout="constrained")
+        figure = Figure(figsize=(8, 4.5 + _LABEL * len(lines)), layout="constrained")
         axes = figure.add_subplot(title=title, xscale="log", xlabel=x_label, ylabel="accuracy")
         for number, (name, points) in enumerate(lines.items()):
             shift = _SPREAD ** (number - (len(lines) - 1) / 2) if counted else 1.0
@@ -291,5 +292,5 @@ def draw(
         axes.minorticks_off()
         axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
         axes.grid(alpha=0.3)
-        figure.legend(loc="outside right upper", fontsize=8)  # beside the lines, never over them
+        figure.legend(loc="outside lower left", fontsize=8)  # never over the lines, long as it is
     return figure
