@@ -8,9 +8,10 @@ from beamwright import registry
 @contextmanager
 def restored():
     """Forget on leaving what was declared inside."""
-    before = [dict(table.items()) for table in registry._TABLES]
+    before = [dict(table) for table in registry._TABLES]
     try:
         yield
     finally:
         for table, rows in zip(registry._TABLES, before, strict=False):
-            table._rows = rows
+            table.clear()
+            table.update(rows)

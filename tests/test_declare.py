@@ -67,7 +67,7 @@ def test_a_function_scores_by_its_name(make_solver):
     assert given.settings == named.settings, "what is declared becomes a setting by its name"
     assert given.solve(PROBLEM).tree_hash == found.tree_hash
     with restored():
-        VERIFIERS._rows.clear()
+        VERIFIERS.clear()
         object_ = make_solver(**SMALL, verifier=longer)
     assert object_.solve(PROBLEM).tree_hash == found.tree_hash
     assert object_.settings.model.verifier == "none"
@@ -104,7 +104,7 @@ def test_a_class_has_options(make_solver):
 def test_mistakes_are_one_line(make_solver, options, words):
     verifier("needy", meaning="x")(Needy)
     if "needy" not in options.values():
-        VERIFIERS._rows.pop("needy")
+        VERIFIERS.pop("needy")
     with pytest.raises(InputError, match=words) as caught:
         make_solver(**SMALL, **options)
     assert "\n" not in str(caught.value)
@@ -231,7 +231,7 @@ def test_a_search_whose_plugin_is_not_loaded_names_it(make_solver, plugin, tmp_p
     options = {**SMALL, "plugins": [plugin], "search": "alone"}
     file, _ = saved(make_solver(**options), tmp_path)
     with restored():
-        del STRATEGIES._rows["alone"]
+        del STRATEGIES["alone"]
         words = "--search alone of the plugin mine.Alone, which is not loaded here"
         with pytest.raises(InputError, match=words):
             resumed_settings(file, Settings())
@@ -247,7 +247,7 @@ def test_the_command_line_takes_name_and_options_from_the_file(make_solver, plug
     with pytest.raises(InputError, match=r"was saved with --scale 3\.0, not 2\.0"):
         resumed_settings(file, Settings.build(scale=2.0))
     with restored():
-        VERIFIERS._rows.clear()
+        VERIFIERS.clear()
         words = "--verifier in-batches of the plugin mine.[A-Za-z]+, which is not loaded here"
         with pytest.raises(InputError, match=words):
             resumed_settings(file, Settings())

@@ -18,6 +18,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from importlib.util import decode_source
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,33 +36,6 @@ M = TypeVar("M", bound=Callable[..., Any])
 
 _NAME = re.compile(r"\w[\w.-]*")  # none of ":", "/" and ",", which part names from what follows
 
-VERIFIERS: Table[TableRow] = Table(
-    "model",
-    "--verifier",
-    taken=(
-        *("bundled", "none", "logprob", "min-logprob", "entropy", "deepconf", "deepconf-bottom"),
-        *("deepconf-tail", "family", "judge", "likelihood", "probe", "hf", "random"),
-    ),
-)
-
-
-def verifier(name: str, *, meaning: str) -> Callable[[M], M]:
-    """Declare a verifier: a function `(problem, steps) -> float | None`, or a class with `score`.
-
-    Such a class is made without arguments, or is a `config.Section` whose fields are its options.
-
-    Raises:
-        InputError: if the name is taken, or the class has no method `score`.
-    """
-    take = declaration(VERIFIERS, TableRow, name, meaning)
-
-    def declare(make: M) -> M:
-        if isinstance(make, type) and not hasattr(make, "score"):
-            raise InputError(f"--verifier {name}: {make.__qualname__} has no method score")
-        return take(make)
-
-    return declare
-
 
 def declaration(
     table: Table[R], row: type[R], name: str, meaning: str, **facts: Any
@@ -69,12 +43,16 @@ def declaration(
     """A decorator that takes what it decorates into a table. facts: of the row.
 
     Raises:
-        InputError: if the name cannot be one, or it or an option of it means something else.
+        InputError: if the name cannot be one, or it or an option of it means something else, or if
+            what is declared lacks a method.
     """
     if not _NAME.fullmatch(name):
         raise InputError(f"{table.flag} {name!r}: a name is of letters, digits, '-', '_' and '.'")
 
     def declare(make: M) -> M:
+        for method in () if table.calls and not isinstance(make, type) else table.needs:
+            if not hasattr(make, method):
+                raise InputError(f"{table.flag} {name}: {make.__qualname__} has no method {method}")
         declared = row(name, meaning, make, **facts, source=_source_of(make))
         for fields in section_fields().values():
             for option in declared.options.keys() & fields:
@@ -83,6 +61,20 @@ def declaration(
         return make
 
     return declare
+
+
+_BUILT_IN = (
+    "bundled none logprob min-logprob entropy deepconf deepconf-bottom deepconf-tail family judge "
+    "likelihood probe hf random"
+)
+VERIFIERS: Table[TableRow] = Table(
+    "model", "--verifier", "score", calls=True, taken=_BUILT_IN.split()
+)
+verifier = partial(declaration, VERIFIERS, TableRow)
+"""Declare a verifier: a function `(problem, steps) -> float | None`, or a class with `score`.
+
+Such a class is made without arguments, or is a `config.Section` whose fields are its options.
+"""
 
 
 def declared_values(

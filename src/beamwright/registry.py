@@ -8,9 +8,9 @@ down. The tables are open: a plugin's declarations join the built-in ones when i
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import Field
 from pydantic.config import JsonDict
@@ -78,26 +78,21 @@ R = TypeVar("R", bound=TableRow)
 _TABLES: list[Table[Any]] = []
 
 
-class Table(Mapping[str, R], Generic[R]):
-    """Rows by name, open to plugins.
+class Table(dict[str, R]):
+    """Rows by name, open to plugins, who `add` theirs.
 
-    section: of the settings, which holds the options. flag: the option that takes the name. taken:
-    names that mean something else there.
+    section: of the settings, which holds the options. flag: the option that takes the name. needs:
+    methods of what is declared here. calls: a function will do, too. taken: names that mean
+    something else there.
     """
 
-    def __init__(self, section: str, flag: str, taken: Collection[str] = ()) -> None:
-        self.section, self.flag, self._taken = section, flag, frozenset(taken)
-        self._rows: dict[str, R] = {}
+    def __init__(
+        self, section: str, flag: str, *needs: str, calls: bool = False, taken: Sequence[str] = ()
+    ) -> None:
+        super().__init__()
+        self.section, self.flag, self.taken = section, flag, taken
+        self.needs, self.calls = needs, calls
         _TABLES.append(self)
-
-    def __getitem__(self, name: str) -> R:
-        return self._rows[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
 
     def add(self, row: R) -> None:
         """Take a declaration in; one that comes from the same place again replaces itself.
@@ -105,9 +100,9 @@ class Table(Mapping[str, R], Generic[R]):
         Raises:
             InputError: if its name, or the name of one of its options, means something else.
         """
-        if row.name in self._taken:
+        if row.name in self.taken:
             raise InputError(f"{row.place}: {self.flag} {row.name} means something else already")
-        known = self._rows.get(row.name)
+        known = self.get(row.name)
         if known is not None and known.place != row.place:
             twice = f"{known.place} and {row.place}"
             raise InputError(f"{self.flag} {row.name} is declared twice: {twice}")
@@ -116,7 +111,7 @@ class Table(Mapping[str, R], Generic[R]):
             if owner != self.section:
                 where = f"is an option of the {owner} settings"
                 raise InputError(f"{row.place}: {flag_of(name)} {where}")
-        self._rows[row.name] = row
+        self[row.name] = row
 
     def find(self, name: str) -> R:
         """The row of this name.
@@ -124,16 +119,16 @@ class Table(Mapping[str, R], Generic[R]):
         Raises:
             InputError: if there is none; says which there are, and which is meant.
         """
-        if name in self._rows:
-            return self._rows[name]
-        if not self._rows:
+        if name in self:
+            return self[name]
+        if not self:
             raise InputError(f"{self.flag} {name!r}: none is declared; a --plugin declares some")
-        hint = did_you_mean(name, self._rows)
-        raise InputError(f"{self.flag} {name!r}: {hint}choose one of {', '.join(self._rows)}")
+        hint = did_you_mean(name, self)
+        raise InputError(f"{self.flag} {name!r}: {hint}choose one of {', '.join(self)}")
 
     def owners(self, name: str) -> list[R]:
         """The rows that have an option of this name."""
-        return [row for row in self._rows.values() if name in row.options]
+        return [row for row in self.values() if name in row.options]
 
 
 def did_you_mean(name: str, known: Mapping[str, Any]) -> str:

@@ -128,7 +128,7 @@ def plugin(tmp_path):
     file = tmp_path / "parity.py"
     file.write_text(PARITY, encoding="utf-8")
     yield str(file)
-    ANSWERS._rows.pop("parity", None)
+    ANSWERS.pop("parity", None)
 
 
 def test_candidates_vote_as_a_plugin_says(plugin):

@@ -68,7 +68,7 @@ class ScheduleRow(TableRow):
         return policy
 
 
-SCHEDULES: Table[ScheduleRow] = Table("schedule", "--schedule")
+SCHEDULES: Table[ScheduleRow] = Table("schedule", "--schedule", "plan")
 
 S = TypeVar("S", bound=type[Schedule])
 

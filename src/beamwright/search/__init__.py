@@ -18,9 +18,10 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from random import Random
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar
 
 from beamwright.declare import declaration, declared_values, made
 from beamwright.protocols import Action, Prospect
@@ -99,18 +100,9 @@ class StrategyRow(TableRow):
 
 
 DEFAULT_SEARCH = "beam"
-STRATEGIES: Table[StrategyRow] = Table("search", "--search", taken=("list",))
-
-S = TypeVar("S", bound=type[SearchPolicy])
-
-
-def strategy(name: str, *, meaning: str, **facts: Any) -> Callable[[S], S]:
-    """Declare a strategy. facts: of `StrategyRow`. One class may have several.
-
-    Raises:
-        InputError: if the name is taken.
-    """
-    return declaration(STRATEGIES, StrategyRow, name, meaning, **facts)
+STRATEGIES: Table[StrategyRow] = Table("search", "--search", "select", taken=("list",))
+strategy = partial(declaration, STRATEGIES, StrategyRow)
+"""Declare a strategy. Beside its meaning: facts of `StrategyRow`. One class may have several."""
 
 
 def round_rng(settings: SearchSettings, tree: SearchTree) -> Random:

@@ -13,36 +13,21 @@ Votes, stops, pages and records read what is noted on nodes (`Node.answer`, `Nod
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 from beamwright.declare import declaration, made
-from beamwright.errors import InputError
 from beamwright.protocols import Answers
 from beamwright.registry import Table, TableRow
 from beamwright.search.answers import extract_answer, normalise_answer
 from beamwright.sections import Section
 
-ANSWERS: Table[TableRow] = Table("search", "--answers")
+ANSWERS: Table[TableRow] = Table("search", "--answers", "read", "key")
+answers = partial(declaration, ANSWERS, TableRow)
+"""Declare a way of reading answers: a class with `read` and `key`, see `protocols.Answers`."""
 
 _FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
-C = TypeVar("C", bound=Callable[..., Any])
-
-
-def answers(name: str, *, meaning: str) -> Callable[[C], C]:
-    """Declare a way of reading answers: a class with `read` and `key`, see `protocols.Answers`.
-
-    Raises:
-        InputError: if the name is taken, or the class lacks one of them.
-    """
-    take = declaration(ANSWERS, TableRow, name, meaning)
-
-    def declare(make: C) -> C:
-        if not (hasattr(make, "read") and hasattr(make, "key")):
-            raise InputError(f"--answers {name}: {make.__name__} needs methods read and key")
-        return take(make)
-
-    return declare
 
 
 @answers("math", meaning=r"a box, an <answer>, 'The answer is ...'; equal if written alike")
