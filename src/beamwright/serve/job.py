@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from beamwright.config import option_owners
 from beamwright.engine.decisions import num_generated
@@ -88,8 +89,8 @@ class SearchJob:
 
     model: as it was named. options: of `Solver.submit`. about: what the page says of it. choices:
     answers that are returned. stops: strings that end an answer. streams: text is final before the
-    end, see `answers`. param: the field that the problem is in. prefix: of its id; searches: it
-    generates text.
+    end, see `answers`. param: the field that the problem is in. paths: to be scored; then nothing
+    is searched, and no prompt read.
 
     owner: whose it is, None where there are no keys. told: final so far. rounds: those that nobody
     has read yet, the newest 64.
@@ -103,6 +104,7 @@ class SearchJob:
     stops: tuple[str, ...] = ()
     streams: bool = False
     param: str = "messages"
+    paths: Sequence[Sequence[str]] | None = None
     owner: str | None = field(default=None, init=False)
     prompt_tokens: int = field(default=0, init=False)
     told: Told = field(default=Told(), init=False)
@@ -111,12 +113,9 @@ class SearchJob:
     outcome: Solution | BaseException | None = field(default=None, init=False)
     handle: Handle | None = field(default=None, init=False)
 
-    prefix: ClassVar[str] = "chatcmpl"
-    searches: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         self.number = secrets.token_hex(12)
-        self.id = f"{self.prefix}-{self.number}"
+        self.id = f"{'chatcmpl' if self.paths is None else 'score'}-{self.number}"
         self.created_s, self.began_s = time.time(), time.monotonic()
         self._changed = asyncio.Event()
 
@@ -162,11 +161,14 @@ class SearchJob:
 
     def submit(self, solver: Engine, on_round: RoundCallback) -> None:
         """Have it searched; prompts and options may take a while to look at. Raises ApiError."""
-        param = self.param
+        submit: Callable[..., Handle] = partial(solver.submit_score, paths=self.paths or ())
+        param = "steps"
         try:
-            self.prompt_tokens = solver.prompt_tokens(self.problem)
-            param = "search"
-            self.handle = solver.submit(self.problem, on_round=on_round, **self.options)
+            if self.paths is None:
+                param = self.param
+                self.prompt_tokens = solver.prompt_tokens(self.problem)
+                param, submit = "search", solver.submit
+            self.handle = submit(self.problem, on_round=on_round, **self.options)
         except InputError as error:
             raise api_error(error, param) from error
 

@@ -70,14 +70,14 @@ class Metrics(Collector):
 
     def ended(self, job: SearchJob, outcome: Solution | BaseException) -> None:
         """It has a solution, or none."""
-        (self._requests if job.searches else self._scores).labels(job.state).inc()
-        seconds = time.monotonic() - job.began_s
-        if job.searches:
+        searches, seconds = job.paths is None, time.monotonic() - job.began_s
+        (self._requests if searches else self._scores).labels(job.state).inc()
+        if searches:
             self._search.observe(seconds)
         solution = outcome if isinstance(outcome, Solution) else getattr(outcome, "partial", None)
         if not isinstance(solution, Solution):
             return
-        if isinstance(outcome, Solution) and job.searches:
+        if isinstance(outcome, Solution) and searches:
             self._first_text.observe(job.first_text_s or seconds)
         tokens = solution.tokens
         for kind in _GENERATED:

@@ -6,22 +6,15 @@ page. Scores come between iterations of the searches that are under way.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from beamwright.errors import InputError
-from beamwright.protocols import RoundCallback
 from beamwright.serve.body import ITEMS, parsed
 from beamwright.serve.chat import Message, conversation
 from beamwright.serve.endpoint import Endpoint
-from beamwright.serve.errors import ApiError, api_error
+from beamwright.serve.errors import ApiError
 from beamwright.serve.job import SearchJob, text_of
-
-if TYPE_CHECKING:
-    from beamwright.serve.job import Engine
 
 _MOST_STEPS = 1024
 _Text = Annotated[str, Field(strict=True)]
@@ -42,23 +35,6 @@ class ScoreFields(BaseModel):
     steps: _Path | Annotated[list[_Path], ITEMS]
     delimiter: _Text | None = None
     aggregate: Literal["last", "min", "prod", "mean"] | None = None
-
-
-@dataclass(eq=False)
-class ScoreJob(SearchJob):
-    """Paths that are scored. Nothing is searched, and no prompt read, for them."""
-
-    prefix, searches = "score", False
-    paths: Sequence[Sequence[str]] = ()
-
-    def submit(self, solver: Engine, on_round: RoundCallback) -> None:
-        """Raises ApiError."""
-        try:
-            self.handle = solver.submit_score(
-                self.problem, self.paths, on_round=on_round, **self.options
-            )
-        except InputError as error:
-            raise api_error(error, "steps") from error
 
 
 class ScoreEndpoint(Endpoint):
@@ -87,7 +63,7 @@ class ScoreEndpoint(Endpoint):
         param = "problem" if fields.messages is None else "messages"
         about |= {"width": 1, "seed": 0}
         options["deadline"] = limits.seconds
-        return [ScoreJob(model, asked, options, about, len(paths), param=param, paths=paths)]
+        return [SearchJob(model, asked, options, about, len(paths), param=param, paths=paths)]
 
     def whole(self) -> dict[str, Any]:
         """A score for each path, as vLLM has them, and for each of its steps; and what makes them

@@ -190,17 +190,8 @@ class Meter:
         share = tokens.generated / most if most else 1.0
         total_s = share * (now_s - began_s + run.elapsed_s)
         phases = {f"{name}_s": share * getattr(engine, f"{name}_s") for name in PHASES}
-        mixed = rule is not None and run.restore is not None  # a resumed path has full attention's
-        exact = machinery.exact and settings.schedule.speculation != "truncate" and not mixed
-        exact = exact and machinery.generator is not None
-        receipt = self._receipt(
-            run,
-            problem,
-            asked,
-            exact=exact,
-            is_whole=is_whole,
-            recomputed=any(counted.recomputed_tokens for counted in new.values()),
-        )
+        recomputed = any(counted.recomputed_tokens for counted in new.values())
+        receipt = self._receipt(run, problem, asked, is_whole=is_whole, recomputed=recomputed)
         return Solution(
             problem_id=tree.root.problem_id,
             problem=tree.root.problem_text,
@@ -244,7 +235,7 @@ class Meter:
             io_share=phases["stall_s"] / total_s if total_s else 0.0,
             goodput_tok_s=run.goodput_tok_s(nodes, best_answer),
             tree_hash=receipt["tree_hash"],
-            exact=exact,
+            exact=receipt["exact"],
             seed=search.seed,
             schedule=policy_name(self._schedule),
             attention=receipt["machine"]["attention"],
@@ -254,27 +245,22 @@ class Meter:
         )
 
     def _receipt(
-        self,
-        run: TreeRun,
-        problem: ProblemSettings,
-        asked: Problem | int,
-        *,
-        exact: bool,
-        is_whole: bool,
-        recomputed: bool,
+        self, run: TreeRun, problem: ProblemSettings, asked: Problem | int, **known: bool
     ) -> dict[str, Any]:
-        """See `saved.receipt`."""
+        """See `saved.receipt`. known: is_whole, recomputed."""
         machinery, tree, settings = self._machinery, run.tree, problem.settings
         generator, device = machinery.generator, settings.model.device
+        truncates = settings.schedule.speculation == "truncate"
+        mixed = machinery.rule is not None and run.restore is not None  # a resumed path read all
         decisive = tree_settings(settings, machinery.dtype, problem.parts.identities())
         unrepeatable = None
         if generator is None:
             unrepeatable = f"--model {settings.model.model} draws its tokens elsewhere"
-        elif settings.schedule.speculation == "truncate":
+        elif truncates:
             unrepeatable = "--speculation truncate: the tree depends on the time"
         elif run.given:
             unrepeatable = "its steps were given, and none was drawn"
-        elif not is_whole or run.ended_by_time:
+        elif run.ended_by_time or not known["is_whole"]:
             unrepeatable = run.stopped or tree.reason_fewer or "the search was broken off"
         return {
             "format": receipts.FORMAT,
@@ -284,8 +270,8 @@ class Meter:
             "problem": receipts.asked_as(asked),
             "prompt": receipts.prompt_digest(tree.root),
             "settings": receipts.receipt_settings(settings, decisive),
-            "exact": exact,
-            "recomputed": recomputed,
+            "exact": machinery.exact and generator is not None and not (truncates or mixed),
+            "recomputed": known["recomputed"],
             "unrepeatable": unrepeatable,
             **machinery.identities(),
             "machine": {
