@@ -316,33 +316,48 @@ class RemoteSteps:
         return events
 
     def _step(self, node: Node, written: Continuation, limit: RowLimit) -> StepDecoded | StepFailed:
-        """Why it has ended is said as of steps written here (`engine.endings`); servers say
-        "length" where the last token that they may draw completes a stop string."""
+        """The step in a text: its tokens one by one, as if they had been drawn here."""
         if (failed := self._failed(node, written, limit)) is not None:
             return failed
-        parent, step, token_ids = node.parent, self._decodings.of(node).step, written.token_ids
-        assert parent is not None
-        ids = tuple(self.codec.encode(written.text)) if token_ids is None else token_ids
-        marks, text = self._marks, parent.text + written.text
+        ids, row, closing = self._ids(written), self._row(node), None
+        if begins_thought(node, self._marks) is None:
+            step = row.decoding.step
+            row.thought, row.otherwise = None, row_limit(node, step, self.context)
+            row.limit = row_limit(node, step, self.context, thought=True)
+        if written.token_ids is None:  # it may be more tokens here than it was drawn as
+            row.limit = RowLimit(max(len(ids), row.limit.tokens), row.limit.reason)
+        for token in ids:
+            closing = closing or self._ends.closing(row)
+            if row.stop is not None or (closing and node.start + len(row.tokens) >= closing.at):
+                break
+            self._add(row, token)
+        drawn, closing = len(row.tokens), closing or self._ends.closing(row)
+        node.usage["overrun"] += len(ids) - drawn
+        if closing is not None and row.stop is None and node.start + drawn >= closing.at:
+            for token in closing.ids:  # whatever its message holds
+                self._add(row, token)
+                if row.stop is StopReason.THOUGHT_END or (row.stop and row.stop.ends_path):
+                    break
+        cut = limit.reason if self._marks is None else StopReason.STEP_LIMIT
+        ended = {"eos": StopReason.EOS, "stop": StopReason.DELIMITER}
+        row.stop = row.stop or ended.get(written.ended, cut)
+        row.logprobs = [*written.logprobs[:drawn]]
+        return row.decoded(self._text(row, written, whole=drawn == len(ids)))
+
+    def _ids(self, written: Continuation) -> tuple[int, ...]:
+        """Its tokens, with the one that ended a text."""
+        ids, marks, eos = written.token_ids, self._marks, self.codec.eos_ids
+        ids = tuple(self.codec.encode(written.text)) if ids is None else ids
         closed = marks is not None and ids[-len(marks.end) :] == marks.end
-        if written.ended == "eos" and not closed and self.codec.eos_ids.isdisjoint(ids[-1:]):
-            ids = (*ids, *sorted(self.codec.eos_ids)[:1])
-        if marks is not None:
-            return self._cut(node, ids, written)
-        if token_ids is not None:
-            text = self.codec.decode([*parent.path_token_ids()[node.replies_to.end :], *ids])
-        shown = text_before(text, step.stop_strings)
-        delimited = step.step_tokens is None and step.delimiter in written.text
-        stop = limit.reason
-        if shown != text:
-            stop = StopReason.STOP_STRING
-        elif written.ended == "eos":
-            stop = StopReason.EOS
-        elif limit.reason.ends_path and (written.ended == "length" or len(ids) >= limit.tokens):
-            stop = limit.reason
-        elif written.ended == "stop" or delimited:
-            stop = StopReason.DELIMITER
-        return StepDecoded(node, ids, written.logprobs, stop, shown)
+        at_end = written.ended == "eos" and not closed and eos.isdisjoint(ids[-1:])
+        return (*ids, *sorted(eos)[:1]) if at_end else ids
+
+    def _text(self, row: Row, written: Continuation, *, whole: bool) -> str:
+        """Of the reply so far; as it was written, where only that is known of it."""
+        above, text = row.node.parent, self.codec.reply_text(row.reply_ids())
+        if written.token_ids is None and self._marks is None and whole and above is not None:
+            text = above.text + written.text
+        return text_before(text, row.decoding.step.stop_strings)
 
     def _failed(self, node: Node, written: Continuation, limit: RowLimit) -> StepFailed | None:
         """What is wrong with a text, if anything is."""
@@ -372,33 +387,6 @@ class RemoteSteps:
             begins = decoding.step.thinking != "off" and not shown.endswith(marks.family.end)
         limit = row_limit(node, decoding.step, self.context, thought=bool(begins))
         return Row(node, Segment(), decoding, limit, thought=begins)
-
-    def _cut(self, node: Node, ids: Sequence[int], written: Continuation) -> StepDecoded:
-        """The step in a text of a model that marks its thoughts: its tokens one by one."""
-        row, begins = self._row(node), begins_thought(node, self._marks)
-        if begins is None:
-            step = row.decoding.step
-            row.thought, row.otherwise = None, row_limit(node, step, self.context)
-            row.limit = row_limit(node, step, self.context, thought=True)
-        closing = None
-        for token in ids:
-            closing = closing or self._ends.closing(row)
-            if row.stop is not None or (closing and node.start + len(row.tokens) >= closing.at):
-                break
-            self._add(row, token)
-        drawn, closing = len(row.tokens), closing or self._ends.closing(row)
-        node.usage["overrun"] += len(ids) - drawn
-        if closing is not None and row.stop is None and node.start + drawn >= closing.at:
-            for token in closing.ids:  # whatever its message holds
-                self._add(row, token)
-                if row.stop is StopReason.THOUGHT_END or (row.stop and row.stop.ends_path):
-                    break
-        if row.stop is None:
-            ended: dict[str, StopReason] = {"eos": StopReason.EOS, "stop": StopReason.DELIMITER}
-            row.stop = ended.get(written.ended, StopReason.STEP_LIMIT)
-        text, stops = self.codec.reply_text(row.reply_ids()), row.decoding.step.stop_strings
-        row.logprobs = [*written.logprobs[:drawn]]
-        return row.decoded(text_before(text, stops))
 
     def _add(self, row: Row, token: int) -> None:
         row.stop = self._ends.reason(row, [token])
