@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +32,12 @@ from beamwright.evaluate.problems import (
     load_problems,
 )
 from beamwright.evaluate.recipes import NamedSettings, read_recipe
-from beamwright.evaluate.run import Solved, SolveMany, run, verdicts
+from beamwright.evaluate.run import run, verdicts
 from beamwright.search import DEFAULT_SEARCH
 from beamwright.verify.find import check_models
 
 if TYPE_CHECKING:
+    from beamwright.cluster.roster import Tells
     from beamwright.cluster.serving import Cluster
     from beamwright.config import Settings
     from beamwright.solver.solution import Solution
@@ -151,10 +153,10 @@ class _Evaluation:
         """
         name, settings = named.name, named.settings
         if name is None:
-            return self._run(settings, self.out, "")
+            return self._run(settings, self.out, "")[0]
         try:
             out = None if self.out is None else self.out / name
-            return {"name": name, **self._run(settings, out, f"{name}: ")}
+            return {"name": name, **self._run(settings, out, f"{name}: ")[0]}
         except InputError as error:
             raise InputError(f"setting {name}: {error}") from error
         except BeamwrightError as error:
@@ -175,8 +177,7 @@ class _Evaluation:
         asked = trials(settings)
         for name, each in asked.items():
             out = None if self.out is None else self.out / name
-            records: dict[str, Record] = {}
-            self._run(each, out, f"{name}: ", records)
+            _, records = self._run(each, out, f"{name}: ")
             found[name] = [records[each.unique_id] for each in self.problem_set.problems]
 
         def judge(record: Record) -> Mapping[str | None, bool | None]:
@@ -190,13 +191,9 @@ class _Evaluation:
         return {"dataset": self.problem_set.name, "problems": len(found["samples"]), **said}
 
     def _run(
-        self,
-        settings: Settings,
-        out: Path | None,
-        prefix: str,
-        records: dict[str, Record] | None = None,
-    ) -> dict[str, Any]:
-        """The report of one setting. records: where its records go, by their problem's id."""
+        self, settings: Settings, out: Path | None, prefix: str
+    ) -> tuple[dict[str, Any], Mapping[str, Record]]:
+        """The report of one setting, and its records by their problem's id."""
         pages = {}
         if out is not None:
             for each in self.problem_set.problems[: self.num_trees]:
@@ -205,53 +202,42 @@ class _Evaluation:
             stack.enter_context(quiet_stdout())
             status = Status()
             tally = _Tally(stack.enter_context(_bar()), prefix, status)
-            solve_many = self._solving(settings, pages, stack, status)
-
-            def on_record(record: Record, done: int, total: int) -> None:
-                tally(record, done, total)
-                if records is not None:
-                    records[record.unique_id] = record
-
+            solve_many = partial(self._solve_many, settings, pages, stack, status)
             try:
                 work = self.problem_set, solve_many, settings, self.checker, out
-                return run(*work, paths=self.paths, on_record=on_record)
+                return run(*work, paths=self.paths, on_record=tally), tally.records
             except KeyboardInterrupt:
                 complain(tally.so_far(out))
                 raise
 
-    def _solving(
-        self, settings: Settings, pages: dict[str, Path], stack: ExitStack, status: Status
-    ) -> SolveMany:
+    def _solve_many(
+        self,
+        settings: Settings,
+        pages: dict[str, Path],
+        stack: ExitStack,
+        status: Status,
+        problems: Sequence[tuple[str | int, str]],
+    ) -> Iterator[tuple[str | int, Solution | BeamwrightError]]:
         """Solves here or over Ray. pages: of problems by their ids, written as those are solved."""
+        # Loaded at the first unfinished problem: a complete folder is reported without any.
+        if self.cluster is None:
+            check_models(settings.model)
+            with first_import("beamwright.solver.solver"):
+                from beamwright.solver.solver import Solver
 
-        def solve_many(
-            problems: Sequence[tuple[str | int, str]],
-        ) -> Iterator[tuple[str | int, Solved | BeamwrightError]]:
-            # Loaded at the first unfinished problem: a complete folder is reported without any.
-            outcomes: Iterator[tuple[str | int, Solution | BeamwrightError]]
-            if self.cluster is None:
-                check_models(settings.model)
-                with first_import("beamwright.solver.solver"):
-                    from beamwright.solver.solver import Solver
+            solver = stack.enter_context(Solver(settings, progress=status))
+            outcomes = solver.solve_many(problems, in_flight=self.in_flight or "auto")
+        else:
+            with first_import("torch"):
+                from beamwright.cluster.solver import ClusterSolver
 
-                solver = stack.enter_context(Solver(settings, progress=status))
-                outcomes = solver.solve_many(problems, in_flight=self.in_flight or "auto")
-            else:
-                with first_import("torch"):
-                    from beamwright.cluster.solver import ClusterSolver
-
-                engines = ClusterSolver(self.cluster, settings, in_flight=self.in_flight)
-                far = stack.enter_context(engines)
-                outcomes = far.solve_many(
-                    [(problem_id, text, {}) for problem_id, text in problems],
-                    tells="tree" if pages or self.paths else "nothing",
-                )
-            for problem_id, outcome in outcomes:
-                if not isinstance(outcome, BeamwrightError):
-                    self._write_page(outcome, pages)
-                yield problem_id, outcome
-
-        return solve_many
+            engines = ClusterSolver(self.cluster, settings, in_flight=self.in_flight)
+            tells: Tells = "tree" if pages or self.paths else "nothing"
+            outcomes = stack.enter_context(engines).solve_many(problems, tells=tells)
+        for problem_id, outcome in outcomes:
+            if not isinstance(outcome, BeamwrightError):
+                self._write_page(outcome, pages)
+            yield problem_id, outcome
 
     def _write_page(self, solution: Solution, pages: dict[str, Path]) -> None:
         """The page of a tree, if it is to have one. The results go on without any if that fails."""
@@ -276,12 +262,12 @@ class _Tally:
     """Finished problems and their verdicts, shown on a bar. prefix: before what the bar says."""
 
     def __init__(self, bar: Progress, prefix: str, status: Status) -> None:
-        self._bar, self._prefix = bar, prefix
+        self._bar, self._prefix, self.records = bar, prefix, dict[str, Record]()
         self._done = self._total = self._judged = self._right = 0
         self._task = bar.add_task(f"{prefix}no problem finished", total=None, status=status)
 
     def __call__(self, record: Record, done: int, total: int) -> None:
-        self._done, self._total = done, total
+        self._done, self._total, self.records[record.unique_id] = done, total, record
         if record.correct is not None:
             self._judged += 1
             self._right += record.correct

@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -35,12 +35,13 @@ from beamwright.models.tokenizer import TextCodec
 from beamwright.protocols import RoundCallback
 from beamwright.solver.handle import Handle
 from beamwright.solver.request import (
-    BatchProblem,
+    GivenProblem,
     ProblemSettings,
     ScoreOptions,
     UserParts,
     check_problem,
     read_paths,
+    read_problems,
     take_priority,
 )
 from beamwright.solver.solution import Solution
@@ -307,7 +308,7 @@ class ClusterSolver:
         return handle
 
     def solve_many(
-        self, problems: Sequence[BatchProblem], *, tells: Tells = "nothing"
+        self, problems: Iterable[GivenProblem], *, tells: Tells = "nothing"
     ) -> Iterator[tuple[str | int, Solution | BeamwrightError]]:
         """(id, outcome) as they end; a problem's own error is its outcome. tells: of solutions.
 
@@ -316,7 +317,7 @@ class ClusterSolver:
             UnavailableError: if none is there any more, and none comes.
         """
         ended: SimpleQueue[Handle] = SimpleQueue()
-        waiting, going = deque(problems), set[Handle]()
+        waiting, going = deque(read_problems(problems)), set[Handle]()
         try:
             while waiting or going:
                 while waiting and len(going) < self._most_given():

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from pydantic import ValidationError
 
@@ -28,6 +28,7 @@ from beamwright.io import describe_fault, private, read_object, write_whole
 from beamwright.saved.identity import plugin_code
 from beamwright.search.choose import CHOICES, choose
 from beamwright.search.reading import make_answers
+from beamwright.solver.solution import Solution
 from beamwright.tree import COMPLETE_STOPS, Node, SearchTree
 
 if sys.platform != "win32":
@@ -42,18 +43,8 @@ _COPIED = (
 )  # fmt: skip
 
 
-class Solved(Protocol):
-    """A solution, as far as an evaluation looks at it. tree: where paths are kept."""
-
-    @property
-    def tree(self) -> SearchTree: ...
-
-    def to_json(self) -> dict[str, Any]:
-        """The object that `solve --json` prints."""
-
-
 SolveMany = Callable[
-    [Sequence[tuple[str | int, str]]], Iterable[tuple[str | int, Solved | BeamwrightError]]
+    [Sequence[tuple[str | int, str]]], Iterable[tuple[str | int, Solution | BeamwrightError]]
 ]
 """Solves (id, text) pairs and gives (id, outcome) in the order in which they finish.
 
