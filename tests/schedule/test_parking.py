@@ -8,7 +8,7 @@ from beamwright.plan.machines import PassCosts
 from beamwright.protocols import KVDemand, Parking, ScheduleView
 from beamwright.schedule import make_schedule
 from beamwright.schedule.forest import Forest
-from beamwright.schedule.parking import parking_of
+from beamwright.schedule.locality import parking_of
 from beamwright.sections import ScheduleSettings
 from beamwright.tree import SearchTree
 

@@ -12,9 +12,8 @@ from beamwright.sections import SearchSettings
 from beamwright.serve.answers import final_text, told
 from beamwright.serve.body import ServerLimits, parsed
 from beamwright.serve.chat import ChatFields
-from beamwright.serve.effort import thinking_of
 from beamwright.serve.errors import ApiError
-from beamwright.serve.job import RequestReader, Told
+from beamwright.serve.job import RequestReader, Told, thinking_of
 from beamwright.tree import NodeState, SearchTree, StopReason
 from served import Served, text_of
 

@@ -98,11 +98,17 @@ def check_models(settings: ModelSettings) -> None:
         folder = resolve_folder(settings.model, "generator", weights=False)
         read_shape(folder, settings.context, decoder=settings.decoder)
     _head_of(settings)
+    named = _checkpoint(settings.scorer)
+    if named is not None and named[2] and not named[2].startswith("random:"):
+        _folder_of(settings, named[2], weights=False)
+
+
+def _folder_of(settings: ModelSettings, place: str, *, weights: bool = True) -> Path:
+    """A verifier's folder; what cannot run is refused before anybody looks for its format."""
     name = settings.scorer
-    place = (_checkpoint(name) or ("", "", ""))[2]
-    if place and not place.startswith("random:"):
-        folder = resolve_folder(place, "verifier", name, known_verifiers(name), weights=False)
-        read_shape(folder, settings.context, "verifier", settings.decoder)
+    folder = resolve_folder(place, "verifier", name, known_verifiers(name), weights=weights)
+    read_shape(folder, settings.context, "verifier", settings.decoder)
+    return folder
 
 
 def find_format(settings: ModelSettings) -> tuple[AnySpec | None, Path | None]:
@@ -124,10 +130,7 @@ def find_format(settings: ModelSettings) -> tuple[AnySpec | None, Path | None]:
         raise InputError(
             f"--verifier {name}: a verifier needs a tokenizer; random shapes have none"
         )
-    folder = resolve_folder(place, "verifier", name, known_verifiers(name))
-    read_shape(
-        folder, settings.context, "verifier", settings.decoder
-    )  # what cannot run has no format to look for
+    folder = _folder_of(settings, place)
     if kind == _JUDGE:
         return load_judge(folder), folder
     if kind == _LIKELIHOOD:
@@ -182,13 +185,11 @@ def resolve_verifier(
     name = settings.scorer
     spec, folder = find_format(settings)
     if folder is None:
-        declared = declared_verifier(settings)
-        if declared is not None:
-            return VerifierSource(None, None, declared)
         kind, colon, rest = name.partition(":")
-        if kind == PROBE:
-            return VerifierSource(None, None, _probe(settings, generator))
-        return VerifierSource(None, None, scorer(kind, rest if colon else None))
+        alone = declared_verifier(settings)
+        if alone is None and kind == PROBE:
+            alone = _probe(settings, generator)
+        return VerifierSource(None, None, alone or scorer(kind, rest if colon else None))
     from beamwright.models.load import load_model  # noqa: PLC0415 (of torch)
 
     reads = spec is not None and spec.reads_logits
