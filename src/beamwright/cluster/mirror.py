@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from beamwright.protocols import RoundReport
@@ -16,11 +16,8 @@ from beamwright.tree import Node, SearchTree
 Ordinals = tuple[str | int, ...]
 """A lineage without the problem's id."""
 
-_WRITTEN = (
-    "start", "token_ids", "logprobs", "stats", "top", "problem_text", "greedy", "round", "turn",
-    "thought",
-)  # fmt: skip
-_DECIDED = ("state", "stop", "step_score", "score", "usage", "notes", "answer", "vote", "probe")
+_LINKS = ("lineage", "parent", "children", "handles", "speculative")
+_FACTS = tuple(each.name for each in fields(Node) if each.name not in _LINKS)
 _OF_TREE = ("rounds", "done", "reason_fewer")
 _REPORTED = ("candidates", "survivors", "pruned", "finished")
 
@@ -29,8 +26,8 @@ _REPORTED = ("candidates", "survivors", "pruned", "finished")
 class StepDelta:
     """A step that has changed.
 
-    attributes: of its `Node`; those of what is written only where it was opened or decoded on, and
-    with them its text: so many characters of its parent's, and what follows.
+    attributes: of its `Node`, those that are others now, but for its text: so many characters of
+    its parent's, and what follows.
     """
 
     ordinals: Ordinals
@@ -60,7 +57,7 @@ class Changes:
 
     def __init__(self) -> None:
         self._tree: SearchTree | None = None
-        self._known: dict[Node, tuple[Any, ...]] = {}
+        self._known: dict[Node, dict[str, Any]] = {}
 
     def of(self, tree: SearchTree, report: RoundReport | None = None) -> TreeNews:
         """All that is not known of it; in a round known pruned branches are looked past."""
@@ -75,22 +72,15 @@ class Changes:
         return TreeNews(fresh, tree.root.problem_id, attributes, tuple(steps), told)
 
     def _change(self, node: Node) -> StepDelta | None:
-        now = (
-            len(node.token_ids), node.stop, node.state, node.score, node.step_score,
-            frozenset(node.usage.items()), len(node.notes), node.vote, node.probe,
-        )  # fmt: skip
-        before = self._known.get(node)
-        if now == before:
-            return None
-        self._known[node] = now
-        names: tuple[str, ...] = _DECIDED
-        text = None
-        if before is None or before[:2] != now[:2]:
-            names, above = _WRITTEN + names, "" if node.parent is None else node.parent.text
-            kept = len(above) if node.text.startswith(above) else 0
-            text = kept, node.text[kept:]
-        attributes = {name: copy(getattr(node, name)) for name in names}
-        return StepDelta(node.lineage[1:], attributes, text)
+        before, text = self._known.setdefault(node, {}), None
+        now = {name: getattr(node, name) for name in _FACTS}
+        changed = {n: copy(value) for n, value in now.items() if before.get(n, self) != value}
+        before |= changed
+        if (whole := changed.pop("text", None)) is not None:
+            above = "" if node.parent is None else node.parent.text
+            kept = len(above) if whole.startswith(above) else 0
+            text = kept, whole[kept:]
+        return StepDelta(node.lineage[1:], changed, text) if changed or text else None
 
 
 class Mirror:
