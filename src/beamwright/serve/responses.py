@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -38,7 +39,8 @@ class ResponsesEndpoint(Endpoint):
 
     path, takes = "/v1/responses", ResponseFields
     fields: ResponseFields
-    _number = 0
+    _number, _sent = 0, ""
+    _place: Mapping[str, Any] = MappingProxyType({})
 
     def read(self, body: dict[str, Any]) -> list[SearchJob]:
         """One search."""
@@ -79,54 +81,48 @@ class ResponsesEndpoint(Endpoint):
     async def parts(self) -> AsyncIterator[bytes]:
         """From its creation to its end: what was thought, and one message of one part."""
         (job,) = self.jobs
-        sent, place = "", dict[str, Any]()
         yield self._say("response.created", response=self._head("in_progress"))
         async for _ in job.changes():
-            now = job.told  # more is told while a client takes its time
-            if new := now.said[len(sent) :]:
-                if not sent:
-                    place, events = self._begun(now.thought)
-                    for part in events:
-                        yield part
-                sent = now.said
-                yield self._say("response.output_text.delta", **place, delta=new, logprobs=[])
+            if job.told.said:
+                for each in self._told(*job.told):
+                    yield each
         await job.solution()
         response = self.whole()
         *thoughts, item = response["output"]
         (part,) = item["content"]
-        if not sent:
-            place, events = self._begun("".join(each["content"][0]["text"] for each in thoughts))
-            for each in events:
-                yield each
-        if new := behind(part["text"], sent):
-            yield self._say("response.output_text.delta", **place, delta=new, logprobs=[])
+        thought = "".join(each["content"][0]["text"] for each in thoughts)
+        for each in self._told(thought, part["text"]):
+            yield each
+        place, index = self._place, self._place["output_index"]
         yield self._say("response.output_text.done", **place, text=part["text"], logprobs=[])
         yield self._say("response.content_part.done", **place, part=part)
-        index = place["output_index"]
         yield self._say("response.output_item.done", output_index=index, item=item)
         yield self._say(f"response.{response['status']}", response=response)
 
-    def _begun(self, thought: str) -> tuple[dict[str, Any], list[bytes]]:
-        """Where the message stands, and the events before its text: a thought comes whole."""
-        events, index = list[bytes](), 0
+    def _told(self, thought: str, text: str) -> Iterator[bytes]:
+        """What of the message was not told; before its first text comes the whole thought."""
+        if not self._place:
+            yield from self._begun(thought)
+        if new := behind(text, self._sent):
+            yield self._say("response.output_text.delta", **self._place, delta=new, logprobs=[])
+        self._sent = text
+
+    def _begun(self, thought: str) -> Iterator[bytes]:
+        """The events before the message's text, and where it stands."""
+        index = 0
         if thought and self.fields.shows_thoughts:
             done = self._thought_item(thought)
             where = {"item_id": done["id"], "output_index": index, "content_index": 0}
             begun = {**done, "content": [], "status": "in_progress"}
-            events = [
-                self._say("response.output_item.added", output_index=index, item=begun),
-                self._say("response.reasoning_text.delta", **where, delta=thought),
-                self._say("response.reasoning_text.done", **where, text=thought),
-                self._say("response.output_item.done", output_index=index, item=done),
-            ]
+            yield self._say("response.output_item.added", output_index=index, item=begun)
+            yield self._say("response.reasoning_text.delta", **where, delta=thought)
+            yield self._say("response.reasoning_text.done", **where, text=thought)
+            yield self._say("response.output_item.done", output_index=index, item=done)
             index = 1
         item = self._item("in_progress")
-        place = {"item_id": item["id"], "output_index": index, "content_index": 0}
-        return place, [
-            *events,
-            self._say("response.output_item.added", output_index=index, item=item),
-            self._say("response.content_part.added", **place, part=_part("")),
-        ]
+        self._place = {"item_id": item["id"], "output_index": index, "content_index": 0}
+        yield self._say("response.output_item.added", output_index=index, item=item)
+        yield self._say("response.content_part.added", **self._place, part=_part(""))
 
     def failed(self, error: ApiError) -> bytes:
         """The response's own failure."""

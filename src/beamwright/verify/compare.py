@@ -1,23 +1,20 @@
 """Comparisons: a generator is shown several of its final candidates, and asked which one is right.
 
-What it is asked is data (`compare.yaml`). Its reply is begun for it, and how likely each letter is
-to follow is read from the logits: a question costs its prefill and no decoding, and no second model
-is in memory. Thoughts are left out. The problem, and all that stands before it, is read from the
-prompt's KV on the tree; of the candidates none is: KV belongs to a position, and every question has
-them elsewhere. Knows one model; which questions are asked is `search.choose`'s affair.
+Its reply is begun for it, and how likely each letter is to follow is read from the logits: a
+question costs its prefill and no decoding, and no second model is in memory. Thoughts are left out.
+The problem, and all that stands before it, is read from the prompt's KV on the tree; of the
+candidates none is: KV belongs to a position, and every question has them elsewhere. Knows one
+model; which questions are asked is `search.choose`'s affair.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from math import isfinite
-from pathlib import Path
 from string import ascii_uppercase
 from typing import NamedTuple
 
 import torch
-from pydantic import field_validator
 
 from beamwright.engine.row import state_of
 from beamwright.errors import InputError, NotFiniteError
@@ -26,33 +23,17 @@ from beamwright.kv.segments import PathPart
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.tokenizer import TextCodec
 from beamwright.models.tree_model import TreeModel
-from beamwright.sections import Section
 from beamwright.tree import Conversation, Node, Problem
 from beamwright.verify.encode import common_prefix
-from beamwright.verify.spec import check_placeholders, filled, read_mapping, validated
 
-_PACKAGED = Path(__file__).parent / "compare.yaml"
+_BEFORE = (
+    "Here are attempts at this problem. They end with different answers, and at most one of them "
+    "is right."
+)
+_BEHIND = "Which attempt is right? Check them, and answer with one letter."
+_OPENING = "Answer:"
 _BEFORE_LETTERS = (" ", "\n")  # tokenizers differ in which of them goes into one token with each
 _NOT_THINKING = {"enable_thinking": False}
-
-
-class CompareSpec(Section):
-    """One way to ask. opening: begins the model's reply."""
-
-    prompt: str
-    attempt: str
-    opening: str
-
-    @field_validator("prompt")
-    @classmethod
-    def _names_both(cls, prompt: str) -> str:
-        check_placeholders("prompt", prompt, ("problem", "attempts"))
-        return prompt
-
-
-@cache
-def _packaged() -> CompareSpec:
-    return validated(CompareSpec, read_mapping(_PACKAGED), str(_PACKAGED))
 
 
 class Question(NamedTuple):
@@ -96,7 +77,6 @@ class Comparer:
     """
 
     def __init__(self, codec: TextCodec, model: TreeModel, system_prompt: str | None) -> None:
-        self.spec = _packaged()
         self.model, self._codec, self._system_prompt = model, codec, system_prompt
         self.letters, self._cut, self._before = self._find_letters()
 
@@ -131,7 +111,7 @@ class Comparer:
     def _find_letters(self) -> tuple[list[int], int, str]:
         """Tokens of A, B, ..., how many tokens of the first are cut off, and what stands before."""
         for before in _BEFORE_LETTERS:
-            opening = self.spec.opening + before
+            opening = _OPENING + before
             coded = [self._codec.encode(opening + letter) for letter in ascii_uppercase]
             alike = min(common_prefix(coded[0], each) for each in coded)
             found = [token_ids[alike] for token_ids in coded if len(token_ids) > alike]
@@ -146,15 +126,14 @@ class Comparer:
         messages = [*map(dict, given.messages)]
         if messages[-1]["role"] != "user":  # say, what a tool has found
             messages.append({"role": "user", "content": ""})
-        spec, said = self.spec, ""
-        for letter, text in zip(ascii_uppercase, texts, strict=False):
-            before, _, after = spec.attempt.replace("{letter}", letter).partition("{text}")
-            said += f"{before}{text}{after}"
-        asked = filled(spec.prompt, messages[-1]["content"], "{attempts}", said).strip()
+        pairs = zip(ascii_uppercase, texts, strict=False)
+        attempts = "".join(f"\nAttempt {letter}:\n{text}\n" for letter, text in pairs)
+        # The problem is at its head, so that its KV is read where the tree has it.
+        asked = f"{messages[-1]['content']}\n\n{_BEFORE}\n{attempts}\n{_BEHIND}".strip()
         messages[-1] = {"role": "user", "content": asked}
         args = {**given.template_args, **_NOT_THINKING}
         text = self._codec.conversation(messages, self._system_prompt, given.tools, args)
-        return text + self._past_thoughts(text) + spec.opening
+        return text + self._past_thoughts(text) + _OPENING
 
     def _past_thoughts(self, text: str) -> str:
         """What ends a thought that the template has begun, or goes before a reply's text."""
