@@ -141,9 +141,29 @@ class CheckpointWriter:
     saved: bool = False
 
     def __call__(self, run: TreeRun, elapsed_s: float) -> None:
-        """Raises InputError if the file cannot be written."""
-        known = elapsed_s, run.round_tokens, run.finished_s
-        write_checkpoint(self.file, Checkpoint(self.settings, run.tree, *known))
+        """Replace the file as a whole; it is on the disk when this returns.
+
+        Raises:
+            InputError: if the file cannot be written.
+        """
+        tree, finished_s, file = run.tree, run.finished_s, self.file
+        body = {
+            "settings": self.settings,
+            "problem_id": tree.root.problem_id,
+            "problem": tree.root.problem_text,
+            "prompt_ids": tree.root.token_ids,
+            "root_usage": tree.root.usage,
+            "rounds": tree.rounds,
+            "round_tokens": run.round_tokens,
+            "elapsed_s": elapsed_s,
+            "nodes": [_node(n, finished_s.get(n)) for n in tree.nodes() if n.parent is not None],
+        }
+        content, digest = _digested(body)
+        head = json.dumps({"format": FORMAT, "version": VERSION, "sha256": digest})
+        if file.exists() and not file.is_file():
+            said = "not a regular file; it could not be resumed from"
+            raise InputError(f"--checkpoint {file}: {said}")
+        write_whole(file, f'{head[:-1]}, "search": {content}}}\n', option="--checkpoint ")
         self.saved = True
 
     def end(self, **known: Any) -> None:
@@ -156,32 +176,6 @@ class CheckpointWriter:
         with suppress(InputError):
             content = {**read_object(self.file), ENDED: known}
             write_whole(self.file, json.dumps(content) + "\n", option="--checkpoint ")
-
-
-def write_checkpoint(file: Path, checkpoint: Checkpoint) -> None:
-    """Replace the file as a whole; it is on the disk when this returns.
-
-    Raises:
-        InputError: if the file cannot be written.
-    """
-    tree, finished_s = checkpoint.tree, checkpoint.finished_s
-    nodes = [_node(n, finished_s.get(n)) for n in tree.nodes() if n.parent is not None]
-    body = {
-        "settings": checkpoint.settings,
-        "problem_id": tree.root.problem_id,
-        "problem": tree.root.problem_text,
-        "prompt_ids": tree.root.token_ids,
-        "root_usage": tree.root.usage,
-        "rounds": tree.rounds,
-        "round_tokens": checkpoint.round_tokens,
-        "elapsed_s": checkpoint.elapsed_s,
-        "nodes": nodes,
-    }
-    content, digest = _digested(body)
-    head = json.dumps({"format": FORMAT, "version": VERSION, "sha256": digest})
-    if file.exists() and not file.is_file():
-        raise InputError(f"--checkpoint {file}: not a regular file; it could not be resumed from")
-    write_whole(file, f'{head[:-1]}, "search": {content}}}\n', option="--checkpoint ")
 
 
 _AS_THEY_ARE = (
@@ -277,7 +271,7 @@ class _SavedNode:
 
 @dataclass(frozen=True)
 class _SavedSearch:
-    """What `write_checkpoint` writes."""
+    """What a `CheckpointWriter` writes."""
 
     settings: dict[str, Any]
     problem_id: Annotated[int, Strict()] | _Text

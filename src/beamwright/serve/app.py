@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -32,17 +30,9 @@ ENDPOINTS: tuple[type[Endpoint], ...] = (
 def make_app(queue: RequestQueue) -> FastAPI:
     """The application without its guard."""
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        del app
-        yield
-        await queue.drain()
-
     version = beamwright.__version__
     # FastAPI's own pages load scripts of others: `page_routes` has one.
-    app = FastAPI(
-        title="Beamwright", version=version, docs_url=None, redoc_url=None, lifespan=lifespan
-    )
+    app = FastAPI(title="Beamwright", version=version, docs_url=None, redoc_url=None)
     for endpoint in ENDPOINTS:
         _add_endpoint(app, queue, endpoint)
     _add_states(app, queue)
