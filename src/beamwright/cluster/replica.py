@@ -105,15 +105,10 @@ class Replica:
             news = Decided(changes.of(report.tree, report), self._solver.usage())
             loop.call_soon_threadsafe(heard.put_nowait, news)
 
-        async def end() -> None:
-            outcome: Solution | BaseException
-            try:
-                outcome = await handle
-            except asyncio.CancelledError:  # of this task
-                raise
-            except BaseException as error:
-                outcome = error
-            heard.put_nowait(self._ended(outcome, given, changes))
+        def over(ended: asyncio.Task[Solution]) -> None:
+            if not ended.cancelled():
+                outcome = ended.exception() or ended.result()
+                heard.put_nowait(self._ended(outcome, given, changes))
 
         try:
             submit = self._solver.submit
@@ -129,7 +124,8 @@ class Replica:
             yield self._ended(error, given, changes)
             return
         self._handles[given.id] = handle
-        ending = loop.create_task(end())
+        ending = asyncio.ensure_future(handle)
+        ending.add_done_callback(over)
         try:
             while True:
                 news = await heard.get()
