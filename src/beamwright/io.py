@@ -19,11 +19,12 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from beamwright.errors import InputError, said_by
+from beamwright.errors import InputError, UnavailableError, said_by
 
 if TYPE_CHECKING:
     import yaml
@@ -178,6 +179,14 @@ def _replace(path: Path, content: bytes) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def extra(module: str, needs: str) -> Any:
+    """A module of an optional package. Raises UnavailableError with this line where it is not."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise UnavailableError(needs) from error
 
 
 def installed(group: str) -> EntryPoints:

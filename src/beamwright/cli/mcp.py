@@ -26,7 +26,6 @@ from beamwright.cli.output import (
 )
 from beamwright.errors import BeamwrightError, InputError
 from beamwright.io import finite
-from beamwright.search.defaults import resolved
 from beamwright.verify.find import check_models
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ def mcp(
             from beamwright.serve.queue import RequestQueue
             from beamwright.solver.solver import Solver
         seed = invocation.settings.search.seed if "seed" in invocation.given else None
-        solver = Solver(resolved(invocation.settings))
+        solver = Solver(invocation.settings)
         return RequestQueue(solver, "beamwright", ServerLimits(), seed)
 
     server = make_server(load)

@@ -12,7 +12,6 @@ from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import complain, first_import, needs_extra, print_json, quiet_stdout
 from beamwright.errors import InputError, format_bytes
 from beamwright.io import read_text
-from beamwright.search.defaults import resolved
 from beamwright.verify.find import check_models
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ def serve(
         address, port = listening.getsockname()[:2]
         if not keys and address != "::1" and not address.startswith("127."):
             complain(f"anybody who reaches {address}:{port} can use it: --api-keys FILE")
-        solver = _engine(resolved(invocation.settings), invocation.cluster)
+        solver = _engine(invocation.settings, invocation.cluster)
         stack.callback(solver.close)
         # A name of its own: `hf:ORG/NAME@REVISION`, like its folder, is called NAME.
         called = model.model.partition("@")[0] if model.model.startswith("hf:") else model.model

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from beamwright import errors
 from beamwright.errors import BeamwrightError, InputError, UnavailableError
+from beamwright.io import extra
 
 if TYPE_CHECKING:
     from beamwright.cluster.roster import Given, Pulse
@@ -212,11 +213,5 @@ def _check_answers(address: str | None) -> None:
 
 
 def _import_ray() -> tuple[Any, Any]:
-    try:
-        import ray  # noqa: PLC0415 (an extra)
-        from ray import serve  # noqa: PLC0415
-    except ImportError as error:
-        raise UnavailableError(
-            "--ray and --replicas need ray[serve]: pip install 'beamwright[ray]'"
-        ) from error
-    return ray, serve
+    needs = "--ray and --replicas need ray[serve]: pip install 'beamwright[ray]'"
+    return extra("ray", needs), extra("ray.serve", needs)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from beamwright.errors import InputError, UnavailableError
-from beamwright.io import read_file
+from beamwright.io import extra, read_file
 from beamwright.search.answers import extract_answer
 
 BUNDLED = ("test", "dev")
@@ -300,11 +300,7 @@ def _read_hub(source: str) -> tuple[list[_Row], str]:
 
 
 def _extra(package: str, source: str) -> Any:
-    try:
-        return import_module(package)
-    except ImportError as error:
-        needs = f"{source}: needs {package} (pip install 'beamwright[hub]')"
-        raise UnavailableError(needs) from error
+    return extra(package, f"{source}: needs {package} (pip install 'beamwright[hub]')")
 
 
 def _first_line(error: Exception) -> str:

@@ -22,7 +22,7 @@ from jinja2 import Environment, PackageLoader
 from beamwright.errors import InputError, UnavailableError
 from beamwright.evaluate.metrics import Record, summarise
 from beamwright.evaluate.run import parse_records
-from beamwright.io import read_file, read_object, write_whole
+from beamwright.io import extra, read_file, read_object, write_whole
 from beamwright.search.choose import CHOICES
 from beamwright.sections import MOST_CANDIDATES
 from beamwright.units import GIB
@@ -258,13 +258,11 @@ def draw(
     Raises:
         UnavailableError: without matplotlib.
     """
-    try:
-        from matplotlib import rc_context  # noqa: PLC0415 (an extra)
-        from matplotlib.figure import Figure  # noqa: PLC0415
-        from matplotlib.ticker import LogLocator  # noqa: PLC0415
-    except ImportError as error:
-        needs = "no charts: they need matplotlib (pip install 'beamwright[plot]')"
-        raise UnavailableError(needs) from error
+    extra("matplotlib.figure", "no charts: they need matplotlib (pip install 'beamwright[plot]')")
+    from matplotlib import rc_context  # noqa: PLC0415 (an extra)
+    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.ticker import LogLocator  # noqa: PLC0415
+
     with rc_context({"text.parse_math": False}):
         figure = Figure(figsize=(8, 4.5 + _LABEL * len(lines)), layout="constrained")
         axes = figure.add_subplot(title=title, xscale="log", xlabel=x_label, ylabel="accuracy")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from beamwright.errors import InputError, UnavailableError, line_of
+from beamwright.io import extra
 from beamwright.remote.writer import Continuation, PromptRequest, Reply
 from beamwright.sections import ModelSettings
 
@@ -30,12 +31,8 @@ class VllmSource:
     token_ids = True
 
     def __init__(self, folder: Path, options: Mapping[str, Any], settings: ModelSettings) -> None:
-        try:
-            import vllm  # noqa: PLC0415 (an extra)
-            import vllm.sampling_params  # noqa: PLC0415
-        except ModuleNotFoundError as error:
-            raise UnavailableError("--model vllm:... needs vLLM: pip install vllm") from error
-        self._vllm: Any = vllm
+        needs = "--model vllm:... needs vLLM: pip install vllm"
+        self._vllm, _ = extra("vllm", needs), extra("vllm.sampling_params", needs)
         given = {
             "enable_prefix_caching": True,
             "generation_config": "vllm",  # or a checkpoint's own sampling would come in

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from beamwright.config import Settings
@@ -43,12 +44,6 @@ from beamwright.tree import (
     tree_hash,
 )
 
-_SPENT = (
-    "overrun", "speculated", "speculated_kept", "drafted", "draft_accepted", "verifier_prefilled",
-    "verifier_reused", "verifier_generated", "probe_prefilled", "probe_tokens", "compared",
-    "compared_reused",
-)  # fmt: skip
-"""What nodes have used up, by the names that a solution has for it."""
 _ROUND_LIMIT = "round_limit"
 _TRUNCATED = (
     "--speculation truncate: steps begin with a part of their siblings' tokens, as many as there "
@@ -361,12 +356,13 @@ def _tokens(
     usage: Counter[str] = Counter()
     for node in tree.nodes():
         usage.update(dict(node.usage))  # a worker may be writing to it still
-    return result.TokenCounts(
-        generated=sum(len(node.token_ids) for node in decoded),
-        kept=sum(len(n.token_ids) for n in decoded if n.state is not NodeState.PRUNED),
-        repeated=repeated_tokens(tree),
-        thought=sum(len(node.token_ids) for node in decoded if node.thought),
-        generator_prefilled=usage["generator_prefilled"] if remote is None else remote.prefilled,
-        generator_reused=usage["generator_reused"] if remote is None else remote.cached_tokens,
-        **{name: usage[name] for name in _SPENT},
-    )
+    own: dict[str, Any] = {
+        "generated": sum(len(node.token_ids) for node in decoded),
+        "kept": sum(len(n.token_ids) for n in decoded if n.state is not NodeState.PRUNED),
+        "repeated": repeated_tokens(tree),
+        "thought": sum(len(node.token_ids) for node in decoded if node.thought),
+    }
+    if remote is not None:
+        own |= {"generator_prefilled": remote.prefilled, "generator_reused": remote.cached_tokens}
+    names = [each.name for each in fields(result.TokenCounts)]
+    return result.TokenCounts(**{name: own.get(name, usage[name]) for name in names})

@@ -22,7 +22,7 @@ from beamwright.models.tree_model import TreeModel
 from beamwright.tree import Node
 from beamwright.verify.compare import Question, shares
 from beamwright.verify.prm import token_id
-from beamwright.verify.spec import JudgeSpec, filled
+from beamwright.verify.spec import JudgeSpec
 
 _NOTE = "critique"
 
@@ -148,7 +148,11 @@ class JudgeVerifier:
         step, numbered = self.spec.step, enumerate(texts, start=1)
         steps = [step.replace("{number}", str(n)).replace("{step}", text) for n, text in numbered]
         first = 1 if self.spec.turns == "each_step" else len(steps)
-        asked = filled(self.spec.prompt, problem, "{steps}", "".join(steps[:first]))
+        before, _, rest = self.spec.prompt.partition(
+            "{problem}"
+        )  # neither is looked into for names
+        between, _, after = rest.partition("{steps}")
+        asked = f"{before}{problem}{between}{''.join(steps[:first])}{after}"
         turns = [{"role": "user", "content": asked}]
         for critique, asked in zip(said, steps[first:], strict=False):
             turns.append({"role": "assistant", "content": critique})

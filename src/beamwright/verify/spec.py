@@ -77,14 +77,6 @@ def check_placeholders(name: str, text: str | None, known: tuple[str, ...]) -> N
         raise ValueError(f"{name}: without {{problem}} the verifier would never see the problem")
 
 
-def filled(prompt: str, problem: str, name: str, said: str) -> str:
-    """A prompt with a problem, and this in the place of a name behind it; neither is looked into
-    for names."""
-    before, _, rest = prompt.partition("{problem}")
-    between, _, after = rest.partition(name)
-    return f"{before}{problem}{between}{said}{after}"
-
-
 class Template(Section):
     """How a path becomes the verifier's text. Special tokens stand as their text.
 
