@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +16,6 @@ from beamwright.saved.checkpoint import (
     CheckpointWriter,
     read_checkpoint,
     tree_settings,
-    write_checkpoint,
 )
 from beamwright.tree import StopReason, tree_hash
 from fakes import add_step, grow, new_tree
@@ -56,6 +56,14 @@ def checkpoint(tree, **changes):
     return Checkpoint(**values)
 
 
+def write(file, found):
+    """As a run is saved that is as far as this."""
+    run = SimpleNamespace(
+        tree=found.tree, round_tokens=found.round_tokens, finished_s=found.finished_s
+    )
+    CheckpointWriter(file, found.settings)(run, found.elapsed_s)
+
+
 def described(tree):
     return [
         (n.lineage, n.state, n.stop, n.token_ids, n.logprobs, n.text, n.start, n.greedy, n.usage,
@@ -67,7 +75,7 @@ def described(tree):
 @pytest.fixture
 def file(tmp_path):
     found = tmp_path / "search.json"
-    write_checkpoint(found, checkpoint(small_tree()))
+    write(found, checkpoint(small_tree()))
     return found
 
 
@@ -97,7 +105,7 @@ def test_whose_kv_is_needed_comes_back(file):
 def test_the_file_is_json_in_ascii_and_is_replaced_as_a_whole(file):
     content = json.loads(file.read_text(encoding="ascii"))
     assert (content["format"], content["version"]) == ("beamwright checkpoint", VERSION)
-    write_checkpoint(file, checkpoint(new_tree()))
+    write(file, checkpoint(new_tree()))
     assert [n.lineage for n in read_checkpoint(file).tree.nodes()] == [(0,)]
     assert [path.name for path in file.parent.iterdir()] == ["search.json"]
 
@@ -155,7 +163,7 @@ def test_files_that_are_not_there(tmp_path):
     assert "No such file" in message(tmp_path / "nowhere")
     assert "cannot be read" in message(tmp_path)
     with pytest.raises(InputError, match="cannot be written"):
-        write_checkpoint(tmp_path / "no" / "where", checkpoint(new_tree()))
+        write(tmp_path / "no" / "where", checkpoint(new_tree()))
 
 
 # A body's or a node's field with what no search can have saved there, under a right checksum.
