@@ -405,7 +405,8 @@ class SparseSettings(Section):
         "Which tokens decoding attends to where paths are long: all (off), those with the "
         "largest scores (exact), the same among the best pages (pages), whole pages (quest), by "
         "the query of the layer before (ahead, ahead-pages), or by one predicted from earlier "
-        "tokens (asyncspade; -printed, -ridge: other readings of it). Changes the tree.",
+        "tokens (asyncspade; -printed, -ridge: other readings of it). auto: exact with KV at "
+        "home on the host where that gains by the cost model, else off. Changes the tree.",
         metavar="METHOD",
     )
     select: units.Select = option(

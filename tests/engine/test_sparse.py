@@ -2,7 +2,9 @@
 
 import pytest
 
+from beamwright.config import Settings
 from beamwright.errors import InputError
+from beamwright.saved.checkpoint import resumed_settings
 from engines import assert_nothing_allocated, exact_dtype
 
 PROBLEMS = [
@@ -127,7 +129,7 @@ def test_a_solution_says_what_was_read(make_solver):
     [
         ({"select": 24}, "--select 24: does nothing with --sparse off"),
         ({"sparse": "exact", "sparse_correct": 0.9}, "--sparse-correct 0.9: does nothing"),
-        ({"sparse": "auto"}, "--sparse 'auto': expected off, exact, pages"),
+        ({"sparse": "full"}, "--sparse 'full': expected off, auto, exact, pages"),
         ({"sparse": "exact,pack=4"}, "pack goes with a query that is predicted"),
         ({"sparse": "asyncspade,pack=no"}, "'pack=no' is none of pack=LAYERS"),
         ({"sparse": "asyncspade,pack=6,share=4"}, "a pack is of whole shares"),
@@ -155,3 +157,59 @@ def test_what_cannot_be_meant_is_one_line(make_solver, options, words):
         make_solver(**options)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+LONGER = {"search": "best-of-n", "n": 2, "max_rounds": 12, "step_tokens": 24, "select": 32}
+
+
+def test_auto_is_settled_for_good_and_says_why(make_solver, tmp_path):
+    """Where a path outgrows the device it selects; nobody who goes on needs that budget."""
+    tight = {"kv_memory": "20KiB", "host_memory": "16MiB", "link_bandwidth": "4MiB/s"}
+    options, file = {**LONGER, "dtype": exact_dtype()}, tmp_path / "search.json"
+    with make_solver(sparse="auto", **tight, **options) as solver:
+        assert solver.settings.sparse.sparse == "exact", solver._machinery.why_sparse
+        assert solver.settings.sparse.sparse_home == "host"
+        found = solver.solve(PROBLEMS[0][1], checkpoint=file)
+        assert_nothing_allocated(solver)
+    assert (found.sparse.method, found.to_json()["sparse"]["why"]) == ("exact", found.sparse.why)
+    assert "fit" in found.sparse.why or "s with all" in found.sparse.why
+    assert 0 < found.sparse.left_out_mean < 1
+    assert "of attention not read (" in found.sparse.line()
+    kept = found.receipt["settings"]
+    assert (kept["sparse"], kept["select"], kept["sparse_from"]) == ("exact", 32, 0)
+    named = {name: kept[name] for name in ("sparse", "select", "sparse_from")}
+    with make_solver(**{**options, **named}) as solver:
+        assert solver.solve(PROBLEMS[0][1]).tree_hash == found.tree_hash
+    assert resumed_settings(file, Settings.build(sparse="auto")).sparse.sparse == "exact"
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({}, "s with all (in-gpu)"),
+        ({"select": "all"}, "--select"),
+        ({"schedule": "locality"}, "--schedule locality"),
+        ({"evict": "recompute"}, "--evict recompute"),
+        ({"kv_dtype": "int8"}, "--kv-dtype int8"),
+        ({"attention": "dense"}, "needs --attention tree"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "-".join(each) or "fits",
+)
+def test_auto_is_off_for_a_reason_and_then_changes_nothing(make_solver, options, why):
+    small = {**SMALL, "select": 32, "dtype": exact_dtype(), **options}
+    with make_solver(sparse="auto", **small) as solver:
+        found = solver.solve(PROBLEMS[0][1])
+    assert found.sparse.method == "off"
+    assert why in found.sparse.why
+    assert found.sparse.left_out_mean is None
+    small = {name: value for name, value in small.items() if name != "select"}
+    with make_solver(**small) as solver:
+        plain = solver.solve(PROBLEMS[0][1])
+    assert plain.tree_hash == found.tree_hash
+    assert plain.sparse is None
+
+
+@pytest.mark.parametrize("option", [{"sparse_home": "host"}, {"sparse_correct": 0.5}])
+def test_auto_says_itself_where_kv_is(make_solver, option):
+    with pytest.raises(InputError, match="does nothing with --sparse auto"):
+        make_solver(sparse="auto", **option)

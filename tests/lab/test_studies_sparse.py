@@ -89,7 +89,7 @@ def test_a_step_at_the_roofline(shape, expected):
 
 
 @pytest.mark.parametrize(
-    ("bounds", "expected"), [(False, (0.43, 1.7, 3.4)), (True, (0.067, 0.215, 0.43))]
+    ("bounds", "expected"), [(False, (0.43, 1.7, 3.4)), (True, (0.057, 0.215, 0.43))]
 )
 def test_a_host_that_scores_keys_or_bounds_at_4k_16k_and_32k(bounds, expected):
     """64 rows of an 8B model on an RTX 4090 in sixteen lanes, 512 selected."""

@@ -15,12 +15,11 @@ from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.kv.segments import PathPart
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import RowTails
+from beamwright.plan.sparse import RECENT, SINKS
 from beamwright.sparse.rank import CacheRank
 from beamwright.sparse.rule import (
     CANDIDATES,
     METHODS,
-    RECENT,
-    SINKS,
     SparseRule,
     asyncspade,
 )

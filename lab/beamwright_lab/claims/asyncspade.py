@@ -369,6 +369,17 @@ CLAIMS = (
         note="a layer of embeddings cannot be foreseen",
     ),
     Claim(
+        "Turned on where it gains",
+        "5.3",
+        "plan/sparse.py",
+        "--sparse",
+        "plan/test_sparse.py::test_a_long_path_that_outgrows_the_device_is_selected_from",
+        "beyond a certain length (Fig. 10)",
+        ours="`auto`: the true query, KV on the host, where a path outgrows the device",
+        verdict="another way",
+        note="a guess of the query, or bounds of pages, loses the ledger at 4,096 tokens",
+    ),
+    Claim(
         "Qwen3 on AIME, GPQA and MATH-500; two GPUs",
         "5.2, 5.3",
         "evaluate/run.py",

@@ -74,6 +74,7 @@ def row(
         "tokens": length,
         "problems": num,
         "statements": sum(len(each.statements) for each in found),
+        "settled": solver.settings.sparse.sparse,
         **{name: round(value, 4) for name, value in maker.mean_verdict(verdicts).items()},
         "tokens/s": round(generated / seconds),
     }

@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from beamwright.models.shape import ModelShape
 from beamwright.plan.costs import Roofline
+from beamwright.plan.sparse import brought, selected_share
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,19 @@ class SparseLoad:
     def chosen(self) -> int:
         """Tokens that rows select, of a layer."""
         return self.rows * min(self.selected, self.context)
+
+    @property
+    def parts(self) -> list[tuple[float, float]]:
+        """As if all paths had one beginning in common, and nothing else."""
+        own = self.union if self.rows == 1 else (self.union - self.context) / (self.rows - 1)
+        common = 0.0 if self.rows == 1 else self.context - own
+        return [(common, self.rows), (self.rows * own, 1)]
+
+    def brought(self, anew: float) -> float:
+        """Tokens that cross a link for one of each row: once for all, and not from token to
+        token."""
+        share = selected_share(self.selected, self.context)
+        return brought(self.parts, share, anew)
 
 
 @dataclass(frozen=True)
@@ -190,13 +204,13 @@ def pack_bandwidth(
 class Host:
     """A host as the cache rank; figures of a desktop, assumed.
 
-    bandwidth: bytes/s at which it scores; flops: FLOP/s. missed: share of what is selected that
-    the device has not kept from the token before (ShadowKV saves 60 % of the transfers).
+    bandwidth: bytes/s at which it scores; flops: FLOP/s. anew: see `plan.sparse`;
+    of what is selected a device has kept 60 % from the token before, says ShadowKV of large models.
     """
 
     bandwidth: float = 40e9
     flops: float = 1e12
-    missed: float = 0.4
+    anew: float = 0.4
 
 
 def host_ranks(
@@ -208,7 +222,7 @@ def host_ranks(
     scored_bytes = model.kv_bytes_per_token * load.union / (page if bounds else 2)
     flops = load.rows * cache_rank_flops(shape, load.context) / page
     query_bytes = model.num_layers * model.num_heads * model.head_dim * model.element_bytes
-    missed_bytes = model.kv_bytes_per_token * load.chosen * host.missed
+    missed_bytes = model.kv_bytes_per_token * load.brought(host.anew)
     return RankSeconds(
         inference_s=roofline.decode_step(load.rows, load.chosen, load.chosen),
         cache_s=max(scored_bytes / host.bandwidth, flops / host.flops),

@@ -38,7 +38,10 @@ from beamwright.config import Settings
 from beamwright.errors import InputError, format_bytes
 from beamwright.models.config import find_shape
 from beamwright.plan.compare import ResidentNeed, estimate, max_beams_in_gpu, resident_need
+from beamwright.plan.costs import Roofline
+from beamwright.plan.machines import in_precision, processor
 from beamwright.plan.schedules import Scorer
+from beamwright.plan.sparse import Choice, choose_sparse
 from beamwright.plan.workload import Workload
 from beamwright.registry import flag_of
 from beamwright.units import GIB
@@ -55,7 +58,7 @@ _SMALLER = (
 )  # fmt: skip
 _OPTIONS = (
     "model", "dtype", "context", "decoder", "weights", "verifier", "verifier_weights", "n", "width",
-    "step_tokens", "memory", "kv_memory", "split", "kv_dtype",
+    "step_tokens", "memory", "kv_memory", "split", "kv_dtype", "select",
 )  # fmt: skip
 _MEANINGS = (
     "in-gpu: all KV on the device. layerwise: layers streamed for every token. locality: group "
@@ -137,12 +140,25 @@ def _report(
         "borderline": resident.borderline and mean_fits,
         "max_beams_in_gpu": most,
         "advice": advice,
+        "sparse_auto": _sparse(settings, machine, models, workload, budget),
         "schedules": {
             name: {"schedule": schedule, "attention": layout, **asdict(each)}
             for name, each in estimates.items()
             for schedule, layout in [name.split("/")]
         },
     }
+
+
+def _sparse(
+    settings: Settings, machine: Machine, models: Models, workload: Workload, kv_bytes: int
+) -> dict[str, str]:
+    """What `--sparse auto` would stand for."""
+    costs, shape = models.generator.costs, models.generator.sizes.shape
+    if shape.groups or shape.states or settings.model.kv_dtype != "auto":
+        return asdict(Choice("off", "it knows neither windows nor states, nor KV in 8 bits"))
+    plain = Roofline(costs, in_precision(machine.profile, costs.element_bytes))
+    known = Roofline(costs, models.profile), plain, processor(), kv_bytes, settings.sparse.select
+    return asdict(choose_sparse(workload, *known))
 
 
 def _about(model: SizedModel, kv_budget_bytes: int) -> dict[str, Any]:
@@ -248,7 +264,8 @@ def _page(report: Mapping[str, Any], machine: Machine) -> Group:
         budgets += f", {format_bytes(report['verifier']['kv_budget_bytes'])} for the verifier"
     parts: list[RenderableType] = [answer, _total(report), _memory_table(report), ""]
     parts += [_schedule_table(report), _MEANINGS, *([_STATES] if report["state_bytes"] else [])]
-    parts += ["", budgets, *([] if machine.why is None else [machine.why])]
+    parts += ["", "--sparse auto: {method} ({why})".format_map(report["sparse_auto"])]
+    parts += [budgets, *([] if machine.why is None else [machine.why])]
     parts += [f"{machine.profile.name}: {machine.source}"]
     return Group(*(plain(part) if isinstance(part, str) else part for part in parts))
 

@@ -228,7 +228,7 @@ def accounting(solution: Solution) -> str:
     """One line of what a search took."""
     stats, goodput = solution.tree_stats, solution.goodput_tok_s
     link, peak = solution.kv.link_bandwidth_emulated, solution.kv.device_peak_bytes
-    remote = solution.remote
+    remote, sparse = solution.remote, solution.sparse
     parts = [
         f"{solution.rounds} rounds",
         f"{stats.nodes:,} nodes",
@@ -240,6 +240,7 @@ def accounting(solution: Solution) -> str:
         None if peak is None else f"KV peak {format_bytes(peak)}",
         None if remote is None else f"{remote.requests:,} requests",
         None if link is None else f"link emulated at {format_bytes(link)}/s",
+        None if sparse is None else sparse.line(),
     ]
     return " | ".join(part for part in parts if part)
 

@@ -229,6 +229,14 @@ NAMED_PROFILES = MappingProxyType(
 )
 
 
+def processor() -> HardwareProfile:
+    """This machine's, as `doctor --probe` found it, else a named one."""
+    try:
+        return find_profile(MEASURED)
+    except InputError:
+        return _EPYC_2CORE
+
+
 def in_precision(profile: HardwareProfile, element_bytes: int) -> HardwareProfile:
     """The same machine with models in another precision: a card's FLOP/s differ by it."""
     if profile.element_bytes == element_bytes or profile.name not in CARDS:

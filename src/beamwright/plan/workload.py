@@ -62,6 +62,11 @@ class Workload:
             raise InputError(f"--n {self.num_beams} is not a multiple of --width {self.width}")
 
     @property
+    def longest(self) -> int:
+        """Tokens of every path when it ends."""
+        return self.prompt_tokens + self.generate_tokens
+
+    @property
     def num_steps(self) -> int:
         """Steps of every path; the last one may be shorter."""
         return math.ceil(self.generate_tokens / self.step_tokens)

@@ -356,6 +356,8 @@ def resumed_settings(file: Path, given: Settings) -> Settings:
     here: dict[str, Any] = {}
     for name in DECISIVE_SECTIONS:
         here |= getattr(given, name).model_dump(mode="json", exclude_unset=True)
+    if here.get("sparse") == "auto":  # it stands for what it stood for
+        del here["sparse"]
     # An error names an option that is given, not what a strategy makes of it.
     shared = {option: here[option] for option in here if option in saved.settings}
     saved.check_settings(file, {**saved.settings, **shared, "dtype": saved.settings.get("dtype")})

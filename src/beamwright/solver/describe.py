@@ -176,7 +176,10 @@ class Meter:
             for name, model in machinery.models.items()
             if not model.store.streams_layers
         }
-        engine, rule, remote = new["engine"], machinery.rule, None
+        engine, rule, remote, sparse = new["engine"], machinery.rule, None, None
+        if rule is not None or machinery.why_sparse is not None:
+            named = "off" if rule is None else rule.method
+            sparse = result.SparseStats.of(named, new["generator"], machinery.why_sparse)
         if machinery.remote is not None:
             remote = result.RemoteStats.of(machinery.remote.source.token_ids, engine)
         tokens = _tokens(tree, decoded, remote)
@@ -213,7 +216,7 @@ class Meter:
             tokens=tokens,
             kv=self._kv(run, settings, new),
             cache=result.CacheReport(cache.get("generator"), cache.get("verifier")),
-            sparse=None if rule is None else result.SparseStats.of(rule.method, new["generator"]),
+            sparse=sparse,
             memory=self._memory(settings),
             batch=result.BatchStats.of(settings.schedule.max_batch, engine),
             remote=remote,

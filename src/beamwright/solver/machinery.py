@@ -99,9 +99,9 @@ class Machinery:
     settings: with nothing left open; from here on nobody reads what was given. reader: what reads
     prompts. generator: the model with its KV, None where it is remote. verifier, and scorer: its
     model, None where it has none. tier: None where all KV is on the device. shared: the memory of
-    both models, where it can move between them; moving: what moves it. rule: of sparse decoding.
-    remote: the generator where it is not here. scored_by: the verifier's model as it was loaded.
-    batch: writes the steps of all trees.
+    both models, where it can move between them; moving: what moves it. rule: of sparse decoding;
+    why_sparse: `auto` stands for it, or for none. remote: the generator where it is not here.
+    scored_by: the verifier's model as it was loaded. batch: writes the steps of all trees.
 
     exact: results of what runs here do not depend on the batch. token_stats: that are kept of every
     token. payoff: what problems have taught of speculation. not_captured: why steps are plain.
@@ -120,6 +120,7 @@ class Machinery:
     shared: SharedMemory | None = None
     moving: MovingSplit | None = None
     rule: SparseRule | None = None
+    why_sparse: str | None = None
     remote: RemoteGenerator | None = None
     scored_by: LoadedModel | None = None
 
@@ -173,6 +174,10 @@ class Machinery:
             )
         self.settings = with_system_prompt(self.settings, loaded.codec)
         backend = self._attention(decoder)
+        if self.settings.sparse.sparse == "auto":
+            plan = self._planned(loaded, source.model, in_place=backend.name in KERNEL_BACKENDS)
+            known = loaded, backend, _sizes(loaded), plan.generator_kv_bytes
+            self.settings, self.why_sparse = settled.with_sparse(self.settings, *known)
         in_place = backend.name in KERNEL_BACKENDS and self.settings.sparse.sparse == "off"
         self._settle(loaded, source.model, in_place=in_place)
         settings, row = self.settings, schedule_row(self.settings.schedule)
@@ -314,8 +319,7 @@ class Machinery:
             both, prompt = [sizes, _sizes(verifier)], settled.TYPICAL_PROMPT_TOKENS
             most_block_bytes = max(model.block_bytes for model in both)
             self.shared = SharedMemory(plan.kv_bytes, most_block_bytes)
-            needed = memory.path_needs(settings, both, prompt)
-            needs_turns = needed[1] > plan.verifier_kv_bytes
+            needs_turns = memory.path_needs(settings, both, prompt)[1] > plan.verifier_kv_bytes
         name = settled.schedule_name(settings, sizes, kv_bytes, needs_turns=needs_turns)
         named = settings.schedule.model_copy(update={"schedule": name})
         row = schedule_row(named)

@@ -260,7 +260,8 @@ class SolverOptions(RequestOptions, total=False):
     """Which tokens decoding attends to where paths are long: all (off), those with the largest
     scores (exact), the same among the best pages (pages), whole pages (quest), by the query
     of the layer before (ahead, ahead-pages), or by one predicted from earlier tokens
-    (asyncspade; -printed, -ridge: other readings of it). Changes the tree.
+    (asyncspade; -printed, -ridge: other readings of it). auto: exact with KV at home on the
+    host where that gains by the cost model, else off. Changes the tree.
     """
     select: int | float | str
     """Tokens that --sparse selects for each KV head: a number, all, or a share such as 1/8."""

@@ -231,7 +231,9 @@ def _idle(settings: Settings, parts: UserParts, row: ScheduleRow) -> dict[str, t
     elsewhere, sparse = model.runs_elsewhere, settings.sparse.sparse
     needs_model = ("verifier_weights", "split")
     unread: tuple[str, ...] = tuple(SparseSettings.model_fields)
-    if sparse != "off":
+    if sparse == "auto":
+        unread = ("sparse_correct", "sparse_home")
+    elif sparse != "off":
         unread = ("sparse_correct",) if method_of(sparse).query == "own" else ()
     return {
         f"--schedule {settings.schedule.schedule}": ignored,

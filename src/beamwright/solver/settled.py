@@ -17,7 +17,7 @@ from beamwright.errors import InputError, format_bytes
 from beamwright.models.config import find_shape
 from beamwright.models.load import LoadedModel
 from beamwright.plan.compare import choose_schedule
-from beamwright.plan.costs import Layout, ModelCosts
+from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.machines import (
     DEFAULT_PROFILE,
     HardwareProfile,
@@ -25,7 +25,9 @@ from beamwright.plan.machines import (
     card_of_device,
     card_profile,
     find_profile,
+    processor,
 )
+from beamwright.plan.sparse import Choice, choose_sparse
 from beamwright.plan.workload import Workload
 from beamwright.sections import ScheduleSettings, SparseSettings
 from beamwright.solver.memory import ModelBytes
@@ -72,7 +74,7 @@ def check_layers(settings: Settings) -> None:
     kept, on_host = settings.model.kv_dtype, settings.sparse.sparse_home == "host"
     if kept != "auto" and (asked or on_host):
         raise InputError(f"--kv-dtype {kept}: not with {asked or '--sparse-home host'}")
-    asked = asked if settings.sparse.sparse == "off" else "--sparse"
+    asked = asked if settings.sparse.sparse in ("off", "auto") else "--sparse"
     attention = settings.model.attention
     copies = f"--attention {attention}" if attention.endswith("dense") else None
     if asked is None and copies is None:
@@ -113,20 +115,26 @@ def expected_workload(settings: Settings, context: int) -> Workload:
     )
 
 
-def machine_profile(device: str) -> HardwareProfile:
+def machine_profile(device: str, *, graphs: bool = True) -> HardwareProfile:
     """The card by its data sheet; the CPU as `doctor --probe` found it, else a named one.
 
-    A card that nobody has listed is taken for the default one, with its own memory.
+    A card that nobody has listed is taken for the default one, with its own memory. graphs: its
+    steps are captured.
     """
     if torch.device(device).type == "cuda":
         found = torch.cuda.get_device_properties(device)
         card = card_of_device(found.name, found.total_memory)
         profile = find_profile(DEFAULT_PROFILE) if card is None else card_profile(card)
-        return captured(replace(profile, device_memory_bytes=found.total_memory))
-    try:
-        return find_profile("measured")
-    except InputError:
-        return find_profile("epyc-2core")
+        profile = replace(profile, device_memory_bytes=found.total_memory)
+        return captured(profile) if graphs else profile
+    return processor()
+
+
+def over_link(profile: HardwareProfile, schedule: ScheduleSettings) -> HardwareProfile:
+    """The machine with the link that is emulated, if one is."""
+    if (rate := schedule.link_bandwidth) is None:
+        return profile
+    return replace(profile, h2d_bandwidth=rate, d2h_bandwidth=rate, link_share=1.0)
 
 
 # --- sparse decoding --------------------------------------------------------------------------
@@ -168,6 +176,44 @@ def generator_attention(
     return SparseAttention(inner, rule, threaded=on_host), rule
 
 
+def with_sparse(
+    settings: Settings,
+    loaded: LoadedModel,
+    backend: AttentionBackend,
+    sizes: ModelBytes,
+    kv_bytes: int,
+) -> tuple[Settings, str]:
+    """What `--sparse auto` stands for (`plan.sparse`), and why.
+
+    kv_bytes: of the device, for the generator.
+    """
+    model, schedule, sparse = settings.model, settings.schedule, settings.sparse
+    # Rows that read everything would have all of it cross the link.
+    usual = sparse.sparse_from == SparseSettings().sparse_from
+    known = {"sparse": "exact", "sparse_home": "host"} | ({"sparse_from": 0} if usual else {})
+    found = settings.model_copy(update={"sparse": sparse.model_copy(update=known)})
+    on_device = schedule.model_copy(update={"schedule": "in-gpu"})
+    costs = ModelCosts.of(sizes.shape, sizes.element_bytes, sizes.storage, sizes.kv_dtype)
+    full, plain = (
+        Roofline(costs, over_link(machine_profile(model.device, graphs=graphs), schedule))
+        for graphs in (True, False)
+    )
+    try:
+        if schedule.schedule != "auto":
+            raise InputError(f"--schedule {schedule.schedule} says where KV is")
+        generator_attention(found.model_copy(update={"schedule": on_device}), loaded, backend)
+        with_most_rows(found, sizes, kv_bytes)
+        check_layers(found)
+        workload = expected_workload(settings, sizes.shape.context)
+        choice = choose_sparse(workload, full, plain, processor(), kv_bytes, sparse.select)
+    except InputError as error:
+        choice = Choice("off", str(error))
+    if choice.method == "off":
+        sparse = sparse.model_copy(update={"sparse": "off"})
+        return settings.model_copy(update={"sparse": sparse}), choice.why
+    return found, choice.why
+
+
 def with_most_rows(settings: Settings, generator: ModelBytes, kv_bytes: int) -> Settings:
     """With no more rows at a time than the device has room for what they select, shared or not.
 
@@ -194,7 +240,7 @@ def with_most_rows(settings: Settings, generator: ModelBytes, kv_bytes: int) -> 
 
 def sparse_rule(settings: SparseSettings) -> SparseRule | None:
     """What the settings say; None where decoding reads all."""
-    if settings.sparse == "off" or settings.select == 1.0:
+    if settings.sparse in ("off", "auto") or settings.select == 1.0:
         return None
     how = settings.sparse_from, settings.sparse_layers, settings.sparse_correct
     return SparseRule(settings.sparse, settings.select, *how)

@@ -223,6 +223,7 @@ class SparseStats:
     tokens: that were decoded by rows which select. visible_mean, selected_mean: tokens that these
     saw, and read. left_out_mean: of the attention of a head, what was not read; where scores are of
     pages at most so much; None where the scores do not say. corrections: see `--sparse-correct`.
+    why: `auto` stands for this method.
     """
 
     method: str
@@ -231,9 +232,10 @@ class SparseStats:
     selected_mean: float | None
     left_out_mean: float | None
     corrections: int
+    why: str | None = None
 
     @classmethod
-    def of(cls, method: str, counted: Counters) -> SparseStats:
+    def of(cls, method: str, counted: Counters, why: str | None) -> SparseStats:
         """What the generator's KV has counted."""
         tokens = counted.sparse_tokens
         return _counted(
@@ -244,7 +246,14 @@ class SparseStats:
             visible_mean=per(counted.visible_tokens, tokens),
             selected_mean=per(counted.selected_tokens, tokens),
             left_out_mean=per(counted.left_out, counted.sparse_heads),
+            why=why,
         )
+
+    def line(self) -> str:
+        """For people: the method, what it left unread, and why it is this one."""
+        left = self.left_out_mean
+        said = "" if left is None else f", {left:.1%} of attention not read"
+        return f"--sparse {self.method}{said}" + (f" ({self.why})" if self.why else "")
 
 
 @dataclass(frozen=True)

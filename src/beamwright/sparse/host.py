@@ -1,7 +1,8 @@
 """HostStore: all KV on the host; the device has what is selected, once for all rows.
 
 AsyncSpade with the host as its cache rank. A token's keys and values of one head cross the link
-when a row selects them and no row had them selected for its token before.
+when a row selects them and no row had them selected for its token before (a hot set, as ShadowKV
+and FreeKV have one for each row; `plan.sparse` prices it).
 """
 
 from __future__ import annotations

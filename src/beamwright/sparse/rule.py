@@ -6,7 +6,6 @@ to predict the query, from one row's own queries.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,11 +15,8 @@ from typing import Any, Literal
 
 import torch
 
-from beamwright.attention.partial import round_up
 from beamwright.errors import InputError
-
-SINKS, RECENT = 4, 12
-"""Tokens that are always selected, inside the budget: a path's first ones, and its newest."""
+from beamwright.plan.sparse import selected_tokens
 
 PAGE, COARSE_PAGE = 4, 16
 """Tokens that share a bound of their scores; pages do not cross segments. Coarse ones, in whole
@@ -39,7 +35,6 @@ RIDGE = 1e-2
 Reading = Literal["text", "printed", "ridge"]
 
 _LEAST_SCALE = 1e-20
-_SHARE_MULTIPLE = 16
 _STEPS, _RATE = 80, 0.2
 
 
@@ -108,9 +103,9 @@ class Method:
     AsyncSpade's equations. scores: of every key, of pages (Quest), or of keys of the best pages.
 
     pack: layers whose selections are one piece of work and one copy, where earlier tokens tell all
-    of them (AsyncSpade, section 4.3). share: layers that select what the first of them does. each:
-    a set of tokens is a KV head's (kv), or every query head's (query). window: what predicts begins
-    anew with a step, or goes on through the path.
+    of them (AsyncSpade, section 4.3). share: layers that select what the first of them does
+    (IndexShare). each: a set of tokens is a KV head's (kv), or every query head's (query). window:
+    what predicts begins anew with a step, or goes on through the path.
     """
 
     query: Literal["own", "ahead", "predicted"] = "own"
@@ -153,7 +148,7 @@ def method_of(text: str) -> Method:
     """
     name, *options = text.split(",")
     if name not in METHODS:
-        raise InputError(f"--sparse {name!r}: expected off, {', '.join(METHODS)}")
+        raise InputError(f"--sparse {name!r}: expected off, auto, {', '.join(METHODS)}")
     given: dict[str, Any] = {}
     for each in options:
         key, _, value = each.partition("=")
@@ -193,10 +188,7 @@ class SparseRule:
 
     def budget(self, visible: int) -> int:
         """Tokens that a row selects of so many, the current one included."""
-        if isinstance(self.select, int):
-            return max(self.select, SINKS + RECENT)
-        share = round_up(math.ceil(self.select * visible), _SHARE_MULTIPLE)
-        return max(share, SINKS + RECENT)
+        return selected_tokens(self.select, visible)
 
     def is_sparse(self, visible: int) -> bool:
         """True if a row that sees so many tokens selects some of them."""

@@ -21,7 +21,8 @@ from beamwright.attention.shared import Entry, Hold, LayerSource, SharedSegments
 from beamwright.kv.segments import Path
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import Tail
-from beamwright.sparse.rule import CANDIDATES, PAGE, RECENT, SINKS, SparseRule
+from beamwright.plan.sparse import RECENT, SINKS
+from beamwright.sparse.rule import CANDIDATES, PAGE, SparseRule
 
 _COLUMN_MULTIPLE = (
     32  # whole vector registers of any CPU: functions of single elements have one way
