@@ -1,7 +1,9 @@
 """A head on the generator's hidden states: trained on a small run, and what it chooses."""
 
+import io
 import json
 import shutil
+from contextlib import redirect_stdout
 
 import pytest
 import torch
@@ -28,7 +30,7 @@ def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("run")
     settings = Settings.build(model="bundled", verifier="none", search="majority", n=4)
     with Solver(settings) as solver, AnswerChecker() as checker:
-        problems = load_problems("bundled:dev", 40)
+        problems = load_problems("bundled:dev", 24)
 
         def solve(pairs):
             return solver.solve_many(pairs, in_flight="auto")
@@ -38,10 +40,17 @@ def finished(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def head(finished, tmp_path_factory):
-    file = tmp_path_factory.mktemp("head") / "head.safetensors"
-    assert main(["probe", "train", str(finished), "--out", str(file)]) == 0
-    return file
+def trained(finished, tmp_path_factory):
+    """The file of a head, and what is said of it."""
+    file, said = tmp_path_factory.mktemp("head") / "head.safetensors", io.StringIO()
+    with redirect_stdout(said):
+        assert main(["probe", "train", str(finished), "--out", str(file), "--json"]) == 0
+    return file, json.loads(said.getvalue())
+
+
+@pytest.fixture(scope="module")
+def head(trained):
+    return trained[0]
 
 
 def solved(head, **options):
@@ -54,12 +63,9 @@ def plain(head):
     return solved(head, drafts="off", speculation="off")
 
 
-def test_training_reports_on_problems_that_it_has_not_seen(finished, tmp_path, capsys):
-    file = tmp_path / "head"
-    capsys.readouterr()
-    assert main(["probe", "train", str(finished), "--out", str(file), "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert sum(report["problems"].values()) == 40
+def test_training_reports_on_problems_that_it_has_not_seen(trained):
+    file, report = trained
+    assert sum(report["problems"].values()) == 24
     assert report["answers"]["paths"] == 4 * report["problems"]["reported"]
     assert 0 <= report["answers"]["auc"] <= 1
     assert report["steps"]["brier"] < 1
