@@ -75,8 +75,10 @@ def same(make, draft_from, seed=0, **options):
     return plain, found
 
 
-@pytest.mark.parametrize("attention", ["tree", "dense", "reference"])
-@pytest.mark.parametrize("most", range(8))
+@pytest.mark.parametrize(
+    ("attention", "most"),
+    [*(("tree", most) for most in range(8)), ("dense", 2), ("dense", 7), ("reference", 4)],
+)
 def test_trees_are_equal_bit_for_bit(make_solver, draft_from, attention, most):
     dtype = exact_dtype(attention)
     plain, found = same(make_solver, draft_from, most, **SMALL, attention=attention, dtype=dtype)
@@ -113,7 +115,7 @@ def test_trees_are_equal_where_memory_is_short(make_solver, draft_from, seed):
     assert found.kv.groups > 1
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [2, 3, 6, 7])
 def test_long_steps_outlive_their_tails(make_solver, draft_from, seed):
     """Drafts stop where a tail is full, and go on in the next."""
     attention = ("tree", "dense")[seed % 2]
@@ -123,13 +125,18 @@ def test_long_steps_outlive_their_tails(make_solver, draft_from, seed):
 
 
 @pytest.mark.parametrize(
-    "kind", ["qwen3", pytest.param("gemma3_text", marks=pytest.mark.nightly), "gpt_oss"]
+    ("kind", "attention"),
+    [
+        ("qwen3", "dense"),
+        ("gpt_oss", "tree"),
+        pytest.param("gemma3_text", "tree", marks=pytest.mark.nightly),
+        pytest.param("gemma3_text", "dense", marks=pytest.mark.nightly),
+    ],
 )
-def test_trees_are_equal_with_windows_and_sinks(tmp_path, draft_from, kind):
+def test_trees_are_equal_with_windows_and_sinks(tmp_path, draft_from, kind, attention):
     make = tiny_checkpoint(tmp_path, kind)
-    options = {**SMALL, "dtype": "float64", "max_step_tokens": 40, "max_tokens": 120}
-    for attention in ("tree", "dense"):
-        same(make, draft_from, 5, **options, attention=attention)
+    options = {**SMALL, "dtype": "float64", "max_step_tokens": 40, "max_tokens": 80}
+    same(make, draft_from, 5, **options, attention=attention)
 
 
 def test_several_problems_draft_from_their_own_text(make_solver):

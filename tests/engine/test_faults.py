@@ -176,8 +176,11 @@ def test_a_full_host_tier_is_named_and_nothing_is_left(make_solver):
             assert_nothing_allocated(solver)
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, LinkError, RuntimeError])
-@pytest.mark.parametrize("how", HOW, ids=lambda how: "-".join(map(str, how.values())))
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [*((how, KeyboardInterrupt) for how in HOW), (HOW[2], LinkError), (HOW[3], RuntimeError)],
+    ids=str,
+)
 def test_an_exception_in_the_callback(make_solver, how, kind):
     with make_solver(**{**SMALL, **how}) as solver:
         expected = solver.solve(PROBLEM).tree_hash

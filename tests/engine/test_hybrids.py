@@ -54,7 +54,6 @@ def test_trees_are_the_same_on_every_schedule(folders, family, parked):
         need = solver.generator.store.device_peak_bytes
     scarce = {"schedule": "locality", "host_memory": "8MiB"}
     for changes in (
-        {"kv_memory": need},
         {"kv_memory": need // 2, "batching": "grouped"},
         {"kv_memory": need // 4, "batching": "continuous"},
         {"kv_memory": need // 2, "speculation": "exact", "max_batch": 3},

@@ -14,7 +14,7 @@ from beamwright.verify.prm import PrmVerifier
 from engines import assert_nothing_allocated, exact_dtype, tiny_solver
 from streams import LateStreams
 
-PROBLEMS = [(i, f"Ann has {i + 3} apples. She eats {i % 3}.") for i in range(8)]
+PROBLEMS = [(i, f"Ann has {i + 3} apples. She eats {i % 3}.") for i in range(6)]
 SMALL = {"n": 8, "width": 4, "max_rounds": 6}
 
 

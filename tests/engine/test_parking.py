@@ -36,7 +36,7 @@ def test_trees_do_not_depend_on_batching_or_budget(make_solver, parked, lengths,
     with make_solver(**options) as solver:
         expected, _ = grow(solver)
         size = block_bytes(solver)
-    for budget in (26, 40, 60):
+    for budget in (26, 60):
         for batching in BATCHING:
             with make_solver(**options, kv_memory=budget * size, batching=batching) as solver:
                 found, _ = grow(solver)
@@ -119,7 +119,7 @@ def test_a_resumed_search_goes_on_as_it_would_have(make_solver, parked, tmp_path
     assert parked
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "gemma3_text"])
+@pytest.mark.parametrize("kind", ["qwen3", pytest.param("gemma3_text", marks=pytest.mark.nightly)])
 def test_rows_with_windows_park(tmp_path, parked, kind):
     make = tiny_checkpoint(tmp_path, kind)
     options = {**FIXED, "dtype": "float64", "n": 8}
@@ -150,7 +150,7 @@ def test_the_least_budget_is_one_path_and_its_step(make_solver):
         expected = solver.solve(PROBLEM).tree_hash
         size = block_bytes(solver)
     fitting = []
-    for blocks in (16, 18, 20, 22, 24, 25):
+    for blocks in (16, 20, 24):
         with make_solver(**FIXED, kv_memory=blocks * size, batching="continuous") as solver:
             try:
                 assert solver.solve(PROBLEM).tree_hash == expected

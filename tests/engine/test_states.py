@@ -56,7 +56,7 @@ def test_trees_do_not_depend_on_budget_or_batching(make_hybrid, parked, batching
     solver = make_hybrid(**options, **PLENTY)
     expected, _, _ = solved(solver)
     need = solver.generator.store.device_peak_bytes
-    for share in (1, 2, 4):
+    for share in (1, 4):
         some = make_hybrid(**options, **SCARCE, kv_memory=need // share, batching=batching)
         found, _, _ = solved(some)
         assert found.tree_hash == expected.tree_hash
@@ -72,10 +72,10 @@ def test_every_strategy_branches_where_a_state_is_kept(make_hybrid, name):
     expected, _, _ = solved(solver)
     assert expected.kv.recomputed_tokens == 0
     scarce = {**SCARCE, "kv_memory": solver.generator.store.device_peak_bytes // 2}
-    for changes in ({}, {"max_batch": 3, "speculation": "exact"}):
-        found, _, _ = solved(make_hybrid(**options, **scarce, **changes))
-        assert found.tree_hash == expected.tree_hash
-        assert found.kv.recomputed_tokens == 0
+    some = make_hybrid(**options, **scarce, max_batch=3, speculation="exact")
+    found, _, _ = solved(some)
+    assert found.tree_hash == expected.tree_hash
+    assert found.kv.recomputed_tokens == 0
 
 
 @pytest.mark.parametrize(

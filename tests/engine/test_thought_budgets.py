@@ -126,11 +126,12 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_trees_do_not_depend_on_the_schedule(budget):
+@pytest.mark.parametrize(("number", "budget"), [*enumerate(BUDGETS)])
+def test_trees_do_not_depend_on_the_schedule(number, budget):
+    """Every other pair of the two tables."""
     options = {**BUDGETS[budget], "search": "beam", "n": 8, "verifier": "logprob"}
     expected, _ = solved(**options)
-    for name, way in WAYS.items():
+    for name, way in [*WAYS.items()][number % 2 :: 2]:
         assert solved(**options, **way)[0].tree_hash == expected.tree_hash, name
 
 

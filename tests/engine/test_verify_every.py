@@ -63,7 +63,7 @@ def test_a_search_is_resumed_from_within_a_round(with_prm, tmp_path, search):
 
     expected = solver.solve(PROBLEM, on_round=keep, checkpoint=file)
     assert len(files) > expected.rounds
-    for saved in files:
+    for saved in {files[0], files[1], files[len(files) // 2], files[-1]}:
         again = solver.resume(saved)
         assert again.tree_hash == expected.tree_hash
         assert again.tokens == expected.tokens

@@ -35,7 +35,7 @@ def test_a_group_that_is_too_large_is_halved(make_solver, monkeypatch, how):
     "how", [*(pytest.param(how, marks=pytest.mark.nightly) for how in HOW[:3]), *HOW[3:]]
 )
 def test_any_call_may_fail_once(make_solver, verifier_folder, monkeypatch, how):
-    how = {**SMALL, **how, "verifier": str(verifier_folder)}
+    how = {**SMALL, "n": 8, "max_rounds": 4, **how, "verifier": str(verifier_folder)}
     solver = make_solver(**how)
     with monkeypatch.context() as patched:
         counting = FailingDevice(patched, lambda *_: False)
