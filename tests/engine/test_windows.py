@@ -26,13 +26,13 @@ LONG = {
         "search": "dvts",
         "n": 12,
         "width": 2,
-        "max_rounds": 12,
+        "max_rounds": 8,
         "max_step_tokens": 20,
-        "max_tokens": 180,
+        "max_tokens": 120,
     },
     **{"ignore_eos": True, "delimiter": "e"},
 }
-"""Paths of about 200 tokens."""
+"""Paths of about 140 tokens, behind two windows of 64."""
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def peak_blocks(solver):
 
 
 SAME = [(kind, dtype) for kind, dtype in zip(KINDS, ["float32", "float64"] * 2, strict=True)]
-SAME += [("1:1, 16", "float32")]
+SAME += [pytest.param("1:1, 16", "float32", marks=pytest.mark.nightly)]
 
 
 @pytest.mark.parametrize(("kind", "dtype"), SAME)
@@ -73,7 +73,7 @@ def test_trees_are_the_same_on_every_schedule(folder_of, kind, dtype):
     options = {**LONG, "dtype": dtype}
     solver = tiny_solver(folder_of(kind), schedule="in-gpu", **options)
     expected, tree = grow(solver)
-    assert max(node.end for node in tree.nodes()) > 150
+    assert max(node.end for node in tree.nodes()) > 128
     need = solver.generator.store.device_peak_bytes
     others = [{"max_batch": 3}, {"attention": "dense"}]
     for changes in ({}, *(others if (kind, dtype) == ("1:1, 16", "float64") else [])):
@@ -108,12 +108,15 @@ def test_recomputed_and_resumed_trees_are_the_same(folder_of, kind, tmp_path):
         assert again.generator.store.counts.recomputed_tokens > 0
 
 
-@pytest.mark.parametrize("kind", ["1:1, 16", "5:1, 16", "every layer, 16"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("1:1, 16", marks=pytest.mark.nightly), "5:1, 16", "every layer, 16"]
+)
 def test_windows_save_memory(folder_of, kind):
     """Without, the same model holds all of every path in all layers."""
     peaks = {}
     for windows in (True, False):
-        solver = tiny_solver(folder_of(kind, windows=windows), schedule="in-gpu", **LONG)
+        options = {**LONG, "max_rounds": 12, "max_tokens": 180}
+        solver = tiny_solver(folder_of(kind, windows=windows), schedule="in-gpu", **options)
         grow(solver)
         peaks[windows] = solver.generator.store.device_peak_bytes
     assert (
