@@ -10,8 +10,7 @@ from beamwright import Solver
 from beamwright.checks.model import check_parity
 from beamwright.cli.demo import ANSWER, PROBLEM
 from beamwright.sections import ModelSettings
-from engines import exact_dtype, grow
-from fakes import Grouping
+from engines import grow
 
 BUNDLED = Path(beamwright.__file__).parent / "bundled"
 NUM_SOLVED = 16
@@ -52,22 +51,6 @@ def test_transformers_reads_them_with_equal_logits(role):
 
 def test_they_are_asked_as_they_were_trained(beam):
     assert beam.settings.model.system_prompt is None
-
-
-def test_a_search_does_not_depend_on_grouping(problems):
-    solver = Solver(n=16, width=4, kv_memory="64MiB", dtype=exact_dtype())
-    solution, _ = grow(solver, problems[0]["problem"])
-    solver.schedule = Grouping(3, reverse=True)
-    assert grow(solver, problems[0]["problem"])[0].tree_hash == solution.tree_hash
-
-
-def test_float64_trees_do_not_depend_on_the_backend(problems):
-    options = {"n": 8, "width": 4, "dtype": "float64", "kv_memory": "64MiB"}
-    hashes = {
-        grow(Solver(attention=name, **options), problems[1]["problem"])[0].tree_hash
-        for name in ("reference", "dense", "tree")
-    }
-    assert len(hashes) == 1
 
 
 def test_paths_end_by_themselves_with_an_answer(beam, problems):

@@ -20,7 +20,7 @@ FACTS = (
 
 @pytest.fixture(scope="module")
 def solver():
-    with Solver(model="bundled", n=8, width=4, max_rounds=5, top_logprobs=2) as solver:
+    with Solver(model="bundled", n=4, width=2, max_rounds=4, top_logprobs=2) as solver:
         yield solver
 
 
