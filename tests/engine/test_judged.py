@@ -13,7 +13,7 @@ from beamwright.engine.scoring import Judged
 from beamwright.engine.timeline import Accounting
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import InputError
-from beamwright.saved.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from beamwright.saved.checkpoint import CheckpointWriter, read_checkpoint
 from beamwright.search import STRATEGIES, make_strategy, round_rng
 from beamwright.sections import SearchSettings, StopSettings
 from beamwright.tree import NodeState, StopReason, tree_hash
@@ -143,8 +143,7 @@ def test_a_search_that_is_resumed_within_a_round_goes_on_alike(name, tmp_path):
 
         def save(run, elapsed_s):
             files.append(tmp_path / f"{len(files)}.json")
-            known = elapsed_s, run.round_tokens, run.finished_s
-            write_checkpoint(files[-1], Checkpoint(found.model_dump(), run.tree, *known))
+            CheckpointWriter(files[-1], found.model_dump())(run, elapsed_s)
 
         run = TreeRun(
             new_tree(),
