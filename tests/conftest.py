@@ -41,7 +41,7 @@ def self_test_is_asked_once():
     """See `AskedOnce`. Tests of the self-test call it themselves."""
     with pytest.MonkeyPatch.context() as patch:
         asked = AskedOnce(batches_are_exact)
-        patch.setattr("beamwright.solver.machinery.batches_are_exact", asked)
+        patch.setattr("beamwright.engine.selftest.batches_are_exact", asked)
         yield
 
 

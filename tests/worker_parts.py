@@ -97,7 +97,7 @@ def plain(writer, scorer, accounting=None, progress=None):
 def overlapped(writer, scorer, accounting=None, progress=None, **options):
     """options: of the `VerifierWorker`."""
     worker = VerifierWorker(Scoring(scorer, accounting or Accounting()), **options)
-    return OverlappedExecutor(writer, worker, progress=progress)
+    return OverlappedExecutor(writer, [worker], progress=progress)
 
 
 def search(executor, cancels=(), num_trees=9):

@@ -365,6 +365,13 @@ class ScheduleSettings(OpenSection):
         "Score and decode in turns (plain), or at the same time where several problems are in "
         "flight (overlapped); auto: what was measured to be faster.",
     )
+    verifiers: int = option(
+        1,
+        "Verifiers that score beside decoding, over one copy of the weights: each has a thread, "
+        "its part of the verifier's KV, and problems of its own.",
+        ge=1,
+        le=64,
+    )
     speculation: Speculation = option(
         "auto",
         "Decode children of complete steps in slots that nobody waits for, before selection has "

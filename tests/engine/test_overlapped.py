@@ -69,7 +69,7 @@ def test_with_a_quarter_of_the_kv(make_pair, expected, quarter):
         assert trees(solver) == expected
         moved = solver._machinery.tier.generator.link.bytes_moved
         assert min(moved.values()) > 0
-        assert solver._machinery.tier.verifier.link.bytes_moved is moved
+        assert solver._machinery.tier.verifiers[0].link.bytes_moved is moved
 
 
 @pytest.mark.parametrize(("schedule", "share"), [("locality", 0.25), ("layerwise", 1.0)])
@@ -239,7 +239,7 @@ def chosen(solver, **changes):
     """Does this solver overlap, were it run so?"""
     how = {"in_flight": 4, "exact": True, "num_threads": 1, **changes}
     parts = solver._machinery
-    models = (parts.generator, parts.scorer)
+    models = (parts.generator, *parts.scorers)
     return overlaps(solver.settings.schedule, solver.verifier, models, **how)
 
 
@@ -258,7 +258,7 @@ def test_auto_overlaps_only_where_it_was_measured_to_be_faster(make_pair, make_s
 def test_auto_overlaps_on_a_card_where_kernels_read_kv(make_pair, monkeypatch):
     """Whatever the cores: what is planned for there is both models' working memory."""
     solver = make_pair(executor="auto")
-    for model in (solver.generator, solver._machinery.scorer):
+    for model in solver._machinery.tree_models:
         monkeypatch.setattr(model.decoder, "device", torch.device("cuda"))
         monkeypatch.setattr(model.backend, "name", "triton-tree")
     assert chosen(solver, num_threads=64)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from beamwright.engine.executor import SMALL_PARAMETERS, Threads, threads_for
+from beamwright.engine.threads import SMALL_PARAMETERS, Threads, threads_for
 from engines import PROBLEM
 
 
@@ -37,7 +37,7 @@ def test_search_and_self_test_use_one_thread_and_put_the_number_back(make_solver
         raise KeyError("a callback's own error")
 
     with monkeypatch.context() as patch:
-        patch.setattr("beamwright.solver.machinery.batches_are_exact", look)
+        patch.setattr("beamwright.engine.selftest.batches_are_exact", look)
         solver = make_solver(n=4, width=2, max_rounds=2)
     assert set(seen) == {1}
     solver.solve(PROBLEM, on_round=look)

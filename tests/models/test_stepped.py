@@ -47,7 +47,7 @@ def test_captured_steps_make_the_same_tree(tmp_path, monkeypatch, kind):
     with Solver(**given, graphs="off") as solver:
         expected, tree = grow(solver)
     monkeypatch.setattr(adapter, "steps_in_blocks", lambda device, dtype: True)
-    monkeypatch.setattr("beamwright.solver.machinery.batches_are_exact", lambda *_: True)
+    monkeypatch.setattr("beamwright.engine.selftest.batches_are_exact", lambda *_: True)
     with Solver(**given, graphs="on") as solver:
         model = solver.generator
         fixed = FixedAttention(model.backend._inner)

@@ -15,8 +15,8 @@ import torch
 
 from beamwright.attention import BACKENDS, KERNEL_BACKENDS, make_attention
 from beamwright.attention.kernels import triton_version, why_no_kernels
-from beamwright.engine.executor import SMALL_PARAMETERS, threads_for
 from beamwright.engine.selftest import batches_are_exact
+from beamwright.engine.threads import SMALL_PARAMETERS, threads_for
 from beamwright.models.decoder import FEW_ROWS, ROW_MULTIPLE, TILE_ROWS, Linear
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.linear import PackedLinear, multiplies_int8, packer, prepack

@@ -151,9 +151,11 @@ class Models:
         return self.generator.sizes.weights + verifier
 
     def activation_bytes(self, num_rows: int) -> int:
-        """Working memory: the two models never run at the same time."""
+        """Working memory: two models never run at the same time, but for several verifiers."""
+        from beamwright.solver.memory import beside_kv
+
         both = [self.generator, *([] if self.verifier is None else [self.verifier])]
-        return max(model.sizes.activations(num_rows) for model in both)
+        return beside_kv([model.sizes for model in both], num_rows)[1]
 
 
 def read_models(settings: Settings, machine: Machine) -> Models:
@@ -171,22 +173,25 @@ def read_models(settings: Settings, machine: Machine) -> Models:
     card = CARDS.get(machine.profile.name)
     has_kernel = card is None or card.has_kernels
 
-    def sized(name: str, shape: ModelShape, weights: str, *, scores: bool = False) -> SizedModel:
+    def sized(
+        name: str, shape: ModelShape, weights: str, *, scores: bool = False, parts: int = 1
+    ) -> SizedModel:
         is_packed = shape.packed is not None
         kept = shape, element_bytes, storage_of(weights, is_packed=is_packed), model.kv_dtype
         costs = ModelCosts.of(*kept)
         costs = costs if has_kernel else replace(costs, coded_rows=0)
-        return SizedModel(name, ModelBytes(*kept, scores), costs)
+        return SizedModel(name, ModelBytes(*kept, scores, parts), costs)
 
     generator = sized(model.model, find_shape(model), model.weights)
     shape = find_verifier_shape(model)
-    if shape is None and (model.verifier_weights, settings.memory.split) != ("auto", "auto"):
-        raise InputError("--verifier-weights, --split: need --verifier with a model of its own")
+    given, count = (model.verifier_weights, settings.memory.split), settings.schedule.verifiers
+    if shape is None and (*given, count) != ("auto", "auto", 1):
+        needs = "need --verifier with a model of its own"
+        raise InputError(f"--verifier-weights, --split, --verifiers: {needs}")
     verifier = None
     if shape is not None:
-        verifier = sized(
-            model.scorer, shape, model.verifier_weights, scores=_is_card(machine.profile)
-        )
+        scores, kept = _is_card(machine.profile), model.verifier_weights
+        verifier = sized(model.scorer, shape, kept, scores=scores, parts=count)
     profile = in_precision(machine.profile, element_bytes)
     return Models(generator, verifier, captured(profile) if _is_card(profile) else profile)
 

@@ -58,7 +58,7 @@ _SMALLER = (
 )  # fmt: skip
 _OPTIONS = (
     "model", "dtype", "context", "decoder", "weights", "verifier", "verifier_weights", "n", "width",
-    "step_tokens", "memory", "kv_memory", "split", "kv_dtype", "select",
+    "step_tokens", "memory", "kv_memory", "split", "kv_dtype", "select", "verifiers",
 )  # fmt: skip
 _MEANINGS = (
     "in-gpu: all KV on the device. layerwise: layers streamed for every token. locality: group "
@@ -123,7 +123,7 @@ def _report(
         advice = _advice(settings, machine, workload, most, has_tier=has_tier)
     need = resident_need(workload, generator.costs, scorer)
     mean_fits = need.generator.mean <= budget
-    mean_fits = mean_fits and need.verifier.mean <= budgets.verifier_kv_bytes
+    mean_fits = mean_fits and (scorer is None or need.verifier.mean <= scorer.kv_budget_bytes)
     return {
         **_about(generator, budget),
         "gpu": machine.profile.name,
@@ -187,9 +187,11 @@ def _workload(settings: Settings, context: int, prompt: int, generate: int | Non
 
 
 def _scorer(models: Models, budgets: MemoryPlan) -> Scorer | None:
+    """A search's verifier: one of several has its part of their KV."""
     if models.verifier is None:
         return None
-    return Scorer(models.verifier.costs, budgets.verifier_kv_bytes)
+    part = budgets.verifier_kv_bytes // models.verifier.sizes.parts
+    return Scorer(models.verifier.costs, part)
 
 
 def _advice(
@@ -223,7 +225,8 @@ def _memory_report(
     num_beams, has_copies = settings.search.n, settings.memory.kv_memory is None
     verifier = models.verifier
     sizes = (models.generator.sizes, None if verifier is None else verifier.sizes)
-    scored = need.verifier
+    scored, parts = need.verifier, 1 if verifier is None else verifier.sizes.parts
+    scored_bytes = parts * scored.worst
     least, most = (
         memory_needed(
             sizes,
@@ -247,8 +250,8 @@ def _memory_report(
         "verifier_weight_bytes": models.weight_bytes - models.generator.sizes.weights,
         "activation_bytes": activations,
         "generator_kv_bytes": need.generator.worst,
-        "verifier_kv_bytes": None if verifier is None else scored.worst,
-        "copies_bytes": most - fixed - need.generator.worst - scored.worst,
+        "verifier_kv_bytes": None if verifier is None else scored_bytes,
+        "copies_bytes": most - fixed - need.generator.worst - scored_bytes,
     }
 
 

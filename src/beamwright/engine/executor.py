@@ -2,19 +2,17 @@
 
 `PlainExecutor` does one piece of work at a time, scores first: it is the specification that
 `OverlappedExecutor`, and the simulator's, are compared with. When scores arrive depends on the
-clock, what they are does not (decoupled tree exploration, section 5: the verifier's side). Here,
-too: how many of torch's threads compute, by the sizes of the models.
+clock, what they are does not (decoupled tree exploration, section 5: the verifier's side; several
+verifiers, 9.1.2).
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
 from functools import partial
 
 import torch
@@ -22,12 +20,13 @@ import torch
 from beamwright.attention import KERNEL_BACKENDS
 from beamwright.counters import Progress
 from beamwright.engine.scoring import LESS, Scoring, without
+from beamwright.engine.threads import num_cores
 from beamwright.engine.timeline import Accounting, Timeline
 from beamwright.models.load import no_more_memory
 from beamwright.models.tree_model import TreeModel
 from beamwright.protocols import DecodesAhead, Event, StepWriter, Verifier
 from beamwright.sections import ScheduleSettings
-from beamwright.tree import Node
+from beamwright.tree import Node, by_root
 
 STEPS_TOGETHER = {"lockstep": 2**31, "continuous": 1, "decoupled": 64}
 """Steps of several trees that are scored in one call of a verifier that is a model."""
@@ -35,11 +34,8 @@ STEPS_TOGETHER = {"lockstep": 2**31, "continuous": 1, "decoupled": 64}
 PATIENCE_S = 1.0
 """Seconds that nobody needs a user's verifier any more before its thread is left to itself."""
 
-SMALL_PARAMETERS = 20_000_000
-_UNSET = "OMP_NUM_THREADS : [not set]"
-
-Models = tuple[TreeModel | None, TreeModel | None]
-"""The generator, None where it runs elsewhere, and the verifier's model, None if it has none."""
+Models = Sequence[TreeModel | None]
+"""The generator, None where it runs elsewhere, and of each verifier its model, if it has one."""
 
 
 class PlainExecutor:
@@ -113,8 +109,9 @@ class PlainExecutor:
 
 
 class OverlappedExecutor(PlainExecutor):
-    """Decodes while a thread of its own scores; waits only where there is nothing to decode.
+    """Decodes while threads of their own score; waits only where there is nothing to decode.
 
+    workers: each has a verifier, whose KV is its own: a tree is one worker's as long as it lives.
     stalled_s: of the generator alone.
     """
 
@@ -123,36 +120,66 @@ class OverlappedExecutor(PlainExecutor):
     def __init__(
         self,
         writer: StepWriter,
-        worker: VerifierWorker,
+        workers: Sequence[VerifierWorker],
         stalled_s: Callable[[], float] = lambda: 0.0,
         progress: Progress | None = None,
     ) -> None:
-        super().__init__(writer, worker.scoring, stalled_s, progress)
-        self._worker, self.patience_s = worker, worker.patience_s
+        first = workers[0]
+        super().__init__(writer, first.scoring, stalled_s, progress)
+        self._workers, self.patience_s, self._changed = workers, first.patience_s, first.changed
+        self._worker_of: dict[Node, VerifierWorker] = {}  # of a tree, by its root
 
     def verify(self, nodes: Sequence[Node], priority: int = 0) -> None:
-        if nodes:
-            self._worker.put(nodes, priority)
+        """Score these steps of one tree, by the worker that had the fewest trees when it came; the
+        first of them has a tree that was resumed, whose KV is there."""
+        if not nodes:
+            return
+        root = nodes[0].root
+        if root not in self._worker_of:
+            num_trees = Counter(self._worker_of.values())
+            self._worker_of[root] = min(self._workers, key=num_trees.__getitem__)
+        self._worker_of[root].put(nodes, priority)
 
     def wait(self) -> list[Event]:
-        events = self._worker.take()
+        events = self._take()
         if events is not None:
             return events
-        scoring, ahead = self._worker.busy, self.ahead is not None and self.ahead.speculating
+        scoring, ahead = self._scores(), self.ahead is not None and self.ahead.speculating
         if self.writer.busy or (scoring and ahead):
             return self._iterate()
         if scoring:
             self._progress.doing("scoring steps")
-        return self._worker.take(wait=True) or []
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._has_results() or not self._scores(), self.patience_s
+            )
+        return self._take() or []
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Free the generator's KV of these nodes at once, the verifier's before it scores anything
         more."""
         self.writer.release(nodes)
-        self._worker.release(nodes)
+        for root, below in by_root(nodes).items():
+            self._worker_of.get(root, self._workers[0]).release(below)
+            if root in below:
+                self._worker_of.pop(root, None)
 
     def close(self) -> None:
-        self._worker.close()
+        with ExitStack() as closing:  # all of them, whatever one raises
+            for worker in self._workers:
+                closing.callback(worker.close)
+        self._worker_of.clear()
+
+    def _take(self) -> list[Event] | None:
+        """What came of a batch; None if none is finished."""
+        found = (worker.take() for worker in self._workers)
+        return next((events for events in found if events is not None), None)
+
+    def _scores(self) -> bool:
+        return any(worker.busy for worker in self._workers)
+
+    def _has_results(self) -> bool:
+        return any(worker.has_results for worker in self._workers)
 
 
 class VerifierWorker:
@@ -162,20 +189,24 @@ class VerifierWorker:
     it frees what is to be freed. Two threads share nodes that are decoded, which the loop leaves
     alone until their scores are in. Errors are raised where results are taken.
 
-    device: a card, on which it has a stream of its own.
+    device: a card, on which it has a stream of its own. changed: of all workers of an executor.
     patience_s: a call of the verifier whose scores nobody needs any more may take so much longer.
     Then its thread is left to itself, and another takes over: a user's function cannot be stopped,
     and may never return. None for models, which do, and whose memory two threads cannot share.
     """
 
     def __init__(
-        self, scoring: Scoring, device: torch.device | None = None, patience_s: float | None = None
+        self,
+        scoring: Scoring,
+        device: torch.device | None = None,
+        patience_s: float | None = None,
+        changed: threading.Condition | None = None,
     ) -> None:
         self.scoring, self.patience_s = scoring, patience_s
         # Made once: torch hands out the same few in turn, and another one's captures are on them.
         self._stream = torch.cuda.Stream(device) if device is not None else None
-        self._changed = threading.Condition()
-        # All below are read and written with `_changed` held.
+        self.changed = changed or threading.Condition()
+        # All below are read and written with `changed` held.
         self._thread: threading.Thread | None = None
         self._unneeded: list[Node] = []
         self._results: deque[list[Event] | BaseException] = deque()
@@ -193,18 +224,18 @@ class VerifierWorker:
         """Score these steps of one tree, after or beside those that wait."""
         if self._thread is None:
             self._start()
-        with self._changed:
+        with self.changed:
             self.scoring.queue.put(tuple(nodes), priority)
-            self._changed.notify_all()
+            self.changed.notify_all()
 
-    def take(self, *, wait: bool = False) -> list[Event] | None:
-        """What came of a batch; None if none is finished.
+    @property
+    def has_results(self) -> bool:
+        """True if `take` has something to give."""
+        return bool(self._results)
 
-        wait: until one is, if any is to come, and at most `patience_s`.
-        """
-        with self._changed:
-            if wait:
-                self._changed.wait_for(lambda: self._results or not self.busy, self.patience_s)
+    def take(self) -> list[Event] | None:
+        """What came of a batch; None if none is finished."""
+        with self.changed:
             since_s, patience_s = self._unneeded_since_s, self.patience_s or 0.0
             stuck = since_s is not None and time.monotonic() >= since_s + patience_s
             if stuck:
@@ -224,12 +255,12 @@ class VerifierWorker:
         if self._thread is None:
             self.scoring.release(nodes)
             return
-        with self._changed:
+        with self.changed:
             self.scoring.queue.release(nodes)
             self._unneeded += nodes
             if self._current and self.patience_s is not None and not without(self._current, nodes):
                 self._unneeded_since_s = self._unneeded_since_s or time.monotonic()
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def close(self) -> None:
         """Forget what waits, finish what runs, free what is to be freed; the thread ends.
@@ -238,12 +269,12 @@ class VerifierWorker:
         """
         if self._thread is None:
             return
-        with self._changed:
+        with self.changed:
             self._closing = True
             self.scoring.queue.clear()
-            self._changed.notify_all()
+            self.changed.notify_all()
         self._thread.join(self.patience_s)
-        with self._changed:
+        with self.changed:
             self._leave()
             self._closing = False
             results, self._results = self._results, deque()
@@ -271,7 +302,7 @@ class VerifierWorker:
         if self._thread is not None and self._current:
             self.scoring.accounting.leave(self._thread.ident)
         self._thread, self._current, self._unneeded_since_s = None, (), None
-        self._changed.notify_all()
+        self.changed.notify_all()
 
     # --- on the worker's thread --------------------------------------------------------------
 
@@ -294,8 +325,8 @@ class VerifierWorker:
     def _next(self) -> tuple[list[Node], tuple[Node, ...]] | None:
         """What is to be freed, or else scored; None if the worker is closed, or was left."""
         me, queue = threading.current_thread(), self.scoring.queue
-        with self._changed:
-            self._changed.wait_for(
+        with self.changed:
+            self.changed.wait_for(
                 lambda: self._unneeded or queue or self._closing or self._thread is not me
             )
             if self._thread is not me:
@@ -305,11 +336,11 @@ class VerifierWorker:
             return (unneeded, self._current) if unneeded or self._current else None
 
     def _finish(self, result: list[Event] | BaseException) -> None:
-        with self._changed:
+        with self.changed:
             if threading.current_thread() is self._thread:
                 self._results.append(result)
                 self._current, self._unneeded_since_s = (), None
-                self._changed.notify_all()
+                self.changed.notify_all()
 
 
 # --- which of them, and with how many threads ------------------------------------------------
@@ -318,7 +349,7 @@ class VerifierWorker:
 def make_executor(
     settings: ScheduleSettings,
     writer: StepWriter,
-    verifier: Verifier,
+    verifiers: Sequence[Verifier],
     accounting: Accounting,
     models: Models,
     timeline: Timeline,
@@ -326,21 +357,28 @@ def make_executor(
     *,
     beside: bool,
 ) -> PlainExecutor:
-    """The executor for a run. beside: see `overlaps`."""
-    generator, scorer = models
-    most_steps = 1 if scorer is None else STEPS_TOGETHER[settings.explore]
-    stalled_s = partial(_stalled_s, models[1:] if beside else models)
-    scoring = Scoring(verifier, accounting, stalled_s, timeline, most_steps)
+    """The executor for a run. beside: see `overlaps`; several verifiers score beside decoding."""
+    generator, *scorers = models
+    most_steps = STEPS_TOGETHER[settings.explore] if scorers else 1
+
+    def scoring(number: int, stalls: Models) -> Scoring:
+        stalled_s = partial(_stalled_s, stalls)
+        return Scoring(verifiers[number], accounting, stalled_s, timeline, most_steps)
+
     if not beside:
-        return PlainExecutor(writer, scoring, stalled_s, progress)
-    model = scorer or generator
+        return PlainExecutor(writer, scoring(0, models), partial(_stalled_s, models), progress)
+    model, patience_s = (scorers[0], None) if scorers else (generator, PATIENCE_S)
     on_card = model is not None and model.decoder.device.type == "cuda"
     device = model.decoder.device if model is not None and on_card else None
-    worker = VerifierWorker(scoring, device, PATIENCE_S if scorer is None else None)
-    return OverlappedExecutor(writer, worker, partial(_stalled_s, models[:1]), progress)
+    changed = threading.Condition()
+    workers = [
+        VerifierWorker(scoring(i, scorers[i : i + 1]), device, patience_s, changed)
+        for i in range(len(verifiers))
+    ]
+    return OverlappedExecutor(writer, workers, partial(_stalled_s, models[:1]), progress)
 
 
-def _stalled_s(models: Sequence[TreeModel | None]) -> float:
+def _stalled_s(models: Models) -> float:
     return sum(model.store.stall_s for model in models if model is not None)
 
 
@@ -355,71 +393,26 @@ def overlaps(
 ) -> bool:
     """True if the verifier has a thread of its own; never one that does not say that it may.
 
-    "auto": where that is faster (docs/log/2026-11-22-scoring-beside-decoding.md), and changes
-    nothing else: models on different devices, a generator elsewhere; or, with results that do not
-    depend on a batch, a CPU with a core for each of the worker's threads, or a card whose kernels
-    read KV in place, where memory is planned for both at a time: decoding waits for memory there,
-    and scoring computes. With several trees in flight, and no KV that has had to leave the device
-    so far.
+    "auto": where there are several; else where that is faster
+    (docs/log/2026-11-22-scoring-beside-decoding.md), and changes nothing else: a generator
+    elsewhere; or, with results that do not depend on a batch, a CPU with a core for each of the
+    worker's threads, or a card whose kernels read KV in place, where memory is planned for both at
+    a time: decoding waits for memory there, and scoring computes. With several trees in flight, and
+    no KV that has had to leave the device so far.
 
     in_flight: trees at a time; None for as many as there is work for.
     """
-    generator, scorer = models
+    generator, *scorers = models
     if not getattr(verifier, "beside_decoding", False):
         return False
-    if len({str(model.decoder.device) for model in models if model is not None}) > 1:
-        return True  # nobody waits, and each thread has a current device of its own
-    if settings.executor != "auto":
-        return settings.executor == "overlapped"
-    if in_flight == 1 or scorer is None or generator is None:
-        return in_flight != 1 and scorer is not None
+    if settings.executor != "auto" or len(scorers) > 1:
+        return settings.executor != "plain"
+    if in_flight == 1 or not scorers or generator is None:
+        return in_flight != 1 and bool(scorers)
+    scorer = scorers[0]
+    assert scorer is not None
     outgrown = generator.store.outgrown or scorer.store.outgrown
     has_room = num_cores() >= 2 * num_threads
     if scorer.decoder.device.type == "cuda":
         has_room = {generator.backend.name, scorer.backend.name} <= set(KERNEL_BACKENDS)
     return exact and not outgrown and has_room
-
-
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@dataclass(frozen=True)
-class Threads:
-    """Threads of one product, and why so many.
-
-    torch's OpenMP threads wait for one another by spinning. A small model's products are over in
-    microseconds, so a second thread gains little; and where another process has the second core,
-    every one of thousands of parallel regions waits for a thread that does not run
-    (docs/log/2026-11-22-one-thread.md).
-    """
-
-    count: int
-    why: str
-
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Compute with so many threads, and put back what the host program had."""
-        before = torch.get_num_threads()
-        if before != self.count:
-            torch.set_num_threads(self.count)
-        try:
-            yield
-        finally:
-            if before != torch.get_num_threads():
-                torch.set_num_threads(before)
-
-
-def threads_for(num_parameters: int) -> Threads:
-    """Threads for models of which the largest has so many parameters.
-
-    One for small models; for others, or where OMP_NUM_THREADS says how many, what torch has.
-    """
-    available = torch.get_num_threads()
-    if _UNSET not in torch.__config__.parallel_info():
-        return Threads(available, "OMP_NUM_THREADS is set")
-    limit = f"{SMALL_PARAMETERS // 10**6} million parameters"
-    if num_parameters > SMALL_PARAMETERS:
-        return Threads(available, f"a model has more than {limit}")
-    return Threads(1, f"no model has more than {limit}; OMP_NUM_THREADS overrides it")

@@ -108,10 +108,11 @@ class Admission:
         if not self._ended or self._pressed:
             return False
         devices = [store.device for store in self.stores]
+        devices = devices[: len(devices) + 1 - self.settings.verifiers]  # one verifier has the tree
         tree_bytes = self._largest_tokens * sum(each.bytes_per_token for each in devices)
         row_bytes = sum(g.fixed * each.bytes_per_block for each in devices for g in each.groups)
         wanted_bytes = tree_bytes * (len(sizes) + 1) + row_bytes * (sum(sizes) + max(sizes))
-        budgets = [each.budget for each in devices]
+        budgets = [each.device.budget for each in self.stores]
         if self._hosted:
             budgets += [each.host.ledger.budget for each in self.stores if each.host is not None]
         return wanted_bytes <= sum(each.total_bytes for each in budgets)

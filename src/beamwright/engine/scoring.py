@@ -184,10 +184,8 @@ class Scoring:
         ):
             scores = self._verifier.score(nodes)
         self._without_room.difference_update(nodes)
-        counts = self.accounting.counts
-        counts.verifier_calls += 1
-        counts.scored_steps += len(nodes)
-        counts.scored_tokens += sum(len(node.token_ids) for node in nodes)
+        tokens = sum(len(node.token_ids) for node in nodes)
+        self.accounting.add(verifier_calls=1, scored_steps=len(nodes), scored_tokens=tokens)
         return [*scored(self._verifier, nodes, scores)]
 
     def release(self, nodes: Sequence[Node]) -> None:

@@ -17,7 +17,7 @@ from beamwright.attention.protocols import AttentionBackend, AttentionView
 from beamwright.engine.sampling import RowSampling, Sampler, draws_in_kernel
 from beamwright.errors import InputError
 from beamwright.kv.segments import Path, PathPart
-from beamwright.models.decoder import ROW_MULTIPLE, Decoder
+from beamwright.models.decoder import FEW_ROWS, ROW_MULTIPLE, Decoder
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.session import DecodeSession
 from beamwright.models.tree_model import TreeModel
@@ -38,6 +38,28 @@ _ON_CPU, _ON_CARD, _INTERPRETED = (0, 1, 4, 9, 45), (0, 1, 9, 30, 70), (0, 3, 9)
 def kind(decoder: Decoder, backend: AttentionBackend) -> tuple[object, ...]:
     """What models have in common for which one self-test answers: they run the same code."""
     return *decoder.kind, type(backend), backend.name
+
+
+def settle_rows(decoders: Sequence[Decoder], backend: AttentionBackend) -> bool:
+    """True if batches of these decoders, which are of one `kind`, are exact.
+
+    One to four rows are then padded to 2 or 4 if they are exact with that, too: a product of 8 rows
+    takes 1.4 times as long as one of 2; and a single row not even to 2 where all products say so.
+    On a CPU: elsewhere libraries choose kernels by the rows. Not with recurrent layers, whose gates
+    are numbers per row: fewer than a vector of them are rounded otherwise, in the odd token alone.
+    """
+    first, choices = decoders[0], [ROW_MULTIPLE]
+    few = first.device.type == "cpu" and first.tile_rows is None and not first.shape.states
+    if few and backend.name not in KERNEL_BACKENDS:
+        choices.insert(0, FEW_ROWS)
+        if all(decoder.takes_one_row for decoder in decoders):
+            choices.insert(0, 1)
+    for least in choices:
+        for decoder in decoders:
+            decoder.least_rows = least
+        if batches_are_exact(first, backend):
+            return True
+    return False
 
 
 @torch.inference_mode()

@@ -157,7 +157,7 @@ class _Phase:
 class Accounting:
     """Adds the seconds of phases ("decode", "verify", "schedule") to counters.
 
-    Phases of one thread do not nest. Instants in which two threads are in a phase count as "both".
+    Phases of one thread do not nest. Instants of two different phases count as "both".
     Tokens are counted on the nodes that they were spent on (`Node.usage`).
     clock: seconds from any fixed origin. counts: what others count as well.
     """
@@ -201,6 +201,12 @@ class Accounting:
                     self._add(name, -stalled)
                     self._add("stall", stalled)
 
+    def add(self, **counts: int) -> None:
+        """Count more of what several threads may count."""
+        with self._lock:
+            for name, more in counts.items():
+                setattr(self.counts, name, getattr(self.counts, name) + more)
+
     def leave(self, thread: int | None) -> None:
         """End the phase of a thread that may never come back; what follows of it does not count."""
         with self._lock:
@@ -210,8 +216,8 @@ class Accounting:
     def _count(self) -> None:
         """Give the time since the last look to those who ran."""
         now = self._clock()
-        if self._phases:
-            name = self._phases[0].name if len(self._phases) == 1 else "both"
+        if names := {phase.name for phase in self._phases}:
+            name = names.pop() if len(names) == 1 else "both"
             self._add(name, now - self._counted_s)
         self._counted_s = now
 

@@ -173,7 +173,7 @@ class Meter:
         new = {name: counted - before[name] for name, counted in now.items()}
         cache = {
             name: result.CacheStats.of(new[name])
-            for name, model in machinery.models.items()
+            for name, model in machinery.models
             if not model.store.streams_layers
         }
         engine, rule, remote, sparse = new["engine"], machinery.rule, None, None
@@ -302,7 +302,7 @@ class Meter:
                 (tokens * token_bytes for tokens in run.round_tokens), budget_bytes
             ),
             scratch_peak_bytes=sum(store.scratch.peak_bytes for store in stores),
-            recomputed_tokens=sum(new[name].recomputed_tokens for name in machinery.models),
+            recomputed_tokens=sum(new[name].recomputed_tokens for name in dict(machinery.models)),
             link_bandwidth_emulated=settings.schedule.link_bandwidth,
         )
 

@@ -16,15 +16,15 @@ from beamwright.attention.protocols import AttentionBackend
 from beamwright.config import Settings
 from beamwright.counters import Counters, Level, Progress, Usage
 from beamwright.engine.batch import RunningBatch
-from beamwright.engine.executor import threads_for
 from beamwright.engine.graphs import capture_passes
 from beamwright.engine.moving import MovingSplit
 from beamwright.engine.prompts import with_system_prompt
 from beamwright.engine.row import Decoding
 from beamwright.engine.sampling import stats_read_by
-from beamwright.engine.selftest import batches_are_exact, kind
+from beamwright.engine.selftest import kind, settle_rows
 from beamwright.engine.speculation import Payoff
 from beamwright.engine.tensor_rows import make_running_batch
+from beamwright.engine.threads import threads_for
 from beamwright.engine.timeline import Timeline
 from beamwright.errors import InputError
 from beamwright.kv.checksums import Checksums
@@ -34,7 +34,7 @@ from beamwright.kv.store import HostedStore
 from beamwright.kv.streams import CudaStreams, HostStreams
 from beamwright.layerwise.backend import LayerwiseAttention
 from beamwright.layerwise.store import LayeredStore
-from beamwright.models.decoder import FEW_ROWS, ROW_MULTIPLE, Decoder
+from beamwright.models.decoder import Decoder
 from beamwright.models.digest import Digest
 from beamwright.models.load import (
     LoadedModel,
@@ -63,13 +63,13 @@ _SMALLER = "take a smaller model, int8 or int4 weights, or a narrower --dtype"
 
 @dataclass(frozen=True)
 class HostShares:
-    """The host tier of generator and verifier: a link for each, over one wire, and its share.
+    """The host tier of generator and verifiers: a link for each, over one wire, and its share.
 
-    Counters of either link are of both.
+    Counters of any link are of all.
     """
 
     generator: HostOptions
-    verifier: HostOptions
+    verifiers: tuple[HostOptions, ...]
 
     @classmethod
     def of(cls, settings: Settings, plan: MemoryPlan, timeline: Timeline) -> HostShares:
@@ -89,17 +89,21 @@ class HostShares:
             share_loads=schedule.inter_beam,
             checks=lambda: Checksums(share) if share else None,
         )
-        rest = total - generator.budget_bytes
-        return cls(generator, replace(generator, budget_bytes=rest, link=link()))
+        part = (total - generator.budget_bytes) // schedule.verifiers
+        parts = [
+            replace(generator, budget_bytes=part, link=link()) for _ in range(schedule.verifiers)
+        ]
+        return cls(generator, tuple(parts))
 
 
 class Machinery:
     """Loads the models, spends the memory number on them and their KV, and sees if they are exact.
 
     settings: with nothing left open; from here on nobody reads what was given. reader: what reads
-    prompts. generator: the model with its KV, None where it is remote. verifier, and scorer: its
-    model, None where it has none. tier: None where all KV is on the device. shared: the memory of
-    both models, where it can move between them; moving: what moves it. rule: of sparse decoding;
+    prompts. generator: the model with its KV, None where it is remote. verifiers: that score at a
+    time, one as a rule, which `verifier` is; scorers: their models, over one copy of the weights,
+    none where they have none. tier: None where all KV is on the device. shared: the memory of both
+    models, where it can move between them; moving: what moves it. rule: of sparse decoding;
     why_sparse: `auto` stands for it, or for none. remote: the generator where it is not here.
     scored_by: the verifier's model as it was loaded. batch: writes the steps of all trees.
 
@@ -113,9 +117,9 @@ class Machinery:
     reader: LoadedModel | RemoteGenerator
     plan: MemoryPlan
     schedule: SchedulePolicy
-    verifier: Verifier
+    verifiers: Sequence[Verifier]
     generator: TreeModel | None = None
-    scorer: TreeModel | None = None
+    scorers: Sequence[TreeModel] = ()
     tier: HostShares | None = None
     shared: SharedMemory | None = None
     moving: MovingSplit | None = None
@@ -150,7 +154,7 @@ class Machinery:
                 alike.setdefault(kind(decoder, backend), []).append(decoder)
                 attends[kind(decoder, backend)] = backend
             # All of them: each learns how few rows it may be given.
-            self.exact = all([_settled(alike[key], attends[key]) for key in alike])
+            self.exact = all([settle_rows(alike[key], attends[key]) for key in alike])
         give_back()
 
     # --- loading -----------------------------------------------------------------------------
@@ -201,12 +205,12 @@ class Machinery:
                 log=self.timeline,
                 shared=self.shared,
             )
-        host = None if self.tier is None or home else self.tier.verifier
-        backends = [backend, *self._add_scorer(source, host)]
-        if self.shared is not None and self.scorer is not None:
+        hosts = () if self.tier is None or home else self.tier.verifiers
+        backends = [backend, *self._add_scorers(source, hosts)]
+        if self.shared is not None and self.scorers:
             self.moving = MovingSplit(
                 self.generator.store,
-                self.scorer.store,
+                self.scorers[0].store,
                 settings.step.longest,
                 scores_early=settings.schedule.speculation != "off",
             )
@@ -221,11 +225,11 @@ class Machinery:
         self.schedule = ServedSchedule(settings=self.settings.schedule)
         self.plan, source = MemoryPlan(0, 0), self._source(model, verifier)
         if source.model is None:
-            return self._add_scorer(source, None)
+            return self._add_scorers(source, ())
         alone = self._planned(source.model, None, in_place=False)
         self.plan = MemoryPlan(0, alone.kv_bytes, tokens_part=0.0)
         self.tier = HostShares.of(self.settings, self.plan, self.timeline)
-        return self._add_scorer(source, self.tier.verifier)
+        return self._add_scorers(source, self.tier.verifiers)
 
     def _source(
         self, model: ModelSettings, verifier: Verifier | None, generator: LoadedModel | None = None
@@ -259,20 +263,25 @@ class Machinery:
 
         return TreeModel(decoder, attention, host.budget_bytes, make_store=make_store)
 
-    def _add_scorer(
-        self, source: VerifierSource, host: HostOptions | None
+    def _add_scorers(
+        self, source: VerifierSource, hosts: Sequence[HostOptions | None]
     ) -> list[AttentionBackend]:
-        """The verifier, with its model and KV if it has any; returns what that attends with."""
+        """The verifiers, with model and KV if they have any; returns what these attend with."""
+        count = self.settings.schedule.verifiers
         if source.model is None:
             assert source.without_model is not None
-            self.verifier = source.without_model
+            self.verifiers = [source.without_model]
             return []
         self.scored_by = source.model
-        decoder, kv_bytes = source.model.decoder, self.plan.verifier_kv_bytes
-        backend = self._attention(decoder)
-        self.scorer = TreeModel(decoder, backend, kv_bytes, host=host, shared=self.shared)
-        self.verifier = source.on(self.scorer)
-        return [backend]
+        decoder, kv_bytes = source.model.decoder, self.plan.verifier_kv_bytes // count
+        backends = [self._attention(decoder) for _ in range(count)]
+        self.scorers = [
+            TreeModel(decoder, backend, kv_bytes, host=host, shared=self.shared)
+            for backend, host in zip(backends, hosts or [None] * count, strict=True)
+        ]
+        self.verifiers = [source.on(scorer) for scorer in self.scorers]
+        settled.check_verifiers(self.settings, self.verifier, decoder)
+        return backends
 
     def _make_batch(self) -> RunningBatch | RemoteSteps:
         settings, stats, remote = self.settings, self.token_stats, self.remote
@@ -319,14 +328,16 @@ class Machinery:
             both, prompt = [sizes, _sizes(verifier)], settled.TYPICAL_PROMPT_TOKENS
             most_block_bytes = max(model.block_bytes for model in both)
             self.shared = SharedMemory(plan.kv_bytes, most_block_bytes)
-            needs_turns = memory.path_needs(settings, both, prompt)[1] > plan.verifier_kv_bytes
+            needed = memory.path_needs(settings, both, prompt)[1]
+            needs_turns = needed > plan.verifier_kv_bytes // settings.schedule.verifiers
         name = settled.schedule_name(settings, sizes, kv_bytes, needs_turns=needs_turns)
         named = settings.schedule.model_copy(update={"schedule": name})
         row = schedule_row(named)
         self.settings = settings.model_copy(update={"schedule": row.settled(named)})
         if row.streams_layers:  # whose rows' tails are KV among the rest
             self.plan = self._planned(loaded, verifier, in_place=False, tails_apart=False)
-        if row.streams_layers or settings.sparse.sparse_home == "host":
+        home = settings.sparse.sparse_home == "host"
+        if row.streams_layers or home or settings.schedule.verifiers > 1:
             self.shared = None
 
     def _planned(
@@ -344,7 +355,9 @@ class Machinery:
         return memory.plan_memory(
             self.settings.memory,
             _sizes(loaded, scores=on_card and self.remote is not None),
-            None if verifier is None else _sizes(verifier, scores=on_card),
+            None
+            if verifier is None
+            else _sizes(verifier, scores=on_card, parts=self.settings.schedule.verifiers),
             self.settings.search.n,
             in_place=in_place,
             free_bytes=None if free is None else free(),
@@ -353,21 +366,27 @@ class Machinery:
 
     def advice(self, schedule: str, settings: Settings, prompt_tokens: int) -> str:
         """What helps where device KV ran out in a search with these settings."""
-        sizes = [_sizes(model) for model in self.tree_models]
+        count = {"verifier": len(self.scorers)}
+        sizes = [_sizes(m, parts=count.get(name, 1)) for name, m in dict(self.models).items()]
         return memory.advice(schedule, settings, self.plan.kv_bytes, sizes, prompt_tokens)
 
     # --- what there is -----------------------------------------------------------------------
 
     @property
-    def models(self) -> dict[str, TreeModel]:
-        """Every model that keeps KV here, by what it does, the generator first."""
-        models = {"generator": self.generator, "verifier": self.scorer}
-        return {name: model for name, model in models.items() if model is not None}
+    def verifier(self) -> Verifier:
+        """The first, which all others are like."""
+        return self.verifiers[0]
+
+    @property
+    def models(self) -> list[tuple[str, TreeModel]]:
+        """All that keep KV here, each with what it does, the generator first."""
+        generator = [] if self.generator is None else [("generator", self.generator)]
+        return [*generator, *(("verifier", scorer) for scorer in self.scorers)]
 
     @property
     def tree_models(self) -> list[TreeModel]:
         """The same, in this order."""
-        return [*self.models.values()]
+        return [model for _, model in self.models]
 
     @property
     def dtype(self) -> str:
@@ -396,55 +415,37 @@ class Machinery:
             moved = self.tier.generator.link.bytes_moved
             engine.h2d_bytes = moved.get(Direction.H2D, 0)
             engine.d2h_bytes = moved.get(Direction.D2H, 0)
-        kept = {name: model.store.counts.copy() for name, model in self.models.items()}
-        return {"engine": engine, **kept}
+        counted = {"engine": engine}
+        for name, model in self.models:
+            counted[name] = counted.get(name, Counters()) + model.store.counts
+        return counted
 
     def usage(self) -> Usage:
         """What is held, and has been counted, by any thread."""
-        levels, counters = {}, self.counted()
-        for name, model in self.models.items():
-            counters[name].transfer_wait_s = model.store.stall_s
-            for tier, budget in model.store.tiers.items():
-                levels[name, tier] = Level(budget.used_bytes, budget.total_bytes)
-        return Usage(levels, counters)
+        used = Usage({}, self.counted())
+        for name, model in self.models:
+            tiers, counts = model.store.tiers.items(), model.store.counts
+            levels = {(name, tier): Level(b.used_bytes, b.total_bytes) for tier, b in tiers}
+            waited_s = model.store.stall_s - counts.transfer_wait_s
+            used += Usage(levels, {name: Counters(transfer_wait_s=waited_s)})
+        return used
 
     def stop_threads(self) -> None:
         """Stop the links' threads, and a remote generator's; they start again when needed."""
         if self.tier is not None:
-            self.tier.generator.link.close()
-            self.tier.verifier.link.close()
+            for host in (self.tier.generator, *self.tier.verifiers):
+                host.link.close()
         if self.remote is not None:
             self.remote.source.close()
 
 
-def _sizes(model: LoadedModel | TreeModel, *, scores: bool = False) -> ModelBytes:
+def _sizes(model: LoadedModel | TreeModel, *, scores: bool = False, parts: int = 1) -> ModelBytes:
     """storage: known of what was loaded; KV does not ask."""
     decoder, storage = model.decoder, getattr(model, "storage", Storage.PLAIN)
-    return ModelBytes(decoder.shape, decoder.dtype.itemsize, storage, decoder.kv_dtype, scores)
+    kept = decoder.shape, decoder.dtype.itemsize, storage, decoder.kv_dtype
+    return ModelBytes(*kept, scores, parts)
 
 
 def _costs(model: TreeModel) -> ModelCosts:
     decoder = model.decoder
     return ModelCosts.of(decoder.shape, decoder.dtype.itemsize, kv_dtype=decoder.kv_dtype)
-
-
-def _settled(decoders: Sequence[Decoder], backend: AttentionBackend) -> bool:
-    """True if batches of these decoders, which are of one `kind`, are exact.
-
-    One to four rows are then padded to 2 or 4 if they are exact with that, too: a product of 8 rows
-    takes 1.4 times as long as one of 2; and a single row not even to 2 where all products say so.
-    On a CPU: elsewhere libraries choose kernels by the rows. Not with recurrent layers, whose gates
-    are numbers per row: fewer than a vector of them are rounded otherwise, in the odd token alone.
-    """
-    first, choices = decoders[0], [ROW_MULTIPLE]
-    few = first.device.type == "cpu" and first.tile_rows is None and not first.shape.states
-    if few and backend.name not in KERNEL_BACKENDS:
-        choices.insert(0, FEW_ROWS)
-        if all(decoder.takes_one_row for decoder in decoders):
-            choices.insert(0, 1)
-    for least in choices:
-        for decoder in decoders:
-            decoder.least_rows = least
-        if batches_are_exact(first, backend):
-            return True
-    return False

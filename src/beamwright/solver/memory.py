@@ -45,7 +45,8 @@ class ModelBytes:
     """Sizes of one model in its dtype. storage, kv_dtype: how projections, and KV, are kept.
 
     scores: it is a card's verifier, which reads a step of every row at a time: a CPU has memory
-    beside the number, and reads fewer tokens as a rule.
+    beside the number, and reads fewer tokens as a rule. parts: of its KV, for so many that run at
+    a time with one copy of the weights (`--verifiers`).
     """
 
     shape: ModelShape
@@ -53,6 +54,7 @@ class ModelBytes:
     storage: Storage = Storage.PLAIN
     kv_dtype: KVDtype = "auto"
     scores: bool = False
+    parts: int = 1
 
     @property
     def weights(self) -> int:
@@ -177,7 +179,7 @@ def plan_memory(
     """
     models = [generator] if verifier is None else [generator, verifier]
     num_rows = _at_once(settings.memory, models, num_rows, free_bytes)
-    weights, activations = _beside_kv(models, num_rows, at_once=in_place)
+    weights, activations = beside_kv(models, num_rows, at_once=in_place)
     rows_bytes: int | None = None
     if settings.kv_memory is not None:
         kv_bytes = settings.kv_memory
@@ -231,15 +233,15 @@ def _at_once(
     return max(1, min(num_rows, left // models[0].state))
 
 
-def _beside_kv(
+def beside_kv(
     models: Sequence[ModelBytes], num_rows: int, *, at_once: bool = False
 ) -> tuple[int, int]:
     """Bytes of all weights, and of the larger model's activations; of both, and of their captured
-    passes, where captured steps hold one's while the other computes."""
-    needs = [model.activations(num_rows) for model in models]
-    captured = sum(model.captured for model in models)
-    weights = sum(model.weights for model in models)
-    return weights, sum(needs) + captured if at_once else max(needs)
+    passes, where captured steps hold one's while the other computes; of all that run at a time."""
+    needs = [model.parts * model.activations(num_rows) for model in models]
+    captured = sum(model.parts * model.captured for model in models) if at_once else 0
+    weights, several = sum(model.weights for model in models), any(m.parts > 1 for m in models)
+    return weights, sum(needs) + captured if at_once or several else max(needs)
 
 
 def _parts(split: str | float, generator: ModelBytes, verifier: ModelBytes) -> tuple[int, int]:
@@ -267,7 +269,7 @@ def memory_needed(
     """
     present = [model for model in models if model is not None]
     pool = _pool_bytes(split, present, kv_bytes)
-    beside = sum(_beside_kv(present, num_rows, at_once=in_place))
+    beside = sum(beside_kv(present, num_rows, at_once=in_place))
     if not has_copies:
         return beside + pool
     left = _with_copies(present, pool)
@@ -287,7 +289,8 @@ def _with_copies(models: Sequence[ModelBytes], kv_bytes: int) -> int:
 
 
 def _pool_bytes(split: str | float, models: Sequence[ModelBytes], needs: Sequence[int]) -> int:
-    """The least KV memory of which the share of each model is as much as it needs."""
+    """The least KV memory of which each model's share is as much as all of its parts need."""
+    needs = [model.parts * need for model, need in zip(models, needs, strict=False)]
     if len(models) == 1:
         return needs[0]
     parts = _parts(split, *models)

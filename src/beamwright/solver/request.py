@@ -229,7 +229,7 @@ def _idle(settings: Settings, parts: UserParts, row: ScheduleRow) -> dict[str, t
     own = parts.verifier is not None
     modelless = own or kind in WITHOUT_MODEL or model.verifier in VERIFIERS
     elsewhere, sparse = model.runs_elsewhere, settings.sparse.sparse
-    needs_model = ("verifier_weights", "split")
+    needs_model = ("verifier_weights", "split", "verifiers")
     unread: tuple[str, ...] = tuple(SparseSettings.model_fields)
     if sparse == "auto":
         unread = ("sparse_correct", "sparse_home")
@@ -240,6 +240,7 @@ def _idle(settings: Settings, parts: UserParts, row: ScheduleRow) -> dict[str, t
         f"--sparse {sparse}": unread,
         f"--verifier {model.verifier}, which has no model": needs_model if modelless else (),
         "--verifier none": ("verify_every",) if kind == "none" and not own else (),
+        "--executor plain": ("verifiers",) if settings.schedule.executor == "plain" else (),
         f"--model {model.model}, whose KV is not here": _NOT_REMOTE if elsewhere else (),
         "no --probe-every": _OF_PROBES if settings.search.probe_every is None else (),
         "a --model that is not openai:...": () if elsewhere else ("tokenizer", "model_key"),

@@ -148,14 +148,20 @@ class RequestScheduler:
     def _make_engine(self, in_flight: int | None) -> Engine:
         """The engine for so many problems at a time."""
         machinery, settings = self._machinery, self._machinery.settings.schedule
-        models, verifier = (machinery.generator, machinery.scorer), machinery.verifier
+        models, verifier = (machinery.generator, *machinery.scorers), machinery.verifier
         exact, threads = machinery.exact, machinery.threads.count
         beside = overlaps(
             settings, verifier, models, in_flight=in_flight, exact=exact, num_threads=threads
         )
         accounting, shown = self._meter.accounting, (machinery.timeline, machinery.progress)
         executor = make_executor(
-            settings, machinery.batch, verifier, accounting, models, *shown, beside=beside
+            settings,
+            machinery.batch,
+            machinery.verifiers,
+            accounting,
+            models,
+            *shown,
+            beside=beside,
         )
         # Beside a worker nothing moves: its thread alone may touch the verifier's store.
         self._meter.moving = None if beside else machinery.moving

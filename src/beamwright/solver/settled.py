@@ -14,7 +14,9 @@ from beamwright.attention.protocols import AttentionBackend
 from beamwright.attention.tree import TreeAttention
 from beamwright.config import Settings
 from beamwright.errors import InputError, format_bytes
+from beamwright.models.adapter import AdaptedDecoder
 from beamwright.models.config import find_shape
+from beamwright.models.decoder import Decoder
 from beamwright.models.load import LoadedModel
 from beamwright.plan.compare import choose_schedule
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
@@ -29,6 +31,7 @@ from beamwright.plan.machines import (
 )
 from beamwright.plan.sparse import Choice, choose_sparse
 from beamwright.plan.workload import Workload
+from beamwright.protocols import Verifier
 from beamwright.sections import ScheduleSettings, SparseSettings
 from beamwright.solver.memory import ModelBytes
 from beamwright.solver.request import IGNORED
@@ -66,6 +69,17 @@ def schedule_name(
     profile = machine_profile(model.device)
     fastest = choose_schedule(workload, costs, profile, kv_bytes, layout)
     return "layerwise" if fastest == "layerwise" else "locality"
+
+
+def check_verifiers(settings: Settings, verifier: Verifier, decoder: Decoder) -> None:
+    """Raises InputError if several verifiers were asked for, and these cannot run at a time."""
+    count, why = settings.schedule.verifiers, None
+    if not getattr(verifier, "beside_decoding", False):
+        why = "scores in turn with decoding"
+    elif isinstance(getattr(decoder, "inner", decoder), AdaptedDecoder):
+        why = "runs transformers' modules, which one thread at a time may call"
+    if count > 1 and why is not None:
+        raise InputError(f"--verifiers {count}: --verifier {settings.model.scorer} {why}")
 
 
 def check_layers(settings: Settings) -> None:
