@@ -106,7 +106,8 @@ def admission(explore="continuous", in_flight=None, room=2**20, host=None, fixed
         ledger = SimpleNamespace(budget=SimpleNamespace(total_bytes=host))
         tier = SimpleNamespace(ledger=ledger, recompute=False)
     store = SimpleNamespace(device=budget, counts=Counters(), host=tier)
-    made = Admission(ScheduleSettings(explore=explore, **settings), in_flight, [store])
+    asked = ScheduleSettings(explore=explore, **settings)
+    made = Admission(asked, in_flight, [store] * asked.verifiers)
     made.ticks = 0.0
     made.clock = lambda: made.ticks
     return made
@@ -137,9 +138,11 @@ def test_decoupled_takes_problems_in_until_a_pass_is_full():
     assert not each.has_place(live([16] * 6), 96)
 
 
-def test_decoupled_takes_in_what_fits():
+@pytest.mark.parametrize("verifiers", [1, 2])
+def test_decoupled_takes_in_what_fits(verifiers):
+    """A tree is one verifier's, and each of them has a part of the room."""
     for room, place in ((1000, True), (999, False)):
-        each = admission("decoupled", room=room)
+        each = admission("decoupled", room=room // verifiers, verifiers=verifiers)
         each.has_place(live([16], tokens=20), 8)
         assert each.has_place(live([16] * 4, tokens=10), 8) is place
 

@@ -1,5 +1,6 @@
 """Whole searches with the verifier on a thread of its own: the trees of the plain executor."""
 
+import shutil
 import threading
 
 import pytest
@@ -12,6 +13,7 @@ from beamwright.kv.link import StreamLink
 from beamwright.solver import machinery
 from beamwright.verify.prm import PrmVerifier
 from engines import assert_nothing_allocated, exact_dtype, tiny_solver
+from prm_checkpoints import write_made_judge
 from streams import LateStreams
 
 PROBLEMS = [(i, f"Ann has {i + 3} apples. She eats {i % 3}.") for i in range(6)]
@@ -100,8 +102,11 @@ def test_every_instant_is_counted_once(make_pair):
         assert min(vars(time).values()) >= 0
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, LinkError, InputError])
-def test_what_goes_wrong_on_the_worker(make_pair, expected, monkeypatch, error):
+@pytest.mark.parametrize(
+    ("error", "verifiers"),
+    [(KeyboardInterrupt, 1), (LinkError, 1), (InputError, 1), (LinkError, 2), (InputError, 2)],
+)
+def test_what_goes_wrong_on_the_worker(make_pair, expected, monkeypatch, error, verifiers):
     """An error of the verifier's ends one tree, all others all; nothing is left either way."""
     real, calls = PrmVerifier.score, []
 
@@ -111,7 +116,7 @@ def test_what_goes_wrong_on_the_worker(make_pair, expected, monkeypatch, error):
             raise error("no score")
         return real(self, nodes)
 
-    solver = make_pair(executor="overlapped")
+    solver = make_pair(executor="overlapped", verifiers=verifiers)
     with monkeypatch.context() as patch:
         patch.setattr(PrmVerifier, "score", score)
         if error is InputError:
@@ -136,6 +141,78 @@ def test_a_caller_that_goes_away_or_a_deadline_leaves_no_thread(make_pair):
     found.close()
     assert_nothing_allocated(solver)
     assert not [each for each in threading.enumerate() if each.name == "verifier"]
+
+
+# --- several verifiers -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verifiers", [2, 3])
+def test_several_verifiers_score_at_a_time_each_its_own_trees(
+    make_pair, expected, monkeypatch, verifiers
+):
+    """Their first calls wait for one another; a tree stays where it is."""
+    real, together, scored_by = PrmVerifier.score, threading.Barrier(verifiers), {}
+
+    def score(self, nodes):
+        if self not in scored_by.values():
+            scored_by[nodes[0].root] = self
+            together.wait(600)
+        assert all(scored_by.setdefault(node.root, self) is self for node in nodes)
+        return real(self, nodes)
+
+    monkeypatch.setattr(PrmVerifier, "score", score)
+    assert trees(make_pair(executor="auto", verifiers=verifiers, explore="decoupled")) == expected
+    assert len(set(scored_by.values())) == verifiers
+
+
+def test_several_verifiers_divide_the_kv(make_pair, expected, quarter):
+    half = quarter | {"kv_memory": 2 * quarter["kv_memory"], "executor": "auto", "verifiers": 2}
+    with make_pair(**half) as solver:
+        assert trees(solver) == expected
+        _, *verifiers = [model.budget.total_bytes for model in solver._machinery.tree_models]
+        assert verifiers == [solver._machinery.plan.verifier_kv_bytes // 2] * 2
+        used = solver.usage()
+        assert used.levels["verifier", "device"].budget_bytes == sum(verifiers)
+        assert used.counters["verifier"].loaded_tokens > 0
+
+
+def test_several_judges_say_what_one_says(make_solver, tmp_path):
+    write_made_judge(tmp_path)
+    options = {**SMALL, "verifier": f"judge:{tmp_path}", "dtype": exact_dtype(), "max_rounds": 2}
+    found = []
+    for way in ({"executor": "plain"}, {"executor": "auto", "verifiers": 2}):
+        solved = dict(make_solver(**way, **options).solve_many(PROBLEMS[:3], in_flight=2))
+        found.append({name: (each.tree_hash, each.score) for name, each in solved.items()})
+    assert found[0] == found[1]
+
+
+def test_a_search_is_resumed_with_several_verifiers(make_pair, tmp_path):
+    file, kept = tmp_path / "search.json", tmp_path / "kept.json"
+    with make_pair(executor="auto", verifiers=2) as solver:
+        alone = solver.solve(
+            PROBLEMS[0][1],
+            checkpoint=file,
+            on_round=lambda report: kept.exists() or shutil.copy(file, kept),
+        )
+        assert solver.resume(kept).tree_hash == alone.tree_hash
+        assert_nothing_allocated(solver)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"verifier": "logprob"}, "does nothing with --verifier logprob, which has no model"),
+        ({"verifier": lambda nodes: [0.5 for _ in nodes]}, "which has no model"),
+        ({"executor": "plain"}, "does nothing with --executor plain"),
+        ({"decoder": "transformers"}, "transformers' modules, which one thread at a time may call"),
+    ],
+)
+def test_who_cannot_be_several_says_so(make_solver, verifier_folder, options, said):
+    given = {"verifier": str(verifier_folder), "executor": "auto", **options}
+    with pytest.raises(InputError, match=said) as caught:
+        make_solver(verifiers=2, **given)
+    assert str(caught.value).startswith("--verifiers 2: ")
+    assert "\n" not in str(caught.value)
 
 
 # --- who has a worker ------------------------------------------------------------------------

@@ -50,6 +50,20 @@ def test_the_two_kv_budgets_share_by_bytes_per_token(generator, verifier):
     assert (plan.generator_kv_bytes, plan.verifier_kv_bytes) == (40_000, 10_000)
 
 
+def test_verifiers_that_run_at_a_time_each_need_a_part(generator, verifier):
+    """Of the KV, and activations, beside one copy of the weights."""
+    three, settings = replace(verifier, parts=3), MemorySettings(memory="64MiB")
+    plan = plan_memory(settings, generator, three, 16)
+    weights = generator.weights + verifier.weights
+    activations = generator.activations(16) + 3 * verifier.activations(16)
+    assert plan.kv_bytes == (64 * 1024**2 - weights - activations) // 2
+    path = (50_000, 20_000)
+    needed = memory_needed((generator, three), path, 16)
+    found = plan_memory(MemorySettings(memory=needed), generator, three, 16)
+    assert found.generator_kv_bytes >= path[0]
+    assert found.verifier_kv_bytes // 3 >= path[1]
+
+
 def test_without_a_number_there_is_a_default(generator):
     assert plan_memory(MemorySettings(), generator, None, 16).kv_bytes == DEFAULT_KV_BYTES
 

@@ -89,6 +89,9 @@ def drawn(number: int, seed: int) -> tuple[Options, Options, int]:
         free = {name: value for name, value in free.items() if _goes(name, decide, free)}
     if any(free.get(name) == value for name, value in _ELSEWHERE.items()):
         decide["dtype"] = "float64"
+    own = random.Random(f"verifiers {seed} {number}")  # so that sets stay what they were
+    if free.get("executor") != "plain" and own.random() < 0.4:
+        free["verifiers"] = own.choice([2, 3])
     return decide, {k: v for k, v in free.items() if v is not None}, draw.choice([1, 2, 3])
 
 

@@ -168,7 +168,6 @@ class OverlappedExecutor(PlainExecutor):
         with ExitStack() as closing:  # all of them, whatever one raises
             for worker in self._workers:
                 closing.callback(worker.close)
-        self._worker_of.clear()
 
     def _take(self) -> list[Event] | None:
         """What came of a batch; None if none is finished."""

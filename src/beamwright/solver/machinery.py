@@ -280,7 +280,7 @@ class Machinery:
             for backend, host in zip(backends, hosts or [None] * count, strict=True)
         ]
         self.verifiers = [source.on(scorer) for scorer in self.scorers]
-        settled.check_verifiers(self.settings, self.verifier, decoder)
+        settled.check_verifiers(self.settings, decoder)
         return backends
 
     def _make_batch(self) -> RunningBatch | RemoteSteps:

@@ -31,7 +31,6 @@ from beamwright.plan.machines import (
 )
 from beamwright.plan.sparse import Choice, choose_sparse
 from beamwright.plan.workload import Workload
-from beamwright.protocols import Verifier
 from beamwright.sections import ScheduleSettings, SparseSettings
 from beamwright.solver.memory import ModelBytes
 from beamwright.solver.request import IGNORED
@@ -71,14 +70,11 @@ def schedule_name(
     return "layerwise" if fastest == "layerwise" else "locality"
 
 
-def check_verifiers(settings: Settings, verifier: Verifier, decoder: Decoder) -> None:
-    """Raises InputError if several verifiers were asked for, and these cannot run at a time."""
-    count, why = settings.schedule.verifiers, None
-    if not getattr(verifier, "beside_decoding", False):
-        why = "scores in turn with decoding"
-    elif isinstance(getattr(decoder, "inner", decoder), AdaptedDecoder):
+def check_verifiers(settings: Settings, decoder: Decoder) -> None:
+    """Raises InputError if there are to be several verifiers, and their model is one thread's."""
+    count, adapted = settings.schedule.verifiers, getattr(decoder, "inner", decoder)
+    if count > 1 and isinstance(adapted, AdaptedDecoder):
         why = "runs transformers' modules, which one thread at a time may call"
-    if count > 1 and why is not None:
         raise InputError(f"--verifiers {count}: --verifier {settings.model.scorer} {why}")
 
 
