@@ -234,6 +234,10 @@ class SolverOptions(RequestOptions, total=False):
     """Score and decode in turns (plain), or at the same time where several problems are in
     flight (overlapped); auto: what was measured to be faster.
     """
+    verifiers: int
+    """Verifiers that score beside decoding, over one copy of the weights: each has a thread, its
+    part of the verifier's KV, and problems of its own.
+    """
     speculation: Literal["off", "exact", "truncate", "auto"]
     """Decode children of complete steps in slots that nobody waits for, before selection has
     chosen among those steps (exact: the tree is the same; truncate: it is not, as in FlashTTS
