@@ -383,7 +383,7 @@ CLAIMS = (
         "Several verifiers at a time",
         "9.1.2",
         "engine/executor.py",
-        "--verifiers",
+        "decoupled_chapter4.yaml: verifiers",
         "engine/test_overlapped.py::test_several_verifiers_score_at_a_time_each_its_own_trees",
         "proposed",
         "decoupled_verifiers",

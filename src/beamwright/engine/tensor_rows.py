@@ -342,13 +342,13 @@ def make_running_batch(
     progress: Progress | None = None,
     costs: PassCosts | None = None,
     rows_bytes: int | None = None,
-    scorer: TreeModel | None = None,
+    scorers: Sequence[TreeModel] = (),
 ) -> RunningBatch:
     """Rows on the model's device, at first none.
 
     token_stats, keeps_states: see `TensorRows`. costs: of a pass and the link, for schedules.
     rows_bytes: that rows may take beside KV, where the device does not say what is free.
-    scorer: the model beside this one, whose captured passes hold memory that seems to be free.
+    scorers: models beside this one, whose captured passes hold memory that seems to be free.
     not_captured: hears why steps cannot be captured.
     """
     replay = make_replay(settings.schedule.graphs, model, not_captured)
@@ -378,7 +378,7 @@ def make_running_batch(
         StepLengths(decodings, model.decoder.shape.context),
         settings.schedule,
         _working_memory(
-            (model, scorer), costs, rows_bytes, padded_rows if replay is None else captured_rows
+            (model, *scorers), costs, rows_bytes, padded_rows if replay is None else captured_rows
         ),
         progress,
         AsideWriter(model, rows.num_tokens, "the generator"),
@@ -386,13 +386,13 @@ def make_running_batch(
 
 
 def _working_memory(
-    models: tuple[TreeModel, TreeModel | None],
+    models: Sequence[TreeModel],
     costs: PassCosts | None,
     rows_bytes: int | None,
     pad: Callable[[int], int],
 ) -> WorkingMemory:
-    """The room beside a model's KV, and another model's captured passes."""
-    model, scorer = models
+    """The room beside the first model's KV, and other models' captured passes."""
+    model, *scorers = models
     shape, pool = model.decoder.shape, model.store.pool
 
     def row_bytes(step_tokens: int) -> int:
@@ -411,6 +411,6 @@ def _working_memory(
         return WorkingMemory(known, row_bytes, costs, pad)
 
     def left() -> int:
-        return free() - (0 if scorer is None else scorer.idle_bytes)
+        return free() - sum(scorer.idle_bytes for scorer in scorers)
 
     return WorkingMemory(left, row_bytes, costs, pad)

@@ -301,7 +301,7 @@ class Machinery:
                 progress=progress,
                 costs=costs.pass_costs(),
                 rows_bytes=self.plan.rows_bytes,
-                scorer=self.scorer,
+                scorers=self.scorers,
             )
         if stats:
             raise InputError(
