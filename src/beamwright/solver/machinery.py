@@ -89,10 +89,8 @@ class HostShares:
             share_loads=schedule.inter_beam,
             checks=lambda: Checksums(share) if share else None,
         )
-        part = (total - generator.budget_bytes) // schedule.verifiers
-        parts = [
-            replace(generator, budget_bytes=part, link=link()) for _ in range(schedule.verifiers)
-        ]
+        part, count = (total - generator.budget_bytes) // schedule.verifiers, schedule.verifiers
+        parts = [replace(generator, budget_bytes=part, link=link()) for _ in range(count)]
         return cls(generator, tuple(parts))
 
 
@@ -350,14 +348,12 @@ class Machinery:
     ) -> MemoryPlan:
         """The memory number, spent."""
         free = free_bytes(loaded.decoder.device)
-        on_card = free is not None
+        on_card, count = free is not None, self.settings.schedule.verifiers
         tails_apart = tails_apart and not on_card and not in_place
         return memory.plan_memory(
             self.settings.memory,
             _sizes(loaded, scores=on_card and self.remote is not None),
-            None
-            if verifier is None
-            else _sizes(verifier, scores=on_card, parts=self.settings.schedule.verifiers),
+            None if verifier is None else _sizes(verifier, scores=on_card, parts=count),
             self.settings.search.n,
             in_place=in_place,
             free_bytes=None if free is None else free(),
