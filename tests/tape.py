@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from beamwright.attention.protocols import AttentionBackend, DecodeView
-from beamwright.engine.graphs import Replay
+from beamwright.models.packed import Replay
 from beamwright.models.session import DecodeSession
 
 _READS = {"_local_scalar_dense", "item", "is_nonzero", "nonzero", "equal", "masked_select"}

@@ -6,7 +6,7 @@ from math import inf
 import pytest
 
 from beamwright.engine.capacity import WorkingMemory
-from beamwright.engine.coming import Coming
+from beamwright.engine.queue import Coming
 from beamwright.plan.machines import PassCosts
 
 COSTS = PassCosts(weights_s=1.0, link_bandwidth=1.0)

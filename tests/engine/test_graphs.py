@@ -7,7 +7,8 @@ import torch
 
 from beamwright import Solver
 from beamwright.engine import tensor_rows
-from beamwright.engine.graphs import CudaGraphReplay, Replay
+from beamwright.engine.graphs import CudaGraphReplay
+from beamwright.models.packed import Replay
 
 SHAPE, OTHER = ("8 rows",), ("16 rows",)
 

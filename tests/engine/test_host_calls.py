@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from beamwright import Solver
-from beamwright.engine.graphs import Replay
+from beamwright.models.packed import Replay
 
 SHAPE = "llama,layers=1,hidden=32,heads=2,kv_heads=1,intermediate=32,vocab=512,context=512"
 STEP = 8

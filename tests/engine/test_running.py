@@ -5,8 +5,8 @@ import random
 import pytest
 
 from beamwright.engine.batch import RunningBatch
-from beamwright.engine.graphs import Replay
 from beamwright.engine.tensor_rows import TensorRows
+from beamwright.models.packed import Replay
 from engines import PROBLEM, assert_nothing_allocated, check_conservation, exact_dtype, grow
 from recurring import load_recurring
 from tape import put_late

@@ -2,8 +2,9 @@
 
 import pytest
 
-from beamwright.engine.graphs import Replay, make_replay
+from beamwright.engine.graphs import make_replay
 from beamwright.engine.tensor_rows import TensorRows
+from beamwright.models.packed import Replay
 from beamwright.sections import ScheduleSettings
 from engines import assert_nothing_allocated, grow
 from tape import FixedAttention, HostReadError, put_late, put_on_tape

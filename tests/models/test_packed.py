@@ -8,13 +8,13 @@ pytest.importorskip("triton")
 
 import fakes
 from beamwright.attention import make_attention
-from beamwright.engine.graphs import Replay, capture_passes
+from beamwright.engine.graphs import capture_passes
 from beamwright.kv.segments import PathPart
 from beamwright.models import fused, packed
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.load import load_model
 from beamwright.models.named import shape_from_text
-from beamwright.models.packed import size_of
+from beamwright.models.packed import Replay, size_of
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.tree_model import TreeModel
 from beamwright.models.weights import random_weights

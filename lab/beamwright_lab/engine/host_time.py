@@ -29,8 +29,8 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported
 import torch
 
 from beamwright import Solver
-from beamwright.engine.graphs import Replay
 from beamwright.engine.tensor_rows import TensorRows, make_running_batch
+from beamwright.models.packed import Replay
 from beamwright.plan.machines import PassCosts
 from beamwright.tree import Node
 from beamwright_lab.common import finish, say, table

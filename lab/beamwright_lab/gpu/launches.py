@@ -20,13 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from beamwright.attention import make_attention
-from beamwright.engine.graphs import Launches, Replay
 from beamwright.engine.tensor_rows import TensorRows
 from beamwright.kv.segments import PathPart
 from beamwright.models import dense
 from beamwright.models.decoder import Linear
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.grouped import GroupedLinear
+from beamwright.models.packed import Launches, Replay
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.shape import ModelShape
 from beamwright.models.tree_model import TreeModel

@@ -19,8 +19,7 @@ from beamwright.counters import Counters, Progress
 from beamwright.engine.asides import AsideWriter, Probes
 from beamwright.engine.capacity import ITERATION_TOKENS, Capacity, StepLengths, WorkingMemory
 from beamwright.engine.chains import Chains, Prefill, Unfinished, is_broken
-from beamwright.engine.coming import Coming
-from beamwright.engine.queue import Queue, SpeculativeQueue
+from beamwright.engine.queue import Coming, Queue, SpeculativeQueue
 from beamwright.engine.row import OWNER, Decoding, GeneratorState, Row, Rows, awaited, state_of
 from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError
 from beamwright.kv.cache import CacheManager

@@ -13,13 +13,12 @@ import torch
 from numpy.typing import NDArray
 
 from beamwright.engine.capacity import ITERATION_TOKENS
-from beamwright.engine.closing import Closing
-from beamwright.engine.endings import StopFinder
-from beamwright.engine.graphs import Numbers, Replay
+from beamwright.engine.endings import Closing, StopFinder
 from beamwright.engine.noise import stack_keys
 from beamwright.engine.row import Row, awaited
 from beamwright.engine.sampling import RowSampling, Ways
 from beamwright.kv.streams import sent
+from beamwright.models.packed import Numbers, Replay
 from beamwright.tree import TopTokens
 
 

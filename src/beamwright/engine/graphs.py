@@ -9,51 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from functools import cache
 from threading import Lock
-from typing import Any
 
 import torch
-from numpy.typing import NDArray
 
 from beamwright.errors import said_by
 from beamwright.models.load import is_out_of_memory
+from beamwright.models.packed import Launches, Numbers, Replay
 from beamwright.models.session import steps_in_place
 from beamwright.models.tree_model import TreeModel
 
-Launches = Callable[[], None]
-Numbers = NDArray[Any]
 _FIRST = -1  # decoding, which is short, before a prefill beside it: there are no more than two
-
-
-class Replay:
-    """Runs steps by calling them, and brings what they found to the host.
-
-    The specification of `CudaGraphReplay`, and all that a CPU needs.
-    is_plain: a step is done when `run` returns, so that looking at its results costs no time.
-    """
-
-    is_plain = True
-
-    @property
-    def idle_bytes(self) -> int:
-        """Memory that nothing uses between steps, and nothing else can."""
-        return 0
-
-    def run(self, key: Hashable, version: int, step: Launches) -> None:
-        """Run `step` once.
-
-        key: its shapes. version: grows when tensors that any step touches have moved.
-        """
-        step()
-
-    def fetch(self, values: torch.Tensor) -> Callable[[], Numbers]:
-        """Start to copy numbers to the host; what is returned waits for them and them alone.
-
-        The caller must not write `values` before it has them.
-        """
-        return lambda: values.cpu().numpy()
-
-    def release(self) -> None:
-        """Forget what was captured, and its memory."""
 
 
 class CudaGraphReplay(Replay):

@@ -26,10 +26,10 @@ from torch import Tensor
 
 from beamwright.engine.drafts import Drafts
 from beamwright.engine.endings import StopFinder
-from beamwright.engine.graphs import Replay
 from beamwright.engine.row import Ran, Row, awaited
 from beamwright.engine.sampling import RowSampling, Sampler, likeliest
 from beamwright.models.decoder import Decoder, padded_rows
+from beamwright.models.packed import Replay
 from beamwright.models.session import DecodeSession
 from beamwright.models.tree_model import TreeModel
 from beamwright.plan.machines import PassCosts

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from beamwright.attention.kernels import why_no_kernels
-from beamwright.engine.closing import Closing, RowClosings
+from beamwright.engine.endings import Closing, RowClosings
 from beamwright.engine.noise import (
     Logits,
     RowStream,
@@ -50,7 +50,7 @@ class Ways(NamedTuple):
     """What at least one row does; what nobody does is not computed.
 
     likeliest: how many tokens top-k has to rank for the row that asks for most, 0 for none. closes:
-    what is drawn may not stand (`closing`).
+    what is drawn may not stand (`endings`).
     """
 
     draws: bool

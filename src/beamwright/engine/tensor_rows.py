@@ -24,7 +24,7 @@ from beamwright.engine.chains import last_hidden
 from beamwright.engine.drafts import Drafts
 from beamwright.engine.drawn import Drawn, Found, StepBuffers
 from beamwright.engine.endings import StopFinder, text_before
-from beamwright.engine.graphs import Replay, make_replay
+from beamwright.engine.graphs import make_replay
 from beamwright.engine.passes import DistinctPasses, EqualTexts, why_one_token_each
 from beamwright.engine.row import Decoding, Decodings, Ran, Row, path_to
 from beamwright.engine.sampling import MOST_LIKELIEST, Sampler, draws_in_kernel, likeliest
@@ -32,6 +32,7 @@ from beamwright.errors import InputError
 from beamwright.kv.streams import sent
 from beamwright.models.decoder import captured_rows, padded_rows
 from beamwright.models.load import free_bytes
+from beamwright.models.packed import Replay
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.session import DecodeSession
 from beamwright.models.tokenizer import TextCodec

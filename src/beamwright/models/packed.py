@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -93,15 +94,40 @@ class Writing(AttentionView):
         self.view.close()
 
 
-class Replays(Protocol):
-    """What runs a step again and again, see `engine.graphs.Replay`."""
+Launches = Callable[[], None]
+Numbers = npt.NDArray[Any]
+
+
+class Replay:
+    """Runs steps by calling them, and brings what they found to the host.
+
+    The specification of `engine.graphs.CudaGraphReplay`, and all that a CPU needs.
+    is_plain: a step is done when `run` returns, so that looking at its results costs no time.
+    """
+
+    is_plain = True
 
     @property
-    def idle_bytes(self) -> int: ...
+    def idle_bytes(self) -> int:
+        """Memory that nothing uses between steps, and nothing else can."""
+        return 0
 
-    def run(self, key: Hashable, version: int, step: Callable[[], None]) -> None: ...
+    def run(self, key: Hashable, version: int, step: Launches) -> None:
+        """Run `step` once.
 
-    def release(self) -> None: ...
+        key: its shapes. version: grows when tensors that any step touches have moved.
+        """
+        step()
+
+    def fetch(self, values: torch.Tensor) -> Callable[[], Numbers]:
+        """Start to copy numbers to the host; what is returned waits for them and them alone.
+
+        The caller must not write `values` before it has them.
+        """
+        return lambda: values.cpu().numpy()
+
+    def release(self) -> None:
+        """Forget what was captured, and its memory."""
 
 
 class CapturedPasses:
@@ -113,7 +139,7 @@ class CapturedPasses:
     backend: its views keep keys and values themselves. failed: why passes cannot be captured.
     """
 
-    def __init__(self, decoder: Decoder, store: Any, backend: Any, replay: Replays) -> None:
+    def __init__(self, decoder: Decoder, store: Any, backend: Any, replay: Replay) -> None:
         self._decoder, self._store, self._backend = decoder, store, backend
         self._replay, self._workspace = replay, cast(Any, None)
         self._inputs = self._found = torch.empty(0)

@@ -32,7 +32,7 @@ from beamwright.kv.states import StateLayout, StateRows, StateTensor
 from beamwright.kv.store import SegmentStore
 from beamwright.models.decoder import Decoder
 from beamwright.models.load import no_more_memory
-from beamwright.models.packed import CapturedPasses, Packed, Replays, Writing
+from beamwright.models.packed import CapturedPasses, Packed, Replay, Writing
 from beamwright.models.prefill import PrefillRequest, prefill_in_batches, recompute, remember
 from beamwright.models.session import DecodeSession
 from beamwright.models.shape import ModelShape
@@ -182,7 +182,7 @@ class TreeModel:
             raise
         return [torch.cat(states) if len(states) > 1 else states[0] for states in found]
 
-    def capture(self, replay: Replays) -> None:
+    def capture(self, replay: Replay) -> None:
         """Run passes over few tokens by this from here on, where attention keeps KV by itself."""
         if self._keeps:
             self.captured = CapturedPasses(self.decoder, self.store, self.backend, replay)

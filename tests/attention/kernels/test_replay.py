@@ -8,8 +8,9 @@ pytest.importorskip("triton")
 from beamwright import Solver
 from beamwright.attention.kernels import views
 from beamwright.engine import tensor_rows
-from beamwright.engine.graphs import CudaGraphReplay, Replay
+from beamwright.engine.graphs import CudaGraphReplay
 from beamwright.models import decoder
+from beamwright.models.packed import Replay
 from beamwright.models.session import DecodeSession
 from engines import assert_nothing_allocated
 from tape import Late, put_on_tape
