@@ -230,7 +230,7 @@ CLAIMS = (
         "flashtts_figures",
         _split,
         "computed",
-        note="in the lab; the engine's memory moves instead, never worse, on a CPU",
+        note="in the lab; the engine's memory moves, on cards, too: never worse (simulated)",
     ),
     Claim(
         "Offloading the idle model",
@@ -241,7 +241,7 @@ CLAIMS = (
         "has none",
         ours="KV leaves only where it is in the way",
         verdict="another way",
-        note="on CUDA each model keeps its part",
+        note="one memory for both, on a CPU and a card; not timed on one",
     ),
     Claim(
         "KV for 80 % of the throughput, prefill and decoding",
