@@ -106,6 +106,7 @@ class GroupedAttention(AttentionBackend):
         self.name, self.tail_tokens = inner.name, inner.tail_tokens
         self.copies_per_beam, self.spreads = inner.copies_per_beam, inner.spreads
         self.writes_blocks, self.keeps = inner.writes_blocks, inner.keeps
+        self.holds_places = inner.holds_places
         self._inner, self._places = inner, places
 
     def make_tail(self, store: Any, group: int = 0, *, stays: bool = False) -> Any:

@@ -69,6 +69,7 @@ class AttentionBackend:
     copies_per_beam: every beam reads its own copy of its path (the LBS paper's layout).
     spreads: its decode views do. writes_blocks: they write a token's KV straight into blocks, and
         a tail says where. keeps: its prefill views may write KV to the pool themselves.
+    holds_places: its decode views know where tokens are in the pool; others have copies of them.
     """
 
     name: str
@@ -79,6 +80,7 @@ class AttentionBackend:
     spreads: bool = False
     writes_blocks: bool = False
     keeps: bool = False
+    holds_places: bool = False
 
     def make_tail(self, store: KVReader, group: int = 0, *, stays: bool = False) -> Any:
         """Rows' newest tokens in this group's layers. stays: see `RowTails`."""

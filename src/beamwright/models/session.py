@@ -68,7 +68,7 @@ class DecodeSession:
         self._workspace: Any = backend.workspace(store)
         self._stays = stays
         self._view: Any = None
-        self._seen = store.num_relocated  # when the view was made
+        self._seen = store.num_relocated  # as far as this session knows
         self._states: StateRows | None = None
         cells = store.pool.states if steps_in_place(decoder, store) else None
         self._state_tables = None if cells is None else StateTables(cells)
@@ -196,10 +196,9 @@ class DecodeSession:
             self.store({place: row.num_tokens for place, row in full.items()})
             for row in full.values():
                 row.flushed, row.held = row.num_tokens, 0
-        relocated = self._seen != self._store.num_relocated
-        if relocated:
-            self._states = None
-        if full or relocated:
+        if relocated := self._seen != self._store.num_relocated:
+            self._seen, self._states = self._store.num_relocated, None
+        if full or (relocated and self._backend.holds_places):
             self._open_view()
         self._spread_view(None)
         lengths = [row.held if row is not None else None for row in self._rows]

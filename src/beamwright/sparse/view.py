@@ -344,6 +344,8 @@ class SparseAttention(AttentionBackend):
     threaded: selections that are foreseen are found, and fetched, on a thread of their own.
     """
 
+    holds_places = True
+
     def __init__(self, inner: TreeAttention, rule: SparseRule, *, threaded: bool = False) -> None:
         self.name, self.tail_tokens = inner.name, inner.tail_tokens
         self._inner, self._rule, self._threaded = inner, rule, threaded

@@ -277,7 +277,7 @@ class KernelAttention(AttentionBackend):
     """
 
     tail_tokens = 256
-    writes_blocks = True
+    writes_blocks = holds_places = True
 
     def __init__(self, name: str) -> None:
         self.name, self._cuts = name, _CUTS[name]
