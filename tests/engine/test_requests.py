@@ -8,7 +8,7 @@ from beamwright.engine.row import Decoding
 from beamwright.errors import InputError
 from beamwright.sections import SamplingSettings, StepSettings
 from beamwright.solver.scheduler import listed
-from engines import PROBLEM, assert_nothing_allocated, tiny_solver
+from engines import PROBLEM, assert_nothing_allocated, facts, tiny_solver
 
 COMMON = {"n": 6, "width": 2, "max_rounds": 3, "dtype": "float64"}
 LIMITS = {"delimiter": "e", "max_step_tokens": 12, "max_tokens": 40}
@@ -32,10 +32,6 @@ def decoding(options):
         for kind in (SamplingSettings, StepSettings)
     ]
     return Decoding(*parts, own.get("seed", 0))
-
-
-def facts(tree):
-    return [(n.lineage, n.token_ids, n.logprobs, n.stop, n.text, n.score) for n in tree.nodes()]
 
 
 def together(solver, requests):

@@ -7,16 +7,12 @@ import pytest
 from beamwright.engine.batch import RunningBatch
 from beamwright.engine.tensor_rows import TensorRows
 from beamwright.models.packed import Replay
-from engines import PROBLEM, assert_nothing_allocated, check_conservation, exact_dtype, grow
+from engines import PROBLEM, assert_nothing_allocated, check_conservation, exact_dtype, facts, grow
 from recurring import load_recurring
 from tape import put_late
 
 SMALL = {"n": 6, "width": 2, "max_rounds": 3, "max_step_tokens": 20, "max_tokens": 44}
 NUM_TESTS = 10
-
-
-def facts(tree):
-    return [(n.lineage, n.token_ids, n.logprobs, n.stop, n.text, n.score) for n in tree.nodes()]
 
 
 class Chaos:

@@ -6,17 +6,12 @@ from beamwright.engine.graphs import make_replay
 from beamwright.engine.tensor_rows import TensorRows
 from beamwright.models.packed import Replay
 from beamwright.sections import ScheduleSettings
-from engines import assert_nothing_allocated, grow
+from engines import assert_nothing_allocated, facts, grow
 from tape import FixedAttention, HostReadError, put_late, put_on_tape
 
 LONG = {"delimiter": "Zq", "max_step_tokens": 75, "max_tokens": 160, "ignore_eos": True}
 # In float64 the plain loop of another backend draws the same tokens; no step leaves 16 tokens.
 SAME = {"dtype": "float64", "n": 16, "max_rounds": 3, "max_step_tokens": 12, "max_tokens": 36}
-
-
-def facts(tree):
-    """Everything that plain and captured steps must agree on, bit for bit."""
-    return [(n.lineage, n.token_ids, n.logprobs, n.stop, n.text, n.score) for n in tree.nodes()]
 
 
 def both(build, **options):

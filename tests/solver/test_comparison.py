@@ -92,14 +92,14 @@ def test_the_prompt_is_read_from_the_tree(compared):
     assert tokens.compared_reused > 0
 
 
-@pytest.mark.parametrize("how", ["pairwise", "listwise"])
 @pytest.mark.parametrize(
-    "options",
+    ("how", "options"),
     [
-        {"kv_memory": "1600KiB"},
-        {"kv_memory": "2MiB", "evict": "recompute", "batching": "grouped"},
-        {"schedule": "in-gpu", "attention": "dense"},
-        {"schedule": "layerwise", "attention": "tree"},
+        ("pairwise", {"kv_memory": "1600KiB"}),
+        ("listwise", {"kv_memory": "1600KiB"}),
+        ("pairwise", {"kv_memory": "2MiB", "evict": "recompute", "batching": "grouped"}),
+        ("listwise", {"schedule": "in-gpu", "attention": "dense"}),
+        ("pairwise", {"schedule": "layerwise", "attention": "tree"}),
     ],
 )
 def test_shares_are_equal_to_the_bit_whatever_the_memory_and_the_schedule(how, options, compared):

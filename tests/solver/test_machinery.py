@@ -126,7 +126,7 @@ def test_auto_grows_the_same_trees_whatever_it_has_and_whoever_is_beside(scored,
     alone = hashes(scored(**ROOM).solve(text, problem_id=i) for i, text in enumerate(PROBLEMS))
     draw = random.Random(53).choice
     chosen = set()
-    for _ in range(10):
+    for _ in range(6):
         prefers(draw(["layerwise", "locality"]))
         options = {
             "kv_memory": draw(["96KiB", "128KiB", "192KiB", "512KiB", "4MiB"]),

@@ -176,7 +176,7 @@ def test_a_card_is_chosen_for_by_its_own_data_sheet(monkeypatch, name, total, ba
 MUCH_KV = "llama,layers=2,hidden=32,heads=8,kv_heads=8,head_dim=64,intermediate=32,vocab=64"
 
 
-@pytest.mark.parametrize(("n", "step_tokens"), [(32, 64), (64, 32), (8, 160)])
+@pytest.mark.parametrize(("n", "step_tokens"), [(32, 64), (8, 160)])
 def test_a_search_that_fills_its_kv_stays_within_the_number(n, step_tokens):
     """By what is counted: weights, KV of the device, and attention's working copies, tails too."""
     memory = 24 * 1024**2

@@ -31,8 +31,9 @@ def expected(scored):
     return solution, [node.score for node in tree.nodes()], peaks
 
 
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("share", [1.2, 0.85])
+@pytest.mark.parametrize(
+    ("split", "share"), [("auto", 1.2), (0.3, 1.2), *((split, 0.85) for split in SPLITS)]
+)
 def test_the_tree_is_the_same_for_any_split(scored, expected, conserved, split, share):
     solution, scores, peaks = expected
     total = int(share * sum(peaks))

@@ -60,7 +60,7 @@ def test_best_of_n_shares_only_the_prompt():
 
 @pytest.mark.parametrize("search", ["dvts", "dynamic"])
 def test_the_strategy_that_grew_a_tree_foresees_better_than_its_scores_alone(search):
-    made = replace(PAPER, search=search, survival="score", step_sigma=0.9, generate_tokens=512)
+    made = replace(PAPER, search=search, survival="score", step_sigma=0.9, generate_tokens=256)
     costs = RooflineCosts.of(MODEL, CARD, Layout.TREE)
     usual = Simulation(grow(made), MODEL, costs, 64 * GIB, speculation="exact")
     known = simulate(replace(usual, foresees=foresight(made)))
