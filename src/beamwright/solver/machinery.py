@@ -349,10 +349,11 @@ class Machinery:
         """The memory number, spent."""
         free = free_bytes(loaded.decoder.device)
         on_card, count = free is not None, self.settings.schedule.verifiers
+        alone = self.remote is not None  # it is the verifier's
         tails_apart = tails_apart and not on_card and not in_place
         return memory.plan_memory(
             self.settings.memory,
-            _sizes(loaded, scores=on_card and self.remote is not None),
+            _sizes(loaded, scores=on_card and alone, parts=count if alone else 1),
             None if verifier is None else _sizes(verifier, scores=on_card, parts=count),
             self.settings.search.n,
             in_place=in_place,
