@@ -36,8 +36,6 @@ def test_a_shipped_recipe_runs_every_setting_and_can_be_reported(
         if recipe.stem in ("decoupled_chapter4", *PLUGINS):
             given += ["--verifier", verifier_folder]  # memory is split between two models
         if (plugin := PLUGINS.get(recipe.stem)) is not None:
-            lacking = cli("eval", dataset, *given)
-            assert (lacking.code, "prefix" in lacking.complaint) == (2, True)
             given += ["--plugin", plugin]
         found = cli("eval", dataset, *given).json
     for run in found["runs"]:

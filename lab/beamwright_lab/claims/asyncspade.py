@@ -57,7 +57,7 @@ def _beside(found: Found) -> Judged:
     rows = _alone(found)
     said = "; ".join(
         f"{row['tokens']:,} tokens: {row['forward CPU']:.0f} ms of CPU, the rank's "
-        f"{row['rank CPU']:.0f}"
+        f"{row['rank CPU']:.0f}, of which copies {row['copies CPU']:.0f}"
         for row in rows
     )
     return said, of(all(map(_is_hidden, rows)), "not reproduced")

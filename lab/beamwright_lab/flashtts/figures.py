@@ -12,7 +12,6 @@ is off by default). "Strong" is this engine without the three.
 from __future__ import annotations
 
 import argparse
-import random
 import re
 import statistics
 import time
@@ -23,11 +22,11 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
+import beamwright_lab.flashtts.order  # noqa: F401 (declares `random-order`)
 from beamwright.errors import CapacityError
 from beamwright.plan.costs import Layout, Roofline
 from beamwright.plan.machines import find_profile
-from beamwright.protocols import Foresees, KVDemand
-from beamwright.schedule import schedule
+from beamwright.protocols import Foresees
 from beamwright.search.beam import VARYING_LIMITS
 from beamwright.sections import ScheduleSettings, Speculation, StepSettings
 from beamwright_lab.common import finish, say, table
@@ -40,7 +39,6 @@ from beamwright_lab.flashtts.baseline import (
     baseline_of,
     simulate_baseline,
 )
-from beamwright_lab.flashtts.order import PrefixSchedule
 from beamwright_lab.flashtts.split import PAIRS, cases, costs_of
 from beamwright_lab.rivals.requests import requests_by_round
 from beamwright_lab.simulator.bench import Simulation
@@ -53,14 +51,6 @@ from beamwright_lab.simulator.verifier import VerifierCase
 
 GIB = 2**30
 Row = dict[str, Any]
-
-
-@schedule("random-order", meaning="groups cut from a random order")
-class RandomOrder(PrefixSchedule):
-    """What the prefix-aware order is compared with."""
-
-    def order(self, demand: KVDemand, arrival: Sequence[int]) -> list[int]:
-        return random.Random(0).sample(arrival, len(arrival))
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,13 @@
 Knows the view's demand and the order in which beams arrive; no tier, no transfer. A node is a
 segment of the demand: a step whose KV the beams read. What the step at hand writes is no node, but
 counts where a group has to fit. Depth-first order, which `locality` has, shares as much at less
-cost (docs/log/2026-11-22-flashtts-order.md): `--plugin` with this file has `--schedule prefix`.
+cost (docs/log/2026-11-22-flashtts-order.md): `--plugin` with this file has `--schedule prefix`
+and, to compare it with, `random-order`.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -46,6 +48,14 @@ class PrefixSchedule(LocalitySchedule):
             order.append(beam)
             del queue[beam]
         return order
+
+
+@schedule("random-order", meaning="groups cut from a random order")
+class RandomOrder(PrefixSchedule):
+    """What the prefix-aware order is compared with."""
+
+    def order(self, demand: KVDemand, arrival: Sequence[int]) -> list[int]:
+        return random.Random(0).sample(arrival, len(arrival))
 
 
 def _shared_with(nodes: Forest, beam: int) -> Callable[[int], int]:

@@ -39,7 +39,6 @@ MEASURED_CARD = "h100"
 _MEASURED = Path(__file__).resolve().parents[3] / "docs" / "figures" / "gpu-h100.json"
 _PROMPT, _OWN = 128, 96  # tokens that a path sees in `roofline`: shared, and its own in the mean
 _ELEMENT_BYTES = 2
-AIM = 0.75
 
 
 @dataclass(frozen=True)

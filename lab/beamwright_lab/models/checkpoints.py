@@ -35,7 +35,6 @@ _SSM = {
     **{"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1},
     "num_hidden_layers": 4,
 }
-_FULL = ["full_attention"]
 _ALTERNATE = ["sliding_attention", "full_attention"] * 2
 
 _COMMON: Mapping[str, Any] = {
