@@ -108,6 +108,7 @@ def needed(names):
     return found.values()
 
 
+@pytest.mark.nightly
 def test_a_plain_interpreter_and_the_wheels_that_are_named_run_it_without_network(tmp_path):
     wheels, out = tmp_path / "wheelhouse", tmp_path / "out"
     wheels.mkdir()

