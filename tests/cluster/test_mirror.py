@@ -1,6 +1,7 @@
 """A mirror of a tree is that tree, round by round, and again when it begins anew."""
 
 import pickle
+from collections import Counter
 
 import pytest
 
@@ -8,7 +9,7 @@ from beamwright import Solver
 from beamwright.cluster.mirror import Changes, Mirror
 from beamwright.page.events import PageTree
 from beamwright.serve.answers import final_text
-from beamwright.tree import tree_hash
+from beamwright.tree import SearchTree, tree_hash
 
 PROBLEM = "Ann has 12 apples. She eats 3. How many are left?"
 FACTS = (
@@ -35,6 +36,22 @@ def same(report, other):
         pairs = zip(getattr(report, name), getattr(other, name), strict=True)
         assert all(one.lineage == two.lineage for one, two in pairs)
     assert (report.round, report.elapsed_s) == (other.round, other.elapsed_s)
+
+
+def test_a_worker_may_count_on_while_steps_are_compared():
+    class Counted(Counter):
+        def __iter__(self):
+            self[f"verifier_{len(self)}"] += 1
+            return super().__iter__()
+
+        def copy(self):
+            return Counter(dict(self.items()))
+
+    changes, tree = Changes(), SearchTree("p", (1,), "")
+    tree.root.usage = Counted(verifier_prefilled=1)
+    (begun,), (told, *others) = changes.of(tree).steps, changes.of(tree).steps or [None]
+    assert begun.attributes["usage"] == Counter(verifier_prefilled=1)
+    assert (told, others) == (None, [])
 
 
 @pytest.mark.parametrize("search", ["beam", "dvts", "mcts", "lookahead", "revise", "best-of-n"])

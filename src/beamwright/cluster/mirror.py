@@ -74,6 +74,7 @@ class Changes:
     def _change(self, node: Node) -> StepDelta | None:
         before, text = self._known.setdefault(node, {}), None
         now = {name: getattr(node, name) for name in _FACTS}
+        now["usage"] = node.usage.copy()  # a worker may be writing to it still
         changed = {n: copy(value) for n, value in now.items() if before.get(n, self) != value}
         before |= changed
         if (whole := changed.pop("text", None)) is not None:
