@@ -143,6 +143,8 @@ def test_a_stop_string_may_begin_in_the_step_before(codec, tree, steps_of):
 def test_texts_are_tokenised_here_and_what_is_no_text_is_a_failure(codec, alone):
     event = alone(Continuation("the a\n\n", None, (), "stop"))
     assert (event.token_ids, event.text) == (tuple(codec.encode("the a\n\n")), "the a\n\n")
+    drawn = (-0.5,) * (len(event.token_ids) + 2)  # as other tokens than they are here
+    assert alone(Continuation("the a\n\n", None, drawn, "stop")).logprobs == drawn
     assert isinstance(alone(Continuation("x", (10**6,), (-0.5,), "stop")), StepFailed)
     assert isinstance(alone(), StepFailed)
 

@@ -341,8 +341,9 @@ class RemoteSteps:
         cut = limit.reason if self._marks is None else StopReason.STEP_LIMIT
         ended = {"eos": StopReason.EOS, "stop": StopReason.DELIMITER}
         row.stop = row.stop or ended.get(written.ended, cut)
-        row.logprobs = [*written.logprobs[:drawn]]
-        return row.decoded(self._text(row, written, whole=drawn == len(ids)))
+        whole = drawn == len(ids)  # of a text, it was drawn as other tokens than it is here
+        row.logprobs = [*written.logprobs[: None if whole else drawn]]
+        return row.decoded(self._text(row, written, whole=whole))
 
     def _ids(self, written: Continuation) -> tuple[int, ...]:
         """Its tokens, with the one that ended a text."""
