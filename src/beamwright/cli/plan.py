@@ -140,7 +140,7 @@ def _report(
         "borderline": resident.borderline and mean_fits,
         "max_beams_in_gpu": most,
         "advice": advice,
-        "sparse_auto": _sparse(settings, machine, models, workload, budget),
+        "sparse_auto": _sparse(settings, machine, models, workload, budgets),
         "schedules": {
             name: {"schedule": schedule, "attention": layout, **asdict(each)}
             for name, each in estimates.items()
@@ -150,15 +150,16 @@ def _report(
 
 
 def _sparse(
-    settings: Settings, machine: Machine, models: Models, workload: Workload, kv_bytes: int
+    settings: Settings, machine: Machine, models: Models, workload: Workload, budgets: MemoryPlan
 ) -> dict[str, str]:
     """What `--sparse auto` would stand for."""
     costs, shape = models.generator.costs, models.generator.sizes.shape
     if shape.groups or shape.states or settings.model.kv_dtype != "auto":
         return asdict(Choice("off", "it knows neither windows nor states, nor KV in 8 bits"))
     plain = Roofline(costs, in_precision(machine.profile, costs.element_bytes))
-    known = Roofline(costs, models.profile), plain, processor(), kv_bytes, settings.sparse.select
-    return asdict(choose_sparse(workload, *known))
+    known = Roofline(costs, models.profile), plain, processor(), budgets.generator_kv_bytes
+    scorer = _scorer(models, budgets)
+    return asdict(choose_sparse(workload, *known, settings.sparse.select, scorer))
 
 
 def _about(model: SizedModel, kv_budget_bytes: int) -> dict[str, Any]:

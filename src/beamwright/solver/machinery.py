@@ -178,7 +178,7 @@ class Machinery:
         backend = self._attention(decoder)
         if self.settings.sparse.sparse == "auto":
             plan = self._planned(loaded, source.model, in_place=backend.name in KERNEL_BACKENDS)
-            known = loaded, backend, _sizes(loaded), plan.generator_kv_bytes
+            known = loaded, backend, _sizes(loaded), plan, source.model
             self.settings, self.why_sparse = settled.with_sparse(self.settings, *known)
         in_place = backend.name in KERNEL_BACKENDS and self.settings.sparse.sparse == "off"
         self._settle(loaded, source.model, in_place=in_place)

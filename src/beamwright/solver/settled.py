@@ -29,10 +29,11 @@ from beamwright.plan.machines import (
     find_profile,
     processor,
 )
+from beamwright.plan.schedules import Scorer
 from beamwright.plan.sparse import Choice, choose_sparse
 from beamwright.plan.workload import Workload
 from beamwright.sections import ScheduleSettings, SparseSettings
-from beamwright.solver.memory import ModelBytes
+from beamwright.solver.memory import MemoryPlan, ModelBytes
 from beamwright.solver.request import IGNORED
 from beamwright.sparse.rule import SparseRule
 from beamwright.sparse.view import SparseAttention
@@ -191,12 +192,10 @@ def with_sparse(
     loaded: LoadedModel,
     backend: AttentionBackend,
     sizes: ModelBytes,
-    kv_bytes: int,
+    plan: MemoryPlan,
+    scored_by: LoadedModel | None,
 ) -> tuple[Settings, str]:
-    """What `--sparse auto` stands for (`plan.sparse`), and why.
-
-    kv_bytes: of the device, for the generator.
-    """
+    """What `--sparse auto` stands for (`plan.sparse`), and why."""
     model, schedule, sparse = settings.model, settings.schedule, settings.sparse
     # Rows that read everything would have all of it cross the link.
     usual = sparse.sparse_from == SparseSettings().sparse_from
@@ -208,6 +207,11 @@ def with_sparse(
         Roofline(costs, over_link(machine_profile(model.device, graphs=graphs), schedule))
         for graphs in (True, False)
     )
+    scorer, kv_bytes = None, plan.generator_kv_bytes
+    if scored_by is not None:
+        scores = scored_by.decoder
+        costs = ModelCosts.of(scores.shape, scores.dtype.itemsize, kv_dtype=scores.kv_dtype)
+        scorer = Scorer(costs, plan.verifier_kv_bytes // schedule.verifiers)
     try:
         if schedule.schedule != "auto":
             raise InputError(f"--schedule {schedule.schedule} says where KV is")
@@ -215,7 +219,8 @@ def with_sparse(
         with_most_rows(found, sizes, kv_bytes)
         check_layers(found)
         workload = expected_workload(settings, sizes.shape.context)
-        choice = choose_sparse(workload, full, plain, processor(), kv_bytes, sparse.select)
+        here = full, plain, processor(), kv_bytes
+        choice = choose_sparse(workload, *here, sparse.select, scorer)
     except InputError as error:
         choice = Choice("off", str(error))
     if choice.method == "off":
