@@ -9,6 +9,7 @@ from beamwright.config import Settings
 from beamwright.errors import InputError, format_bytes
 from beamwright.models.decoder import ROW_MULTIPLE
 from beamwright.models.named import NAMED_SHAPES, shape_from_text
+from beamwright.plan import machines
 from beamwright.plan.costs import Storage
 from beamwright.plan.machines import DEFAULT_PROFILE, find_profile
 from beamwright.sections import MemorySettings
@@ -165,9 +166,8 @@ def test_a_solver_asks_the_card_what_is_free(monkeypatch):
 def test_a_card_is_chosen_for_by_its_own_data_sheet(monkeypatch, name, total, bandwidth):
     card = SimpleNamespace(name=name, total_memory=total)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
-    monkeypatch.setattr(settled, "find_profile", lambda which: named[which])
     measured = replace(find_profile("epyc-2core"), name="measured")
-    named = {"measured": measured, DEFAULT_PROFILE: find_profile(DEFAULT_PROFILE)}
+    monkeypatch.setattr(machines, "find_profile", {"measured": measured}.__getitem__)
     found = settled.machine_profile("cuda:0")
     assert (found.device_bandwidth, found.device_memory_bytes) == (bandwidth, total)
     assert settled.machine_profile("cpu") == measured
