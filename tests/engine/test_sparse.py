@@ -3,7 +3,7 @@
 import pytest
 
 from beamwright.config import Settings
-from beamwright.errors import InputError
+from beamwright.errors import CapacityError, InputError
 from beamwright.saved.checkpoint import resumed_settings
 from engines import assert_nothing_allocated, exact_dtype
 
@@ -77,6 +77,20 @@ def test_nor_on_where_kv_is_at_home(trees, method):
     expected = trees(in_flight=1, **options)
     home = {"sparse_home": "host", "kv_memory": "600KiB", "host_memory": "16MiB"}
     assert trees(**home, **options) == expected
+
+
+def test_the_verifiers_kv_leaves_where_the_generators_is_at_home(make_solver):
+    """Else a search would end that has room enough if it decodes with all."""
+    options = {"sparse": "exact", "sparse_home": "host", **FEW, **SMALL, "n": 16}
+    options |= {"verifier": "likelihood:bundled", "dtype": exact_dtype(), "host_memory": "16MiB"}
+    with make_solver(**options) as solver:
+        expected = solver.solve(PROBLEMS[0][1])
+    with make_solver(**options, kv_memory="300KiB") as solver:
+        found = solver.solve(PROBLEMS[0][1])
+        assert solver.verifier.tree_model.store.counts.evicted_blocks
+        with pytest.raises(CapacityError, match=r"--kv-memory \d+[KM]iB holds any path"):
+            solver.solve(PROBLEMS[0][1], max_rounds=60, max_tokens=200)
+    assert found.tree_hash == expected.tree_hash
 
 
 def test_a_window_goes_on_where_it_is_asked_to(trees):

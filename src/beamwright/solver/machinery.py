@@ -203,7 +203,7 @@ class Machinery:
                 log=self.timeline,
                 shared=self.shared,
             )
-        hosts = () if self.tier is None or home else self.tier.verifiers
+        hosts = () if self.tier is None else self.tier.verifiers
         backends = [backend, *self._add_scorers(source, hosts)]
         if self.shared is not None and self.scorers:
             self.moving = MovingSplit(

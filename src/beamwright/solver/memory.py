@@ -347,9 +347,11 @@ def advice(
 
     models: the generator and, where it has KV, the verifier. prompt_tokens: of the longest prompt.
     """
-    if schedule != "locality":
+    at_home = settings.sparse.sparse_home == "host"  # where all of the generator's is
+    if schedule != "locality" and not at_home:
         return "use --schedule locality, raise --memory or --kv-memory, or lower --n"
     needs = path_needs(settings, models, prompt_tokens)
+    needs = (0, *needs[1:]) if at_home else needs
     needed = _pool_bytes(settings.memory.split, models, needs)
     if needed <= kv_bytes:
         return "raise --memory or --kv-memory"
