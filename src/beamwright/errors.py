@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any
 
-DEVICE_TIER = "device KV budget"
+DEVICE_TIER, HOST_TIER = "device KV budget", "host KV budget"
 _LONGEST_LINE = 200
 
 

@@ -353,7 +353,7 @@ class BlockPool(BlockLedger):
                 by_block = self._locked.memory.by_block
             else:
                 by_block = zeros(size, device).view(num_blocks, self.bytes_per_block)
-        except (MemoryError, RuntimeError, OSError) as error:  # torch says it with RuntimeErrors
+        except (MemoryError, RuntimeError, OSError, ValueError) as error:  # numpy's, torch's
             option = "--memory or --kv-memory" if budget.tier == DEVICE_TIER else "--host-memory"
             raise DeviceMemoryError(
                 f"the {budget.tier} of {format_bytes(size)} cannot be allocated", f"lower {option}"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from beamwright.attention.groups import GroupedAttention
 from beamwright.attention.protocols import AttentionBackend
-from beamwright.errors import DeviceMemoryError
+from beamwright.errors import HOST_TIER, DeviceMemoryError
 from beamwright.kv.checksums import Checksums
 from beamwright.kv.link import KVLog, Link
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout, SharedMemory, group_layouts
@@ -121,6 +121,8 @@ class TreeModel:
         self.decoder, self.backend = decoder, backend
         self.budget = ByteBudget(kv_budget_bytes, together=shared)
         if make_store is not None:
+            hint = "raise --host-memory, or lower --n"
+            self.budget = ByteBudget(kv_budget_bytes, HOST_TIER, hint)
             self.store = make_store(layouts[0], self.budget, decoder.device)
         else:
             device = str(decoder.device)
@@ -128,7 +130,7 @@ class TreeModel:
             tier = None
             if host is not None:
                 hint = "raise --host-memory, or use --evict recompute"
-                budget = ByteBudget(host.budget_bytes, "host KV budget", hint)
+                budget = ByteBudget(host.budget_bytes, HOST_TIER, hint)
                 pinned = decoder.device.type == "cuda"
                 there = BlockPool(layouts, budget, pinned=pinned, states=states)
                 tier = HostTier(there, host.link, host.recompute, host.share_loads, host.checks())
