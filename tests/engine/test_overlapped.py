@@ -327,7 +327,7 @@ def test_auto_overlaps_only_where_it_was_measured_to_be_faster(make_pair, make_s
     assert not chosen(solver, exact=False)
     assert not chosen(solver, num_threads=2)
     assert not chosen(make_solver(verifier="logprob", executor="auto"))
-    assert not chosen(make_solver(verifier=OwnBeside(), executor="auto"))
+    assert chosen(make_solver(verifier=OwnBeside(), executor="auto"), in_flight=1), "it may hang"
     solver.generator.store.outgrown = True
     assert not chosen(solver)
 

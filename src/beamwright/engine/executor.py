@@ -392,12 +392,12 @@ def overlaps(
 ) -> bool:
     """True if the verifier has a thread of its own; never one that does not say that it may.
 
-    "auto": where there are several; else where that is faster
-    (docs/log/2026-11-22-scoring-beside-decoding.md), and changes nothing else: a generator
-    elsewhere; or, with results that do not depend on a batch, a CPU with a core for each of the
-    worker's threads, or a card whose kernels read KV in place, where memory is planned for both at
-    a time: decoding waits for memory there, and scoring computes. With several trees in flight, and
-    no KV that has had to leave the device so far.
+    "auto": where there are several, and where it is the user's own, which may hang; else where that
+    is faster (docs/log/2026-11-22-scoring-beside-decoding.md), and changes nothing else: a
+    generator elsewhere; or, with results that do not depend on a batch, a CPU with a core for each
+    of the worker's threads, or a card whose kernels read KV in place, where memory is planned for
+    both at a time: decoding waits for memory there, and scoring computes. With several trees in
+    flight, and no KV that has had to leave the device so far.
 
     in_flight: trees at a time; None for as many as there is work for.
     """
@@ -406,8 +406,10 @@ def overlaps(
         return False
     if settings.executor != "auto" or len(scorers) > 1:
         return settings.executor != "plain"
-    if in_flight == 1 or not scorers or generator is None:
-        return in_flight != 1 and bool(scorers)
+    if not scorers:
+        return True
+    if in_flight == 1 or generator is None:
+        return in_flight != 1
     scorer = scorers[0]
     assert scorer is not None
     outgrown = generator.store.outgrown or scorer.store.outgrown
