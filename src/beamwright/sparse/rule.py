@@ -148,7 +148,7 @@ def method_of(text: str) -> Method:
     """
     name, *options = text.split(",")
     if name not in METHODS:
-        raise InputError(f"--sparse {name!r}: expected off, auto, {', '.join(METHODS)}")
+        raise InputError(f"--sparse {text!r}: expected off, auto, {', '.join(METHODS)}")
     given: dict[str, Any] = {}
     for each in options:
         key, _, value = each.partition("=")
