@@ -223,19 +223,6 @@ def test_auto_is_off_for_a_reason_and_then_changes_nothing(make_solver, options,
     assert plain.sparse is None
 
 
-def test_auto_leaves_a_verifier_the_tier_that_it_needs(make_solver, verifier_folder):
-    """With KV at home on the host, the verifier's has its part of the device alone."""
-    tight = {"host_memory": "16MiB", "link_bandwidth": "4MiB/s", "dtype": exact_dtype()}
-    found = []
-    for kv_memory in ("80KiB", "4MiB"):
-        options = {**LONGER, **tight, "verifier": str(verifier_folder), "kv_memory": kv_memory}
-        with make_solver(sparse="auto", **options) as solver:
-            found.append(solver.solve(PROBLEMS[0][1]))
-    assert [each.sparse.method for each in found] == ["off", "off"]
-    assert "verifier" in found[0].sparse.why
-    assert found[0].tree_hash == found[1].tree_hash
-
-
 @pytest.mark.parametrize("option", [{"sparse_home": "host"}, {"sparse_correct": 0.5}])
 def test_auto_says_itself_where_kv_is(make_solver, option):
     with pytest.raises(InputError, match="does nothing with --sparse auto"):

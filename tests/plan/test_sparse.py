@@ -7,6 +7,7 @@ import pytest
 from beamwright.models.named import NAMED_SHAPES, shape_from_text
 from beamwright.plan.costs import ModelCosts, Roofline
 from beamwright.plan.machines import captured, find_profile
+from beamwright.plan.schedules import Scorer
 from beamwright.plan.sparse import brought, choose_sparse, selected_share
 from beamwright.plan.workload import Workload
 
@@ -22,9 +23,9 @@ LONG = Workload(1, 1, 128, 8000, 32)
 PATH = LONG.longest * SMALL.kv_bytes_per_token
 
 
-def chosen(work=LONG, machine=SLOW, budget=PATH // 4, select=256):
+def chosen(work=LONG, machine=SLOW, budget=PATH // 4, select=256, scorer=None):
     here = Roofline(SMALL, machine)
-    return choose_sparse(work, here, here, CPU, budget, select)
+    return choose_sparse(work, here, here, CPU, budget, select, scorer)
 
 
 def test_what_all_rows_select_is_brought_once_and_what_was_there_is_not():
@@ -44,6 +45,12 @@ def test_a_long_path_that_outgrows_the_device_is_selected_from():
     assert "layerwise" in found.why
     assert chosen(budget=SMALL.kv_bytes_per_token * 400).method == "exact"
     assert "no room" in chosen(budget=SMALL.kv_bytes_per_token * 200).why
+
+
+def test_a_verifier_has_to_hold_a_path_in_its_part():
+    assert chosen(scorer=Scorer(SMALL, 2 * PATH)).method == "exact"
+    found = chosen(scorer=Scorer(SMALL, PATH))
+    assert (found.method, "verifier" in found.why) == ("off", True)
 
 
 def test_what_fits_and_what_is_swapped_seldom_is_read_whole():

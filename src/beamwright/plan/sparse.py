@@ -14,10 +14,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from beamwright.plan.compare import resident_need
 from beamwright.plan.costs import Layout, Roofline
 from beamwright.plan.machines import HardwareProfile
-from beamwright.plan.schedules import ScheduleRun, Scorer
+from beamwright.plan.schedules import ScheduleRun, Scorer, in_verifier_tokens
 from beamwright.plan.workload import (
     TreeStep,
     Workload,
@@ -134,7 +133,7 @@ def choose_sparse(
 
     full: the machine as it decodes with all, in whatever schedule is the fastest; plain: an
     operator at a time. host: what scores, on a CPU the same. select: see `selected_tokens`.
-    scorer: a verifier, whose KV has no home beside its part of the device.
+    scorer: a verifier, which has then its part of the device, and no more.
     """
     select = selected_tokens(select, workload.longest)
     if (longest := workload.longest) <= select:
@@ -142,14 +141,14 @@ def choose_sparse(
     most_rows = budget_bytes // (select * full.model.kv_bytes_per_token)
     if most_rows < 1:
         return Choice("off", "device KV has no room for what one row selects")
-    searches = expected_search(workload)
-    scored = resident_need(workload, full.model, scorer, searches).verifier.mean
-    if scorer is not None and PAYS * scored > scorer.kv_budget_bytes:
-        return Choice("off", "the verifier's KV has no other home then, and may not fit its part")
+    if scorer is not None:
+        path_bytes = in_verifier_tokens(workload).longest * scorer.model.kv_bytes_per_token
+        if PAYS * path_bytes > scorer.kv_budget_bytes:
+            return Choice("off", "the verifier's part, which cannot grow then, may hold no path")
     sparse_s = SparseRun(workload, plain, host, select, most_rows).decode_s()
     said = f"the cost model: decoding takes {sparse_s:.3g} s with selected tokens"
     full = replace(full, hardware=replace(full.hardware, copy_launch_s=_WHOLE_PIECE_S))
-    run = ScheduleRun(workload, full, budget_bytes, Layout.TREE, searches)
+    run = ScheduleRun(workload, full, budget_bytes, Layout.TREE, expected_search(workload))
     runs = {"in-gpu": run.in_gpu(), "locality": run.locality(), "layerwise": run.layerwise()}
     found = [
         (each.decode_s + each.stall_s, name)
