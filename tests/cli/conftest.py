@@ -60,7 +60,7 @@ def make_solution(content, tree):
     """A solution with this JSON."""
     stats = {name: SimpleNamespace(**content[name]) for name in ("tokens", "kv", "time")}
     return SimpleNamespace(
-        **{**content, **stats, "tree": tree},
+        **{"sparse": None, **content, **stats, "tree": tree},
         tree_stats=SimpleNamespace(**content["tree"]),
         chosen=SimpleNamespace(said=content["text"], thought_tokens=0),
         to_json=lambda: content,

@@ -122,7 +122,8 @@ def test_what_a_verifier_s_captured_passes_hold_is_not_free_for_rows(
     monkeypatch.setattr(tensor_rows, "free_bytes", lambda device: lambda: 40 << 20)
     with make_solver(**SMALL, verifier=str(verifier_folder)) as solver:
         machinery = solver._machinery
-        assert machinery.scorer.captured is None
+        (scorer,) = machinery.scorers
+        assert scorer.captured is None
         free = machinery.batch._memory.max_rows(12)
-        machinery.scorer.captured = SimpleNamespace(idle_bytes=30 << 20)
+        scorer.captured = SimpleNamespace(idle_bytes=30 << 20)
         assert machinery.batch._memory.max_rows(12) == pytest.approx(free / 4, rel=0.01)

@@ -123,15 +123,16 @@ def test_mistakes_are_one_line_that_names_the_place(write, text, message):
 @pytest.mark.parametrize(
     ("name", "num_runs"),
     [
-        ("asyncspade", 7),
+        ("asyncspade", 9),
         ("bundled_methods", 21),
-        ("decoupled_chapter4", 9),
+        ("decoupled_chapter4", 21),
         ("flashtts_fig11", 28),
         ("flashtts_fig12", 21),
         ("flashtts_fig13", 21),
         ("flashtts_fig14", 3),
         ("flashtts_fig16", 7),
-        ("lbs", 270),
+        ("flashtts_fig17", 28),
+        ("lbs", 315),
         ("search_and_learn", 60),
     ],
 )
