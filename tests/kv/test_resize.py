@@ -2,6 +2,7 @@
 
 import random
 from itertools import pairwise
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -106,8 +107,12 @@ def test_blocks_from_both_ends_never_meet(sizes, total):
             pool.give_back()
 
 
-def test_what_is_left_is_moved_together(pair, layout):
-    """Held or not, at either end; the other store's own is written where it was."""
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_is_left_is_moved_together(pair, layout, monkeypatch, refused):
+    """Held or not, at either end; the other store's own is written where it was. refused: the
+    working memory of a copy."""
+    if refused:
+        monkeypatch.setattr("beamwright.kv.store.sent", Mock(side_effect=torch.OutOfMemoryError))
     one, other, _ = pair
     size = layout.bytes_per_block
     for store, rest in ((one, other), (other, one)):

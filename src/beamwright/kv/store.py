@@ -254,10 +254,14 @@ class SegmentStore(CacheManager, KVReader):
         blocks = self.pool.by_block
         if blocks.shape[1] % 8 == 0:
             blocks = blocks.view(torch.int64)
-        to, read = sent([destination, source], blocks.device)
         count = max(1, _COPIED_BYTES // self.pool.bytes_per_block)
-        for there, here in zip(to.split(count), read.split(count), strict=True):
-            blocks.index_copy_(0, there, blocks.index_select(0, here))
+        try:
+            to, read = sent([destination, source], blocks.device)
+            for there, here in zip(to.split(count), read.split(count), strict=True):
+                blocks.index_copy_(0, there, blocks.index_select(0, here))
+        except torch.OutOfMemoryError:  # whoever asks has told segments where they are by now
+            for place, block in zip(destination, source, strict=True):
+                blocks[place] = blocks[block]
 
 
 class HostedStore(SegmentStore):

@@ -73,8 +73,8 @@ def schedule_name(
 
 def check_verifiers(settings: Settings, decoder: Decoder) -> None:
     """Raises InputError if there are to be several verifiers, and their model is one thread's."""
-    count, adapted = settings.schedule.verifiers, getattr(decoder, "inner", decoder)
-    if count > 1 and isinstance(adapted, AdaptedDecoder):
+    count = settings.schedule.verifiers
+    if count > 1 and isinstance(decoder, AdaptedDecoder):
         why = "runs transformers' modules, which one thread at a time may call"
         raise InputError(f"--verifiers {count}: --verifier {settings.model.scorer} {why}")
 
