@@ -112,7 +112,7 @@ def test_what_is_left_is_moved_together(pair, layout, monkeypatch, refused):
     """Held or not, at either end; the other store's own is written where it was. refused: the
     working memory of a copy."""
     if refused:
-        monkeypatch.setattr("beamwright.kv.store.sent", Mock(side_effect=torch.OutOfMemoryError))
+        monkeypatch.setattr(torch.Tensor, "index_copy_", Mock(side_effect=torch.OutOfMemoryError))
     one, other, _ = pair
     size = layout.bytes_per_block
     for store, rest in ((one, other), (other, one)):
