@@ -7,6 +7,7 @@ import pytest
 from beamwright import Solver
 from beamwright.errors import CapacityError
 from beamwright.evaluate.recipes import read_recipe
+from beamwright.schedule import SCHEDULES
 from restored import restored
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +38,8 @@ def test_a_shipped_recipe_runs_every_setting_and_can_be_reported(
             given += ["--verifier", verifier_folder]  # memory is split between two models
         if (plugin := PLUGINS.get(recipe.stem)) is not None:
             given += ["--plugin", plugin]
+            for name in ("prefix", "random-order"):  # other tests have imported that file
+                SCHEDULES.pop(name, None)
         found = cli("eval", dataset, *given).json
     for run in found["runs"]:
         assert "error" not in run, run
