@@ -30,6 +30,7 @@ from beamwright.counters import Progress
 from beamwright.declare import declared_values
 from beamwright.errors import CapacityError, InputError
 from beamwright.plan.costs import Layout, Roofline
+from beamwright.plan.machines import over_link
 from beamwright.registry import did_you_mean
 from beamwright.schedule import SCHEDULES, make_schedule, schedule_row
 from beamwright.sections import ScheduleSettings, SparseSettings, Speculation
@@ -198,12 +199,7 @@ def _chosen(names: str, given: ScheduleSettings) -> dict[str, _Row]:
 def _machine(invocation: Invocation, gpu: str | None) -> Machine:
     machine = find_machine(gpu)
     bandwidth = invocation.settings.schedule.link_bandwidth
-    if bandwidth is None:
-        return machine
-    profile = replace(
-        machine.profile, h2d_bandwidth=bandwidth, d2h_bandwidth=bandwidth, link_share=1.0
-    )
-    return replace(machine, profile=profile)
+    return replace(machine, profile=over_link(machine.profile, bandwidth))
 
 
 # --- the report ------------------------------------------------------------------------------

@@ -237,6 +237,13 @@ def processor() -> HardwareProfile:
         return _EPYC_2CORE
 
 
+def over_link(profile: HardwareProfile, bytes_per_s: float | None) -> HardwareProfile:
+    """The same machine with a link that is emulated, if one is (not None)."""
+    if bytes_per_s is None:
+        return profile
+    return replace(profile, h2d_bandwidth=bytes_per_s, d2h_bandwidth=bytes_per_s, link_share=1.0)
+
+
 def in_precision(profile: HardwareProfile, element_bytes: int) -> HardwareProfile:
     """The same machine with models in another precision: a card's FLOP/s differ by it."""
     if profile.element_bytes == element_bytes or profile.name not in CARDS:

@@ -243,9 +243,15 @@ class Meter:
         )
 
     def _receipt(
-        self, run: TreeRun, problem: ProblemSettings, asked: Problem | int, **known: bool
+        self,
+        run: TreeRun,
+        problem: ProblemSettings,
+        asked: Problem | int,
+        *,
+        is_whole: bool,
+        recomputed: bool,
     ) -> dict[str, Any]:
-        """See `saved.receipt`. known: is_whole, recomputed."""
+        """See `saved.receipt`."""
         machinery, tree, settings = self._machinery, run.tree, problem.settings
         generator, device = machinery.generator, settings.model.device
         truncates = settings.schedule.speculation == "truncate"
@@ -258,7 +264,7 @@ class Meter:
             unrepeatable = "--speculation truncate: the tree depends on the time"
         elif run.given:
             unrepeatable = "its steps were given, and none was drawn"
-        elif run.ended_by_time or not known["is_whole"]:
+        elif run.ended_by_time or not is_whole:
             unrepeatable = run.stopped or tree.reason_fewer or "the search was broken off"
         return {
             "format": receipts.FORMAT,
@@ -269,7 +275,7 @@ class Meter:
             "prompt": receipts.prompt_digest(tree.root),
             "settings": receipts.receipt_settings(settings, decisive),
             "exact": machinery.exact and generator is not None and not (truncates or mixed),
-            "recomputed": known["recomputed"],
+            "recomputed": recomputed,
             "unrepeatable": unrepeatable,
             **machinery.identities(),
             "machine": {

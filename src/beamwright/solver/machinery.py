@@ -46,7 +46,7 @@ from beamwright.models.load import (
 )
 from beamwright.models.tree_model import HostOptions, TreeModel
 from beamwright.models.weights import give_back
-from beamwright.plan.costs import ModelCosts, Roofline, Storage
+from beamwright.plan.costs import Roofline, Storage
 from beamwright.protocols import Direction, SchedulePolicy, Strategy, Verifier
 from beamwright.remote.generator import RemoteGenerator
 from beamwright.remote.writer import RemoteSteps, ServedSchedule
@@ -178,7 +178,10 @@ class Machinery:
         backend = self._attention(decoder)
         if self.settings.sparse.sparse == "auto":
             plan = self._planned(loaded, source.model, in_place=backend.name in KERNEL_BACKENDS)
-            known = loaded, backend, _sizes(loaded), plan, source.model
+            parts, scored_by = self.settings.schedule.verifiers, None
+            if source.model is not None:
+                scored_by = _sizes(source.model, parts=parts)
+            known = loaded, backend, _sizes(loaded), plan, scored_by
             self.settings, self.why_sparse = settled.with_sparse(self.settings, *known)
         in_place = backend.name in KERNEL_BACKENDS and self.settings.sparse.sparse == "off"
         self._settle(loaded, source.model, in_place=in_place)
@@ -272,13 +275,13 @@ class Machinery:
             return []
         self.scored_by = source.model
         decoder, kv_bytes = source.model.decoder, self.plan.verifier_kv_bytes // count
+        settled.check_verifiers(self.settings, decoder)
         backends = [self._attention(decoder) for _ in range(count)]
         self.scorers = [
             TreeModel(decoder, backend, kv_bytes, host=host, shared=self.shared)
             for backend, host in zip(backends, hosts or [None] * count, strict=True)
         ]
         self.verifiers = [source.on(scorer) for scorer in self.scorers]
-        settled.check_verifiers(self.settings, decoder)
         return backends
 
     def _make_batch(self) -> RunningBatch | RemoteSteps:
@@ -288,7 +291,9 @@ class Machinery:
             capture_passes(settings.schedule.graphs, model, said)
         if remote is None:
             assert self.generator is not None
-            costs = Roofline(_costs(self.generator), settled.machine_profile(settings.model.device))
+            costs = Roofline(
+                _sizes(self.generator).costs, settled.machine_profile(settings.model.device)
+            )
             return make_running_batch(
                 self.generator,
                 self.reader.codec,
@@ -441,8 +446,3 @@ def _sizes(model: LoadedModel | TreeModel, *, scores: bool = False, parts: int =
     decoder, storage = model.decoder, getattr(model, "storage", Storage.PLAIN)
     kept = decoder.shape, decoder.dtype.itemsize, storage, decoder.kv_dtype
     return ModelBytes(*kept, scores, parts)
-
-
-def _costs(model: TreeModel) -> ModelCosts:
-    decoder = model.decoder
-    return ModelCosts.of(decoder.shape, decoder.dtype.itemsize, kv_dtype=decoder.kv_dtype)

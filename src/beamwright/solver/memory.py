@@ -19,6 +19,7 @@ from beamwright.models.shape import ModelShape
 from beamwright.plan.costs import (
     CAPTURED_TOKENS,
     CHUNK_TOKENS,
+    ModelCosts,
     Storage,
     group_blocks,
     partial_bytes,
@@ -55,6 +56,11 @@ class ModelBytes:
     kv_dtype: KVDtype = "auto"
     scores: bool = False
     parts: int = 1
+
+    @property
+    def costs(self) -> ModelCosts:
+        """What it costs to run, by the cost model."""
+        return ModelCosts.of(self.shape, self.element_bytes, self.storage, self.kv_dtype)
 
     @property
     def weights(self) -> int:

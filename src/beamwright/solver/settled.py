@@ -19,7 +19,7 @@ from beamwright.models.config import find_shape
 from beamwright.models.decoder import Decoder
 from beamwright.models.load import LoadedModel
 from beamwright.plan.compare import choose_schedule
-from beamwright.plan.costs import Layout, ModelCosts, Roofline
+from beamwright.plan.costs import Layout, Roofline
 from beamwright.plan.machines import (
     DEFAULT_PROFILE,
     HardwareProfile,
@@ -27,6 +27,7 @@ from beamwright.plan.machines import (
     card_of_device,
     card_profile,
     find_profile,
+    over_link,
     processor,
 )
 from beamwright.plan.schedules import Scorer
@@ -63,11 +64,9 @@ def schedule_name(
     if needs_turns or not streams or _asks_for_groups(settings):
         return "locality"
     workload = expected_workload(settings, generator.shape.context)
-    sizes = generator.element_bytes, generator.storage, generator.kv_dtype
-    costs = ModelCosts.of(generator.shape, *sizes)
     layout = Layout.DENSE if model.attention.endswith("dense") else Layout.TREE
     profile = machine_profile(model.device)
-    fastest = choose_schedule(workload, costs, profile, kv_bytes, layout)
+    fastest = choose_schedule(workload, generator.costs, profile, kv_bytes, layout)
     return "layerwise" if fastest == "layerwise" else "locality"
 
 
@@ -141,13 +140,6 @@ def machine_profile(device: str, *, graphs: bool = True) -> HardwareProfile:
     return processor()
 
 
-def over_link(profile: HardwareProfile, schedule: ScheduleSettings) -> HardwareProfile:
-    """The machine with the link that is emulated, if one is."""
-    if (rate := schedule.link_bandwidth) is None:
-        return profile
-    return replace(profile, h2d_bandwidth=rate, d2h_bandwidth=rate, link_share=1.0)
-
-
 # --- sparse decoding --------------------------------------------------------------------------
 
 
@@ -193,7 +185,7 @@ def with_sparse(
     backend: AttentionBackend,
     sizes: ModelBytes,
     plan: MemoryPlan,
-    scored_by: LoadedModel | None,
+    scored_by: ModelBytes | None,
 ) -> tuple[Settings, str]:
     """What `--sparse auto` stands for (`plan.sparse`), and why."""
     model, schedule, sparse = settings.model, settings.schedule, settings.sparse
@@ -202,16 +194,13 @@ def with_sparse(
     known = {"sparse": "exact", "sparse_home": "host"} | ({"sparse_from": 0} if usual else {})
     found = settings.model_copy(update={"sparse": sparse.model_copy(update=known)})
     on_device = schedule.model_copy(update={"schedule": "in-gpu"})
-    costs = ModelCosts.of(sizes.shape, sizes.element_bytes, sizes.storage, sizes.kv_dtype)
+    profiles = (machine_profile(model.device, graphs=graphs) for graphs in (True, False))
     full, plain = (
-        Roofline(costs, over_link(machine_profile(model.device, graphs=graphs), schedule))
-        for graphs in (True, False)
+        Roofline(sizes.costs, over_link(profile, schedule.link_bandwidth)) for profile in profiles
     )
     scorer, kv_bytes = None, plan.generator_kv_bytes
     if scored_by is not None:
-        scores = scored_by.decoder
-        costs = ModelCosts.of(scores.shape, scores.dtype.itemsize, kv_dtype=scores.kv_dtype)
-        scorer = Scorer(costs, plan.verifier_kv_bytes // schedule.verifiers)
+        scorer = Scorer(scored_by.costs, plan.verifier_kv_bytes // scored_by.parts)
     try:
         if schedule.schedule != "auto":
             raise InputError(f"--schedule {schedule.schedule} says where KV is")
