@@ -35,6 +35,8 @@ from beamwright_lab.gpu.points import (
 )
 from beamwright_lab.gpu.report import UNMEASURED, goal_rows, render
 from beamwright_lab.gpu.runner import Journal
+from beamwright_lab.gpu.sides import SMOKE as SMOKE_CASE
+from beamwright_lab.gpu.sides import Side
 
 ROOT = Path(parity.__file__).parents[3]
 MODULE = "beamwright_lab.gpu.check"
@@ -221,13 +223,31 @@ def test_a_tree_that_is_another_with_less_kv_is_an_error(context):
     assert found["error"] == "another tree: less"
 
 
-def test_transformers_write_as_much_as_ours(context):
+def test_others_write_as_much_as_ours(context):
     data = peers.run(context)
-    assert [row["side"].partition(",")[0] for row in data["rows"]] == [
-        "beamwright",
-        *["transformers"] * 3,
+    assert all(row.get("tokens_per_s", 0) > 0 for row in data["rows"]), data
+    sides = [row["side"] for row in data["rows"]]
+    assert sides == [side.name for side, _ in peers.rows_of(context, SMOKE_CASE)]
+    assert sides[:3] == ["beamwright", "beamwright", "transformers, a cache that grows"]
+    assert {row["n"] for row in data["rows"]} == set(SMOKE_CASE.counts)
+
+
+def test_rows_of_peers_are_kept_and_those_that_failed_are_not(tmp_path, monkeypatch):
+    def broken(n):
+        raise ValueError("no")
+
+    sides = [Side("dear", lambda n: {"s": 1.0 * n}, 9.0), Side("cheap", broken, 1.0, (8,))]
+    monkeypatch.setattr(peers, "OTHERS", (lambda context, case: sides,))
+    done = [{"side": "beamwright", "n": n, "s": 2.0} for n in SMOKE_CASE.counts]
+    earlier = {"rows": [*done, {"side": "dear", "n": 4, "error": "cut off"}]}
+    data = peers.run(make_context(tmp_path, earlier=earlier))
+    assert data["rows"][:2] == done
+    assert [(row["side"], row["n"]) for row in data["rows"][2:]] == [
+        ("cheap", 8),
+        ("dear", 4),
+        ("dear", 8),
     ]
-    assert all(row["tokens_per_s"] > 0 for row in data["rows"]), data
+    assert data["rows"][2]["error"] == "ValueError: no"
 
 
 def test_a_step_of_a_trace_is_told_by_kernel_and_wait():
@@ -378,6 +398,9 @@ def test_a_device_or_a_card_that_is_not_there_is_one_line(tmp_path, monkeypatch,
 # --- what pages say --------------------------------------------------------------------------
 
 
+PARTS = (("beamwright", 1), ("other", 2))
+
+
 def a_call(file, commit, stage, **data):
     """A call's rows on a card, as the check writes them."""
     journal = Journal(file)
@@ -414,6 +437,11 @@ def test_calls_on_a_card_become_the_tables_of_pages(tmp_path, monkeypatch):
         searches
     )
     assert published.peers(found) == published.NOTHING
+    ours, theirs = ({"side": side, "s": 0.5, "tokens_per_s": 4096.0 / part} for side, part in PARTS)
+    rows = [{**ours, "n": 16}, {**ours, "n": 64}, {**theirs, "n": 16}]
+    a_call(tmp_path / "4.jsonl", "s1", "peers", model="m", prompt=1, tokens=128, rows=rows)
+    shown = published.peers(published.figures(tmp_path))
+    assert "| 16 | other | 0.50 | 2,048 | 0.50 |\n| 64 | beamwright" in shown
     assert all(isinstance(shown(found), str) for shown in published.BLOCKS.values())
     with pytest.raises(ValueError, match="on a card"):
         published.figures(tmp_path / "empty")

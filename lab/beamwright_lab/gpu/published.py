@@ -259,23 +259,28 @@ def one_step(found: Found) -> str:
 
 
 def peers(found: Found) -> str:
-    """`generate` of transformers beside ours."""
+    """Others beside ours, by n; that of a row is that of its stage where it has none."""
 
     def shown(stage: Found) -> str:
-        own = stage["rows"][0]["tokens_per_s"]
+        known = [{"n": stage.get("n"), **row} for row in stage["rows"] if "error" not in row]
+        own = {row["n"]: row["tokens_per_s"] for row in known if row["side"] == "beamwright"}
         rows = [
             {
-                f"{stage['n']} paths of {stage['tokens']} tokens": row["side"],
+                f"paths of {stage['tokens']} tokens": row["n"],
+                "side": row["side"],
                 "s": f"{row['s']:.2f}",
                 "tokens/s": f"{row['tokens_per_s']:,.0f}",
-                "of ours": f"{row['tokens_per_s'] / own:.2f}",
+                "of ours": _share(row["tokens_per_s"], own.get(row["n"])),
             }
-            for row in stage["rows"]
-            if "error" not in row
+            for row in sorted(known, key=lambda row: int(row["n"]))
         ]
         return _table(rows)
 
     return _stage(found, "peers", shown)
+
+
+def _share(part: float, whole: float | None) -> str | None:
+    return f"{part / whole:.2f}" if whole else None
 
 
 def kernels(found: Found) -> str:

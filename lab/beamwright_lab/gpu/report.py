@@ -200,11 +200,10 @@ def _step(step: Mapping[str, Any]) -> str:
 
 
 def _peers(data: Mapping[str, Any]) -> str:
-    title = (
-        f"{data.get('n')} paths of {data.get('tokens')} tokens behind {data.get('prompt')}, "
-        f"{data.get('model')}"
-    )
-    return _section(title, data.get("rows", []), ("side", "s", "tokens_per_s", "first_s"))
+    title = f"Paths of {data.get('tokens')} tokens behind {data.get('prompt')}, {data.get('model')}"
+    rows = [{"n": data.get("n"), **row} for row in data.get("rows", [])]
+    columns = ("side", "n", "s", "tokens_per_s", "first_s", "said")
+    return _section(title, sorted(rows, key=lambda row: row["n"] or 0), columns)
 
 
 def _roofline(data: Mapping[str, Any]) -> str:
