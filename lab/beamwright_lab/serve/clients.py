@@ -22,6 +22,8 @@ from typing import Any
 try:
     import openai
 except ModuleNotFoundError:
+    if __name__ != "__main__":
+        raise
     sys.exit("beamwright_lab.serve.clients needs the openai package: pip install openai")
 
 PROBLEM = (
