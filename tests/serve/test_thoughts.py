@@ -175,6 +175,7 @@ def test_efforts_of_a_model_that_marks_no_thoughts_mean_the_search_alone(effort)
         ),
         ({"reasoning": {"efort": "low"}}, "reasoning.efort", "not permitted"),
         ({"reasoning_budget": "much"}, "reasoning_budget", "integer"),
+        ({"reasoning_budget": -2}, "reasoning_budget", "-1"),
     ],
 )
 def test_what_contradicts_itself_is_one_line(fields, param, said):

@@ -166,6 +166,7 @@ def _integral(value: Any) -> Any:
 INTEGRAL = BeforeValidator(_integral)
 Whole = Annotated[int, Field(strict=True), INTEGRAL]
 Count = Annotated[int, Field(strict=True, ge=1), INTEGRAL]
+Bound = Annotated[int, Field(strict=True, ge=-1), INTEGRAL]  # -1: none
 
 
 class StreamOptions(BaseModel):
@@ -183,7 +184,7 @@ class Reasoning(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     effort: Effort | None = None
-    max_tokens: Whole | None = None
+    max_tokens: Bound | None = None
     enabled: bool | None = Field(None, strict=True)
     exclude: bool | None = Field(None, strict=True)
     summary: Literal["auto", "concise", "detailed"] | None = None  # the whole thought is shown
@@ -208,10 +209,10 @@ class Fields(BaseModel):
     reasoning_effort: Effort | None = None
     reasoning: Reasoning | None = None
     include_reasoning: bool | None = Field(None, strict=True)
-    thinking_token_budget: Whole | None = None
-    thinking_budget_tokens: Whole | None = None
-    reasoning_budget_tokens: Whole | None = None
-    reasoning_budget: Whole | None = None
+    thinking_token_budget: Bound | None = None
+    thinking_budget_tokens: Bound | None = None
+    reasoning_budget_tokens: Bound | None = None
+    reasoning_budget: Bound | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     search: dict[str, Any] | None = None
 
