@@ -230,12 +230,12 @@ def _report(
         compared = _with_states(compared, settings)
     if case.longest > generator.sizes.shape.context:
         raise InputError(
-            f"paths of {case.longest} tokens exceed the context of {generator.name}, "
-            f"{generator.sizes.shape.context} tokens"
+            f"--prompt, --generate, --tree: paths of {case.longest} tokens exceed the context of "
+            f"{generator.name}, {generator.sizes.shape.context} tokens"
         )
     _, plan = split_memory(settings, models)
     names = ("max_batch", "batching", "verify_ahead", "write_back")
-    # Parts stay unless something is said of them: so far nothing moves on a GPU.
+    # Parts stay unless something is said of them, so that rows differ by their schedule alone.
     split = settings.memory.split if "split" in invocation.given else None
     moves = split if verifier is not None and isinstance(split, str) else None
     filled = {name: getattr(settings.schedule, name) for name in names}
