@@ -104,6 +104,7 @@ def test_measured_is_read_from_the_cache(tmp_path):
         ("NVIDIA GeForce RTX 4090", 23.6, "rtx-4090"),
         ("NVIDIA A100-SXM4-40GB", 39.4, "a100-40gb"),
         ("NVIDIA H100 80GB HBM3", 79.1, "h100"),
+        ("NVIDIA H200", 139.8, "h200"),
         # Another chip, or another amount of memory, is another card.
         ("NVIDIA GeForce RTX 4090 Laptop GPU", 15.6, "rtx-4090-laptop"),
         ("NVIDIA GeForce RTX 3070 with Max-Q Design", 7.8, None),
