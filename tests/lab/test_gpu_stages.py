@@ -2,6 +2,7 @@
 
 import json
 import sys
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from beamwright_lab.gpu import (
     graphs,
     hybrid,
     link,
+    paged,
     parity,
     peers,
     published,
@@ -36,7 +38,7 @@ from beamwright_lab.gpu.points import (
 from beamwright_lab.gpu.report import UNMEASURED, goal_rows, render
 from beamwright_lab.gpu.runner import Journal
 from beamwright_lab.gpu.sides import SMOKE as SMOKE_CASE
-from beamwright_lab.gpu.sides import Side
+from beamwright_lab.gpu.sides import Case, Side
 
 ROOT = Path(parity.__file__).parents[3]
 MODULE = "beamwright_lab.gpu.check"
@@ -225,11 +227,25 @@ def test_a_tree_that_is_another_with_less_kv_is_an_error(context):
 
 def test_others_write_as_much_as_ours(context):
     data = peers.run(context)
-    assert all(row.get("tokens_per_s", 0) > 0 for row in data["rows"]), data
+    # On a CPU, continuous batching asks psutil for the memory.
+    alike = [row for row in data["rows"] if find_spec("psutil") or "batching" not in row["side"]]
+    assert all(row.get("tokens_per_s", 0) > 0 for row in alike), data
     sides = [row["side"] for row in data["rows"]]
     assert sides == [side.name for side, _ in peers.rows_of(context, SMOKE_CASE)]
-    assert sides[:3] == ["beamwright", "beamwright", "transformers, a cache that grows"]
+    assert sides[:3] == ["beamwright", "beamwright", paged.WAYS[0].side]
     assert {row["n"] for row in data["rows"]} == set(SMOKE_CASE.counts)
+
+
+@pytest.mark.parametrize("way", paged.WAYS, ids=lambda way: way.side)
+def test_continuous_batching_has_a_block_a_path_and_few_graphs(way):
+    case = Case("m", prompt=128, tokens=128, counts=(16,))
+    settings = vars(paged.settings_of(case, 16, way.settings))
+    assert 264 in settings.values(), "tokens of a block"
+    assert (settings["num_blocks"], settings["max_batch_tokens"]) == (18, 128)
+    graphs = "graphs" in way.name
+    assert settings["kv_padding_interval_size"] == (1024 if graphs else 0)
+    assert bool(settings["use_cuda_graph"]) is graphs
+    assert bool(settings["use_async_batching"]) is ("async" in way.name)
 
 
 def test_rows_of_peers_are_kept_and_those_that_failed_are_not(tmp_path, monkeypatch):

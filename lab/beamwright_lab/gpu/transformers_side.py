@@ -1,7 +1,7 @@
-"""`transformers` as a side of `peers`: a random model of the same shape, made once.
+"""`transformers` as sides of `peers`: a random model of the same shape, made once.
 
 `generate` with a cache that grows, with a static one, and with that compiled, which is what it does
-by itself on a card, and takes about a minute.
+by itself on a card, and takes about a minute; its continuous batching is `paged`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from beamwright_lab.gpu import paged
 from beamwright_lab.gpu.context import Context
 from beamwright_lab.gpu.parity import random_model, sizes_of
 from beamwright_lab.gpu.sides import Case, Side, timed
@@ -30,10 +31,12 @@ _CACHES: tuple[tuple[str, Mapping[str, Any], float], ...] = (
 def sides(context: Context, case: Case) -> list[Side]:
     """See the module."""
     held = _Held(context, case)
-    return [
+    plain = [
         Side(f"transformers, {name}", partial(held.generate, how), cost_s)
         for name, how, cost_s in _CACHES
     ]
+    batched = [Side(way.side, partial(held.batch, way), way.cost_s) for way in paged.WAYS]
+    return [*plain, *batched]
 
 
 class _Held:
@@ -48,6 +51,9 @@ class _Held:
         dtype = "bfloat16" if self._context.on_gpu else "float32"
         with torch.device(self._context.device):
             return random_model("qwen2", dtype, sizes_of(self._case.model))
+
+    def batch(self, way: paged.Way, n: int) -> dict[str, Any]:
+        return paged.measure(self._context, self._case, self.model, way, n)
 
     def generate(self, how: Mapping[str, Any], n: int) -> dict[str, Any]:
         ids = torch.randint(3, self.model.config.vocab_size, (1, self._case.prompt))

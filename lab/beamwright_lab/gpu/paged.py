@@ -1,0 +1,121 @@
+"""Continuous batching of `transformers` as sides of `peers`: one prompt, forked into n requests.
+
+One manager for all calls of a row, warmed up, as its pages say of serving; its cache and batch are
+no larger than the case wants, and a block holds a path. Its pages advise FlashAttention, which is a
+package of its own; without it there are two attentions with a mask, for which it leaves CUDA graphs
+and overlapped batches off by itself. So both are tried with them on, and one as it is by default.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+from beamwright_lab.gpu.context import Context
+from beamwright_lab.gpu.sides import Case, timed
+
+_PATIENCE_S = 20.0
+_SPARE = 8  # tokens of a block after a path: an overlapped batch runs one beyond its end
+_PADDINGS = 4  # lengths of the KV that graphs are captured for, at most
+_GRAPHS = {"use_cuda_graph": True, "use_async_batching": False}
+_OVERLAPPED = {"use_cuda_graph": True, "use_async_batching": True}
+
+
+@dataclass(frozen=True)
+class Way:
+    """settings: of `ContinuousBatchingConfig` on a card; a CPU has none of them."""
+
+    attention: str
+    name: str
+    settings: Mapping[str, Any]
+    cost_s: float
+
+    @property
+    def side(self) -> str:
+        return f"transformers, continuous batching, {self.attention}: {self.name}"
+
+
+WAYS = (
+    Way("eager", "graphs, async", _OVERLAPPED, 8.0),
+    Way("sdpa", "graphs, async", _OVERLAPPED, 9.0),
+    Way("eager", "graphs", _GRAPHS, 10.0),
+    Way("sdpa", "as by default", {}, 17.0),
+    Way("eager", "graphs, async, compiled", {**_OVERLAPPED, "default_compile_level": 1}, 80.0),
+)
+
+
+def measure(context: Context, case: Case, model: Any, way: Way, n: int) -> dict[str, Any]:
+    """A row; the model has its own attention again afterwards."""
+    from transformers import GenerationConfig
+
+    own = model.config._attn_implementation
+    model.set_attn_implementation(f"paged|{way.attention}")
+    sampling = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=case.tokens,
+        num_return_sequences=n,
+        eos_token_id=-1,
+        pad_token_id=0,
+    )
+    settings = settings_of(case, n, way.settings if context.on_gpu else {})
+    manager = model.init_continuous_batching(sampling, settings)
+    try:
+        start_s = time.perf_counter()
+        manager.warmup()
+        manager.start()
+        warm_s = time.perf_counter() - start_s
+        work = partial(_paths, manager, list(range(3, 3 + case.prompt)), n, case.tokens)
+        row = timed(context, work, n * case.tokens)
+        return {**row, "warm_up_s": round(warm_s, 2), "said": _said(manager)}
+    finally:
+        if manager.is_running():
+            manager.stop(block=True, timeout=_PATIENCE_S, hard_stop=True)
+        manager.destroy()
+        model.set_attn_implementation(own)
+
+
+def _said(manager: Any) -> str:
+    """What it made of its settings."""
+    used = manager.continuous_batching_config
+    size = getattr(used, "page_size", None) or used.block_size
+    return (
+        f"forked; {used.num_blocks} blocks of {size}, batches of {used.max_batch_tokens}, "
+        f"graphs {any(used.cuda_graph_booleans)}, async {used.use_async_batching}, "
+        f"compiled {used.varlen_compile_config is not None}"
+    )
+
+
+def settings_of(case: Case, n: int, chosen: Mapping[str, Any]) -> Any:
+    """Sized by the case; newer versions say page for block."""
+    from transformers import ContinuousBatchingConfig
+
+    path = case.prompt + case.tokens
+    size = {"page_size", "block_size"} & {each.name for each in fields(ContinuousBatchingConfig)}
+    padded = {"q_padding_interval_size": n, "kv_padding_interval_size": n * path // _PADDINGS}
+    return ContinuousBatchingConfig(
+        **{max(size): path + _SPARE},
+        **(padded if chosen else {}),  # they alone would turn graphs on
+        **chosen,
+        num_blocks=n + 2,
+        max_batch_tokens=max(case.prompt, n),
+        max_requests_per_batch=n,
+        safety_margin=0.0,
+    )
+
+
+def _paths(manager: Any, prompt: list[int], n: int, tokens: int) -> None:
+    """All n of them, or an error."""
+    manager.add_request(prompt, max_new_tokens=tokens)
+    for _ in range(n):
+        found = manager.get_result(timeout=_PATIENCE_S)
+        if found is None:
+            died = manager.background_thread_status.fatal_error
+            raise RuntimeError(f"no answer within {_PATIENCE_S:.0f} s" if died is None else died)
+        if found.error or len(found.generated_tokens) != tokens:
+            raise RuntimeError(found.error or f"{len(found.generated_tokens)} tokens")
