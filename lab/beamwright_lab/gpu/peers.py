@@ -9,12 +9,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from beamwright_lab.gpu import transformers_side
+from beamwright_lab.gpu import llama_side, transformers_side
 from beamwright_lab.gpu.context import Context
 from beamwright_lab.gpu.roofline import Steps, plain_paths
 from beamwright_lab.gpu.sides import SMOKE, USUAL, Case, Side, timed
 
-OTHERS = (transformers_side.sides,)
+OTHERS = (transformers_side.sides, llama_side.sides)
 """Each gives its sides for a context and a case."""
 _OURS_S = 5.0
 

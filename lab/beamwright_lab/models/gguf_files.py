@@ -129,6 +129,7 @@ def metadata(folder: Path, mix: str) -> dict[str, Any]:
     words = tokenizer["model"]["vocab"]
     special = {each["content"] for each in tokenizer["added_tokens"]}
     tokens = sorted(words, key=words.__getitem__)
+    tokens += [f"<unused {id}>" for id in range(len(tokens), config["vocab_size"])]
     sizes = {
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
