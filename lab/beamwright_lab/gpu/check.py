@@ -46,6 +46,7 @@ STAGES: tuple[tuple[str, int, int, str], ...] = (
     ("roofline", 70, 20, "roofline.run"),
     ("hybrid", 60, 15, "hybrid.run"),
     ("search", 75, 20, "search.run"),
+    ("split", 55, 25, "split.run"),
     ("peers", 60, 15, "peers.run"),
     ("kernels", 25, 15, "attention_kernels.run"),
     ("tests", 40, 15, "graphs.run_tests"),

@@ -41,6 +41,14 @@ def render(results: Mapping[str, Mapping[str, Any]]) -> str:
         ),
         _hybrid(data.get("hybrid", {})),
         _search(data.get("search", {}), data.get("search-7b", {})),
+        _section(
+            "Generator and verifier together",
+            data.get("split", {}).get("rows", []),
+            (
+                *("what", "n", "tokens", "s", "verify_s", "tokens_per_s", "kv_budget_bytes"),
+                *("moves", "moved_bytes", "relocated_blocks", "h2d_bytes", "exact"),
+            ),
+        ),
         _peers(data.get("peers", {})),
         _link(data.get("link", {})),
         _parity(data.get("parity", {})),

@@ -23,11 +23,11 @@ from beamwright_lab.gpu import trace
 from beamwright_lab.gpu.context import Context
 from beamwright_lab.gpu.parity import Work, sizes_of, write_checkpoint
 
-_PROBLEM = "Lena has 81 pencils. In July Lena wins 26 pencils. How many pencils does Lena have?"
-_SMALL, _LARGE = "qwen2.5-1.5b", "qwen2.5-7b"
+PROBLEM = "Lena has 81 pencils. In July Lena wins 26 pencils. How many pencils does Lena have?"
+SMALL, _LARGE = "qwen2.5-1.5b", "qwen2.5-7b"
 _SHARES = (1.0, 0.5, 0.25)
-_PLENTY = ("16GiB", "64MiB")  # of KV; on a card, and in a smoke run
-_LAST_S = 4.0
+PLENTY = ("16GiB", "64MiB")  # of KV; on a card, and in a smoke run
+LAST_S = 4.0
 _LAYERWISE_S = 6.0  # its deadline
 _BUNDLED = ({"max_tokens": 256}, {"max_rounds": 2, "max_tokens": 40})  # whole, and a smoke run
 _PROFILED = ({"step_tokens": 16, "max_rounds": 2}, {"step_tokens": 4, "max_rounds": 1})
@@ -37,7 +37,7 @@ _RANDOM = ({"step_tokens": 64, "max_rounds": 4}, {"step_tokens": 8, "max_rounds"
 def run(context: Context) -> dict[str, Any]:
     """See the module."""
     with tempfile.TemporaryDirectory() as folder:
-        pair = Pair(context, Path(folder), _SMALL)
+        pair = Pair(context, Path(folder), SMALL)
         work: Work = [
             ({"what": "bundled pair"}, partial(_searched, context, **_BUNDLED[context.smoke])),
             ({"what": "random pair"}, lambda: _searched(context, **pair.options)),
@@ -56,7 +56,7 @@ def run_large(context: Context) -> dict[str, Any]:
 def measured(context: Context, work: Work) -> dict[str, Any]:
     """A row for each search; an error where trees that have to be equal are not."""
     data: dict[str, Any] = {"rows": [], "not_run": []}
-    context.rows(data, "rows", work, _LAST_S)
+    context.rows(data, "rows", work, LAST_S)
     wrong = [f"failed: {row['what']}" for row in data["rows"] if "error" in row]
     compared = [row for row in data["rows"] if row.get("kv_share") and row.get("exact")]
     wrong += [
@@ -80,9 +80,9 @@ class Pair:
     @cached_property
     def options(self) -> dict[str, Any]:
         """Of the solver."""
-        verifier = _checkpoint(self.context, self._folder / "verifier", _SMALL)
+        verifier = _checkpoint(self.context, self._folder / "verifier", SMALL)
         path = verifier
-        if self.generator != _SMALL:
+        if self.generator != SMALL:
             path = _checkpoint(self.context, self._folder / "generator", self.generator)
         found = {"model": str(path), "verifier": f"likelihood:{verifier}", "ignore_eos": True}
         return {**found, **_RANDOM[self.context.smoke]}
@@ -105,7 +105,7 @@ class Pair:
 
     def _at(self, share: float, **options: Any) -> dict[str, Any]:
         """The first of all finds out what it wants."""
-        plenty, wanted = _PLENTY[self.context.smoke], self.wants_bytes
+        plenty, wanted = PLENTY[self.context.smoke], self.wants_bytes
         kv_memory = plenty if not wanted else str(int(share * wanted))
         row = _searched(self.context, **{**self.options, **options, "kv_memory": kv_memory})
         self.wants_bytes = wanted or row["kv_peak_bytes"]
@@ -118,20 +118,20 @@ def _checkpoint(context: Context, folder: Path, name: str) -> Path:
     return write_checkpoint("qwen2", folder, context.device, "bfloat16", **sizes_of(name))
 
 
-def _solver(context: Context, **options: Any) -> Solver:
+def solver_of(context: Context, **options: Any) -> Solver:
     n = 16 if context.smoke else 64
     return Solver(device=context.device, search="beam", n=n, width=4, **options)
 
 
 def _searched(context: Context, **options: Any) -> dict[str, Any]:
     """One search that warms up, and one that counts; one alone that has a deadline."""
-    with _solver(context, **options) as solver:
+    with solver_of(context, **options) as solver:
         if "deadline" not in options:
-            solver.solve(_PROBLEM)
-        return {**_row(solver.solve(_PROBLEM)), "exact": solver.exact}
+            solver.solve(PROBLEM)
+        return {**row_of(solver.solve(PROBLEM)), "exact": solver.exact}
 
 
-def _row(found: Solution) -> dict[str, Any]:
+def row_of(found: Solution) -> dict[str, Any]:
     time, kv = found.time, found.kv
     return {
         "n": found.settings.search.n,
@@ -155,13 +155,13 @@ def _row(found: Solution) -> dict[str, Any]:
 
 def _profiled(context: Context, options: dict[str, Any]) -> dict[str, Any]:
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if context.on_gpu else [])]
-    with _solver(context, **{**options, **_PROFILED[context.smoke]}) as solver:
-        solver.solve(_PROBLEM)
+    with solver_of(context, **{**options, **_PROFILED[context.smoke]}) as solver:
+        solver.solve(PROBLEM)
         with profile(activities=kinds) as profiler:
-            found = solver.solve(_PROBLEM)
+            found = solver.solve(PROBLEM)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(file))
         text = file.read_bytes()
     (context.out / "trace.json.gz").write_bytes(gzip.compress(text, 6))
-    return {**_row(found), "step": trace.steps(json.loads(text)["traceEvents"])}
+    return {**row_of(found), "step": trace.steps(json.loads(text)["traceEvents"])}
