@@ -266,6 +266,21 @@ def test_rows_of_peers_are_kept_and_those_that_failed_are_not(tmp_path, monkeypa
     assert data["rows"][2]["error"] == "ValueError: no"
 
 
+def test_a_side_that_stops_the_device_ends_the_call_and_is_not_asked_again(tmp_path, monkeypatch):
+    def stops(n):
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    sides = [Side("stops", stops, 1.0, (4,)), Side("next", lambda n: {"s": 1.0}, 2.0, (4,))]
+    monkeypatch.setattr(peers, "OTHERS", (lambda context, case: sides,))
+    done = [{"side": "beamwright", "n": n, "s": 2.0} for n in SMOKE_CASE.counts]
+    first = make_context(tmp_path, earlier={"rows": done})
+    with pytest.raises(RuntimeError, match=r"stops, 4: .*device-side assert"):
+        peers.run(first)
+    found = first.journal.results()["stage"]["data"]["rows"]
+    again = peers.run(make_context(tmp_path, earlier={"rows": [*done, *found]}))
+    assert [row["side"] for row in again["rows"][2:]] == ["stops", "next"]
+
+
 def test_a_step_of_a_trace_is_told_by_kernel_and_wait():
     def on_device(name, ts, dur, number):
         kind = {"cat": "kernel", "name": name, "ts": ts, "dur": dur}

@@ -114,8 +114,8 @@ class Context:
                 data.setdefault("not_run", []).append(what)
                 continue
             data[name].append({**what, **attempt(measure)})
-            release(self.device)
             self.save(data)
+            release(self.device)
 
     def data_of(self, stage: str) -> dict[str, Any] | None:
         """What another stage has found, if anything."""
@@ -149,6 +149,11 @@ def attempt(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return work()
     except Exception as error:  # the other rows are worth having
         return {"error": one_line(error)}
+
+
+def is_fatal(row: Mapping[str, Any]) -> bool:
+    """True for an error after which this process can do nothing more on the device."""
+    return "CUDA error" in row.get("error", "")
 
 
 def one_line(error: BaseException) -> str:

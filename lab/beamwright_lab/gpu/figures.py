@@ -22,7 +22,7 @@ from beamwright.engine.timeline import Timeline
 from beamwright.models.named import shape_from_text
 from beamwright.protocols import RoundReport
 from beamwright.solver.solution import Solution
-from beamwright_lab.gpu.context import Context, one_line, release, synchronize
+from beamwright_lab.gpu.context import Context, is_fatal, one_line, release, synchronize
 from beamwright_lab.gpu.points import WIDTH, Point, shrunk, stage_points
 from beamwright_lab.gpu.simulator import pack_tree
 from beamwright_lab.paper.cases import VARIANTS
@@ -54,7 +54,7 @@ def run(context: Context, stage: str) -> dict[str, Any]:
         data["points"].append(row)
         release(context.device)
         context.save(data)
-        if _is_fatal(row):
+        if is_fatal(row):
             raise RuntimeError(f"{point.name}: {row['error']}")
     return data
 
@@ -63,15 +63,10 @@ def _left_over(
     points: Sequence[Point], earlier: Mapping[str, Any]
 ) -> tuple[list[Point], list[dict[str, Any]]]:
     """What is still to be run, and the rows to keep; the point that stopped the stage is last."""
-    kept = [row for row in earlier.get("points", []) if "error" not in row or _is_fatal(row)]
+    kept = [row for row in earlier.get("points", []) if "error" not in row or is_fatal(row)]
     measured, stopped = {row["name"] for row in kept}, earlier.get("underway")
     left = [point for point in points if point.name not in measured]
     return sorted(left, key=lambda point: point.name == stopped), kept
-
-
-def _is_fatal(row: Mapping[str, Any]) -> bool:
-    """True for an error after which this process can do nothing more on the device."""
-    return "CUDA error" in row.get("error", "")
 
 
 def _deadline_s(

@@ -1,7 +1,8 @@
 """Stage: n paths from one prompt by others beside ours: one random shape, the same lengths.
 
-Ours first, then cheap rows before dear ones; rows of an earlier call are kept. Seconds of the whole
-call, its prefill included; the first call of each is not counted.
+Ours first, then cheap rows before dear ones. Rows of an earlier call are kept, also one after which
+the device did nothing more. Seconds of the whole call, its prefill included; the first call of each
+is not counted.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from beamwright_lab.gpu import llama_side, transformers_side
-from beamwright_lab.gpu.context import Context
+from beamwright_lab.gpu.context import Context, is_fatal
 from beamwright_lab.gpu.roofline import Steps, plain_paths
 from beamwright_lab.gpu.sides import SMOKE, USUAL, Case, Side, timed
 
@@ -23,13 +24,18 @@ def run(context: Context) -> dict[str, Any]:
     """See the module."""
     case = SMOKE if context.smoke else USUAL
     data: dict[str, Any] = {"model": case.model, "prompt": case.prompt, "tokens": case.tokens}
-    kept = [row for row in context.earlier.get("rows", []) if "error" not in row and "n" in row]
+    earlier = [row for row in context.earlier.get("rows", []) if "n" in row]
+    kept = [row for row in earlier if "error" not in row or is_fatal(row)]
     data |= {"rows": kept, "not_run": []}
     known = {(row["side"], row["n"]) for row in kept}
     for side, n in rows_of(context, case):
-        if (side.name, n) not in known:
-            what = {"side": side.name, "n": n, **({"said": side.said} if side.said else {})}
-            context.rows(data, "rows", [(what, partial(side.measure, n))], side.cost_s)
+        if (side.name, n) in known:
+            continue
+        what = {"side": side.name, "n": n, **({"said": side.said} if side.said else {})}
+        num_rows = len(data["rows"])
+        context.rows(data, "rows", [(what, partial(side.measure, n))], side.cost_s)
+        for row in filter(is_fatal, data["rows"][num_rows:]):
+            raise RuntimeError(f"{side.name}, {n}: {row['error']}")
     return data
 
 
