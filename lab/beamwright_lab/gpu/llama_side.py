@@ -45,7 +45,9 @@ class _Held:
 
     @property
     def version(self) -> str:
-        done = subprocess.run([self._tool, "--version"], capture_output=True, text=True, timeout=20)
+        done = subprocess.run(
+            [self._tool, "--version"], capture_output=True, text=True, timeout=20, check=False
+        )
         found = re.search(r"version: (\S+)", done.stdout + done.stderr)
         return found[1] if found else "of unknown version"
 
@@ -69,7 +71,7 @@ class _Held:
             words += ["-c", str(most * (case.prompt + case.tokens + _SLACK)), "-fa", "on"]
             words += ["--output-format", "jsonl"]
             done = subprocess.run(
-                words, capture_output=True, text=True, timeout=self._context.left_s
+                words, capture_output=True, text=True, timeout=self._context.left_s, check=False
             )
         found: dict[int, list[float]] = {}
         for line in done.stdout.splitlines():
