@@ -8,6 +8,7 @@ import torch
 
 from beamwright.engine import executor
 from beamwright.engine.executor import overlaps
+from beamwright.engine.timeline import Accounting
 from beamwright.errors import Cancelled, InputError, Interrupted, LinkError
 from beamwright.kv.link import StreamLink
 from beamwright.solver import machinery
@@ -348,3 +349,19 @@ def test_auto_overlaps_on_a_card_where_kernels_read_kv(make_pair, monkeypatch):
 def test_what_the_settings_name_is_what_runs(make_pair, two_cores):
     assert not chosen(make_pair(executor="plain"))
     assert chosen(make_pair(executor="overlapped"), in_flight=1, num_threads=2)
+
+
+def test_every_run_scores_on_the_same_streams_of_a_card(make_pair, monkeypatch):
+    """torch hands out the same few in turn: run after run, a worker's would come to be the one on
+    which another verifier's passes are captured, and its launches would be captured with them."""
+    made = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(device) or len(made))
+    with make_pair(verifiers=2, executor="overlapped") as solver:
+        found = solver._machinery
+        monkeypatch.setattr(found.scorers[0].decoder, "device", torch.device("cuda"))
+        models, shown = (found.generator, *found.scorers), (found.timeline, found.progress)
+        for _ in range(3):
+            given = found.settings.schedule, found.batch, found.verifiers, Accounting()
+            made_executor = executor.make_executor(*given, models, *shown, beside=True)
+            assert [worker._stream for worker in made_executor._workers] == [1, 2]
+    assert len(made) == 2

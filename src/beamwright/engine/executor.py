@@ -188,7 +188,7 @@ class VerifierWorker:
     it frees what is to be freed. Two threads share nodes that are decoded, which the loop leaves
     alone until their scores are in. Errors are raised where results are taken.
 
-    device: a card, on which it has a stream of its own. changed: of all workers of an executor.
+    stream: of a card, which nobody else uses. changed: of all workers of an executor.
     patience_s: a call of the verifier whose scores nobody needs any more may take so much longer.
     Then its thread is left to itself, and another takes over: a user's function cannot be stopped,
     and may never return. None for models, which do, and whose memory two threads cannot share.
@@ -197,13 +197,12 @@ class VerifierWorker:
     def __init__(
         self,
         scoring: Scoring,
-        device: torch.device | None = None,
+        stream: torch.cuda.Stream | None = None,
         patience_s: float | None = None,
         changed: threading.Condition | None = None,
     ) -> None:
         self.scoring, self.patience_s = scoring, patience_s
-        # Made once: torch hands out the same few in turn, and another one's captures are on them.
-        self._stream = torch.cuda.Stream(device) if device is not None else None
+        self._stream = stream
         self.changed = changed or threading.Condition()
         # All below are read and written with `changed` held.
         self._thread: threading.Thread | None = None
@@ -366,13 +365,16 @@ def make_executor(
 
     if not beside:
         return PlainExecutor(writer, scoring(0, models), partial(_stalled_s, models), progress)
-    model, patience_s = (scorers[0], None) if scorers else (generator, PATIENCE_S)
-    on_card = model is not None and model.decoder.device.type == "cuda"
-    device = model.decoder.device if model is not None and on_card else None
+    computes, patience_s = (scorers, None) if scorers else ([generator], PATIENCE_S)
     changed = threading.Condition()
     workers = [
-        VerifierWorker(scoring(i, scorers[i : i + 1]), device, patience_s, changed)
-        for i in range(len(verifiers))
+        VerifierWorker(
+            scoring(i, scorers[i : i + 1]),
+            None if model is None else model.stream,
+            patience_s,
+            changed,
+        )
+        for i, model in enumerate(computes)
     ]
     return OverlappedExecutor(writer, workers, partial(_stalled_s, models[:1]), progress)
 

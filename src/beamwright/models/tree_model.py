@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -193,6 +194,13 @@ class TreeModel:
     def idle_bytes(self) -> int:
         """Memory of captured passes, which nothing else can use."""
         return 0 if self.captured is None else self.captured.idle_bytes
+
+    @cached_property
+    def stream(self) -> torch.cuda.Stream | None:
+        """On a card, of whoever computes with it beside others: made once, since torch hands out
+        the same few in turn, and another model's captures are on them."""
+        device = self.decoder.device
+        return torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def release(self) -> None:
         """Give that back."""
