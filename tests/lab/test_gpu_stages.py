@@ -27,6 +27,7 @@ from beamwright_lab.gpu import (
     simulator,
     speculation,
     trace,
+    vllm_side,
 )
 from beamwright_lab.gpu.context import Context, commit_of, digest, source_state
 from beamwright_lab.gpu.own_link import SMOKE, LinkBench
@@ -279,6 +280,49 @@ def test_a_side_that_stops_the_device_ends_the_call_and_is_not_asked_again(tmp_p
     found = first.journal.results()["stage"]["data"]["rows"]
     again = peers.run(make_context(tmp_path, earlier={"rows": [*done, *found]}))
     assert [row["side"] for row in again["rows"][2:]] == ["stops", "next"]
+
+
+class StandInForVllm:
+    """Answers as `peers/adapters/vllm_card.py` does."""
+
+    def __init__(self, module, options, log, **how):
+        self.facts = {"version": "vllm 0", "block_tokens": 16, "attention": ["FA"]}
+        self.facts |= {"flash_attention": [3], "limits": []}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def ask(self, op, **request):
+        if op == "search":
+            self.facts["limits"].append(request["blocks"])
+        return {"s": 0.5, "tokens": 64, "peak_blocks": 80, "preempted": 2}
+
+
+def test_vllm_gets_the_same_paths_and_both_the_same_kv(context, monkeypatch):
+    monkeypatch.setattr(vllm_side, "Worker", StandInForVllm)
+    data = vllm_side.run(context)
+    assert data["engines"][0]["limits"] == [0] * 3 + [40] * 3 + [20] * 3
+    sides = [(row["side"], row["what"], row.get("kv_share")) for row in data["rows"]]
+    assert sides[:2] == [("beamwright", "4 paths", None), ("beamwright", "search", None)]
+    assert sides[4:] == [
+        (side, "search", x) for side in ("vllm", "beamwright") for x in (0.5, 0.25)
+    ]
+    assert all(row["tokens_per_s"] > 0 for row in data["rows"]), data
+    less = {row["kv_share"]: row for row in data["rows"][-2:]}
+    assert all(row["peak_bytes"] <= row["kv_bytes"] for row in less.values())
+    assert len({row["tree_hash"] for row in data["rows"] if row["side"] == "beamwright"}) == 2
+    assert "Beside vllm 0, FA [3]" in render({"vllm": {"status": "ok", "data": data}})
+
+
+def test_a_side_that_does_not_start_costs_its_rows(context, monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("no engine")
+
+    monkeypatch.setattr(vllm_side, "Worker", fails)
+    assert vllm_side.run(context)["error"] == "vllm: RuntimeError: no engine"
 
 
 def test_a_step_of_a_trace_is_told_by_kernel_and_wait():

@@ -31,6 +31,7 @@ from beamwright_lab.gpu.context import (
     card,
     device_name,
     has_device,
+    missing_vllm,
     missing_wheels,
     one_line,
     source_state,
@@ -59,11 +60,14 @@ STAGES: tuple[tuple[str, int, int, str], ...] = (
     (FIGURES[2], 20, 20, "figures.run"),
     (FIGURES[3], 20, 20, "figures.run"),
     ("simulator", 10, 5, "simulator.run"),
+    ("vllm", 200, 60, "vllm_side.run"),
+    ("vllm-7b", 200, 60, "vllm_side.run_large"),
 )
 _READS = {"simulator": ("link", *FIGURES)}
 _SMOKE_LEAST_S = 0.2
 _OUT = Path(__file__).resolve().parents[1] / "results" / "gpu_check"
 _TORCH_ALONE = ("link",)  # its ceilings are measured without the engine
+_WITH_VLLM = ("vllm", "vllm-7b")  # left out where that is missing, unless they are asked for
 
 
 def stages(arguments: argparse.Namespace) -> list[Stage]:
@@ -84,6 +88,7 @@ def stages(arguments: argparse.Namespace) -> list[Stage]:
             _missing(name),
         )
         for name, budget_s, least_s, _ in sorted(STAGES, key=partial(_place, arguments.only))
+        if name in arguments.only or name not in _WITH_VLLM or not missing_vllm()
     ]
 
 
@@ -92,6 +97,8 @@ def _place(only: Sequence[str], stage: tuple[str, int, int, str]) -> int:
 
 
 def _missing(stage: str) -> str:
+    if stage in _WITH_VLLM and (why := missing_vllm()):
+        return why
     needed = {} if stage in _TORCH_ALONE else ENGINE
     found = missing_wheels({**needed, **(TESTS if stage == "tests" else {})})
     return f"missing wheels: {', '.join(found)}" if found else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import io
+import os
 import re
 import subprocess
 import tarfile
@@ -37,6 +38,7 @@ _NOW = (
     "pcie.link.width.current",
     "utilization.gpu",
 )
+VLLM_PYTHON = "BEAMWRIGHT_VLLM_PYTHON"
 _PACKAGES = ("torch", "triton", "transformers", "flashinfer-python", "beamwright")
 
 # What each stage imports, directly or not: module, and the wheel that brings it.
@@ -168,6 +170,13 @@ def one_line(error: BaseException) -> str:
 def missing_wheels(modules: Mapping[str, str]) -> list[str]:
     """Wheels whose modules cannot be found here; nothing is imported."""
     return [wheel for module, wheel in modules.items() if find_spec(module) is None]
+
+
+def missing_vllm() -> str:
+    """Why there is no vLLM here, if so."""
+    if find_spec("vllm") or VLLM_PYTHON in os.environ:
+        return ""
+    return f"no vllm here: install it, or name an interpreter that has it in {VLLM_PYTHON}"
 
 
 def device_name(device: str) -> str:

@@ -50,6 +50,7 @@ def render(results: Mapping[str, Mapping[str, Any]]) -> str:
             ),
         ),
         _peers(data.get("peers", {})),
+        *(_vllm(data.get(name, {})) for name in ("vllm", "vllm-7b")),
         _link(data.get("link", {})),
         _parity(data.get("parity", {})),
         _points(figures, data.get("simulator", {})),
@@ -212,6 +213,15 @@ def _peers(data: Mapping[str, Any]) -> str:
     rows = [{"n": data.get("n"), **row} for row in data.get("rows", [])]
     columns = ("side", "n", "s", "tokens_per_s", "first_s", "said")
     return _section(title, sorted(rows, key=lambda row: row["n"] or 0), columns)
+
+
+def _vllm(data: Mapping[str, Any]) -> str:
+    engines = [
+        f"{each['version']}, {'/'.join(each['attention'])} {each['flash_attention']}"
+        for each in data.get("engines", [])
+    ]
+    columns = ("model", "what", "side", "kv_share", "s", "tokens_per_s", "first_s", "preempted")
+    return _section(f"Beside {'; '.join(engines) or 'vLLM'}", data.get("rows", []), columns)
 
 
 def _roofline(data: Mapping[str, Any]) -> str:
