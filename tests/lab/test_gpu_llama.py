@@ -11,6 +11,7 @@ from beamwright_lab.gpu.sides import SMOKE
 _TOOL = """#!/bin/sh
 case "$*" in *--version*) echo "version: 7.7 (build 1)" >&2; exit 0;; esac
 [ -s "$2" ] || exit 1
+[ -n "$NO_CARD" ] && echo "warning: no usable GPU found, option ignored" >&2
 [ -n "$FAILS" ] && { echo "no room" >&2; exit 1; }
 for count in $(echo "$*" | sed 's/.*-npl \\([0-9,]*\\).*/\\1/; s/,/ /g'); do
   echo "noise"
@@ -37,6 +38,14 @@ def test_what_the_tool_says_when_it_fails_is_the_row_s_error(found, monkeypatch)
     monkeypatch.setenv("FAILS", "1")
     with pytest.raises(RuntimeError, match="no room"):
         found.measure(4)
+
+
+def test_a_tool_that_finds_no_card_is_no_row_of_one(found, monkeypatch):
+    monkeypatch.setenv("NO_CARD", "1")
+    assert found.measure(4)["s"] == 1.0
+    on_card = SimpleNamespace(on_gpu=True, device="cpu", left_s=60.0)
+    with pytest.raises(RuntimeError, match="no usable GPU"):
+        sides(on_card, SMOKE)[0].measure(4)
 
 
 def test_there_is_no_side_without_the_tool(monkeypatch, tmp_path):

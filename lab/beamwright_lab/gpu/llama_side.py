@@ -16,12 +16,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from beamwright_lab.gpu.context import Context
+from beamwright_lab.gpu.context import Context, release
 from beamwright_lab.gpu.parity import sizes_of, write_checkpoint
 from beamwright_lab.gpu.sides import Case, Side, seconds_of
 from beamwright_lab.models.gguf_files import write_gguf
 
 _TOOL = "llama-batched-bench"
+_NO_CARD = "no usable GPU found"  # what it says before it goes on without one
 _COST_S = 9.5  # dearer the first time: before the dear sides all the same
 _RUNS = 3
 _SLACK = 256  # tokens of a sequence's room beside what it writes
@@ -64,6 +65,7 @@ class _Held:
             write_checkpoint("qwen2", model, device, "bfloat16", **sizes)
             write_gguf(model, file, "BF16")
             shutil.rmtree(model)
+            release(device)
             most = max(case.counts)
             counts = [str(n) for n in case.counts for _ in range(_RUNS)]
             words = [self._tool, "-m", str(file), "-npp", str(case.prompt), "-pps"]
@@ -73,6 +75,8 @@ class _Held:
             done = subprocess.run(
                 words, capture_output=True, text=True, timeout=self._context.left_s, check=False
             )
+        if self._context.on_gpu and _NO_CARD in done.stderr:
+            raise RuntimeError(f"{_TOOL}: {_NO_CARD}")
         found: dict[int, list[float]] = {}
         for line in done.stdout.splitlines():
             if line.startswith("{"):

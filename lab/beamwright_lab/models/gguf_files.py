@@ -190,13 +190,13 @@ def write_gguf(folder: Path, file: Path, mix: str) -> None:
             out.write(_text(called(name)) + sizes + struct.pack("<IQ", _KINDS[kind], at))
         _pad(out)
         for name, _, kind, _ in plan:
-            weight = source.get_tensor(name).float()
+            weight = source.get_tensor(name)
             if kind in QUANTISE:
                 values, quantise = QUANTISE[kind]
-                weight = quantise(weight.reshape(-1, values))
-            elif kind == "BF16":
-                weight = weight.bfloat16()
-            out.write(weight.contiguous().view(torch.uint8).numpy().tobytes())
+                weight = quantise(weight.float().reshape(-1, values))
+            else:
+                weight = weight.to(torch.bfloat16 if kind == "BF16" else torch.float32)
+            out.write(weight.contiguous().view(torch.uint8).numpy())
             _pad(out)
 
 
