@@ -24,6 +24,7 @@ from beamwright_lab import pairs, tables
 from beamwright_lab.claims import Claim, asyncspade, decoupled, flashtts, lbs, markdown
 from beamwright_lab.common import RESULTS, say
 from beamwright_lab.gpu import costs, published
+from beamwright_lab.gpu import tables as card_tables
 from beamwright_lab.models import shown
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,12 +46,12 @@ def _whole(rows: Callable[[Found], str], name: str) -> str:
     return tables.with_origin(rows(found), found)
 
 
-def _on_card(shown: Callable[[Found], str]) -> str:
-    return shown(read(CARD))
+def _on_card(card: str, shown: Callable[[Found], str]) -> str:
+    return shown(read(card))
 
 
-CARD = "gpu-h100"
-"""Whose figures pages have: made of the folder of that name in results."""
+CARDS: Mapping[str, str] = {"gpu": "gpu-h100", "h200": "gpu-h200"}
+"""Whose figures pages have, by how their blocks begin: of the folders of these names in results."""
 
 PAPERS: Mapping[str, Sequence[Claim]] = {
     "lbs": lbs.CLAIMS,
@@ -82,7 +83,11 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "adapter-speed": lambda: _whole(lambda found: shown.speed_rows(found["rows"]), "adapter_speed"),
     "gpu-costs": lambda: _whole(costs.block, "gpu_costs"),
     "plan": lambda: pairs.sample_block(read("pairs")),
-    **{f"gpu-{end}": partial(_on_card, shown) for end, shown in published.BLOCKS.items()},
+    **{
+        f"{begin}-{end}": partial(_on_card, card, shown)
+        for begin, card in CARDS.items()
+        for end, shown in card_tables.BLOCKS.items()
+    },
     **{f"claims-{name}": partial(_claims, claims) for name, claims in PAPERS.items()},
 }
 """By name of a block, its markdown, made of any files (`read`)."""

@@ -20,6 +20,13 @@ def test_two_numbers_meet_the_steps_that_a_card_measured():
     assert abs(fit.share - costs.copied_share()) < 0.05, "weights are read as a copy reads"
 
 
+def test_the_same_two_numbers_are_near_a_card_that_nothing_was_fitted_to():
+    fit = costs.fitted(costs.measured_steps())
+    errors = [abs(costs.error(fit, row, "h200")) for row in costs.measured_steps("h200")]
+    assert len(errors) == 12
+    assert sum(errors) / len(errors) <= 0.08
+
+
 def test_what_is_counted_of_a_token():
     shape = shape_from_text("qwen2.5-1.5b")
     few, many = (costs.work_of(shape, paths, (10, 14)) for paths in (1, 64))
@@ -38,7 +45,7 @@ def test_the_sheet_says_what_is_predicted_and_what_does_not_fit(monkeypatch):
     assert text.startswith("**Predicted**")
     assert "| qwen2.5-7b | 64 | 294 | no fit | " in text
     measured = [row for row in found["rows"] if row.get("measured_ms")]
-    assert {row["card"] for row in measured} == {"h100"}
+    assert {row["card"] for row in measured} == {"h100", "h200"}
 
 
 def test_plans_and_simulations_take_what_was_fitted_and_counted():

@@ -26,6 +26,7 @@ from beamwright_lab.gpu import (
     search,
     simulator,
     speculation,
+    tables,
     trace,
     vllm_side,
 )
@@ -503,23 +504,39 @@ def test_calls_on_a_card_become_the_tables_of_pages(tmp_path, monkeypatch):
     a_call(tmp_path / "3.jsonl", "s2", "search", rows=[search_row, half])
     found = published.figures(tmp_path)
     assert found["machine"]["card"] == "NVIDIA A1"
-    steps = published.steps(found)
+    steps = tables.steps(found)
     assert "| qwen2.5-1.5b | 64 | 3.00 | 20,000 | 0.30 | true | 4.00 |  |" in steps
     assert "commit abc" in steps
-    searches = published.searches(found)
+    searches = tables.searches(found)
     assert "commit unknown, sources s2" in searches
     assert "7B, 1.5B verifier, locality: half of it | 1.00 | 9 | 0.50 | 8 | 0.100 | false |" in (
         searches
     )
-    assert published.peers(found) == published.NOTHING
+    assert tables.peers(found) == tables.NOTHING
     ours, theirs = ({"side": side, "s": 0.5, "tokens_per_s": 4096.0 / part} for side, part in PARTS)
     rows = [{**ours, "n": 16}, {**ours, "n": 64}, {**theirs, "n": 16}]
     a_call(tmp_path / "4.jsonl", "s1", "peers", model="m", prompt=1, tokens=128, rows=rows)
-    shown = published.peers(published.figures(tmp_path))
+    shown = tables.peers(published.figures(tmp_path))
     assert "| 16 | other | 0.50 | 2,048 | 0.50 |\n| 64 | beamwright" in shown
-    assert all(isinstance(shown(found), str) for shown in published.BLOCKS.values())
+    assert all(isinstance(shown(found), str) for shown in tables.BLOCKS.values())
     with pytest.raises(ValueError, match="on a card"):
         published.figures(tmp_path / "empty")
+
+
+def test_ours_stand_beside_vllm_s_best_call_and_what_one_side_lacks_is_left_out(tmp_path):
+    ours = {"side": "beamwright", "tokens": 8192, "s": 0.25, "first_s": 0.3, "h2d_bytes": 0}
+    theirs = {"side": "vllm", "tokens": 8192, "s": 1.0, "first_s": 0.5, "preempted": 7}
+    rows = [{**side, "what": "64 paths"} for side in (ours, theirs)]
+    rows += [{**side, "what": "search", "kv_share": 0.5} for side in (ours, theirs)]
+    rows += [{**theirs, "what": "search", "kv_share": 0.25}]
+    engine = {"version": "vllm 9"}
+    a_call(tmp_path / "1.jsonl", "s1", "vllm", rows=rows, engines=[engine])
+    found = published.figures(tmp_path)
+    shown = tables.vllm(found)
+    assert "| 64 paths | 32,768 | 16,384 | 2.00 | 0 | 7 |" in shown
+    assert "50%" in shown
+    assert "25%" not in shown
+    assert "32,768 tokens a second, 16,384 by vLLM 9" in " ".join(tables.sentence(found).split())
 
 
 def test_a_commit_is_found_by_its_sources():

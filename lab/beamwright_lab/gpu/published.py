@@ -1,26 +1,18 @@
-"""What pages say of a card: `docs/figures/gpu-NAME.json`, made of a check's rows, and its tables.
-
-The simulator's prediction of the very searches stands beside what was measured, with what this card
-does; a count of launches and bytes is `costs`.
-"""
+"""What pages keep of a card: `docs/figures/gpu-NAME.json`, made of a check's rows (`tables`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
-from beamwright_lab.common import table
 from beamwright_lab.gpu.context import commit_of
 from beamwright_lab.gpu.points import with_speedups
-from beamwright_lab.gpu.runner import OK, Journal
+from beamwright_lab.gpu.runner import Journal
 
 Found = Mapping[str, Any]
 Row = dict[str, Any]
 CHECK = "python -m beamwright_lab.gpu.check"
-NOTHING = "Not measured."
-_LINE = 118
 
 _KERNELS = {"qwen2.5-1.5b", "qwen2.5-7b", "opt-6.7b", "vocabulary of 151936"}
 _WORKS = {
@@ -33,7 +25,11 @@ _KEPT: Mapping[str, tuple[str, ...]] = {
     "roofline": ("ceiling", "steps", "hosts"),
     "search": ("rows",),
     "search-7b": ("rows",),
+    "split": ("rows",),
+    "speculation": ("rows",),
     "peers": ("model", "n", "prompt", "tokens", "rows"),
+    "vllm": ("rows", "engines"),
+    "vllm-7b": ("rows", "engines"),
     "kernels": ("copy_gb_s", "product_tflops", "rows"),
     "link": ("rates", "link_peaks", "own_transfers"),
     "simulator": ("points",),
@@ -103,269 +99,3 @@ def _kept(stage: str, data: Found) -> Row:
 def _is_quoted(kernel: Found) -> bool:
     ours = kernel.get("backend", "").startswith("triton")
     return ours and kernel["model"] in _KERNELS and kernel["work"] in _WORKS
-
-
-# --- tables ----------------------------------------------------------------------------------
-
-
-def _stage(found: Found, name: str, shown: Callable[[Found], str]) -> str:
-    """What is shown of a stage, under its command, day and commit."""
-    stage = found["stages"].get(name)
-    if stage is None:
-        return NOTHING
-    note = "" if stage["status"] == OK else f", {stage['status']}"
-    origin = f"`{CHECK} --only {name}`\n({stage['date']}, commit {stage['commit']}{note})"
-    return f"{origin}\n\n{shown(stage)}"
-
-
-def _wrapped(text: str) -> str:
-    return fill(text, _LINE, break_long_words=False, break_on_hyphens=False)
-
-
-def _table(rows: Sequence[Row]) -> str:
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    return table(rows, columns) if rows else NOTHING
-
-
-def machine(found: Found) -> str:
-    """The card in a sentence."""
-    facts = found["machine"]
-    packages = ", ".join(f"{name} {facts[name]}" for name in ("torch", "triton", "transformers"))
-    gigabytes = found["stages"]["roofline"]["ceiling"] / 1e9
-    return _wrapped(
-        f"One {facts['card']}, driver {facts['driver']}, {packages}; a copy within the card reads "
-        f"and writes {gigabytes:,.0f} GB/s."
-    )
-
-
-def sentence(found: Found) -> str:
-    """What a reader learns first."""
-    rows = {(row["model"], row["batch"]): row for row in _usual(found)}
-    row = rows["qwen2.5-1.5b", 64]
-    card = found["machine"]["card"].removeprefix("NVIDIA ")
-    return _wrapped(
-        f"One card has run it, an {card}: 64 paths of a 1.5B model's sizes, random weights, write "
-        f"{row['tokens_per_s']:,.0f} tokens a second, {row['share_of_ceiling']:.2f} of what its "
-        "memory's bandwidth allows."
-    )
-
-
-def _usual(found: Found) -> list[Found]:
-    """Decode steps with graphs and without `--deterministic`."""
-    steps: Sequence[Found] = found["stages"]["roofline"]["steps"]
-    return [
-        row
-        for row in steps
-        if "error" not in row and row["graphs"] == "auto" and not row.get("deterministic")
-    ]
-
-
-def steps(found: Found) -> str:
-    """Decode steps: as they are usually run, by fixed tiles, and without graphs."""
-
-    def shown(stage: Found) -> str:
-        rows = [row for row in stage["steps"] if "error" not in row]
-        fixed = {(r["model"], r["batch"]): r for r in rows if r.get("deterministic")}
-        plain = {(r["model"], r["batch"]): r for r in rows if r["graphs"] == "off"}
-        usual = sorted(_usual(found), key=lambda row: (row["model"], row["batch"]))
-        return _table([_beside(row, fixed, plain) for row in usual])
-
-    return _stage(found, "roofline", shown)
-
-
-def _beside(
-    row: Found, fixed: Mapping[tuple[str, int], Found], plain: Mapping[tuple[str, int], Found]
-) -> Row:
-    key = row["model"], row["batch"]
-    return {
-        "random weights of": row["model"],
-        "paths": row["batch"],
-        "ms a token": f"{row['step_ms']:.2f}",
-        "tokens/s": f"{row['tokens_per_s']:,.0f}",
-        "of the bandwidth": f"{row['share_of_ceiling']:.2f}",
-        "`exact`": _said(row.get("exact")),
-        "`--deterministic`, ms": _ms(fixed.get(key)),
-        "`--graphs off`, ms": _ms(plain.get(key)),
-    }
-
-
-def _ms(row: Found | None) -> str | None:
-    return None if row is None else f"{row['step_ms']:.2f}"
-
-
-def _said(value: bool | None) -> str | None:
-    return None if value is None else str(value).lower()
-
-
-def searches(found: Found) -> str:
-    """Whole searches; those with less and less KV side by side."""
-    large = found["stages"].get("search-7b", {}).get("rows", [])
-    return _stage(found, "search", lambda stage: _table(_searches([*stage["rows"], *large])))
-
-
-def _searches(rows: Sequence[Found]) -> list[Row]:
-    first: dict[str | None, str] = {}
-    found = []
-    for row in rows:
-        if row["what"] == "profile":
-            continue
-        if "error" in row:
-            found.append({"search": _name(row), "s": row["error"].partition(":")[0]})
-            continue
-        compared = row.get("kv_share") and row["exact"]
-        tree = row.get("tree_hash", "")
-        first.setdefault(row.get("generator"), tree)
-        found.append(
-            {
-                "search": _name(row),
-                "s": f"{row['s']:.2f}" + (", cut" if row.get("cut") else ""),
-                "tokens/s": f"{row['tokens_per_s']:,.0f}",
-                "verifier, s": f"{row['verify_s']:.2f}",
-                "KV on the card, MB": f"{row['kv_peak_bytes'] / 1e6:,.0f}"
-                if row.get("kv_share")
-                else None,
-                "I/O share": f"{row['io_share']:.3f}" if "io_share" in row else None,
-                "same tree": _said(tree == first[row["generator"]]) if compared else None,
-            }
-        )
-    return found
-
-
-def _name(row: Found) -> str:
-    if "kv_share" not in row:
-        return f"{row['what']}, n = {row['n']}" if "n" in row else str(row["what"])
-    size = row["generator"].rpartition("-")[2].upper()
-    shares = {1.0: "all the KV it wants", 0.5: "half of it", 0.25: "a quarter"}
-    return f"{size}, 1.5B verifier, {row['schedule']}: {shares[row['kv_share']]}"
-
-
-def one_step(found: Found) -> str:
-    """A replayed step by kernel, and the waits of the profiled search."""
-
-    def shown(stage: Found) -> str:
-        step = next((r["step"] for r in stage["rows"] if r.get("step", {}).get("kernels")), None)
-        if step is None:
-            return NOTHING
-        longer = zip(step["longer_waits_us"], step["busy_in_longer_waits_us"], strict=True)
-        waits = ", ".join(f"{1e-3 * w:.0f} ms (busy {1e-3 * b:.0f})" for w, b in longer)
-        said = (
-            f"{step['kernels_a_step']} kernels in {step['span_us']:,.0f} us, busy "
-            f"{step['busy_us']:,.0f}; {step['between_steps_us']} us between steps; longer waits: "
-            f"{waits or 'none'}."
-        )
-        return f"{_wrapped(said)}\n\n{_table(step['kernels'][:14])}"
-
-    return _stage(found, "search", shown)
-
-
-def peers(found: Found) -> str:
-    """Others beside ours, by n; that of a row is that of its stage where it has none."""
-
-    def shown(stage: Found) -> str:
-        known = [{"n": stage.get("n"), **row} for row in stage["rows"] if "error" not in row]
-        own = {row["n"]: row["tokens_per_s"] for row in known if row["side"] == "beamwright"}
-        rows = [
-            {
-                f"paths of {stage['tokens']} tokens": row["n"],
-                "side": row["side"],
-                "s": f"{row['s']:.2f}",
-                "tokens/s": f"{row['tokens_per_s']:,.0f}",
-                "of ours": _share(row["tokens_per_s"], own.get(row["n"])),
-            }
-            for row in sorted(known, key=lambda row: int(row["n"]))
-        ]
-        return _table(rows)
-
-    return _stage(found, "peers", shown)
-
-
-def _share(part: float, whole: float | None) -> str | None:
-    return f"{part / whole:.2f}" if whole else None
-
-
-def kernels(found: Found) -> str:
-    """Our kernels alone, with a cold cache, beside the least that their bytes take."""
-
-    def shown(stage: Found) -> str:
-        columns = {"heads of": "model", "work": "work", "rows": "rows", "us": "us"}
-        columns |= {"least us": "floor_us", "share": "share_of_floor"}
-        return _table([{name: row[key] for name, key in columns.items()} for row in stage["rows"]])
-
-    return _stage(found, "kernels", shown)
-
-
-def link(found: Found) -> str:
-    """Our transfers beside the link's peak."""
-
-    def shown(stage: Found) -> str:
-        rows = [
-            {
-                "direction": own["direction"],
-                "peak, GB/s": f"{stage['link_peaks'][own['direction']] / 1e9:.1f}",
-                "our KV, GB/s": own["gb_s"],
-                "of the peak": own["efficiency"],
-                "hidden behind compute": own["hidden"],
-            }
-            for own in stage.get("own_transfers", [])
-        ]
-        return _table(rows)
-
-    return _stage(found, "link", shown)
-
-
-def points(found: Found) -> str:
-    """The LBS paper's searches, beside the simulator, and beside a layer-wise that the link alone
-    holds up."""
-    name = "figures-opt-6.7b"
-    peak = found["stages"].get("link", {}).get("link_peaks", {}).get("h2d")
-    simulator = found["stages"].get("simulator", {}).get("points", [])
-    predicted = {row["name"]: row for row in simulator}
-
-    def shown(stage: Found) -> str:
-        rows = []
-        for row in stage["points"]:
-            if "error" in row:
-                continue
-            cut = "" if row["whole"] else f", cut at {row['tokens']} tokens"
-            simulated = predicted.get(row["name"], {})
-            rows.append(
-                {
-                    "OPT-6.7B": f"n = {row['n']}, {row['generate']} tokens{cut}",
-                    "KV, schedule": f"{row['layout']} {row['variant']}",
-                    "s": f"{row['time_s']:.1f}",
-                    "simulated s": _rounded(simulated.get("simulated_s")),
-                    "I/O share": f"{row['io_share']:.3f}",
-                    "loaded, GB/s": _rounded(row["h2d_bytes"] / row["time_s"] / 1e9),
-                    "over layer-wise": row["speedup"],
-                    "over it at the link's peak": _at_peak(row, stage["points"], peak),
-                }
-            )
-        return _table(rows)
-
-    return _stage(found, name, shown)
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 1)
-
-
-def _at_peak(row: Found, points: Sequence[Found], peak: float | None) -> float | None:
-    """The speedup over layer-wise with copies, had its loads run at the link's peak bytes/s."""
-    base = next((p for p in points if (p["layout"], p["variant"]) == ("dense", "layerwise")), None)
-    if peak is None or base is None or row["speedup"] is None:
-        return None
-    return round(row["speedup"] * min(1.0, base["h2d_bytes"] / base["time_s"] / peak), 2)
-
-
-BLOCKS: Mapping[str, Callable[[Found], str]] = {
-    "sentence": sentence,
-    "machine": machine,
-    "steps": steps,
-    "searches": searches,
-    "one-step": one_step,
-    "peers": peers,
-    "kernels": kernels,
-    "link": link,
-    "points": points,
-}
-"""By the end of a block's name, what it shows."""

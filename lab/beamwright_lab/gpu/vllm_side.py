@@ -5,7 +5,7 @@ draws survivors by a verifier that costs nothing; vLLM, which has no verifier, i
 again as token ids, survivors drawn too, and finds what it has in its prefix cache. Then both within
 a half and a quarter of the KV that vLLM's requests hold at most when it has plenty; where that runs
 out, vLLM preempts and computes again. Random weights; seconds of ours are the whole search, of
-theirs the calls of `generate`; the better of two after one that warms up.
+theirs the calls of `generate`; the better of two after one that warms up, whose seconds are kept.
 
 `BEAMWRIGHT_VLLM_PYTHON` names an interpreter that has vllm, where this one has not.
 """
