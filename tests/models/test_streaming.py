@@ -160,3 +160,27 @@ def test_a_decoder_of_streamed_products_needs_no_tiles():
 def test_a_cpu_keeps_its_products():
     pack = packer(Storage.PLAIN, torch.bfloat16, "cpu", fixed=True)
     assert not isinstance(pack(Linear(torch.ones(80, 256).bfloat16())), StreamedLinear)
+
+
+@pytest.mark.parametrize("rows", [5, 16, 40, 64])
+def test_narrow_tiles_that_a_card_is_to_try_are_right(rows):
+    from beamwright_lab.gpu import narrow
+
+    x, weight, bias = drawn(rows, 256), drawn(80, 256), drawn(80)
+    exact = (F.linear(x.double(), weight.double()) + bias.double()).to(torch.bfloat16)
+    most = 16 if rows <= 16 else 64
+    for tile in (narrow._TILES[most][0], narrow._TILES[most][-1]):
+        assert torch.equal(narrow.uncut(x, weight, bias, tile, most), exact)
+
+
+def test_narrow_tiles_stand_in_for_the_library_where_bits_are_its_own(monkeypatch):
+    from beamwright_lab.gpu import narrow
+
+    monkeypatch.setattr(trials, "_streams", lambda weight: True)
+    monkeypatch.setattr(trials, "_choose", lambda weight, bias, always: Linear)
+    best = {16: narrow._TILES[16][0], 64: narrow._TILES[64][0]}
+    weight = drawn(48, 256)
+    with narrow._taken(best) as shapes:
+        found = Streaming(always=False)(Linear(weight, None))
+    assert (type(found) is not Linear) == (shapes == [(48, 256)])
+    assert type(Streaming(always=False)(Linear(weight, None))) is Linear

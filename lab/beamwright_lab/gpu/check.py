@@ -50,6 +50,7 @@ STAGES: tuple[tuple[str, int, int, str], ...] = (
     ("split", 55, 25, "split.run"),
     ("peers", 60, 15, "peers.run"),
     ("kernels", 25, 15, "attention_kernels.run"),
+    ("narrow", 50, 20, "narrow.run"),
     ("tests", 70, 15, "graphs.run_tests"),
     ("search-7b", 150, 45, "search.run_large"),
     ("link", 35, 12, "link.run"),

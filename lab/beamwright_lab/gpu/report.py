@@ -50,6 +50,8 @@ def render(results: Mapping[str, Mapping[str, Any]]) -> str:
             ),
         ),
         _peers(data.get("peers", {})),
+        _section("Narrow products", data.get("narrow", {}).get("rows", [])),
+        _section("Steps with narrow products", data.get("narrow", {}).get("steps", [])),
         *(_vllm(data.get(name, {})) for name in ("vllm", "vllm-7b")),
         _link(data.get("link", {})),
         _parity(data.get("parity", {})),
