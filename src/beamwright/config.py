@@ -38,7 +38,7 @@ GONE = {
         "a method has its paper's window and frame, and a thread beside a host home",
     ),
     "victims": "what a round uses last leaves last; other orders are the lab's",
-    "paper": "the LBS paper's equations are the lab's, python -m beamwright_lab.paper.figures",
+    "paper": "the LBS paper's equations are the lab's, python -m beamwright_lab.lbs.figures",
 }
 
 

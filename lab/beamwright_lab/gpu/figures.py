@@ -25,7 +25,7 @@ from beamwright.solver.solution import Solution
 from beamwright_lab.gpu.context import Context, is_fatal, one_line, release, synchronize
 from beamwright_lab.gpu.points import WIDTH, Point, shrunk, stage_points
 from beamwright_lab.gpu.simulator import pack_tree
-from beamwright_lab.paper.cases import VARIANTS
+from beamwright_lab.lbs.cases import VARIANTS
 
 # With less than the first number a point is not started; the second is worth leaving others out.
 _LEAST_S, _GOOD_S = 4.0, 14.0

@@ -15,7 +15,7 @@ from typing import Any
 
 from beamwright.plan.costs import Layout
 from beamwright.plan.workload import Workload, tree_steps
-from beamwright_lab.paper.cases import (
+from beamwright_lab.lbs.cases import (
     BASELINE,
     GENERATE_TOKENS,
     LBS,

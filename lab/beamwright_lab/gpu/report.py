@@ -8,7 +8,7 @@ from typing import Any
 
 from beamwright_lab.common import table
 from beamwright_lab.gpu.points import PAPER_SPEEDUP, done_s, with_speedups
-from beamwright_lab.paper.cases import LBS, OURS
+from beamwright_lab.lbs.cases import LBS, OURS
 
 GIB = 2**30
 UNMEASURED = "unmeasured"

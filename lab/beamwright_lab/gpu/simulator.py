@@ -22,7 +22,7 @@ from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.tree import SearchTree
 from beamwright.tree.recorded import record_tree
 from beamwright_lab.gpu.context import Context, one_line
-from beamwright_lab.paper.cases import VARIANTS
+from beamwright_lab.lbs.cases import VARIANTS
 from beamwright_lab.simulator.bench import Simulation
 from beamwright_lab.simulator.costs import HOST_ROW_S, RooflineCosts
 from beamwright_lab.simulator.recorded import RecordedTree, read_recorded

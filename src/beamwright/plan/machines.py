@@ -172,7 +172,7 @@ _ALIASES = MappingProxyType({"a100": "a100-80gb", "cpu": MEASURED})
 # stalls 70 to 90 % of its time on an RTX 4090 (Fig. 11). With the link's time known, that leaves
 # about six passes over the KV per token at `_BANDWIDTH_SHARE`; copies read exactly once would stall
 # 97 % at 64 beams. Every time of a schedule with copies, and every speedup over one, follows from
-# this number and is no test of the paper's: `python -m beamwright_lab.paper.figures` prints both
+# this number and is no test of the paper's: `python -m beamwright_lab.lbs.figures` prints both
 # for 1 to 12 passes. Shared KV is read once, at `_BANDWIDTH_SHARE`, and does not depend on it.
 _BANDWIDTH_SHARE = 0.85
 _COPIES_SHARE = _BANDWIDTH_SHARE / 6

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from beamwright.plan.costs import Layout
-from beamwright_lab.paper import figures
-from beamwright_lab.paper.cases import (
+from beamwright_lab.lbs import figures
+from beamwright_lab.lbs.cases import (
     BASELINE,
     LBS,
     LOCALITY,

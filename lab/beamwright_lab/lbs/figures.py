@@ -20,7 +20,7 @@ from typing import Any
 
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright_lab.common import finish, say, table
-from beamwright_lab.paper.cases import (
+from beamwright_lab.lbs.cases import (
     BASELINE,
     GENERATE_TOKENS,
     GIB,
