@@ -3,6 +3,7 @@
 import gc
 import os
 from functools import partial
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from transformers import LlamaConfig
 
 import engines
 import fakes
+import interpreted
 from asked_once import AskedOnce
 from beamwright.engine.batch import RunningBatch
 from beamwright.engine.decisions import note_answers
@@ -25,6 +27,8 @@ from beamwright.search.reading import Mathematics
 from beamwright.tree import StopReason
 
 torch.set_num_threads(1)
+if "TRITON_INTERPRET" in os.environ and find_spec("triton") is not None:
+    interpreted.quicken()
 
 
 def pytest_collection_finish():
