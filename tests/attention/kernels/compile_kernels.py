@@ -1,6 +1,6 @@
 """Compiles the kernels for a card that need not be there, and says what came out, as JSON.
 
-Run without TRITON_INTERPRET: python compile_kernels.py CAPABILITY [plain | heads]
+Run without TRITON_INTERPRET: python compile_kernels.py CAPABILITY (heads | KIND...)
 """
 
 import json
@@ -136,23 +136,28 @@ def merging(heads, model, capability):
     return build(programs.merge_rows, sizes, capability, 2, 3)
 
 
-def main(capability, what):
+KINDS = {
+    **{model: (HEADS, model) for model in MODELS},
+    **{"_wide": (WIDE_HEADS, ""), "_wide_int8": (WIDE_HEADS, "_int8")},
+}
+
+
+def main(capability, *kinds):
     found = {}
-    if what == "heads":
+    if kinds == ("heads",):
         for dim, group in ((64, 1), (64, 7), (80, 7), (128, 1), (128, 7), (256, 8)):
             for model in MODELS:
                 for name, built in attending(HeadLayout(4, group, dim), model, capability).items():
                     found[f"{name}{model} {group} x {dim}"] = built["stack_bytes"]
         return found
-    kinds = [(model, model, HEADS) for model in MODELS] + [("_wide", "", WIDE_HEADS)]
-    for mark, model, heads in kinds[: 1 if what == "plain" else None]:
-        for name, built in attending(heads, model, capability).items():
+    for mark in kinds:
+        for name, built in attending(*KINDS[mark], capability).items():
             found[name + mark] = built
-        found[f"merge_rows{mark}"] = merging(heads, model, capability)
+        found[f"merge_rows{mark}"] = merging(*KINDS[mark], capability)
     found["interpreted"] = is_interpreted()
     found["on_cpu"] = why_no_kernels(torch.device("cpu"), torch.float32)
     return found
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(int(sys.argv[1]), *sys.argv[2:] or [""])))  # noqa: T201
+    print(json.dumps(main(int(sys.argv[1]), *sys.argv[2:])))  # noqa: T201

@@ -122,12 +122,18 @@ def compiled(tmp_path):
     return compile_for
 
 
-def test_the_kernels_compile_for_a_card_that_is_not_there(compiled):
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("_all", "_fp8", "_wide_int8"),  # between them, every branch and both widths
+        pytest.param(("", "_wide", "_int8"), marks=pytest.mark.nightly),
+    ],
+)
+def test_the_kernels_compile_for_a_card_that_is_not_there(compiled, kinds):
     """The interpreter does not check types as the compiler does. An RTX 30 has 99 KiB to share."""
-    report = compiled("86")
+    report = compiled("86", *kinds)
     names = ("attend_parts", "attend_chunks", "merge_rows")
-    marks = ("", "_wide", "_all", "_int8", "_fp8")
-    for name in [name + mark for name in names for mark in marks]:
+    for name in [name + kind for name in names for kind in kinds]:
         built = report[name]
         assert built["shared_bytes"] <= 99 * 1024
         assert built["tensor_cores"] is built["pipelined"] is ("merge_rows" not in name)
@@ -139,7 +145,7 @@ def test_the_kernels_compile_for_a_card_that_is_not_there(compiled):
 
 def test_copies_are_a_tile_ahead_and_three_programs_share_a_multiprocessor(compiled):
     """Of an H100, with 64 Ki registers and 227 KiB to share. A program has four warps."""
-    report = compiled("90", "plain")
+    report = compiled("90", "")
     for name in ("attend_parts", "attend_chunks"):
         # Of both loops the wait for a tile, keys and values of the next under way, and the drain.
         assert report[name]["copies_ahead"] == [2, 0, 2, 0]
