@@ -61,5 +61,5 @@ def test_a_token_costs_the_host_as_much_whatever_the_rows_and_a_step_is_counted(
     assert max(many[inside]) == max(few[inside]) <= 13
     round_few, round_many = few[2 * STEP], many[2 * STEP]
     of_a_row = (round_many - round_few) / 16
-    assert of_a_row <= 375
+    assert of_a_row <= 305
     assert round_few - 8 * of_a_row <= 1500

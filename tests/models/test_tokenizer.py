@@ -1,3 +1,6 @@
+import random
+from itertools import pairwise
+
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers
 from tokenizers.pre_tokenizers import ByteLevel
@@ -48,6 +51,22 @@ def test_special_tokens_add_nothing_and_added_text_adds_itself():
     pieces = wrapped(tokenizer).token_bytes
     assert [pieces[i] for i in range(3)] == [b"", b"", b""]
     assert pieces[-1] == b"[step]"
+
+
+def test_a_reply_grows_by_what_it_would_say_as_a_whole():
+    codec, numbers, grown = byte_level_codec(), random.Random(0), 0
+    for _ in range(2000):
+        ids = [numbers.randrange(codec.vocab_size) for _ in range(24)]
+        cuts = sorted(numbers.choices(range(25), k=4))
+        for begin, end in pairwise(cuts):
+            said = codec.reply_grown(codec.reply_text(ids[:begin]), ids[begin:end])
+            assert said is None or said == codec.reply_text(ids[:end])
+            grown += said is not None
+    assert 2000 < grown < 6000, "most do, and not all"
+
+
+def test_a_blank_that_a_text_begins_with_takes_all_tokens_to_know():
+    assert sentencepiece_like_codec().reply_grown("", [5]) is None
 
 
 # --- rendering -------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from beamwright.tree import Node, SearchTree
 Ordinals = tuple[str | int, ...]
 """A lineage without the problem's id."""
 
-_LINKS = ("lineage", "parent", "children", "handles", "speculative")
+_LINKS = ("lineage", "parent", "root", "_follows", "children", "handles", "speculative")
 _FACTS = tuple(each.name for each in fields(Node) if each.name not in _LINKS)
 _OF_TREE = ("rounds", "done", "reason_fewer")
 _REPORTED = ("candidates", "survivors", "pruned", "finished")

@@ -207,6 +207,8 @@ class Capacity:
         """As many of these, from the first on, as there is room for: for what they read, and for
         what their steps will write."""
         cache, per_beam = self._cache, self._cache.copies_per_beam
+        if cache.stays and self._all_fit(rows):
+            return rows
         needs, grown, taken = Counter[Segment](), dict[Segment, int](), dict[Segment, int]()
         stays = not per_beam and not cache.evicts  # what is read needs no room
         room, total, parents = cache.room, 0, set[Node | None]()
@@ -230,6 +232,14 @@ class Capacity:
             if total > room:
                 return rows[:index]
         return rows
+
+    def _all_fit(self, rows: Sequence[Row]) -> bool:
+        """True if there is room whatever these have already: then nobody asks row by row."""
+        size, parents = self._cache.device.block_tokens, {row.node.parent for row in rows}
+        tokens = [self._reserved(row) for row in rows]
+        for parent in parents:
+            tokens += self._incomplete(parent).values()
+        return sum([-(-count // size) for count in tokens]) <= self._cache.room
 
     def is_free(self, rows: Sequence[Row]) -> bool:
         """Is it there at once, so that nothing has to come or to leave for these rows?"""
@@ -348,6 +358,8 @@ class Capacity:
         if parent is None:
             return {}
         state = state_of(parent)
+        if state is not None and state.hidden is not None:
+            return {}
         segment = state.segment if state is not None else self._cache.blank()
         num_tokens = len(parent.token_ids)
         return {segment: num_tokens} if segment.length < num_tokens else {}

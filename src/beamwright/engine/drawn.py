@@ -6,14 +6,14 @@ Knows rows and where they end; no model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from beamwright.engine.capacity import ITERATION_TOKENS
-from beamwright.engine.endings import Closing, StopFinder
+from beamwright.engine.endings import StopFinder
 from beamwright.engine.noise import stack_keys
 from beamwright.engine.row import Row, awaited
 from beamwright.engine.sampling import RowSampling, Ways
@@ -57,13 +57,10 @@ class StepBuffers:
         }
         self.asks, self.unread = False, frozenset[int]()
 
-    def load(
-        self, rows: Sequence[Row | None], arrangement: int, closing: Callable[[Row], Closing | None]
-    ) -> None:
+    def load(self, rows: Sequence[Row | None], arrangement: int, stops: StopFinder) -> None:
         """Begin an iteration with these rows; None pads the batch.
 
-        arrangement: another number wherever others have joined than before. closing: see
-        `StopFinder`.
+        arrangement: another number wherever others have joined than before.
         """
         device = self.keys.device
         first = next(row for row in rows if row is not None)
@@ -72,10 +69,10 @@ class StepBuffers:
             settings = [row.decoding.sampling for row in real]
             self.keys.copy_(stack_keys([row.key for row in real], device))
             greedy = [row.node.greedy for row in real]
-            self.sampling.load(settings, greedy, [*map(closing, real)])
-            self.asks = any(each.top_logprobs for each in settings)
+            self.sampling.load(settings, greedy, stops.closings(real))
+            self.asks = any([each.top_logprobs for each in settings])
             self._arrangement = arrangement
-        self.unread = frozenset(place for place, row in enumerate(rows) if row is None)
+        self.unread = frozenset([place for place, row in enumerate(rows) if row is None])
         tokens = [row.tokens[-1] if row.tokens else 0 for row in real]
         positions = [row.node.start + row.forwarded for row in real]
         self._moving.copy_(sent([tokens, positions], device))
@@ -113,10 +110,10 @@ class Found:
         asked = ("top_ids", "top_logprobs") if buffers.asks else ()
         self._top = [replay.fetch(buffers.found(name, num_steps)) for name in asked]
 
-    def columns(self) -> dict[str, list[list[float]]]:
-        """Numbers by name, of each row those of its steps."""
-        numbers = self._numbers().transpose(1, 2, 0).tolist()
-        return dict(zip(self._names, numbers, strict=True))
+    def columns(self) -> list[dict[str, list[float]]]:
+        """Of each row the numbers of its steps, by name."""
+        numbers = self._numbers().transpose(2, 1, 0).tolist()
+        return [dict(zip(self._names, each)) for each in numbers]  # noqa: B905
 
     def top(self, place: int, used: int, count: int) -> list[TopTokens]:
         """Of a row's first tokens so many that were likeliest."""
@@ -162,13 +159,15 @@ class Drawn:
         self._begin()
         self.seen.append(tokens)
         asked = self._most <= len(self.seen)
-        for table, places in self._ends or ():
-            asked[places] |= table[tokens[places]]
+        for table, known in self._ends or ():
+            asked[known] |= table[tokens[known]]
         stopped = list[Row]()
-        for place in (asked & self._open).nonzero()[0].tolist():
+        places = (asked & self._open).nonzero()[0]
+        drawn = np.stack(self.seen, 1)[places].tolist() if len(places) else ()
+        for place, ids in zip(places.tolist(), drawn, strict=True):
             row = self.rows[place]
             assert row is not None
-            row.stop = self._stops.reason(row, [int(step[place]) for step in self.seen])
+            row.stop = self._stops.reason(row, ids)
             if row.stop is not None:
                 self._open[place], self.used[place] = False, len(self.seen)
                 stopped += [row] if row in self._awaited else []

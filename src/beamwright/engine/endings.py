@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import chain, takewhile
-from operator import attrgetter
 
 import numpy as np
 import torch
@@ -44,9 +43,6 @@ _CUTS: dict[str, tuple[bytes, ...]] = {
 }
 
 
-_tokens = attrgetter("tokens")
-
-
 def row_limit(
     node: Node, settings: StepSettings, context: int, *, thought: bool = False
 ) -> RowLimit:
@@ -54,20 +50,19 @@ def row_limit(
 
     thought: its step is of a thought.
     """
-    limits = [RowLimit(context - node.start, StopReason.CONTEXT_LIMIT)]
+    nearest = RowLimit(context - node.start, StopReason.CONTEXT_LIMIT)
     if settings.max_tokens is not None:
-        written = node.start - node.replies_to.end
-        limits.append(RowLimit(settings.max_tokens - written, StopReason.PATH_LIMIT))
+        left = settings.max_tokens - (node.start - node.replies_to.end)
+        if left < nearest.tokens:
+            nearest = RowLimit(left, StopReason.PATH_LIMIT)
     steps = settings.thought_steps if thought else "auto"
     fixed = steps if isinstance(steps, int) else settings.step_tokens if steps == "auto" else None
-    if fixed is not None:
-        limits.append(RowLimit(fixed, StopReason.STEP_LENGTH))
-    elif steps != "whole":
-        most = settings.max_step_tokens
+    most, why = fixed, StopReason.STEP_LENGTH
+    if most is None and steps != "whole":
+        most, why = settings.max_step_tokens, StopReason.STEP_LIMIT
         if settings.step_limits is not None and not thought:
             most = settings.step_limits[min(len(node.reply()), len(settings.step_limits)) - 1]
-        limits.append(RowLimit(most, StopReason.STEP_LIMIT))
-    return min(limits, key=_tokens)
+    return nearest if most is None or nearest.tokens <= most else RowLimit(most, why)
 
 
 def delimiters(settings: StepSettings, *, thought: bool) -> tuple[bytes, ...]:
@@ -173,6 +168,7 @@ class StopFinder:
         self._pieces = codec.token_bytes if codec is not None else []
         self._marks = codec.thoughts if codec is not None else None
         self._enders: dict[frozenset[int], NDArray[np.bool_]] = {}
+        self._last: tuple[StepSettings | None, NDArray[np.bool_]] = None, np.zeros(0, bool)
 
     def enders(self, row: Row) -> tuple[NDArray[np.bool_] | None, int]:
         """The tokens [vocabulary], and how many more from which on, that `reason` has to be asked
@@ -186,12 +182,16 @@ class StopFinder:
         most = row.limit.tokens - len(row.tokens)
         if self._codec is None:
             return None, most
-        last = frozenset(end[-1] for end in delimiters(row.decoding.step, thought=False))
+        step = row.decoding.step
+        if step is self._last[0]:
+            return self._last[1], most
+        last = frozenset(end[-1] for end in delimiters(step, thought=False))
         if last not in self._enders:
             found = [not last.isdisjoint(piece) for piece in self._pieces]
             found += [False] * (max(self._eos, default=0) + 1 - len(found))
             self._enders[last] = np.array(found)
             self._enders[last][[*self._eos]] = True
+        self._last = step, self._enders[last]
         return self._enders[last], most
 
     def reason(self, row: Row, drawn: Sequence[int]) -> StopReason | None:
@@ -213,6 +213,10 @@ class StopFinder:
         if at_limit and (limit.reason.ends_path or not (delimited or turned)):
             return limit.reason
         return turned or (StopReason.DELIMITER if delimited else None)
+
+    def closings(self, rows: Sequence[Row]) -> list[Closing | None]:
+        """Those of several rows; none of a model without thoughts."""
+        return [] if self._marks is None else [*map(self.closing, rows)]
 
     def closing(self, row: Row) -> Closing | None:
         """How the row's thought has to end; None if nothing asks for that, or it is in none."""

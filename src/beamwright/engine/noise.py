@@ -49,7 +49,7 @@ def lineage_key(seed: int, lineage: Lineage, purpose: str = "") -> tuple[int, in
 
     purpose: a tag for streams beside the tree's own (rollouts, revisions).
     """
-    text = "\x1f".join([str(seed), purpose, *(f"{type(x).__name__}:{x}" for x in lineage)])
+    text = "\x1f".join([str(seed), purpose, *[f"{type(x).__name__}:{x}" for x in lineage]])
     digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
     first, second = struct.unpack("<ii", digest)
     return first, second

@@ -276,7 +276,7 @@ class Row:
 
 def awaited(rows: Sequence[Row]) -> list[Row]:
     """Those that somebody waits for; all of them where selection has opened none."""
-    return [row for row in rows if not row.speculative] or list(rows)
+    return [row for row in rows if not row.node.speculative] or list(rows)
 
 
 class Ran(NamedTuple):

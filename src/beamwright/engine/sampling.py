@@ -99,7 +99,7 @@ class RowSampling:
         """
         self.closings.load(closings)
         likeliest = [g or row.temperature == 0 for row, g in zip(rows, greedy, strict=True)]
-        drawing = [row for row, g in zip(rows, likeliest, strict=True) if not g]
+        drawing = {id(row): row for row, g in zip(rows, likeliest, strict=True) if not g}.values()
         top_k = max((row.top_k or 0 for row in drawing), default=0)
         self.ways = Ways(
             draws=bool(drawing),

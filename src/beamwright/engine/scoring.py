@@ -70,10 +70,12 @@ class Judged:
         return cls(every, getattr(verifier, "sees", "answer"))
 
     def __call__(self, node: Node) -> bool:
+        if not node.seen(self.sees) or node.replies_to is node:
+            return False
+        if self.every == 1 and node.step_text.strip():
+            return True  # as most are
         steps = node.reply()
         shown = [step for step in steps if step.seen(self.sees)]
-        if node not in shown[-1:]:
-            return False
         if len(shown) < len(steps) and not any(step.step_text.strip() for step in shown):
             return False
         return node.ended or len(shown) % self.every == 0

@@ -103,7 +103,9 @@ class TensorRows:
     def text(self, row: Row) -> str:
         if self._codec is None:
             return ""
-        text = self._codec.reply_text(row.reply_ids())
+        assert row.node.parent is not None
+        text = self._codec.reply_grown(row.node.parent.text, row.tokens)
+        text = self._codec.reply_text(row.reply_ids()) if text is None else text
         if row.stop is StopReason.STOP_STRING:
             return text_before(text, row.decoding.step.stop_strings)
         return text
@@ -169,7 +171,7 @@ class TensorRows:
         if self._begun:
             self._session.advance()
         else:
-            buffers.load(self._rows, self._arrangement, self._stops.closing)
+            buffers.load(self._rows, self._arrangement, self._stops)
         if left := max_tokens + goes_on - self._begun:
             self._session.prepare(left)
         self._arrangement += thinks  # how it ends is known with the next token
@@ -273,7 +275,7 @@ class TensorRows:
         places = {parent: place for place, parent in enumerate(parents)}
         hidden = torch.cat([last_hidden(parent) for parent in parents])
         buffers = self._make_buffers(len(rows), hidden[:, :0])
-        buffers.load(rows, self._arrangement, self._stops.closing)
+        buffers.load(rows, self._arrangement, self._stops)
         siblings = [places[row.node.parent] for row in rows]
         self._draw(buffers, self._decoder.logits(hidden)[sent(siblings, hidden.device)])
         drawn = Drawn(rows, self._stops)
@@ -296,7 +298,7 @@ class TensorRows:
             if self._keeps_states and hidden.shape[2] and used:
                 row.drawn_from.append(hidden[:used, place].clone())
             if used:
-                row.add(tokens[place][:used], {name: c[place] for name, c in columns.items()})
+                row.add(tokens[place][:used], columns[place])
             row.top += found.top(place, used, row.decoding.sampling.top_logprobs)
             if row.stop is None or row.error is not None:
                 continue

@@ -32,7 +32,7 @@ from beamwright.protocols import (
     Strategy,
 )
 from beamwright.search.reading import Mathematics
-from beamwright.tree import Node, NodeState, SearchTree, Turn, given_path
+from beamwright.tree import Node, NodeState, SearchTree, Turn, given_path, on_paths
 
 Aggregate = Callable[[Sequence[float | None]], float | None]
 # Token ids of a turn behind an ended reply; None where it does not fit the context.
@@ -158,8 +158,8 @@ class TreeRun:
         self.open = {n: None for n in self.beams if n.state is NodeState.OPEN}
         self.submitted, self._early, self._put_off = set(), set(), False
         self.num_submits = 0
-        paths = {node for beam in self.beams if beam.parent for node in beam.parent.path()}
-        self.round_tokens.append(sum(len(node.token_ids) for node in paths))
+        paths = on_paths([beam.parent for beam in self.beams if beam.parent is not None])
+        self.round_tokens.append(sum([len(node.token_ids) for node in paths]))
 
     def to_score(self) -> list[Node]:
         """This round's steps, in the order of its beams, that can be scored and the verifier was

@@ -57,7 +57,8 @@ class CacheManager(SegmentOwner):
             size, copies = segment.blocks_for(num_tokens), segment.copies
             if segment.length and not copies:
                 raise AssertionError("only a resident segment can grow")
-            if size > min(map(len, copies), default=0):
+            held = len(copies[0]) if len(copies) == 1 else min(map(len, copies), default=0)
+            if size > held:
                 missing[segment] = [max(0, size - len(blocks)) for blocks in copies or [[]]]
         if not missing:
             return
@@ -146,13 +147,13 @@ class CacheManager(SegmentOwner):
         """Are there blocks for them that nobody has, so that nothing has to leave?"""
         grown = whole(grown)
         segments = {**needs, **grown}
-        fresh = (self._fresh_blocks(s, needs.get(s, 0), grown.get(s, 0)) for s in segments)
+        fresh = [self._fresh_blocks(s, needs.get(s, 0), grown.get(s, 0)) for s in segments]
         return sum(fresh) <= self.device.num_free
 
     def _fresh_blocks(self, segment: Segment, copies: int, num_tokens: int) -> int:
         wanted = max(1, len(segment.copies)) * segment.blocks_for(num_tokens)
         growth = max(0, wanted - sum(map(len, segment.copies)))
-        return growth + self._missing_blocks(segment, copies)
+        return growth + self._missing_blocks(segment, copies) if copies else growth
 
     def beside_others(self, needs: Mapping[Segment, int]) -> dict[Segment, int]:
         """Copies that the device must hold for these and for those who hold the segments now."""
@@ -163,6 +164,9 @@ class CacheManager(SegmentOwner):
     def needed(self, paths: Iterable[Path]) -> None:
         """Count the tokens of paths that were needed and are on the device."""
         counts = self.counts
+        if self.stays:  # as most do, and then nothing has returned
+            counts.needed_tokens += sum([part.visible for path in paths for part in path])
+            return
         for part in (part for path in paths for part in within_reach(path, 0)):
             returned = part.segment.returned
             counts.needed_tokens += part.visible

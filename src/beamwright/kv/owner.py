@@ -109,6 +109,8 @@ class SegmentOwner:
         """Give back reserved blocks that hold no token."""
         for each in segment.every:
             kept = each.blocks_for(each.length)
+            if kept and len(each.copies) == 1 and len(each.copies[0]) == kept:
+                continue
             for blocks in each.copies:
                 self.device.free(blocks[kept:])
                 del blocks[kept:]

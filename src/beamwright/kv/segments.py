@@ -148,6 +148,8 @@ class Lease:
 
     def keep(self, needs: Mapping[Segment, int]) -> None:
         """Unpin everything beyond these."""
+        if not self._held:
+            return
         held, self._held = self._held, {s: min(n, self._held.get(s, 0)) for s, n in needs.items()}
         for segment, copies in held.items():
             segment.pin(self._held.get(segment, 0) - copies)

@@ -216,7 +216,7 @@ class DecodeSession:
         """Whether so many tokens of every row have places; takes blocks that nobody has."""
         if self._in_blocks:
             rows = [row for row in self._rows if row is not None]
-            wanted = {row.segment: row.num_tokens + num_tokens for row in rows}
+            wanted = {row.segment: row.flushed + row.held + num_tokens for row in rows}
             if not self._store.is_free({}, wanted):
                 return False
             self._store.reserve(wanted)

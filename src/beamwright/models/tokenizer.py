@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
 
 from beamwright.errors import InputError, line_of
 from beamwright.io import read_object
@@ -288,6 +289,13 @@ class TextCodec:
         """Text of a reply's tokens, without the marks of thoughts."""
         marks = self.thoughts
         return self.decode(token_ids if marks is None else marks.shown(token_ids))
+
+    def reply_grown(self, text: str, token_ids: Sequence[int]) -> str | None:
+        """What a reply of this text says with these tokens behind its own; None where to know that
+        takes all of them: bytes follow bytes, but for a character that is not whole yet."""
+        whole = not text.endswith("\N{REPLACEMENT CHARACTER}")
+        joins = whole and self.thoughts is None and isinstance(self.tokenizer.decoder, ByteLevel)
+        return text + self.decode(token_ids) if joins else None
 
     def decode_raw(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens included as their text."""

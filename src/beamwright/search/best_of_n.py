@@ -59,7 +59,7 @@ class BestOfN(IndependentPaths):
         if tree.rounds == 0:
             return [Extend(tree.root, min(n, self.wave or n))]
         candidates = tree.candidates()  # paths that were cut off stay among them to the end
-        cut = [node for node in candidates if not node.ended and node.level >= most]
+        cut = [node for node in candidates if not node.ended and node.depth >= most <= node.level]
         going = [Extend(node, 1) for node in candidates if not node.ended and node not in cut]
         actions: list[Action] = [Complete(node) for node in candidates if node.ended]
         left = n - len(tree.root.children)

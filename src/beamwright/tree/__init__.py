@@ -11,6 +11,7 @@ from beamwright.tree.node import (
     TopTokens,
     Turn,
     by_root,
+    on_paths,
 )
 from beamwright.tree.parting import Parting, first_other, round_digests, where_they_part
 from beamwright.tree.search_tree import SearchTree, given_path, repeated_tokens, tree_hash, unborn
@@ -18,5 +19,6 @@ from beamwright.tree.search_tree import SearchTree, given_path, repeated_tokens,
 __all__ = [
     "COMPLETE_STOPS", "Conversation", "Lineage", "Node", "NodeState", "Parting", "Problem",
     "RawPrompt", "SearchTree", "Sees", "StopReason", "TopTokens", "Turn", "by_root", "first_other",
-    "given_path", "repeated_tokens", "round_digests", "tree_hash", "unborn", "where_they_part",
+    "given_path", "on_paths", "repeated_tokens", "round_digests", "tree_hash", "unborn",
+    "where_they_part",
 ]  # fmt: skip

@@ -94,6 +94,7 @@ class Node:
         those that were asked behind this step.
     probe: token ids that were read and written when the path was asked for its answer so far.
     problem_text: the problem as the verifier reads it (root only).
+    root: the node that owns the prompt.
     greedy: its tokens are the likeliest, not drawn (a rollout).
     speculative: it hangs below its parent, but is no child yet: selection has not opened it.
     turn: of a node whose tokens are given, not generated: what they ask for.
@@ -124,6 +125,13 @@ class Node:
     round: int = 0
     turn: Turn | None = None
     speculative: bool = False
+    root: Node = field(init=False)
+    _follows: Node | None = field(init=False)  # as a step
+
+    def __post_init__(self) -> None:
+        above = self.parent
+        self.root = self if above is None else above.root
+        self._follows = None if above is None else above.replies_to
 
     @property
     def end(self) -> int:
@@ -162,11 +170,6 @@ class Node:
     def problem_id(self) -> str | int:
         """The lineage's first part."""
         return self.lineage[0]
-
-    @cached_property
-    def root(self) -> Node:
-        """The node that owns the prompt."""
-        return self.path()[0]
 
     @property
     def step_text(self) -> str:
@@ -220,10 +223,7 @@ class Node:
     @property
     def replies_to(self) -> Node:
         """The node that this step's reply follows: the root, or a turn."""
-        node = self
-        while node.parent is not None and node.turn is None:
-            node = node.parent
-        return node
+        return self if self.turn is not None or self._follows is None else self._follows
 
     @property
     def answers(self) -> bool:
@@ -242,6 +242,17 @@ class Node:
 
     def __repr__(self) -> str:
         return f"Node({'.'.join(map(str, self.lineage))}, {self.state}, {len(self.token_ids)} tok)"
+
+
+def on_paths(leaves: Iterable[Node]) -> set[Node]:
+    """The nodes from the root to these, each once."""
+    found: set[Node] = set()
+    for leaf in leaves:
+        node: Node | None = leaf
+        while node is not None and node not in found:
+            found.add(node)
+            node = node.parent
+    return found
 
 
 def by_root(nodes: Iterable[Node]) -> dict[Node, list[Node]]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TypeVar
 
-from beamwright.tree.node import Lineage, Node, NodeState, StopReason, TopTokens, Turn
+from beamwright.tree.node import Lineage, Node, NodeState, StopReason, TopTokens, Turn, on_paths
 
 T = TypeVar("T")
 _lineage = attrgetter("lineage")
@@ -181,7 +181,7 @@ class SearchTree:
 
     def release_dead(self) -> list[Node]:
         """Nodes whose KV nobody can need any more; each is returned once, leaves first."""
-        dead = self.held - {ancestor for leaf in self._live() for ancestor in leaf.path()}
+        dead = self.held - on_paths(self._live())
         self.held -= dead
         self._leaves = [
             node

@@ -219,14 +219,13 @@ def entry_size(block_tokens: int) -> int:
 
 
 class _Entries:
-    """Blocks, their tokens, and how many came before, appended run by run."""
+    """Blocks, and of each run of them how many, the last one's tokens, and how many came before."""
 
     def __init__(self, block_tokens: int) -> None:
         self.size = entry_size(block_tokens)
         self.pieces = block_tokens // self.size  # of a block
         self.blocks: list[int] = []
-        self.tokens: list[int] = []
-        self.firsts: list[int] = []
+        self._runs: list[int] = []
 
     def add(self, segment: Segment, copy: int, first: int, tokens: int, before: int) -> None:
         size, pieces = self.size, self.pieces
@@ -240,25 +239,34 @@ class _Entries:
         if pieces > 1:
             mine = [held[at // pieces] * pieces + at % pieces for at in range(begin, end)]
         self.blocks += mine
-        self.tokens += [size] * (count - 1)
-        self.tokens.append(tokens - (count - 1) * size)
-        self.firsts += range(before, before + count * size, size)
+        self._runs += count, tokens - (count - 1) * size, before
+
+    def lists(self) -> tuple[Ints, Ints, Ints]:
+        """Of every entry its block, its tokens, and those of its part before them."""
+        counts, last, before = np.array(self._runs, dtype=np.int32).reshape(-1, 3).T
+        ends = counts.cumsum(dtype=np.int32)
+        tokens = np.full(len(self.blocks), self.size, dtype=np.int32)
+        tokens[ends - 1] = last
+        firsts = self.size * np.arange(len(self.blocks), dtype=np.int32)
+        return (
+            _ints(self.blocks),
+            tokens,
+            firsts + np.repeat(before - self.size * (ends - counts), counts),
+        )
 
 
 @dataclass(eq=False)
 class _Part:
-    """Runs of a path, with the device copy that is read of each, and the rows that share them.
+    """Runs of a path (segment, device copy, first, tokens), and the rows that share them.
 
     reach: of each row, the tokens of its path from here on.
     """
 
-    runs: list[tuple[Segment, int, TokenRun]]
+    runs: Sequence[tuple[Segment, int, int, int]]
+    num_tokens: int
     rows: list[int] = field(default_factory=list)
     reach: list[int] = field(default_factory=list)
     first_slot: int = 0
-
-    def __post_init__(self) -> None:
-        self.num_tokens = sum([run.tokens for _, _, run in self.runs])
 
 
 def decode_work(
@@ -273,9 +281,9 @@ def decode_work(
     for part in dict.fromkeys([part for parts in by_row for part, _ in parts]):
         first_entry = len(entries.blocks)
         before = 0
-        for segment, copy, run in part.runs:
-            entries.add(segment, copy, run.first, run.tokens, before)
-            before += run.tokens
+        for segment, copy, first, tokens in part.runs:
+            entries.add(segment, copy, first, tokens, before)
+            before += tokens
         num_entries = len(entries.blocks) - first_entry
         part.first_slot = len(slot_rows)
         for start in range(0, len(part.rows), queries_per_tile):
@@ -288,8 +296,8 @@ def decode_work(
     for parts in by_row:
         row_parts += [len(row_slots), len(parts) + 1]
         row_slots += [part.first_slot + place for part, place in parts]
-    lists = (entries.blocks, entries.tokens, entries.firsts, slot_rows, slot_reach)
-    return DecodeWork(*map(_ints, (items, *lists, row_parts, row_slots)))
+    lists = (items, *entries.lists(), slot_rows, slot_reach, row_parts, row_slots)
+    return DecodeWork(*map(_ints, lists))
 
 
 def _share(paths: Sequence[Path], block_tokens: int, cuts: Cuts) -> list[list[tuple[_Part, int]]]:
@@ -297,18 +305,22 @@ def _share(paths: Sequence[Path], block_tokens: int, cuts: Cuts) -> list[list[tu
     seen: Counter[Segment] = Counter()
     known: dict[Hashable, _Part] = {}
     of_path: dict[Hashable, list[_Part]] = {}  # siblings have the very same one
+    of_lengths: dict[Hashable, list[list[TokenRun]]] = {}  # steps of a fixed length have few
     by_row: list[list[tuple[_Part, int]]] = []
     for row, path in enumerate(paths):
         whole = row if cuts.copy_per_row else id(path)
         if (parts := of_path.get(whole)) is None:
             copies = _copies(path, seen) if cuts.copy_per_row else [0] * len(path)
             parts = of_path[whole] = []
-            for runs in cut_path([each.visible for each in path], block_tokens, cuts):
-                found = [(path[run.part].segment, copies[run.part], run) for run in runs]
+            lengths = tuple([each.visible for each in path])
+            if lengths not in of_lengths:
+                of_lengths[lengths] = cut_path(lengths, block_tokens, cuts)
+            for runs in of_lengths[lengths]:
                 # Cuts are of the path: a run of a segment's shared beginning is equal in all of it.
-                key = (row if cuts.copy_per_row else 0, *[(id(s), *run[1:]) for s, _, run in found])
+                found = tuple([(path[at].segment, copies[at], begin, n) for at, begin, n in runs])
+                key = (row, found) if cuts.copy_per_row else found
                 if (part := known.get(key)) is None:
-                    part = known[key] = _Part(found)
+                    part = known[key] = _Part(found, sum([run.tokens for run in runs]))
                 parts.append(part)
         reach = sum([part.num_tokens for part in parts])
         mine = []
@@ -349,7 +361,7 @@ def prefill_work(
             at = [first_own, first_own + start, count, start + count, before]
             tiles += [first_entry, num_entries, *at]
         first_own += length
-    return PrefillWork(*map(_ints, (tiles, entries.blocks, entries.tokens, entries.firsts, slots)))
+    return PrefillWork(*map(_ints, (tiles, *entries.lists(), slots)))
 
 
 def most_tiles(num_tokens: int, queries_per_tile: int) -> int:
