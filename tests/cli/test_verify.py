@@ -18,14 +18,21 @@ ODD = "beamwright_plugin_odd.Odd@123456789abc"
 ELSEWHERE = ("--schedule", "locality", "--kv-memory", "900KiB", "--max-batch", "3")
 
 
+@pytest.fixture(scope="module")
+def solved():
+    """What `solve` said, once it was asked."""
+    return []
+
+
 @pytest.fixture
-def answer(cli, tmp_path):
+def answer(cli, tmp_path, solved):
     """An answer in a file, and how it is changed there."""
     file = tmp_path / "answer.json"
-    content = cli("solve", PROBLEM, *SMALL, "--json").json
+    if not solved:
+        solved.append(cli("solve", PROBLEM, *SMALL, "--json").out)
 
     def write(change=lambda content: None):
-        changed = json.loads(json.dumps(content))
+        changed = json.loads(solved[0])
         change(changed)
         file.write_text(json.dumps(changed))
         return file
