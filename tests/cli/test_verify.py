@@ -90,6 +90,10 @@ def test_what_was_changed_is_found(cli, answer, change, what, number):
     found = report(cli, file, code=1)
     assert found["equal"] == 0
     assert (found["parted"][0]["what"], found["parted"][0].get("round")) == (what, number)
+
+
+def test_who_reads_it_is_told_what_was_changed(cli, answer):
+    file = answer(lambda content: content.update(answer="80"))
     assert cli("verify", file).out.startswith("parts 0: ")
 
 

@@ -115,10 +115,11 @@ def drawn(rng):
 
 
 @pytest.mark.parametrize("speculation", ["off", "truncate"])
-def test_it_only_grows_and_the_answer_begins_with_it(generator_folder, speculation):
+@pytest.mark.parametrize("times", [8, pytest.param(25, marks=pytest.mark.nightly)])
+def test_it_only_grows_and_the_answer_begins_with_it(generator_folder, speculation, times):
     rng, early = random.Random(speculation), 0
     with engines.tiny_solver(generator_folder, speculation=speculation) as solver:
-        for _ in range(25):
+        for _ in range(times):
             going = []
             for _ in range(5):
                 options, said = drawn(rng), [""]

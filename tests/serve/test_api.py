@@ -34,9 +34,10 @@ def test_a_chat_is_the_search_that_solve_does(served):
 
 
 @pytest.mark.parametrize("method", ["beam", "dvts", "mcts", "best-of-n", "", "plain"])
-def test_a_stream_says_what_the_whole_answer_does(served, method):
+@pytest.mark.parametrize("seeds", [2, pytest.param(5, marks=pytest.mark.nightly)])
+def test_a_stream_says_what_the_whole_answer_does(served, method, seeds):
     name = f"tiny:{method}" if method else "tiny"
-    for seed in range(5):
+    for seed in range(seeds):
         whole = served.chat(model=name, seed=seed).json()
         events = served.stream(model=name, seed=seed)
         assert text_of(events) == whole["choices"][0]["message"]["content"]
