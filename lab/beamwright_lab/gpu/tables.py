@@ -81,66 +81,63 @@ def _beside_vllm(found: Found) -> dict[tuple[str, float | None], tuple[Found, Fo
 
 def vllm(found: Found) -> str:
     """Paths, and a beam search with less and less KV, beside vLLM; the best call of each."""
+    return _stage(
+        found,
+        "vllm",
+        lambda _: _table([_beside_row(*each) for each in _beside_vllm(found).items()]),
+    )
+
+
+def _beside_row(work: tuple[str, float | None], sides: tuple[Found, Found]) -> Row:
+    (what, share), (own, other) = work, sides
+    return {
+        "1.5B": what + (f", {share:.0%} of the KV that vLLM wants" if share else ""),
+        "tokens/s": f"{_rate(own):,.0f}",
+        "vLLM": f"{_rate(other):,.0f}",
+        "times": f"{_rate(own) / _rate(other):.2f}",
+        "loaded, MB": f"{own['h2d_bytes'] / 1e6:,.0f}",
+        "vLLM preempted": other["preempted"],
+    }
+
+
+def _each(found: Found, name: str, line: Callable[[Found], Row]) -> str:
+    """A line for each row of a stage that is no error."""
 
     def shown(stage: Found) -> str:
-        rows = []
-        for (what, share), (own, other) in _beside_vllm(found).items():
-            if other is not None:
-                rows.append(
-                    {
-                        "1.5B": what
-                        + (f", {share:.0%} of the KV that vLLM wants" if share else ""),
-                        "tokens/s": f"{_rate(own):,.0f}",
-                        "vLLM": f"{_rate(other):,.0f}",
-                        "times": f"{_rate(own) / _rate(other):.2f}",
-                        "loaded, MB": f"{own['h2d_bytes'] / 1e6:,.0f}",
-                        "vLLM preempted": other["preempted"],
-                    }
-                )
-        return _table(rows)
+        return _table([line(row) for row in stage["rows"] if "error" not in row])
 
-    return _stage(found, "vllm", shown)
+    return _stage(found, name, shown)
 
 
 def split(found: Found) -> str:
     """One verifier and two, and memory that moves between the two models."""
 
-    def shown(stage: Found) -> str:
-        rows = [
-            {
-                "1.5B, 1.5B verifier, n = 64": row["what"],
-                "s": f"{row['s']:.2f}",
-                "tokens/s": f"{row['tokens_per_s']:,.0f}",
-                "times memory moved": row.get("moves"),
-                "blocks that changed place": row.get("relocated_blocks"),
-            }
-            for row in stage["rows"]
-            if "error" not in row
-        ]
-        return _table(rows)
+    def line(row: Found) -> Row:
+        return {
+            "1.5B, 1.5B verifier, n = 64": row["what"],
+            "s": f"{row['s']:.2f}",
+            "tokens/s": f"{row['tokens_per_s']:,.0f}",
+            "times memory moved": row.get("moves"),
+            "blocks that changed place": row.get("relocated_blocks"),
+        }
 
-    return _stage(found, "split", shown)
+    return _each(found, "split", line)
 
 
 def speculation(found: Found) -> str:
     """Seconds with slots that decode ahead over those without."""
 
-    def shown(stage: Found) -> str:
-        rows = [
-            {
-                "bundled pair, n": row["n"],
-                "`--deterministic`": _said(row["deterministic"]),
-                "off, s": f"{row['off_s']:.2f}",
-                "exact / off": f"{row['exact_over_off']:.2f}",
-                "auto / off": f"{row['auto_over_off']:.2f}",
-                "equal trees": f"{row['exact_equal'] + row['auto_equal']} of {2 * row['problems']}",
-            }
-            for row in stage["rows"]
-            if "error" not in row
-        ]
-        return _table(rows)
+    def line(row: Found) -> Row:
+        return {
+            "bundled pair, n": row["n"],
+            "`--deterministic`": _said(row["deterministic"]),
+            "off, s": f"{row['off_s']:.2f}",
+            "exact / off": f"{row['exact_over_off']:.2f}",
+            "auto / off": f"{row['auto_over_off']:.2f}",
+            "equal trees": f"{row['exact_equal'] + row['auto_equal']} of {2 * row['problems']}",
+        }
 
-    return _stage(found, "speculation", shown)
+    return _each(found, "speculation", line)
 
 
 def _usual(found: Found) -> list[Found]:

@@ -25,10 +25,9 @@ from typing import Any, cast
 
 from beamwright import Solver
 from beamwright.models.named import shape_from_text
-from beamwright.models.shape import ModelShape
 from beamwright.tree import Node
 from beamwright_lab.gpu.context import VLLM_PYTHON, Context, attempt, release
-from beamwright_lab.gpu.parity import Work
+from beamwright_lab.gpu.parity import Work, sizes_of
 from beamwright_lab.gpu.roofline import Steps, plain_paths
 from beamwright_lab.peers.adapters.worker import Worker
 
@@ -193,7 +192,7 @@ def _worker(
 ) -> Worker | dict[str, Any]:
     """vLLM's engine in a process of its own, as it starts by itself; where that fails, in the
     worker's. An error where both do."""
-    config = _config(shape_from_text(shape))
+    config = _config(shape)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     options: dict[str, Any] = {
         "model": str(folder),
@@ -231,19 +230,14 @@ def _worker(
     return found
 
 
-def _config(shape: ModelShape) -> dict[str, Any]:
+def _config(name: str) -> dict[str, Any]:
     """What a checkpoint of this shape would say."""
+    shape = shape_from_text(name)
     named = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
     return {
         "model_type": shape.architecture,
         "architectures": [named[shape.architecture]],
-        "hidden_size": shape.hidden,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "intermediate_size": shape.intermediate,
-        "vocab_size": shape.vocab,
-        "max_position_embeddings": 4096,
+        **sizes_of(name),
         "hidden_act": "silu",
         "rms_norm_eps": shape.norm_eps,
         "rope_theta": 1e6,

@@ -113,7 +113,7 @@ class Found:
     def columns(self) -> list[dict[str, list[float]]]:
         """Of each row the numbers of its steps, by name."""
         numbers = self._numbers().transpose(2, 1, 0).tolist()
-        return [dict(zip(self._names, each)) for each in numbers]  # noqa: B905
+        return [dict(zip(self._names, each, strict=True)) for each in numbers]
 
     def top(self, place: int, used: int, count: int) -> list[TopTokens]:
         """Of a row's first tokens so many that were likeliest."""

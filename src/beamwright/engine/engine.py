@@ -247,6 +247,8 @@ class Engine:
             node.step_score = score
             node.score = run.aggregate([step.step_score for step in node.reply()])
             check_path_score(node)
+        except LinkError:
+            raise
         except BeamwrightError as error:
             self._fail(run, error)
 
