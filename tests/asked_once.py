@@ -36,7 +36,7 @@ def _model(decoder):
     layer = weights.layers[0]
     products = (layer.qkv, layer.out, layer.gate_up, layer.down, weights.lm_head)
     kinds = tuple((type(each), type(each.weight)) for each in products)
-    embedding = weights.embedding.double()
+    embedding = weights.embedding[torch.arange(min(decoder.shape.vocab, 512))].double()
     content = (embedding.sum().item(), embedding.square().sum().item())
     rows = decoder.tile_rows, decoder.least_rows, decoder.kv_dtype
     return decoder.shape, decoder.dtype, str(decoder.device), rows, kinds, content

@@ -25,6 +25,7 @@ from beamwright.engine.moving import MovingSplit
 from beamwright.engine.selftest import batches_are_exact
 from beamwright.search.reading import Mathematics
 from beamwright.tree import StopReason
+from beamwright_lab.models.published_files import FILES
 
 torch.set_num_threads(1)
 if "TRITON_INTERPRET" in os.environ and find_spec("triton") is not None:
@@ -73,6 +74,21 @@ def verifier_folder(tmp_path_factory):
     fakes.write_checkpoint(folder, config, seed=4, noise=0.1)
     fakes.write_logit_pair_spec(folder)
     return folder
+
+
+def published(name):
+    """A fixture: the path of a published model, a trained one."""
+
+    @pytest.fixture(scope="session", name=name)
+    def path():
+        if not FILES[name].is_here:
+            pytest.skip(f"{FILES[name].path} is not there: `make published` fetches it or says why")
+        return FILES[name].path
+
+    return path
+
+
+smollm2, gemma = map(published, FILES)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import torch
 
 from beamwright.models.formats.described import Names
 from beamwright.models.formats.header import BLOCKS
+from beamwright_lab.models.gguf_files import written_text, written_value
 
 HALVES = {2: (0,), 3: (0, 2), 6: (0,), 7: (0, 2), 8: (0,), 10: (80, 82), 11: (108,), 12: (0, 2),
           13: (0, 2), 14: (208,), 20: (0,), 23: (0,)}  # fmt: skip
@@ -33,34 +34,15 @@ def draw_blocks(kind, values, seed=0, scale=0.02):
 def write_gguf(path, metadata, tensors, alignment=32):
     """tensors: by name, (type, shape outermost first, bytes)."""
     head = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(metadata))]
-    head += [_text(key) + _value(value) for key, value in metadata.items()]
+    head += [written_text(key) + written_value(value) for key, value in metadata.items()]
     at, data = 0, []
     for name, (kind, shape, content) in tensors.items():
         sizes = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
-        head.append(_text(name) + sizes + struct.pack("<IQ", kind, at))
+        head.append(written_text(name) + sizes + struct.pack("<IQ", kind, at))
         data.append(content + bytes(-len(content) % alignment))
         at += len(data[-1])
     start = b"".join(head)
     path.write_bytes(start + bytes(-len(start) % alignment) + b"".join(data))
-
-
-def _text(text):
-    content = text.encode()
-    return struct.pack("<Q", len(content)) + content
-
-
-def _value(value, bare=False):
-    kinds = {bool: (7, "<?"), int: (4, "<I"), float: (6, "<f")}
-    if isinstance(value, str):
-        kind, content = 8, _text(value)
-    elif isinstance(value, list):
-        inner = struct.unpack("<I", _value(value[0])[:4])[0]
-        content = struct.pack("<IQ", inner, len(value)) + b"".join(_value(v, True) for v in value)
-        kind = 9
-    else:
-        kind, code = kinds[type(value)]
-        content = struct.pack(code, value)
-    return content if bare else struct.pack("<I", kind) + content
 
 
 def permuted(weight, heads):
@@ -93,7 +75,7 @@ def metadata_of(folder, kind):
         "general.architecture": kind,
         **{f"{kind}.{key}": value for key, value in sizes.items()},
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "qwen2" if kind.startswith("qwen") else "default",
+        "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": [3 if token in special else 1 for token in tokens],
         "tokenizer.ggml.merges": [" ".join(pair) for pair in tokenizer["model"]["merges"]],
@@ -120,9 +102,9 @@ def tensors_of(model, kind, types):
         if called == "output.weight" and model.config.tie_word_embeddings:
             continue
         part = called.split(".")[-2]
-        of_blocks = types.get(part, types.get("*")) if name.endswith("proj.weight") else None
+        of_blocks = types.get(part, types.get("*") if "proj" in name else None)
         count = heads.get(part) if kind == "llama" else None
-        if of_blocks is not None:
+        if of_blocks is not None and name.endswith("weight"):
             from transformers.integrations.gguf.dequant import dequantize
 
             blocks = draw_blocks(KINDS[of_blocks], weight.numel(), number)

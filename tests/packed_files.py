@@ -141,6 +141,12 @@ def nf4(*, nested=False):
     return pack
 
 
+def nf4_in_words(draws, rows, columns):
+    """With bnb_4bit_quant_storage bfloat16."""
+    tensors, values = nf4()(draws, rows, columns)
+    return {**tensors, "weight": tensors["weight"].flatten().view(torch.bfloat16)[:, None]}, values
+
+
 def llm_int8(draws, rows, columns):
     codes = _codes(draws, 255, rows, columns) - 127
     most = torch.rand(rows, generator=draws).mul_(0.3)
@@ -176,6 +182,7 @@ FORMATS = {
     "fp8": (fp8_blocks, _BLOCKS),
     "nf4": (nf4(), _NF4),
     "nf4-nested": (nf4(nested=True), _NF4),
+    "nf4-words": (nf4_in_words, _NF4),
     "bnb-int8": (llm_int8, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
 }  # fmt: skip
 """By name: the packer of a projection, and what config.json says of it."""

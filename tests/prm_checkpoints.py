@@ -25,10 +25,10 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
-    AutoTokenizer,
     LlamaConfig,
     MistralConfig,
     PretrainedConfig,
+    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
 )
@@ -244,7 +244,7 @@ def write_made_judge(folder: Path) -> None:
     is uniform, has seen.
     """
     _byte_level(folder, LLAMA_3_TOKENS, LLAMA_3)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     vocab = len(tokenizer)
     flag = vocab + vocab % 2  # the hidden unit that says that there is a fault
     config = LlamaConfig(

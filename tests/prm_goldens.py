@@ -19,7 +19,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
-    AutoTokenizer,
+    PreTrainedTokenizerFast,
 )
 
 import fakes
@@ -52,7 +52,7 @@ Recipe = Callable[[str, list[str]], list[float]]
 
 
 def recipe_math_shepherd(folder: Path) -> Recipe:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     good, bad = tokenizer.encode("+ -")[1:]
     (tag,) = tokenizer.encode("ки")[1:]
@@ -67,7 +67,7 @@ def recipe_math_shepherd(folder: Path) -> Recipe:
 
 
 def recipe_rlhflow(folder: Path) -> Recipe:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     pair = [tokenizer.encode("+")[-1], tokenizer.encode("-")[-1]]
 
@@ -88,7 +88,7 @@ def recipe_rlhflow(folder: Path) -> Recipe:
 
 def recipe_skywork(step_token: str | None) -> Callable[[Path], Recipe]:
     def make(folder: Path) -> Recipe:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
         model = AutoModel.from_pretrained(folder).eval()
         tensors = load_file(folder / "model.safetensors")
         weight, bias = (tensors[f"v_head.summary.{part}"] for part in ("weight", "bias"))
@@ -112,7 +112,7 @@ def recipe_skywork(step_token: str | None) -> Callable[[Path], Recipe]:
 
 
 def recipe_qwen(folder: Path) -> Recipe:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     model = AutoModel.from_pretrained(folder, trust_remote_code=False).eval()
     tensors = load_file(folder / "model.safetensors")
     (separator,) = tokenizer.encode("<extra_0>")
@@ -137,7 +137,7 @@ def recipe_qwen(folder: Path) -> Recipe:
 
 
 def recipe_outcome(folder: Path) -> Recipe:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
 
     def score(problem: str, steps: list[str]) -> list[float]:
@@ -153,7 +153,7 @@ def recipe_outcome(folder: Path) -> Recipe:
 
 
 def recipe_reasonflux(folder: Path) -> Recipe:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     model = AutoModel.from_pretrained(folder, trust_remote_code=False).eval()
     tensors = load_file(folder / "model.safetensors")
     (separator,) = tokenizer.encode("<extra_0>")
@@ -174,7 +174,7 @@ def recipe_reasonflux(folder: Path) -> Recipe:
 
 
 def recipe_reasonflux_small(folder: Path) -> Recipe:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     head = torch.nn.Linear(32, 1)
     head.load_state_dict(torch.load(folder / "reward_head.pt"))
@@ -191,7 +191,7 @@ def recipe_trl(separator: str) -> Callable[[Path], Recipe]:
     """Tokens and places of the labels as `PRMTrainer.tokenize_row` makes them."""
 
     def make(folder: Path) -> Recipe:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
         model = AutoModelForTokenClassification.from_pretrained(folder).eval()
 
         def encode(text: str) -> list[int]:
@@ -213,7 +213,7 @@ def recipe_trl(separator: str) -> Callable[[Path], Recipe]:
 
 
 def recipe_versaprm(folder: Path) -> Recipe:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     bad, good, tag = (tokenizer.encode(text)[1] for text in ("-", "+", " \n\n\n\n"))
 
@@ -229,7 +229,7 @@ def recipe_versaprm(folder: Path) -> Recipe:
 
 
 def recipe_math_psa(folder: Path) -> Recipe:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     candidates = tokenizer.encode(" + -")
     tag = tokenizer.encode(" \n\n\n\n\n")[-1]

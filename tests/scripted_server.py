@@ -24,7 +24,9 @@ class Handler(BaseHTTPRequestHandler):
         if self.path.startswith("/props"):
             self.answer((404, {"error": "no such thing"}) if props is None else (200, props))
             return
-        self.answer(models if callable(models) else (200, {"object": "list", "data": models}))
+        models = next(models) if hasattr(models, "__next__") else models
+        listed = isinstance(models, list)
+        self.answer((200, {"object": "list", "data": models}) if listed else models)
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -38,7 +40,8 @@ class Handler(BaseHTTPRequestHandler):
         if found is None:
             self.close_connection = True
         elif callable(found):
-            self.write(200, found(), **getattr(found, "headers", {}))
+            status = getattr(found, "status", 200)
+            self.write(status, found(), **getattr(found, "headers", {}))
         elif isinstance(found, tuple):
             self.write(found[0], [json.dumps(found[1]).encode()], **dict(*found[2:]))
         else:
@@ -107,6 +110,17 @@ def said(*choices, **usage):
 
 def refuses(message, status=400):
     return status, {"error": {"message": message, "code": status}}
+
+
+def sent(content, status=200, **headers):
+    """A reply's bytes, with headers."""
+
+    def reply():
+        return iter([content])
+
+    reply.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+    reply.status = status
+    return reply
 
 
 @contextmanager

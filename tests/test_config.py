@@ -161,6 +161,10 @@ def test_settings_are_frozen():
         ),
         ({"memory": 0}, "memory.memory (--memory): a size must be positive, not 0"),
         (
+            {"choose": "listwise"},
+            "--choose listwise: was removed; a vote (--choose majority) chose right more often",
+        ),
+        (
             {"step_limits": "64,a"},
             "step.step_limits.1 (--step-limits): Input should be a valid integer, "
             "unable to parse string as an integer, got 'a'",
@@ -180,3 +184,5 @@ def test_a_bad_value_is_one_line_that_shows_it_once(options, line):
 def test_an_option_that_is_gone_says_so():
     with pytest.raises(InputError, match=r"unknown option 'score_cache': scores are kept no long"):
         Settings.build(score_cache="memory")
+    with pytest.raises(InputError, match="unknown option 'probe_every': votes in waves"):
+        Settings.build(probe_every=16)

@@ -24,7 +24,7 @@ from restored import restored
 
 RUN = {"demo", "doctor", "eval", "plan", "report", "simulate", "solve", "verify"}
 ELSEWHERE = re.compile(
-    r"(^|[ =])(hf|openai|vllm|https?):|cuda|--(ray|replicas|probe)\b|measured|random:|"
+    r"(^|[ =])(hf|openai|https?):|cuda|--(ray|replicas|probe)\b|measured|random:|"
     r"\b(FILE|FOLDER|PATH|NAME|DIR|RUN|CODE)\b|\.\.\.|(^| )/"
 )
 """Models, machines and files of one's own that no stand-in is written for."""

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from beamwright.cores import num_cores
 from beamwright.models.shape import ModelShape
 
 RESULTS = Path(__file__).parent / "results"
@@ -45,7 +46,7 @@ def machine() -> dict[str, Any]:
 
     return {
         "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "cores": num_cores(),
         "torch_threads": torch.get_num_threads(),
         "memory_gib": round(_memory_bytes() / 2**30, 1),
         "system": f"{platform.system()} {platform.machine()}",

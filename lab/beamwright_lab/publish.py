@@ -81,6 +81,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "families-refused": lambda: shown.refusals(read("families")["rows"]),
     "formats": lambda: _whole(lambda found: shown.format_rows(found["rows"]), "formats"),
     "adapter-speed": lambda: _whole(lambda found: shown.speed_rows(found["rows"]), "adapter_speed"),
+    "published": lambda: _whole(lambda found: shown.published_rows(found["rows"]), "published"),
     "gpu-costs": lambda: _whole(costs.block, "gpu_costs"),
     "plan": lambda: pairs.sample_block(read("pairs")),
     **{

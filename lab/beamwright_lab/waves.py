@@ -2,8 +2,8 @@
 
     python -m beamwright_lab.waves
 
-The whole vote is that of `probed_votes` (read from its results, or run). Its first k paths are
-those of a vote that stops behind k, so each line is what the search would have done.
+The whole vote is run, or read from its results. Its first k paths are those of a vote that stops
+behind k, so each line is what the search would have done.
 """
 
 from __future__ import annotations
@@ -12,16 +12,24 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from beamwright import Settings
 from beamwright.engine.decisions import confidence_of
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import Record
+from beamwright.evaluate.problems import load_problems
 from beamwright.search.choose import choose
 from beamwright.tree import COMPLETE_STOPS
-from beamwright_lab.common import finish, table
-from beamwright_lab.evaluated import beside
-from beamwright_lab.probed_votes import run_of
+from beamwright_lab.common import RESULTS, finish, table
+from beamwright_lab.evaluated import beside, records_of
 
-_WHOLE = "the whole vote"
+
+def run_of(args: argparse.Namespace, checker: AnswerChecker) -> list[Record]:
+    model = {"model": args.model, "verifier": "none", "search": "majority"}
+    settings = Settings.build(**model, n=args.n, seed=args.seed)
+    problems = load_problems(args.dataset, args.limit)
+    name = f"{args.model.replace(':', '-')}-{args.n}-{args.limit}-seed{args.seed}"
+    out = RESULTS / "waves" / name
+    return records_of(settings, problems, checker, out, "the whole vote", args.in_flight)
 
 
 def spent(paths: Sequence[Mapping[str, Any]], wave: int, sure: float) -> int:
@@ -51,7 +59,7 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, default=4)
     args = parser.parse_args()
     with AnswerChecker() as checker:
-        records: Sequence[Record] = run_of(_WHOLE, args, checker)
+        records: Sequence[Record] = run_of(args, checker)
         known = [checker.judge(r.gold, [each["answer"] for each in r.candidates]) for r in records]
     pools = [(record.candidates, verdicts) for record, verdicts in zip(records, known, strict=True)]
 
@@ -61,7 +69,7 @@ def main() -> None:
         tokens = sum(each["tokens"] for paths in taken for each in paths) / len(taken)
         return {"vote": name, "right": right, "tokens": tokens}
 
-    whole = line(_WHOLE, [len(paths) for paths, _ in pools])
+    whole = line("the whole vote", [len(paths) for paths, _ in pools])
     lines = [whole, *(line(f"{k} paths", [k] * len(pools)) for k in (4, 8, 12) if k < args.n)]
     for wave in (1, 2, 4):
         for sure in (0.8, 0.9, 0.95, 0.99):

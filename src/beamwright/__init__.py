@@ -16,10 +16,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from beamwright.cores import shorten_spins
+
 if TYPE_CHECKING:
     from beamwright.config import Settings
     from beamwright.solver.solution import Candidate, Solution
     from beamwright.solver.solver import Solver
+
+shorten_spins()
 
 __version__ = "0.2.0"
 __all__ = ["Candidate", "Settings", "Solution", "Solver", "__version__"]

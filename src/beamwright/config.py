@@ -37,9 +37,21 @@ GONE = {
         ("sparse_lag", "sparse_window", "sparse_frame", "sparse_rank", "late"),
         "a method has its paper's window and frame, and a thread beside a host home",
     ),
+    **dict.fromkeys(
+        ("probe_every", "probe_text", "probe_tokens", "certainty_window", "stop_probes"),
+        "votes in waves cost less, --wave 4 --stop-confidence 0.95",
+    ),
+    "prune_repeats": "votes in waves cost less, --wave 4 --stop-confidence 0.95",
     "victims": "what a round uses last leaves last; other orders are the lab's",
     "paper": "the LBS paper's equations are the lab's, python -m beamwright_lab.lbs.figures",
+    "compare_budget": "no candidates are compared; a vote chooses, --choose majority",
+    "check_transfers": "its tests compare what comes back from the host",
 }
+GONE_VALUES = {
+    f"--choose {how}": "was removed; a vote (--choose majority) chose right more often"
+    for how in ("pairwise", "listwise")
+}
+"""The same of an option's value."""
 
 
 class Settings(Section):
@@ -171,6 +183,8 @@ def describe_invalid(error: ValidationError, where: str = "") -> str:
     option = (names or [place])[-1].replace("_", "-")
     if first["type"] == "value_error":  # of a parser above, whose words hold the value
         return f"{place} (--{option}): {first['ctx']['error']}"
+    if (written := f"--{option} {first['input']}") in GONE_VALUES:
+        return f"{written}: {GONE_VALUES[written]}"
     value = repr(first["input"])  # of any length: a file may hold it
     if len(value) > _LONGEST_SHOWN:
         value = f"{value[:_LONGEST_SHOWN]}..."

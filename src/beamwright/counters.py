@@ -24,10 +24,9 @@ class Counters:
 
     The running batch. groups: how often it was filled from empty. iterations: of at most 16 tokens;
     steps: forward passes in them. admitted: rows that joined, again after a preemption. row_tokens:
-    tokens of real rows, speculative ones included; equal_tokens: of them, those computed as an
-    equal row's; slot_tokens: of all rows that were computed, padding included. preempted: rows that
-    had to leave in the middle of their step. parking_plans: whose rows park instead of waiting
-    behind barriers.
+    tokens of real rows, speculative ones included; slot_tokens: of all rows that were computed,
+    padding included. preempted: rows that had to leave in the middle of their step. parking_plans:
+    whose rows park instead of waiting behind barriers.
     speculative_rows: that were begun before selection had opened their nodes.
 
     The verifier. verifier_calls: its passes; scored_steps: in them; scored_tokens: of these steps.
@@ -37,7 +36,7 @@ class Counters:
     prefilled_tokens were new, and loaded_tokens and dropped_tokens had left the device since they
     were needed last: they came back over the link, or were computed again. evicted_blocks: left the
     device whole; of these needed again: loaded_blocks, recomputed_blocks: the thrashing that the
-    decoupled-exploration thesis counts (Algorithm 1). checked_blocks: of those loaded, by checksum.
+    decoupled-exploration thesis counts (Algorithm 1).
 
     The link, and memory that went from one model to the other: h2d_bytes, d2h_bytes; moves,
     moved_bytes.
@@ -66,7 +65,6 @@ class Counters:
     admitted: int = 0
     row_tokens: int = 0
     slot_tokens: int = 0
-    equal_tokens: int = 0
     preempted: int = 0
     parking_plans: int = 0
     speculative_rows: int = 0
@@ -85,7 +83,6 @@ class Counters:
     evicted_blocks: int = 0
     loaded_blocks: int = 0
     recomputed_blocks: int = 0
-    checked_blocks: int = 0
 
     h2d_bytes: int = 0
     d2h_bytes: int = 0

@@ -87,7 +87,14 @@ class UnsupportedModelError(InputError):
 
 
 class ProblemTooLongError(InputError):
-    """The prompt leaves no room for an answer inside the model's context."""
+    """The prompt leaves no room for an answer inside the model's context.
+
+    num_tokens, context: in tokens; of a text of very many, those counted.
+    """
+
+    def __init__(self, what: str, num_tokens: int, context: int) -> None:
+        self.num_tokens, self.context = num_tokens, context
+        super().__init__(f"{what} is {num_tokens} tokens long, the model's context is {context}")
 
 
 class CapacityError(BeamwrightError):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from beamwright.errors import BeamwrightError
@@ -57,14 +57,6 @@ class StepScored:
 
 
 @dataclass(frozen=True)
-class StepProbed:
-    """What a node's path says when it is asked in between (`Probe`): tokens that nobody keeps."""
-
-    node: Node
-    token_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class StepFailed:
     """A node's step cannot be decoded or scored, and so its tree cannot be finished."""
 
@@ -86,7 +78,7 @@ class StepAwaited:
     node: Node
 
 
-Event = StepDecoded | StepScored | StepProbed | StepFailed | StepDropped | StepAwaited
+Event = StepDecoded | StepScored | StepFailed | StepDropped | StepAwaited
 
 
 class StepWriter(Protocol):
@@ -145,31 +137,6 @@ class DecodesAhead(Protocol):
         """Let an open node begin with this share of its sibling's tokens (`truncate`)."""
 
 
-@dataclass(frozen=True)
-class Probe:
-    """What a path would go on with, most likely, if it had gone on with these tokens.
-
-    node: the path's last step, which is complete and has not ended it. given: token ids that are
-    read behind it. limit: most tokens that are written. ends: True if the last of these is the end.
-    """
-
-    node: Node
-    given: tuple[int, ...]
-    limit: int
-    ends: Callable[[Sequence[int]], bool]
-
-
-@runtime_checkable
-class WritesAsides(Protocol):
-    """A step writer that says what paths would go on with, and keeps nothing of it.
-
-    probes: takes what is asked (`put`). A `StepProbed` comes of each, whatever runs beside it.
-    """
-
-    @property
-    def probes(self) -> Any: ...
-
-
 @runtime_checkable
 class SeesWindows(Protocol):
     """A step writer that knows what no token will see any more."""
@@ -222,14 +189,7 @@ class Finish:
     reason: str | None = None
 
 
-@dataclass(frozen=True)
-class Conclude:
-    """Let what `node`'s path said when it was probed last be its end; no strategy asks for it."""
-
-    node: Node
-
-
-Action = Extend | Ask | Prune | Complete | Finish | Conclude
+Action = Extend | Ask | Prune | Complete | Finish
 
 
 class Strategy(Protocol):
@@ -362,7 +322,8 @@ class Answers(Protocol):
     """What a reply states, and when two replies state the same.
 
     read: its answer; None without one. key: the same text for equal answers. notes: what the
-    verifier wrote about the reply last, by kind.
+    verifier wrote about the reply last, by kind. about, where it has that: the way for one problem,
+    by its text.
     """
 
     def read(self, text: str) -> str | None: ...

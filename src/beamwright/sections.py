@@ -21,7 +21,7 @@ GRAMMAR = "NAME has N THINGS. In MONTH NAME gets N THINGS. ... How many THINGS d
 MOST_CANDIDATES = 2**16
 
 # Names of generators begin so that a server, or an engine of its own, runs (`remote`).
-ELSEWHERE = ("openai:", "vllm:")
+ELSEWHERE = "openai:"
 
 # How several problems in flight share the device, see `engine.queue` and `engine.engine`.
 Explore = Literal["lockstep", "continuous", "decoupled"]
@@ -35,7 +35,6 @@ DecoderChoice = Literal["auto", "own", "transformers"]
 TOKENS = "TOKENS"
 
 # What a path is asked for its answer so far: Dynasor's way, in the words that answers are read by.
-PROBE_TEXT = "\n\nThe final answer is \\boxed{"
 
 
 class Section(BaseModel):
@@ -56,10 +55,10 @@ class OpenSection(Section):
 class ModelSettings(OpenSection):
     """Which models run, where and in what precision; options of a declared verifier."""
 
-    model: units.Text = option(
+    model: units.ModelText = option(
         "bundled",
         "Generator: PATH, bundled, bundled:strong, bundled:thinking, hf:ORG/NAME[@REVISION] or "
-        "random:SHAPE; elsewhere: openai:URL#NAME (a server), vllm:PATH (vLLM, in this process). "
+        "random:SHAPE; elsewhere: openai:URL#NAME (a server). "
         f'The bundled models know one kind of problem: "{GRAMMAR}"',
         metavar="MODEL",
     )
@@ -123,7 +122,7 @@ class ModelSettings(OpenSection):
 
     @property
     def runs_elsewhere(self) -> bool:
-        """The generator is a server's, or an engine's of its own (`remote`)."""
+        """The generator is a server's (`remote`)."""
         return self.model.startswith(ELSEWHERE)
 
     @property
@@ -183,6 +182,12 @@ class StepSettings(Section):
         "its chat template has it.",
         metavar="auto|on|off|TOKENS",
     )
+    now: units.Time = option(
+        None,
+        "Time that chat templates see, such as 2026-11-28 (default: of a template that reads it, "
+        "when the search begins); part of receipts and checkpoints.",
+        metavar="TIME",
+    )
     soft_close: float = option(
         0.1,
         "In the last quarter of --thinking TOKENS a thought ends where its end is at least so "
@@ -229,7 +234,9 @@ class SearchSettings(OpenSection):
     max_rounds: int = option(
         40, "Most rounds of a search; lookahead, mcts, deepconf: most steps of a path.", ge=1
     )
-    filter_duplicates: bool = option(False, "Keep one of several candidates with the same text.")
+    filter_duplicates: bool = option(
+        False, "Keep one of several candidates with the same text; dvts: in each subtree."
+    )
     aggregate: Literal["last", "min", "prod", "mean"] | None = option(
         None, "From step scores to a path's score (default: the verifier's)."
     )
@@ -239,33 +246,13 @@ class SearchSettings(OpenSection):
         ge=1,
         metavar="STEPS",
     )
-    choose: Literal["best", "majority", "weighted", "pairwise", "listwise"] | None = option(
-        None, "How the answer is chosen (default: the strategy's); pairwise, listwise: compared."
+    choose: Literal["best", "majority", "weighted"] | None = option(
+        None, "How the answer is chosen (default: the strategy's)."
     )
-    compare_budget: int | None = option(None, "Most comparisons, or lists.", ge=1, metavar="N")
     answers: str = option(
         "math",
         "What of a reply is its answer, and when two are the same: math, code, or a plugin's.",
         metavar="NAME",
-    )
-    probe_every: int | None = option(
-        None,
-        "Ask every path for its answer so far, once in so many tokens, in thoughts and in replies "
-        "without one; nothing of that is kept. A path whose last answers agree ends with them.",
-        ge=1,
-        metavar=TOKENS,
-    )
-    probe_text: str = option(
-        PROBE_TEXT,
-        "What --probe-every puts behind a path, and behind the end of its thought; an answer ends "
-        r"where the brace is closed that it opens. \n and \t are understood.",
-        min_length=1,
-        metavar="TEXT",
-    )
-    probe_tokens: int = option(32, "Longest answer to a probe.", ge=1, metavar=TOKENS)
-    certainty_window: int = option(3, "Last probes of a path that agree where it ends.", ge=1)
-    prune_repeats: bool = option(
-        False, "Of paths whose latest probed answers are the same only the best goes on."
     )
     seed: int = option(0, "Seed of every random draw.", ge=0)
 
@@ -279,18 +266,14 @@ class StopSettings(Section):
         metavar="DURATION",
     )
     token_budget: int | None = option(
-        None, "Stop once this many tokens are generated.", ge=1, metavar=TOKENS
+        None,
+        "Stop once this many tokens are generated: looked at between rounds, so that the last one "
+        "may go beyond.",
+        ge=1,
+        metavar=TOKENS,
     )
     stop_votes: bool = option(
         False, "Stop once the vote is settled; with --choose majority or weighted."
-    )
-    stop_probes: float | None = option(
-        None,
-        "Every path ends with its latest probed answer (--probe-every) once so large a share of "
-        "the last ones of all paths agrees.",
-        gt=0,
-        le=1,
-        metavar="SHARE",
     )
     stop_confidence: float | None = option(
         None,
@@ -340,10 +323,6 @@ class ScheduleSettings(OpenSection):
     evict: Literal["host", "recompute"] = option(
         "host", "Evicted KV comes back from host memory, or is computed again."
     )
-    check_transfers: float = option(
-        0.0, "Share of KV whose checksum is compared when it comes back from the host.",
-        ge=0.0, le=1.0, metavar="SHARE",
-    )  # fmt: skip
     link_bandwidth: units.Rate = option(
         None, "Throttle the link to this rate (emulated).", metavar="SIZE/s"
     )

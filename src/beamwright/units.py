@@ -9,9 +9,10 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WrapValidator
 
 from beamwright.errors import InputError, said_by
 
@@ -182,8 +183,38 @@ def parse_template_args(given: str | Mapping[str, Any]) -> dict[str, Any]:
     return args
 
 
+def _parse_time(given: Any) -> Any:
+    try:
+        return given if given is None else datetime.fromisoformat(str(given)).isoformat()
+    except ValueError:
+        line = "is no time: write 2026-11-28 or 2026-11-28T14:30"
+        raise InputError(f"{given!r:.80} {line}") from None
+
+
 def _path_as_text(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+class ModelName(str):
+    """What names a model. login: user and password for its server, which are in no text of it."""
+
+    login = ""
+
+
+# Up to the last @, which a password may hold, unless what stands first is a host.
+_LOGIN = re.compile(r"(openai:\w+://)(?![\w.-]+(?::\d+)?/)([^#]*)@(.*)", re.DOTALL)
+
+
+def _without_login(value: Any, validate: Callable[[Any], str]) -> ModelName:
+    if isinstance(value, ModelName):
+        return value
+    text = validate(value)
+    match = _LOGIN.match(text)
+    name = ModelName(match[1] + match[3] if match else text)
+    name.login = match[2] if match else ""
+    if name.startswith("openai:") and "?" in name.partition("#")[0]:
+        raise ValueError("the URL of a server has no query; a key is given by --model-key FILE")
+    return name
 
 
 def _numbers(value: Any) -> Any:
@@ -196,6 +227,7 @@ def _one_or_several(value: Any) -> Any:
 
 # A text that may be a path; a `Path` will do.
 Text = Annotated[str, _parsed(_path_as_text, str | os.PathLike[str])]
+ModelText = Annotated[Text, WrapValidator(_without_login)]
 TextOrNone = Annotated[str | None, _parsed(_path_as_text, str | os.PathLike[str] | None)]
 # One text, which may hold anything, or several.
 _StopString = Annotated[str, Field(min_length=1, max_length=256)]
@@ -221,5 +253,6 @@ _ThoughtSteps = Literal["auto", "whole", "paragraphs", "sentences", "markers"] |
 ThoughtSteps = Annotated[_ThoughtSteps, _parsed(_parse_thought_steps, _ThoughtSteps)]
 # Seconds, such as `30s`, `2m` or `1h`.
 Duration = Annotated[float | None, _parsed(parse_duration, float | str | None)]
+Time = Annotated[str | None, _parsed(_parse_time, str | None)]
 # Arguments by name.
 TemplateArgs = Annotated[dict[str, Any], _parsed(parse_template_args, Mapping[str, Any] | str)]

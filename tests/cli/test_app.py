@@ -37,12 +37,20 @@ def test_mistyped_options_are_answered_by_what_was_meant(cli):
         ("--planner", "it is a recipe's key, schedule: {planner: ...}"),
         ("--score-cache", GONE["score_cache"]),
         ("--compat", GONE["compat"]),
+        ("--check-transfers", GONE["check_transfers"]),
         ("--check-point", "did you mean --checkpoint?"),
         ("--no-seed", "did you mean --seed?"),
     ]:
         outcome = cli("solve", "p", word, "4")
         assert outcome.code == 2
         assert outcome.complaint.strip().endswith(f"error: No such option: {word}. {meant}")
+
+
+def test_a_value_that_is_gone_says_so(cli):
+    outcome = cli("solve", "p", "--choose", "pairwise")
+    assert outcome.code == 2
+    why = "was removed; a vote (--choose majority) chose right more often"
+    assert outcome.complaint.strip().endswith(f"error: --choose pairwise: {why}")
 
 
 def test_an_option_of_another_command_is_not_offered(cli):

@@ -63,7 +63,7 @@ def test_the_machine(cli, monkeypatch):
 
 def test_products_of_this_machine(monkeypatch):
     found = products_used()
-    assert list(found) == ["float32", "bfloat16", "int8", "least_rows"]
+    assert list(found) == ["float32", "bfloat16", "int8", "gguf", "least_rows"]
     assert found["least_rows"] in (1, 2, 8)
     assert found["int8"].startswith("oneDNN") == multiplies_int8()
     capabilities = {"avx512_bf16": True, "amx_bf16": True, "avx512_vnni": False}

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,12 +13,31 @@ pytest.importorskip("uvicorn")
 import httpx
 
 import beamwright
-from beamwright.cli.serve import share_of_a_key
+from beamwright.cli.serve import _called, share_of_a_key
+from beamwright.sections import ModelSettings
 
 
 def run(*words):
     command = [sys.executable, "-m", "beamwright", "serve", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "there", "name"),
+    [
+        ("openai:http://h/v1#m", "m", "m"),
+        ("openai:http://me:secret@h/v1#org/m", "org/m", "org/m"),
+        ("openai:http://h/v1", "only", "only"),
+        ("openai:http://h/v1#m", "m:latest", "m"),
+        ("openai:http://h/v1#m:plain", "m:plain", "m"),
+        ("hf:ORG/NAME@main", None, "NAME"),
+        ("models/a/", None, "a"),
+        ("bundled:thinking", None, "bundled:thinking"),
+    ],
+)
+def test_what_a_model_is_called(model, there, name):
+    remote = there and SimpleNamespace(source=SimpleNamespace(name=there))
+    assert _called(ModelSettings(model=model), SimpleNamespace(remote=remote)) == name
 
 
 def test_keys_have_to_be_there(tmp_path):

@@ -92,6 +92,12 @@ def test_what_was_changed_is_found(cli, answer, change, what, number):
     assert (found["parted"][0]["what"], found["parted"][0].get("round")) == (what, number)
 
 
+def test_the_tree_of_a_choice_that_is_gone_is_grown_again(cli, answer):
+    gone = {"choose": "pairwise", "compare_budget": 3}
+    file = answer(lambda c: (c["receipt"]["settings"].update(gone), c.update(answer="80")))
+    assert report(cli, file)["equal"] == 1
+
+
 def test_who_reads_it_is_told_what_was_changed(cli, answer):
     file = answer(lambda content: content.update(answer="80"))
     assert cli("verify", file).out.startswith("parts 0: ")
@@ -115,6 +121,16 @@ def test_versions_that_differ_are_told_and_nothing_is_required_then(cli, answer)
     found = report(cli, file)
     assert found["differs"]["torch"][0] == "2.0.0"
     assert "not required: torch may change" in found["promised"]
+    threads = answer(lambda c: c["receipt"]["machine"].update(threads="64"))
+    found = report(cli, threads)
+    assert found["differs"]["threads"][0] == "64"
+    assert "are required" in found["promised"]
+    parted = answer(
+        lambda c: (
+            c["receipt"].update(rounds=["other"]) or c["receipt"]["machine"].update(threads="64")
+        )
+    )
+    assert "not required: threads may change" in report(cli, parted, code=1)["promised"]
     file = answer(lambda c: c["receipt"].update(exact=False))
     assert report(cli, file)["exact"] is False
 

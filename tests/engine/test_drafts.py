@@ -8,7 +8,7 @@ import pytest
 import fakes
 from beamwright import Solver
 from beamwright.engine.drafts import SUFFIXES, Drafts, TextIndex, Trials, Worth
-from beamwright.engine.passes import DistinctPasses
+from beamwright.engine.passes import DraftPasses
 from beamwright.errors import InputError, Interrupted
 from engines import (
     PROBLEM,
@@ -34,7 +34,7 @@ class Knowing(Drafts):
     def note(self, drafts, used, rows, seconds):
         """Nothing is decided by it."""
 
-    def draft(self, rooms, least_rows=8, equal=None):
+    def draft(self, rooms, least_rows=8):
         return {row: self.guess(row, min(room, self.most)) for row, room in rooms.items()}
 
     def guess(self, row, room):
@@ -50,13 +50,13 @@ def draft_from(monkeypatch):
 
     def start(tree, most, seed=0):
         knowing = Knowing(tree, most, seed)
-        run = DistinctPasses.run
+        run = DraftPasses.run
 
         def with_knowing(passes, *parts):
-            *others, drafts = parts
-            return run(passes, *others, None if drafts is None else knowing)
+            *others, _ = parts
+            return run(passes, *others, knowing)
 
-        monkeypatch.setattr(DistinctPasses, "run", with_knowing)
+        monkeypatch.setattr(DraftPasses, "run", with_knowing)
         return knowing
 
     return start

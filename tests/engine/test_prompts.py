@@ -1,6 +1,7 @@
 """Problems that cannot be used are an error of their own, found before they cost anything."""
 
 import json
+from datetime import datetime
 from functools import partial
 
 import pytest
@@ -40,7 +41,7 @@ def test_a_long_text_is_not_tokenised_to_its_end(make_solver, monkeypatch):
 
     with make_solver(n=4) as solver:
         monkeypatch.setattr(TextCodec, "encode", encode)
-        with pytest.raises(ProblemTooLongError, match="30,000,000 characters"):
+        with pytest.raises(ProblemTooLongError, match="30,000,002 characters"):
             solver.solve("the 12 " * 4_000_000 + "x" * 2_000_000)
     assert sum(seen) < 200_000
 
@@ -48,7 +49,7 @@ def test_a_long_text_is_not_tokenised_to_its_end(make_solver, monkeypatch):
 @pytest.mark.parametrize("template", ["{{ '' }}", "{% if false %}x{% endif %}"])
 def test_a_template_that_renders_nothing(make_solver, template):
     solver = make_solver(n=4, chat_template=template)
-    with solver, pytest.raises(InputError, match="the prompt has no tokens"):
+    with solver, pytest.raises(InputError, match="leaves the problem out of the prompt"):
         solver.solve(PROBLEM)
 
 
@@ -67,7 +68,7 @@ def test_an_eval_goes_on_past_problems_that_cannot_be_used(make_solver, tmp_path
     errors = sorted(each.error for each in records if each.error)
     assert len(records) == 4
     assert "half of one" in "".join(errors)
-    assert "2,000,000 characters" in "".join(errors)
+    assert "2,000,002 characters" in "".join(errors)
 
 
 def test_a_context_too_short_for_anything(make_solver):
@@ -138,3 +139,30 @@ def test_between_two_pieces_who_gives_up_is_heard(make_solver, pieces, monkeypat
             handles[0].result(60)
         assert len(pieces) == 4  # one piece, that four open steps wait for
         assert_nothing_allocated(solver)
+
+
+def test_the_time_that_a_template_reads_is_part_of_the_search(make_solver, monkeypatch, tmp_path):
+    """Begun on one day, resumed and grown again on the next."""
+
+    class Clock(datetime):
+        day = 1
+
+        @classmethod
+        def now(cls, tz=None):
+            return cls(2026, 11, cls.day, tzinfo=tz)
+
+    monkeypatch.setattr("beamwright.solver.request.datetime", Clock)
+    template = "{{ strftime_now('%A') }} {{ messages[-1].content }}\n\n"
+    file, options = tmp_path / "search.json", {"n": 4, "max_rounds": 3, "chat_template": template}
+    with make_solver(**options) as solver:
+        whole = solver.solve(PROBLEM)
+        solver.solve(PROBLEM, checkpoint=file, token_budget=1)
+    now = whole.receipt["settings"]["now"]
+    assert now == "2026-11-01T00:00:00"
+    Clock.day = 2
+    with make_solver(**options) as solver:
+        assert solver.resume(file).receipt["settings"]["now"] == now
+        assert solver.solve(PROBLEM, now=now).receipt["prompt"] == whole.receipt["prompt"]
+        assert solver.solve(PROBLEM).receipt["prompt"] != whole.receipt["prompt"]
+    with make_solver(n=4) as solver:
+        assert "now" not in solver.solve(PROBLEM).receipt["settings"]

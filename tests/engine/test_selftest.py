@@ -37,8 +37,24 @@ def test_sums_that_follow_the_longest_tail_are_found_out(monkeypatch):
         context, lse = real(query, key, value, mask)
         return context * (1 + 1e-4 * key.shape[2]), lse
 
+    monkeypatch.setattr(tree, "attends", lambda *_: False)  # not by our own library
     monkeypatch.setattr(tree, "attend_few", attend_few)
     assert not batches_are_exact(decoder_of(), make_attention("tree"))
+
+
+def test_every_form_of_products_is_tried_wherever_its_first_layer_is():
+    """Files in 4 bits keep some layers' projections in 6."""
+    decoder, attention = decoder_of(), make_attention("tree")
+    known, last = kind(decoder, attention), decoder.weights.layers[-1]
+    plain = type(last.down)
+
+    class FollowsTheBatch(plain):
+        def __call__(self, x):
+            return super().__call__(x) * (1 + 1e-4 * len(x))
+
+    last.down.__class__ = FollowsTheBatch
+    assert kind(decoder, attention) != known
+    assert not batches_are_exact(decoder, attention)
 
 
 def test_models_of_one_kind_are_asked_about_once():

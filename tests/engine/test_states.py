@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
-from beamwright.kv.checksums import Checksums
 from beamwright.search import STRATEGIES
+from checksums import check_transfers
 from declared import real_options
 from engines import PROBLEM, assert_nothing_allocated, exact_dtype
 from recurring import check_states, load_recurring
@@ -24,9 +24,8 @@ def make_hybrid(make_solver, monkeypatch):
 
     def make(**changes):
         solver = make_solver(**changes)
-        store = solver.generator.store
-        if store.host is not None:
-            store.host.checks = Checksums()
+        if solver.generator.store.host is not None:
+            solver.compared = check_transfers(solver.generator.store)
         return solver
 
     return make
@@ -46,10 +45,6 @@ def solved(solver, **options):
     return solution, seen["tree"], counts
 
 
-def compared(solver):
-    return solver.generator.store.host.checks.num_compared
-
-
 @pytest.mark.parametrize("batching", ["grouped", "continuous", "auto"])
 def test_trees_do_not_depend_on_budget_or_batching(make_hybrid, parked, batching):
     options = {"dtype": exact_dtype(), "max_step_tokens": 24, "max_tokens": 60, "max_rounds": 4}
@@ -61,7 +56,7 @@ def test_trees_do_not_depend_on_budget_or_batching(make_hybrid, parked, batching
         found, _, _ = solved(some)
         assert found.tree_hash == expected.tree_hash
         assert found.kv.recomputed_tokens == 0
-        assert (compared(some) > 0) == (found.kv.h2d_bytes > 0) >= (share > 1)
+        assert bool(some.compared) == (found.kv.h2d_bytes > 0) >= (share > 1)
     assert parked or batching == "grouped"
 
 
@@ -84,7 +79,6 @@ def test_every_strategy_branches_where_a_state_is_kept(make_hybrid, name):
         {"search": "lookahead", "lookahead": 3},
         {"search": "best-of-n", "wave": 3},
         {"search": "mcts", "nodes": 40},
-        {"probe_every": 8, "probe_tokens": 6, "probe_text": "So"},
         {"executor": "overlapped", "speculation": "exact"},
     ],
     ids=str,

@@ -1,9 +1,12 @@
-"""How many of torch's threads compute."""
+"""How many of torch's threads compute, and how they wait."""
+
+import threading
 
 import pytest
 import torch
 
-from beamwright.engine.threads import SMALL_PARAMETERS, Threads, threads_for
+from beamwright.engine import threads
+from beamwright.engine.threads import SMALL_PARAMETERS, Threads, all_threads, threads_for
 from engines import PROBLEM
 
 
@@ -24,6 +27,34 @@ def test_small_models_have_one_thread_and_large_ones_all_or_as_many_as_is_said(m
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     found = threads_for(SMALL_PARAMETERS)
     assert (found.count, found.why) == (2, "OMP_NUM_THREADS is set")
+
+
+@pytest.mark.usefixtures("host_threads")
+def test_no_more_threads_than_the_container_has_cores(monkeypatch):
+    monkeypatch.setattr(threads, "num_cores", lambda: 1)
+    with all_threads().in_use():
+        assert torch.get_num_threads() == 1
+    assert "quota" in threads_for(SMALL_PARAMETERS + 1).why
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert all_threads().count == 2
+
+
+def test_one_idle_pool_is_parked_where_the_environment_set_no_wait_policy(monkeypatch):
+    def count():
+        return [thread.name for thread in threading.enumerate()].count("beamwright-openmp")
+
+    threads._park_pool.cache_clear()
+    before = count()
+    for number, policy, parked in (
+        (2, "GOMP_SPINCOUNT=7", 0),
+        (1, None, 0),
+        (2, None, 1),
+        (2, None, 1),
+    ):
+        monkeypatch.setattr(threads, "wait_policy", lambda policy=policy: policy)
+        with Threads(number, "").in_use():
+            torch.ones(512, 512) @ torch.ones(512, 512)
+            assert count() == before + parked
 
 
 @pytest.mark.usefixtures("host_threads")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -96,21 +95,6 @@ def test_without_scores_it_is_a_vote_or_one_sample():
     assert same["say"].startswith("One sample")
 
 
-def test_probed_votes_are_compared_at_all_that_they_cost():
-    samples = [replace(record, candidates=unscored(record)) for record in records(60, 16, sharp=0)]
-    votes = [replace(r, tokens={**r.tokens, "probe_prefilled": 40}) for r in searched(samples, 1.0)]
-    said = advice(samples, votes, "probed vote", judge)
-    assert set(said["tokens"]["ways"]) == {"vote", "probed vote"}
-    assert said["tokens"]["each"] == 120
-    assert said["tokens"]["ways"]["vote"]["k"] == 12
-    assert said["say"].startswith("Use probed vote: +")
-    assert said["noise"] is None
-
-
-def unscored(record: Record) -> list[dict[str, Any]]:
-    return [{**each, "score": None} for each in record.candidates]
-
-
 def test_a_problem_that_could_not_be_attempted_is_wrong():
     samples = [*records(10, 4, sharp=1.0), Record("e", 10, "?", "7", None, None, False, error="no")]
     said = advice(samples, searched(samples, 0.5), "beam", judge)
@@ -124,9 +108,5 @@ def test_the_runs_are_of_samples_and_of_the_search():
     assert trials(Settings.build(search="dvts"))["search"].search.search == "dvts"
     assert trials(Settings.build(search="majority"))["search"].search.search == "beam"
     assert [*trials(Settings.build(verifier="none"))] == ["samples"]
-    probed = trials(Settings.build(verifier="none", n=4, probe_every=16, stop_probes=0.5))
-    assert [each.search.probe_every for each in probed.values()] == [None, 16]
-    assert [each.search.n for each in probed.values()] == [8, 4]
-    assert probed["samples"].stop.stop_probes is None
     with pytest.raises(InputError, match="too large"):
         trials(Settings.build(n=2**16))

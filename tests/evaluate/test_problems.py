@@ -8,6 +8,7 @@ import pytest
 
 from beamwright.errors import InputError, UnavailableError
 from beamwright.evaluate.problems import load_problems
+from beamwright.search.letters import options_of
 
 
 @pytest.fixture
@@ -188,6 +189,7 @@ def as_parquet(rows):
         ("list.json", lambda rows: json.dumps(rows, indent=1).encode()),
         ("data.json", lambda rows: json.dumps({"data": rows}).encode()),
         ("set.csv", as_csv),
+        ("long.csv", lambda rows: as_csv([{**row, "solution": "x" * 200_000} for row in rows])),
         ("bom.csv", lambda rows: b"\xef\xbb\xbf" + as_csv(rows)),
         ("SET.PARQUET", as_parquet),
     ],
@@ -394,6 +396,63 @@ def test_the_order_of_options_depends_on_the_row_alone(write_jsonl):
     alone = load_problems(write_jsonl(GPQA, name="alone.jsonl")).problems[0]
     second = load_problems(write_jsonl({"problem": "p", "answer": "1"}, GPQA)).problems[1]
     assert (alone.problem, alone.answer) == (second.problem, second.answer)
+
+
+LOOK_LIKE = (
+    "endings",
+    "distractor1",
+    "opa",
+    "option_a",
+    "Option_B",
+    "answerA",
+    "sol1",
+    "mc_choices",
+)
+PUBLIC = (
+    {"choices": ["40", "42"], "answer": 1},
+    {"choices": ["1", "2"], "answer": 1},
+    {"options": ["40", "42"], "answer": "B", "answer_index": 1},
+    {"options": {"A": "40", "B": "42"}, "answer_idx": "B", "answer": ""},
+    {"choices": {"text": ["40", "42"], "label": ["A", "B"]}, "answerKey": "B"},
+    {"choices": {"text": ["40", "42"], "label": ["1", "2"]}, "answerKey": "2"},
+    {"A": "40", "B": "42", "answer": "B"},
+    {"choices": ["40", "42"], "answer": "42"},
+    {"choices": ["40", "42"], "answer": "(B)"},
+)
+
+
+@pytest.mark.parametrize("fields", PUBLIC)
+def test_options_of_public_shapes_are_shown_and_graded_by_letter(read, fields):
+    (problem,) = read({"question": "6 * 7?", **fields})
+    assert [*options_of(problem.problem)] == ["A", "B"]
+    assert problem.problem.startswith("6 * 7?\n\nA) ")
+    assert problem.answer == "B"
+    assert read({"question": "6 * 7?", **fields}, answer_field="none")[0].problem == problem.problem
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"choices": "a, b"}, "field 'choices' is no list of options"),
+        ({"choices": ["a"]}, "2 to 10 options are read"),
+        ({"choices": ["a", ""]}, "none is empty"),
+        ({"choices": ["a", ["b", "c"]]}, "field 'choices' is neither text nor a number"),
+        ({"choices": ["a", "b"], "answer": "17"}, r"field 'answer' \(17\) is none of 2 options"),
+        *(({name: "a"}, f"field '{name}' looks like options") for name in LOOK_LIKE),
+    ],
+)
+def test_options_that_cannot_be_read_are_named_in_one_line(read, fields, message):
+    with pytest.raises(InputError, match=f"line 1: .*{message}") as caught:
+        read({"question": "6 * 7?", **({"answer": "1"} if len(fields) == 1 else {}), **fields})
+    assert "\n" not in str(caught.value)
+
+
+def test_options_that_the_text_holds_already_are_not_shown_twice(read):
+    text = "6 * 7?\n(A) 40\n(B) 42"
+    asked = [read({"question": text, "choices": ["40", "42"], "answer": 1})]
+    for fields in ({"opa": "40", "answer": "B"}, {"choices": ["40", "42"], "answer": 1}):
+        asked.append(read({"text": text, **fields}, problem_field="text"))
+    assert [(each.problem, each.answer) for (each,) in asked] == [(text, "B")] * 3
 
 
 def test_multiple_choice_with_a_missing_option(write_jsonl):

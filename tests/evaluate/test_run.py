@@ -12,6 +12,7 @@ import beamwright.errors
 from beamwright.config import Settings
 from beamwright.declare import verifier
 from beamwright.errors import CapacityError, InputError, ProblemTooLongError, UnavailableError
+from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.problems import load_problems
 from beamwright.evaluate.run import run
 from restored import restored
@@ -77,8 +78,9 @@ def test_text_that_is_not_unicode_is_kept(write_jsonl, kept, lines):
     assert lines()[0]["problem"] == "\ud800 \u00e9"
 
 
-def test_a_finished_run_solves_nothing_again(fake_solver, kept, tmp_path):
-    assert kept() == kept()
+def test_a_finished_run_solves_nothing_again(problem_set, fake_solver, kept, tmp_path):
+    other = load_problems(problem_set.name.replace("set.jsonl", "./set.jsonl"))
+    assert kept() == {**kept(other), "dataset": problem_set.name}
     assert len(fake_solver.asked) == 5
     modes = {file.name: file.stat().st_mode & 0o077 for file in (tmp_path / "out").iterdir()}
     assert modes == {"results.jsonl": 0, "settings.json": 0}, "its user's alone"
@@ -132,6 +134,16 @@ def test_other_data_in_the_same_folder_or_no_settings(problem_set, kept, tmp_pat
         kept()
 
 
+def test_an_answer_that_the_checker_gave_up_on_is_wrong_and_told(
+    fake_solver, make_solution, kept, lines, monkeypatch
+):
+    fake_solver.outcomes["id0"] = make_solution(["9^{9^{9^{9}}}+x"])
+    monkeypatch.setattr(AnswerChecker, "_ask", lambda *pair: None)
+    report = kept()
+    assert (report["correct"], report["warnings"]["problems"]) == (4, 1)
+    assert "gave up on 9^{9^{9^{9}}}+x" in lines()[0]["warnings"][0]
+
+
 def test_a_folder_without_any_finished_problem_takes_other_settings(kept):
     def refuse(problems):
         raise InputError("--model: no such folder")
@@ -168,12 +180,12 @@ def test_what_is_no_problems_fault_ends_the_run_which_goes_on_later(
     assert kept()["correct"] == 5
 
 
-@pytest.mark.parametrize("error", [ProblemTooLongError("too long"), UnavailableError("too long")])
+@pytest.mark.parametrize("error", [ProblemTooLongError("it", 9, 8), UnavailableError("too long")])
 def test_who_fails_where_others_are_answered_has_failed(fake_solver, kept, lines, error):
     fake_solver.outcomes["id1"] = error
     report = kept()
     assert (report["errors"], report["correct"], report["accuracy"]) == (1, 4, 0.8)
-    assert {line["unique_id"]: line["error"] for line in lines()}["id1"] == "too long"
+    assert {line["unique_id"]: line["error"] for line in lines()}["id1"] == str(error)
 
 
 def test_right_candidates_are_counted_if_they_ended_by_themselves(
@@ -181,7 +193,7 @@ def test_right_candidates_are_counted_if_they_ended_by_themselves(
 ):
     stops = ["eos", "eos", "path_limit", "eos"]
     fake_solver.outcomes["id0"] = make_solution(["1", "2", "1", "1.0"], stops=stops)
-    fake_solver.outcomes["id1"] = ProblemTooLongError("too long")
+    fake_solver.outcomes["id1"] = ProblemTooLongError("it", 9, 8)
     report = kept(settings=Settings.build(n=4))
     assert [line["num_correct"] for line in lines()] == [2, 0, 1, 1, 1]
     # One candidate of the four that were asked for stands for three problems.

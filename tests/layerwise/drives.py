@@ -15,49 +15,11 @@ KEEP, FLUSH = {2: [8, 0, 1, 3, 4, 6], 5: [0, 2, 5]}, (4,)
 LARGE = 1 << 40
 
 
-class PlainTail:
-    """The oracle of a `LayeredTail`: each layer is a list of tokens [rows, 2, kv_heads, dim]."""
-
-    mask = None
-    num_tokens = 0  # no view opens over tokens that have been decoded
-
-    def __init__(self, capacity, layout, device):
-        self.capacity, self._device = capacity, device
-        self.length, self._layers = 0, [[] for _ in range(layout.num_layers)]
-
-    @property
-    def places(self):
-        return torch.full((self.num_rows,), self.length, device=self._device)
-
-    def arrange(self, kept, num_rows):
-        self.num_rows = num_rows
-        self._layers = [[token[kept] for token in held] for held in self._layers]
-
-    def begin(self, lengths, max_tokens):
-        (self.length,) = set(lengths)
-
-    def write(self, layer, key_value):
-        self._layers[layer][self.length :] = [key_value]
-
-    def read(self, layer):
-        return torch.stack(self._layers[layer], dim=3).transpose(0, 1).unbind()
-
-    def advance(self):
-        self.length += 1
-
-    def take(self, parts):
-        found = []
-        for row, first, end in parts:
-            held = [torch.stack([token[row] for token in layer]) for layer in self._layers]
-            found.append(torch.stack(held, dim=1)[first:end])
-        return [torch.cat(found)]
-
-    def close(self):
-        self._layers = []
-
-
 class Drive:
-    """Decodes rows of a forest like a session does, and works out Eq. 1-2 for every token."""
+    """Decodes rows of a forest like a session does, and works out Eq. 1-2 for every token.
+
+    length: tokens that every row has in its tail.
+    """
 
     def __init__(self, forest, attention, rows, *, budget_bytes=LARGE, real=None):
         self.forest, self.attention, self.rows = forest, attention, list(rows)
@@ -65,10 +27,7 @@ class Drive:
         self.token_bytes = self.layout.bytes_per_token // self.layout.num_layers
         self.own = [self.store.create() for _ in rows]
         self.budget_bytes, self.real = budget_bytes, real
-        if self.store.streams_layers:
-            self.tail = attention.make_tail(self.store)
-        else:
-            self.tail = PlainTail(attention.tail_tokens, self.layout, forest.device)
+        self.tail, self.length = attention.make_tail(self.store), 0
         self.tail.arrange([], len(rows))
         self.contexts, self.resident, self.held = [], [], []
         self.open()
@@ -84,10 +43,11 @@ class Drive:
 
     def begin(self, length):
         """Every row has so many tokens in its tail, and gets one more."""
+        self.length = length
         self.tail.begin([length] * len(self.rows), 1)
 
     def flush(self):
-        length, count = self.tail.length, len(self.rows)
+        length, count = self.length, len(self.rows)
         taken = self.tail.take([(row, 0, length) for row in range(count)])
         self.store.append(self.own, taken, [length] * count)
         self.view.close()
@@ -109,20 +69,21 @@ class Drive:
             sealed = sum(
                 {(id(p.segment), p.visible): p.visible for path in real for p in path}.values()
             )
-        held = (sealed + len(real) * self.tail.length) * self.token_bytes
+        held = (sealed + len(real) * self.length) * self.token_bytes
         whole = held + len(real) * self.token_bytes
         fits = self.layout.num_layers * whole <= self.budget_bytes
         self.resident.append(
             self.layout.num_layers if fits else max(0, self.budget_bytes // whole - 2)
         )
         self.held.append(held)
-        self.begin(self.tail.length)
+        self.begin(self.length)
         layers = []
         for layer in range(self.layout.num_layers):
             query, key_value = self.forest._token(0, number, layer)
             context = self.view.attend(layer, query[self.rows], key_value[self.rows])
             layers.append(context[: self.real].clone())
         self.tail.advance()
+        self.length += 1
         self.contexts.append(layers)
 
     def run(self, num_tokens=TOKENS, keep=None, flush=()):

@@ -4,6 +4,7 @@ import pytest
 from transformers import LlamaConfig, MistralConfig, OPTConfig, Qwen2Config, Qwen3Config
 
 import fakes
+from beamwright.models.native import as_groups
 
 TINY = {
     "vocab_size": fakes.VOCAB + 5,  # more rows than the tokenizer has tokens, as in real models
@@ -126,8 +127,9 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture
 def unpacked(monkeypatch):
-    """Weights as they were read: packed ones can neither be compared nor counted."""
-    monkeypatch.setattr("beamwright.models.load.packer", lambda *_, **how: lambda linear: linear)
+    """Weights as they were read, in groups: packed ones can neither be compared nor counted."""
+    monkeypatch.setattr("beamwright.models.native.library", lambda: None)
+    monkeypatch.setattr("beamwright.models.load.packer", lambda *_, **how: as_groups)
 
 
 @pytest.fixture

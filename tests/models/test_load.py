@@ -50,24 +50,18 @@ def test_what_was_meant_is_said(spec, meant):
             resolve_folder(spec, "verifier")
 
 
+def test_vllms_engine_is_named_by_its_server():
+    way = "vllm: start `vllm serve a/b` and name it: --model openai:http://127.0.0.1:8000/v1#a/b"
+    with pytest.raises(InputError, match=f"^{way}$"):
+        resolve_folder("vllm:hf:a/b?dtype=float32", "generator")
+
+
 def test_an_empty_gguf_file_is_named(tmp_path):
     file = tmp_path / "x.gguf"
     file.touch()
     for spec in (file, tmp_path):
-        with pytest.raises(InputError, match=r"x.gguf: cannot be read"):
+        with pytest.raises(InputError, match=r"x.gguf: no GGUF file"):
             load_model(str(spec), ModelSettings())
-
-
-def test_what_would_not_load_is_not_supported(llama_folder):
-    settings = ModelSettings(model=str(llama_folder))
-    assert inspect_model(settings)["supported"] is True
-    weights = llama_folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-10])
-    with pytest.raises(UnsupportedModelError, match=r"model\.safetensors: cannot be read"):
-        inspect_model(settings)
-    weights.unlink()
-    with pytest.raises(UnsupportedModelError, match=r"no \*\.safetensors"):
-        inspect_model(settings)
 
 
 def test_without_a_network_the_hub_is_unavailable(monkeypatch):

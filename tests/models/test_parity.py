@@ -4,11 +4,13 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
 import fakes
 from beamwright.checks.model import check_parity
-from beamwright.models.load import inspect_model, load_model
+from beamwright.errors import UnavailableError
+from beamwright.models.load import inspect_model, load_model, read_reference
 from beamwright.sections import ModelSettings
 
 
@@ -68,3 +70,27 @@ def test_an_opt_checkpoint_without_the_outer_prefix_is_read(tmp_path, write_fami
     ours, theirs = (load_model(str(f), settings).decoder.weights for f in (tmp_path, folder))
     assert torch.equal(ours.layers[2].qkv.weight, theirs.layers[2].qkv.weight)
     assert torch.equal(ours.embedding, theirs.embedding)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda tensors: tensors.pop("model.norm.weight"), "it finds no model.norm.weight"),
+        (
+            lambda tensors: tensors.update({"model.norm.weight_scale": torch.ones(1)}),
+            "it does not use model.norm.weight_scale",
+        ),
+    ],
+)
+def test_what_transformers_reads_a_part_of_is_no_reference(llama_folder, change, said):
+    change(tensors := load_file(llama_folder / "model.safetensors"))
+    save_file(tensors, llama_folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UnavailableError, match=f"{said}, so there is nothing to compare with"):
+        read_reference(llama_folder, torch.float32)
+
+
+def test_what_transformers_wants_for_a_gguf_file_is_one_line(monkeypatch, tmp_path):
+    monkeypatch.setattr("beamwright.models.load.find_spec", lambda name: None)
+    (file := tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(UnavailableError, match=r"it needs pip install accelerate gguf, so there"):
+        read_reference(file, torch.float32)

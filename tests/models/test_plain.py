@@ -5,10 +5,11 @@ import subprocess
 import sys
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from beamwright.models.config import BUNDLED, read_shape
-from beamwright.models.tokenizer import TextCodec, _byte_level_table
+from beamwright.models.tokenizer import TextCodec, _byte_level_table, wrapped
 
 TEXTS = ["", "the cake: 12 eggs,\n\n", " naïve 🎂 日本\tend", "<|bos|>12<|eos|>x"]
 CHAT = [
@@ -42,7 +43,10 @@ def outcome(codec):
 
 
 def test_the_bundled_tokenizer_says_what_transformers_says(pair):
-    assert outcome(TextCodec.load(pair[0])) == outcome(TextCodec.load(pair[1]))
+    assert not TextCodec.load(pair[0]).remarks
+    theirs = PreTrainedTokenizerFast.from_pretrained(pair[1])
+    assert outcome(codec := TextCodec.load(pair[0])) == outcome(wrapped(theirs))
+    assert codec.chat(CHAT) == theirs.apply_chat_template(CHAT, tokenize=False)
 
 
 def test_the_alphabet_of_bytes_is_gpt2s():

@@ -145,12 +145,9 @@ def spoil_tokenizer(folder, normalizer):
     change(folder / "tokenizer.json", normalizer=normalizer)
 
 
-@pytest.mark.parametrize("transformers", [False, True])
-def test_a_tokenizer_that_panics_is_one_line(folder, transformers):
+def test_a_tokenizer_that_panics_is_one_line(folder):
     spoil_tokenizer(folder, {"type": "Precompiled", "precompiled_charsmap": "AAAA"})
-    if transformers:
-        change(folder / "tokenizer_config.json", tokenizer_class=None)
-    with pytest.raises(InputError, match=r"tokenizer cannot be read \(PanicException") as caught:
+    with pytest.raises(InputError, match=r"cannot be read \(tokenizer.json: damaged, or") as caught:
         TextCodec.load(folder)
     assert "\n" not in str(caught.value)
 
@@ -166,7 +163,7 @@ def test_a_tokenizer_that_panics_over_a_text_is_one_line(folder):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("pattern", [{"String": "a"}, {"Regex": "."}])
+@pytest.mark.parametrize("pattern", [{"String": "q"}, {"Regex": "q"}])
 def test_a_tokenizer_that_multiplies_text_is_refused(folder, pattern):
     each = {"type": "Replace", "pattern": pattern, "content": "a" * 30}
     spoil_tokenizer(folder, each)
@@ -197,14 +194,6 @@ def test_a_weight_that_overflows_in_a_narrow_dtype_names_the_dtype(folder):
     with pytest.raises(NotFiniteError, match=r"norm.weight does not fit into float16: use --dtype"):
         load_model(str(folder), ModelSettings(dtype="float16"))
     load_model(str(folder), ModelSettings())
-
-
-@pytest.mark.parametrize("content", [[torch.zeros(2)], {"a": 3}, torch.zeros(2), None])
-def test_a_bin_file_without_named_tensors(folder, content):
-    (folder / "model.safetensors").unlink()
-    torch.save(content, folder / "pytorch_model.bin")
-    with pytest.raises(InputError, match=r"cannot be read|no \*.safetensors"):
-        load_model(str(folder), ModelSettings())
 
 
 def test_a_context_of_millions_costs_nothing_to_read(folder):

@@ -1,9 +1,11 @@
 """A chat template is a program of the model's folder: it ends soon, and gives something."""
 
+import json
 import re
 
 import pytest
 
+import fakes
 from beamwright.errors import InputError
 from beamwright.models import template
 from beamwright.models.template import check_template, render
@@ -66,7 +68,6 @@ def test_what_would_take_all_memory_or_cannot_be_compiled_is_refused(generator_f
         "{{ '  ' * depth }}{{ 2 * loop.index0 }}",
         "{{ '%05.2f of %d' % (a, b) }}{{ '{:>8} {}'.format(a, b) }}{{ x % 2 }}",
         "{% for m in messages %}{% generation %}{{ m }}{% endgeneration %}{% break %}{% endfor %}",
-        "{% if %}",  # said by whoever renders it
     ],
 )
 def test_what_templates_do_is_let_through(text):
@@ -91,3 +92,48 @@ def test_more_text_than_any_prompt_is_refused(monkeypatch):
     with pytest.raises(InputError, match="mine: chat template: renders 11 characters"):
         render(lambda: "x" * 11, "mine: ")
     assert render(lambda: "x" * 10, "") == "x" * 10
+
+
+PARTS = (
+    "{% for m in messages %}{{ m.role }}: {% for part in m.content %}{% if part.type == 'text' %}"
+    "{{ part.text }}{% endif %}{% endfor %}\n{% endfor %}"
+)
+PROBLEM = "What is 2 + 3?\n  Think, then say it: a  number of eggs that Tim has at the end of May."
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (PARTS, f"user: {PROBLEM}"),
+        ("{{ messages[-1].content | trim | upper }}", PROBLEM.upper()),
+        ("{{ messages | tojson }}", json.dumps([{"role": "user", "content": PROBLEM}])),
+        ("{{ messages[0].role }}", None),
+        ("{{ messages[0].content[:30] }}", None),
+        ("{% for m in messages %}{% for p in m.content %}{{ p.id }}{% endfor %}{% endfor %}", None),
+    ],
+)
+def test_a_prompt_holds_the_problem_or_is_refused(codec, text, shown):
+    asked = [{"role": "user", "content": PROBLEM}]
+    if shown is not None:
+        assert codec(text).conversation(asked) == shown
+        return
+    with pytest.raises(InputError, match=r"leaves the problem out .*--chat-template"):
+        codec(text).conversation(asked)
+
+
+def test_a_processors_template_is_used_where_there_is_no_other(tmp_path):
+    fakes.write_tokenizer(tmp_path)
+    assert "no chat template" in TextCodec.load(tmp_path).remarks[-1]
+    (tmp_path / "chat_template.json").write_text(
+        json.dumps({"chat_template": "<{{ messages[0].content }}>"})
+    )
+    assert TextCodec.load(tmp_path).chat([{"role": "user", "content": "a"}]) == "<a>"
+
+
+def test_the_time_in_a_template_is_an_argument(codec):
+    at = codec("{{ strftime_now('%d %b %Y %H:%M') }}: {{ messages[0].content }}")
+    assert at.reads_time
+    assert not codec("{{ messages[0].content }}").reads_time
+    asked = [{"role": "user", "content": "a"}]
+    assert at.chat(asked, given={"now": "2026-11-28T14:30"}) == "28 Nov 2026 14:30: a"
+    assert at.chat(asked) == "01 Jan 1970 00:00: a", "never the clock"

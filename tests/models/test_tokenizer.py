@@ -1,4 +1,6 @@
+import json
 import random
+import re
 from itertools import pairwise
 
 import pytest
@@ -142,10 +144,10 @@ def test_arguments_reach_the_template(load):
 
 
 def test_a_template_for_tools_reads_arguments_too(load):
-    named = {"default": THINKS, "tool_use": "{{ tools[0].name }}{{ style }}"}
+    named = {"default": THINKS, "tool_use": "{{ tools[0].name }}{{ messages[0].content + style }}"}
     codec = load(own_template=named)
     asked = ({"role": "user", "content": "a"},)
-    assert codec.conversation(asked, tools=[{"name": "f"}], template_args={"style": "!"}) == "f!"
+    assert codec.conversation(asked, tools=[{"name": "f"}], template_args={"style": "!"}) == "fa!"
     assert codec.unread({"think": 1, "style": 2, "other": 3}) == ["other"]
 
 
@@ -178,14 +180,82 @@ def test_every_configured_eos_ends_a_path(load, tmp_path):
     assert load().eos_ids == {2, 5, 6}
 
 
-def test_what_a_tokenizer_was_made_of_is_not_held(tmp_path):
-    letters = sorted(ByteLevel.alphabet())
-    folder = fakes.wrap(fakes.byte_level_bpe(letters=letters))
-    folder.save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}', encoding="utf-8")
-    codec = TextCodec.load(tmp_path, "{{ messages[0]['content'] }}")
-    held = codec._write.func.__self__
-    assert type(held).__name__ == "Qwen2Tokenizer"
-    assert not vars(held).keys() & {"_vocab", "_merges"}
-    assert codec.chat([{"content": TEXT, "role": "user"}]) == TEXT
-    assert codec.decode(codec.encode(TEXT)) == TEXT
+# --- what a folder's files say ---------------------------------------------------------------
+
+
+def spoil(folder, name, **keys):
+    file = folder / name
+    file.write_text(json.dumps({**json.loads(file.read_text()), **keys}))
+
+
+@pytest.mark.parametrize("kind", ["LlamaTokenizerFast", "GPT2Tokenizer", "MistralCommonBackend"])
+def test_ids_are_those_of_tokenizer_json_whatever_class_is_named(tmp_path, kind):
+    tokenizer = fakes.byte_level_bpe(letters=sorted(ByteLevel.alphabet()))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tekken.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"model_type": "mistral", "bos_token_id": 1}')
+    written = {
+        "tokenizer_class": kind,
+        "eos_token": {"content": "<eos>"},
+        "chat_template": "{{ 1 }}",
+    }
+    further = {"104": {"content": "[B]"}, "105": {"content": "[A]", "special": True}}
+    first = tokenizer.get_vocab_size()
+    further = {str(first + i): each for i, each in enumerate(further.values())}
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({**written, "added_tokens_decoder": further, "surprise": 1})
+    )
+    codec = TextCodec.load(tmp_path)
+    assert codec.encode(TEXT) == tokenizer.encode(TEXT, add_special_tokens=False).ids
+    assert codec.encode("[B]12[A]")[::2] == [first, first + 1]
+    assert (codec.bos_id, codec.eos_ids) == (1, {2})
+    assert codec.decode(codec.encode("[B]12[A]")) == "[B]12", "[A] is special"
+    (remark,) = codec.remarks
+    assert "tokenizer_config.json has 'surprise'" in remark
+
+
+LOWER = {"type": "Lowercase"}
+NO_BLANKS = {"type": "Replace", "pattern": {"String": " "}, "content": ""}
+SPOILT = {
+    "blanks are lost": ("tokenizer.json", {"normalizer": NO_BLANKS}, "'Jackhas70eggs"),
+    "a token does not come back": (
+        "tokenizer.json",
+        {"decoder": {"type": "Replace", "pattern": {"String": "eos"}, "content": "x"}},
+        "'<eos>' is token 2",
+    ),
+    "a gap": (
+        "tokenizer_config.json",
+        {"added_tokens_decoder": {"999": {"content": "[A]"}}},
+        "leaves a gap",
+    ),
+    "no tokens": ("tokenizer_config.json", {"added_tokens_decoder": {"x": 3}}, "holds none"),
+    "no template": ("tokenizer_config.json", {"chat_template": 3}, "neither a text nor several"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_tokenizer_that_does_not_give_texts_back_is_refused(load, tmp_path, name):
+    load()
+    file, keys, why = SPOILT[name]
+    spoil(tmp_path, file, **keys)
+    with pytest.raises(InputError, match=re.escape(why)) as caught:
+        TextCodec.load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_that_changes_texts_is_remarked_on(load, tmp_path):
+    load(own_template=TEMPLATE)
+    spoil(tmp_path, "tokenizer.json", normalizer=LOWER)
+    (remark,) = TextCodec.load(tmp_path).remarks
+    assert "its tokenizer gives 'jack has 70 eggs" in remark
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_mistrals_rule_is_taken_where_the_folder_says_so(tmp_path, monkeypatch, fixed):
+    monkeypatch.setattr("beamwright.models.token_files._LARGE", 10)
+    fakes.write_tokenizer(tmp_path, chat_template=TEMPLATE)
+    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
+    spoil(tmp_path, "tokenizer_config.json", fix_mistral_regex=fixed)
+    codec = TextCodec.load(tmp_path)
+    assert len(codec.encode("12")) == (2 if fixed else 1)
+    assert any("fix_mistral_regex" in remark for remark in codec.remarks) is not fixed

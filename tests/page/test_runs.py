@@ -89,14 +89,14 @@ def test_it_loads_nothing_and_its_scripts_find_every_element_and_set_text_alone(
 
 def test_hostile_text_stays_text(write_page):
     tree = new_tree("p</script>", text=HOSTILE)
-    (node,) = grow(tree, tree.root, [f"{HOSTILE} The answer is <i>4</i>"], StopReason.EOS)
+    (node,) = grow(tree, tree.root, [f"{HOSTILE} The answer is <s>4</s>"], StopReason.EOS)
     note_answers(Mathematics(), [node])
     tree.finish(node)
     plain = write_page(new_tree())
     page = write_page(tree, node, HOSTILE)
     assert page.tags == plain.tags
     assert steps(page.data["events"], ("begin", "round", "end"))["0"]["text"].startswith(HOSTILE)
-    assert page.data["events"][-1]["answer"] == "<i>4</i>"
+    assert page.data["events"][-1]["answer"] == "<s>4</s>"
     assert "<" not in page.source.split('id="data">')[1].split("</script>")[0]
 
 

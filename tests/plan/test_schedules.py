@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from beamwright.models.named import NAMED_SHAPES
-from beamwright.plan.compare import choose_schedule, estimate, max_beams_in_gpu, resident_need
+from beamwright.plan.compare import estimate, max_beams_in_gpu, resident_need
 from beamwright.plan.costs import Layout, ModelCosts, Roofline, Storage
 from beamwright.plan.schedules import ScheduleRun, Scorer, Totals, in_verifier_tokens
 from beamwright.plan.workload import sampled_searches, tree_steps
@@ -103,29 +103,6 @@ def test_a_slower_link_costs_only_those_who_use_it(opt, gpu, paper):
     for name in ("layerwise/dense", "locality/dense"):
         assert slow_plan[name].time_s > fast_plan[name].time_s
         assert slow_plan[name].decode_s == fast_plan[name].decode_s
-
-
-# --- choosing --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("budget_gib", "layout", "chosen"),
-    [
-        (7, Layout.TREE, "in-gpu"),
-        (3, Layout.TREE, "locality"),
-        (7, Layout.DENSE, "locality"),
-        (65, Layout.DENSE, "in-gpu"),
-        (0.001, Layout.TREE, "locality"),
-    ],
-)
-def test_the_fastest_schedule_is_chosen(opt, gpu, paper, budget_gib, layout, chosen):
-    assert choose_schedule(paper(), opt, gpu, int(budget_gib * GIB), layout) == chosen
-
-
-def test_layerwise_is_chosen_where_loading_is_free_and_weights_are_not(opt, gpu, paper):
-    """Groups read the weights again and again; a fast link has nothing to save."""
-    wide = replace(gpu, h2d_bandwidth=1e14, d2h_bandwidth=1e14, copy_launch_s=1e-12)
-    assert choose_schedule(paper(), opt, wide, 3 * GIB) == "layerwise"
 
 
 def test_max_beams_is_the_last_number_that_nearly_always_fits(opt, gpu, paper):
@@ -243,7 +220,6 @@ def test_states_are_held_beside_kv(hybrid, gpu, paper):
         found = estimate(work, hybrid, gpu, budget)
         assert [*found] == ["in-gpu/tree", "locality/tree"], "copies and streams know no states"
         assert found["in-gpu/tree"].fits == fits
-    assert choose_schedule(work, hybrid, gpu, least // 2) == "locality"
     most = max_beams_in_gpu(work, hybrid, least)
     assert 62 <= most <= 66
 

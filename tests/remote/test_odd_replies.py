@@ -1,5 +1,6 @@
 """A server that answers oddly, or without end: a failed step at most, and in bounded time."""
 
+import gzip
 import itertools
 import json
 import time
@@ -14,7 +15,18 @@ from beamwright.evaluate.problems import load_problems
 from beamwright.evaluate.run import run
 from beamwright.remote import openai as client
 from beamwright.solver import scheduler
-from scripted_server import Scripted, choice, piece, refuses, said, speaking
+from scripted_server import (
+    Scripted,
+    answered,
+    choice,
+    piece,
+    question,
+    refuses,
+    said,
+    sent,
+    speaking,
+)
+from served import Served
 
 KEY = "sk-very-secret"
 
@@ -48,7 +60,7 @@ NO_COMPLETION = [
     (said(choice("x", token_ids=5)), "TypeError"),
     (said(), "it has no choices"),
     ((200, ["what"]), "no completion"),
-    ((200, {}), "no completion (KeyError"),
+    ((200, {"detail": "odd"}), 'no completion (KeyError: \'choices\') in {"detail": "odd"}'),
     (refuses("too long"), "too long"),
 ]
 LATER = [
@@ -107,6 +119,46 @@ def test_counts_that_are_none_are_not_said(reply_to, usage):
     assert (reply.error, reply.prompt_tokens, reply.cached_tokens) == (None, None, None)
 
 
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    ("error", "tries"),
+    [
+        ({"error": {"message": "the model is gone", "code": 400}}, 1),
+        ({"error": {"message": "the model is gone", "code": "422"}}, 1),
+        ({"object": "error", "message": "the model is gone", "code": 400}, 1),
+        ({"error": {"message": "the model is gone", "code": 429}}, 3),
+        ({"error": {"message": "the model is gone", "code": "model_gone"}}, 3),
+        ({"error": "the model is gone"}, 3),
+        ({"choices": [{"error": {"message": "the model is gone", "code": 400}}]}, 1),
+    ],
+)
+def test_an_error_inside_a_reply_is_told_in_its_words(reply_to, error, tries, streams):
+    reply, _ = reply_to(lambda body: iter([error]) if streams else (200, error), streams, tries=3)
+    assert str(reply.error).count("the model is gone") == 1
+    assert "KeyError" not in str(reply.error)
+    assert reply.tries == tries
+
+
+@pytest.mark.parametrize("value", [{"error": "it is gone"}, said(choice("one"))[1]])
+def test_a_server_that_does_not_stream_is_read_all_the_same(reply_to, value):
+    reply, _ = reply_to(lambda body: (200, value), streams=True)
+    told = reply.error or reply.written[0].text
+    assert "it is gone" in str(told) or told == "one"
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_one_that_refuses_several_texts_is_asked_for_one(reply_to, status):
+    def answer(body):
+        return refuses("n > 1 is not supported", status) if "n" in body else said(choice("x"))
+
+    reply, _ = reply_to(answer, asked={"count": 3})
+    assert [each.text for each in reply.written] == ["x"]
+    many, one = "n > 1 is not supported", "too long"
+    reply, _ = reply_to(lambda body: refuses(many if "n" in body else one), asked={"count": 3})
+    assert many in str(reply.error)
+    assert one in str(reply.error)
+
+
 # --- replies without end ---------------------------------------------------------------------
 
 
@@ -126,16 +178,6 @@ def test_a_reply_is_read_as_far_as_it_may_go(reply_to, chunk, streams):
     assert isinstance(reply.error, InputError)
     assert "bytes, for what was asked" in str(reply.error)
     assert server.gone.wait(10)
-
-
-def test_what_nobody_unpacks_is_no_bomb(reply_to):
-    def packed():
-        return iter([b"\x1f\x8b"])
-
-    packed.headers = {"content-encoding": "gzip"}
-    reply, server = reply_to(lambda body: packed)
-    assert "it is in gzip, which was not asked for" in str(reply.error)
-    assert set(server.accepts) == {"identity"}
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -158,6 +200,13 @@ NO_MODELS = ['{"data":' + DEEP, '{"data":[{"id":5}]}', '{"data":[{"id":"\\ud83d"
 @pytest.mark.parametrize(
     ("models", "words"),
     [
+        ((200, {"error": {"message": "Rate limit", "code": 400}}), "Rate limit"),
+        ((200, {"data": None}), "it has none: load or pull one there"),
+        ((200, {"detail": "odd"}), 'it says {"detail": "odd"}'),
+        ((403, {"error": "not for you"}), 'HTTP 403: {"error": "not for you"}'),
+        ((301, {}, {"location": "/loop"}), "redirects"),
+        (sent(gzip.compress(b'{"error": "packed"}'), content_encoding="gzip"), "packed"),
+        (sent(b"x", content_encoding="zstd"), "it is in zstd, which was not asked for"),
         ([{"id": "a"}, {"id": "b"}], "say which model, as #NAME; it has a, b"),
         ([{"id": "a"}, {"id": "b"}, {"id": "d"}], "say which model, as #NAME; it has a, b, d"),
         ([], "say which"),
@@ -171,6 +220,49 @@ def test_the_start_ends_in_one_line(source_of, models, words):
         source_of(server, "c" if isinstance(models, list) and len(models) == 3 else "")
     assert str(error.value).startswith("--model openai:")
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize("asked", ["m", "", "m:latest"])
+def test_ollamas_names_have_a_tag(codec, source_of, asked):
+    with speaking(codec, models=[{"id": "m:latest", "max_model_len": 512}]) as server:
+        assert source_of(server, asked).name == "m:latest"
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_server_that_loads_is_waited_for_but_not_without_end(source_of, codec, status):
+    with speaking(codec) as server:
+        loads = [refuses("Loading model", status)] * 3
+        server.models = itertools.chain(loads, itertools.repeat((200, {"data": [{"id": "m"}]})))
+        assert source_of(server).name == "m"
+        server.models = itertools.repeat(refuses("Loading model", status))
+        with pytest.raises(InputError, match="Loading model"):
+            source_of(server)
+
+
+@pytest.mark.parametrize("names", [("logprobs",), ("seed",), ("logprobs", "seed")])
+def test_a_field_that_a_server_refuses_is_left_out(codec, source_of, names):
+    with speaking(codec, ids=False, then=lambda body: said(choice("x"))) as server:
+        usual = server.answer
+
+        def answer(body):
+            refused = next((name for name in names if name in body), None)
+            return refuses(f"{refused} is not supported") if refused else usual(body)
+
+        server.answer = answer
+        assert answered(source_of(server), question(codec)).error is None
+    (asked,) = server.asked
+    assert not set(names) & set(asked)
+
+
+def test_every_reason_of_a_server_that_refuses_all_forms_is_told_once(source_of):
+    def answer(body):
+        ids = isinstance(body["prompt"], list)
+        return refuses("a string is expected" if ids else "completions are switched off")
+
+    with Scripted(answer) as server, pytest.raises(InputError) as error:
+        source_of(server)
+    for reason in ("a string is expected", "completions are switched off"):
+        assert str(error.value).count(reason) == 1
 
 
 def test_a_start_that_drips_ends(source_of, monkeypatch):
@@ -212,6 +304,41 @@ def test_nor_in_those_of_the_start(source_of):
             source_of(server, key=KEY)
         assert KEY not in str(error.value)
         assert "(the key)" in str(error.value)
+
+
+# --- what a server says of itself ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("read", "warns"), [(0.2, True), (0.8, True), (0.95, False), (1, False)])
+def test_a_server_that_cuts_prompts_is_told_of(codec, solver_of, read, warns):
+    def then(body):
+        num = len(body["prompt"])
+        return said(choice("1"), choice("2"), prompt_tokens=int(num * read))
+
+    with speaking(codec, then=then) as server, solver_of(server) as solver:
+        warnings = solver.solve("many words " * 10).warnings
+    assert any("cuts prompts" in each for each in warnings) is warns
+
+
+@pytest.mark.parametrize("verifier", ["logprob", "min-logprob"])
+def test_one_without_log_probabilities_is_told_of(codec, solver_of, verifier):
+    def then(body):
+        return said(*(choice(f"{i}\n\n", stop_reason="\n\n") for i in range(body.get("n", 1))))
+
+    options = {"verifier": verifier, "search": "beam", "n": 2, "width": 2, "max_rounds": 2}
+    with speaking(codec, then=then) as server, solver_of(server, **options) as solver:
+        warnings = solver.solve("a").warnings
+    assert any("returns no log-probabilities" in each for each in warnings)
+
+
+def test_health_knows_a_generator_that_is_gone(codec, solver_of):
+    with speaking(codec) as server, solver_of(server) as solver, Served(solver) as served:
+        assert served.http.get("/health").json()["status"] == "ok"
+        assert served.http.get("/ready").status_code == 200
+        server.models = sent(b"gone for good", 502)
+        found = served.http.get("/health").json()
+        assert (found["status"], "gone for good" in found["generator"]) == ("degraded", True)
+        assert served.http.get("/ready").status_code == 503
 
 
 # --- whole searches --------------------------------------------------------------------------

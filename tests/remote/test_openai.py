@@ -1,13 +1,16 @@
 """The client of completion servers: dialects, failures, what is given up."""
 
 import asyncio
+import json
 import threading
 import time
+from email.utils import formatdate
 from types import SimpleNamespace
 
 import pytest
 
 from beamwright.errors import InputError
+from beamwright.remote import connection
 from beamwright.remote import openai as client
 from beamwright.sections import SamplingSettings
 from scripted_server import (
@@ -129,6 +132,43 @@ def test_a_text_is_left_where_it_stops(codec, source_of):
     assert written.logprobs == (-0.25,)
 
 
+PIECES = [piece("on", error=None), piece("e ", finish_reason=""), piece("two\u2028"),
+          piece("", finish_reason="stop")]  # fmt: skip
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("begins", ["", "\ufeff", ": a remark\n\n", "event: x\nid: 1\nretry: 5\n"])
+@pytest.mark.parametrize("form", ["one line", "several lines", "no blank", "no blank after data:"])
+@pytest.mark.parametrize("ends", ["data: [DONE]\n\n", "", "data: [DONE]"])
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_server_sent_events_are_read_as_the_standard_says(newline, begins, form, ends, size):
+    """Marks of the byte order, all ends of lines, several lines of data, a last one without end."""
+    indent = 1 if form == "several lines" else None
+    texts = [json.dumps(each, indent=indent, ensure_ascii=False) for each in PIECES]
+    blank = "" if form == "no blank" else "\n"
+    lines = ["".join(f"data: {line}\n" for line in text.split("\n")) + blank for text in texts]
+    stream = begins + "".join(lines) + ends
+    stream = stream if ends else stream.rstrip("\n")
+    stream = stream.replace("data: ", "data:") if form == "no blank after data:" else stream
+    whole = stream.replace("\n", newline).encode()
+
+    async def read():
+        async def chunks():
+            for start in range(0, len(whole), size):
+                yield whole[start : start + size]
+            yield b"\n\n"  # as of every reply
+
+        return [event async for event in connection.events(chunks())]
+
+    assert asyncio.run(read()) == PIECES
+
+
+def test_a_finish_reason_that_is_empty_is_none(reply_to):
+    reply, _ = reply_to(lambda body: iter(PIECES), streams=True)
+    (written,) = reply.written
+    assert (written.text, written.ended) == ("one two\u2028", "eos")
+
+
 def test_a_text_that_breaks_off_is_no_end(reply_to):
     """Some servers drop a request for the next one; it is asked again."""
     logprobs = [{"token_logprobs": [value]} for value in (None, -1.0)]
@@ -155,7 +195,9 @@ def test_what_may_pass_is_tried_again(reply_to):
 
 def test_a_server_says_when_it_may_be_asked_again(reply_to, monkeypatch):
     monkeypatch.setattr(client, "_LONGEST_WAIT_S", 0.4)
-    for after, waits in (("1800", True), ("Fri, 31 Dec 1999 23:59:59 GMT", False)):
+    later = formatdate(time.time() + 1800, usegmt=True)
+    past = "Fri, 31 Dec 1999 23:59:59 GMT"
+    for after, waits in (("1800", True), (later, True), ("0.4", True), (past, False), ("x", False)):
         replies = [(*refuses("busy", 503), {"retry-after": after}), said(choice("x"))]
         begun_s = time.monotonic()
         reply, _ = reply_to(lambda body, replies=replies: replies.pop(0), tries=2)
@@ -205,20 +247,6 @@ def test_nobody_answers(source_of):
 def test_a_server_with_other_tokens_or_no_completions_says_so(source_of, answer, words):
     with Scripted(lambda body: answer) as server, pytest.raises(InputError, match=words):
         source_of(server)
-
-
-def test_events_are_read_however_they_are_cut():
-    whole = b'data: {"a": 1}\n\ndata: {"b": 2}\ndata: [DONE]\nignored\ndata: {"c'
-
-    async def read(size):
-        async def chunks():
-            for start in range(0, len(whole), size):
-                yield whole[start : start + size]
-
-        return [event async for event in client._events(chunks())]
-
-    for size in (1, 2, 7, len(whole)):
-        assert asyncio.run(read(size)) == [{"a": 1}, {"b": 2}], size
 
 
 def test_the_callers_own_event_loop_stays(codec, source_of):

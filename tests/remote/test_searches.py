@@ -127,8 +127,3 @@ def test_a_search_can_be_resumed(far_solver, tmp_path):
 def test_what_a_generator_elsewhere_has_not_is_refused(far_solver, options, named):
     with pytest.raises(InputError, match=named):
         far_solver(**options)
-
-
-def test_a_generator_whose_logits_are_not_here_compares_no_candidates(far_solver):
-    with pytest.raises(InputError, match="compares no candidates, since its logits are not here"):
-        far_solver(search="best-of-n", width=1, choose="pairwise")

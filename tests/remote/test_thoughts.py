@@ -64,6 +64,15 @@ def test_a_thought_is_asked_for_up_to_its_end(written, thinker, ids):
     assert len(event.logprobs) == (len(event.token_ids) if ids else 0)
 
 
+@pytest.mark.parametrize("ids", [True, False])
+def test_stop_strings_are_of_what_is_said(written, ids):
+    asked, event = written(THOUGHT, ids=ids, stop_strings=("Wait", "3"))
+    assert asked.stops == ("</think>",)
+    assert (event.text, event.stop) == ("\nAda has 3.\n\nWait, 4.\n", StopReason.THOUGHT_END)
+    _, event = written("It is 3. Wait", ids=ids, ended="eos", stop_strings=("Wait", "3"))
+    assert (event.text, event.stop) == ("It is ", StopReason.STOP_STRING)
+
+
 def test_an_end_by_its_token_is_no_end_of_the_reply(written):
     _, event = written(THOUGHT, ended="eos")
     assert event.stop is StopReason.THOUGHT_END

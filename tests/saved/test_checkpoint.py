@@ -185,16 +185,28 @@ FORGED = [
 ]
 
 
+def rewrite(file, body):
+    content = json.dumps(body, separators=(",", ":"))
+    about = {"format": "beamwright checkpoint", "version": VERSION, "search": body}
+    about["sha256"] = hashlib.sha256(content.encode()).hexdigest()
+    file.write_text(json.dumps(about))
+
+
+def test_what_older_files_have_of_nodes_is_passed_over(file):
+    body = json.loads(file.read_text())["search"]
+    for node in body["nodes"]:
+        node["probe"] = None
+    rewrite(file, body)
+    assert tree_hash(read_checkpoint(file).tree) == tree_hash(small_tree())
+
+
 @pytest.mark.parametrize(("name", "value"), FORGED, ids=lambda each: str(each)[:9])
 def test_a_field_that_cannot_be_is_named(file, name, value):
     body = json.loads(file.read_text())["search"]
     owner = body if name in body else body["nodes"][0]
     assert name in owner
     owner[name] = value
-    content = json.dumps(body, separators=(",", ":"))
-    about = {"format": "beamwright checkpoint", "version": VERSION, "search": body}
-    about["sha256"] = hashlib.sha256(content.encode()).hexdigest()
-    file.write_text(json.dumps(about))
+    rewrite(file, body)
     said = message(file)
     assert "damaged" in said
     assert ("None" if name == "stop" else "round" if value == [] else name) in said

@@ -8,9 +8,11 @@ from beamwright.search.defaults import with_defaults
 from beamwright.search.doubts import (
     GRAMMAR,
     doubts_about_answers,
+    doubts_about_drawing,
     doubts_about_problem,
     doubts_about_scores,
     doubts_about_trust,
+    doubts_about_votes,
 )
 from beamwright.tree import SearchTree, StopReason
 
@@ -124,3 +126,26 @@ def test_other_problems_are_told_what_it_knows(problem):
 def test_every_bundled_problem_is_of_that_kind(name):
     for problem in load_problems(f"bundled:{name}").problems:
         assert doubts_about_problem(problem.problem, Settings.build()) == []
+
+
+@pytest.mark.parametrize(
+    ("votes", "search", "doubted"),
+    [
+        (["1", "2", None], "majority", True),
+        (["1", None], "majority", True),
+        (["1", "1", "2"], "majority", False),
+        (["1"], "majority", False),
+        (["1", "2"], "beam", False),
+    ],
+)
+def test_a_vote_won_with_one_vote(votes, search, doubted):
+    said = doubts_about_votes(votes, "1", Settings.build(search=search))
+    assert [line.partition(":")[0] for line in said] == ["the vote was won with one vote"] * doubted
+
+
+def test_candidates_that_are_copies_as_nothing_was_drawn():
+    greedy = Settings.build(temperature=0.0)
+    (line,) = doubts_about_drawing(["a", "a"], greedy)
+    assert line.startswith("all 2 candidates are the same text: --temperature 0")
+    for texts, settings in ((["a", "b"], greedy), (["a"], greedy), (["a", "a"], Settings())):
+        assert doubts_about_drawing(texts, settings) == []

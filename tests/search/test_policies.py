@@ -138,6 +138,18 @@ def test_a_finished_path_takes_a_place_of_its_own_subtree():
     assert len(tree.open_nodes()) == 3
 
 
+def test_duplicates_are_those_of_one_subtree():
+    tree, nodes = first_round([0.9, 0.8, 0.1, 0.2])
+    for node, text in zip(nodes, "aaab", strict=True):
+        node.text = text
+    assert actions_of(made("dvts", n=4, width=2, filter_duplicates=True), tree) == [
+        Prune(nodes[1]),
+        Extend(nodes[0], 2),
+        Extend(nodes[3], 2),
+        Prune(nodes[2]),
+    ]
+
+
 def test_subtrees_never_compete():
     width = 3
 

@@ -115,6 +115,13 @@ def test_mathematics_is_noted_once_and_only_where_there_is_some():
     assert (second.answer, second.vote) == (None, None)
 
 
+def test_a_letter_and_its_option_are_one_vote():
+    way = make_answers("math", {}, "6 * 7?\n\nA) 40\nB) 42 eggs\n\nAnswer with the letter.")
+    nodes = ended("**B**", "B) 42 eggs", "The answer is 42.", "It is B", "The answer is A because.")
+    note_answers(way, nodes)
+    assert [node.vote for node in nodes] == ["B", "B", "B", "B", "A"]
+
+
 @pytest.mark.parametrize("key", [lambda *_: 1 / 0, lambda *_: 7])
 def test_one_that_fails_ends_the_search_and_is_named(key):
     way = Mathematics()

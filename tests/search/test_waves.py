@@ -97,3 +97,11 @@ def test_a_clear_vote_spares_the_other_waves():
         found = solver.solve(PROBLEM)
     assert len(found.candidates) == 4
     assert "12 of 16 paths" in found.reason_fewer
+
+
+def test_a_search_ends_with_its_first_paths():
+    with Solver(search="majority", verifier="none", n=8, step_tokens=8) as solver:
+        found = solver.solve(PROBLEM, first_k=2)
+    assert 2 <= len([each for each in found.candidates if each.stop == "eos"]) < 8
+    assert "the first 2 had finished (--first-k)" in found.reason_fewer
+    assert found.receipt["unrepeatable"] is None

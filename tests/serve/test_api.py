@@ -176,6 +176,26 @@ def test_completions(served):
     assert [each["seed"] for each in found["search"]] == [1, 1]
 
 
+@pytest.mark.parametrize("fields", [{}, {"stop": ["e"]}, {"max_tokens": 3}])
+def test_a_completion_has_all_that_is_known_of_its_tokens(served, fields):
+    body = {"model": "tiny:plain", "prompt": "one two", "seed": 4, "return_token_ids": True}
+    plain = served.http.post("/v1/completions", json={**body, **fields}).json()
+    found = served.http.post("/v1/completions", json={**body, **fields, "logprobs": 1}).json()
+    assert found["search"]["tree_hash"] == plain["search"]["tree_hash"]
+    (choice,) = found["choices"]
+    known, text = choice["logprobs"], choice["text"]
+    assert {len(each) for each in known.values()} == {len(choice["token_ids"])}
+    assert "".join(known["tokens"]).startswith(text)
+    for token, logprob, top in zip(
+        known["tokens"], known["token_logprobs"], known["top_logprobs"], strict=True
+    ):
+        assert 1 <= len(top) <= 2
+        assert top[token] == pytest.approx(logprob, abs=1e-4)
+        assert max(top.values()) >= logprob
+    for token, offset in zip(known["tokens"], known["text_offset"], strict=True):
+        assert text[offset : offset + len(token)] == token[: len(text) - offset]
+
+
 def test_responses(served):
     body = {"model": "tiny", "input": ASKED, "seed": 3}
     found = served.http.post("/v1/responses", json=body).json()
@@ -261,12 +281,35 @@ def test_errors_name_what_is_wrong(served, fields, status, param):
         ("completions", {"prompt": "word " * 500}, "prompt"),
         ("completions", {"prompt": [True]}, "prompt"),
         ("responses", {"input": "word " * 500}, "input"),
-        ("responses", {"input": [{"type": "function_call_output", "output": 5}]}, "input[0].role"),
+        ("responses", {"input": [{"type": "function_call_output", "output": 5}]},
+         "input[0]"),
     ],
-)
+)  # fmt: skip
 def test_errors_name_the_fields_of_their_endpoint(served, path, fields, param):
     response = served.http.post(f"/v1/{path}", json={"model": "tiny", **fields})
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("words", [500, 50_000])
+@pytest.mark.parametrize("streams", [False, True])
+def test_clients_know_a_prompt_that_is_too_long(served, words, streams):
+    """LiteLLM, LangChain and others go by OpenAI's words, or by its code in the text."""
+    text, context = "word " * words, served.solver.context
+    for path, given in (
+        ("chat/completions", {"messages": [{"role": "user", "content": text}]}),
+        ("completions", {"prompt": text}),
+        ("responses", {"input": text}),
+    ):
+        body = {"model": "tiny", "stream": streams, **given}
+        response = served.http.post(f"/v1/{path}", json=body)
+        assert response.status_code == 400
+        assert '"code": "context_length_exceeded"' in response.text
+        said = response.json()["error"]["message"]
+        known = rf"This model's maximum context length is {context} tokens\. However, your messages"
+        match = re.fullmatch(
+            rf"{known} resulted in (\d+) tokens\. \(context_length_exceeded\)", said
+        )
+        assert context <= int(match[1])
 
 
 def test_a_bug_does_not_cost_the_connection(served, monkeypatch):

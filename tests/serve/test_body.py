@@ -127,3 +127,53 @@ def test_bodies_that_are_none(body):
         read_json(body, LIMITS)
     assert refused.value.status == 400
     assert "\n" not in refused.value.message
+
+
+# --- fields that change nothing --------------------------------------------------------------
+
+BODIES = {
+    ChatFields: {"messages": SAID},
+    CompletionFields: {"prompt": "x"},
+    ResponseFields: {"input": "x"},
+}
+
+
+@pytest.mark.parametrize("kind", BODIES)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, None) for name in ("nothing_known", "web_search_options", "max_tool_calls", "text",
+                                    "prompt_cache_key", "response_format", "reasoning", "tools")),
+        *(("text", value) for value in ({}, {"verbosity": "medium"}, {"verbosity": None},
+                                        {"format": {"type": "text"}, "verbosity": "medium"},
+                                        {"format": None})),
+        *(("include", value) for value in ([], ["reasoning.encrypted_content"],
+                                           ["web_search_call.action.sources"])),
+        *(("truncation", value) for value in ("auto", "disabled")),
+        *(("reasoning", value) for value in ({}, {"effort": None, "generate_summary": None})),
+        *(("top_logprobs", value) for value in (0, None)),
+        *(("ignore_eos", False), ("skip_special_tokens", True), ("stop_token_ids", [])),
+        *(("logit_bias", {}), ("logit_bias", {"5": 0}), ("metadata", {"a": "b"}), ("stop", [])),
+        *(("seed", 1.0), ("n", 1.0), ("max_tokens", 8.0)),
+    ],
+)  # fmt: skip
+def test_a_field_that_changes_nothing_is_taken(kind, name, value):
+    parsed(kind, {"model": "tiny", **BODIES[kind], name: value})
+
+
+@pytest.mark.parametrize("kind", BODIES)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("text", value) for value in ({"verbosity": "low"}, {"format": {"type": "json_object"}},
+                                        {"odd": 1}, "x", [])),
+        *(("include", value) for value in (["message.output_text.logprobs"], "x", [5])),
+        *(("nothing_known", value) for value in (0, False, "", [])),
+        *(("truncation", "middle"), ("ignore_eos", True), ("min_tokens", 5)),
+        *(("logit_bias", {"5": 1}), ("reasoning", {"odd": 1})),
+    ],
+)  # fmt: skip
+def test_one_that_would_change_an_answer_is_named(kind, name, value):
+    with pytest.raises(ApiError) as refused:
+        parsed(kind, {"model": "tiny", **BODIES[kind], name: value})
+    assert refused.value.param.partition(".")[0] == name

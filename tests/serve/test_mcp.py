@@ -24,6 +24,15 @@ EGGS = (
     "Jack has 70 eggs. In April Jack gets 9 eggs. In May Jack sells 19 eggs. "
     "How many eggs does Jack have now?"
 )
+HALF = '{"jsonrpc": "2.0", "id": %s, "method": "tools/call", "params": {"name": "\\ud83d"}}'
+ODD_LINES = [
+    *((HALF % json.dumps(number), number) for number in (7, "a")),
+    (HALF.replace("name", "\\udc00") % 8, 8),
+    ('{"jsonrpc": "2.0", "id": 9, "method"', None),
+    ('{"jsonrpc": "2.0", "id": 10}', 10),
+]
+"""What is no request, and whose error it is."""
+
 COMMAND = [sys.executable, "-m", "beamwright", "mcp", "--n", "8", "--width", "4"]
 
 
@@ -83,6 +92,11 @@ def test_ctrl_c_ends_it_at_once_and_only_the_protocol_is_printed():
         server.stdin.write(f"{json.dumps(hello)}\n")
         server.stdin.flush()
         assert json.loads(server.stdout.readline())["result"]["serverInfo"]["name"] == "beamwright"
+        for odd, number in ODD_LINES:
+            server.stdin.write(f"{odd}\n")
+            server.stdin.flush()
+            reply = json.loads(server.stdout.readline())
+            assert (reply["id"], reply["error"]["code"]) == (number, -32700)
         server.send_signal(signal.SIGINT)
         assert server.wait(PATIENCE) == -signal.SIGINT
         assert server.stdout.read() == ""
@@ -145,7 +159,8 @@ def test_what_is_wrong_is_a_line(queue):
         "deadline_s: is a number": {"deadline_s": -1},
         "temperature: no such argument": {"temperature": 2},
         "problem: is a text": {"problem": " "},
-        "the conversation has": {"problem": "many words " * 1000},
+        "This model's maximum context length is": {"problem": "many words " * 1000},
+        "n: is a whole number": {"n": 7.5},
     }
 
     async def conversation(client):
@@ -158,6 +173,19 @@ def test_what_is_wrong_is_a_line(queue):
     for said, line in zip([*wrong, "sovle: no such tool"], lines, strict=True):
         assert said in line
         assert "\n" not in line
+
+
+@pytest.mark.parametrize("number", [8, 8.0])
+def test_whole_numbers_are_those_of_json(queue, number):
+    found = talk(lambda: queue, lambda client: solve(client, n=number, seed=number))
+    assert found.structured_content["seed"] == 8
+
+
+def test_a_struck_deadline_says_so(queue):
+    found = talk(lambda: queue, lambda client: solve(client, deadline_s=0.001))
+    said = found.content[0].text
+    assert "--deadline 0.001s had passed" in said
+    assert "raise --max" not in said
 
 
 def test_two_at_once_are_both_right(queue):

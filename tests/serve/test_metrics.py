@@ -30,8 +30,8 @@ def test_what_searches_did(serve):
     assert seen["beamwright_search_seconds_count",] == 3
     assert seen["beamwright_time_to_first_text_seconds_count",] == 3
     assert seen["beamwright_row_tokens_total", "written"] >= generated
-    computed, equal = (seen["beamwright_row_tokens_total", kind] for kind in ("computed", "equal"))
-    assert computed + equal >= seen["beamwright_row_tokens_total", "written"]
+    computed, written = (seen["beamwright_row_tokens_total", k] for k in ("computed", "written"))
+    assert computed >= written
     assert seen["beamwright_cache_tokens_total", "generator", "needed"] > 0
     assert seen["beamwright_kv_bytes", "device", "generator"] == 0
     assert seen["beamwright_kv_budget_bytes", "device", "generator"] > 0

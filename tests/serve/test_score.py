@@ -88,7 +88,7 @@ def test_tokens_that_the_verifier_read_are_counted(serve, verifier_folder):
         ({"model": "other"}, "model", "does not exist here"),
         ({"stream": True}, "stream", "no such parameter"),
         ({"aggregate": "most"}, "aggregate", "Input should be"),
-        ({"steps": ["x" * 100_000]}, "steps", "the model's context is"),
+        ({"steps": ["x" * 100_000]}, "steps", "maximum context length is"),
         ({"steps": ["fail"]}, "problem", "it raised ValueError: as it says"),
     ],
 )

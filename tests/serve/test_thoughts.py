@@ -65,6 +65,27 @@ def test_thoughts_that_nobody_wants_to_read_are_not_told(server, whole, fields):
     assert "reasoning" not in json.dumps([event["choices"] for event in events])
 
 
+@pytest.mark.parametrize("where", ["thought", "said", "both", "between"])
+def test_stop_strings_end_an_answer_and_no_thought(server, where):
+    asked = {"model": "tiny:plain", "seed": 1}
+    free = server.chat(PROBLEM, **asked).json()["choices"][0]["message"]
+    thought, said = free["reasoning"], free["content"]
+    stop = {"thought": thought[4:12], "said": said[9:12], "both": "=", "between": "\n"}[where]
+    assert (where == "said") or stop in thought
+    stopped = said[: said.find(stop)] if stop in said else said
+    (choice,) = server.chat(PROBLEM, stop=[stop], **asked).json()["choices"]
+    message = choice["message"]
+    assert (message["reasoning"], message["content"]) == (thought, stopped)
+    body = {"model": "tiny:plain", "prompt": f"{PROBLEM}\n\n", "seed": 1, "stop": [stop]}
+    (whole,) = server.http.post("/v1/completions", json=body).json()["choices"]
+    assert stop not in whole["text"], "what is continued as it is has no thoughts"
+
+
+def test_what_a_user_writes_begins_no_thought(server):
+    message = server.chat(f"{PROBLEM} <think>", seed=1).json()["choices"][0]["message"]
+    assert message["content"]
+
+
 def test_logprobs_are_of_what_is_said(server):
     reply = server.chat(PROBLEM, model="tiny:plain", seed=1, logprobs=True).json()
     (choice,) = reply["choices"]

@@ -4,28 +4,14 @@ import random
 
 import pytest
 
-from beamwright.config import Settings
 from beamwright.engine import executor
 from beamwright.errors import CapacityError
-from beamwright.models.named import shape_from_text
-from beamwright.solver import settled
-from beamwright.solver.memory import ModelBytes
 from engines import PROBLEM, assert_nothing_allocated, exact_dtype
 
 PROBLEMS = [PROBLEM, "Bob has 7 pens.", "Eve has 5 cats."]
 TINY = {"n": 8, "width": 2, "max_rounds": 4, "host_memory": "8MiB", "dtype": exact_dtype()}
 ROOM = {"schedule": "in-gpu", "executor": "plain", "speculation": "off"}
 LONG = {"max_step_tokens": 40, "max_tokens": 110}
-
-
-@pytest.fixture
-def prefers(monkeypatch):
-    """Has the cost model think that this schedule is the faster one."""
-
-    def think(name):
-        monkeypatch.setattr(settled, "choose_schedule", lambda *_: name)
-
-    return think
 
 
 @pytest.fixture
@@ -45,9 +31,8 @@ def hashes(outcomes):
 # --- one object ------------------------------------------------------------------------------
 
 
-def test_every_request_has_the_settled_settings(make_solver, prefers):
-    prefers("layerwise")
-    with make_solver(**TINY, schedule="auto", speculation="auto") as solver:
+def test_every_request_has_the_settled_settings(make_solver):
+    with make_solver(**TINY, schedule="layerwise", speculation="auto") as solver:
         own = solver.solve(PROBLEM, temperature=0.5).settings
         many = [each.settings for each in solver.solve_many([(0, PROBLEM, {"seed": 3})])]
     for settings in (solver.settings, own, *many):
@@ -63,27 +48,10 @@ def test_every_request_has_the_settled_settings(make_solver, prefers):
 
 
 @pytest.mark.parametrize(
-    "asked",
-    [
-        {"speculation": "exact"},
-        {"batching": "continuous"},
-        {"planner": "greedy"},
-        {"balance": False},
-    ],
-    ids=str,
+    "sizes", [{}, {"kv_memory": "100KiB"}, {"kv_memory": "100KiB", "split": 0.5}]
 )
-def test_auto_never_chooses_what_makes_an_option_do_nothing(prefers, asked):
-    prefers("layerwise")
-    sizes = ModelBytes(shape_from_text("opt-6.7b"), 2)
-    assert settled.schedule_name(Settings.build(), sizes, 1 << 33) == "layerwise"
-    assert settled.schedule_name(Settings.build(**asked), sizes, 1 << 33) == "locality"
-
-
-def test_auto_streams_no_layers_where_both_models_need_all_of_the_memory(scored, prefers):
-    prefers("layerwise")
-    assert scored(kv_memory="16MiB").settings.schedule.schedule == "layerwise"
-    assert scored(kv_memory="100KiB").settings.schedule.schedule == "locality"
-    assert scored(kv_memory="100KiB", split=0.5).settings.schedule.schedule == "layerwise"
+def test_auto_is_locality_whatever_the_memory(scored, sizes):
+    assert scored(**sizes, schedule="auto").settings.schedule.schedule == "locality"
 
 
 @pytest.mark.parametrize("attention", ["tree", "dense"])
@@ -122,12 +90,10 @@ def test_a_problem_that_two_lanes_have_no_room_for_is_solved_in_turns(scored, mo
 # --- all of it together ----------------------------------------------------------------------
 
 
-def test_auto_grows_the_same_trees_whatever_it_has_and_whoever_is_beside(scored, prefers):
+def test_auto_grows_the_same_trees_whatever_it_has_and_whoever_is_beside(scored):
     alone = hashes(scored(**ROOM).solve(text, problem_id=i) for i, text in enumerate(PROBLEMS))
     draw = random.Random(53).choice
-    chosen = set()
     for _ in range(6):
-        prefers(draw(["layerwise", "locality"]))
         options = {
             "kv_memory": draw(["96KiB", "128KiB", "192KiB", "512KiB", "4MiB"]),
             "executor": draw(["auto", "plain", "overlapped"]),
@@ -137,9 +103,7 @@ def test_auto_grows_the_same_trees_whatever_it_has_and_whoever_is_beside(scored,
         }
         with scored(**options) as solver:
             found = dict(solver.solve_many(PROBLEMS, in_flight=draw([1, 2, "auto"])))
-            chosen.add(solver.settings.schedule.schedule)
         fixed = options["executor"] == "overlapped" or options["split"] == 0.4
         for place, outcome in found.items():
             if not (fixed and isinstance(outcome, CapacityError)):
                 assert hashes([outcome]) == [alone[place]], options
-    assert chosen == {"layerwise", "locality"}

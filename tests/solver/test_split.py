@@ -83,7 +83,7 @@ def moved_while_held(monkeypatch):
 @pytest.mark.parametrize(
     "how",
     [
-        {"graphs": "on", "check_transfers": 1.0},
+        {"graphs": "on"},
         {"attention": "dense"},
         {"sparse": "quest", "select": 16},
     ],
@@ -111,7 +111,7 @@ def test_memory_moves_on_a_card(scored, conserved, speculation):
         solution, _ = grow(solver)
         peaks = [model.store.device_peak_bytes for model in solver._machinery.tree_models]
     tight = {**card, "kv_memory": int(0.6 * sum(peaks)), "speculation": speculation}
-    with scored(**tight, check_transfers=1.0) as solver:
+    with scored(**tight) as solver:
         found, _ = grow(solver)
         again, _ = grow(solver)
     assert found.tree_hash == again.tree_hash == solution.tree_hash

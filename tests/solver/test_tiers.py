@@ -9,15 +9,11 @@ from transformers import LlamaConfig
 
 import engines
 import fakes
-from beamwright.config import Settings
 from beamwright.errors import CapacityError
 from beamwright.kv.link import StreamLink
 from beamwright.layerwise.store import LayeredStore
-from beamwright.models.named import shape_from_text
-from beamwright.plan.machines import find_profile
 from beamwright.schedule import SCHEDULES
-from beamwright.solver import machinery, settled
-from beamwright.solver.memory import ModelBytes
+from beamwright.solver import machinery
 from beamwright_lab.checks.covering import covering_array, pairs
 from engines import assert_nothing_allocated, exact_dtype, grow
 from streams import LateStreams
@@ -305,16 +301,3 @@ def test_layerwise_over_streams_grows_the_same_tree(
     assert copied.kv.h2d_bytes == streamed.kv.h2d_bytes
     assert copied.kv.d2h_bytes == streamed.kv.d2h_bytes
     assert streamed.kv.device_peak_bytes == copied.kv.device_peak_bytes <= budget
-
-
-def test_auto_asks_the_cost_model_on_a_gpu_too(monkeypatch):
-    layouts = []
-    monkeypatch.setattr(settled, "choose_schedule", lambda *a: layouts.append(a[-1]) or "layerwise")
-    monkeypatch.setattr(settled, "machine_profile", lambda _: find_profile("rtx-4090"))
-    sizes, names = ModelBytes(shape_from_text("opt-6.7b"), 2), []
-    asked = [{"attention": name} for name in ("auto", "dense", "reference", "triton-tree")]
-    for options in (*asked, {"deterministic": True}):
-        settings = Settings.build(device="cuda", **options)
-        names.append(settled.schedule_name(settings, sizes, 1 << 33))
-    assert names == ["layerwise", "layerwise", "locality", "locality", "locality"]
-    assert [str(layout) for layout in layouts] == ["tree", "dense"]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     LogitsProcessorList,
+    PreTrainedTokenizerFast,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -93,7 +93,7 @@ class Oracle:
     """Both published recipes over one model of `transformers`, a critique at a time."""
 
     def __init__(self, folder, spec):
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
         self.spec = spec
         self.spread = spread_tokens(torch.arange(self.model.config.vocab_size))

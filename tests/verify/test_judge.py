@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import prm_checkpoints as checkpoints
 from beamwright.attention import make_attention
@@ -97,7 +97,7 @@ class Oracle:
     """The whole conversation through `transformers`, greedily."""
 
     def __init__(self, folder, ends):
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
         self.spec, self.ends = load_judge(folder), ends
 

@@ -6,35 +6,19 @@ and verifier, and the order of beams. Each row takes its share of the problems i
 turn, so that the rows together run all of them. Compared with every problem alone, all KV on the
 device, plain executor. Float64: a row's bits do not depend on who is beside it where the machine's
 products do.
-
-`--random N`: the command line instead, N times, with random options that go together (`solve` and
-`eval`, mostly with `--schedule auto`, KV from too little to more than enough). Counts option sets
-that ran, that were refused, that had too little KV, tracebacks, and trees that are not those of the
-same search alone with room though the run says that they are (`exact`). `--first` goes on from a
-set that was printed.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
-import json
-import random
-import tempfile
 import time
-import traceback
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import beamwright_lab.flashtts.order  # noqa: F401 (declares a schedule)
 from beamwright import Solution, Solver
-from beamwright.cli.app import main as beamwright
 from beamwright.errors import BeamwrightError, CapacityError
 from beamwright.evaluate.problems import Problem, load_problems
 from beamwright.solver.request import IGNORED
@@ -147,137 +131,6 @@ def _hash(found: Solution | BeamwrightError) -> str:
     return found.tree_hash if isinstance(found, Solution) else f"{type(found).__name__}: {found}"
 
 
-# --- random options --------------------------------------------------------------------------
-
-DECIDE: dict[str, list[Any]] = {
-    "search": ["beam", "beam", "dvts", "best-of-n", "dynamic", "lookahead", "particles"],
-    "n": [4, 8],
-    "width": [2, 4],
-    "max-rounds": [3, 6],
-    "seed": [0, 61],
-}
-FREE: dict[str, list[Any]] = {
-    "schedule": [None, None, None, None, "locality", "layerwise"],
-    "kv-memory": ["300KiB", "600KiB", "1MiB", "1500KiB", "2MiB", "4MiB", "6MiB", "16MiB", None],
-    "executor": ["plain", "overlapped", None, None],
-    "speculation": ["off", "exact", "auto", None],
-    "verify-ahead": ["never", None],
-    "explore": ["lockstep", "continuous", "decoupled", None],
-    "batching": ["grouped", "continuous", None, None],
-    "split": ["auto", "0.4", None, None],
-    "write-back": ["eager", "lazy", None, None],
-    "max-batch": [1, 3, None, None, None],
-    "evict": ["recompute", None, None, None],
-    "attention": ["dense", "reference", None, None, None],
-}
-RECIPE: dict[str, list[Any]] = {
-    "planner": ["greedy", None, None, None],
-}
-"""What recipes say and command lines do not, of the schedule."""
-_NUM_PROBLEMS = 3
-
-
-def random_sets(count: int, first: int, seed: int) -> dict[str, Any]:
-    """Sets `first` to `count` - 1, one by one; each has a random stream of its own."""
-    counts: Counter[str] = Counter()
-    bad: list[dict[str, Any]] = []
-    problems = load_problems("bundled:test", _NUM_PROBLEMS).problems
-    for number in range(first, count):
-        found: dict[str, Any] = {}
-        for attempt in range(100):  # until options go together
-            words, decide = _drawn(random.Random(f"{seed} {number} {attempt}"), problems)
-            found = {"set": number, "words": " ".join(words), **_run_once(words, decide, problems)}
-            counts[found["outcome"]] += 1
-            if found["outcome"] != "refused":
-                break
-        if found["outcome"] not in ("equal", "capacity", "inexact"):
-            bad.append(found)
-            say(f"  BAD {found}")
-        say(f"  {number + 1}/{count} {found['outcome']}: {found['words']}")
-    ran = sum(counts.values()) - counts["refused"]
-    return {"seed": seed, "sets": ran, "counts": dict(counts), "bad": bad, "ok": not bad}
-
-
-def _drawn(draw: random.Random, problems: Sequence[Problem]) -> tuple[list[str], dict[str, Any]]:
-    """A command's words, and what decides its trees."""
-    decide = {name: draw.choice(values) for name, values in DECIDE.items()}
-    free = {name: draw.choice(values) for name, values in FREE.items()}
-    words = ["eval", "bundled:test", "--limit", str(_NUM_PROBLEMS), "--in-flight"]
-    words.append(draw.choice(["1", "2", "3", "auto"]))
-    if draw.random() < 0.5:
-        words = ["solve", problems[draw.randrange(_NUM_PROBLEMS)].problem]
-    for name, value in [*decide.items(), *free.items()]:
-        if value is not None:
-            words += [f"--{name}", str(value)]
-    drawn = {name: draw.choice(values) for name, values in RECIPE.items()}
-    if recipe := {name: value for name, value in drawn.items() if value is not None}:
-        words += ["--recipe", json.dumps({"schedule": recipe})]
-    if free["evict"] == "recompute" or free["attention"] is not None:
-        decide["dtype"] = "float64"  # in which KV that is computed again is the same
-        words += ["--dtype", "float64"]
-    return words, decide
-
-
-def _run_once(
-    words: Sequence[str], decide: Mapping[str, Any], problems: Sequence[Problem]
-) -> dict[str, Any]:
-    """One command in this process. Its outcome, and what is wrong with it."""
-    with tempfile.TemporaryDirectory() as folder:
-        results = Path(folder) / "run"
-        where = ["--json"] if words[0] == "solve" else ["--out", str(results)]
-        if "--recipe" in words:
-            place, file = words.index("--recipe") + 1, Path(folder) / "recipe.yaml"
-            file.write_text(words[place], encoding="utf-8")
-            words = [*words[:place], str(file), *words[place + 1 :]]
-        out, err = io.StringIO(), io.StringIO()
-        try:
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-                code = beamwright([*words, *where])
-        except BaseException:
-            return {"outcome": "traceback", "error": traceback.format_exc()[-2000:]}
-        said = err.getvalue().strip()[-2000:]
-        if "internal error" in said or "Traceback" in said:
-            return {"outcome": "traceback", "error": said}
-        if code == 2:
-            return {"outcome": "refused", "error": said}
-        if words[0] == "solve":
-            if code:
-                return {"outcome": "capacity" if "exhausted" in said else "failed", "error": said}
-            found = [json.loads(out.getvalue())]
-            found[0]["problem"] = words[1]
-        else:
-            lines = (results / "results.jsonl").read_text(encoding="utf-8").splitlines()
-            found = [json.loads(line) for line in lines]
-    return _compared(found, decide, problems)
-
-
-def _compared(
-    found: Sequence[Mapping[str, Any]], decide: Mapping[str, Any], problems: Sequence[Problem]
-) -> dict[str, Any]:
-    """Whether trees are those of the same searches alone, with room."""
-    ids = {each.unique_id: each.problem for each in problems}
-    alone, short = _alone(tuple(decide.items())), 0
-    for each in found:
-        if each.get("tree_hash") is None:
-            if "exhausted" not in str(each.get("error")):
-                return {"outcome": "failed", "error": str(each.get("error"))}
-            short += 1
-            continue
-        key = each.get("unique_id", 0)  # of eval's
-        text = ids[key] if key else each["problem"]
-        if each["tree_hash"] != alone(key, text):
-            return {"outcome": "unequal" if each.get("exact", True) else "inexact"}
-    return {"outcome": "capacity" if short else "equal"}
-
-
-@cache
-def _alone(decide: tuple[tuple[str, Any], ...]) -> Any:
-    """Tree hashes of these searches by problem, each computed once."""
-    options = {name.replace("-", "_"): value for name, value in decide}
-    solver = Solver(**options, schedule="in-gpu", executor="plain", speculation="off")
-    return cache(lambda key, text: solver.solve(text, problem_id=key).tree_hash)
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Do slots, budgets and company change a tree?")
     parser.add_argument("--problems", type=int, default=100, help="of bundled:test")
@@ -291,18 +144,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--verifier", default="bundled")
     parser.add_argument("--host-memory", default="1GiB")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--random", type=int, help="run so many random option sets instead")
-    parser.add_argument("--first", type=int, default=0, help="of them: go on from this one")
-    parser.add_argument("--seed", type=int, default=0, help="of them")
     return parser.parse_args()
 
 
 def main() -> None:
     args = parse()
     torch.set_num_threads(args.threads)
-    if args.random is not None:
-        finish("schedules_random", random_sets(args.random, args.first, args.seed))
-        return
     names = ("model", "verifier", "search", "n", "width", "max_rounds", "dtype", "host_memory")
     problems = load_problems("bundled:test", args.problems).problems
     compared = Compared({name: getattr(args, name) for name in names}, problems)

@@ -142,7 +142,7 @@ def small(name: str, place: Path, given: argparse.Namespace) -> dict[str, Any]:
         theirs = by_transformers(name, checkpoint)
         facts["definition"] = worst(weights, meant)
         facts["transformers"] = theirs if isinstance(theirs, str) else worst(weights, theirs)
-        names = [each for each in weights.names() if "_proj.weight" in each]
+        names = [each for each in weights.sizes if "_proj.weight" in each]
         facts["computed"] = computed(weights, names)
     except Exception as error:
         facts["error"] = f"{type(error).__name__}: {error}"

@@ -94,11 +94,11 @@ def kind_of(name: str, weight: torch.Tensor, mix: str) -> str:
     return "Q6_K" if finer and "attn_output" not in name else "Q4_K"
 
 
-def _text(value: str) -> bytes:
+def written_text(value: str) -> bytes:
     return struct.pack("<Q", len(value.encode())) + value.encode()
 
 
-def _value(value: Any) -> bytes:
+def written_value(value: Any) -> bytes:
     """A value behind its type."""
     if isinstance(value, bool):
         return struct.pack("<I?", 7, value)
@@ -107,14 +107,14 @@ def _value(value: Any) -> bytes:
     if isinstance(value, float):
         return struct.pack("<If", 6, value)
     if isinstance(value, str):
-        return struct.pack("<I", 8) + _text(value)
+        return struct.pack("<I", 8) + written_text(value)
     # Token types are signed: llama.cpp takes no others.
-    kind = struct.pack("<I", 5) if isinstance(value[0], int) else _value(value[0])[:4]
+    kind = struct.pack("<I", 5) if isinstance(value[0], int) else written_value(value[0])[:4]
     return (
         struct.pack("<I", 9)
         + kind
         + struct.pack("<Q", len(value))
-        + b"".join(_value(each)[4:] for each in value)
+        + b"".join(written_value(each)[4:] for each in value)
     )
 
 
@@ -184,10 +184,10 @@ def write_gguf(folder: Path, file: Path, mix: str) -> None:
         facts = metadata(folder, mix)
         out.write(b"GGUF" + struct.pack("<IQQ", 3, len(plan), len(facts)))
         for key, value in facts.items():
-            out.write(_text(key) + _value(value))
+            out.write(written_text(key) + written_value(value))
         for name, shape, kind, at in plan:
             sizes = struct.pack(f"<I{len(shape)}Q", len(shape), *shape[::-1])
-            out.write(_text(called(name)) + sizes + struct.pack("<IQ", _KINDS[kind], at))
+            out.write(written_text(called(name)) + sizes + struct.pack("<IQ", _KINDS[kind], at))
         _pad(out)
         for name, _, kind, _ in plan:
             weight = source.get_tensor(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from beamwright_lab.common import table
@@ -94,3 +94,29 @@ def _format(facts: Found) -> dict[str, Any]:
 def speed_rows(rows: list[dict[str, Any]]) -> str:
     """The adapter beside the own decoder and `transformers`."""
     return table(rows, list(rows[0]))
+
+
+# --- published files -------------------------------------------------------------------------
+
+
+def published_rows(rows: list[dict[str, Any]]) -> str:
+    """Each side's distance from float32 of a file's values; speed and memory of the default."""
+    shown = [line for row in rows for line in _published(row)]
+    columns = [name for name in shown[2] if any(line.get(name) for line in shown)]
+    return table(shown, columns)
+
+
+def _published(row: Found) -> Iterator[dict[str, Any]]:
+    yield {"": f"**{row['file']}**"}
+    for each in row["sides"]:
+        far = each["side"] != ""
+        speed = row["speed"] if each["side"] == "auto" else []
+        yield {
+            "": each["side"] or "`transformers`, float32 of its values",
+            "perplexity": f"{each['perplexity']:.2f}",
+            "error: median": f"{each['median']:.3f}" if far else None,
+            "largest": f"{each['largest']:.2f}" if far else None,
+            "same best": f"{100 * each['same_best']:.1f} %" if far else None,
+            "tok/s": " / ".join(f"{found['tok_s']:,.0f}" for found in speed),
+            "peak, MiB": " / ".join(f"{found['peak_bytes'] >> 20:,}" for found in speed),
+        }

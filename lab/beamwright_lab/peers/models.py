@@ -107,7 +107,7 @@ def _write_llama(folder: Path) -> Mapping[str, Any]:
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**_SIZES, **_SPECIAL, tie_word_embeddings=False))
     model.save_pretrained(folder)
-    _write_words(folder, _SIZES["vocab_size"])
+    _write_bpe(folder, _SIZES["vocab_size"])
     return {"parameters": sum(p.numel() for p in model.parameters())}
 
 
@@ -128,36 +128,26 @@ def _write_large(folder: Path) -> Mapping[str, Any]:
     return {"parameters": sum(p.numel() for p in model.parameters())}
 
 
-def _write_words(folder: Path, num_words: int) -> None:
-    """A tokenizer of words without a template: nothing is written or read as text."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from transformers import PreTrainedTokenizerFast
-
-    words = ["<pad>", "<bos>", "<eos>", *(f"w{i}" for i in range(3, num_words))]
-    backend = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
-    PreTrainedTokenizerFast(tokenizer_object=backend, **_SPECIAL_WORDS).save_pretrained(folder)
-
-
 def _write_bpe(folder: Path, num_words: int) -> None:
-    """Byte-level BPE whose tokens are words of up to four letters behind a blank.
+    """Byte-level BPE: every byte, then words of up to four letters behind a blank.
 
-    Random tokens turn into text and back without loss, in the pieces that Qwen2's tokenizer cuts a
-    text into: `transformers` reads every Qwen2 folder with that class. The blank before a text's
-    first word is the template's.
+    Cut into the pieces of Qwen2's tokenizer: `transformers` reads every Qwen2 folder with that
+    class. The blank before a text's first word is the template's.
     """
-    from tokenizers import Tokenizer
+    from tokenizers import Tokenizer, pre_tokenizers
     from tokenizers.decoders import ByteLevel
     from tokenizers.models import BPE
     from transformers import PreTrainedTokenizerFast
 
-    tokens, merges, stems = [*_SPECIAL_WORDS.values(), *ascii_lowercase, "\u0120"], [], ["\u0120"]
+    every_byte = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens, merges, stems = [*_SPECIAL_WORDS.values(), *every_byte], [], ["\u0120"]
     while len(tokens) < num_words:
         longer = [(stem, letter) for stem in stems for letter in ascii_lowercase]
         merges += longer[: num_words - len(tokens)]
         stems = [stem + letter for stem, letter in longer[: num_words - len(tokens)]]
         tokens += stems
     backend = Tokenizer(BPE({token: i for i, token in enumerate(tokens)}, merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **_SPECIAL_WORDS)
     tokenizer.chat_template = " {{ messages[-1]['content'] }}"

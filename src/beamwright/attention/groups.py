@@ -15,6 +15,7 @@ from torch import Tensor
 from beamwright.attention.protocols import AttentionBackend, DecodeView
 from beamwright.kv.segments import Path, within_reach
 from beamwright.kv.store import SegmentStore
+from beamwright.library import Attention
 
 Places = Mapping[int, tuple[int, int]]
 """By layer: its group, and its place among the group's. A layer without KV has its source's."""
@@ -83,6 +84,10 @@ class GroupedView(DecodeView):
         group, place = self._places[layer]
         context: Tensor = self.parts[group].attend(place, query, key_value, sinks)
         return context
+
+    def described(self) -> list[Attention] | None:
+        found = [part.described() for part in self.parts]
+        return None if None in found else [each for part in found for each in part]
 
 
 class GroupedWorkspace:

@@ -8,6 +8,7 @@ from typing import Any
 from beamwright.kv.segments import Segment
 from beamwright.kv.store import KVReader
 from beamwright.kv.tails import RowTails
+from beamwright.library import Attention
 
 
 class AttentionView:
@@ -39,6 +40,11 @@ class AttentionView:
 
 class DecodeView(AttentionView):
     """One token per row and call; rows share a tail that `advance` moves on."""
+
+    def described(self) -> Sequence[Attention] | None:
+        """What the library attends to, by group of layers, where it can do so layer by layer by
+        itself; None: `attend` is to be called."""
+        return None
 
     def keep_rows(self, rows: Any) -> None:
         """Continue with these rows only (a compacted batch)."""

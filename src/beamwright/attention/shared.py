@@ -92,6 +92,11 @@ class ResidentLayers(LayerSource):
         self._layers = self._data.unbind(0)
         self._lengths = [entry.num_tokens for entry in entries]
 
+    @property
+    def whole(self) -> Tensor:
+        """[layer, K or V, entry, kv_head, token, head_dim]."""
+        return self._data
+
     def layer(self, number: int) -> Tensor:
         return self._layers[number]
 
@@ -180,7 +185,7 @@ class Slots:
     def __init__(
         self, items: Table, counts: Sequence[int], ends: Table, device: torch.device
     ) -> None:
-        self._given = items, counts, ends, device
+        self._given, self.items = (items, counts, ends, device), items
         row, place = np.nonzero(items < sum(counts))
         asked, order = items[row, place], np.argsort(items[row, place], kind="stable")
         sizes = np.bincount(asked, minlength=sum(counts))
@@ -268,7 +273,10 @@ def seen_parts(paths: Sequence[Path], lengths: Sequence[int]) -> list[SeenPart]:
 
 
 class SharedSegments:
-    """The sealed segments of a batch of paths, packed once and attended once per layer."""
+    """The sealed segments of a batch of paths, packed once and attended once per layer.
+
+    visible: tokens of each item, by bucket.
+    """
 
     def __init__(
         self, store: SegmentStore, paths: Sequence[Path], hold: Hold = ResidentLayers
@@ -301,6 +309,7 @@ class SharedSegments:
                 of_rows[row, place] = number
                 ends[row, place] = item.part.visible + behind[row][place]
         counts = [len(items) for items in classes.values()]
+        self.visible = [[item.part.visible for item in items] for items in classes.values()]
         self.slots = Slots(of_rows, counts, ends, self._device)
         self._scratch, self._counted = store.scratch, num_bytes
         self._scratch.add(num_bytes)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from beamwright.attention.native import NativePaths, attends
 from beamwright.attention.partial import HALF, Partial, attend_few, attend_part, hide, merge_parts
 from beamwright.attention.protocols import AttentionBackend, DecodeView
 from beamwright.attention.shared import Hold, ResidentLayers, SharedSegments, Slots
@@ -25,6 +26,7 @@ from beamwright.attention.tree_prefill import TreePrefill
 from beamwright.kv.segments import Path
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import Tail
+from beamwright.library import Attention
 
 
 class TreeDecode(DecodeView):
@@ -42,6 +44,8 @@ class TreeDecode(DecodeView):
         self._shared = SharedSegments(store, paths, hold)
         self._device = store.compute_device
         self._window, self._softcap = store.kv.layout.window, store.kv.layout.softcap
+        is_native = attends(store.kv.layout, self._device)
+        self._native = NativePaths(store.kv.layout, self._shared, tail) if is_native else None
         self._of_all = self._shared.slots
         self._arrange(self._of_all)
 
@@ -51,6 +55,9 @@ class TreeDecode(DecodeView):
         [rows, parts]: a row's slots in path order, then its own tokens, which are slot
         `num_slots + row`, then absent parts: the slot after all of those.
         """
+        if self._native is not None:
+            self._native.arrange(slots.items)
+            return
         self._now, num_rows, num_slots = slots, len(slots.parts), slots.num_slots
         self._queries: list[Tensor] = []
         absent, rows = num_slots + num_rows, np.arange(num_rows)
@@ -65,6 +72,8 @@ class TreeDecode(DecodeView):
     def attend(
         self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
+        if self._native is not None:
+            return self._native.attend(layer, query, key_value, sinks)
         self._tail.write(layer, key_value)
         rows, heads, head_dim = query.shape
         query = query.contiguous()
@@ -132,6 +141,9 @@ class TreeDecode(DecodeView):
             seen = [each.within(window, ends, places[rows], group) for each, rows, ends in now]
             self._seen = token, seen
         return self._seen[1]
+
+    def described(self) -> list[Attention] | None:
+        return None if self._native is None else self._native.described()
 
     def keep_rows(self, rows: Tensor) -> None:
         """Packed segments stay; only the tables change."""

@@ -15,8 +15,10 @@ import torch
 
 from beamwright.attention import BACKENDS, KERNEL_BACKENDS, make_attention
 from beamwright.attention.kernels import triton_version, why_no_kernels
+from beamwright.cores import cpu_quota, num_cores, wait_policy
 from beamwright.engine.selftest import batches_are_exact
 from beamwright.engine.threads import SMALL_PARAMETERS, threads_for
+from beamwright.library import instructions
 from beamwright.models.decoder import FEW_ROWS, ROW_MULTIPLE, TILE_ROWS, Linear
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.linear import PackedLinear, multiplies_int8, packer, prepack
@@ -48,15 +50,22 @@ def inspect_machine() -> dict[str, Any]:
         "triton": triton_version(),
         "attention": make_attention("auto", device).name,
         "transformers": version("transformers"),
+        "cores": num_cores(),
+        "cpu_quota": None if (quota := cpu_quota()) is None else f"{quota:g} cores",
         "threads": large.count,
+        "threads_why": large.why,
         "threads_for_small_models": small.count,
         "threads_for_small_models_why": small.why,
+        "thread_waits": wait_policy() or "PyTorch was imported before",
         "cuda": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
         "exact": all(checks[name] for name in BACKENDS),  # on a GPU: line by line
         "selftest": checks,
         "products": products_used(),
         "hint": hint if checks["dense"] and not checks["tree"] else None,
     }
+
+
+_TURNED_BACK = "turned back into floating point"
 
 
 def products_used() -> dict[str, Any]:
@@ -72,7 +81,8 @@ def products_used() -> dict[str, Any]:
     if multiplies_int8():
         found["int8"] = _named("oneDNN, activations in 8 bits", _INT8)
     else:
-        found["int8"] = "turned back into floating point"
+        found["int8"] = _TURNED_BACK
+    found["gguf"] = instructions() or _TURNED_BACK + ": installed without a C compiler"
     decoder = _small_decoder()
     decoder.least_rows = 1 if decoder.takes_one_row else FEW_ROWS
     exact = batches_are_exact(decoder, make_attention("tree"))

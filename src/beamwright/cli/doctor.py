@@ -112,6 +112,8 @@ def _rows(report: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
             yield name, {True: "yes", False: "no", None: "-"}[value]
         elif isinstance(value, float):
             yield name, f"{value:.2e}"
+        elif isinstance(value, list):
+            yield from ((name, line) for line in value)
         else:
             yield name, f"{value:,}" if isinstance(value, int) else str(value)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -20,6 +19,7 @@ from beamwright.cli.live import Status
 from beamwright.cli.options import Invocation, number_or_auto, option, with_settings
 from beamwright.cli.output import add_row, complain, first_import, plain, print_json, quiet_stdout
 from beamwright.cli.solve import write_page
+from beamwright.cores import num_cores
 from beamwright.errors import BeamwrightError, InputError
 from beamwright.evaluate.advise import MOST_PROBLEMS, advice, trials
 from beamwright.evaluate.equivalence import AnswerChecker
@@ -114,7 +114,7 @@ def evaluate(
                 complain(note)
     # On a cluster the driver's cores have nothing else to do.
     alone = cluster is None or cluster.address is None
-    most = 2 if alone else max(2, min(_MOST_CHECKERS, (os.cpu_count() or 1) - 1))
+    most = 2 if alone else max(2, min(_MOST_CHECKERS, num_cores() - 1))
     with AnswerChecker(num_workers=most) as checker:
         work = _Evaluation(problem_set, out, together, trees or 0, checker, cluster, paths)
         if advise:
@@ -183,11 +183,10 @@ class _Evaluation:
         def judge(record: Record) -> Mapping[str | None, bool | None]:
             votes = {each["answer"]: each["vote"] for each in record.candidates}
             solved = {"answer": record.answer, "settings": settings.model_dump(mode="json")}
-            return verdicts(record.gold, solved, votes, self.checker)
+            return verdicts(record.gold, solved, votes, self.checker, record.problem)
 
         searched = asked.get("search", settings).search.search or DEFAULT_SEARCH
-        name = "probed vote" if searched == "majority" else searched
-        said = advice(found["samples"], found.get("search", ()), name, judge)
+        said = advice(found["samples"], found.get("search", ()), searched, judge)
         return {"dataset": self.problem_set.name, "problems": len(found["samples"]), **said}
 
     def _run(

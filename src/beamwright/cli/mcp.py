@@ -7,12 +7,15 @@ is the protocol's alone.
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 import beamwright
 from beamwright.cli.options import Invocation, option, with_settings
@@ -106,7 +109,8 @@ def mcp(
         # It takes descriptor 1 for itself: whatever else is printed goes where errors go.
         async with stdio_server() as (read, write):
             with quiet_stdout():
-                await server.run(read, write, server.create_initialization_options())
+                options = server.create_initialization_options()
+                await server.run(_answered(read, write), write, options)
 
     if listening is None:
         # Python's own handler would wait for the thread that reads standard input.
@@ -123,6 +127,25 @@ def mcp(
     config.timeout_graceful_shutdown = 1
     with suppress(KeyboardInterrupt):  # that is how it ends
         uvicorn.Server(config).run(sockets=[listening])
+
+
+async def _answered(read: Any, write: Any) -> AsyncIterator[Any]:
+    """Messages of a client. What is none gets an error: the SDK would drop it without a reply."""
+    from mcp.shared.message import SessionMessage
+    from mcp_types import ErrorData, JSONRPCError
+
+    async with read:
+        async for message in read:
+            if not isinstance(message, ValidationError):
+                yield message
+                continue
+            first, number = message.errors()[0], None
+            with suppress(ValueError, TypeError, KeyError, RecursionError):
+                given = first["input"]  # Python reads halves of characters
+                number = (given if isinstance(given, dict) else json.loads(given))["id"]
+            number = number if type(number) in (int, str) else None
+            said = ErrorData(code=-32700, message=first["msg"])
+            await write.send(SessionMessage(JSONRPCError(jsonrpc="2.0", id=number, error=said)))
 
 
 def make_server(load: Callable[[], RequestQueue]) -> Server[Loading]:

@@ -58,7 +58,8 @@ _SMALLER = (
 )  # fmt: skip
 _OPTIONS = (
     "model", "dtype", "context", "decoder", "weights", "verifier", "verifier_weights", "n", "width",
-    "step_tokens", "memory", "kv_memory", "split", "kv_dtype", "select", "verifiers",
+    "step_tokens", "max_step_tokens", "max_rounds", "memory", "kv_memory", "split", "kv_dtype",
+    "select", "verifiers",
 )  # fmt: skip
 _MEANINGS = (
     "in-gpu: all KV on the device. layerwise: layers streamed for every token. locality: group "
@@ -135,7 +136,7 @@ def _report(
         "step_tokens": workload.step_tokens,
         "weight_traffic_bytes": round(costs.read_bytes(workload.num_beams)),
         "verifier": verifier and _about(verifier, budgets.verifier_kv_bytes),
-        "memory": _memory_report(settings, models, need, limit, budgets.kv_bytes),
+        "memory": _memory_report(settings, models, workload, need, limit, budgets.kv_bytes),
         "fits": resident.fits,
         "borderline": resident.borderline and mean_fits,
         "max_beams_in_gpu": most,
@@ -216,8 +217,23 @@ def _advice(
     return ", or ".join(ways) or "shorter steps, a smaller --width or smaller models may"
 
 
+def _least_kv(settings: Settings, models: Models, workload: Workload) -> int:
+    """Device KV that holds any path of this search: below it the search may be refused."""
+    from beamwright.solver.memory import least_kv_bytes
+
+    step = settings.step.model_copy(update={"max_tokens": workload.generate_tokens})
+    sizes = [each.sizes for each in (models.generator, models.verifier) if each is not None]
+    search = settings.model_copy(update={"step": step})
+    return least_kv_bytes(search, sizes, workload.prompt_tokens)
+
+
 def _memory_report(
-    settings: Settings, models: Models, need: ResidentNeed, limit: int, kv_bytes: int
+    settings: Settings,
+    models: Models,
+    workload: Workload,
+    need: ResidentNeed,
+    limit: int,
+    kv_bytes: int,
 ) -> dict[str, Any]:
     """What everything resident takes, least and most over single searches, beside the limit."""
     from beamwright.solver.memory import memory_needed
@@ -247,6 +263,7 @@ def _memory_report(
         "device_bytes": models.profile.device_memory_bytes,
         "least_bytes": least,
         "needed_bytes": most,
+        "least_kv_bytes": _least_kv(settings, models, workload),
         "generator_weight_bytes": models.generator.sizes.weights,
         "verifier_weight_bytes": models.weight_bytes - models.generator.sizes.weights,
         "activation_bytes": activations,
@@ -269,7 +286,9 @@ def _page(report: Mapping[str, Any], machine: Machine) -> Group:
     parts: list[RenderableType] = [answer, _total(report), _memory_table(report), ""]
     parts += [_schedule_table(report), _MEANINGS, *([_STATES] if report["state_bytes"] else [])]
     parts += ["", "--sparse auto: {method} ({why})".format_map(report["sparse_auto"])]
-    parts += [budgets, *([] if machine.why is None else [machine.why])]
+    least = format_bytes(report["memory"]["least_kv_bytes"])
+    parts += [f"{budgets}; {least} of KV hold any path (--kv-memory)"]
+    parts += [] if machine.why is None else [machine.why]
     parts += [f"{machine.profile.name}: {machine.source}"]
     return Group(*(plain(part) if isinstance(part, str) else part for part in parts))
 
@@ -285,12 +304,9 @@ def _total(report: Mapping[str, Any]) -> str:
             f"needs {least} to {most} of {limit} GiB: borderline "
             "(searches differ; the largest go to host memory)"
         )
-    ways = [
-        way
-        for way in ("locality", "layerwise")
-        if schedules.get(f"{way}/tree", {"time_s": None})["time_s"]
-    ]
-    rest = f"{ways[0]} keeps the rest in host memory (below)" if ways else "nothing else fits"
+    fits_by_groups = schedules["locality/tree"]["time_s"] is not None
+    rest = "locality keeps the rest in host memory (below)"
+    rest = rest if fits_by_groups else "a path alone does not fit"
     return f"needs {least} of {limit} GiB: does not fit; {rest}"
 
 

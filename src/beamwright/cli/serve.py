@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from beamwright.cluster.serving import Cluster
     from beamwright.cluster.solver import ClusterSolver
     from beamwright.config import Settings
+    from beamwright.sections import ModelSettings
     from beamwright.solver.solver import Solver
 
 
@@ -79,9 +80,7 @@ def serve(
             complain(f"anybody who reaches {address}:{port} can use it: --api-keys FILE")
         solver = _engine(invocation.settings, invocation.cluster)
         stack.callback(solver.close)
-        # A name of its own: `hf:ORG/NAME@REVISION`, like its folder, is called NAME.
-        called = model.model.partition("@")[0] if model.model.startswith("hf:") else model.model
-        name = name or Path(called).name or called
+        name = name or _called(model, solver)
         seed = invocation.settings.search.seed if "seed" in invocation.given else None
         queue = RequestQueue(solver, name, limits, seed, receipts=receipts)
         hosts = ["localhost", host, *(allow_host or [])]
@@ -101,6 +100,15 @@ def serve(
             complain(f"serving {name} at {url} (API: {url}/v1{kv}). Ctrl-C ends it.")
 
         run(Guard(make_app(queue), limits, hosts, keys), queue, listening, started)
+
+
+def _called(model: ModelSettings, solver: Solver | ClusterSolver) -> str:
+    """A name of its own: `hf:ORG/NAME@REVISION`, like its folder, is called NAME, and a model
+    elsewhere as it is there."""
+    if (remote := getattr(solver, "remote", None)) is not None:
+        return str(model.model.partition("#")[2] or remote.source.name).removesuffix(":plain")
+    called = model.model.partition("@")[0] if model.model.startswith("hf:") else model.model
+    return Path(called).name or called
 
 
 def _engine(settings: Settings, cluster: Cluster | None) -> Solver | ClusterSolver:

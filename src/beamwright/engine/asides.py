@@ -1,4 +1,4 @@
-"""Asides: short texts behind a path that nobody keeps: a judge's critiques, probes of an answer.
+"""Asides: short texts behind a path that nobody keeps: a judge's critiques.
 
 What an aside reads and writes beside its path is in segments that live as long as its batch does.
 Asides are greedy, or drawn from streams of their own, so what is written depends on path and stream
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from beamwright.engine.noise import stack_keys
-from beamwright.engine.row import path_to
 from beamwright.engine.sampling import RowSampling, Sampler
 from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError, NotFiniteError
 from beamwright.kv.segments import Path, PathPart, copies_needed, whole
@@ -25,7 +24,6 @@ from beamwright.models.load import is_out_of_memory
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.session import DecodeSession
 from beamwright.models.tree_model import TreeModel
-from beamwright.protocols import Event, Probe, StepFailed, StepProbed
 from beamwright.sections import SamplingSettings
 from beamwright.tree import Node
 
@@ -202,68 +200,3 @@ class AsideWriter:
         if done:
             session.drop(done)
         return going
-
-
-class Probes:
-    """Probes that wait for room beside the running batch, and what comes of them as events."""
-
-    def __init__(self, writer: AsideWriter | None = None) -> None:
-        """writer: None where there is no model, and nobody asks."""
-        self._writer = writer
-        self._waiting: dict[Node, Probe] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def put(self, probes: Sequence[Probe]) -> None:
-        """Wait from now on."""
-        self._waiting.update((probe.node, probe) for probe in probes)
-
-    def forget(self, node: Node) -> None:
-        """Nobody wants to know of this one any more."""
-        self._waiting.pop(node, None)
-
-    def answered(self, make_room: Callable[[], bool], is_alone: Callable[[], bool]) -> list[Event]:
-        """Answers, of as many together as have room. Those without any wait until somebody leaves.
-
-        make_room: drops what is worth least; False: there is nothing. is_alone: nobody else has
-        room that may come, so that one that does not fit fails, as a step does.
-
-        Raises:
-            LinkError: if the link has failed.
-        """
-        events: list[Event] = []
-        while self._waiting:
-            some = self._write_some(alone=False)
-            if not some and not make_room():
-                if not is_alone():
-                    break
-                some = self._write_some(alone=True)
-            events += some
-        return events
-
-    def _write_some(self, *, alone: bool) -> list[Event]:
-        assert self._writer is not None
-        asides = [
-            Aside(**vars(probe), path=path_to(node), start=node.end)
-            for node, probe in self._waiting.items()
-        ]
-        some = self._writer.that_fit(asides) or asides[:alone]
-        while some:
-            try:
-                self._writer.write(some)
-            except (CapacityError, DeviceMemoryError, NotFiniteError) as error:
-                if len(some) == 1:
-                    node, waits = some[0].node, not isinstance(error, NotFiniteError)
-                    if waits and not alone:
-                        return []
-                    self.forget(node)
-                    return [StepFailed(node, error)]
-                some = some[: len(some) // 2]
-            else:
-                break
-        for aside in some:
-            self.forget(aside.node)
-            aside.node.usage["probe_prefilled"] += len(aside.given)
-            aside.node.usage["probe_tokens"] += len(aside.token_ids)
-        return [StepProbed(aside.node, tuple(aside.token_ids)) for aside in some]

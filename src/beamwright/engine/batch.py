@@ -16,7 +16,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from beamwright.counters import Counters, Progress
-from beamwright.engine.asides import AsideWriter, Probes
 from beamwright.engine.capacity import ITERATION_TOKENS, Capacity, StepLengths, WorkingMemory
 from beamwright.engine.chains import Chains, Prefill, Unfinished, is_broken
 from beamwright.engine.queue import Coming, Queue, SpeculativeQueue
@@ -35,7 +34,6 @@ class RunningBatch:
     """Rows that join and leave one batch between iterations. Owns the `generator` handles.
 
     lengths: how long steps may and will be. memory: for how many rows there is working memory.
-    probes: what paths are asked in between; asides: writes their answers.
     """
 
     def __init__(
@@ -47,7 +45,6 @@ class RunningBatch:
         settings: ScheduleSettings,
         memory: WorkingMemory | None = None,
         progress: Progress | None = None,
-        asides: AsideWriter | None = None,
     ) -> None:
         self._rows, self._cache, self._lengths = rows, cache, lengths
         self.settings, self._memory = settings, memory or WorkingMemory()
@@ -58,7 +55,7 @@ class RunningBatch:
         self._coming = Coming(cache, self._capacity, self._memory.costs)
         self.running: list[Row] = []
         self.counts, self.last_rows = Counters(), (0, 0)
-        self._queue, self._ahead, self.probes = Queue(), SpeculativeQueue(), Probes(asides)
+        self._queue, self._ahead = Queue(), SpeculativeQueue()
         self._eager, self._full, self._tried = False, False, 0
         self._group: int | None = None
         self._most_rows: int | None = None
@@ -68,8 +65,8 @@ class RunningBatch:
 
     @property
     def busy(self) -> bool:
-        """True if an open step runs or waits, or a probe does."""
-        return bool(self._queue or self.probes) or not all(r.speculative for r in self.running)
+        """True if an open step runs or waits."""
+        return bool(self._queue) or not all(r.speculative for r in self.running)
 
     @property
     def speculating(self) -> bool:
@@ -131,7 +128,6 @@ class RunningBatch:
         for node in nodes:
             self._lengths.decodings.forget(node)
             self._ahead.forget(node)
-            self.probes.forget(node)
             if (state := state_of(node)) is None:
                 continue
             del node.handles[OWNER]
@@ -165,9 +161,7 @@ class RunningBatch:
         """
         self._events = []  # what has happened stays known if memory runs out behind it
         try:
-            self._events += self.probes.answered(self._drop_last, lambda: not self.running)
-            if not self.probes:  # those that are left have no room before somebody leaves
-                self._admit()
+            self._admit()
             if self.running:
                 self._run(self._reserve())
                 self._settle()
@@ -219,12 +213,11 @@ class RunningBatch:
         num_ahead = sum([row.speculative for row in self.running])
         self.last_rows = self._tried - num_ahead, num_ahead
         self._ahead.most_rows = max(self._ahead.most_rows, self.last_rows[0])
-        goes_on = not (self._queue or self._coming.rows or self.probes or self._fills)
+        goes_on = not (self._queue or self._coming.rows or self._fills)
         ran = self._rows.run(self.running, max_tokens, self._enough(), goes_on=goes_on)
         self.counts.iterations += 1
         self.counts.steps += ran.passes
         self.counts.slot_tokens += ran.rows
-        self.counts.equal_tokens += ran.equal
         self._count_drawn(self.running, before)
 
     def _count_drawn(self, rows: Sequence[Row], before: Sequence[int]) -> int:

@@ -144,26 +144,18 @@ def note_answers(way: Answers, nodes: Iterable[Node]) -> None:
     """Write on ended nodes what their replies state, where it is not there yet.
 
     Raises:
-        PolicyError: as `read_answer`.
-    """
-    for node in nodes:
-        if node.vote is None:
-            node.answer, node.vote = read_answer(way, node.said, node)
-
-
-def read_answer(way: Answers, text: str, node: Node) -> tuple[str | None, str | None]:
-    """What a text states, and one text for equal answers. node: whose it is.
-
-    Raises:
         PolicyError: if a plugin raises, or gives no text.
     """
     name = f"answers {type(way).__name__}"
-    answer, vote = call_policy(name, way.read, text), None
-    if isinstance(answer, str) and answer.strip():
-        vote = call_policy(name, way.key, answer, node.notes_of_reply)
-    if not isinstance(answer, str | None) or not isinstance(vote, str | None):
-        raise PolicyError(f"{name}: {_shown(answer)} and {_shown(vote)} are no texts")
-    return answer, vote
+    for node in nodes:
+        if node.vote is not None:
+            continue
+        answer, vote = call_policy(name, way.read, node.said), None
+        if isinstance(answer, str) and answer.strip():
+            vote = call_policy(name, way.key, answer, node.notes_of_reply)
+        if not isinstance(answer, str | None) or not isinstance(vote, str | None):
+            raise PolicyError(f"{name}: {_shown(answer)} and {_shown(vote)} are no texts")
+        node.answer, node.vote = answer, vote
 
 
 def _wrong(action: Extend | Ask | Prune | Complete, tree: SearchTree) -> str | None:
@@ -366,7 +358,7 @@ class StopRule:
         candidates = [node for node in tree.candidates() if not node.greedy]
         dropped: Iterable[Node] = self._given_up(actions)
         if self._search.filter_duplicates and self._row.competes:
-            dropped = duplicates(candidates)
+            dropped = duplicates(candidates, self._search.width if self._row.apart else None)
         return [node for node in candidates if node not in dropped]
 
 
@@ -419,9 +411,9 @@ def confidence_of(votes: Iterable[str]) -> float:
 
 
 def num_generated(tree: SearchTree) -> int:
-    """Tokens of all decoded steps, pruned ones and probes included."""
+    """Tokens of all decoded steps, pruned ones included."""
     return sum(
-        len(node.token_ids) + node.usage["probe_tokens"]
+        len(node.token_ids)
         for node in tree.nodes()
         if node.parent is not None and node.turn is None and node.state is not NodeState.OPEN
     )

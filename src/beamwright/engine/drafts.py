@@ -185,21 +185,19 @@ class Worth:
         self,
         drafts: Sequence[Sequence[int]],
         least_rows: int = ROW_MULTIPLE,
-        equal: Sequence[int] | None = None,
     ) -> list[int]:
         """How many tokens of each row's draft make a pass write the most tokens a second.
 
-        drafts: for each row the lengths of the suffixes that foretell them. equal: how many rows
-        each stands for. Rows that would only pad the batch, see `padded_rows`, cost nothing.
+        drafts: for each row the lengths of the suffixes that foretell them. Rows that would only
+        pad the batch, see `padded_rows`, cost nothing.
         """
-        equal = equal or [1] * len(drafts)
         chances = list[tuple[float, int]]()
         for row, lengths in enumerate(drafts):
             all_drawn = accumulate(map(self.chance, lengths), mul)
-            chances += [(equal[row] * chance, row) for chance in all_drawn]
+            chances += [(chance, row) for chance in all_drawn]
         chances.sort(key=lambda each: -each[0])  # each row's first ones come first
         num_rows = len(drafts)
-        gained = [*accumulate((chance for chance, _ in chances), initial=sum(equal))]
+        gained = [*accumulate((chance for chance, _ in chances), initial=len(drafts))]
         totals = range(num_rows, num_rows + len(chances) + 1)
         sizes = sorted({padded_rows(total, least_rows) for total in totals})
         takes = [min(len(chances), size - num_rows) for size in sizes]
@@ -267,18 +265,17 @@ class Drafts:
         self,
         rooms: Mapping[Row, int],
         least_rows: int = ROW_MULTIPLE,
-        equal: Sequence[int] | None = None,
     ) -> dict[Row, list[int]]:
         """Tokens that these rows may draw next, no more than each has room for.
 
-        least_rows: that a pass is padded to. equal: how many rows each stands for; 1 by itself.
+        least_rows: that a pass is padded to.
         """
         behind = {row: self._of(row).behind(row) for row in rooms}
         drafts, self._lengths = dict[Row, list[int]](), {}
         for row, room in rooms.items():
             drafts[row], self._lengths[row] = self._continued(row, behind[row], room)
         if self._decides:
-            chosen = self.worth.chosen([*self._lengths.values()], least_rows, equal)
+            chosen = self.worth.chosen([*self._lengths.values()], least_rows)
             drafts = {
                 row: draft[:n] for (row, draft), n in zip(drafts.items(), chosen, strict=True)
             }

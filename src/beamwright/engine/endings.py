@@ -78,9 +78,13 @@ def begins_thought(node: Node, marks: ThoughtMarks | None) -> bool | None:
     parent = node.parent
     if marks is None or parent is None:
         return False
-    if parent.thinking or marks.opened(parent.token_ids):
+    if parent.thinking or _opened(parent, marks):
         return True
     return None if parent is node.replies_to else False
+
+
+def _opened(node: Node, marks: ThoughtMarks) -> bool:
+    return not node.quoted and marks.opened(node.token_ids)
 
 
 # --- tokens that are not drawn: how a thought is made to end within its budget ----------------
@@ -231,7 +235,7 @@ class StopFinder:
         earlier = [each for each in above if each.thought and each not in thought]
         budget -= sum(len(each.token_ids) for each in earlier)
         # A start that is drawn cannot be undone.
-        drawn = start == reply.end and not marks.opened(reply.token_ids)
+        drawn = start == reply.end and not _opened(reply, marks)
         least = len(marks.start) if drawn else 0
         at, soft = (start + max(least, math.ceil(share * budget)) for share in (1, _SOFTENS))
         message = self._codec.encode(step.close_message)
@@ -259,17 +263,20 @@ class StopFinder:
         return any(end in text for end in ends)
 
     def _completes_string(self, row: Row, drawn: Sequence[int]) -> bool:
-        """True if its bytes are there, and the reply's text has it: special tokens have no text,
-        and some tokenizers leave out the space that a text begins with."""
-        if self._codec is None:
+        """True if its bytes are there, and what is said has it: special tokens have no text, and
+        some tokenizers leave out the space that a text begins with."""
+        if self._codec is None or (row.thought is not False and not row.node.root.raw):
             return False
         strings = row.decoding.step.stop_strings
         length = max(len(string.encode()) for string in strings) - 1
-        text = self._text(row, drawn, length, row.node.reply()[-2::-1])
+        above, stripped = _said_above(row.node)
+        text = self._text(row, drawn, length, above)
         if not any(string.encode() in text for string in strings):
             return False
-        reply = self._codec.decode([*row.reply_ids(), *drawn])
-        return any(string in reply for string in strings)
+        ids = [token for step in reversed(above) for token in step.token_ids]
+        said = self._codec.decode([*ids, *row.tokens, *drawn])
+        said = said.lstrip() if stripped else said
+        return any(string in said for string in strings)
 
     def _text(
         self, row: Row, drawn: Sequence[int], length: int, above: Sequence[Node] = ()
@@ -281,6 +288,24 @@ class StopFinder:
                 break
             before = self._pieces[token] + before
         return before[max(0, len(before) - length) :] + self._pieces[drawn[-1]]
+
+
+def _said_above(node: Node) -> tuple[list[Node], bool]:
+    """Steps of its reply above it that stop strings end, nearest first: up to a thought. True where
+    nothing was said before that one: blanks behind it are no part of an answer."""
+    above = node.reply()[-2::-1]
+    said = above if node.root.raw else [*takewhile(lambda step: not step.thought, above)]
+    before = above[len(said) :]
+    return said, bool(before) and all(step.thought for step in before)
+
+
+def text_stopped(text: str, node: Node, stop_strings: Sequence[str]) -> str:
+    """A reply's text up to a stop string, which is looked for in its answer alone."""
+    said, stripped = _said_above(node)
+    thought = (said[-1] if said else node).parent
+    answer = text[0 if thought is None else len(thought.text) :]
+    answer = answer.lstrip() if stripped else answer
+    return text[: len(text) - len(answer)] + text_before(answer, stop_strings)
 
 
 def text_before(text: str, stop_strings: Sequence[str]) -> str:

@@ -29,9 +29,7 @@ from beamwright.protocols import (
     StepDecoded,
     StepDropped,
     StepFailed,
-    StepProbed,
     StepScored,
-    WritesAsides,
 )
 from beamwright.sections import Explore
 from beamwright.tree import Node, NodeState, SearchTree
@@ -92,11 +90,6 @@ class Engine:
         """Give a tree up; its KV is freed at once."""
         if self._live.get(run.tree.root) is run:
             self._close(run)
-
-    def let_go(self, run: TreeRun) -> None:
-        """Free what a tree that is over still had for whoever compares its candidates."""
-        run.tree.prompt_wanted = False
-        self._executor.release(run.tree.release_dead())
 
     def abort(self) -> None:
         """Give all trees up; nothing runs any more when it returns."""
@@ -167,10 +160,6 @@ class Engine:
             run.unscored.pop(node, None)
             self._foresee = True
             self._score(run, node, event.score)
-        elif isinstance(event, StepProbed) and run.probing is not None:
-            run.unprobed.pop(node, None)
-            with self._fails_alone(run):
-                run.probing.note(node, event.token_ids)
         elif isinstance(event, StepFailed) and not run.put_off(node, event.error):
             self._fail(run, event.error)
         elif isinstance(event, StepAwaited) and run.out_of_time() and not run.overdue():
@@ -181,8 +170,6 @@ class Engine:
         """All steps are decoded: have them scored, and when they are, select."""
         self._foreseen.pop(run, None)
         self._submit_scores(run)
-        if (probes := run.to_probe()) and isinstance(self._writer, WritesAsides):
-            self._writer.probes.put(probes)
         if run.waits:
             return
         run.tree.rounds += not run.carried()  # within a round, while some steps are unjudged

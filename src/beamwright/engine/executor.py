@@ -18,9 +18,9 @@ from functools import partial
 import torch
 
 from beamwright.attention import KERNEL_BACKENDS
+from beamwright.cores import num_cores
 from beamwright.counters import Progress
 from beamwright.engine.scoring import LESS, Scoring, without
-from beamwright.engine.threads import num_cores
 from beamwright.engine.timeline import Accounting, Timeline
 from beamwright.models.load import no_more_memory
 from beamwright.models.tree_model import TreeModel

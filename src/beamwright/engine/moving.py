@@ -84,13 +84,6 @@ class MovingSplit:
                 needed = _need_bytes(self._generator, [step_tokens] * len(beams))
                 self._make_room(self._generator, self._verifier, needed, beams, beams)
 
-    def generator_next(self, num_tokens: int) -> None:
-        """The generator reads so many tokens next, which are no step's."""
-        needed = _need_bytes(self._generator, [num_tokens]) + self._generator.device.bytes_per_block
-        if needed > self.generator_bytes:
-            self._give(self._generator, min(needed, self.total_bytes))
-            self._seen = ()
-
     # --- inside ------------------------------------------------------------------------------
 
     def _make_room(

@@ -18,6 +18,7 @@ from beamwright.sections import ModelSettings
 from beamwright.tree import Conversation, Node, Problem, RawPrompt, SearchTree, Turn
 
 _SYNTHETIC_SEED = 20_26
+_MOST_COUNTED = 1 << 15  # tokens of a prompt that is too long
 DEFAULT_SYSTEM_PROMPT = "Please reason step by step, and put your final answer within \\boxed{}."
 """What Qwen2.5-Math was trained with; others understand it. Process reward models know steps from
 it, and answers are read from the box."""
@@ -46,11 +47,15 @@ class Prompts:
         self._args: WeakKeyDictionary[Node, Mapping[str, Any]] = WeakKeyDictionary()
 
     def tree(
-        self, problem_id: str | int, problem: Problem, thinking: str | int = "auto"
+        self,
+        problem_id: str | int,
+        problem: Problem,
+        thinking: str | int = "auto",
+        now: str | None = None,
     ) -> SearchTree:
         """A tree with the rendered prompt; space around a problem belongs to neither model.
 
-        thinking: what the chat template is told of it (`StepSettings.thinking`).
+        thinking, now: what the chat template is told of them (`StepSettings`).
 
         Raises:
             InputError: if the problem is empty, too long or no text, or the model has no tokenizer.
@@ -60,7 +65,7 @@ class Prompts:
                 f"--model {self._settings.model} has no tokenizer: use --prompt-tokens N"
             )
         check_text(self._settings.system_prompt or "", "--system-prompt")
-        args = self._codec.switch(thinking)
+        args = {**self._codec.switch(thinking), "now": now}
         if isinstance(problem, Conversation):
             args |= problem.template_args
         ids, text = self._rendered(self._codec, problem, args)
@@ -73,7 +78,10 @@ class Prompts:
             )
         self._check_length(len(ids))
         tree = SearchTree(problem_id, tuple(ids), text)
-        self._args[tree.root] = args
+        root, marks = tree.root, self._codec.thoughts
+        self._args[root], root.now, root.raw = args, now, isinstance(problem, RawPrompt)
+        opened = not root.raw and marks is not None and marks.opened(ids)
+        root.quoted = opened and not self._codec.opens_thought(args)
         return tree
 
     def _rendered(
@@ -97,17 +105,19 @@ class Prompts:
         text = str(problem).strip()
         if not text:
             raise InputError("the problem is empty")
-        self._check_size(codec, text, "the problem")
-        return codec.render(text, system_prompt, args), text
+        check_text(text, "the problem")
+        said = codec.conversation([{"role": "user", "content": text}], system_prompt, (), args)
+        self._check_size(codec, said, "the problem")
+        return codec.encode_prompt(said), text
 
     def _check_size(self, codec: TextCodec, text: str, what: str) -> None:
         check_text(text, what)
-        # A text of megabytes would take gigabytes to tokenise.
-        if codec.is_longer(text, self._context):
-            raise ProblemTooLongError(
-                f"{what} has {len(text):,} characters, "
-                f"the model's context is {self._context} tokens"
-            )
+        # A text of megabytes would take gigabytes to tokenise, and is not counted to its end.
+        most = max(self._context, _MOST_COUNTED)
+        count = codec.count_tokens(text, most)
+        if count > self._context:
+            part = f"{what} has {len(text):,} characters: its beginning"
+            raise ProblemTooLongError(part if count > most else what, count, self._context)
 
     def check_paths(self, paths: Sequence[Sequence[str]]) -> None:
         """See that given paths are texts that the model's context could hold.
@@ -117,7 +127,9 @@ class Prompts:
         """
         for number, steps in enumerate(paths):
             if len(steps) > self._context:
-                raise ProblemTooLongError(f"path {number} has {len(steps):,} steps")
+                raise ProblemTooLongError(
+                    f"path {number}, a token a step,", len(steps), self._context
+                )
             if self._codec is not None:
                 self._check_size(self._codec, "".join(steps), f"path {number}")
 
@@ -178,21 +190,20 @@ class Prompts:
         if problem is not None and problem.strip() != root.problem_text:
             raise InputError(f"{file}: was saved with another problem")
         again = (
-            self.tree(root.problem_id, root.problem_text, thinking)
+            self.tree(root.problem_id, root.problem_text, thinking, root.now)
             if root.problem_text
             else self.synthetic(len(root.token_ids))
         )
         if again.root.token_ids != root.token_ids:
             raise InputError(f"{file}: was saved with another tokenizer or chat template")
+        self._args[root], root.quoted = self._args.get(again.root, {}), again.root.quoted
         for node in tree.nodes():
             if node.end > self._context or max(node.token_ids, default=0) >= self._vocab:
                 raise InputError(f"{file}: {node!r} has tokens that this model has no place for")
 
     def _check_length(self, num_tokens: int) -> None:
         if num_tokens >= self._context:
-            raise ProblemTooLongError(
-                f"the problem is {num_tokens} tokens long, the model's context is {self._context}"
-            )
+            raise ProblemTooLongError("the problem", num_tokens, self._context)
 
 
 def check_text(text: str, what: str) -> None:

@@ -280,14 +280,10 @@ def awaited(rows: Sequence[Row]) -> list[Row]:
 
 
 class Ran(NamedTuple):
-    """What an iteration has computed: forward passes, and rows of all of them, with padding.
-
-    equal: tokens of rows that were computed as those of an equal row.
-    """
+    """What an iteration has computed: forward passes, and rows of all of them, with padding."""
 
     passes: int
     rows: int
-    equal: int = 0
 
 
 class Rows(Protocol):

@@ -17,15 +17,14 @@ import torch
 
 from beamwright.config import Settings
 from beamwright.counters import Progress
-from beamwright.engine.asides import AsideWriter
 from beamwright.engine.batch import RunningBatch
 from beamwright.engine.capacity import StepLengths, WorkingMemory
 from beamwright.engine.chains import last_hidden
 from beamwright.engine.drafts import Drafts
 from beamwright.engine.drawn import Drawn, Found, StepBuffers
-from beamwright.engine.endings import StopFinder, text_before
+from beamwright.engine.endings import StopFinder, text_stopped
 from beamwright.engine.graphs import make_replay
-from beamwright.engine.passes import DistinctPasses, EqualTexts, why_one_token_each
+from beamwright.engine.passes import DraftPasses, why_one_token_each
 from beamwright.engine.row import Decoding, Decodings, Ran, Row, path_to
 from beamwright.engine.sampling import MOST_LIKELIEST, Sampler, draws_in_kernel, likeliest
 from beamwright.errors import InputError
@@ -48,8 +47,7 @@ class TensorRows:
     num_tokens: that may be drawn; rows of the LM head beyond have no text.
     token_stats: names of what is kept of every token's distribution (`sampling.TOKEN_STATS`).
     replay: how steps are run; None for plain calls whose memory goes with the rows.
-    drafts: what rows may get beside one token in a pass. distinct: what a pass costs, where rows
-    whose paths are equal are computed once. For both see `passes.why_one_token_each`.
+    drafts: what rows may get beside one token in a pass, see `passes.why_one_token_each`.
     keeps_states: those that tokens are drawn from (`GeneratorState.drawn_from`).
     """
 
@@ -60,7 +58,6 @@ class TensorRows:
         token_stats: Collection[str] = (),
         replay: Replay | None = None,
         drafts: Drafts | None = None,
-        distinct: PassCosts | None = None,
         *,
         keeps_states: bool = False,
     ) -> None:
@@ -80,9 +77,8 @@ class TensorRows:
         self.replay, self._stays = replay or Replay(), replay is not None
         self._session = DecodeSession(model.decoder, model.store, model.backend, stays=self._stays)
         self._drafts, self._keeps_states = drafts, keeps_states
-        texts = EqualTexts() if distinct is not None else None
         parts = model.decoder, self._session, self._sampler, self._stops
-        self._passes = DistinctPasses(*parts, texts, distinct or PassCosts(), keeps_states)
+        self._passes = DraftPasses(*parts, keeps_states)
         self._buffers: dict[int, StepBuffers] = {}
         self._rows: list[Row | None] = []
         self._arrangement, self._begun = 0, False
@@ -107,7 +103,7 @@ class TensorRows:
         text = self._codec.reply_grown(row.node.parent.text, row.tokens)
         text = self._codec.reply_text(row.reply_ids()) if text is None else text
         if row.stop is StopReason.STOP_STRING:
-            return text_before(text, row.decoding.step.stop_strings)
+            return text_stopped(text, row.node, row.decoding.step.stop_strings)
         return text
 
     # --- who is in the batch -----------------------------------------------------------------
@@ -177,11 +173,9 @@ class TensorRows:
         self._arrangement += thinks  # how it ends is known with the next token
         rows = self._places(), buffers.keys, buffers.sampling
         with nullcontext() if self._drafts is None else self._drafts.tried(running) as drafts:
-            # By passes over what rows do not have in common, where that pays.
-            ran = self._passes.run(*rows, max_tokens, enough, drafts)
-            if not ran.passes:
-                ran = self._run_plain(buffers, max_tokens, enough, goes_on)
-        return ran
+            if drafts is not None:
+                return self._passes.run(*rows, max_tokens, enough, drafts)
+            return self._run_plain(buffers, max_tokens, enough, goes_on)
 
     def _run_plain(self, buffers: StepBuffers, max_tokens: int, enough: int, goes_on: bool) -> Ran:
         """A token of every row in each pass: what drafts must not change a bit of."""
@@ -362,18 +356,14 @@ def make_running_batch(
         # A copy: the last row must not keep a whole prompt's states alive.
         return [hidden[-1:].clone() for hidden in model.prefill(requests)]
 
-    drafts, distinct, most = None, None, settings.schedule.drafts
+    drafts, most = None, settings.schedule.drafts
     why_not = why_one_token_each(model, replay)
-    if why_not is None and not model.backend.copies_per_beam:
-        distinct = costs or PassCosts()
     if most != "off" and why_not is None:
         drafts = Drafts(most)
     elif isinstance(most, int):
         raise InputError(f"--drafts {most}: {why_not}")
     decodings = Decodings(default, codec.thoughts if codec is not None else None)
-    rows = TensorRows(
-        model, codec, token_stats, replay, drafts, distinct, keeps_states=keeps_states
-    )
+    rows = TensorRows(model, codec, token_stats, replay, drafts, keeps_states=keeps_states)
     return RunningBatch(
         rows,
         model.store,
@@ -384,7 +374,6 @@ def make_running_batch(
             (model, *scorers), costs, rows_bytes, padded_rows if replay is None else captured_rows
         ),
         progress,
-        AsideWriter(model, rows.num_tokens, "the generator"),
     )
 
 

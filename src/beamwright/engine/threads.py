@@ -1,31 +1,29 @@
-"""How many of torch's threads compute, by the sizes of the models."""
+"""How many of torch's threads compute, and how long they spin where torch was imported first."""
 
 from __future__ import annotations
 
-import os
+import ctypes
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import torch
+
+from beamwright.cores import num_cores, wait_policy
 
 SMALL_PARAMETERS = 20_000_000
 _UNSET = "OMP_NUM_THREADS : [not set]"
 
 
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @dataclass(frozen=True)
 class Threads:
-    """Threads of one product, and why so many.
+    """Threads of one product, and why this number.
 
-    torch's OpenMP threads wait for one another by spinning. A small model's products are over in
-    microseconds, so a second thread gains little; and where another process has the second core,
-    every one of thousands of parallel regions waits for a thread that does not run
-    (docs/log/2026-11-22-one-thread.md).
+    torch's OpenMP threads wait for one another at the end of every product. The products of a
+    small model take microseconds, so a second thread gains little, and loses much where another
+    process has the second core (docs/log/2026-11-28-a-busy-machine.md).
     """
 
     count: int
@@ -33,10 +31,12 @@ class Threads:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Compute with so many threads, and put back what the host program had."""
+        """Compute with this number of threads, and restore the host program's number after."""
         before = torch.get_num_threads()
         if before != self.count:
             torch.set_num_threads(self.count)
+        if self.count > 1 and wait_policy() is None:
+            _shorten_waits()
         try:
             yield
         finally:
@@ -44,15 +44,53 @@ class Threads:
                 torch.set_num_threads(before)
 
 
-def threads_for(num_parameters: int) -> Threads:
-    """Threads for models of which the largest has so many parameters.
+def all_threads() -> Threads:
+    """The threads that torch has, but no more than the cores that this process may use.
 
-    One for small models; for others, or where OMP_NUM_THREADS says how many, what torch has.
+    OMP_NUM_THREADS overrides this number, and that for small models.
     """
-    available = torch.get_num_threads()
+    available, cores = torch.get_num_threads(), num_cores()
     if _UNSET not in torch.__config__.parallel_info():
         return Threads(available, "OMP_NUM_THREADS is set")
+    if available > cores:
+        return Threads(cores, "CPU affinity or quota allow no more; OMP_NUM_THREADS overrides it")
+    return Threads(available, "PyTorch's own number; OMP_NUM_THREADS overrides it")
+
+
+def threads_for(num_parameters: int) -> Threads:
+    """Threads for models of which the largest has this number of parameters."""
+    most = all_threads()
+    if num_parameters > SMALL_PARAMETERS or _UNSET not in torch.__config__.parallel_info():
+        return most
     limit = f"{SMALL_PARAMETERS // 10**6} million parameters"
-    if num_parameters > SMALL_PARAMETERS:
-        return Threads(available, f"a model has more than {limit}")
     return Threads(1, f"no model has more than {limit}; OMP_NUM_THREADS overrides it")
+
+
+def _shorten_waits() -> None:
+    """Shorten the spin of a torch that was imported before the environment could say so.
+
+    LLVM's OpenMP library (macOS) has a call for it, per thread; untested, for lack of a Mac. GNU's
+    has none, but it spins 100 turns alone while it manages more threads than there are cores.
+    """
+    library = ctypes.CDLL(torch._C.__file__)  # finds symbols of what torch is linked with, too
+    if hasattr(library, "kmp_set_blocktime"):
+        library.kmp_set_blocktime(1)
+    elif hasattr(library, "GOMP_parallel"):
+        _park_pool()
+
+
+@cache
+def _park_pool() -> None:
+    """Park a pool of OpenMP threads that computes nothing, for the life of the process.
+
+    It belongs to a daemon thread, which a forked child does not have; the count stays.
+    """
+    library, parked = ctypes.CDLL(torch._C.__file__), threading.Event()
+
+    def hold() -> None:
+        library.GOMP_parallel(library.omp_get_level, None, library.omp_get_num_procs() + 1, 0)
+        parked.set()
+        threading.Event().wait()
+
+    threading.Thread(target=hold, name="beamwright-openmp", daemon=True).start()
+    parked.wait()

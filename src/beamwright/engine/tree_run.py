@@ -13,7 +13,6 @@ from random import Random
 
 from beamwright.counters import Counters
 from beamwright.engine.decisions import StopRule, cut_short, decided, foreseen, note_answers
-from beamwright.engine.probing import Probing
 from beamwright.engine.speculation import Payoff, SpeculativeChildren
 from beamwright.errors import BeamwrightError, CapacityError
 from beamwright.protocols import (
@@ -21,10 +20,8 @@ from beamwright.protocols import (
     Answers,
     Ask,
     Complete,
-    Conclude,
     Extend,
     Finish,
-    Probe,
     Prospect,
     Prune,
     RoundCallback,
@@ -48,7 +45,6 @@ class TreeRun:
     hears of every round, and of what goes on within one.
     beams: the open steps that this round began with; open: those that are not decoded yet;
     submitted: those that were given to the verifier; unscored: and not scored so far.
-    probing: asks unended paths for their answers so far; unprobed: those asked, without an answer.
     elapsed_s: seconds that earlier processes spent on a tree that is resumed.
     started_s: when this process started with it, on the engine's clock; None until then.
     finished_s: seconds from admission to the end of scoring, per final candidate; ended_s: of all.
@@ -77,8 +73,6 @@ class TreeRun:
     on_round: RoundCallback | None = None
     open: dict[Node, None] = field(default_factory=dict)
     unscored: dict[Node, None] = field(default_factory=dict)
-    unprobed: dict[Node, None] = field(default_factory=dict)
-    probing: Probing | None = None
     submitted: set[Node] = field(default_factory=set)
     beams: tuple[Node, ...] = ()
     clock: Callable[[], float] = time.perf_counter
@@ -171,19 +165,10 @@ class TreeRun:
             self._early.update(new)
         return new
 
-    def to_probe(self) -> list[Probe]:
-        """What paths of this round are asked behind their steps, once all of these are decoded."""
-        if self.probing is None or self.cut:
-            return []
-        new = [node for node in self.beams if node not in self.unprobed]
-        probes = [probe for node in new if (probe := self.probing.probe(node)) is not None]
-        self.unprobed.update(dict.fromkeys(probe.node for probe in probes))
-        return probes
-
     @property
     def waits(self) -> bool:
-        """True while something of the round is to be decoded, scored or answered."""
-        return bool(self.open or self.unscored or self.unprobed)
+        """True while something of the round is to be decoded or scored."""
+        return bool(self.open or self.unscored)
 
     def put_off(self, node: Node, error: BeamwrightError) -> bool:
         """True if there was no room for a score before the end of the round, and will be then."""
@@ -268,8 +253,6 @@ class TreeRun:
         actions: list[Action] = [Extend(node, 1, node.greedy) for node in self.carried()]
         if not actions and whole:
             actions = decided(self.strategy, tree, self.rng(tree))
-        if self.probing is not None and not self.cut:
-            actions = self.probing.applied(tree, actions)
         ends = not self.cut and any(isinstance(action, Finish) for action in actions)
         if rule is None or ends or not tree.root.children:
             return actions
@@ -297,9 +280,6 @@ class TreeRun:
                 else:
                     tree.keep(node)
                     tree.expand(tree.ask(node, turn, token_ids), 1)
-            case Conclude(node):
-                assert self.probing is not None
-                self._complete.append(self.probing.conclude(tree, node))
             case Prune(node):
                 tree.prune(node)
             case Complete(node):

@@ -28,20 +28,14 @@ from beamwright.tree import COMPLETE_STOPS
 Way = Literal["majority", "weighted", "best"]
 MOST_PROBLEMS = 50
 _CALLED: dict[Way, str] = {"majority": "vote", "weighted": "weighted vote", "best": "best of n"}
-_OF_PROBES = (
-    "probe_every", "probe_text", "probe_tokens", "certainty_window", "prune_repeats",
-)  # fmt: skip
-_DRAWN = ("generated", "probe_tokens", "probe_prefilled")
 _SAMPLES = 2  # as many times as the search has candidates
 _SURE = 1.0  # standard errors that something is ahead of the vote by, to be said
 
 
 def trials(settings: Settings) -> dict[str, Settings]:
-    """The runs that advice is from: `samples`, and `search` where something scores its steps, or
-    paths are probed.
+    """The runs that advice is from: `samples`, and `search` where something scores its steps.
 
-    The search is the one asked for, or beam search where that is none that scores decide; without
-    scores it is the vote of probed paths. Samples are not probed.
+    The search is the one asked for, or beam search where that is none that scores decide.
 
     Raises:
         InputError: if there are too many candidates.
@@ -49,28 +43,16 @@ def trials(settings: Settings) -> dict[str, Settings]:
     n = settings.search.n
     if _SAMPLES * n > MOST_CANDIDATES:
         raise InputError(f"--advise: --n {n} is too large to draw {_SAMPLES} times as many")
-    plain = _unprobed(settings)
     if settings.model.scorer == "none":
         vote = {"search": "majority", "choose": "majority"}
-        found = {"samples": plain.changed(**vote, n=_SAMPLES * n)}
-        return found if plain is settings else {**found, "search": settings.changed(**vote)}
+        return {"samples": settings.changed(**vote, n=_SAMPLES * n)}
     name = settings.search.search or DEFAULT_SEARCH
     decides = settings.search.search is None or strategy_row(settings.search).competes
     samples = {"search": "best-of-n", "n": _SAMPLES * n, "choose": "best"}
     return {
-        "samples": plain.changed(**samples),
+        "samples": settings.changed(**samples),
         "search": settings.changed(search=name if decides else DEFAULT_SEARCH),
     }
-
-
-def _unprobed(settings: Settings) -> Settings:
-    """Itself where no path is probed."""
-    if settings.search.probe_every is None:
-        return settings
-    fields = type(settings.search).model_fields
-    search = settings.search.model_copy(update={each: fields[each].default for each in _OF_PROBES})
-    stop = settings.stop.model_copy(update={"stop_probes": None})
-    return settings.model_copy(update={"search": search, "stop": stop})
 
 
 @dataclass(frozen=True)
@@ -137,7 +119,7 @@ def advice(
         found = {"one": one, "vote": {"k": most, "accuracy": vote}, "noise": None}
         return {**found, "say": _without_scores(most, gained)}
     costs = {
-        "tokens": [float(sum(r.tokens.get(each) or 0 for each in _DRAWN)) for r in search],
+        "tokens": [float(r.tokens.get("generated") or 0) for r in search],
         "seconds": [(r.time.get("total_s") or 0.0) for r in search],
     }
     at = {unit: _compared(unit, fmean(costs[unit]), pools, search, name, most) for unit in costs}

@@ -3,40 +3,48 @@
 The mathematics runs in a few processes that are killed when they hang: only the answer that
 hung or crashed is lost, and the next one gets a fresh process.
 
-Conventions: an answer may leave out the unit that the problem fixes (`5` for `5 cm`), but not
-name another one; `15%` is `0.15`, and `15` where a percentage is asked; an interval may be written
-as an inequality; the order of a list of solutions is free, that of a tuple is not.
+Conventions: an answer may leave out the unit that the problem fixes (`5` for `5 cm`) and what is
+counted, but not name another one (`search.quantity`); `15%` is `0.15`, and `15` where a percentage
+is asked; exact values are compared exactly, and a decimal stands for one that has none where it
+gives six digits (`0.333333`, `1.41421`); an interval may be written as an inequality; the order of
+a list of solutions is free, that of a tuple is not; a sequence with dots is what it lists.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import queue
 import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Self
 
 from beamwright.errors import UnavailableError
-from beamwright.search.answers import counted_number, normalise_answer, read_number, split_unit
+from beamwright.search.alike import choice_of, key_of, normalise_answer, split_list
+from beamwright.search.exact import read_number
+from beamwright.search.letters import split_option
+from beamwright.search.quantity import Quantity, layout, read_quantity
 
 _WORKER = (sys.executable, "-P", str(Path(__file__).with_name("worker.py")))
 _WORDS = re.compile(r"[A-Za-z ]{4,}")  # read as mathematics, east = e*a*s*t = seat
-_OPTION = re.compile(r"\(?([A-J])[).:]+\s*\S.*", re.DOTALL)  # "(B) 12 cm"
 _IN_BASE = re.compile(r"(\d[\dA-F]*)_\{?(\d+)\}?")  # x_1 is a variable
 _LISTED_SET = re.compile(r"\\\{[^|:]*,[^|:]*\\\}")
 _TUPLE = re.compile(r"[(\[].*,.*[)\]]")
+_RATIO = re.compile(r"[\d:]+:\d+")
+_DECIMAL = re.compile(r"-?\d*\.?\d*")
+_SIX_DIGITS = re.compile(r"-?(?=[\d.]*\.)[0.]*[1-9](?:\.?\d){5,}")
+_SHAPE = re.compile(r"-?[\da-fx]+(?:/[\da-fx]+)?")
+_EXACT = re.compile(r"(?:-?(?:0x[\da-f]+/0x[\da-f]+|\d+(?:/\d+)?)|[,()\[\]]|\\[{}])++")
+_ANY_UNIT = frozenset(("unit", "square", "sq", "cubic"))
 _START_S = 120.0  # most for a worker to start
-_LEAST_S = 1.0  # a plain answer behind one that hung gets its moment
-_LONGEST = 4096  # characters; longer answers are runaway text, not mathematics
+_LONGEST = 4096  # characters of both; longer answers are runaway text, not mathematics
 
 
 class AnswerChecker:
@@ -71,26 +79,32 @@ class AnswerChecker:
                 worker.kill()
             self._places.put(None)
 
-    def compare(self, gold: str, answer: str, until_s: float = math.inf) -> bool | None:
+    def compare(
+        self, gold: str, answer: str, options: Mapping[str, str] | None = None
+    ) -> bool | None:
         """Whether one answer means the other, None if its process hung or died. Thread-safe.
 
-        until_s: on the monotonic clock, when it has to be there.
+        options: of a multiple-choice problem, by letter: a letter and its text are one.
 
         Raises:
             UnavailableError: if a worker process cannot be started at all.
         """
+        if options and (right := choice_of(gold, options)):
+            if chosen := choice_of(answer, options):
+                return chosen == right
+            gold = options[right]
         decided = _decide(gold, answer)
-        if isinstance(decided, bool):
-            return decided
-        return self._ask(*decided, until_s) if time.monotonic() < until_s else None
+        return decided if isinstance(decided, bool) else self._ask(*decided)
 
     def judge(
-        self, gold: str | None, answers: Sequence[str | None], budget_s: float = 20.0
+        self,
+        gold: str | None,
+        answers: Sequence[str | None],
+        options: Mapping[str, str] | None = None,
     ) -> dict[str | None, bool | None]:
         """Which answers mean `gold`, by answer, all of them None where nobody knows what is right.
 
-        Each spelling is asked about once. What is not decided in `budget_s` seconds in all is
-        wrong: on all workers at once, a problem whose answers all hang costs no more than that.
+        Each spelling is asked about once, and has the deadline to itself; None where that struck.
 
         Raises:
             UnavailableError: if a worker process cannot be started at all.
@@ -100,17 +114,16 @@ class AnswerChecker:
         spelled: dict[str, list[str]] = {}
         for answer in answers:
             if answer is not None:
-                spelled.setdefault(normalise_answer(answer), []).append(answer)
-        until_s = time.monotonic() + budget_s
+                spelled.setdefault(layout(answer), []).append(answer)
         with ThreadPoolExecutor(self._num_workers) as threads:
             asked = [same[0] for same in spelled.values()]
-            found = threads.map(lambda answer: self.compare(gold, answer, until_s), asked)
+            found = threads.map(lambda answer: self.compare(gold, answer, options), asked)
         verdicts: dict[str | None, bool | None] = {None: False}
         for same, equal in zip(spelled.values(), found, strict=True):
-            verdicts |= dict.fromkeys(same, equal is True)
+            verdicts |= dict.fromkeys(same, equal)
         return verdicts
 
-    def _ask(self, gold: str, answer: str, until_s: float) -> bool | None:
+    def _ask(self, gold: str, answer: str) -> bool | None:
         worker = self._places.get()
         equal: bool | None = None
         try:
@@ -120,8 +133,8 @@ class AnswerChecker:
                     raise UnavailableError(
                         "the answer checker's process (math-verify) does not start"
                     )
-            deadline_s = max(_LEAST_S, min(self._deadline_s, until_s - time.monotonic()))
-            equal = worker.ask({"gold": gold, "answer": answer, "deadline_s": deadline_s})
+            question = {"gold": gold, "answer": answer, "deadline_s": self._deadline_s}
+            equal = worker.ask(question)
         finally:
             # Whatever ended the wait, a process that still owes a reply is never asked again.
             if worker is not None and equal is None:
@@ -176,47 +189,97 @@ class _Worker:
 
 
 def _decide(gold: str, answer: str) -> bool | tuple[str, str]:
-    """The verdict where text and plain numbers decide it, else the pair for mathematics."""
-    if max(len(gold), len(answer)) > _LONGEST:
+    """The verdict where text and exact numbers decide it, else the pair for mathematics."""
+    left_text, right_text = layout(gold), layout(answer)
+    if left_text == right_text or "" in (left_text, right_text) or len(gold + answer) > _LONGEST:
+        return left_text == right_text != ""
+    chosen = _decide_option(gold, answer)
+    if chosen is not None:
+        return chosen
+    left = read_quantity(gold)
+    right = read_quantity(answer, bare=read_number(layout(left.value)) is not None)
+    if left.is_odd or right.is_odd or not _measure_alike(left, right):
+        return left_text.casefold() == right_text.casefold()
+    if "\\ldots" in left_text + right_text:  # a sequence is what it lists
         return normalise_answer(gold) == normalise_answer(answer)
-    gold_value, gold_unit = split_unit(gold)
-    value, unit = split_unit(answer)
-    scale = Fraction(1)
-    if gold_unit is not None and unit is not None:
-        if gold_unit.dimension != unit.dimension:
-            return False
-        scale = gold_unit.factor / unit.factor
-    left, right = normalise_answer(gold_value), normalise_answer(value)
-    left_number, right_number = read_number(left), read_number(right)
-    if gold_unit is None and unit is None:
-        left_number = left_number if left_number is not None else _counted(gold, right_number)
-        right_number = right_number if right_number is not None else _counted(answer, left_number)
-    if left_number is not None and right_number is not None:
-        return left_number * scale == right_number
-    if scale != 1:
-        return f"({gold_value})\\cdot\\frac{{{scale.numerator}}}{{{scale.denominator}}}", value
-    equal = _decide_text(left, right)
-    return (gold_value, value) if equal is None else equal
+    scale = left.unit.factor / right.unit.factor if left.unit and right.unit else Fraction(1)
+    equal = _decide_exact(left, right, scale)
+    if equal is None and scale == 1 and left.in_percent == right.in_percent:
+        equal = _decide_text(layout(left.value), layout(right.value))
+    if equal is not None:
+        return equal
+    # Mathematics gets values alone, in one unit.
+    gold, answer = (each.value + "\\%" * each.in_percent for each in (left, right))
+    by = f"\\cdot\\frac{{{scale.numerator}}}{{{scale.denominator}}}" if scale != 1 else ""
+    return (f"({gold}){by}" if by else gold), answer
 
 
-def _counted(answer: str, other: Fraction | None) -> Fraction | None:
-    """The number of `60 eggs`, which is to be compared with a plain number."""
-    number = counted_number(answer) if other is not None else None
-    return None if number is None else read_number(normalise_answer(number))
+def _decide_option(gold: str, answer: str) -> bool | tuple[str, str] | None:
+    """The verdict where one names an option: `(B) 12` is right by its letter, or by its text."""
+    left, right = split_option(gold), split_option(answer)
+    if left and right and (left[0] != right[0] or "" in (left[1], right[1])):
+        return left[0] == right[0]
+    if left and left[1]:
+        return _decide(left[1], right[1] if right else answer)
+    return _decide(gold, right[1]) if right and right[1] else None
+
+
+def _measure_alike(left: Quantity, right: Quantity) -> bool:
+    """False where both name a unit, or what is counted, and not the same."""
+    if left.unit and right.unit and left.unit.dimension != right.unit.dimension:
+        return False
+    if bool(left.unit) != bool(right.unit):
+        return (right.words if left.unit else left.words) <= _ANY_UNIT
+    return left.words <= right.words or right.words <= left.words
+
+
+def _decide_exact(left: Quantity, right: Quantity, scale: Fraction) -> bool | None:
+    """The verdict on numbers, and on lists, sets and tuples of them; None for others.
+
+    scale: what `left` is multiplied with to be told in the unit of `right`.
+    """
+    texts = layout(left.value), layout(right.value)
+    gold, answer = map(read_number, texts)
+    if gold is not None and answer is not None:
+        by = Fraction(100 if right.in_percent else 1, 100 if left.in_percent else 1)
+        return (
+            gold * scale == answer
+            or gold * scale * by == answer
+            or (None if _may_stand_for(*texts) or _may_stand_for(*texts[::-1]) else False)
+        )
+    keys, values = (key_of(left.value), key_of(right.value)), left.value + right.value
+    named = [re.findall(r"[{,][^,=]+=([^,]+?)(?=,|\\\})", key) for key in keys]
+    if named[0] and keys[0] == keys[1]:
+        return True
+    if bool(named[0]) != bool(named[1]):  # a=1, b=2 is 1, 2 in this order alone
+        plain = split_list(right.value if named[0] else left.value)[1]
+        return (named[0] or named[1]) == [*map(normalise_answer, plain)]
+    if scale != 1 or "=" in values or not all(map(_EXACT.fullmatch, keys)):
+        return None
+    # Mathematics tells a tuple from a list, and what decimals stand for.
+    shapes = {_SHAPE.sub("", key) for key in keys if "(" in key or "[" in key}
+    is_open = "." in values or (shapes and shapes != {_SHAPE.sub("", key) for key in keys})
+    return keys[0] == keys[1] or (None if is_open else False)
+
+
+def _may_stand_for(decimal: str, exact: str) -> bool:
+    """Whether a decimal of six digits or more may be rounded from what is none."""
+    return bool(_SIX_DIGITS.fullmatch(decimal)) and not _DECIMAL.fullmatch(exact)
 
 
 def _decide_text(left: str, right: str) -> bool | None:
-    """The verdict on two normalised answers without units, or None."""
-    if left == right or not left or not right:
-        return left == right != ""
-    if re.fullmatch("[A-J]", left) and (option := _OPTION.fullmatch(right)):
-        return option[1] == left
+    """The verdict on the layouts of two answers without units, or None."""
+    if left == right:
+        return True
     if _WORDS.fullmatch(left) and _WORDS.fullmatch(right):
-        return left.casefold() == right.casefold()
+        return left.casefold().removesuffix("s") == right.casefold().removesuffix("s")
     left_base, right_base = _IN_BASE.fullmatch(left), _IN_BASE.fullmatch(right)
     if left_base and right_base:
         return left_base.groups() == right_base.groups()
     for one, other in ((left, right), (right, left)):
+        ratio, number = _RATIO.fullmatch(one), read_number(other)
+        if ratio and number is not None:  # 3:2 is 3/2, and 12:00 is not 12
+            return number.denominator > 1 and read_number(one.replace(":", "/")) == number
         if _LISTED_SET.fullmatch(one) and _TUPLE.fullmatch(other):
             return False
     return None

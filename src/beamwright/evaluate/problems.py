@@ -10,10 +10,9 @@ import csv
 import hashlib
 import io
 import json
-import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module, resources
 from inspect import signature
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from beamwright.errors import InputError, UnavailableError
+from beamwright.evaluate.options import ProblemRow, with_options
 from beamwright.io import extra, read_file
 from beamwright.search.answers import extract_answer
 
@@ -35,10 +35,6 @@ ANSWER_FIELDS = (
 )  # fmt: skip
 SOLUTION_FIELDS = ("canonical_solution", "solution", "Solution")
 _ID_FIELDS = ("unique_id", "id", "ID", "Record ID")
-# Multiple choice (GPQA): options under names of their own, the right one first.
-_OPTION_FIELDS = (
-    "Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3",
-)  # fmt: skip
 
 _OTHER_FIELDS = frozenset(
     {*QUESTION_FIELDS, *_ID_FIELDS, "subject", "type", "Subdomain", "level"}
@@ -79,14 +75,6 @@ class ProblemSet:
     fingerprint: str
 
 
-@dataclass(frozen=True)
-class _Row:
-    """The named fields of one row. where: its file and line or row (from 1), for messages."""
-
-    where: str
-    fields: Mapping[str, Any]
-
-
 def load_problems(
     source: str,
     limit: int | None = None,
@@ -123,11 +111,18 @@ def load_problems(
         name = str([*ids, index][0])
         while name in problems:
             name += f"#{index}"
-        text, answer = _question(row, questions), None
-        if answer_field is None and row.fields.get(_OPTION_FIELDS[0]) not in (None, ""):
-            text, answer = _multiple_choice(row, text, str(ids[0]) if ids else "")
-        elif answer_field != NO_ANSWERS:
-            answer = _answer(row, answer_field)
+        text, named = (
+            _question(row, questions),
+            None if answer_field == NO_ANSWERS else answer_field,
+        )
+        unique_id = str(ids[0]) if ids else ""
+        listed = with_options(
+            row, text, unique_id, named, is_whole=problem_field not in (None, *QUESTION_FIELDS)
+        )
+        if answer_field == NO_ANSWERS:
+            text, answer = listed[0] if listed else text, None
+        else:
+            text, answer = listed or (text, _answer(row, named))
         problems[name] = Problem(text, answer, name, index, level)
     answers = [problem.answer for problem in problems.values()]
     if answer_field != NO_ANSWERS and None in answers:
@@ -138,7 +133,7 @@ def load_problems(
 
 
 def _refuse_holes(
-    rows: Sequence[_Row],
+    rows: Sequence[ProblemRow],
     answers: Sequence[str | None],
     problem_field: str | None,
     answer_field: str | None,
@@ -162,24 +157,7 @@ def _refuse_holes(
 # --- from a row to a problem -------------------------------------------------------------------
 
 
-def _multiple_choice(row: _Row, question: str, unique_id: str) -> tuple[str, str]:
-    """The problem with its options, in an order drawn from id and text, and the right letter."""
-    options = [_text(row, name) for name in _OPTION_FIELDS]
-    for name, option in zip(_OPTION_FIELDS, options, strict=True):
-        if not option:
-            raise InputError(f"{row.where}: field {name!r} is missing or empty")
-
-    def rank(number: int) -> bytes:
-        drawn = f"{number}\0{unique_id}\0{question}"
-        return hashlib.sha256(drawn.encode("utf-8", "surrogatepass")).digest()
-
-    order = sorted(range(len(options)), key=rank)
-    lines = [f"{letter}) {options[n]}" for letter, n in zip("ABCD", order, strict=True)]
-    choose = "Answer with the letter of the correct option."
-    return "\n".join([question.strip(), "", *lines, "", choose]), "ABCD"[order.index(0)]
-
-
-def _question(row: _Row, questions: Sequence[str]) -> str:
+def _question(row: ProblemRow, questions: Sequence[str]) -> str:
     for name in questions:
         text = row.fields.get(name)
         if not isinstance(text, str | None):
@@ -195,10 +173,10 @@ def _question(row: _Row, questions: Sequence[str]) -> str:
     )
 
 
-def _answer(row: _Row, answer_field: str | None) -> str | None:
+def _answer(row: ProblemRow, answer_field: str | None) -> str | None:
     for name in ANSWER_FIELDS if answer_field is None else (answer_field,):
         # GSM8K's worked solution in an answer field ends with "#### ANSWER".
-        text = _text(row, name).rpartition("####")[2].strip()
+        text = row.text(name).rpartition("####")[2].strip()
         if text:
             return text
     for name in SOLUTION_FIELDS if answer_field is None else ():
@@ -210,22 +188,10 @@ def _answer(row: _Row, answer_field: str | None) -> str | None:
     return None
 
 
-def _text(row: _Row, name: str) -> str:
-    """A text or number field as text, "" where there is none."""
-    value = row.fields.get(name)
-    if isinstance(value, list | tuple) and len(value) == 1:
-        value = value[0]
-    if isinstance(value, bool) or not isinstance(value, str | int | float | None):
-        raise InputError(f"{row.where}: field {name!r} is neither text nor a number")
-    if value is None or (isinstance(value, float) and math.isnan(value)):  # tables' empty cell
-        return ""
-    return str(value).strip()
-
-
 # --- from a source to rows ---------------------------------------------------------------------
 
 
-def _read(source: str, limit: int | None) -> tuple[list[_Row], str]:
+def _read(source: str, limit: int | None) -> tuple[list[ProblemRow], str]:
     """Rows in file order, and the SHA-256 of everything they were read from."""
     if source.startswith("hf:"):
         return _read_hub(source)
@@ -241,7 +207,7 @@ def _read(source: str, limit: int | None) -> tuple[list[_Row], str]:
         folder, _, split = source.rpartition("@")
     if not os.path.isdir(folder):
         return _parse(read_file(Path(source)), source, limit)
-    rows: list[_Row] = []
+    rows: list[ProblemRow] = []
     digest = hashlib.sha256()
     for path in _data_files(Path(folder), split, source):
         more, fingerprint = _parse(read_file(path), str(path), limit)
@@ -269,7 +235,7 @@ def _data_files(folder: Path, split: str, source: str) -> list[Path]:
     return by_split[split] if split else next(iter(by_split.values()))
 
 
-def _read_hub(source: str) -> tuple[list[_Row], str]:
+def _read_hub(source: str) -> tuple[list[ProblemRow], str]:
     match = _HUB_NAME.fullmatch(source)
     if match is None:
         raise InputError(f"{source}: not of the form hf:ORG/NAME, hf:ORG/NAME/CONFIG@SPLIT")
@@ -295,7 +261,7 @@ def _read_hub(source: str) -> tuple[list[_Row], str]:
         table = table[chosen]
     found = [dict(row) for row in table]
     content = json.dumps(found, sort_keys=True, default=str)
-    rows = [_Row(f"{source}, row {number}", row) for number, row in enumerate(found, start=1)]
+    rows = [ProblemRow(f"{source}, row {number}", row) for number, row in enumerate(found, start=1)]
     return rows, hashlib.sha256(content.encode()).hexdigest()
 
 
@@ -307,7 +273,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
-def _parse(content: bytes, name: str, limit: int | None) -> tuple[list[_Row], str]:
+def _parse(content: bytes, name: str, limit: int | None) -> tuple[list[ProblemRow], str]:
     """The rows of one file. name: for messages, and its ending tells the format."""
     parsers = {".json": _parse_json, ".csv": _parse_csv}
     suffix = Path(name).suffix.lower()
@@ -321,17 +287,17 @@ def _parse(content: bytes, name: str, limit: int | None) -> tuple[list[_Row], st
     return rows, hashlib.sha256(content).hexdigest()
 
 
-def _parse_jsonl(content: bytes, name: str) -> Iterator[_Row]:
+def _parse_jsonl(content: bytes, name: str) -> Iterator[ProblemRow]:
     for number, line in enumerate(content.split(b"\n"), start=1):
         if line.strip():
             where = f"{name}, line {number}"
             try:
-                yield _Row(where, json.loads(_decode(line, where)))
+                yield ProblemRow(where, json.loads(_decode(line, where)))
             except (ValueError, RecursionError) as error:
                 raise _not_json(where, error) from error
 
 
-def _parse_json(content: bytes, name: str) -> Iterator[_Row]:
+def _parse_json(content: bytes, name: str) -> Iterator[ProblemRow]:
     """A list of rows, `{"data": [...]}`, a single row, or JSONL under the name of JSON."""
     try:
         document = json.loads(_decode(content, name))
@@ -345,7 +311,7 @@ def _parse_json(content: bytes, name: str) -> Iterator[_Row]:
     if not isinstance(document, list):
         raise InputError(f"{name}: neither a list of problems nor an object with a list 'data'")
     for number, fields in enumerate(document, start=1):
-        yield _Row(f"{name}, row {number}", fields)
+        yield ProblemRow(f"{name}, row {number}", fields)
 
 
 def _not_json(where: str, error: Exception) -> InputError:
@@ -362,7 +328,8 @@ def _decode(content: bytes, where: str) -> str:
         raise InputError(f"{where}: not UTF-8 text") from error
 
 
-def _parse_csv(content: bytes, name: str) -> Iterator[_Row]:
+def _parse_csv(content: bytes, name: str) -> Iterator[ProblemRow]:
+    longest = csv.field_size_limit(len(content) + 1)  # the library has no limit of one reader
     reader = csv.reader(io.StringIO(_decode(content, name), newline=""), strict=True)
     header: list[str] = []
     where = f"{name}, line 1"  # where a row begins: a cell may hold several lines
@@ -371,14 +338,16 @@ def _parse_csv(content: bytes, name: str) -> Iterator[_Row]:
             if header and cells and len(cells) != len(header):
                 raise InputError(f"{where}: {len(cells)} cells, the header names {len(header)}")
             if header and cells:
-                yield _Row(where, dict(zip(header, cells, strict=True)))
+                yield ProblemRow(where, dict(zip(header, cells, strict=True)))
             header = header or cells
             where = f"{name}, line {reader.line_num + 1}"
     except csv.Error as error:
         raise InputError(f"{where}: not CSV ({error})") from error
+    finally:
+        csv.field_size_limit(longest)
 
 
-def _parse_parquet(content: bytes, name: str, limit: int | None) -> Iterator[_Row]:
+def _parse_parquet(content: bytes, name: str, limit: int | None) -> Iterator[ProblemRow]:
     """So many rows at a time that what they unpack to is bounded. A list's items are cells each."""
     pyarrow = _extra("pyarrow", name)
     try:
@@ -402,7 +371,7 @@ def _parse_parquet(content: bytes, name: str, limit: int | None) -> Iterator[_Ro
                 size += sum(len(str(value)) for value in fields.values())
                 if size > _MOST_BYTES:
                     raise InputError(f"{name}, row {number}: beyond {_MOST_BYTES:,} characters")
-                yield _Row(f"{name}, row {number}", fields)
+                yield ProblemRow(f"{name}, row {number}", fields)
             if number >= wanted:
                 return
     except (pyarrow.ArrowException, OSError) as error:

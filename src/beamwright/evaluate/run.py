@@ -27,6 +27,7 @@ from beamwright.evaluate.problems import Problem, ProblemSet
 from beamwright.io import describe_fault, private, read_object, write_whole
 from beamwright.saved.identity import plugin_code
 from beamwright.search.choose import CHOICES, choose
+from beamwright.search.letters import options_of
 from beamwright.search.reading import make_answers
 from beamwright.solver.solution import Solution
 from beamwright.tree import COMPLETE_STOPS, Node, SearchTree
@@ -69,7 +70,9 @@ def make_record(
     answers = [candidate["answer"] for candidate in candidates]
     votes = [candidate["vote"] for candidate in candidates]
     found = dict(zip(answers, votes, strict=True))
-    right = verdicts(problem.answer, solution, found, checker)
+    right = {**verdicts(problem.answer, solution, found, checker, problem.problem)}
+    hung = [each for each, known in right.items() if known is None and problem.answer is not None]
+    right |= dict.fromkeys(hung, False)
     complete = [candidate["stop"] in COMPLETE_STOPS for candidate in candidates]
     scores = [candidate["score"] for candidate in candidates]
     choices: dict[str, Mapping[str, Any]] = {}
@@ -89,7 +92,10 @@ def make_record(
         answer=solution["answer"],
         correct=right[solution["answer"]],
         reason_fewer=solution.get("reason_fewer"),
-        warnings=solution.get("warnings", ()),
+        warnings=[
+            *solution.get("warnings", ()),
+            *(f"the answer checker gave up on {answer}: counted as wrong" for answer in hung),
+        ],
         system_prompt=solution.get("settings", {}).get("model", {}).get("system_prompt"),
         candidates=candidates,
         choices=choices,
@@ -111,12 +117,16 @@ def verdicts(
     solution: Mapping[str, Any],
     votes: Mapping[str | None, str | None],
     checker: AnswerChecker,
+    problem: str,
 ) -> Mapping[str | None, bool | None]:
-    """Which answers are right. votes: of each; beside mathematics, the right one's decides."""
+    """Which answers are right; None where that could not be told in time.
+
+    votes: of each; beside mathematics, the right one's decides. problem: its text, with options.
+    """
     search = solution.get("settings", {}).get("search", {})
     name = search.get("answers", "math")
     if gold is None or name == "math":
-        return checker.judge(gold, [solution["answer"], *votes])
+        return checker.judge(gold, [solution["answer"], *votes], options_of(problem))
     right = make_answers(name, search).key(gold, {})
     return {None: False, **{each: vote == right for each, vote in votes.items() if each}}
 
@@ -237,7 +247,10 @@ class ResultsFolder:
         if not self._results.stat().st_size:  # nothing finished: the folder is anybody's
             write_whole(path, json.dumps(wanted, indent=2) + "\n")
             return
-        differences = list(_differences(read_object(path), wanted, ""))
+        found = read_object(path)
+        if found.get("dataset_sha256") == wanted["dataset_sha256"]:
+            found["dataset"] = wanted["dataset"]  # ./set.jsonl is set.jsonl
+        differences = list(_differences(found, wanted, ""))
         if differences:
             raise InputError(
                 f"--out {self._folder} holds a run with other settings: {'; '.join(differences)}"

@@ -374,8 +374,6 @@ class CacheManager(SegmentOwner):
         if lost:
             self._recompute(list(lost))
         self._wait([t for t in waiting if t.direction is Direction.H2D])
-        if self.host is not None:
-            self.counts.checked_blocks += self.host.came(needs, self.device)
         for segment, copies in needs.items():
             segment.transfers = segment.unfinished()
             while segment.length and len(segment.copies) < copies:

@@ -13,7 +13,6 @@ from enum import Enum
 from itertools import chain
 from typing import Any, NamedTuple
 
-from beamwright.kv.checksums import Checksums
 from beamwright.kv.link import Link, Transfer
 from beamwright.kv.pool import BlockLedger
 from beamwright.kv.streams import Blocks, Piece
@@ -268,14 +267,12 @@ class HostTier:
     recompute: evicted segments are not kept on the host; they are computed again.
     share_loads: several copies of a segment cross the link once; otherwise each on its own
         (no inter-beam locality, LBS Fig. 10b).
-    checks: compares what comes back with what went; None: nobody does.
     """
 
     ledger: BlockLedger
     link: Link
     recompute: bool = False
     share_loads: bool = True
-    checks: Checksums | None = None
 
     def store(self, segment: Segment, until: int, device: BlockLedger) -> None:
         """Start storing blocks up to token `until`, from the first incomplete one on.
@@ -287,8 +284,6 @@ class HostTier:
         segment.host_blocks += self.ledger.allocate(end - len(segment.host_blocks))
         to, source = segment.host_blocks[first:end], segment.blocks[first:end]
         pieces = self._pieces(self.ledger, to, device, source)
-        if self.checks is not None:
-            self.checks.went(segment, first, [device.block_bytes(block) for block in source])
         segment.transfers = segment.unfinished()
         segment.transfers.append(self.link.submit(Direction.D2H, "store", pieces))
         segment.host_length = until
@@ -297,15 +292,6 @@ class HostTier:
         """Start loading a segment into these device blocks; no store of it is under way."""
         pieces = self._pieces(device, blocks, self.ledger, segment.host_blocks)
         segment.transfers.append(self.link.submit(Direction.H2D, kind, pieces))
-        if self.checks is not None:
-            self.checks.comes(segment)
-
-    def came(self, segments: Iterable[Segment], device: BlockLedger) -> int:
-        """What was loaded of these is there; gives the blocks that were compared with what went."""
-        if self.checks is None:
-            return 0
-        held = ((each, [device.block_bytes(b) for b in each.blocks]) for each in segments)
-        return sum(self.checks.came(segment, blocks) for segment, blocks in held)
 
     def _pieces(
         self, there: BlockLedger, to: Sequence[int], here: BlockLedger, source: Sequence[int]

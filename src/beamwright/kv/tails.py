@@ -238,6 +238,16 @@ class RowTails:
         self.counts.add_(1)
         self._mask = None
 
+    @property
+    def passes(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Slots that a pass writes [tokens * 2 * kv_heads], the tokens that go there, and the rows
+        that it reads; None: each its own, in order."""
+        if self._spread is None:
+            return self._slots, None, None
+        source = self._spread.source
+        given = source.contiguous() if isinstance(source, torch.Tensor) else None
+        return self._spread.slots, given, self._spread.rows.contiguous()
+
     def write(self, layer: int, key_value: torch.Tensor) -> None:
         """Store the current token of every row: [rows, 2, kv_heads, head_dim]."""
         slots = self._slots

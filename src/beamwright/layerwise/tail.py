@@ -15,10 +15,10 @@ import torch
 from beamwright.kv.link import Transfer
 from beamwright.kv.store import HostedStore
 from beamwright.kv.streams import Piece
+from beamwright.kv.tails import padded_tail
 from beamwright.protocols import Direction
 
 NUM_BUFFERS = 2
-_FIRST_TOKENS = 16
 
 
 @dataclass
@@ -64,7 +64,9 @@ def stack_layers(
 
 
 class LayeredTail:
-    """A `Tail` whose rows are equally long, so that all of what is read is seen.
+    """A `Tail` whose rows are equally long.
+
+    What is read is padded and masked as in `RowTails`: a row's sums are then in the same order.
 
     A token of a streamed layer is written into the layer's stream buffer. Memory grows by doubling,
     up to a constant of the attention backend, so that the order of partial sums does not depend on
@@ -75,7 +77,6 @@ class LayeredTail:
     since the tail was empty. num_real: rows that have KV of their own.
     """
 
-    mask = None
     num_moves = 0  # no step is captured
 
     def __init__(self, store: HostedStore, capacity: int) -> None:
@@ -90,11 +91,12 @@ class LayeredTail:
         """No rows are left, and no memory."""
         self.num_rows = self.num_real = self.length = 0
         self.resident, self.left = self.layout.num_layers, False
-        self.num_tokens = min(_FIRST_TOKENS, self.capacity)
+        self.num_tokens = min(padded_tail(1, self.layout.head_dim), self.capacity)
         self._writing_back: list[Transfer] = []
         self._on_device: dict[int, torch.Tensor] = {}
         self._on_host: dict[int, torch.Tensor] = {}
         self._host_from: list[int] = []  # per token, the first layer from which the host has it
+        self._masked: tuple[tuple[int, ...], torch.Tensor] = (), torch.empty(0)
         self.open(Placement(self.resident, [], 0))
         self._measure()
 
@@ -108,6 +110,16 @@ class LayeredTail:
     @property
     def places(self) -> torch.Tensor:
         return torch.full((self.num_rows,), self.length, device=self._device)
+
+    @property
+    def mask(self) -> torch.Tensor:
+        """Additive [rows, 1, 1, tokens], made once per token."""
+        now = self.num_rows, self.num_tokens, self.length
+        if self._masked[0] != now:
+            hidden = torch.full((self.num_tokens,), -torch.inf, device=self._device)
+            hidden[: self.length + 1] = 0
+            self._masked = now, hidden.to(self.layout.dtype).expand(self.num_rows, 1, 1, -1)
+        return self._masked[1]
 
     # --- a view reads and writes -------------------------------------------------------------
 
@@ -137,7 +149,7 @@ class LayeredTail:
 
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows that pad the batch read the first one's tokens."""
-        held = self._held(layer)[: self.length + 1]
+        held = self._held(layer)
         padding = self.num_rows - self.num_real
         if padding:
             held = torch.cat([held, held[:, :1].expand(-1, padding, -1, -1, -1)], dim=1)

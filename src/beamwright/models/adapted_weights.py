@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from beamwright.errors import InputError
-from beamwright.models.adapter import Product
+from beamwright.errors import InputError, line_of
+from beamwright.models.adapter import EmbeddingRows, Product
 from beamwright.models.decoder import Linear
 from beamwright.models.experts import Experts
+from beamwright.models.fit import check_fit
 from beamwright.models.formats import StoredWeights
+from beamwright.models.formats.gguf import BlockLinear
+from beamwright.models.formats.rows import StoredRows
 from beamwright.models.grouped import GroupedLinear, check_size, joined
 from beamwright.models.linear import quantise_linear
+from beamwright.models.native import is_taken
 from beamwright.models.survey import Survey
 from beamwright.models.weights import Placing, check_finite, give_back
 from beamwright.plan.costs import Storage
@@ -40,6 +46,7 @@ def fill(found: Survey, stored: StoredWeights, placing: Placing, where: str) -> 
     Raises:
         InputError: for missing, unexpected, unreadable or wrongly shaped weights, naming one.
     """
+    check_adapted(found, stored, where, placing)
     model = found.model
     _make_buffers(model, placing.device)
     loader, layer = _Loader(found, placing, where, stored), ""
@@ -50,8 +57,35 @@ def fill(found: Survey, stored: StoredWeights, placing: Placing, where: str) -> 
             give_back()
         for name, value in read().items():
             loader.put(name, value)
-    loader.check_missing()
     model.requires_grad_(False)
+
+
+def check_adapted(found: Survey, stored: StoredWeights, where: str, placing: Placing) -> None:
+    """Compare names and sizes of a checkpoint with those of the model; reads no values.
+
+    Raises:
+        InputError: as `check_fit`.
+    """
+    sizes: Any = SimpleNamespace(
+        sizes=stored.sizes, tensor=lambda name: torch.empty(stored.sizes[name], device="meta")
+    )
+    unread = replace(placing, storage=Storage.PLAIN)
+    loader, given = _Loader(found, unread, where, sizes), dict[str, tuple[int, ...]]()
+    for target, read in loader.reads().items():
+        try:
+            given |= {name: tuple(_first(value).shape) for name, value in read().items()}
+        except Exception as error:  # merges are code of `transformers`
+            raise InputError(
+                f"model {where}: the weights that make {target} do not fit each other: the config "
+                f"is another model's, or the file damaged ({line_of(error)})"
+            ) from error
+    left = {name: at for name, at in loader.left.items() if not loader.leaves_out(name)}
+    given |= {name: stored.sizes[at] for name, at in left.items()}
+    check_fit(loader.needed(given), given, f"model {where}", found.body.config.model_type)
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, list) else value
 
 
 def _make_buffers(model: Any, device: str) -> None:
@@ -84,12 +118,17 @@ class _Loader:
             self._tied[other].append(one)
         head = model.get_output_embeddings()
         self._head = next((f"{n}.weight" for n, m in model.named_modules() if m is head), "")
+        table = model.get_input_embeddings()
+        self._embedding = next((f"{n}.weight" for n, m in model.named_modules() if m is table), "")
+        self._rows: StoredRows | None = None
         self._missing = set(self._wanted)
+        self.left: dict[str, str] = {}
 
     def reads(self) -> dict[str, Callable[[], dict[str, Any]]]:
         """What brings each of the model's tensors, merged ones together; by the first one's name.
 
-        A call of it returns tensors, or a projection in its file's form, by the model's names.
+        A call of it returns tensors, or a projection in its file's form, by the model's names. What
+        has no place in the model is `left`: the file's names by those that they would have.
         """
         from transformers.conversion_mapping import (  # noqa: PLC0415 (slow import)
             get_model_conversion_mapping,
@@ -108,14 +147,14 @@ class _Loader:
         converters = [each for each in mapping if isinstance(each, WeightConverter)]
         by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
         reads = dict[str, Callable[[], dict[str, Any]]]()
-        for stored_name in sorted(stored.names(), key=dot_natural_key):
+        for stored_name in sorted(stored.sizes, key=dot_natural_key):
             name = _INSIDE.sub("", stored_name)
             for rules in ((renamings, converters), ([], [])):
                 target, pattern = rename_source_key(name, *rules, found.body_at, wanted)
                 if target in wanted:
                     break
             if target not in wanted:
-                self._check_unexpected(target)
+                self.left[target] = stored_name
             elif pattern is None:
                 reads[target] = partial(self._plain, stored_name, target)
             else:
@@ -125,42 +164,49 @@ class _Loader:
         return reads
 
     def _plain(self, name: str, target: str) -> dict[str, Any]:
-        as_stored = self._placing.storage is Storage.STORED and self._found.quantises(target)
-        kept = self._stored.linear(name.removesuffix(".weight")) if as_stored else None
-        return {target: self._stored.tensor(name) if kept is None else kept}
+        storage, stored = self._placing.storage, self._stored
+        ends = storage is Storage.BLOCKS and target in (self._embedding, self._head)
+        if not ends and not (storage.is_stored and self._found.quantises(target)):
+            return {target: stored.tensor(name)}
+        kept = stored.linear(name.removesuffix(".weight"))
+        if ends and kept is not None:
+            self._rows = stored.rows(name, self._wanted[target].dtype)
+            kept = kept if is_taken(kept) and self._rows is not None else None
+        return {target: stored.tensor(name) if kept is None else kept}
 
-    def _check_unexpected(self, name: str) -> None:
-        """Heads, other modalities and layers behind the last are left out, nothing of a layer."""
-        found = self._found
-        number = name.removeprefix(f"{found.layers_at}.").partition(".")[0]
-        inside = (
-            number.isdigit() and int(number) < len(found.layers) and not name.endswith("inv_freq")
-        )
+    def leaves_out(self, name: str) -> bool:
+        """Whether the model does without this weight, which has no place in it."""
+        found, config = self._found, self._found.body.config
         patterns = found.model._keys_to_ignore_on_load_unexpected or ()
-        if inside and not any(re.search(pattern, name) for pattern in patterns):
-            kind = found.body.config.model_type
-            raise InputError(
-                f"model {self._where}: weight {name} is not one of a {kind} with this config"
+        if any(re.search(each, name) for each in patterns) or name == self._head:
+            return True
+        at = _LAYER.search(name) if name.startswith(f"{found.layers_at}.") else None
+        if at is None:  # of the other parts of a model that sees or hears, or of a head
+            return found.is_part or self._placing.has_others
+        further = getattr(config, "num_nextn_predict_layers", None) or 0
+        return 0 <= int(at[1]) - len(found.layers) < further
+
+    def needed(self, given: Collection[str]) -> dict[str, tuple[int, ...]]:
+        """Sizes of what has to be there. given: names of what is, which stand for what is tied."""
+        ignored = self._found.model._keys_to_ignore_on_load_missing or ()
+        return {
+            name: tuple(tensor.shape)
+            for name, tensor in self._wanted.items()
+            if name in given
+            or not (
+                any(other in given for other in self._tied[name])
+                or any(re.search(pattern, name) for pattern in ignored)
+                or (name == self._head and not self._placing.head)
             )
+        }
 
     def put(self, name: str, value: Any) -> None:
         """A tensor, or a projection, by its name; and wherever it is tied to."""
-        value = value[0] if isinstance(value, list) else value
+        value = _first(value)
         self._place(name, value)
         for other in self._tied[name]:
             if other in self._missing:
                 self._place(other, value)
-
-    def check_missing(self) -> None:
-        """
-        Raises:
-            InputError: if a weight has not come.
-        """
-        patterns = self._found.model._keys_to_ignore_on_load_missing or ()
-        missing = self._missing - (set() if self._placing.head else {self._head})
-        for name in sorted(missing):
-            if not any(re.search(pattern, name) for pattern in patterns):
-                raise InputError(f"model {self._where}: weight {name} is missing")
 
     def _place(self, name: str, value: Any) -> None:
         self._missing.discard(name)
@@ -168,8 +214,13 @@ class _Loader:
         module, placing = self._found.model.get_submodule(path), self._placing
         if name == self._head and not placing.head:
             return
-        if isinstance(value, GroupedLinear):
+        if isinstance(value, GroupedLinear | BlockLinear):
             size = tuple(self._wanted[name].shape)
+            if name == self._embedding:
+                module._parameters.pop(leaf)
+                rows = EmbeddingRows(self._rows, self._wanted[name], placing.device)
+                module.__dict__[leaf] = rows
+                return
             kept = value.placed(size, placing.device, f"model {self._where}: weight {name}")
             self._keep(module, leaf, placing.pack(kept), name)
             return
@@ -208,7 +259,7 @@ class _Loader:
 
         def kept(leaf: str, number: int) -> Linear | None:
             """A projection of one expert in its file's form, where it is called as usual."""
-            if placing.storage is not Storage.STORED:
+            if not placing.storage.is_stored:
                 return None
             names = [f"{path}.{number}.{name}" for name in _OF_EXPERTS[leaf]]
             parts = [part for name in names if (part := self._stored.linear(name)) is not None]

@@ -20,6 +20,7 @@ from torch import Tensor
 from beamwright.attention.kernels import why_no_kernels
 from beamwright.attention.protocols import AttentionView
 from beamwright.models.decoder import ROW_MULTIPLE, Decoder, Linear, by_rows
+from beamwright.models.formats.rows import StoredRows
 from beamwright.models.recurrent import Recurrent
 from beamwright.models.shape import ModelShape, NotBuiltError
 from beamwright.models.stepped import put_in
@@ -47,6 +48,24 @@ class Product:
             # A gate's numbers lie apart: in one vector they round otherwise than those at its end.
             return F.pad(found, (0, 1))[:, :1].view(*x.shape[:-1], 1)
         return found.view(*x.shape[:-1], -1)
+
+
+class EmbeddingRows:
+    """Stands where an embedding was: `F.embedding` with it reads rows of their file."""
+
+    def __init__(self, rows: StoredRows | None, like: Tensor, device: str) -> None:
+        self.rows, self.shape, self.dtype = rows, like.shape, like.dtype
+        self.device = torch.device(device)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Tensor:
+        if func is not F.embedding:
+            raise TypeError(f"{func} of an embedding whose rows are in a file")
+        token_ids, own = args[:2]
+        found: Tensor = own.rows[token_ids.flatten()].view(*token_ids.shape, -1)
+        return found
 
 
 class _Attention:
@@ -115,6 +134,12 @@ def steps_in_blocks(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cuda" and why_no_kernels(device, dtype) is None
 
 
+def _forms(layer: torch.nn.Module) -> tuple[object, ...]:
+    """Forms of a layer's products, in order."""
+    parts = (each.__dict__.get("weight") for each in layer.modules())
+    return tuple(part.linear.form for part in parts if part is not None)
+
+
 class AdaptedDecoder(Decoder):
     """A `Decoder` over a model of `transformers`. found: its survey, with weights in place."""
 
@@ -162,8 +187,7 @@ class AdaptedDecoder(Decoder):
     @property
     def kind(self) -> tuple[object, ...]:
         """Families differ in what their layers compute, and name that by their shape."""
-        modules = self._layers.modules()
-        kinds = {type(each.weight.linear) for each in modules if "weight" in each.__dict__}
+        kinds = {_forms(layer) for layer in self._layers}
         how = self.dtype, self.device, self.tile_rows, self.kv_dtype
         return self.shape, frozenset(kinds), *how
 
@@ -194,7 +218,8 @@ class AdaptedDecoder(Decoder):
             group = next((g for g in self.shape.kv_groups if number in g.layers), None)
             parts = tuple(type(part) for part in layer.modules())
             if number not in owners:
-                firsts.setdefault((replace(group, layers=()) if group else None, parts), number)
+                like = replace(group, layers=()) if group else None
+                firsts.setdefault((like, parts, _forms(layer)), number)
         depth = 1 + max(firsts.values())
         first = copy(self)
         first._layers = torch.nn.ModuleList(list(self._layers)[:depth])

@@ -1,10 +1,9 @@
 """Which checkpoint folder an option means, and its config.json as a ModelShape.
 
-The one reader of Hugging Face configs. Raises UnsupportedModelError, with the list of what is
-supported, for anything that would make the decoder compute something else than the checkpoint
-means. A folder holds data: code that it brings along (`auto_map`) is never run and never asked
-about. Knows no weights, needs no torch. `transformers` reads configs, but those of the bundled
-pair: importing it takes as long as solving a problem with them.
+The one reader of Hugging Face configs. It refuses, naming what is supported, whatever would make
+the decoder compute something else than the checkpoint means. Code that a folder brings along
+(`auto_map`) is never run. `transformers` reads configs, but those of the bundled pair: importing
+it takes as long as solving a problem with them.
 """
 
 from __future__ import annotations
@@ -21,17 +20,30 @@ from beamwright.errors import InputError, UnavailableError, UnsupportedModelErro
 from beamwright.io import read_object
 from beamwright.models.formats.described import (
     GGUF,
+    block_sizes,
     check_method,
     packed_sizes,
     quantisation,
     read_config,
+    read_written,
     shards,
 )
-from beamwright.models.named import NAMED_SHAPES, capped, frequencies, named_shape, shape_from_text
+from beamwright.models.formats.files import adapter_of
+from beamwright.models.formats.header import is_gguf
+from beamwright.models.formats.known import CONFIGS, QUANTISATION, said
+from beamwright.models.named import (
+    NAMED_SHAPES,
+    SUPPORTED,
+    capped,
+    named_shape,
+    rotary,
+    shape_from_text,
+)
 from beamwright.models.shape import FAMILIES, LayerGroup, ModelShape, NotBuiltError
 from beamwright.sections import ELSEWHERE, DecoderChoice, ModelSettings
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
+_ANY_GGUF = "*.[gG][gG][uU][fF]"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 _ACTIVATIONS = {
     "silu": "silu",
@@ -41,22 +53,17 @@ _ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
-# The names of all families; what a family does not have is not looked for.
+# Of all families.
 _COUNTS = (
     "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size",
     "intermediate_size", "ffn_dim", "word_embed_proj_dim", "vocab_size", "max_position_embeddings",
 )  # fmt: skip
+_FIELD = re.compile(r"[Ff]ield '(\w+)'|(RoPE)")
 _LARGEST = 2**31 - 1
 _WIDEST_HEAD = 2**14
 _LONGEST_LINE = 200
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-_SUPPORTED = (
-    f"supported: {', '.join(FAMILIES)} with dense layers, full or sliding attention, "
-    f"rope types {', '.join(_ROPE_TYPES)}"
-)
 _ELSEWHERE = (
-    "--model vllm:PATH or --model openai:URL#NAME (a server that runs it) takes it today, with "
-    "tree and verifier here"
+    "--model openai:URL#NAME (a server that runs it) takes it today, with tree and verifier here"
 )
 
 
@@ -86,14 +93,14 @@ def resolve_folder(
     if spec.startswith("hf:"):
         return _download(spec.removeprefix("hf:"), weights=weights)
     folder = Path(spec)
-    if folder.suffix == GGUF and folder.is_file():
-        return folder
+    if is_gguf(folder):
+        return shards(folder)[0]
     if not folder.is_dir():
-        raise InputError(f"{option}: {_instead(spec, role, known)}")
+        raise InputError(_in_vllm(spec) or f"{option}: {_instead(spec, role, known)}")
     if (file := _gguf_in(folder)) is not None:
-        return file
+        return resolve_folder(str(file), role)
     if not (folder / "config.json").is_file():
-        raise InputError(f"{spec}: no config.json in this folder")
+        raise InputError(f"{spec}: {adapter_of(folder) or 'no config.json in this folder'}")
     for file in folder.iterdir():
         # A pipe among a model's files would be waited for, a device be read for ever; so would
         # some files that the system makes up, which are regular ones by name.
@@ -111,7 +118,7 @@ def _gguf_in(folder: Path, tag: str = "") -> Path | None:
     Raises:
         InputError: if there are several models.
     """
-    found = sorted(folder.rglob(f"*{GGUF}") if tag else folder.glob(f"*{GGUF}"))
+    found = sorted(folder.rglob(_ANY_GGUF) if tag else folder.glob(_ANY_GGUF))
     found = [file for file in found if tag.lower() in file.name.lower()]
     if not found or (not tag and any(folder.glob("*.safetensors"))):
         return None
@@ -122,10 +129,20 @@ def _gguf_in(folder: Path, tag: str = "") -> Path | None:
     return models[0]
 
 
+def _in_vllm(spec: str) -> str | None:
+    """How vLLM has a model, where its engine is named as there once was."""
+    kind, _, place = spec.partition(":")
+    name = place.removeprefix("hf:").partition("?")[0] or "PATH"
+    url = f"openai:http://127.0.0.1:8000/v1#{name}"
+    return f"vllm: start `vllm serve {name}` and name it: --model {url}" if kind == "vllm" else None
+
+
 def _instead(spec: str, role: str, known: str) -> str:
     """What is wrong with a place that is no folder."""
     folder = Path(spec)
     if folder.is_file():
+        if folder.suffix.lower() == GGUF:
+            return "no GGUF file: it begins with something else (was all of it downloaded?)"
         return "a file; the checkpoint's folder is expected"
     meant = None
     if _HUB_NAME.fullmatch(spec) and not folder.parent.is_dir():
@@ -136,20 +153,17 @@ def _instead(spec: str, role: str, known: str) -> str:
     elif role == "generator" and spec.startswith("ollama:"):
         meant = f"openai:http://127.0.0.1:11434/v1#{spec.removeprefix('ollama:')}"
     hint = known if meant is None else f"did you mean {meant}?"
-    return f"no such folder; {hint}" if hint else "no such folder"
+    what = "no such file" if folder.suffix.lower() == GGUF else "no such folder"
+    return f"{what}; {hint}" if hint else what
 
 
-def tokenizer_folder(spec: str, written: str, *, weights: bool = False) -> Path:
-    """The folder with the tokenizer that a name means; weights: and with the model's weights.
-
-    ORG/NAME is a model of the hub where there is no such folder, as servers name theirs.
-
-    Raises:
-        InputError, UnavailableError: as `resolve_folder`.
+def tokenizer_folder(spec: str, written: str) -> Path:
+    """The folder with the tokenizer that a name means; ORG/NAME is a model of the hub where there
+    is no such folder, as servers name theirs. Raises what `resolve_folder` does.
     """
     hub = spec.removeprefix("hf:")
     if spec.startswith("hf:") or (_HUB_NAME.fullmatch(spec) and not Path(spec).is_dir()):
-        return _download(hub, weights=weights)
+        return _download(hub, weights=False)
     return resolve_folder(spec, "generator", written)
 
 
@@ -210,8 +224,6 @@ def read_eos_ids(folder: Path) -> frozenset[int]:
     Raises:
         InputError: if one of the files is not a JSON object.
     """
-    if folder.suffix == GGUF:
-        return frozenset(read_config(folder)["eos_token_id"])
     for name in ("generation_config.json", "config.json"):
         file = folder / name
         value = read_object(file).get("eos_token_id") if file.is_file() else None
@@ -237,8 +249,7 @@ def read_shape(
         implemented, or values that make no model.
     """
     try:
-        is_gguf = folder.suffix == GGUF
-        written = read_config(folder) if is_gguf else read_object(folder / "config.json")
+        written = read_config(folder) if is_gguf(folder) else read_written(folder)
         _check_counts(written)
         _check_weights(written)
         shape = None
@@ -251,15 +262,19 @@ def read_shape(
         shape = shape or _built_shape(folder, written, max_context)
         if shape.states and role == "verifier":
             raise UnsupportedModelError("recurrent layers run in generators, not yet in verifiers")
-        return replace(shape, packed=packed_sizes(folder, written, shape.matrices))
+        packed = packed_sizes(folder, written, shape.matrices)
+        return replace(shape, packed=packed, blocks=packed and block_sizes(folder))
     except NotBuiltError as error:
         way = f"; {_ELSEWHERE}" if role == "generator" else ""
         way += "; --decoder auto runs what transformers builds, too" if decoder == "own" else ""
         raise UnsupportedModelError(f"model {folder}: {error}{way}") from error
-    except UnsupportedModelError as error:
-        raise UnsupportedModelError(f"model {folder}: {error}") from error
     except InputError as error:
-        raise UnsupportedModelError(f"config cannot be read: {error}; {_SUPPORTED}") from error
+        line = str(error)
+        if not isinstance(error, UnsupportedModelError) and not is_gguf(folder):
+            line = f"config cannot be read: {line}; {SUPPORTED}"
+        elif not line.startswith("model "):
+            line = f"model {folder}: {line}"
+        raise UnsupportedModelError(line) from error
     except Exception as error:  # a value of a kind that no rule here foresees
         raise UnsupportedModelError(
             f"model {folder}: config.json holds what no model can be made of ({line_of(error)})"
@@ -275,12 +290,13 @@ def config_of(folder: Path) -> Any:
     from transformers import AutoConfig  # noqa: PLC0415 (slow import)
 
     try:
-        if folder.suffix == GGUF:
+        if is_gguf(folder):
             return AutoConfig.for_model(**read_config(folder))
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # of many kinds; each is about what the file says
-        said = f"config cannot be read ({line_of(error)}); {_SUPPORTED}"
-        raise UnsupportedModelError(said) from error
+        key = _FIELD.search(str(error))
+        what = f"config.json: {key[1]} cannot be so" if key else "config.json makes no model"
+        raise UnsupportedModelError(f"{what} ({line_of(error)}); {SUPPORTED}") from error
 
 
 def _own_shape(folder: Path, written: Mapping[str, Any], max_context: int | None) -> ModelShape:
@@ -299,7 +315,13 @@ def _built_shape(folder: Path, written: Mapping[str, Any], max_context: int | No
     return shape_of(survey(config_of(folder)), max_context)
 
 
-def _shape_of(config: Any, max_context: int | None) -> ModelShape:
+def _shape_of(given: Any, max_context: int | None) -> ModelShape:
+    _check_known({"model_type": given.model_type}, FAMILIES)  # a mistral may be a ministral
+    # What the modules of `transformers` do not read has no effect: a window in a llama's config.
+    used = CONFIGS[given.model_type].used
+    # The older name of `dtype` is an alias whose look-up is remarked upon.
+    keys = (key for key in used if key != "torch_dtype" and hasattr(given, key))
+    config = SimpleNamespace(**{key: getattr(given, key) for key in keys})
     family, heads = FAMILIES[config.model_type], config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     if not 1 <= head_dim <= _WIDEST_HEAD:  # as many rotary frequencies are computed
@@ -310,7 +332,7 @@ def _shape_of(config: Any, max_context: int | None) -> ModelShape:
     if max_context is not None:
         context = min(context, max_context)
     if (odd := family.oddity(config)) is not None:
-        raise NotBuiltError(f"{config.model_type} with {odd} is not supported; {_SUPPORTED}")
+        raise NotBuiltError(f"{config.model_type} with {odd} is not supported; {SUPPORTED}")
     fields = {
         "intermediate": getattr(config, "intermediate_size", None),
         "norm_eps": getattr(config, "rms_norm_eps", None),
@@ -319,12 +341,12 @@ def _shape_of(config: Any, max_context: int | None) -> ModelShape:
         **family.flags(config),
     }
     if fields["activation"] not in _ACTIVATIONS:
-        raise NotBuiltError(f"activation {fields['activation']!r} is not supported; {_SUPPORTED}")
+        raise NotBuiltError(f"activation {fields['activation']!r} is not supported; {SUPPORTED}")
     fields["activation"] = _ACTIVATIONS[fields["activation"]]
     if "learned_positions" not in fields:
-        fields["inv_freq"], fields["rope_scale"] = _rotary(config, head_dim)
-    # Newer configs say `dtype`, older ones `torch_dtype`.
-    dtype = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
+        fields |= rotary(given, head_dim)
+    if fields.get("lifted"):
+        fields["embed_scale"] = config.hidden_size**0.5
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     shape = ModelShape(
         architecture=config.model_type,
@@ -336,7 +358,7 @@ def _shape_of(config: Any, max_context: int | None) -> ModelShape:
         vocab=config.vocab_size,
         context=context,
         full_context=config.max_position_embeddings,
-        stored_bfloat16=str(dtype).endswith("bfloat16"),
+        stored_bfloat16=str(getattr(config, "dtype", None)).endswith("bfloat16"),
         groups=_groups(config, family.window(config), context, (kv_heads, head_dim)),
         **fields,
     )
@@ -355,12 +377,11 @@ def _groups(
         return ()
     if type(window) is not int or window < 1:
         raise UnsupportedModelError(f"config.json: sliding_window must be positive, not {window!r}")
-    # Without a list of kinds, all layers are alike.
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     sliding = [number for number, kind in enumerate(kinds) if kind == "sliding_attention"]
     full = [number for number, kind in enumerate(kinds) if kind == "full_attention"]
     if len(sliding) + len(full) != config.num_hidden_layers:
-        raise NotBuiltError(f"layer types {sorted(set(kinds))} are not supported; {_SUPPORTED}")
+        raise NotBuiltError(f"layer types {sorted(set(kinds))} are not supported; {SUPPORTED}")
     if not sliding:
         return ()
     groups = [LayerGroup(tuple(full), *heads)] if full else []
@@ -369,11 +390,11 @@ def _groups(
 
 def _check_known(values: Mapping[str, Any], known: Collection[str]) -> None:
     kind = values.get("model_type")
-    if kind not in known:
+    if str(kind) not in known:
         code = ", and the folder wants to run its own code (auto_map), which is never done"
         raise NotBuiltError(
             f"architecture {kind!r:.80} is not supported{code if values.get('auto_map') else ''}; "
-            f"{_SUPPORTED}"
+            f"{SUPPORTED}"
         )
 
 
@@ -381,10 +402,11 @@ def _check_weights(values: Mapping[str, Any]) -> None:
     if (quantised := quantisation(values)) is not None:
         try:
             check_method(quantised)
+            QUANTISATION.check(said(quantised), "config.json")
         except UnsupportedModelError as error:
             raise NotBuiltError(
                 f"{error}: take the original checkpoint with --weights int4, a verifier's with "
-                f"--verifier-weights int4; {_SUPPORTED}"
+                f"--verifier-weights int4; {SUPPORTED}"
             ) from error
 
 
@@ -410,23 +432,10 @@ def _check_numbers(shape: ModelShape) -> None:
     """What follows from the numbers is usable, too."""
     if shape.inv_freq and len(shape.inv_freq) * 2 != shape.head_dim:
         raise UnsupportedModelError(f"config.json: an odd head_dim ({shape.head_dim})")
-    numbers = {"rope": (*shape.inv_freq, shape.rope_scale), "rms_norm_eps": (shape.norm_eps,)}
+    numbers = {
+        "rope": (*shape.inv_freq, *shape.near_freq, shape.rope_scale),
+        "rms_norm_eps": (shape.norm_eps,),
+    }
     for name, values in numbers.items():
         if not all(isinstance(v, float | int) and math.isfinite(v) and v >= 0 for v in values):
             raise UnsupportedModelError(f"config.json: its {name} gives no finite numbers")
-
-
-def _rotary(config: Any, head_dim: int) -> tuple[tuple[float, ...], float]:
-    """Inverse frequencies and the cos/sin scale, computed by transformers' own rope table."""
-    rope = dict(getattr(config, "rope_parameters", None) or {})
-    kind = rope.get("rope_type", "default")
-    if kind not in _ROPE_TYPES:
-        raise NotBuiltError(f"rope type {kind!r} is not supported; {_SUPPORTED}")
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise NotBuiltError(f"partial rotary positions are not supported; {_SUPPORTED}")
-    if kind == "default":
-        return frequencies(float(rope.get("rope_theta", 10_000.0)), head_dim), 1.0
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: PLC0415 (slow import)
-
-    freq, scale = ROPE_INIT_FUNCTIONS[kind](config, "cpu")
-    return tuple(freq.double().tolist()), float(scale)

@@ -79,6 +79,11 @@ class Linear:
     takes_one_row: ClassVar[bool] = False
     is_fixed: ClassVar[bool] = False
 
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What decides which kernel multiplies it, beside its size: for a self-test of each."""
+        return type(self), self.weight.dtype
+
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
 
@@ -163,7 +168,7 @@ class Decoder(Protocol):
         """Rows [tokens, hidden] of the embedding table."""
 
     def first_layers(self) -> Decoder:
-        """With the first layer of each kind alone: for tests of what all layers do."""
+        """A truncated copy for self-tests: the first layer of each kind and form of products."""
 
     def keep_kv(self, kv_dtype: KVDtype) -> None:
         """Its keys and values are to be kept so from now on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from types import ModuleType
 
 import torch
@@ -16,19 +16,31 @@ from beamwright.attention.kernels import why_no_kernels
 from beamwright.attention.protocols import AttentionView
 from beamwright.models.decoder import ROW_MULTIPLE, Decoder, Linear, by_rows, in_tiles
 from beamwright.models.formats.rows import StoredRows
+from beamwright.models.native_layers import NativeLayers, is_native
 from beamwright.models.shape import ModelShape
 
 
 @dataclass
 class Norm:
-    """RMS or layer normalisation over the last dimension."""
+    """RMS or layer normalisation over the last dimension. lifted: 1 is added to its weights, in
+    float32 at least."""
 
     kind: str
     eps: float
     weight: Tensor
     bias: Tensor | None = None
+    lifted: bool = False
+
+    @cached_property
+    def wide(self) -> Tensor:
+        """What rows are multiplied by, in float32 at least."""
+        wide = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
+        return 1 + wide if self.lifted else wide
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.lifted:
+            wide = x.to(self.wide.dtype)
+            return F.rms_norm(wide, self.weight.shape, self.wide, self.eps).to(x.dtype)
         if self.kind == "rms":
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
@@ -46,6 +58,8 @@ class Layer:
     down: Linear
     query_norm: Norm | None = None
     key_norm: Norm | None = None
+    after_attention: Norm | None = None
+    after_mlp: Norm | None = None
 
 
 @dataclass
@@ -57,6 +71,11 @@ class DecoderWeights:
     lm_head: Linear
     final_norm: Norm
     positions: Tensor | None = None
+
+
+def _forms(layer: Layer) -> tuple[object, ...]:
+    """Forms of a layer's products."""
+    return tuple(each.form for each in (layer.qkv, layer.out, layer.gate_up, layer.down))
 
 
 _INNER_ROWS = 512  # of an MLP at a time on a CPU: inside, a row is some ten times as wide
@@ -97,8 +116,11 @@ class DenseDecoder(Decoder):
         self.dtype, self.device = weights.final_norm.weight.dtype, weights.final_norm.weight.device
         self.tile_rows, self.least_rows = tile_rows, ROW_MULTIPLE
         self._activate = _ACTIVATE[shape.activation]
-        self._fused = fused_kernels(self.device, self.dtype) if kernels else None
-        self._cos, self._sin = self._rotary_tables()
+        fuses = kernels and not shape.lifted and not shape.after_norms and not shape.near_freq
+        self._fused = fused_kernels(self.device, self.dtype) if fuses else None
+        self._cos, self._sin = self._rotary_tables(self.dtype, shape.inv_freq)
+        self._near = self._rotary_tables(self.dtype, shape.near_freq) if shape.near_freq else None
+        self._native = self._native_layers()
         self._tile = None if all(each.is_fixed for each in self._products()) else tile_rows
 
     @property
@@ -112,6 +134,8 @@ class DenseDecoder(Decoder):
         """See `Decoder`. Of what is not read the last layer computes keys and values only."""
         weights, shape = self.weights, self.shape
         x = weights.embedding[token_ids]
+        if shape.embed_scale != 1.0:
+            x = x * x.new_tensor(shape.embed_scale)  # rounded to their precision, as it was trained
         rotary: tuple[Tensor, ...] = ()
         if weights.positions is not None:
             x = x + F.embedding(positions + (shape.learned_positions or 0), weights.positions)
@@ -119,14 +143,19 @@ class DenseDecoder(Decoder):
             rotary = (positions,)
         else:
             rotary = (self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1))
+            if self._near is not None:
+                rotary += tuple(table[positions].unsqueeze(1) for table in self._near)
+        if self._native is not None:
+            foresee = partial(self._foresee, view, rotary) if view.looks_ahead else None
+            return self._native.forward(x, positions, view, read, foresee)
         # Each half of a block ends with the norm of the next: they are one pass over its rows.
         norms = [*(layer.attention_norm for layer in weights.layers), weights.final_norm]
         normed = self._by_tile(partial(self._add_norm, norms[0]), x)[1]
         for number, layer in enumerate(weights.layers):
-            if view.looks_ahead and number + 1 < len(weights.layers):
-                coming = partial(self._foreseen, weights.layers[number + 1])
-                view.foresee(number + 1, self._by_tile(coming, x, *rotary)[0])
-            query, key_value = self._by_tile(partial(self._before, layer), normed, *rotary)
+            if view.looks_ahead:
+                self._foresee(view, rotary, number, x)
+            own = self._own_rotary(number, rotary)
+            query, key_value = self._by_tile(partial(self._before, layer), normed, *own)
             del normed  # no memory beside what follows
             context: Tensor = view.attend(number, query, key_value)
             if read is not None and number == len(weights.layers) - 1:
@@ -144,20 +173,37 @@ class DenseDecoder(Decoder):
     @property
     def kind(self) -> tuple[object, ...]:
         """Libraries choose a product's kernel by its sizes, dtype and device, and by no value."""
-        products = self.weights.layers[0].down, self.weights.lm_head
-        kinds = [(type(product), type(getattr(product, "weight", None))) for product in products]
+        forms = {_forms(layer) for layer in self.weights.layers}
+        head = self.weights.lm_head.form if self.shape.has_lm_head else ()
         shape, how = replace(self.shape, layers=1), (self.dtype, self.device, self.tile_rows)
-        return shape, *kinds, *how, self.kv_dtype
+        return shape, frozenset(forms), head, *how, self.kv_dtype
 
     def first_layers(self) -> DenseDecoder:
         shape, layers = self.shape, self.weights.layers
-        kept = sorted(group.layers[0] for group in shape.kv_groups)
-        groups = [replace(g, layers=(kept.index(g.layers[0]),)) for g in shape.groups]
-        shape = replace(shape, layers=len(kept), groups=tuple(groups))
+        firsts = dict[object, int]()
+        for place, group in enumerate(shape.kv_groups):
+            for number in group.layers:
+                kind = place, number in shape.near, _forms(layers[number])
+                firsts.setdefault(kind, number)
+        kept = sorted(firsts.values())
+        groups = [
+            replace(g, layers=tuple(kept.index(n) for n in g.layers if n in kept))
+            for g in shape.groups
+        ]
+        near = tuple(kept.index(n) for n in shape.near if n in kept)
+        shape = replace(shape, layers=len(kept), groups=tuple(groups), near=near)
         first = copy(self)  # with the same tables
         first.shape = shape
         first.weights = replace(self.weights, layers=[layers[number] for number in kept])
+        first._native = first._native_layers()
         return first
+
+    def _native_layers(self) -> NativeLayers | None:
+        if self.device.type != "cpu" or not is_native(self.shape, self.weights):
+            return None
+        freqs = self.shape.inv_freq, self.shape.near_freq
+        tables = [self._rotary_tables(torch.float32, freq) for freq in freqs]
+        return NativeLayers(self.shape, self.weights, *tables)
 
     def _products(self) -> Iterator[Linear]:
         """All that are there: a verifier may read no LM head."""
@@ -170,6 +216,21 @@ class DenseDecoder(Decoder):
         self, work: Callable[..., tuple[Tensor, ...]], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         return in_tiles(self._tile, work, *tensors)
+
+    def _foresee(
+        self, view: AttentionView, rotary: tuple[Tensor, ...], number: int, x: Tensor
+    ) -> None:
+        """Tell the view what the layer behind this one would ask if this one changed nothing."""
+        if number + 1 < len(self.weights.layers):
+            coming = partial(self._foreseen, self.weights.layers[number + 1])
+            own = self._own_rotary(number + 1, rotary)
+            view.foresee(number + 1, self._by_tile(coming, x.to(self.dtype), *own)[0])
+
+    def _own_rotary(self, number: int, rotary: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """A layer's cos and sin."""
+        if self._near is None:
+            return rotary
+        return rotary[2:] if number in self.shape.near else rotary[:2]
 
     def _foreseen(self, layer: Layer, x: Tensor, *rotary: Tensor) -> tuple[Tensor, Tensor]:
         return self._before(layer, self._add_norm(layer.attention_norm, x)[1], *rotary)
@@ -211,6 +272,8 @@ class DenseDecoder(Decoder):
         """The rest of a block, behind attention, and the same as the norm that follows has it."""
         product = layer.out if self._fused is None else layer.out.unadded
         delta = product(context.flatten(1))
+        if layer.after_attention is not None:
+            delta = layer.after_attention(delta)
         if len(x) > _INNER_ROWS and x.device.type == "cpu":
             x = x + delta
             for rows in x.split(_INNER_ROWS):
@@ -221,6 +284,11 @@ class DenseDecoder(Decoder):
 
     def _inside(self, layer: Layer, normed: Tensor) -> Tensor:
         """What an MLP adds to the residual; as parts, where the norm behind it adds them up."""
+        if layer.after_mlp is not None:
+            return layer.after_mlp(self._opened(layer, normed))
+        return self._opened(layer, normed)
+
+    def _opened(self, layer: Layer, normed: Tensor) -> Tensor:
         kind = self.shape.activation
         if self.shape.gated and self._fused is not None and kind in self._fused.GATED:
             opened = layer.gate_up.gated(normed, kind)
@@ -242,15 +310,18 @@ class DenseDecoder(Decoder):
         x = x if delta is None else x + delta
         return x, norm(x)
 
-    def _rotary_tables(self) -> tuple[Tensor, Tensor]:
+    def _rotary_tables(
+        self, dtype: torch.dtype, inv_freq: tuple[float, ...]
+    ) -> tuple[Tensor, Tensor]:
         """cos and sin [context, head_dim]; sin's first half is negated: halves are swapped."""
-        if not self.shape.inv_freq:
-            empty = torch.zeros(0, device=self.device, dtype=self.dtype)
+        if not inv_freq:
+            empty = torch.zeros(0, device=self.device, dtype=dtype)
             return empty, empty
         # float32 angles in every precision but float64: what the checkpoints were trained with.
-        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
-        freq = torch.tensor(self.shape.inv_freq, dtype=torch.float32).to(wide)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        freq = torch.tensor(inv_freq, dtype=torch.float32).to(wide)
         angles = torch.outer(torch.arange(self.shape.context).to(wide), freq)
-        cos, sin = angles.cos() * self.shape.rope_scale, angles.sin() * self.shape.rope_scale
+        scale = 1.0 if inv_freq is self.shape.near_freq else self.shape.rope_scale
+        cos, sin = angles.cos() * scale, angles.sin() * scale
         both = (torch.cat([cos, cos], dim=1), torch.cat([-sin, sin], dim=1))
-        return both[0].to(self.device, self.dtype), both[1].to(self.device, self.dtype)
+        return both[0].to(self.device, dtype), both[1].to(self.device, dtype)

@@ -11,7 +11,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from beamwright.models.formats.described import GGUF, shards
+from beamwright.errors import InputError
+from beamwright.models.formats.described import shards
+from beamwright.models.formats.files import weight_files
 
 Digest = dict[str, Any]
 """`sha256` of all; `files`: the first digits of each, by name; `revision`, of the hub's."""
@@ -20,6 +22,7 @@ _TEXTS = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "*.model",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
     "chat_template*", "verifier.yaml", "judge.yaml",
+    "*_head.safetensors", "*_head.pt",
 )  # fmt: skip
 _READ_BYTES = 1 << 23  # at a time, without the interpreter's lock
 _DIGITS = 16
@@ -32,7 +35,7 @@ def digest_later(folder: Path) -> Future[Digest | None]:
     def find() -> None:
         try:
             found.set_result(digest_of(folder))
-        except OSError:
+        except (OSError, InputError):
             found.set_result(None)
 
     # A daemon: who ends the program does not wait for gigabytes.
@@ -42,13 +45,15 @@ def digest_later(folder: Path) -> Future[Digest | None]:
 
 def digest_of(folder: Path) -> Digest:
     """Of the weights, as `models.weights` and verifiers find them, and of what makes tokens and
-    formats. Raises OSError."""
-    if folder.suffix == GGUF or folder.is_file():  # a verifier's head
+    formats. Raises OSError and InputError."""
+    if folder.is_file():  # GGUF, or a verifier's head
         files = {path.name: _sha256(path) for path in shards(folder)}
         return _of(folder.parent, files)
-    weights = [path for path in folder.glob("*.safetensors") if "consolidated" not in path.name]
-    weights = weights or [*folder.glob("pytorch_model*.bin")]
+    weights, verifier = weight_files(folder)[1], folder / "verifier.yaml"
     texts = {path for pattern in _TEXTS for path in folder.glob(pattern) if path.is_file()}
+    if verifier.is_file():  # whose head is in a file that it names
+        named = verifier.read_text(encoding="utf-8", errors="replace")
+        texts |= {path for path in folder.iterdir() if path.name in named and path.is_file()}
     return _of(folder, {path.name: _sha256(path) for path in sorted(texts.union(weights))})
 
 

@@ -108,6 +108,10 @@ class GroupedLinear(Linear):
         return self.weight.shape[0], self.columns
 
     @property
+    def form(self) -> tuple[object, ...]:
+        return type(self), self.bits, self.group
+
+    @property
     def group(self) -> int:
         """Columns of one."""
         return (self.weight.shape[2] - 2 * _ENDS[self.bits].itemsize) * 8 // self.bits
@@ -209,6 +213,10 @@ class PackedInt4Linear(Linear):
         self.scale = torch.stack([scale, low + 8 * scale], -1).transpose(0, 1).bfloat16()
         self.scale, self.bias = self.scale.contiguous(), grouped.bias
 
+    @property
+    def form(self) -> tuple[object, ...]:
+        return type(self), self.group
+
     def __call__(self, x: Tensor) -> Tensor:
         """The product in x's dtype."""
         rounded = F.pad(x, (0, self.padded - x.shape[-1])).bfloat16()
@@ -249,6 +257,10 @@ class JoinedLinear(Linear):
     def __init__(self, parts: list[Linear]) -> None:
         super().__init__(parts[0].weight)
         self.parts = parts
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        return tuple(part.form for part in self.parts)
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.cat([part(x) for part in self.parts], dim=-1)

@@ -43,6 +43,7 @@ from beamwright.models.grouped import (
     joined,
     multiply,
 )
+from beamwright.models.native import as_groups, packed
 from beamwright.plan.costs import GROUPED_TILE_VALUES, Storage
 
 _REMARKS = ("torchao", "torch.utils._pytree", "transformers")
@@ -225,13 +226,24 @@ def packer(
 
     fixed: on a card, by no library: see `trials`. kernels: as in `dense.DenseDecoder`.
     """
+    pack = _groups_packer(storage, dtype, device, fixed=fixed, kernels=kernels)
+    if not storage.is_stored:
+        return pack
+    blocks = packed if storage is Storage.BLOCKS else as_groups
+    return lambda linear: pack(blocks(linear))
+
+
+def _groups_packer(
+    storage: Storage, dtype: torch.dtype, device: str, *, fixed: bool, kernels: bool
+) -> Callable[[Linear], Linear]:
+    """The same for all but blocks of a file."""
     where = torch.device(device)
     if kernels and where.type == "cuda" and why_no_kernels(where, dtype) is None:
         from beamwright.models.trials import Streaming  # noqa: PLC0415 (loads Triton)
 
         return Streaming(always=fixed, dtype=dtype)
     on_cpu = torch.device(device).type == "cpu" and dtype != torch.float64
-    if on_cpu and storage in (Storage.INT4, Storage.STORED):
+    if on_cpu and (storage is Storage.INT4 or storage.is_stored):
         return lambda linear: prepack(int4_packed(linear))
     if storage is not Storage.INT8 or not on_cpu or not multiplies_int8():
         return prepack

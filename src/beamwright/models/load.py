@@ -10,11 +10,13 @@ they were seen to.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,36 +24,58 @@ from typing import Any
 import torch
 
 from beamwright.attention.kernels import has_matrix_units
-from beamwright.errors import DeviceMemoryError, InputError, UnsupportedModelError
-from beamwright.models.adapted_weights import fill
+from beamwright.errors import (
+    DeviceMemoryError,
+    InputError,
+    UnavailableError,
+    UnsupportedModelError,
+    line_of,
+    said_by,
+)
+from beamwright.models.adapted_weights import check_adapted, fill
 from beamwright.models.adapter import AdaptedDecoder
 from beamwright.models.config import config_of, read_shape, resolve_folder
 from beamwright.models.decoder import TILE_ROWS, Decoder, Linear
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.digest import Digest, digest_later
 from beamwright.models.formats import open_checkpoint
+from beamwright.models.formats.described import gguf_remarks, quantisation, read_written
+from beamwright.models.formats.header import is_gguf
+from beamwright.models.formats.known import CONFIGS, HARMLESS, QUANTISATION, KeyTable, said
 from beamwright.models.linear import packer, prepack, quiet_import
 from beamwright.models.named import capped, shape_from_text
+from beamwright.models.native import takes_blocks
 from beamwright.models.shape import ModelShape
 from beamwright.models.survey import survey
 from beamwright.models.tokenizer import TextCodec
-from beamwright.models.weights import Placing, give_back, load_weights, random_weights, tensor_names
+from beamwright.models.weights import (
+    Placing,
+    check_weights,
+    give_back,
+    load_weights,
+    random_weights,
+    with_own_head,
+)
 from beamwright.plan.costs import Storage, storage_of, weight_bytes
 from beamwright.sections import ModelSettings
 
+_log = logging.getLogger("beamwright.models")
 LARGE_PARAMETERS = 100_000_000
 _RANDOM_SEED = 0
 _REFUSED = ("can't allocate memory", "not enough memory", "out of memory", "failed to map")
 _DEVICES = ("cpu", "cuda")
 _NATIVE = ("avx512_bf16", "amx_bf16", "avx10_2", "bf16", "arm_bf16")
 _ROWS = (8, 16, 64, 160)
+_READS_GGUF = ("accelerate", "gguf")
+_SLOW = "GGUF files are slow on a CPU here: install beamwright where a C compiler is"
 
 
 @dataclass(frozen=True)
 class LoadedModel:
     """A decoder, its tokenizer and its folder; random shapes have neither of the latter.
 
-    storage: how the projections of its layers are kept. digest: of the folder's files.
+    storage: how the projections of its layers are kept. digest: of the folder's files. remarks: a
+    line for each thing in the files that is not used, though it may be meant to be.
     """
 
     decoder: Decoder
@@ -59,6 +83,7 @@ class LoadedModel:
     folder: Path | None
     storage: Storage = Storage.PLAIN
     digest: Future[Digest | None] | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def context(self) -> int:
@@ -95,25 +120,46 @@ def load_model(
     kernels = settings.attention != "reference"
     pack = packer(storage, dtype, device, fixed=settings.deterministic, kernels=kernels)
     codec, digest = None, None
+    remarks: tuple[str, ...] = ()
     if folder is None:
         weights = random_weights(shape, dtype, device, _RANDOM_SEED, storage, pack)
     else:
         codec = TextCodec.load(folder, chat_template, template_args)
         folder = resolve_folder(spec, role)
+        remarks = _remarks(folder, codec)
+        if storage is Storage.STORED and shape.blocks and not takes_blocks(torch.float32):
+            remarks += (_SLOW,) * (device == "cpu")
         digest = digest_later(folder)
     tile = TILE_ROWS if settings.deterministic else None
-    placing = Placing(dtype, device, storage, pack, reads_logits, tile)
+    placing = Placing(dtype, device, storage, pack, reads_logits, tile, role == "verifier")
     decoder: Decoder
     if shape.built is not None and folder is not None:
         decoder = _adapt(folder, shape, placing)
     else:
         if folder is not None:
-            weights = load_weights(folder, shape, placing)
+            shape, weights = load_weights(folder, shape, placing)
         decoder = DenseDecoder(shape, weights, tile, kernels=kernels)
     if settings.kv_dtype != "auto":
         decoder.keep_kv(settings.kv_dtype)
     give_back()
-    return LoadedModel(decoder, codec, folder, storage, digest)
+    for line in remarks:
+        _log.warning("beamwright: %s", line)
+    return LoadedModel(decoder, codec, folder, storage, digest, remarks)
+
+
+def _remarks(folder: Path, codec: TextCodec) -> tuple[str, ...]:
+    """A line for each thing in a model's files that is not used, though it may be meant to be."""
+    if is_gguf(folder):
+        return (*gguf_remarks(folder), *codec.remarks)
+    written, where = read_written(folder), f"model {folder}"
+    if (table := CONFIGS.get(written["model_type"])) is None:
+        # Whatever its class has is read by the modules of `transformers`.
+        config = config_of(folder)
+        known = {*vars(type(config)()), *config.attribute_map, *CONFIGS["llama"].used}
+        known.add("per_layer_config")
+        table = KeyTable("config.json", (*known, *(f"{key}.*" for key in known)), HARMLESS)
+    method = QUANTISATION.check(said(quantisation(written) or {}), where)
+    return (*table.check(said(written), where), *method, *codec.remarks)
 
 
 def _adapt(folder: Path, shape: ModelShape, placing: Placing) -> AdaptedDecoder:
@@ -138,7 +184,10 @@ def _precision(
     """The dtype of one of the models, and how the projections of its layers are kept."""
     dtype = resolve_dtype(settings.dtype, settings.device, shape)
     weights = settings.weights if role == "generator" else settings.verifier_weights
-    return dtype, storage_of(weights, is_packed=shape.packed is not None)
+    storage = storage_of(weights, is_packed=shape.packed is not None)
+    if storage is Storage.STORED and shape.blocks and settings.device == "cpu":
+        storage = Storage.BLOCKS if takes_blocks(dtype) else storage
+    return dtype, storage
 
 
 def inspect_model(settings: ModelSettings) -> dict[str, Any]:
@@ -149,10 +198,19 @@ def inspect_model(settings: ModelSettings) -> dict[str, Any]:
     """
     folder = None if settings.is_random else resolve_folder(settings.model, "generator")
     shape = _shape(settings.model, folder, settings, "generator")
+    codec: TextCodec | None = None
+    remarks: tuple[str, ...] = ()
     if folder is not None:
         try:
-            tensor_names(folder)
-            TextCodec.load(folder)
+            stored = open_checkpoint(folder)
+            if shape.built is None:
+                shape = with_own_head(shape, stored)
+                check_weights(stored, shape, str(folder))
+            else:
+                unread = Placing(torch.float32, "meta")
+                check_adapted(survey(config_of(folder)), stored, str(folder), unread)
+            codec = TextCodec.load(folder)
+            remarks = _remarks(folder, codec)
         except InputError as error:
             raise UnsupportedModelError(str(error)) from error
     dtype, storage = _precision(settings, shape, "generator")
@@ -171,6 +229,8 @@ def inspect_model(settings: ModelSettings) -> dict[str, Any]:
         **(states if shape.states else {}),
         "dtype": str(dtype).removeprefix("torch."),
         "context": shape.context,
+        "chat_template": codec is not None and codec.chat_template is not None,
+        "remarks": list(remarks),
         "supported": True,
     }
 
@@ -196,14 +256,41 @@ def check_device(device: str) -> str:
     return device
 
 
-def read_reference(folder: Path, dtype: torch.dtype) -> Any:
-    """The folder's model as `transformers` builds it, to compare with."""
-    with quiet_import():  # it imports torchao, if that is installed
-        from transformers import AutoModelForCausalLM  # noqa: PLC0415 (slow import)
+def read_reference(place: Path, dtype: torch.dtype) -> Any:
+    """The model of a folder or a GGUF file as `transformers` reads and builds it.
 
-        return AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation="eager", trust_remote_code=False
-        )
+    Raises:
+        UnavailableError: where it does not, or has made up a weight that it did not find.
+    """
+    why, folder, file = "", place, {}
+    if is_gguf(place):
+        folder, file = place.parent, {"gguf_file": place.name}
+        if any(find_spec(name) is None for name in _READS_GGUF):
+            why = f"it needs pip install {' '.join(_READS_GGUF)}"
+    how = {"dtype": dtype, "attn_implementation": "eager", "trust_remote_code": False, **file}
+    try:
+        with quiet_import():  # it imports torchao, if that is installed
+            from transformers import AutoModelForCausalLM  # noqa: PLC0415 (slow import)
+
+            if not why:
+                read = AutoModelForCausalLM.from_pretrained
+                model, found = read(folder, output_loading_info=True, **how)
+                why = _left_out(model, found)
+    except Exception as error:  # of any of its readers
+        why = said_by(error) if isinstance(error, ImportError) else line_of(error)
+    if why:
+        line = f"transformers cannot read this checkpoint itself: {why.rstrip('.')}, so there is"
+        raise UnavailableError(f"{place}: {line} nothing to compare with")
+    return model
+
+
+def _left_out(model: Any, found: Mapping[str, Collection[str]]) -> str:
+    """What `transformers` made up, or did not use of a module that it has; "" of nothing."""
+    if found["missing_keys"]:
+        return f"it finds no {min(found['missing_keys'])}"
+    known = {name.rpartition(".")[0] for name, _ in model.named_parameters()}
+    unused = [name for name in found["unexpected_keys"] if name.rpartition(".")[0] in known]
+    return f"it does not use {min(unused)}" if unused else ""
 
 
 # --- the device's memory ---------------------------------------------------------------------

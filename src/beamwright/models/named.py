@@ -15,8 +15,21 @@ from types import SimpleNamespace
 from typing import Any
 
 from beamwright.errors import InputError
-from beamwright.models.shape import FAMILIES, BuiltSizes, LayerGroup, ModelShape, StatePart
+from beamwright.models.shape import (
+    FAMILIES,
+    BuiltSizes,
+    LayerGroup,
+    ModelShape,
+    NotBuiltError,
+    StatePart,
+)
 
+_ROPE_TYPES = ("default", "dynamic", "linear", "llama3", "yarn")
+SUPPORTED = (
+    f"supported: {', '.join(FAMILIES)} with dense layers, full or sliding attention, "
+    f"rope types {', '.join(_ROPE_TYPES)}"
+)
+"""By the own decoder."""
 _SIZES = ("hidden", "layers", "heads", "kv_heads", "intermediate", "vocab", "context")
 
 
@@ -190,3 +203,37 @@ def capped(shape: ModelShape, max_context: int | None) -> ModelShape:
     if max_context is None:
         return shape
     return replace(shape, context=min(shape.context, max_context))
+
+
+def rotary(config: Any, head_dim: int) -> dict[str, Any]:
+    """Inverse frequencies and the cos/sin scale, computed by transformers' own rope table; those of
+    layers with a window, where a config has them apart."""
+    rope = dict(getattr(config, "rope_parameters", None) or {})
+    of_kind, kinds = rope.get("sliding_attention"), getattr(config, "layer_types", None) or ()
+    if of_kind is None:
+        inv_freq, scale = _frequencies(config, rope, head_dim)
+        return {"inv_freq": inv_freq, "rope_scale": scale}
+    (far, scale), (near, same) = (
+        _frequencies(config, dict(rope[kind]), head_dim, layer_type=kind)
+        for kind in ("full_attention", "sliding_attention")
+    )
+    if same != 1.0:
+        raise NotBuiltError("scaled positions in a window are not supported")
+    slides = tuple(n for n, kind in enumerate(kinds) if kind == "sliding_attention")
+    return {"inv_freq": far, "rope_scale": scale, "near_freq": near, "near": slides}
+
+
+def _frequencies(
+    config: Any, rope: dict[str, Any], head_dim: int, **of_layers: str
+) -> tuple[tuple[float, ...], float]:
+    kind = rope.get("rope_type", "default")
+    if kind not in _ROPE_TYPES:
+        raise NotBuiltError(f"rope type {kind!r} is not supported; {SUPPORTED}")
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise NotBuiltError(f"partial rotary positions are not supported; {SUPPORTED}")
+    if kind in ("default", "dynamic"):  # which changes behind max_position_embeddings alone
+        return frequencies(float(rope.get("rope_theta", 10_000.0)), head_dim), 1.0
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: PLC0415 (slow import)
+
+    freq, scale = ROPE_INIT_FUNCTIONS[kind](config, "cpu", **of_layers)
+    return tuple(freq.double().tolist()), float(scale)

@@ -92,11 +92,16 @@ class ModelShape:
     a head of its own.
     stored_bfloat16: whether the checkpoint says that its weights are in bfloat16.
     inv_freq: rotary inverse frequencies [head_dim / 2]; rope_scale multiplies cos and sin (yarn).
+    near_freq: the same of layers `near`, where those have others.
+    embed_scale: what rows of the embedding are multiplied by. lifted: norms' weights are stored
+    without the 1 that is added to them. after_norms: what a half adds is normalised, too.
     groups: layers by what attention does in them; () where all do alike, and see all tokens.
     states: what recurrent layers keep of a row, in the order of a flat record.
     shared: (layer, whose KV it reads) of layers that have none of their own.
     packed: of a quantised checkpoint's projections, all layers together, the bytes of those that
     stay quantised, and the values of the others; None of a plain one.
+    blocks: of a GGUF file, the bytes of its blocks as products of ours read them, and the values of
+    its other tensors; None of other files.
     built: of a model that `transformers` builds; None where the decoder is our own.
     """
 
@@ -123,11 +128,17 @@ class ModelShape:
     learned_positions: int | None = None
     inv_freq: tuple[float, ...] = ()
     rope_scale: float = 1.0
+    near_freq: tuple[float, ...] = ()
+    near: tuple[int, ...] = ()
+    embed_scale: float = 1.0
+    lifted: bool = False
+    after_norms: bool = False
     stored_bfloat16: bool = False
     groups: tuple[LayerGroup, ...] = ()
     states: tuple[StatePart, ...] = ()
     shared: tuple[tuple[int, int], ...] = ()
     packed: tuple[int, int] | None = None
+    blocks: tuple[int, int] | None = None
     built: BuiltSizes | None = None
 
     @property
@@ -151,7 +162,7 @@ class ModelShape:
         if self.mlp_bias:
             mlp += (2 if self.gated else 1) * self.intermediate + h
         own_head = self.has_lm_head and not self.tied
-        total = self.layers * (attention + mlp + 2 * norm) + norm
+        total = self.layers * (attention + mlp + (4 if self.after_norms else 2) * norm) + norm
         total += (2 if own_head else 1) * self.vocab * h
         if self.learned_positions is not None:
             total += (self.full_context + self.learned_positions) * h
@@ -221,6 +232,8 @@ class TensorNames:
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     out: str = "self_attn.o_proj"
     mlp_norm: str = "post_attention_layernorm"
+    after_attention: str = "post_attention_layernorm"
+    after_mlp: str = "post_feedforward_layernorm"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
 
@@ -229,9 +242,10 @@ class TensorNames:
 class ModelFamily:
     """One `model_type`, declared.
 
-    flags: fields of ModelShape that are not read alike for all, of a config, or of an empty one,
-    which stands for a random shape. window: the sliding window that a config asks for. oddity: what
-    a config has that the decoder does not.
+    flags: fields of ModelShape that are not read alike for all, of a config that has no other keys
+    than its family reads (`known.CONFIGS`), or of an empty one, which stands for a random shape.
+    window: the sliding window that a config asks for. oddity: what a config has that the decoder
+    does not.
     """
 
     flags: Callable[[Any], dict[str, Any]] = lambda config: {}
@@ -247,7 +261,7 @@ def _llama_flags(config: Any) -> dict[str, Any]:
 
 
 def _qwen3_flags(config: Any) -> dict[str, Any]:
-    return {**_llama_flags(config), "mlp_bias": False, "qk_norm": True}
+    return {**_llama_flags(config), "qk_norm": True}
 
 
 def _qwen_window(config: Any) -> int | None:
@@ -280,11 +294,29 @@ def _opt_oddity(config: Any) -> str | None:
     return None if config.layer_norm_elementwise_affine else "norms without weights"
 
 
+def _gemma3_flags(config: Any) -> dict[str, Any]:
+    return {
+        **_qwen3_flags(config),
+        "activation": getattr(config, "hidden_activation", "gelu_pytorch_tanh"),
+        "tied": bool(getattr(config, "tie_word_embeddings", True)),
+        "lifted": True,
+        "after_norms": True,
+    }
+
+
+def _gemma3_oddity(config: Any) -> str | None:
+    """What the largest, and models that are derived from these, have."""
+    capped = config.attn_logit_softcapping, config.final_logit_softcapping
+    if any(capped) or config.use_bidirectional_attention:
+        return "soft caps, or attention to later tokens"
+    same = config.query_pre_attn_scalar == config.head_dim
+    return None if same else "scores of another scale"
+
+
 FAMILIES: dict[str, ModelFamily] = {
     "opt": ModelFamily(
         _opt_flags,
-        lambda config: None,
-        TensorNames(
+        tensors=TensorNames(
             prefix="model.decoder.",
             final_norm="final_layer_norm",
             attention_norm="self_attn_layer_norm",
@@ -293,10 +325,15 @@ FAMILIES: dict[str, ModelFamily] = {
             gate_up=("fc1",),
             down="fc2",
         ),
-        _opt_oddity,
+        oddity=_opt_oddity,
     ),
     "llama": ModelFamily(_llama_flags),
     "mistral": ModelFamily(),
     "qwen2": ModelFamily(lambda config: {"qkv_bias": True}, _qwen_window),
     "qwen3": ModelFamily(_qwen3_flags, _qwen_window),
+    "gemma3_text": ModelFamily(
+        _gemma3_flags,
+        tensors=TensorNames(mlp_norm="pre_feedforward_layernorm"),
+        oddity=_gemma3_oddity,
+    ),
 }

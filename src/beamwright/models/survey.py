@@ -31,7 +31,6 @@ NAME = "beamwright"
 _SURVEY = "beamwright-survey"
 _LEAST_VERSION = (5, 23)
 _TOKENS = 8
-_BY_LENGTH = ("dynamic", "longrope")
 _MIXES = {
     *("conv1d", "cumsum", "matmul", "__matmul__", "bmm", "baddbmm", "einsum", "roll"),
     "scaled_dot_product_attention",
@@ -56,15 +55,16 @@ class Attended:
 class Survey:
     """A model on the meta device, and what a forward pass of it has shown.
 
-    body: the model without its head, by that name; layers_at: the list of its layers. calls: by
-    layer. products: names of weights that nothing but `F.linear` reads. experts: names of those
-    modules, and how many experts a token takes.
+    body: the model without its head, by that name; layers_at: the list of its layers. is_part: it
+    is the text part of a larger model. calls: by layer. products: names of weights that nothing but
+    `F.linear` reads. experts: names of those modules, and how many experts a token takes.
     """
 
     model: Any
     body: Any
     body_at: str
     layers_at: str
+    is_part: bool = False
     calls: dict[int, Attended] = field(default_factory=dict)
     recurrent: dict[str, tuple[StatePart, ...]] = field(default_factory=dict)
     products: frozenset[str] = frozenset()
@@ -162,6 +162,10 @@ def survey(config: Any, dtype: torch.dtype = torch.bfloat16) -> Survey:
             found = _build(text, dtype)
             with torch.inference_mode():
                 _run(found)
+            found.is_part = text is not config
+            for module in found.model.modules():  # what the pass has left: long_inv_freq
+                kept = {n: v for n, v in vars(module).items() if not isinstance(v, Tensor)}
+                module.__dict__ = kept
     except NotBuiltError:
         raise
     except Exception as error:  # model code of any family
@@ -185,6 +189,9 @@ def _build(config: Any, dtype: torch.dtype) -> Survey:
     if type(config) not in AutoModelForCausalLM._model_mapping:
         line = "transformers builds no causal model of its text part alone"
         raise NotBuiltError(_refusal(config, line))
+    for rope in _ropes(config):
+        if rope.get("rope_type") == "dynamic" and "alpha" not in rope:
+            rope["rope_type"] = "default"  # the same up to max_position_embeddings
     options = {"attn_implementation": _SURVEY, "experts_implementation": NAME, "dtype": dtype}
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options).eval()
@@ -340,17 +347,22 @@ def shape_of(found: Survey, max_context: int | None) -> ModelShape:
     )
 
 
+def _ropes(config: Any) -> list[dict[str, Any]]:
+    """How positions are turned: of all layers, or of each kind of them."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return [rope, *(value for value in rope.values() if isinstance(value, dict))]
+
+
 def _check_rotary(config: Any, context: int) -> None:
     """
     Raises:
         NotBuiltError: if rotary frequencies follow from the longest path of a batch.
     """
-    rope = dict(getattr(config, "rope_parameters", None) or {})
-    for each in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+    for each in _ropes(config):
         most = each.get("original_max_position_embeddings") or config.max_position_embeddings
-        if each.get("rope_type") in _BY_LENGTH and context > most:
+        if each.get("rope_type") == "longrope" and context > most:
             raise NotBuiltError(
-                f"rope type {each['rope_type']!r} changes with the longest path in a batch: use "
+                f"rope type 'longrope' changes with the longest path in a batch: use "
                 f"--context {most} or less"
             )
 

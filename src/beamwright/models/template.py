@@ -1,18 +1,24 @@
 """Chat templates are programs that a model folder brings along: they are given bounds.
 
-`transformers` renders them in Jinja's sandbox, which keeps them from everything but memory and
-time; that of the bundled pair is rendered here, without waiting for `transformers`.
+They are rendered here, with the names that `transformers` gives them, in Jinja's sandbox, which
+keeps them from everything but memory and time. The time that they see is an argument: a render
+never looks at the clock.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import re
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
 
-from jinja2 import Environment, TemplateSyntaxError, meta, nodes
+from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -26,8 +32,15 @@ _LARGEST = 100_000
 _LONGEST_REPEATED = 100
 _WIDTH = re.compile(r"%[^a-zA-Z%]*(\d{4}|\*)|\{[^{}]*:[^{}]*(\d{4}|\{)")
 
+_WORD = re.compile(r"\w+")
+_PHRASE = 8  # words
+_MOST_PHRASES = 64
+CLOCK = "strftime_now"  # what templates ask for the time
+_NO_TIME = "1970-01-01"  # of what is rendered to look at the template alone
+
 WriteChat = Callable[..., str]
-"""A conversation as text: `messages`, and what else the template may ask for by name."""
+"""A conversation as text: `messages`, and what else the template may ask for by name; `now` is the
+time that it sees, in ISO 8601."""
 
 
 class _Generation(Extension):
@@ -40,6 +53,26 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _to_json(value: Any, *, ensure_ascii: bool = False, **form: Any) -> str:
+    """Jinja's own filter escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **form)
+
+
+_ENVIRONMENT = ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+)
+_ENVIRONMENT.filters["tojson"] = _to_json
+_ENVIRONMENT.globals |= {
+    "raise_exception": _refuse,
+    # Methods of the class would change what a template is given.
+    "dict": lambda *args, **named: dict(*args, **named),  # noqa: PLW0108
+}
+
+
 # --- bounds ----------------------------------------------------------------------------------
 
 
@@ -49,39 +82,42 @@ def check_template(template: Any, where: str) -> None:
     template: of a tokenizer; several go by name.
 
     Raises:
-        InputError: for a power, a product without a small literal, a large number or width, and a
-            text that is too long or nested too deeply.
+        InputError: for a power, a product without a small literal, a large number or width, a text
+            that is too long or nested too deeply, and one that is no Jinja.
     """
-    for text in template.values() if isinstance(template, dict) else [template]:
-        if not isinstance(text, str):
-            continue
+    way = "; correct it, or give --chat-template FILE for --model"
+    for text in _texts(template):
         try:
             wrong = _refused(text)
-        except TemplateSyntaxError:
-            continue  # said by whoever renders it
+            if wrong is None:
+                _compiled(text)
+        except TemplateSyntaxError as error:
+            line = (text.splitlines() or [""])[min(error.lineno, len(text.splitlines())) - 1]
+            wrong = f"no Jinja that can be read, at line {error.lineno}: {line.strip():.60}"
         except (RecursionError, MemoryError):
             wrong = "nested too deeply"
         except (ValueError, OverflowError) as error:  # a number too long to be read
             wrong = line_of(error)
         if wrong is not None:
-            raise InputError(f"{where}: chat template: {wrong}")
+            raise InputError(f"{where}: chat template: {wrong}{way}")
 
 
 def names_read(template: str | dict[str, str] | None) -> frozenset[str]:
     """Names that a template, or one of several, may read of what it is given."""
-    texts = template.values() if isinstance(template, dict) else [template or ""]
-    return frozenset[str]().union(*(meta.find_undeclared_variables(_parse(t)) for t in texts))
+    read = (meta.find_undeclared_variables(_ENVIRONMENT.parse(t)) for t in _texts(template))
+    return frozenset[str]().union(*read)
 
 
-def _parse(text: str) -> nodes.Template:
-    return Environment(extensions=[_Generation, loopcontrols]).parse(text)
+def _texts(template: Any) -> Iterator[str]:
+    several = template.values() if isinstance(template, dict) else [template]
+    return (text for text in several if isinstance(text, str))
 
 
 def _refused(text: str) -> str | None:
     """What a template must not do; None for what it may."""
     if len(text) > _MOST_SOURCE:
         return f"{len(text):,} characters, more than {_MOST_SOURCE:,}"
-    parsed = _parse(text)
+    parsed = _ENVIRONMENT.parse(text)
     waiting: list[tuple[nodes.Node, int]] = [(parsed, 0)]
     while waiting:
         node, depth = waiting.pop()
@@ -122,18 +158,72 @@ def _pattern(node: nodes.Node) -> str:
     return str(literal.value) if isinstance(literal, nodes.Const) else ""
 
 
+def is_held(text: str, rendered: str) -> bool:
+    """True if a rendered text holds another one, or half of its phrases: templates take blanks
+    away, and may escape or leave out a word."""
+    shown = _words(rendered.replace("\\n", "\n"))
+    if (whole := _words(text)) in shown:
+        return True
+    words = whole.split()
+    phrases = [" ".join(words[i : i + _PHRASE]) for i in range(0, len(words), _PHRASE)]
+    phrases = phrases[:: 1 + len(phrases) // _MOST_PHRASES]
+    return sum(phrase in shown for phrase in phrases) * 2 >= len(phrases)
+
+
+def _words(text: str) -> str:
+    return " ".join(_WORD.findall(text.casefold()))
+
+
+# --- calls whose arguments are no object -----------------------------------------------------
+
+
+def with_objects(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages for a template that goes through the members of a call's arguments: a text that is
+    no JSON, as of a call that was cut off, is inside an object.
+
+    Raises:
+        InputError: for other arguments that are none.
+    """
+    turns = deepcopy([*map(dict, messages)])
+    for i, turn in enumerate(turns):
+        for j, call in enumerate(turn.get("tool_calls") or ()):
+            function = call.get("function", call)
+            given = function.get("arguments", {})
+            if not isinstance(given, Mapping):
+                function["arguments"] = {"arguments": given}
+                with suppress(ValueError, RecursionError):
+                    _ = json.loads(given) if isinstance(given, str) else given
+                    place = f"messages[{i}].tool_calls[{j}].function.arguments"
+                    raise InputError(f"{place}: the chat template reads an object: {given!r:.60}")
+    return turns
+
+
 # --- rendering -------------------------------------------------------------------------------
 
 
-def template_writer(template: str, special_tokens: Mapping[str, str]) -> WriteChat:
-    """What renders a template without `transformers`. special_tokens: by role, `bos_token`."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    compiled = environment.from_string(template)
+def template_writer(template: str | dict[str, str], special_tokens: Mapping[str, str]) -> WriteChat:
+    """What renders a template; of several the one for tools, where there are any, or the default.
 
-    def write(messages: Any, **names: Any) -> str:
-        return compiled.render({"messages": messages, **special_tokens, **names})
+    special_tokens: by role, `bos_token`.
+    """
+
+    def write(messages: Any, *, now: str | None = None, **names: Any) -> str:
+        usual = template if isinstance(template, str) else template.get("default")
+        if isinstance(template, dict) and names.get("tools"):
+            usual = template.get("tool_use", usual)
+        if usual is None:
+            _refuse(f"none of {', '.join(template)} is the default; --chat-template chooses one")
+        clock = {CLOCK: datetime.fromisoformat(now or _NO_TIME).strftime}
+        nothing = {"tools": None, "documents": None}
+        given = {"messages": messages, **nothing, **clock, **special_tokens, **names}
+        return _compiled(usual).render(given)
 
     return write
+
+
+@lru_cache(maxsize=64)
+def _compiled(text: str) -> Template:
+    return _ENVIRONMENT.from_string(text)
 
 
 def render(make: Callable[[], str], where: str) -> str:

@@ -1,14 +1,14 @@
 """TextCodec: text to token ids and back, chat template, and the bytes of each token.
 
-Thin over `tokenizers`, read by `transformers`. Prompts are rendered once; after that everything is
-token ids.
+Thin over `tokenizers`; its files are read by `token_files`. Prompts are rendered once; after that
+everything is token ids.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -18,34 +18,37 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 
 from beamwright.errors import InputError, line_of
-from beamwright.io import read_object
-from beamwright.models.config import BUNDLED, read_eos_ids
-from beamwright.models.formats.described import GGUF
+from beamwright.models.config import read_eos_ids
 from beamwright.models.template import (
-    WriteChat,
+    CLOCK,
     check_template,
+    is_held,
     names_read,
     render,
     template_writer,
+    with_objects,
 )
 from beamwright.models.thinking import ThoughtMarks, template_switch
+from beamwright.models.token_files import (
+    check_tokenizer,
+    is_panic,
+    of_transformers,
+    read_token_files,
+)
 
 PLACE = "\ue000"  # stands for a text to come: a private character that no template touches
 _PIECE = 1 << 16  # characters that are tokenised at a time where only their number matters
-_MOST_GROWTH = 100  # a blank becomes three characters, a digit or a ligature a few
+_LEFT_OUT = "the chat template leaves"
+_ANOTHER = "give --chat-template FILE with one that shows it"
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
-_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt",
-    "spiece.model",
-)  # fmt: skip
 
 
 class TextCodec:
     """One model's tokenizer and chat template.
 
     eos_ids: every token id that ends a path. special_tokens: by role, `bos_token` and so on.
-    chat_template: a text, or several by name; None where there is none. write: renders it.
-    template_args: what else it is given, by name.
+    chat_template: a text, or several by name; None where there is none. template_args: what else
+    it is given, by name. remarks: what its user has to know of it, a line each.
     """
 
     def __init__(
@@ -54,12 +57,13 @@ class TextCodec:
         eos_ids: frozenset[int] = frozenset(),
         special_tokens: Mapping[str, str] = MappingProxyType({}),
         chat_template: str | dict[str, str] | None = None,
-        write: WriteChat | None = None,
     ) -> None:
         self.template_args: Mapping[str, Any] = {}
         self.tokenizer = tokenizer
+        self.first_id: int | None = None  # of what a prompt begins with, whatever its template does
         self.chat_template = chat_template
-        self._write = write
+        self.remarks: tuple[str, ...] = ()
+        self._write = template_writer(chat_template or {}, special_tokens)
         ids = {role: tokenizer.token_to_id(token) for role, token in special_tokens.items()}
         self.bos_id: int | None = ids.get("bos_token")
         last: int | None = ids.get("eos_token")
@@ -80,21 +84,17 @@ class TextCodec:
             InputError: if the tokenizer or the template cannot be read, or the tokenizer stands for
                 code of the folder's own.
         """
-        template = None if chat_template is None else _template_text(chat_template)
-        is_gguf = folder.suffix == GGUF
-        if not is_gguf and not any((folder / name).is_file() for name in _FILES):
-            raise InputError(
-                f"model {folder}: no tokenizer in this folder (none of {', '.join(_FILES)})"
-            )
-        if folder.parent == BUNDLED and template is None:
-            codec = _bundled(folder)
-        else:
-            codec = _by_transformers(folder, template)
-        check_template(codec.chat_template, f"model {folder}")
-        if (growth := _growth(codec.tokenizer)) > _MOST_GROWTH:
-            line = f"its normalizer makes {growth} characters of one"
-            raise InputError(f"model {folder}: its tokenizer cannot be used ({line})")
-        codec.eos_ids |= read_eos_ids(folder)
+        where, files = f"model {folder}", read_token_files(folder)
+        template = files.chat_template if chat_template is None else _template_text(chat_template)
+        check_template(template, where)
+        ends = files.ends | read_eos_ids(folder)
+        codec = cls(files.tokenizer, ends, files.special_tokens, template)
+        codec.first_id = codec.bos_id if files.adds_bos else None
+        last = (files.tokenizer.id_to_token(index) for index in codec.eos_ids)
+        needed = [str(template), files.special_tokens.get("bos_token", ""), *filter(None, last)]
+        codec.remarks += *files.remarks, *check_tokenizer(files.tokenizer, where, needed)
+        if template is None:
+            codec.remarks += (f"{where}: no chat template: prompts are plain text",)
         codec.template_args = template_args
         return codec
 
@@ -130,6 +130,22 @@ class TextCodec:
             return True
 
     @cached_property
+    def reads_time(self) -> bool:
+        """True if what the chat template renders depends on the time."""
+        return CLOCK in names_read(self.chat_template)
+
+    @cached_property
+    def _takes_parts(self) -> bool:
+        """True if the chat template shows a message's text only where it is in a list of parts, as
+        templates for images do."""
+        said = {"role": "user", "content": PLACE}
+        for turn, is_shown in ((said, True), (_in_parts(said), False)):
+            with suppress(InputError):
+                if PLACE in self._rendered([turn], "", add_generation_prompt=True):
+                    return not is_shown
+        return False
+
+    @cached_property
     def has_system_role(self) -> bool:
         """True if the chat template shows a system message."""
         messages = [{"role": "system", "content": PLACE}, {"role": "user", "content": "?"}]
@@ -157,12 +173,18 @@ class TextCodec:
         said = [{"role": "user", "content": problem}]
         return self.encode_prompt(self.conversation(said, system_prompt, (), template_args))
 
+    def opens_thought(self, template_args: Mapping[str, Any]) -> bool:
+        """True if the chat template itself begins the thought of a reply."""
+        if self.chat_template is None or self.thoughts is None:
+            return False
+        said = [{"role": "user", "content": PLACE}]
+        text = self.chat(said, add_generation_prompt=True, given=template_args)
+        return self.thoughts.opened(self.encode(text))
+
     @cached_property
     def takes_tools(self) -> bool:
         """True if the chat template shows functions that may be called."""
-        template = self.chat_template
-        texts = template.values() if isinstance(template, dict) else [template]
-        return any(isinstance(text, str) and "tools" in text for text in texts)
+        return "tools" in names_read(self.chat_template)
 
     def unread(self, template_args: Mapping[str, Any]) -> list[str]:
         """Names of arguments that the chat template does not read."""
@@ -196,13 +218,23 @@ class TextCodec:
         if not self.has_system_role:
             turns = _without_system(turns)
         given = {**template_args, **({"tools": [*map(dict, tools)]} if tools else {})}
-        return self.chat(turns, add_generation_prompt=True, given=given)
+        try:
+            text = self.chat(turns, add_generation_prompt=True, given=given)
+        except InputError:
+            if turns == (changed := with_objects(turns)):
+                raise
+            text = self.chat(changed, add_generation_prompt=True, given=given)
+        asked = [str(turn["content"]) for turn in messages if turn["role"] == "user"]
+        if asked and not is_held(asked[-1], text):
+            raise InputError(f"{_LEFT_OUT} the problem out of the prompt: {_ANOTHER}")
+        return text
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a prompt's text; a chat template has put its special tokens into it."""
-        if self.chat_template is not None:
-            return self.encode(text)
-        return list(self._encode([text], add_special_tokens=True)[0].ids)
+        plain = self.chat_template is None
+        ids = list(self._encode([text], add_special_tokens=plain)[0].ids)
+        first = [] if self.first_id is None else [self.first_id]
+        return ids if ids[: len(first)] == first else first + ids
 
     def render_turn(
         self, text: str, template_args: Mapping[str, Any] = MappingProxyType({})
@@ -221,8 +253,9 @@ class TextCodec:
         messages = [users[0], reply, users[1]]
         said = self.chat(messages, add_generation_prompt=True, given=template_args)
         _, place, after = said.rpartition(PLACE)
-        if not place:
-            raise InputError("chat template: it leaves out what the assistant has said")
+        if not (place and is_held(text, after)):
+            left = "what is asked" if place else "what the assistant has said"
+            raise InputError(f"{_LEFT_OUT} out {left}: {_ANOTHER}")
         return self.encode(after)
 
     def chat(
@@ -239,25 +272,25 @@ class TextCodec:
         Raises:
             InputError: if the chat template fails.
         """
-        if self._write is None:
+        if self.chat_template is None:
             raise InputError(f"{name or 'the model'}: chat template: there is none")
-        make = partial(
-            self._write,
-            [dict(message) for message in messages],
-            add_generation_prompt=add_generation_prompt,
-            **{**self.template_args, **given},
-        )
-        return render(make, f"{name}: " if name else "")
+        turns = [*map(_in_parts, messages)] if self._takes_parts else messages
+        added = {"add_generation_prompt": add_generation_prompt, **self.template_args, **given}
+        return self._rendered(turns, f"{name}: " if name else "", **added)
 
-    def is_longer(self, text: str, num_tokens: int) -> bool:
-        """True if a text has more tokens than that, without looking at the rest of it."""
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], where: str, **given: Any) -> str:
+        turns = [{key: v for key, v in turn.items() if v is not None} for turn in messages]
+        return render(partial(self._write, turns, **given), where)
+
+    def count_tokens(self, text: str, most: int) -> int:
+        """Tokens of a text; of one with more than `most`, without looking at the rest of it."""
         count = 0
         for start in range(0, len(text), _PIECE):
+            if count > most:
+                break
             # What a cut splits is a token more; so long a text may have some more.
-            count += len(self.encode(text[start : start + _PIECE])) - 1
-            if count > num_tokens:
-                return True
-        return False
+            count += len(self.encode(text[start : start + _PIECE])) - (start > 0)
+        return count
 
     def encode(self, text: str) -> list[int]:
         """Token ids of text that already holds its special tokens."""
@@ -276,7 +309,7 @@ class TextCodec:
                 list(texts), add_special_tokens=add_special_tokens
             )
         except BaseException as error:
-            if not _is_panic(error):
+            if not is_panic(error):
                 raise
             raise InputError(f"the model's tokenizer: {line_of(error)}") from error
         return coded
@@ -328,6 +361,13 @@ class TextCodec:
         return pieces
 
 
+def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose text is the one part of its content."""
+    text = message.get("content")
+    parts = [{"type": "text", "text": text}] if isinstance(text, str) else text
+    return {**message, "content": parts}
+
+
 def _without_system(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """For a template without that role: its texts go before what the user says next."""
     turns: list[dict[str, Any]] = []
@@ -357,19 +397,6 @@ def _template_text(chat_template: str) -> str:
     return chat_template
 
 
-def _growth(tokenizer: Tokenizer) -> int:
-    """How many characters the normalizer's replacements make of one, at the most."""
-    normalizer = tokenizer.normalizer
-    written = {} if normalizer is None else json.loads(normalizer.__getstate__())
-    growth, waiting = 1, [written]
-    while waiting:
-        part = waiting.pop()
-        waiting += part.get("normalizers", [])
-        replaced = part.get("pattern", {}).get("String") or "?"
-        growth *= max(1, len(part.get("content", "")) // len(replaced))
-    return growth
-
-
 def _byte_level_table() -> dict[str, int]:
     """GPT-2's alphabet: which character stands for which byte.
 
@@ -381,58 +408,7 @@ def _byte_level_table() -> dict[str, int]:
     return table | {chr(256 + number): byte for number, byte in enumerate(others)}
 
 
-def _bundled(folder: Path) -> TextCodec:
-    """The tokenizer of the bundled pair: importing `transformers` takes longer than its search."""
-    written = read_object(folder / "tokenizer_config.json")
-    special = {role: written[role] for role in ("bos_token", "eos_token", "pad_token")}
-    template: str = written["chat_template"]
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    write = template_writer(template, special)
-    return TextCodec(tokenizer, frozenset(), special, template, write)
-
-
-def _by_transformers(folder: Path, chat_template: str | None) -> TextCodec:
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: PLC0415 (slow import)
-
-    try:
-        if folder.suffix == GGUF:
-            loaded = PreTrainedTokenizerFast.from_pretrained(folder.parent, gguf_file=folder.name)
-        else:
-            loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except BaseException as error:  # of many kinds; each is about what the files say
-        if not isinstance(error, Exception) and not _is_panic(error):
-            raise
-        file = folder / "tokenizer_config.json"
-        line = line_of(error)
-        if file.is_file() and read_object(file).get("auto_map"):
-            line = f"this folder wants to run its own code (auto_map in {file.name}): never done"
-        raise InputError(f"model {folder}: its tokenizer cannot be read ({line})") from error
-    for made_of in ("_vocab", "_merges"):  # 60 MB of a vocabulary of 150,000; the backend has both
-        vars(loaded).pop(made_of, None)
-    return wrapped(loaded, chat_template, f"model {folder}")
-
-
-def wrapped(loaded: Any, chat_template: str | None = None, where: str = "") -> TextCodec:
-    """The codec of a tokenizer of `transformers`. chat_template: instead of its own.
-
-    Raises:
-        InputError: if it is none over `tokenizers`.
-    """
-    if chat_template is not None:
-        loaded.chat_template = chat_template
-    tokenizer = getattr(loaded, "backend_tokenizer", None)
-    if not isinstance(tokenizer, Tokenizer):
-        kind = type(loaded).__name__
-        raise InputError(f"{where}: its tokenizer cannot be read ({kind}: not of `tokenizers`)")
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    special = {role: str(token) for role, token in loaded.special_tokens_map.items()}
-    write = None
-    if loaded.chat_template is not None:
-        write = partial(loaded.apply_chat_template, tokenize=False)
-    return TextCodec(tokenizer, frozenset(), special, loaded.chat_template, write)
-
-
-def _is_panic(error: BaseException) -> bool:
-    """True for what a library written in Rust gives up with, which is no `Exception`."""
-    return type(error).__module__ == "pyo3_runtime"
+def wrapped(loaded: Any) -> TextCodec:
+    """The codec of a tokenizer of `transformers`. Raises InputError as `of_transformers`."""
+    tokenizer, special_tokens, chat_template, *_ = of_transformers(loaded)
+    return TextCodec(tokenizer, frozenset(), special_tokens, chat_template)

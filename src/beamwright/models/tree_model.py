@@ -19,7 +19,6 @@ from torch import Tensor
 from beamwright.attention.groups import GroupedAttention
 from beamwright.attention.protocols import AttentionBackend
 from beamwright.errors import HOST_TIER, DeviceMemoryError
-from beamwright.kv.checksums import Checksums
 from beamwright.kv.link import KVLog, Link
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout, SharedMemory, group_layouts
 from beamwright.kv.segments import (
@@ -48,7 +47,6 @@ class HostOptions:
     link: Link
     recompute: bool = False
     share_loads: bool = True
-    checks: Callable[[], Checksums | None] = lambda: None
 
 
 StoreMaker = Callable[[KVLayout, ByteBudget, torch.device], SegmentStore]
@@ -134,7 +132,7 @@ class TreeModel:
                 budget = ByteBudget(host.budget_bytes, HOST_TIER, hint)
                 pinned = decoder.device.type == "cuda"
                 there = BlockPool(layouts, budget, pinned=pinned, states=states)
-                tier = HostTier(there, host.link, host.recompute, host.share_loads, host.checks())
+                tier = HostTier(there, host.link, host.recompute, host.share_loads)
             copies = backend.copies_per_beam
             self.store = SegmentStore(pool, tier, copies_per_beam=copies, log=log)
         self.store.recompute_segments = lambda lost: recompute(self.store, lost, self.prefill)

@@ -9,19 +9,21 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from beamwright.errors import InputError, NotFiniteError
+from beamwright.errors import NotFiniteError
 from beamwright.models.decoder import Linear
 from beamwright.models.dense import DecoderWeights, Layer, Norm
+from beamwright.models.fit import check_fit
 from beamwright.models.formats import StoredWeights, open_checkpoint
 from beamwright.models.formats.rows import StoredRows
-from beamwright.models.grouped import GroupedLinear, check_size, joined
+from beamwright.models.grouped import check_size, joined
 from beamwright.models.linear import quantise_linear
+from beamwright.models.native import is_taken
 from beamwright.models.shape import FAMILIES, ModelShape, TensorNames
 from beamwright.plan.costs import Storage
 
@@ -42,6 +44,7 @@ class Placing:
 
     storage: how the projections of layers are kept. pack: what each projection, and the LM head,
     becomes then; each is converted before the next is read. head: the LM head is read.
+    has_others: the file may have more tensors outside of its layers, such as a verifier's head.
     """
 
     dtype: torch.dtype
@@ -50,6 +53,7 @@ class Placing:
     pack: Convert = as_read
     head: bool = True
     tile_rows: int | None = None
+    has_others: bool = False
 
 
 class _Reader:
@@ -66,10 +70,9 @@ class _Reader:
         self._where = f"model {where}: weight {prefix}"
 
     def need(self, name: str, *size: int) -> Tensor:
-        stored = self._stored
-        tensor = None if stored is None else stored.tensor(self._prefix + name)
-        if tensor is None:
-            raise InputError(f"{self._where}{name} is missing")
+        assert self._stored is not None
+        tensor = self._stored.tensor(self._prefix + name)
+        assert tensor is not None  # see `check_weights`
         check_size(tuple(tensor.shape), size, f"{self._where}{name}")
         placed = tensor.to(device=self._device, dtype=self._dtype)
         check_finite(placed, tensor, f"{self._where}{name}")
@@ -77,14 +80,18 @@ class _Reader:
 
     def rows(self, name: str, table: Tensor) -> Tensor | StoredRows:
         """What stays of a table of which few rows are wanted: of a large one its file."""
-        if self._stored is None or self._device != "cpu" or table.nbytes < _LARGE_TABLE_BYTES:
-            return table
-        return self._stored.rows(self._prefix + name, self._dtype) or table
+        return table if table.nbytes < _LARGE_TABLE_BYTES else self.stored_rows(name) or table
+
+    def stored_rows(self, name: str) -> StoredRows | None:
+        """Rows of a table in its file, where they can be read one by one."""
+        if self._stored is None or self._device != "cpu":
+            return None
+        return self._stored.rows(self._prefix + name, self._dtype)
 
     def linear(self, names: list[str], outs: list[int], columns: int, bias: bool) -> Linear:
         """One (fused) projection from the named ones, stacked row-wise."""
         biases = self._stacked([f"{name}.bias" for name in names], outs) if bias else None
-        kept = [self._kept(name, rows, columns) for name, rows in zip(names, outs, strict=True)]
+        kept = [self.kept(name, rows, columns) for name, rows in zip(names, outs, strict=True)]
         if any(kept):
             parts = [
                 linear or Linear(self.need(f"{name}.weight", rows, columns))
@@ -93,9 +100,9 @@ class _Reader:
             return joined(parts, biases)
         return Linear(self._stacked([f"{name}.weight" for name in names], outs, columns), biases)
 
-    def _kept(self, name: str, *size: int) -> GroupedLinear | None:
+    def kept(self, name: str, *size: int) -> Linear | None:
         """The projection as its file has it, where that is wanted and there is such a form."""
-        if self._stored is None or self.placing.storage is not Storage.STORED:
+        if self._stored is None or not self.placing.storage.is_stored:
             return None
         if (linear := self._stored.linear(self._prefix + name)) is None:
             return None
@@ -109,7 +116,8 @@ class _Reader:
 
     def norm(self, name: str, shape: ModelShape, size: int) -> Norm:
         bias = self.need(f"{name}.bias", size) if shape.norm == "layer" else None
-        return Norm(shape.norm, shape.norm_eps, self.need(f"{name}.weight", size), bias)
+        weight = self.need(f"{name}.weight", size)
+        return Norm(shape.norm, shape.norm_eps, weight, bias, shape.lifted)
 
 
 def check_finite(placed: Tensor, stored: Tensor, what: str) -> None:
@@ -134,15 +142,6 @@ def _all_finite(values: Tensor) -> bool:
     )
 
 
-def tensor_names(folder: Path) -> frozenset[str]:
-    """Names of all tensors in a checkpoint folder; reads no weights.
-
-    Raises:
-        InputError: for missing or unreadable files.
-    """
-    return frozenset(open_checkpoint(folder).names())
-
-
 def read_tensors(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
     """Those of the named tensors that a checkpoint folder has, as they are stored.
 
@@ -153,18 +152,61 @@ def read_tensors(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
     return {name: tensor for name in names if (tensor := checkpoint.tensor(name)) is not None}
 
 
-def load_weights(folder: Path, shape: ModelShape, placing: Placing) -> DecoderWeights:
-    """Read a checkpoint folder.
+def load_weights(
+    folder: Path, shape: ModelShape, placing: Placing
+) -> tuple[ModelShape, DecoderWeights]:
+    """Read a checkpoint folder; returns the shape as `with_own_head`, too.
 
     Raises:
         InputError: for missing, unreadable or wrongly shaped weights, naming the tensor.
     """
     checkpoint = open_checkpoint(folder)
-    names = checkpoint.names()
-    stem = FAMILIES[shape.architecture].tensors.prefix
-    prefix = stem if any(name.startswith(stem) for name in names) else stem.partition(".")[2]
+    shape = with_own_head(shape, checkpoint)
+    check_weights(checkpoint, shape, str(folder), has_others=placing.has_others)
+    prefix = _prefix(checkpoint, shape)
     reader, head = (_Reader(checkpoint, at, placing, str(folder)) for at in (prefix, ""))
-    return _assemble(shape, reader, head)
+    return shape, _assemble(shape, reader, head)
+
+
+def check_weights(
+    stored: StoredWeights, shape: ModelShape, where: str, *, has_others: bool = False
+) -> None:
+    """Compare names and sizes of a checkpoint with those of the own decoder; reads no values.
+
+    Raises:
+        InputError: as `check_fit`.
+    """
+    needed = dict[str, tuple[int, ...]]()
+
+    class _Needed(_Reader):
+        def need(self, name: str, *size: int) -> Tensor:
+            needed[self._prefix + name] = size
+            return torch.empty(size, device="meta")
+
+    unread = Placing(torch.float32, "meta")
+    body, head = (_Needed(None, at, unread, where) for at in (_prefix(stored, shape), ""))
+    _assemble(shape, body, head)
+    spare = ["lm_head.weight"] * (shape.tied or not shape.has_lm_head)
+    spare += [name for name in stored.sizes if has_others and "layers." not in name]
+    check_fit(needed, stored.sizes, f"model {where}", shape.architecture, spare)
+
+
+def _prefix(stored: StoredWeights, shape: ModelShape) -> str:
+    """What stands before names of the model's body: a backbone alone is saved without `model.`."""
+    stem = FAMILIES[shape.architecture].tensors.prefix
+    alone = stem.partition(".")[2]
+    return alone if f"{alone}embed_tokens.weight" in stored.sizes else stem
+
+
+def with_own_head(shape: ModelShape, stored: StoredWeights) -> ModelShape:
+    """The shape of an own decoder, with an LM head of its own where the file has another than the
+    embedding: so `transformers` has it, whatever `tie_word_embeddings` says."""
+    name, embedding = "lm_head.weight", f"{_prefix(stored, shape)}embed_tokens.weight"
+    if not (shape.tied and shape.has_lm_head and {name, embedding} <= stored.sizes.keys()):
+        return shape
+    head, table = stored.tensor(name), stored.tensor(embedding)
+    same = head is not None and table is not None and torch.equal(head, table)
+    return replace(shape, tied=same)
 
 
 def random_weights(
@@ -215,6 +257,11 @@ def _assemble(shape: ModelShape, reader: _Reader, head: _Reader) -> DecoderWeigh
 def _ends(shape: ModelShape, reader: _Reader, head: _Reader) -> tuple[Tensor | StoredRows, Linear]:
     """The embedding, and the LM head: an empty one where nobody reads logits."""
     name, size = "embed_tokens.weight", (shape.vocab, shape.hidden)
+    if shape.has_lm_head and reader.placing.storage is Storage.BLOCKS:
+        of_head = (reader, "embed_tokens") if shape.tied else (head, "lm_head")
+        kept, rows = of_head[0].kept(of_head[1], *size), reader.stored_rows(name)
+        if kept is not None and is_taken(kept) and rows is not None:
+            return rows, reader.placing.pack(kept)
     table = reader.need(name, *size)
     if not shape.has_lm_head:
         lm_head = Linear(table.new_empty(0, shape.hidden))
@@ -244,6 +291,9 @@ def _layer(shape: ModelShape, called: TensorNames, reader: _Reader, at: str) -> 
     if shape.qk_norm:
         layer.query_norm = reader.norm(f"{at}self_attn.q_norm", shape, d)
         layer.key_norm = reader.norm(f"{at}self_attn.k_norm", shape, d)
+    if shape.after_norms:
+        layer.after_attention = reader.norm(at + called.after_attention, shape, h)
+        layer.after_mlp = reader.norm(at + called.after_mlp, shape, h)
     return layer
 
 

@@ -1,4 +1,4 @@
-"""Every schedule beside the others, before anything is loaded: which fit, and which is fastest."""
+"""Every schedule beside the others, before anything is loaded: which fit, and how fast they are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.machines import HardwareProfile
 from beamwright.plan.schedules import (
     Estimate,
-    ScheduleName,
     ScheduleRun,
     Scorer,
     in_verifier_tokens,
@@ -44,27 +43,6 @@ def estimate(
         **{f"layerwise/{run.layout}": run.layerwise() for run in streamed},
         **{f"locality/{run.layout}": run.locality() for run in runs},
     }
-
-
-def choose_schedule(
-    workload: Workload,
-    model: ModelCosts,
-    hardware: HardwareProfile,
-    kv_budget_bytes: int,
-    layout: Layout = Layout.TREE,
-) -> ScheduleName:
-    """In-GPU if the expected tree fits, else the faster of the other two.
-
-    If neither can run, "locality": it needs the least, and reports what is missing when it runs.
-    """
-    roofline, expected = Roofline(model, hardware), expected_search(workload)
-    run = ScheduleRun(workload, roofline, kv_budget_bytes, layout, expected)
-    if run.in_gpu().fits:
-        return "in-gpu"
-    layerwise_s, locality_s = run.layerwise().time_s, run.locality().time_s
-    if layerwise_s is None or (locality_s is not None and locality_s <= layerwise_s):
-        return "locality"
-    return "layerwise"
 
 
 @dataclass(frozen=True)

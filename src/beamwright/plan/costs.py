@@ -54,6 +54,8 @@ class Shape(Protocol):
     @property
     def packed(self) -> tuple[int, int] | None: ...
     @property
+    def blocks(self) -> tuple[int, int] | None: ...
+    @property
     def kv_groups(self) -> Sequence[Any]: ...
     @property
     def states(self) -> Sequence[Any]: ...
@@ -66,12 +68,19 @@ class Storage(StrEnum):
 
     INT8: a float32 scale per row. INT4: two weights per byte, in groups with a scale and a low.
     STORED: as a quantised checkpoint keeps it, where that is in groups of 4 or 8 bits; else plain.
+    BLOCKS: as a GGUF file keeps it, and so is the LM head (`models.native`).
     """
 
     PLAIN = "plain"
     INT8 = "int8"
     INT4 = "int4"
     STORED = "stored"
+    BLOCKS = "blocks"
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether projections stay as their file has them."""
+        return self in (Storage.STORED, Storage.BLOCKS)
 
 
 def storage_of(weights: str, *, is_packed: bool = False) -> Storage:
@@ -98,6 +107,9 @@ def weight_bytes(shape: Shape, element_bytes: int, storage: Storage = Storage.PL
     if storage is Storage.STORED:
         packed, plain = shape.packed or (0, 0)
         return packed + (others + plain) * element_bytes
+    if storage is Storage.BLOCKS:
+        tiles, plain = shape.blocks or (0, 0)
+        return tiles + plain * element_bytes
     quantised = sum(
         count * matrix_bytes(rows, columns, element_bytes, storage)
         for rows, columns, count in shape.matrices
@@ -110,14 +122,14 @@ def conversion_bytes(shape: Shape, element_bytes: int, storage: Storage) -> int:
 
     They are written and read again, beside being read as they are stored.
     """
-    if storage is Storage.PLAIN:
+    if storage in (Storage.PLAIN, Storage.BLOCKS):
         return 0
     return 2 * sum(map(prod, shape.matrices)) * element_bytes
 
 
 def product_scratch_bytes(shape: Shape, storage: Storage = Storage.PLAIN) -> int:
     """Working memory of the largest product, beside its input and output."""
-    if storage is Storage.PLAIN:
+    if storage in (Storage.PLAIN, Storage.BLOCKS):
         return 0
     # A tile's nibbles as bytes, as floating point, and with scale and zero point; or a card's piece
     # in 16 bits.

@@ -26,7 +26,6 @@ from beamwright.plan.workload import (
 )
 from beamwright.protocols import Direction
 
-ScheduleName = Literal["in-gpu", "layerwise", "locality"]
 Fit = Literal["no", "borderline", "fits"]
 
 MARK_TOKENS = 1

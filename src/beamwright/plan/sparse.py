@@ -131,7 +131,7 @@ def choose_sparse(
 ) -> Choice:
     """Selected tokens where decoding takes less with them by far, else all of them.
 
-    full: the machine as it decodes with all, in whatever schedule is the fastest; plain: an
+    full: the machine as it decodes with all, as `--schedule auto` does; plain: an
     operator at a time. host: what scores, on a CPU the same. select: see `selected_tokens`.
     scorer: a verifier, which has then its part of the device, and no more.
     """
@@ -149,7 +149,7 @@ def choose_sparse(
     said = f"the cost model: decoding takes {sparse_s:.3g} s with selected tokens"
     full = replace(full, hardware=replace(full.hardware, copy_launch_s=_WHOLE_PIECE_S))
     run = ScheduleRun(workload, full, budget_bytes, Layout.TREE, expected_search(workload))
-    runs = {"in-gpu": run.in_gpu(), "locality": run.locality(), "layerwise": run.layerwise()}
+    runs = {"in-gpu": run.in_gpu(), "locality": run.locality()}
     found = [
         (each.decode_s + each.stall_s, name)
         for name, each in runs.items()

@@ -1,4 +1,4 @@
-"""Generators that run somewhere else: behind an OpenAI-compatible server, or in vLLM's engine.
+"""Generators that run somewhere else: behind an OpenAI-compatible server.
 
 They write steps and say what they drew; trees, verifiers, selection and accounting are those of
 every other generator. Their KV is their own.

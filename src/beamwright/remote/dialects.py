@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from beamwright.remote.writer import Continuation, PromptRequest, Reply
 
+OPTIONAL = ("logprobs", "seed")  # left out for a server that refuses them
 STOP_FIELDS = ("stop_reason", "matched_stop")  # vLLM's and Beamwright's; SGLang's
 _MOST_COUNTED = 2**53  # what is no float any more is no count of tokens either
 _MOST_STOPS = 4  # OpenAI's and vLLM's bound; others are found when the text is there
@@ -45,12 +46,14 @@ class Dialect(ABC):
 
 @dataclass(frozen=True)
 class Completions(Dialect):
-    """OpenAI's. ids: prompts are token ids, not texts. extras: fields that are not OpenAI's."""
+    """OpenAI's. ids: prompts are token ids, not texts. extras: fields that are not OpenAI's.
+    without: fields that the server refuses."""
 
     path: str = "completions"
     token_bytes: int = 512
     ids: bool = False
     extras: bool = False
+    without: frozenset[str] = frozenset()
 
     def body(self, model: str, prompt: PromptRequest) -> dict[str, Any]:
         """See `Dialect`; without what nobody asks for: some refuse what they do not know."""
@@ -66,6 +69,8 @@ class Completions(Dialect):
             "return_token_ids": self.extras or None,
             "include_stop_str_in_output": self.extras or None,
             "add_special_tokens": False if self.extras and not self.ids else None,
+            "seed": None if "seed" in self.without else prompt.seed,
+            "logprobs": None if "logprobs" in self.without else 1,
         }
         return {
             "model": model,
@@ -73,8 +78,6 @@ class Completions(Dialect):
             "max_tokens": prompt.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "seed": prompt.seed,
-            "logprobs": 1,
             **{name: value for name, value in optional.items() if value is not None},
         }
 
@@ -106,9 +109,10 @@ def logprobs_in(choice: Mapping[str, Any]) -> tuple[float, ...]:
 
 def end_of(reason: object) -> Literal["stop", "eos", "length"]:
     """What a `finish_reason` means where no stop string is to be seen; raises ConnectionError."""
-    if reason == "length":
+    word = str(reason).lower()
+    if word == "length":
         return "length"
-    if reason in ("stop", "eos", "eos_token", "stop_sequence"):
+    if word in ("stop", "eos", "eos_token", "stop_sequence"):
         return "eos"
     raise ConnectionAbortedError(f"a text ended for the reason {reason!r}")
 

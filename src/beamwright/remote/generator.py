@@ -1,22 +1,17 @@
-"""RemoteGenerator: the generator that `--model` names, and a tokenizer here that says the same.
-
-`openai:URL#NAME` is a model behind a server, `vllm:PATH?OPTION=VALUE&...` one in vLLM's engine.
-"""
+"""RemoteGenerator: a model that `--model` names on a server, and a tokenizer that says the same."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qsl, urlsplit
-
-import yaml
+from urllib.parse import urlsplit
 
 from beamwright.errors import InputError
 from beamwright.io import read_object, read_text
 from beamwright.models.config import tokenizer_folder
 from beamwright.models.tokenizer import TextCodec
 from beamwright.remote.writer import TextSource
-from beamwright.sections import ModelSettings
+from beamwright.sections import ELSEWHERE, ModelSettings
 
 
 @dataclass(frozen=True)
@@ -40,31 +35,17 @@ class RemoteGenerator:
             InputError: if there is no such model, or nothing says how its prompts are tokenised.
         """
         spec = settings.model
-        kind, _, rest = spec.partition(":")
-        source: TextSource
-        if kind == "vllm":
-            from beamwright.remote.vllm import VllmSource  # noqa: PLC0415 (an extra)
+        from beamwright.remote.openai import PLAIN, OpenAISource  # noqa: PLC0415 (HTTP)
 
-            place, _, given = rest.partition("?")
-            if not place:
-                raise InputError(f"--model {spec}: write vllm:PATH or vllm:hf:ORG/NAME")
-            try:
-                pairs = parse_qsl(given, strict_parsing=True)
-                options = {name: yaml.safe_load(value) for name, value in pairs}
-            except (ValueError, yaml.YAMLError):
-                raise InputError(f"--model {spec}: {given!r} is no OPTION=VALUE") from None
-            folder = tokenizer_folder(place, spec, weights=True)
-            codec = TextCodec.load(folder, settings.chat_template, settings.template_args)
-            source = VllmSource(folder, options, settings)
-        else:
-            from beamwright.remote.openai import PLAIN, OpenAISource  # noqa: PLC0415 (HTTP)
-
-            url, _, name = rest.partition("#")
-            if not _is_url(url):
-                raise InputError(f"--model {spec}: write openai:http://HOST:PORT/v1#NAME")
-            folder = _tokenizer_of(settings, name.removesuffix(PLAIN))
-            codec = TextCodec.load(folder, settings.chat_template, settings.template_args)
-            source = OpenAISource(url.rstrip("/"), name, codec, _read_key(settings.model_key))
+        url, _, name = spec.removeprefix(ELSEWHERE).partition("#")
+        if not _is_url(url):
+            raise InputError(f"--model {spec}: write openai:http://HOST:PORT/v1#NAME")
+        folder = _tokenizer_of(settings, name.removesuffix(PLAIN))
+        codec = TextCodec.load(folder, settings.chat_template, settings.template_args)
+        key, login = _read_key(settings.model_key), getattr(spec, "login", "")
+        if key and login:
+            raise InputError(f"--model {spec}: a login in its URL does not go with --model-key")
+        source = OpenAISource(url.rstrip("/"), name, codec, key, login)
         known = source.context or read_object(folder / "config.json").get("max_position_embeddings")
         limits = [limit for limit in (known, settings.context) if isinstance(limit, int) and limit]
         if not limits:

@@ -11,11 +11,11 @@ import asyncio
 import json
 import threading
 import weakref
-from collections.abc import AsyncIterator, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
-from itertools import count, product
+from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Any, Literal
 from urllib.parse import quote
@@ -24,9 +24,11 @@ import httpx
 
 from beamwright.errors import BeamwrightError, InputError, UnavailableError
 from beamwright.models.tokenizer import TextCodec
+from beamwright.remote.connection import BROKEN, Refused, ServerClient, events
 from beamwright.remote.dialects import (
     CROWDED,
     LLAMA,
+    OPTIONAL,
     STOP_FIELDS,
     Completions,
     Dialect,
@@ -42,40 +44,35 @@ from beamwright.sections import SamplingSettings
 PLAIN = ":plain"  # one sample, of a model that a Beamwright server searches with
 MOST_TRIES = 8  # a minute in all: servers start anew
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
-_CONNECT_S, _KEPT_S = 10.0, 2.0  # servers hang up after five idle seconds
 _REPLY_S, _TOKEN_S = 600.0, 1.0  # a whole reply, with its wait in the server's queue
 _MODELS_S, _MODELS_BYTES = 30.0, 16 << 20
+_ALIVE_S = 5.0  # until a server that does not say its models counts as gone
 _MOST_HANGS = 2
 _REPLY_BYTES, _PROMPT_BYTES = 64 << 10, 16  # of JSON: in all, per token
 _EVENT_BYTES = 2048  # around a token that comes alone
-_ERROR_CHARS = 200
 _PROMPT = "The answer is"
-_BROKEN = 500  # by the question, if it stays so
 _OURS = (401, 402, 403, 404)  # of the key, or of the model: no question will be answered
 _PASSING = (408, 409, 425, 429, 502, 503, 504)  # may go well the next time
-_MISUNDERSTOOD = (400, 404, 422, _BROKEN)  # llama-cpp-python says 500
-
-
-class _Refused(Exception):
-    """The server has said no. text: in its words; retry_after_s: when it may be asked again."""
-
-    def __init__(self, status: int, text: str, retry_after_s: float = 0.0) -> None:
-        super().__init__(f"HTTP {status}: {text}")
-        self.status, self.retry_after_s = status, retry_after_s
+_LOADING = (429, 503)  # waited for at the start
+_MISUNDERSTOOD = (400, 404, 422, BROKEN)  # llama-cpp-python says 500
+_SINGLE = (400, 422, 501)  # may be of n: not every server writes several texts
+_FORMS = ((True, True), (True, False), (False, True), (False, False))  # extras, ids
 
 
 class OpenAISource:
     """A `TextSource` over HTTP. The server has been asked what it understands.
 
-    name: of the model there; "" for the only one. codec: of the model's tokenizer. key: that the
-    server wants.
+    name: of the model there; "" for the only one. codec: of the model's tokenizer. key, login: that
+    the server wants.
 
     Raises:
         InputError: if nobody answers there, or has no such model.
     """
 
-    def __init__(self, url: str, name: str, codec: TextCodec, key: str | None = None) -> None:
-        self._url, self._codec, self._key = url, codec, key
+    def __init__(
+        self, url: str, name: str, codec: TextCodec, key: str | None = None, login: str = ""
+    ) -> None:
+        self._url, self._codec, self._key, self._login = url, codec, key, login
         self._root = url.removesuffix("/v1")
         self._option = f"--model openai:{url}#{name}".removesuffix("#")
         self.dialect: Dialect = Completions()
@@ -84,22 +81,24 @@ class OpenAISource:
         self._replies: SimpleQueue[Reply] = SimpleQueue()
         self._running: dict[Hashable, Future[None]] = {}
         try:
-            self._start(self._find(name)).result()
+            self._start(self._find, name).result()
         except Exception as error:  # whatever what it says does to who reads it
             self.close()
             if isinstance(error, BeamwrightError):
                 raise
-            why = f"what answers there does not speak OpenAI's protocol ({type(error).__name__})"
-            if isinstance(error, _Refused | httpx.HTTPError):
-                why = self._line(str(error)) or type(error).__name__
+            why, http = "what answers there does not speak OpenAI's protocol", self._http
+            if isinstance(error, Refused | httpx.HTTPError):
+                why = http.failure(error)
             elif isinstance(error, TimeoutError):
                 why = "what answers there does not end"
+            elif http.last:
+                why += f"; it says {http.line(http.last)}"
             raise InputError(f"{self._option}: {why}") from error
         self.most, self.token_ids = self.dialect.most, self.dialect.token_ids
 
     def ask(self, key: Hashable, prompt: PromptRequest) -> None:
         """See `TextSource`."""
-        self._running[key] = running = self._start(self._answer(key, prompt))
+        self._running[key] = running = self._start(self._answer, key, prompt)
         running.add_done_callback(lambda _: self._running.pop(key, None))
 
     def wait(self, timeout_s: float) -> list[Reply]:
@@ -124,34 +123,40 @@ class OpenAISource:
             self._work.join()
             self._work = None
 
-    def _start(self, coroutine: Coroutine[Any, Any, None]) -> Future[None]:
+    def fault(self) -> str | None:
+        """Why the server does not answer now; None if it does. Any thread may ask."""
+        if self._work is None:
+            return None
+        asked = asyncio.run_coroutine_threadsafe(self._told("models", _ALIVE_S), self._loop)
+        try:
+            asked.result(2 * _ALIVE_S)
+        except Exception as error:  # whatever what it says does to who reads it
+            return self._http.failure(error)
+        return None
+
+    def _start(self, work: Callable[..., Coroutine[Any, Any, None]], *given: Any) -> Future[None]:
         """Have it run in the loop; who cancels the future cancels it."""
         if self._work is None:
-            # A packed reply has no size to be bounded.
-            headers = {"Accept-Encoding": "identity"}
-            if self._key:
-                headers["Authorization"] = f"Bearer {self._key}"
-            self._client = httpx.AsyncClient(
-                base_url=f"{self._url}/",
-                headers=headers,
-                timeout=httpx.Timeout(None, connect=_CONNECT_S),  # see `_reply_s`
-                limits=httpx.Limits(keepalive_expiry=_KEPT_S),
-            )
+            try:
+                self._http = ServerClient(self._url, self._key, self._login)
+            except InputError as error:
+                raise InputError(f"{self._option}: {error}") from error
             runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)  # not the caller's
             self._loop = runner.get_loop()
             # Nobody need close what is forgotten. Waits for nothing: garbage collection calls it.
             self._stop = weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
-            given = (runner, self._client)
-            self._work = threading.Thread(target=_serve, args=given, name="remote", daemon=True)
+            served = (runner, self._http.client)
+            self._work = threading.Thread(target=_serve, args=served, name="remote", daemon=True)
             self._work.start()
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        return asyncio.run_coroutine_threadsafe(work(*given), self._loop)
 
     # --- a question, in the event loop -------------------------------------------------------
 
     async def _answer(self, key: Hashable, prompt: PromptRequest) -> None:
         """Put the reply where `wait` finds it, whatever happens."""
-        wait_s = _FIRST_WAIT_S
+        wait_s, single = _FIRST_WAIT_S, ""
         for tries in count(1):
+            answer = None
             try:
                 if self.dialect.streams:
                     reply = Reply(key, [await self._read(prompt)])
@@ -163,23 +168,28 @@ class OpenAISource:
                 return
             except Exception as error:  # whatever what it says does to who reads it
                 self._is_crowded |= CROWDED in str(error)
-                why, most, kind = self._judged(error, prompt)
+                if prompt.count > 1 and isinstance(error, Refused) and error.status in _SINGLE:
+                    prompt, single = replace(prompt, count=1), str(error)
+                    continue
+                why, most, kind = self._judged(error, prompt, answer)
                 wait_s = max(wait_s, getattr(error, "retry_after_s", 0.0))
             if tries >= most:
                 times = f" ({tries} tries)" if tries > 1 else ""
-                failure = kind(f"the generator at {self._url}: {self._line(why)}{times}")
+                before = f"{single}; for a single text: " if single not in ("", why) else ""
+                said = self._http.failure(ValueError(before + why))
+                failure = kind(f"the generator at {self._url}: {said}{times}")
                 self._replies.put(Reply(key, tries=tries, error=failure))
                 return
             await asyncio.sleep(min(wait_s, _LONGEST_WAIT_S))
             wait_s *= 2
 
     def _judged(
-        self, error: Exception, prompt: PromptRequest
+        self, error: Exception, prompt: PromptRequest, answer: Any
     ) -> tuple[str, int, type[BeamwrightError]]:
-        """What to say of it, how often to try, and whose fault it is."""
+        """What to say of it, how often to try, and whose fault it is. answer: what came, whole."""
         said = f"{type(error).__name__}: {error}".rstrip(": ")
-        if isinstance(error, _Refused):
-            most = MOST_TRIES if error.status in (*_PASSING, _BROKEN) else 1
+        if isinstance(error, Refused):
+            most = MOST_TRIES if error.status in (*_PASSING, BROKEN) else 1
             # What it answers to others, but never to this, is of the question.
             ours = error.status not in (*_PASSING, *_OURS)
             return str(error), most, InputError if ours else UnavailableError
@@ -187,30 +197,26 @@ class OpenAISource:
             return f"no whole reply in {_reply_s(prompt):g} s", _MOST_HANGS, UnavailableError
         if isinstance(error, httpx.HTTPError | json.JSONDecodeError | ConnectionError):
             return said, MOST_TRIES, UnavailableError
-        return f"no completion ({said})", 1, InputError
-
-    def _line(self, said: str) -> str:
-        """What a server has said, fit to be shown: without the key, which it may repeat."""
-        said = said.replace(self._key, "(the key)") if self._key else said
-        printable = "".join(char if char.isprintable() else " " for char in said)
-        return " ".join(printable.split())[:_ERROR_CHARS]
+        shown = ""
+        with suppress(RecursionError):  # as deep as it can be read
+            shown = f" in {json.dumps(answer, ensure_ascii=False):.200}"
+        return f"no completion ({said}){shown * (answer is not None)}", 1, InputError
 
     async def _completed(self, prompt: PromptRequest) -> Any:
         """A reply that comes as a whole."""
-        async with self._reply(prompt, self.dialect.token_bytes) as chunks:
-            return json.loads(b"".join([chunk async for chunk in chunks]))
+        return await self._http.whole(*self._asked(prompt, self.dialect.token_bytes))
 
     async def _read(self, prompt: PromptRequest) -> Continuation:
         """A text as it is written, up to its first stop."""
         text, logprobs = "", list[float]()
         ended: Literal["stop", "eos", "length"] | None = None
-        async with self._reply(prompt, _EVENT_BYTES) as chunks:
-            async for event in _events(chunks):
+        async with self._http.stream(*self._asked(prompt, _EVENT_BYTES)) as chunks:
+            async for event in events(chunks):
                 for choice in event.get("choices") or ():
                     text += text_of(choice.get("text") or "")
                     logprobs += logprobs_in(choice)
-                    reason = choice.get("finish_reason")
-                    ended = ended if reason is None else end_of(reason)
+                    reason = choice.get("finish_reason")  # some say "" for none
+                    ended = end_of(reason) if reason else ended
                 stops = [text.find(s) + len(s) for s in prompt.stops if s in text]
                 if stops:
                     text, ended = text[: min(stops)], "stop"
@@ -219,46 +225,37 @@ class OpenAISource:
             raise ConnectionAbortedError("the text broke off")
         return Continuation(text, None, tuple(logprobs), ended)
 
-    def _reply(
-        self, prompt: PromptRequest, per_token: int
-    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """The bytes of a completion; some servers repeat the prompt's tokens with every text."""
+    def _asked(self, prompt: PromptRequest, per_token: int) -> tuple[str, str, float, int, Any]:
+        """A request for a completion; some servers repeat the prompt's tokens with every text."""
         per_text = prompt.max_tokens * per_token + len(prompt.token_ids) * _PROMPT_BYTES
         most, body = _REPLY_BYTES + prompt.count * per_text, self.dialect.body(self.name, prompt)
-        return self._bytes("POST", self.dialect.path, _reply_s(prompt), most, body)
-
-    @asynccontextmanager
-    async def _bytes(
-        self, method: str, path: str, most_s: float, most: int, body: Any = None
-    ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Of a reply, of which there may be so many, in so many seconds.
-
-        Raises:
-            _Refused: if it says no; TimeoutError; ValueError: if there are more.
-        """
-        stream = self._client.stream(method, path, json=body)
-        async with asyncio.timeout(most_s), stream as response:
-            if response.status_code != httpx.codes.OK:
-                said = b""
-                async for chunk in response.aiter_raw():
-                    said += chunk
-                    if len(said) > _REPLY_BYTES:
-                        break
-                after = response.headers.get("retry-after", "")
-                after_s = float(after) if after.isdecimal() else 0.0
-                raise _Refused(response.status_code, said.decode(errors="replace"), after_s)
-            yield _bounded(response, most)
+        return "POST", self.dialect.path, _reply_s(prompt), most, body
 
     # --- what the server is ------------------------------------------------------------------
 
     async def _find(self, wanted: str) -> None:
+        """Look for the model; wait a minute for a server that still loads it."""
+        wait_s = _FIRST_WAIT_S
+        for tries in count(1):
+            try:
+                return await self._look(wanted)
+            except Refused as error:
+                if error.status not in _LOADING or tries >= MOST_TRIES:
+                    raise
+                await asyncio.sleep(min(max(wait_s, error.retry_after_s), _LONGEST_WAIT_S))
+                wait_s *= 2
+
+    async def _look(self, wanted: str) -> None:
         """The model's name there, its context, whether it is a search by another Beamwright, and
         the richest dialect that the server understands."""
         answer = await self._told("models")
-        models = {text_of(model["id"]): model for model in answer["data"]}
+        models = {text_of(model["id"]): model for model in answer["data"] or ()}
         name = wanted or (next(iter(models)) if len(models) == 1 else None)
+        if name not in models and f"{name}:latest" in models:  # Ollama's names have a tag
+            name = f"{name}:latest"
         if name not in models:
-            names = self._line(", ".join(sorted(models)[:12]))
+            names = self._http.line(", ".join(sorted(models)[:12]))
+            names = names or "none: load or pull one there"
             raise InputError(f"{self._option}: say which model, as #NAME; it has {names}")
         self.name: str = name
         self.context = count_of(models[name], "max_model_len") or None
@@ -267,22 +264,26 @@ class OpenAISource:
             raise InputError(f"{self._option}: {whole}; its model alone is #{name}{PLAIN}")
         if models[name].get("owned_by") == LLAMA and await self._is_native():
             return
-        refusals = []
-        for extras, ids in product((True, False), repeat=2):
-            self.dialect = Completions(ids=ids, extras=extras)
+        refusals, forms, without = list[str](), [*_FORMS], frozenset[str]()
+        while forms:
+            extras, ids = forms[0]
+            self.dialect = Completions(ids=ids, extras=extras, without=without)
             try:
                 self.dialect = await self._learnt(self.dialect)
                 return
-            except _Refused as error:
+            except Refused as error:
                 if error.status not in _MISUNDERSTOOD:
                     raise
-                refusals.append(error)
-        raise refusals[0]
+                refusals.append(str(error))
+                named = frozenset(name for name in OPTIONAL if name in str(error)) - without
+                without |= named
+                forms = forms if named else forms[1:]
+        said = self._http.failure(ValueError("; ".join(dict.fromkeys(refusals))))
+        raise InputError(f"{self._option}: {said}")
 
     async def _told(self, path: str, most_s: float = _MODELS_S) -> Any:
         """What it says of itself."""
-        async with self._bytes("GET", path, most_s, _MODELS_BYTES) as chunks:
-            return json.loads(b"".join([chunk async for chunk in chunks]))
+        return await self._http.whole("GET", path, most_s, _MODELS_BYTES)
 
     async def _is_native(self) -> bool:
         """True if it is a llama-server that says which tokens it draws; older ones do not."""
@@ -292,8 +293,8 @@ class OpenAISource:
             self.dialect = dialect = LlamaServer.of(self._root, props)
             answer = await self._completed(self._probe(()))
             (written,) = dialect.reply_of("", answer, ()).written
-        except (_Refused, KeyError, TypeError, ValueError) as error:
-            if isinstance(error, _Refused) and error.status not in _MISUNDERSTOOD:
+        except (Refused, KeyError, TypeError, ValueError) as error:
+            if isinstance(error, Refused) and error.status not in _MISUNDERSTOOD:
                 raise
             return False
         self._check_tokenizer(written.text, written.token_ids or ())
@@ -301,7 +302,7 @@ class OpenAISource:
         return True
 
     async def _learnt(self, dialect: Completions) -> Completions:
-        """With what else it turns out to say; raises _Refused if it does not understand that."""
+        """With what else it turns out to say; raises Refused if it does not understand that."""
         choice = await self._sample(())
         text, token_ids = text_of(choice["text"]), choice.get("token_ids")
         returns_ids = dialect.extras and token_ids is not None
@@ -325,7 +326,7 @@ class OpenAISource:
         if here is None or here.strip("\ufffd ") != text.strip("\ufffd "):
             raise InputError(
                 f"{self._option}: its tokens are others than --tokenizer's: it wrote "
-                f"{self._line(repr(text))}, and they are {here!r} here"
+                f"{self._http.line(repr(text))}, and they are {here!r} here"
             )
 
     async def _sample(self, stops: tuple[str, ...]) -> Mapping[str, Any]:
@@ -349,38 +350,6 @@ def _serve(runner: asyncio.Runner, client: httpx.AsyncClient) -> None:
     runner.close()
 
 
-async def _bounded(response: httpx.Response, most: int) -> AsyncIterator[bytes]:
-    """Its bytes as they come; raises ValueError where there are more."""
-    encoding = response.headers.get("content-encoding", "identity")
-    if encoding != "identity":
-        raise ValueError(f"it is in {encoding}, which was not asked for")
-    size = 0
-    async for chunk in response.aiter_raw():
-        size += len(chunk)
-        if size > most:
-            raise ValueError(f"more than {most:,} bytes, for what was asked")
-        yield chunk
-
-
 def _reply_s(prompt: PromptRequest) -> float:
     """Seconds in which a whole reply has to be there."""
     return _REPLY_S + prompt.max_tokens * _TOKEN_S
-
-
-async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[Mapping[str, Any]]:
-    """Server-sent events whose lines have ended; raises _Refused for an error among them."""
-    begun: list[bytes] = []  # of a line that may come byte by byte
-    async for chunk in chunks:
-        *ended, rest = chunk.split(b"\n")
-        lines = [b"".join((*begun, ended[0])), *ended[1:]] if ended else []
-        if ended:
-            begun = []
-        begun.append(rest)
-        for line in lines:
-            data = line.removeprefix(b"data:").strip()
-            if not line.startswith(b"data:") or data == b"[DONE]":
-                continue
-            event = json.loads(data)
-            if "error" in event:
-                raise _Refused(_BROKEN, str(event["error"]))
-            yield event

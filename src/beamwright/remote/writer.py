@@ -14,7 +14,13 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from beamwright.counters import Counters, Progress
-from beamwright.engine.endings import StopFinder, begins_thought, delimiters, row_limit, text_before
+from beamwright.engine.endings import (
+    StopFinder,
+    begins_thought,
+    delimiters,
+    row_limit,
+    text_stopped,
+)
 from beamwright.engine.noise import lineage_key
 from beamwright.engine.row import Decoding, Decodings, Row, RowLimit
 from beamwright.errors import BeamwrightError, InputError, UnavailableError
@@ -26,6 +32,7 @@ from beamwright.sections import SamplingSettings
 from beamwright.tree import Node, StopReason
 
 _TAIL = 32  # tokens at a prompt's end, where a template may have closed an empty thought
+_FEWEST_CUT, _CUT_SHARE = 8, 0.1  # tokens of a prompt whose loss is no other tokenisation
 _WAIT_S = 0.05
 """After so long without a reply the loop looks at deadlines, and at who has given up."""
 
@@ -91,9 +98,10 @@ class TextSource(Protocol):
     """Writes texts, any number at a time. One thread calls it.
 
     most: of texts that are asked for in one question. context: most tokens of a path; None: it does
-    not say. token_ids: it says those that it drew.
+    not say. token_ids: it says those that it drew. name: of the model there.
     """
 
+    name: str
     most: int | None
     context: int | None
     token_ids: bool
@@ -106,6 +114,9 @@ class TextSource(Protocol):
 
     def cancel(self, key: Hashable) -> None:
         """Nobody wants this reply any more; it may come all the same."""
+
+    def fault(self) -> str | None:
+        """Why nothing can be written now, as far as that is known. Any thread may ask."""
 
     def close(self) -> None:
         """Nothing is written any more. It can be used again."""
@@ -226,6 +237,7 @@ class RemoteSteps:
             counts.requests += reply.tries
             counts.retries += reply.tries - 1
             if reply.error is None:
+                _note_cut(question, reply)
                 counts.prompt_tokens += reply.prompt_tokens or 0
                 counts.cached_tokens += reply.cached_tokens or 0
                 counts.untold_prompts += reply.prompt_tokens is None
@@ -275,6 +287,8 @@ class RemoteSteps:
         cuts = [text.decode() for text in delimiters(step, thought=thinks)]
         if marks is not None and thinks and self.codec.special_ids.isdisjoint(marks.end):
             cuts = [marks.family.end, *cuts]
+        if not thinks or node.root.raw:
+            cuts += step.stop_strings
         return PromptRequest(
             token_ids=tuple(path),
             text=lambda: (
@@ -286,7 +300,7 @@ class RemoteSteps:
             seed=(high ^ low) & 0x7FFFFFFF,
             max_tokens=limit.tokens,
             sampling=sampling,
-            stops=(*cuts, *step.stop_strings),
+            stops=tuple(cuts),
             stop_ids=marks.end[-1:] if marks is not None and thinks else (),
             ignore_eos=step.ignore_eos,
         )
@@ -358,14 +372,16 @@ class RemoteSteps:
         above, text = row.node.parent, self.codec.reply_text(row.reply_ids())
         if written.token_ids is None and self._marks is None and whole and above is not None:
             text = above.text + written.text
-        return text_before(text, row.decoding.step.stop_strings)
+        if row.stop is StopReason.STOP_STRING:
+            return text_stopped(text, row.node, row.decoding.step.stop_strings)
+        return text
 
     def _failed(self, node: Node, written: Continuation, limit: RowLimit) -> StepFailed | None:
         """What is wrong with a text, if anything is."""
         token_ids, most = written.token_ids, limit.tokens
         if token_ids is None:
             most *= 2  # a text may be other tokens here than it was drawn as
-            longer = self.codec.is_longer(written.text, most)
+            longer = self.codec.count_tokens(written.text, most) > most
         else:
             longer = len(token_ids) > most
         if longer or len(written.logprobs) > most:
@@ -392,3 +408,16 @@ class RemoteSteps:
     def _add(self, row: Row, token: int) -> None:
         row.stop = self._ends.reason(row, [token])
         row.tokens.append(token)
+
+
+def _note_cut(question: _Question, reply: Reply) -> None:
+    """Note tokens of the prompt that the server says it has not read: it cuts prompts.
+
+    A few may be missing: the server tokenises a text again, in longer tokens. Some leave out those
+    that were cached.
+    """
+    read = (reply.prompt_tokens or 0) + (reply.cached_tokens or 0)
+    for node in question.wanted[:1] if read else ():
+        unread = node.start - read
+        if unread > max(_FEWEST_CUT, node.start * _CUT_SHARE):
+            node.usage["prompt_unread"] = unread

@@ -33,7 +33,6 @@ from beamwright.saved.identity import CODE, plugin_code
 from beamwright.search import STRATEGIES
 from beamwright.search.defaults import with_defaults
 from beamwright.search.reading import ANSWERS
-from beamwright.sections import PROBE_TEXT
 from beamwright.tree import Node, NodeState, SearchTree, StopReason, Turn
 
 FORMAT = "beamwright checkpoint"
@@ -43,12 +42,11 @@ OWN = "python:"  # begins the name of what a user gave as an object
 DECISIVE_SECTIONS = ("model", "sampling", "step", "search", "sparse")  # decide the tree
 _TABLES: dict[str, Table[Any]] = {"search": STRATEGIES, "verifier": VERIFIERS, "answers": ANSWERS}
 # Of these sections:
-_NOT_THE_TREE = {"device", "attention", "top_logprobs", "choose", "compare_budget", "sparse_home"}
+_NOT_THE_TREE = {"device", "attention", "top_logprobs", "choose", "sparse_home"}
 # Options that older files lack, and what those then had.
 _LATER = {
-    "kv_dtype": "auto", "probe_every": None, "probe_text": PROBE_TEXT, "probe_tokens": 32,
-    "certainty_window": 3, "prune_repeats": False, "verify_every": 1, "thinking": "auto",
-    "thought_steps": "auto", "soft_close": 0.1, "close_message": "", "wave": None,
+    "kv_dtype": "auto", "verify_every": 1, "thinking": "auto", "thought_steps": "auto",
+    "soft_close": 0.1, "close_message": "", "wave": None, "now": None,
 }  # fmt: skip
 
 
@@ -180,7 +178,7 @@ class CheckpointWriter:
 
 _AS_THEY_ARE = (
     "state", "token_ids", "logprobs", "stats", "top", "step_score", "score", "usage", "notes",
-    "answer", "vote", "probe", "round", "greedy", "thought",
+    "answer", "vote", "round", "greedy", "thought",
 )  # fmt: skip
 
 
@@ -265,7 +263,6 @@ class _SavedNode:
     notes: dict[str, _Text]
     answer: _Text | None = None
     vote: _Text | None = None
-    probe: _Tokens | None = None
     thought: Annotated[bool, Strict()] = False
 
 
@@ -289,6 +286,7 @@ _SEARCH = TypeAdapter(_SavedSearch)
 
 def _tree_of(saved: _SavedSearch) -> Checkpoint:
     tree = SearchTree(saved.problem_id, saved.prompt_ids, saved.problem)
+    tree.root.now = saved.settings.get("now")
     tree.rounds, tree.root.usage = saved.rounds, Counter(saved.root_usage)
     newest = max((step.round for step in saved.nodes), default=0)
     # One more where not all of it was judged, one less where no turn fitted.
@@ -322,7 +320,7 @@ def _add(tree: SearchTree, parent: Node, saved: _SavedNode, *, has_children: boo
     text = parent.text[: saved.shared_text] + saved.text
     written = saved.token_ids, saved.logprobs, stop, text, saved.stats, saved.top
     tree.commit(node, *written, thought=saved.thought)
-    for name in ("step_score", "score", "notes", "answer", "vote", "probe"):
+    for name in ("step_score", "score", "notes", "answer", "vote"):
         setattr(node, name, getattr(saved, name))
     match saved.state:
         case NodeState.KEPT:

@@ -28,7 +28,6 @@ from beamwright.tree import Conversation, Node, Problem, RawPrompt
 FORMAT = "beamwright receipt 1"
 BESIDE = (
     "choose",
-    "compare_budget",
     "device",
     "attention",
     "token_budget",

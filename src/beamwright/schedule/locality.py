@@ -23,7 +23,7 @@ from beamwright.schedule.ranges import plan_ranges
 _EAGER_ABOVE = 1.5  # times what the device holds
 
 
-@schedule("auto", meaning="the faster of locality and layerwise, by the cost model")
+@schedule("auto", meaning="locality, and in-gpu where all KV has its home on the host")
 @schedule("locality", meaning="group by group, each to the end of its step")
 class LocalitySchedule(Schedule):
     """Groups that fit the device, beams in depth-first order inside each; or rows that park.

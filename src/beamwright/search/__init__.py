@@ -68,6 +68,7 @@ class StrategyRow(TableRow):
     reads_width: --width matters. needs_scores: without them its tree is no search.
     scorer: what scores steps, of the generator's own tokens, where no verifier is given.
     competes: paths take places from one another; otherwise a path is pruned for its own sake alone.
+    apart: each `width` children of the root are a subtree that competes with none.
     fills: unless something stops it, it ends with exactly n finished paths.
     commits: a step that has children gets no more, and no path that was left comes back: what all
         leaves share is final while the search goes on.
@@ -83,6 +84,7 @@ class StrategyRow(TableRow):
     needs_scores: bool = False
     scorer: str | None = None
     competes: bool = True
+    apart: bool = False
     fills: bool = True
     commits: bool = False
     votes_change: str | None = None

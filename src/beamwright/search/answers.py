@@ -1,274 +1,194 @@
-r"""Final answers in a path's text: where they are and when two are written alike.
+r"""Where the final answer in a path's text is: a box, a tag, a phrase, a line.
 
-Pure text, exact numbers and units: no models and no algebra. Two answers that mean the same but are
-written differently (`1/2`, `0.5`) stay different here; `evaluate` decides about those.
+Pure text. What `math-verify` reads without any such mark (the last number of a text) is no answer
+here: a path that states none has no vote. When two answers are one is told in `alike`.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from decimal import Decimal
-from fractions import Fraction
-from functools import lru_cache
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from itertools import chain, takewhile
 
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
-_PHRASE = re.compile(
-    r"\b(?:answer\s+is|answer(?:\*\*)?\s*:|correct\s+(?:option|choice)\s+is)[:\s*]*", re.IGNORECASE
+from beamwright.search.alike import choice_of, normalise_answer
+from beamwright.search.letters import LETTERS, letter_of, split_option
+from beamwright.search.quantity import counted_number, trim
+
+__all__ = ("counted_number", "extract_answer", "normalise_answer")
+
+_THOUGHT = "</think>"
+_RUN_ON = re.compile(  # a problem of its own
+    r"(?<=\S)(?:[^\S\n]*+\n){2,}+\s*+\**(?:Question|Problem|Q)(?:\s*\d+)?\**\s*:"
 )
-# "#### 60" as GSM8K ends its solutions; a Markdown heading of that level holds words.
-_HASHES = re.compile(
-    r"^[ \t]*####[ \t]*"
-    r"(\$[^$\n]+\$|[-+\u2212]?[$\u20ac\u00a3]?\d[\d,]*(?:\.\d+)?(?:/\d+)?[ \t]*\\?%?)"
-    r"[ \t]*\.?[ \t]*$",
-    re.MULTILINE,
-)
+_BOX = re.compile(r"\\(?:boxed|fbox)(?:\s*(?=\{)|\s*([^\s{}$\\,;]+))")
+_JOINED = re.compile(r"[\s$]*(?:,|;|,?\s*\band\b)[\s$]*")  # what makes one answer of two boxes
 _TAG = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.IGNORECASE | re.DOTALL)
-_SENTENCE_END = re.compile(r"\.(?=\s|$|\*)|\n")
-# "(B)", "B)" or "B." before the option's text, or a letter that stands alone.
-_LETTER = re.compile(r"\**(?:\(([A-J])\)|([A-J])(?:[).:]|\**$))(?=[\s.,:;*]|$)")
-_LETTER_LINE = re.compile(r"[\s*$]*\(([A-J])\)[\s*$.]*")
-_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
-_NUMBER = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?")
-_SPACING = re.compile(r"(?<!\\)\\[!,;: ]|\\q?quad\b|\\(?:left|right)(?![A-Za-z])|~|\s+")
-_TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mbox)\s*\{([^{}]*)\}")
-_MATH_MARKS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
-_GAP = r"(?:\\[!,;: ]|~|\s)+"  # a space inside a number
-_GROUPED = re.compile(rf"[+-]?\d{{1,3}}(?:{_GAP}\d{{3}})+(?:\.\d+)?")
-_MIXED = re.compile(rf"(?<![\d/.])((?:[+-]\s*)?\d+)(?:{_GAP}|{_GAP}and{_GAP})(\d+)\s*/\s*(\d+)")
-_DIGITS_APART = re.compile(rf"(?<=\d)(?:{_GAP})(?=\d)")
-_ESCAPED_SPACE = re.compile(r"(?<!\\)\\ ")
-_SHORT_FRACTION = re.compile(r"\\frac\s*(\d)\s*(\d)")
-_SCIENTIFIC = re.compile(
-    r"([+-]?\d*\.?\d+)(?:(?:\\times|\\cdot|\*)10\^(?:\{([+-]?\d+)\}|(\d))|[eE]([+-]?\d+))"
+_PHRASE = re.compile(
+    r"(?<![a-z])(?:"
+    r"answer[*_]*(?:\s+(?:to|for|of)\s+[^.\n:]{1,80}?)?"
+    r"(?:\s+(?:is|would\s+be|must\s+be|should\s+be)\b|\s*:|(?<=final\sanswer)\s*=)"
+    r"|(?:correct|right|best)\s+(?:option|choice)\s+is\b"
+    r"|^[#*_ \t]*(?:the\s+)?(?:final\s+)?answer[*_ \t]*$"  # a heading
+    r")(?:[:\s*_}]|</?(?:strong|b|em|i|u|p|br|span)>)*",
+    re.IGNORECASE | re.MULTILINE,
 )
-_FRACTION = re.compile(r"([+-]?)(\d+)?\\frac\{([+-]?\d+)\}\{([+-]?\d+)\}|([+-]?\d+)/([+-]?\d+)")
-_REPEATING = re.compile(r"([+-]?)(\d*)\.(\d*)\\(?:overline|bar)\{?(\d+)\}?")
-_WRAPPED_UNIT = re.compile(
-    rf"(.+?)(?<![_^\\])(?:{_GAP})?\\(?:text|mathrm|mbox|textbf)\s*\{{\s*([^{{}}]+?)\s*\}}\s*(\^\{{?\d\}}?)?"
+_CHOSEN = re.compile(
+    r"(?:\b(?i:option|choice)\s+\(?|\()([A-J])\)?\**\s+is\s+(?:the\s+)?(?:correct|right|best)"
 )
-_PLAIN_UNIT = re.compile(rf"(.*[\d}}]){_GAP}([A-Za-z][A-Za-z /.]+)(\^\{{?\d\}}?)?")
-_DEGREES = re.compile(r"(.+?)\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\})|\u00b0)")
-_DOLLARS = re.compile(r"-?\s*\\?\$\s*([^$]+)")
-_COUNTED = re.compile(r"([+-]?\$?\d[\d,]*(?:\.\d+)?)((?: +[A-Za-z][a-z'-]{2,}){1,4})")
-# Words after a number that make another number of it, or a statement.
-_NOT_COUNTED = re.compile(
-    r"\b(?:and|are|base|billion|choose|cubed|divided|dozen|dozens|eighth|eighths|equals|"
-    r"factorial|fifth|fifths|for|from|greater|half|halves|hundred|hundreds|less|"
-    r"log|million|minus|mod|modulo|more|most|not|over|pair|pairs|per|percent|"
-    r"plus|quarter|quarters|root|score|sixth|sixths|squared|tenth|tenths|than|"
-    r"the|third|thirds|thousand|thousands|times|trillion|with)\b",
+_HASHES = re.compile(r"^[ \t]*####[ \t]*(.+?)[ \t]*$", re.MULTILINE)  # as GSM8K ends its solutions
+# A period, or an exclamation mark that is no factorial.
+_SENTENCE_END = re.compile(r"(?<!\bsq)\.(?=\s|$|\*)|\n|!(?=\s*$|\s+[A-Z]|\*)")
+_ASIDE = re.compile(
+    r",?\s+(?:because|since|as|which|so|where|while|due|given|meaning|"
+    r"and\s+(?:this|that|it|we|the))\b"
+)
+_REMARK = re.compile(
+    r"[,;]\s+(?!(?:and|or)\b)(?=[A-Za-z]{2})|\s+[(](?!mod|base)(?=[a-z]{2})"
+    r"|\s+[-\u2013\u2014]\s+(?=[A-Za-z]{2})"
+)
+_ADVERB = re.compile(
+    r"(?:(?:therefore|thus|then|so|hence|simply|just|exactly|precisely|clearly|indeed|now|"
+    r"equal\s+to|given\s+by),?\s+)+",
     re.IGNORECASE,
 )
-_LONGEST_NUMBER = 400  # characters, and the largest exponent: no number takes long to compare
-
-# What a unit measures, its power, its size, and its spellings.
-_UNIT_ROWS = (
-    "length 1 1/1000 mm millimeter millimeters millimetre millimetres",
-    "length 1 1/100 cm centimeter centimeters centimetre centimetres",
-    "length 1 1 m meter meters metre metres", "length 1 1609.344 mi mile miles",
-    "length 1 1000 km kilometer kilometers kilometre kilometres",
-    "length 1 0.0254 in inch inches", "length 1 0.3048 ft foot feet",
-    "length 1 0.9144 yd yard yards", "money 1 1 dollar dollars USD", "money 1 1/100 cent cents",
-    "length 3 1/1000 L l liter liters litre litres",
-    "length 3 1/1000000 mL ml milliliter milliliters millilitre millilitres",
-    "mass 1 1/1000000 mg milligram milligrams", "mass 1 1/1000 g gram grams",
-    "mass 1 1 kg kilogram kilograms", "mass 1 0.45359237 lb lbs pound pounds",
-    "mass 1 0.028349523125 oz ounce ounces", "time 1 1/1000 ms millisecond milliseconds",
-    "time 1 1 s sec second seconds", "time 1 60 min mins minute minutes",
-    "time 1 3600 h hr hrs hour hours", "time 1 86400 day days", "time 1 604800 week weeks",
-    "calendar 1 1 month months", "calendar 1 12 year years yr yrs",
-    "angle 1 1 degree degrees deg", "radians 1 1 radian radians rad",
-)  # fmt: skip
-_UNITS = {
-    spelling: (dimension, int(power), Fraction(size))
-    for dimension, power, size, *spellings in map(str.split, _UNIT_ROWS)
-    for spelling in spellings
-}
-_RATES = {"mph": "miles/hour", "kph": "km/h"}
-_POWERS = ((r"\b(?:square|sq)\b\.?\s*([A-Za-z]+)", r"\1^2"), (r"\bcubic\s+([A-Za-z]+)", r"\1^3"))
+_FORMULA = re.compile(
+    r"\$\$.+?\$\$|\\\[.+?\\\]|\\\(.+?\\\)"
+    r"|\$(?!\d[\d,.]*\s+[A-Za-z]{2})(?:\\.|[^$\n\\])+\$",  # $18 in total and $5 is no formula
+    re.DOTALL,
+)
+_FORMULAS = re.compile(
+    rf"(?:{_FORMULA.pattern})(?:\s*(?:,\s*(?:and|or)?|and|or)\s*(?:{_FORMULA.pattern}))*", re.DOTALL
+)
+_GOES_ON = re.compile(r"\s*[=+*/^<>-]")
+# "(B)", "B)", "B." or "B because" before anything else, or a letter that stands alone.
+_LETTER = re.compile(
+    r"[*_$]*(?P<word>(?i:option|choice|letter)\s+)?[*_$]*\(?"
+    r"(?<![A-Za-z0-9])(?P<letter>[A-J])(?![A-Za-z0-9])"
+    r"(?P<rest>[^\n]*)"
+)
+_BEHIND = re.compile(
+    r"(?:\)|[.:])(?=[\s.,:;*$]|$)|[*_$]*\s*$"
+    r"|[*_$]*[,;]?\s+(?:because|since|as|which|is|for)\b|\s+[-\u2013\u2014]\s"
+)
+_ANOTHER = re.compile(r"[)*$]*\s*(?:,|and\b|or\b|&)\s*(?:and\s+|or\s+)?\(?[A-J](?![A-Za-z])")
+_OPTION_LINE = re.compile(r"^[ \t*_>-]*\(?([A-J])[).:]\**\s*\S", re.MULTILINE)
+_MENTION = re.compile(
+    r"\(([A-J])\)|\*\*([A-J])\b|\b(?i:option|choice|answer)\s+([A-J])\b"
+    r"|(?<!and )(?<!or )(?<!, )\b([A-J])[.*_]*$"
+)
 
 
-class Unit(NamedTuple):
-    """What a unit measures, as sorted (dimension, power) pairs, and its size in base units."""
-
-    dimension: tuple[tuple[str, int], ...]
-    factor: Fraction
-
-
-def extract_answer(text: str) -> str | None:
+def extract_answer(text: str, options: Mapping[str, str] | None = None) -> str | None:
     r"""The final answer that `text` states, or None.
 
-    The last balanced, non-empty `\boxed{...}` or `\fbox{...}` wins; without one, the last
+    The last balanced, non-empty `\boxed{...}` or `\fbox{...}` wins, or several that "and" joins,
+    unless a phrase behind it states a number or a letter; without one, the last
     `<answer>...</answer>`; without that, the last of what follows "The answer is", "Answer:" or
-    "The correct option is", and of lines such as `#### 60`; without any, a multiple choice letter
-    that is the whole last line ("(B)"). Of an option stated with its text, "(B) 12 cm", the
-    letter is the answer. Surrounding `$`, emphasis and a final period do not belong to it.
+    "The correct option is", and of lines such as `#### 60`; without any, an option's letter that
+    begins the last line, or the first. Of an option with its text, "(B) 12 cm", the letter is it.
+    Surrounding `$`, emphasis, words around a number and a final period do not belong to it.
+
+    What was thought before `</think>`, and a next problem that the text goes on with, count only
+    where nothing else is stated. options: of a multiple-choice problem, by letter; a last line that
+    mentions one of them states it.
     """
-    closing = _closing_braces(text)
-    for match in reversed(list(_BOX.finditer(text))):
-        answer = _trim(text[match.end() + 1 : closing.get(match.end(), 0)])
-        if answer:
-            return answer
-    for match in reversed(list(_TAG.finditer(text))):
-        answer = _stated(match[1].strip()) if "\n" not in match[1].strip() else _trim(match[1])
-        if answer:
-            return answer
-    found = [*_PHRASE.finditer(text), *_HASHES.finditer(text)]
+    for part in reversed(text.split(_THOUGHT)):
+        run_on = _RUN_ON.search(part)
+        first = _extracted(part[: run_on.start()], options) if run_on else None
+        if found := first or _extracted(part, options):
+            return found
+    return None
+
+
+def _extracted(text: str, options: Mapping[str, str] | None) -> str | None:
+    end, boxed = _boxed(text)
+    if boxed:  # a phrase behind it says which of several, or another one
+        behind = takewhile(lambda found: found[0] >= end, _phrases(text, options))
+        clear = (answer for _, answer in behind if letter_of(answer) or counted_number(answer))
+        return next(clear, boxed)
+    tagged = [match[1].strip() for match in reversed(list(_TAG.finditer(text)))]
+    inside = (
+        trim(each) if "\n" in each else _stated(_PHRASE.split(each)[-1], options) for each in tagged
+    )
+    phrases = (answer for _, answer in _phrases(text, options))
+    return next(filter(None, chain(inside, phrases)), None) or _last_letter(text, options)
+
+
+def _boxed(text: str) -> tuple[int, str]:
+    """Where the last box ends, and what it and those that are joined to it hold."""
+    closing, boxes = _closing_braces(text), []
+    for match in _BOX.finditer(text):
+        end = match.end() if match[1] else closing.get(match.end(), 0)
+        if answer := trim(match[1] or text[match.end() + 1 : end]):
+            boxes.append((match.start(), end + (not match[1]), answer))
+    answers: list[str] = []
+    begin = end = 0
+    for start, stop, answer in reversed(boxes):
+        if answers and not _JOINED.fullmatch(text[stop:begin]):
+            break
+        begin, end, answers = start, end or stop, [answer, *answers]
+    return end, ", ".join(dict.fromkeys(answers))
+
+
+def _phrases(text: str, options: Mapping[str, str] | None) -> Iterator[tuple[int, str]]:
+    """What phrases and lines state, and where those begin, from the last to the first."""
+    found = [*_PHRASE.finditer(text), *_HASHES.finditer(text), *_CHOSEN.finditer(text)]
     for match in sorted(found, key=lambda each: each.start(), reverse=True):
-        answer = _trim(match[1]) if match.re is _HASHES else _stated(text[match.end() :])
-        if answer:
-            return answer
-    alone = _LETTER_LINE.fullmatch(text.rstrip().rpartition("\n")[2])
-    return alone[1] if alone else None
+        # Behind #### stands a number; a Markdown heading of that level holds words.
+        line = match[1] if match.re is not _PHRASE else ""
+        is_number = not re.search("[A-Za-z]", line) or not text[match.end() :].strip()
+        if match.re is _PHRASE:
+            line = _stated(text[match.end() :], options)
+        elif match.re is _HASHES and not _FORMULA.fullmatch(line.removesuffix(".")):
+            line = line if is_number and counted_number(line) else ""
+        if line:
+            yield match.start(), trim(line)
 
 
-def _stated(text: str) -> str:
-    """The answer at the beginning of `text`: an option's letter, or the rest of the sentence."""
-    letter = _LETTER.match(text.partition("\n")[0].rstrip())
-    if letter:
-        return letter[1] or letter[2]
-    return _trim(_SENTENCE_END.split(text, maxsplit=1)[0].rstrip("* "))
+def _stated(text: str, options: Mapping[str, str] | None) -> str:
+    """The answer at the beginning of `text`: an option's letter, formulas, or a clause."""
+    text = _ADVERB.sub("", text, count=1) if _ADVERB.match(text) else text
+    if letter := _stated_letter(text, options):
+        return letter
+    listed = _FORMULAS.match(text)
+    formulas = [trim(each[0]) for each in _FORMULA.finditer(listed[0])] if listed else []
+    rest = _SENTENCE_END.split(text[listed.end() if listed else 0 :], maxsplit=1)[0]
+    if formulas and not _GOES_ON.match(rest):
+        counted = f"{formulas[-1]}{rest.rstrip('* ')}"
+        is_one = len(formulas) == 1 and rest.strip("* ") and counted_number(counted)
+        return counted if is_one else ", ".join(formulas)
+    sentence = _SENTENCE_END.split(text, maxsplit=1)[0]
+    sentence = re.sub(r"\*\*|</?(?:strong|b|em|i|u|p|br|span)>", "", sentence).strip("_* ")
+    sentence = _ASIDE.split(sentence, maxsplit=1)[0]
+    if re.match(r"[^A-Za-z]{0,3}\d", sentence) and not counted_number(sentence):
+        sentence = _REMARK.split(sentence, maxsplit=1)[0]
+    return trim(sentence.rstrip(",;- \u2013\u2014"))
 
 
-@lru_cache(maxsize=4096)  # of one problem's candidates, most say the same, and are asked often
-def normalise_answer(answer: str) -> str:
-    r"""One spelling for answers that differ in layout only: `27.0` is `27`, `$1,000$` is `1000`.
-
-    LaTeX spacing, `\left`, `\right`, `\text{...}` and the `d` of `\dfrac` go; a plain number
-    loses its thousands marks, plus sign and idle zeros; `1 1/2` becomes a mixed fraction. Two
-    answers that normalise to the same text are the same answer; the reverse does not hold.
-    """
-    text = _trim(answer).replace("\u2212", "-").replace("\\%", "%").replace("\\$", "$")
-    text = text.removeprefix("$").strip()
-    text = _TEXT.sub(r"\1", text)
-    text = text.replace("\\lbrace", "\\{").replace("\\rbrace", "\\}")
-    text = text.replace("^{\\circ}", "^\\circ").replace("\u00b0", "^\\circ")
-    text = re.sub(r"\\[cdt]frac", r"\\frac", text)
-    text = _MIXED.sub(r"\1\\frac{\2}{\3}", text)
-    text = _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", text)
-    grouped = _GROUPED.fullmatch(text) is not None
-    spaced = _SPACING.sub(" ", text)
-    # Words keep one space between them ("two apples"); formulas keep none, but 1 2 is not 12.
-    words = re.fullmatch(r"[A-Za-z' -]+", spaced) is not None
-    if not words and not grouped:
-        spaced = _DIGITS_APART.sub(r"\\ ", spaced)
-    text = " ".join(spaced.split()) if words else _without_spaces(spaced)
-    if re.fullmatch(r"\([A-Za-z]\)", text):  # a multiple-choice letter
-        return text[1]
-    text = text.replace("{,}", ",").replace("{:}", ":")
-    if _THOUSANDS.fullmatch(text):
-        text = text.replace(",", "")
-    return _plain_number(text) or text
-
-
-def read_number(normalised: str) -> Fraction | None:
-    r"""The exact value of a number as `normalise_answer` writes it; None if it is anything else.
-
-    Reads decimals, `3/4`, `\frac{3}{4}`, `2\frac{1}{2}`, `1.5\times10^{-3}`, `6.02e23` and
-    repeating decimals (`0.1\overline{6}`).
-    """
-    if not normalised or len(normalised) > _LONGEST_NUMBER:
+def _stated_letter(text: str, options: Mapping[str, str] | None) -> str | None:
+    match = _LETTER.match(text)
+    if (
+        match is None
+        or _ANOTHER.match(match["rest"])
+        or match["letter"] not in (options or LETTERS)
+    ):
         return None
-    text = _plain_number(normalised)
-    if text is not None:
-        return Fraction(Decimal(text))
-    if match := _SCIENTIFIC.fullmatch(normalised):
-        exponent = int(match[2] or match[3] or match[4])
-        if abs(exponent) > _LONGEST_NUMBER:
-            return None
-        return Fraction(match[1]) * Fraction(10) ** exponent
-    if match := _REPEATING.fullmatch(normalised):
-        sign, whole, fixed, cycle = match.groups()
-        before = int(whole + fixed or "0")
-        nines = 10 ** len(fixed) * (10 ** len(cycle) - 1)
-        value = Fraction(int(f"{before}{cycle}") - before, nines)
-        return -value if sign == "-" else value
-    return _read_fraction(normalised)
+    is_option = match["word"] or _BEHIND.match(match["rest"].rstrip())
+    return match["letter"] if is_option or (options and match["rest"][:1] != "(") else None
 
 
-def _read_fraction(text: str) -> Fraction | None:
-    match = _FRACTION.fullmatch(text)
-    if match is None:
-        return None
-    sign, whole, above, below, left, right = match.groups()
-    if int(below or right) == 0:
-        return None
-    if left:
-        return Fraction(int(left), int(right))
-    value = int(whole or 0) + Fraction(int(above), int(below))
-    return -value if sign == "-" else value
-
-
-def split_unit(answer: str) -> tuple[str, Unit | None]:
-    r"""An answer's value and its unit; all of it and None where no known unit is named.
-
-    Reads `5\text{ cm}^2`, `18 inches`, `10 km per hour`, `\$18`, `90^\circ`. A bare letter counts
-    as a unit only inside `\text{}` or `\mathrm{}`: otherwise it is a variable.
-    """
-    text = _trim(answer)
-    if len(text) > _LONGEST_NUMBER:
-        return text, None
-    if match := _DEGREES.fullmatch(text):
-        return match[1], _parse_unit("degree")
-    if match := _DOLLARS.fullmatch(text):
-        return ("-" if text.startswith("-") else "") + match[1], _parse_unit("dollar")
-    for pattern in (_WRAPPED_UNIT, _PLAIN_UNIT):
-        if match := pattern.fullmatch(text):
-            unit = _parse_unit(match[2] + (match[3] or ""))
-            if unit is not None:
-                return match[1], unit
-    return text, None
-
-
-def counted_number(answer: str) -> str | None:
-    """The number of `60 eggs` or `$1,200 in all`; None where the words may change what it is.
-
-    Words of a known unit are `split_unit`'s.
-    """
-    text = _trim(answer)
-    match = _COUNTED.fullmatch(text) if len(text) <= _LONGEST_NUMBER else None
-    if match is None or _NOT_COUNTED.search(match[2]):
-        return None
-    return match[1]
-
-
-def _parse_unit(text: str) -> Unit | None:
-    """The unit that `text` spells: factors such as `square feet`, `m^2`, below and above a `/`."""
-    text = re.sub(r"\bper\b", "/", _RATES.get(text.strip(" ."), text))
-    for pattern, power_of in _POWERS:
-        text = re.sub(pattern, power_of, text)
-    parts = re.findall(r"[A-Za-z]+|[/^]|\d+", text)
-    powers: Counter[str] = Counter()
-    factor, sign = Fraction(1), 1
-    for place, part in enumerate(parts):
-        sign = -1 if part == "/" else sign
-        if part.isalpha() and part not in _UNITS:
-            return None
-        if part.isalpha():
-            dimension, power, size = _UNITS[part]
-            raised = re.fullmatch(r"\^(\d+)", "".join(parts[place + 1 : place + 3]))
-            exponent = sign * (int(raised[1]) if raised else 1)
-            powers[dimension] += power * exponent
-            factor *= size**exponent
-    return Unit(tuple(sorted(powers.items())), factor) if powers else None
-
-
-def _without_spaces(text: str) -> str:
-    """`text` without spaces, but for the escaped one that keeps two numbers apart."""
-    return "\\ ".join("".join(part.split()) for part in _ESCAPED_SPACE.split(text))
-
-
-def _plain_number(text: str) -> str | None:
-    """`text` without idle signs and zeros if it is a decimal number, else None."""
-    match = _NUMBER.fullmatch(text)
-    if match is None or not (match[2] or match[3]):
-        return None
-    whole = match[2].lstrip("0") or "0"
-    fraction = (match[3] or "").rstrip("0")
-    number = f"{whole}.{fraction}" if fraction else whole
-    return f"-{number}" if match[1] == "-" and number != "0" else number
+def _last_letter(text: str, options: Mapping[str, str] | None) -> str | None:
+    """An option's letter, alone or with its text, as the last line; or mentioned there."""
+    lines = text.strip().splitlines() or [""]
+    last = lines[-1]
+    others = {match[1] for match in _OPTION_LINE.finditer(text)}
+    for line in (last, lines[0]):
+        plain = line.strip(" *_$>-")
+        letter, option = split_option(plain) or (choice_of(plain, options or {}), "")
+        if letter in [*(options or LETTERS)] and (not option or others <= {letter}):
+            return letter
+    mentioned = {mark[mark.lastindex or 0] for mark in _MENTION.finditer(last[-400:])}
+    return mentioned.pop() if len(mentioned) == 1 and mentioned <= {*(options or ())} else None
 
 
 def _closing_braces(text: str) -> dict[int, int]:
@@ -282,18 +202,3 @@ def _closing_braces(text: str) -> dict[int, int]:
         elif match[0] == "}" and opened:
             closing[opened.pop()] = match.start()
     return closing
-
-
-def _trim(answer: str) -> str:
-    """`answer` without surrounding space, math marks and a final period."""
-    previous = None
-    while answer != previous:
-        previous = answer
-        answer = answer.strip()
-        if answer.endswith(".") and not answer.endswith(("...", "\\right.")):
-            answer = answer[:-1]
-        for opening, closing in _MATH_MARKS:
-            inside = len(answer) >= len(opening) + len(closing)
-            if inside and answer.startswith(opening) and answer.endswith(closing):
-                answer = answer[len(opening) : -len(closing)]
-    return answer

@@ -13,7 +13,6 @@ from typing import Any
 from beamwright.config import Settings
 from beamwright.errors import InputError
 from beamwright.search import DEFAULT_SEARCH, strategy_row
-from beamwright.search.choose import SCORELESS
 from beamwright.sections import ModelSettings
 
 _WAYS = (
@@ -71,7 +70,7 @@ def resolved(settings: Settings, *, own_scores: bool = False) -> Settings:
     if not own_scores and model.verifier == "none" and not model.is_random:
         choose, instead = search.choose or row.choose, "--search majority"
         need = f"--search {search.search} needs scores" if row.needs_scores else None
-        if need is None and choose not in SCORELESS and search.n > 1:
+        if need is None and choose != "majority" and search.n > 1:
             need = f"--search {search.search} needs scores to choose its answer (--choose {choose})"
             instead = "--choose majority"
         if need is not None:

@@ -1,4 +1,4 @@
-"""The warnings of a solution: a problem unknown to the models, useless scores, no answer.
+"""The warnings of a solution: an unknown problem, useless scores, no answer, a lonely vote.
 
 Pure: sees a finished tree and what was asked for. A search whose verifier does not fit the model
 ends like any other, with an answer that chance has chosen; these lines say so.
@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 from beamwright.config import Settings
 from beamwright.search import strategy_row
-from beamwright.search.choose import SCORELESS
 from beamwright.search.rounds import TIE
 from beamwright.sections import GRAMMAR
 from beamwright.tree import COMPLETE_STOPS, SearchTree
 
 _FEWEST = 4  # scored steps from which equal scores say something
+_OF_LOGPROBS = ("logprob", "min-logprob")  # verifiers that read the generator's own
 _TRUSTED = 1e-3  # a probability below this is no opinion that an answer is right
 
 _MONTH = "(?:January|February|March|April|May|June|July|August|September|October|November|December)"
@@ -60,6 +60,11 @@ def doubts_about_scores(tree: SearchTree, settings: Settings) -> list[str]:
     scores = [node.step_score for node in steps if node.step_score is not None]
     name = settings.model.scorer
     who = "the verifier" if name == "none" else f"--verifier {name}"
+    if settings.model.runs_elsewhere and name in _OF_LOGPROBS and not scores:
+        return [
+            f"no step got a score from {who}: the server of --model returns no log-probabilities "
+            "(choose another --verifier, or a server that returns them)"
+        ]
     if 2 * len(scores) < len(steps):
         return [
             f"{len(steps) - len(scores)} of {len(steps)} steps got no score from {who}: the search "
@@ -75,14 +80,28 @@ def doubts_about_scores(tree: SearchTree, settings: Settings) -> list[str]:
     return []
 
 
+def doubts_about_prompts(tree: SearchTree) -> list[str]:
+    """A line where a generator elsewhere has not read all of a prompt."""
+    worst = max(tree.nodes(), key=lambda node: node.usage["prompt_unread"])
+    read = worst.start - worst.usage["prompt_unread"]
+    if read == worst.start:
+        return []
+    return [
+        f"the server of --model says that it read {read} of a prompt's {worst.start} tokens: it "
+        f"cuts prompts (raise its context, such as OLLAMA_CONTEXT_LENGTH, or give --context {read})"
+    ]
+
+
 def doubts_about_answers(
-    answers: Sequence[str | None], stops: Sequence[str], settings: Settings
+    answers: Sequence[str | None], stops: Sequence[str], settings: Settings, why: str | None = None
 ) -> list[str]:
     """A line that says what can be done where the chosen candidate states no answer.
 
-    answers, stops: of the final candidates.
+    answers, stops: of the final candidates. why: the search ended early.
     """
-    if not any(stop in COMPLETE_STOPS for stop in stops):
+    if why is not None:
+        help = why
+    elif not any(stop in COMPLETE_STOPS for stop in stops):
         help = "all were cut off (raise --max-rounds, --max-step-tokens or --max-tokens)"
     elif settings.model.system_prompt:
         help = "--system-prompt may ask more clearly for \\boxed{...}"
@@ -107,9 +126,32 @@ def doubts_about_trust(scores: Sequence[float | None], settings: Settings) -> li
     ]
 
 
+def doubts_about_votes(
+    votes: Sequence[str | None], chosen: str | None, settings: Settings
+) -> list[str]:
+    """A line where nobody else agrees with the answer that a vote has chosen.
+
+    votes: of the final candidates that ended by themselves.
+    """
+    how = settings.search.choose or strategy_row(settings.search).choose
+    if how == "best" or chosen is None or len(votes) < 2 or votes.count(chosen) != 1:
+        return []
+    return [
+        f"the vote was won with one vote: {len(votes) - votes.count(None)} of {len(votes)} whole "
+        "candidates state an answer, and no other one states this"
+    ]
+
+
+def doubts_about_drawing(texts: Sequence[str], settings: Settings) -> list[str]:
+    """A line where candidates are copies, as nothing was drawn. texts: of the final candidates."""
+    if settings.sampling.temperature > 0 or len(texts) < 2 or len({*texts}) > 1 or not texts[0]:
+        return []
+    return [f"all {len(texts)} candidates are the same text: --temperature 0 draws no other one"]
+
+
 def _reads_scores(settings: Settings) -> bool:
     if settings.model.is_random:
         return False
     row = strategy_row(settings.search)
-    chosen = (settings.search.choose or row.choose) not in SCORELESS and settings.search.n > 1
+    chosen = (settings.search.choose or row.choose) != "majority" and settings.search.n > 1
     return row.needs_scores or chosen or settings.model.scorer != "none"

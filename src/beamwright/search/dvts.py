@@ -14,7 +14,7 @@ from beamwright.protocols import Action, Complete, Extend, Prospect, Prune
 from beamwright.search import strategy
 from beamwright.search.beam import BeamSearch
 from beamwright.search.prospects import best_first
-from beamwright.search.rounds import open_round, ranked
+from beamwright.search.rounds import open_round, ranked, subtree_of
 from beamwright.tree import Node, SearchTree
 
 
@@ -24,6 +24,7 @@ from beamwright.tree import Node, SearchTree
     commits=True,
     reads_width=True,
     needs_scores=True,
+    apart=True,
 )
 class DiverseTrees(BeamSearch):
     """Subtree s owns the root's children s * width to (s + 1) * width - 1.
@@ -34,7 +35,7 @@ class DiverseTrees(BeamSearch):
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         settings = self.search
-        this = open_round(tree, settings)
+        this = open_round(tree, settings, apart=settings.width)
         if not this.going:
             return this.actions
         ended = [action.node for action in this.actions if isinstance(action, Complete)]
@@ -59,6 +60,4 @@ class DiverseTrees(BeamSearch):
         return subtrees
 
     def _subtree(self, node: Node) -> int:
-        ordinal = node.lineage[1]
-        assert isinstance(ordinal, int)
-        return ordinal // self.search.width
+        return subtree_of(node, self.search.width)

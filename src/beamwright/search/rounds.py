@@ -30,19 +30,18 @@ class Round:
     slots: int = 0
 
 
-def open_round(tree: SearchTree, settings: SearchSettings, level: int | None = None) -> Round:
+def open_round(
+    tree: SearchTree, settings: SearchSettings, level: int | None = None, apart: int | None = None
+) -> Round:
     """Begin with n paths; later set finished candidates aside, drop duplicates if asked to, and
     see if the search is over.
 
-    level: steps of the candidates, where that is not the number of rounds.
+    level: steps of the candidates, where that is not the number of rounds. apart: see `duplicates`.
     """
     if tree.rounds == 0:
         return Round([Extend(tree.root, settings.n)])
     candidates = tree.candidates()
-    dropped = duplicates(candidates) if settings.filter_duplicates else []
-    if settings.prune_repeats:
-        others = (node for node in candidates if not node.ended and node not in dropped)
-        dropped += repeats(others, settings.certainty_window)
+    dropped = duplicates(candidates, apart) if settings.filter_duplicates else []
     ended = [node for node in candidates if node.ended and node not in dropped]
     going = [node for node in candidates if not node.ended and node not in dropped]
     actions: list[Action] = [*map(Prune, dropped), *map(Complete, ended)]
@@ -80,49 +79,26 @@ def ranked(nodes: Iterable[Node]) -> list[Node]:
     return sorted(nodes, key=rank_key)
 
 
-def duplicates(nodes: Iterable[Node]) -> list[Node]:
+def subtree_of(node: Node, apart: int | None) -> int:
+    """Its number, where so many children of the root share one; 0 for all otherwise."""
+    ordinal = node.lineage[1] if apart else 0
+    assert isinstance(ordinal, int)
+    return ordinal // (apart or 1)
+
+
+def duplicates(nodes: Iterable[Node], apart: int | None = None) -> list[Node]:
     """Nodes whose path has the same text as an earlier one's (in the order given).
 
-    Without a tokenizer there is no text, and tokens count.
+    Without a tokenizer there is no text, and tokens count. apart: children of the root in a
+    subtree, where subtrees do not compete: each has duplicates of its own.
     """
-    seen: set[str | tuple[int, ...]] = set()
+    seen: set[tuple[int, str | tuple[int, ...]]] = set()
     found: list[Node] = []
     for node in nodes:
-        key = node.text or tuple(node.path_token_ids())
+        key = subtree_of(node, apart), node.text or tuple(node.path_token_ids())
         if key in seen:
             found.append(node)
         seen.add(key)
-    return found
-
-
-def latest_probed(node: Node) -> Node | None:
-    """The last step of a path's reply that was asked for its answer so far."""
-    return next((step for step in reversed(node.reply()) if step.probe is not None), None)
-
-
-def latest_votes(node: Node, window: int) -> list[str | None]:
-    """What a path has answered when it was probed last, so many times at most."""
-    return [step.vote for step in node.reply() if step.probe is not None][-window:]
-
-
-def standing(node: Node, window: int) -> str | None:
-    """What so many of a path's last probes agree on; None: on nothing, or there are fewer."""
-    votes = latest_votes(node, window)
-    return votes[0] if len(votes) == window and len(set(votes)) == 1 else None
-
-
-def repeats(nodes: Iterable[Node], window: int) -> list[Node]:
-    """Of unended paths with the same answer, all but the best. One that half of a certainty window
-    agrees on counts: a single probe in a thought may name what comes on the way to the answer.
-    """
-    seen: set[str] = set()
-    found: list[Node] = []
-    for node in ranked(nodes):
-        vote = standing(node, (window + 1) // 2)
-        if vote in seen:
-            found.append(node)
-        if vote is not None:
-            seen.add(vote)
     return found
 
 

@@ -12,12 +12,15 @@ import json
 import math
 import re
 import secrets
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from os.path import commonprefix
 from typing import Any
 
 from beamwright.engine.endings import text_before
 from beamwright.models.tokenizer import TextCodec
+from beamwright.serve.body import read_arguments, strict_json
 from beamwright.serve.errors import ApiError
 from beamwright.serve.job import SearchJob, Told
 from beamwright.solver.solution import Candidate
@@ -25,6 +28,8 @@ from beamwright.tree import COMPLETE_STOPS, Node, NodeState, SearchTree, StopRea
 
 # None within another: a text of many beginnings is read once.
 _CALL = re.compile(r"<tool_call>\s*(\{(?:(?!<tool_call>).)*?\})\s*</tool_call>", re.DOTALL)
+_ARGUMENTS = ("arguments", "parameters")
+_SCALAR = re.compile(r'[\s]*(["\[\d-]|(true|false)\s*$)')  # or a list: no arguments
 _LEAST_LOGPROB = -9999.0  # OpenAI's for what has no probability
 _BROKEN = "\ufffd"  # the first bytes of a character that is not complete
 
@@ -69,7 +74,8 @@ def final_text(
         else:
             leaves.append(node)
     thoughts, texts = zip(*map(told, leaves), strict=True) if leaves else ((), ())
-    thought, said = (held_back(commonprefix(each), stops) for each in (thoughts, texts))  # noqa: RUF071 (of texts, not paths)
+    thought = held_back(commonprefix(thoughts), ())  # noqa: RUF071 (of texts, not paths)
+    said = held_back(commonprefix(texts), stops)  # noqa: RUF071
     going = any(leaf.thinking and text for leaf, text in zip(leaves, thoughts, strict=True))
     settled = len(set(thoughts)) == 1 and not going
     return Told(thought.rstrip(), said if settled else "")
@@ -114,16 +120,22 @@ def behind(text: str, sent: str) -> str:
 
 
 def calls_of(text: str) -> tuple[str, list[dict[str, Any]]]:
-    """A text without its calls of tools, in Qwen's form, and these; what is none stays text."""
+    """A text without its calls of tools, in Qwen's form, and these; what is none stays text.
+
+    A call of which something would be left out is none, nor is one that holds what JSON does not.
+    """
     calls = []
     for match in _CALL.finditer(text):
         try:
-            call = json.loads(match[1])
-            name, arguments = str(call["name"]), call.get("arguments", {})
-        except (ValueError, KeyError, RecursionError):
+            call = strict_json(match[1])
+            name, given = call.pop("name"), [call.pop(each) for each in _ARGUMENTS if each in call]
+            arguments = read_arguments(*given)
+        except (ValueError, KeyError, TypeError):  # TypeError: arguments under both names
             return text, []
         if not isinstance(arguments, str):
             arguments = json.dumps(arguments)
+        if not isinstance(name, str) or call or _SCALAR.match(arguments):
+            return text, []
         function = {"name": name, "arguments": arguments}
         calls.append(
             {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
@@ -160,6 +172,35 @@ def token_logprobs(
                 likeliest = [shown(*other) for other in top[:num_top]]
                 content.append({**shown(token, logprob), "top_logprobs": likeliest})
     return content
+
+
+def completion_logprobs(
+    job: SearchJob, candidate: Candidate, pieces: Sequence[bytes], text: str
+) -> dict[str, Any]:
+    """Of all tokens that were drawn, as completions have them. pieces: bytes of token ids.
+
+    Of a generator that does not say which tokens it drew, their log-probabilities alone.
+    """
+    steps, decoder = job.reply(candidate), getincrementaldecoder("utf-8")("ignore")
+    values = [max(value, _LEAST_LOGPROB) for step in steps for value in step.logprobs]
+    ids = [token for step in steps for token in step.token_ids]
+    if not pieces or len(ids) != len(values):
+        unknown = dict.fromkeys(("tokens", "top_logprobs", "text_offset"))
+        return {"token_logprobs": values, **unknown}
+    tops = [each for step in steps for each in step.top or ((),) * len(step.token_ids)]
+    others = (other for top in tops for other, _ in top)
+    shown = {t: pieces[t].decode("utf-8", "replace") for t in {*ids, *others}}
+    ends = accumulate(len(decoder.decode(pieces[token])) for token in ids)
+    known = zip(ids, values, tops, strict=True)
+    return {
+        "tokens": [shown[token] for token in ids],
+        "token_logprobs": values,
+        "top_logprobs": [
+            {shown[token]: value, **{shown[each]: max(p, _LEAST_LOGPROB) for each, p in top}}
+            for token, value, top in known
+        ],
+        "text_offset": [min(end, len(text)) for end in (0, *ends)][: len(ids)],
+    }
 
 
 def usage(jobs: Sequence[SearchJob]) -> dict[str, Any]:

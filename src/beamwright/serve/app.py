@@ -58,9 +58,9 @@ def _add_endpoint(app: FastAPI, queue: RequestQueue, endpoint: type[Endpoint]) -
     place = f"#/paths/{place}/post/requestBody/content/application~1json/schema/$defs/{{model}}"
     schema = endpoint.takes.model_json_schema(ref_template=place)
     schema["properties"]["model"]["enum"] = queue.reader.models()
-    for name, values in NEUTRAL.items():
-        neutral = {} if values is None else {"enum": [None, *values]}
-        schema["properties"].setdefault(name, neutral)
+    for name, neutral in NEUTRAL.items():
+        known = {"enum": [None, *neutral]} if isinstance(neutral, tuple) else {}
+        schema["properties"].setdefault(name, known)
     content = {"application/json": {"schema": {**schema, "additionalProperties": False}}}
     body = {"requestBody": {"required": True, "content": content}}
 
@@ -94,7 +94,7 @@ def _add_states(app: FastAPI, queue: RequestQueue) -> None:
     def ready() -> AsciiJSON:
         """Whether it takes searches."""
         found = health(queue)
-        if queue.draining or found.get("replicas") == []:
+        if queue.draining or found.get("replicas") == [] or "generator" in found:
             return AsciiJSON(found, status_code=503)
         return AsciiJSON({**found, "status": "ready"})
 

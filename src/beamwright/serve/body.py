@@ -55,6 +55,9 @@ class ServerLimits:
         return ApiError(413, f"the body is larger than {self.body_bytes:,} bytes")
 
 
+_DEFAULT = ServerLimits()
+
+
 # --- JSON ------------------------------------------------------------------------------------
 
 BODY_S = 60.0
@@ -95,21 +98,45 @@ def read_json(body: bytes, limits: ServerLimits) -> dict[str, Any]:
     for too many bytes."""
     if len(body) > limits.body_bytes:
         raise limits.too_large
-    bare = _STRINGS.sub(b"", body)
-    # The parser lets nobody else compute while it makes objects of them.
-    if sum(map(bare.count, (b",", b"[", b"{"))) > limits.values:
-        raise ApiError(400, f"the body has more than {limits.values:,} values")
-    # How deep brackets go: the parser's own recursion never sees more.
-    brackets = bare.translate(None, _OTHERS)
-    if max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > limits.depth:
-        raise ApiError(400, f"the body is nested more than {limits.depth} deep")
     try:
-        value = json.loads(body.decode("utf-8"), parse_constant=_refused, parse_float=_finite)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is no JSON: {said_by(error)}") from error
+        value = strict_json(body.decode("utf-8"), limits)
+    except ValueError as error:
+        said = said_by(error)
+        said = said if said.startswith(("has", "is")) else f"is no JSON: {said}"
+        raise ApiError(400, f"the body {said}") from error
     if not isinstance(value, dict):
         raise ApiError(400, "the body is JSON, but not an object")
     return value
+
+
+def strict_json(text: str, limits: ServerLimits = _DEFAULT) -> Any:
+    """The value of a JSON text within bounds.
+
+    Raises:
+        ValueError: for what is nested too deeply, or of too many values, and for numbers that JSON
+            lacks; JSONDecodeError, which is one, for what is no JSON.
+    """
+    bare = _STRINGS.sub(b"", text.encode("utf-8", "surrogatepass"))
+    # The parser lets nobody else compute while it makes objects of them.
+    if sum(map(bare.count, (b",", b"[", b"{"))) > limits.values:
+        raise ValueError(f"has more than {limits.values:,} values")
+    # How deep brackets go: the parser's own recursion never sees more.
+    brackets = bare.translate(None, _OTHERS)
+    if max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > limits.depth:
+        raise ValueError(f"is nested more than {limits.depth} deep")
+    return json.loads(text, parse_constant=_refused, parse_float=_finite)
+
+
+def read_arguments(given: Any = None) -> Any:
+    """The arguments of a call: the value of their JSON; the text itself where it is no JSON, as of
+    a call that was cut off, or a text in JSON. Raises ValueError for other faults."""
+    if given is None or (isinstance(given, str) and not given.strip()):
+        return {}
+    try:
+        value = strict_json(given) if isinstance(given, str) else given
+    except json.JSONDecodeError:
+        return given
+    return {} if value is None else given if isinstance(value, str) else value
 
 
 def _refused(name: str) -> Any:
@@ -131,28 +158,52 @@ MOST_STOPS, MOST_CHOICES = 16, 128
 ITEMS = Field(max_length=10_000, fail_fast=True)  # of messages, or their parts
 _STOPS = Field(max_length=MOST_STOPS, fail_fast=True)
 
-NEUTRAL: Mapping[str, tuple[Any, ...] | None] = MappingProxyType(
+NEUTRAL: Mapping[str, Any] = MappingProxyType(
     {
         **dict.fromkeys(("user", "metadata", "safety_identifier", "service_tier")),
         "reasoning_format": ("auto", "deepseek"),
         **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention")),
         **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
         **dict.fromkeys(("store", "echo", "logprobs", "background"), (False,)),
-        **dict.fromkeys(("best_of", "repetition_penalty"), (1,)),
+        **dict.fromkeys(("ignore_eos", "use_beam_search", "continue_final_message"), (False,)),
+        **dict.fromkeys(("return_token_ids", "include_stop_str_in_output"), (False,)),
+        **dict.fromkeys(("add_generation_prompt", "skip_special_tokens"), (True,)),
+        **dict.fromkeys(("top_logprobs", "min_tokens", "mirostat", "priority"), (0,)),
+        **dict.fromkeys(("best_of", "repetition_penalty", "repeat_penalty"), (1,)),
+        **dict.fromkeys(("length_penalty", "typical_p"), (1,)),
         **dict.fromkeys(("previous_response_id", "conversation", "prediction", "audio"), ()),
         "verbosity": ("medium",),
         "logit_bias": ({},),
-        **dict.fromkeys(("tools", "functions", "include"), ([],)),
+        **dict.fromkeys(("tools", "functions", "stop_token_ids", "bad_words"), ([],)),
+        "include": [  # of what no answer here has
+            *("reasoning.encrypted_content", "file_search_call.results"),
+            *("web_search_call.results", "web_search_call.action.sources"),
+            *("message.input_image.image_url", "computer_call_output.output.image_url"),
+            "code_interpreter_call.outputs",
+        ],
         **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
         "parallel_tool_calls": (True,),
         "modalities": (["text"],),
         "response_format": ({"type": "text"},),
-        "text": ({"format": {"type": "text"}},),
+        "text": {"format": ({"type": "text"},), "verbosity": ("medium",)},
         "suffix": ("",),
-        "truncation": ("disabled",),
+        "truncation": ("disabled", "auto"),  # what is too long is refused
     }
 )
-"""By name: the values that change nothing, beside null; None: all of them."""
+"""By name: the values that change nothing, beside null; None: all of them. A list: whatever is a
+list of these; a mapping: objects whose members are as it says."""
+
+
+def _is_neutral(value: Any, neutral: Any) -> bool:
+    if neutral is None or value is None:
+        return True
+    if isinstance(neutral, Mapping):
+        return isinstance(value, dict) and all(
+            _is_neutral(part, neutral.get(name, ())) for name, part in value.items()
+        )
+    if isinstance(neutral, list):
+        return isinstance(value, list) and all(part in neutral for part in value)
+    return value in neutral
 
 
 def _integral(value: Any) -> Any:
@@ -177,6 +228,10 @@ class StreamOptions(BaseModel):
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+def _without_nulls(given: Any) -> Any:
+    return {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else given
 
 
 class Reasoning(BaseModel):
@@ -207,7 +262,7 @@ class Fields(BaseModel):
     n: Annotated[int, Field(strict=True, ge=1, le=MOST_CHOICES), INTEGRAL] | None = None
     max_tokens: Count | None = None
     reasoning_effort: Effort | None = None
-    reasoning: Reasoning | None = None
+    reasoning: Annotated[Reasoning | None, BeforeValidator(_without_nulls)] = None
     include_reasoning: bool | None = Field(None, strict=True)
     thinking_token_budget: Bound | None = None
     thinking_budget_tokens: Bound | None = None
@@ -245,11 +300,10 @@ def parsed(kind: type[F], body: Mapping[str, Any]) -> F:
         code = "missing_required_parameter" if missing else "invalid_value"
         raise ApiError(400, f"{param}: {said}", param, code) from None
     for name, value in (fields.model_extra or {}).items():
-        if name not in NEUTRAL:
+        if value is not None and name not in NEUTRAL:
             raise ApiError(400, f"{name}: no such parameter here", name, "unknown_parameter")
-        neutral = NEUTRAL[name]
         idle = name == "logit_bias" and isinstance(value, dict) and not any(value.values())
-        if not (neutral is None or value is None or value in neutral or idle):
+        if not (idle or _is_neutral(value, NEUTRAL.get(name))):
             said = f"{name}: not supported, and it would change the answer"
             raise ApiError(400, said, name, "unsupported")
     return fields

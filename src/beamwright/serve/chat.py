@@ -10,19 +10,20 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, Json
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from beamwright.errors import InputError
 from beamwright.serve import answers
-from beamwright.serve.body import INTEGRAL, ITEMS, Count, Fields, Whole, parsed
+from beamwright.serve.body import INTEGRAL, ITEMS, Count, Fields, Whole, parsed, read_arguments
 from beamwright.serve.endpoint import Endpoint, event
 from beamwright.serve.errors import ApiError, api_error
-from beamwright.serve.job import SearchJob, Told
+from beamwright.serve.job import SearchJob, Told, without_rounds
 from beamwright.solver.solution import Candidate
 from beamwright.tree import Conversation, RawPrompt, StopReason
 
 ROLE = {"role": "assistant", "content": ""}  # a text from the start: some clients show a null
 
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # by which templates read a thought
 _MOST_PROMPTS = 32
 _PROMPTS = Field(max_length=_MOST_PROMPTS, fail_fast=True)
 _Ids = Annotated[list[Whole], Field(fail_fast=True)]  # a body holds so many values
@@ -54,7 +55,7 @@ class CalledFunction(BaseModel):
     """A call. arguments: templates write an object out again."""
 
     name: str
-    arguments: Json[Any] | dict[str, Any] = {}
+    arguments: Annotated[Any, BeforeValidator(read_arguments)] = {}
 
 
 class ToolCall(BaseModel):
@@ -66,13 +67,22 @@ class ToolCall(BaseModel):
 
 
 class Message(BaseModel):
-    """One message of a conversation; what was thought before is accepted, and ignored."""
+    """One message of a conversation. What else is in it is for the chat template."""
 
     model_config = ConfigDict(extra="allow")
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[Part], ITEMS] | None = None
-    tool_calls: Annotated[list[ToolCall], ITEMS] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_call_id: str | None = None
+    tool_calls: Annotated[list[ToolCall], ITEMS] | None = None
+
+    refusal: str | None = None
+
+    @property
+    def has_more(self) -> bool:
+        """True if it is of something without a text: a call, a thought, a refusal."""
+        return any((self.tool_calls, self.reasoning_content, self.reasoning, self.refusal))
 
 
 class ChatFields(Fields):
@@ -104,7 +114,7 @@ def conversation(messages: list[Message], param: str) -> Conversation:
     shown = []
     for number, message in enumerate(messages):
         text, where = message.content, f"{param}[{number}].content"
-        if text is None and not message.tool_calls:
+        if text is None and (message.role != "assistant" or not message.has_more):
             raise ApiError(400, f"{where}: is missing", where, "missing_required_parameter")
         if not isinstance(text, str):
             texts = []
@@ -115,8 +125,11 @@ def conversation(messages: list[Message], param: str) -> Conversation:
                     raise ApiError(400, said, where, "unsupported")
                 texts.append(part.text)
             text = "\n".join(texts)
-        calls = message.model_dump(include={"tool_calls", "tool_call_id"}, exclude_none=True)
-        shown.append({"role": message.role, "content": text, **calls})
+        given = message.model_dump(exclude={"content"}, exclude_none=True)
+        thoughts = [given.pop(name, "") for name in ("reasoning_content", "reasoning")]
+        if thought := without_rounds(next(filter(None, thoughts), "")):
+            given |= dict.fromkeys(_THOUGHTS, thought)
+        shown.append({**given, "content": text})
     return Conversation(tuple(shown))
 
 
@@ -356,7 +369,9 @@ class CompletionsEndpoint(ChoicesEndpoint):
             raise ApiError(400, f"prompt: from 1 to {_MOST_PROMPTS} of them", "prompt")
         given = (text if isinstance(text, str) else tuple(text) for text in prompts)
         reader, limit = self.queue.reader, fields.max_tokens
-        return [reader.job(fields, RawPrompt(each), limit, "prompt") for each in given]
+        # A generator elsewhere says no others.
+        top = fields.logprobs if getattr(self.queue.solver, "remote", None) is None else None
+        return [reader.job(fields, RawPrompt(each), limit, "prompt", top) for each in given]
 
     def content(self, job: SearchJob, candidate: Candidate) -> dict[str, Any]:
         """A text, and what was drawn for it."""
@@ -369,8 +384,8 @@ class CompletionsEndpoint(ChoicesEndpoint):
             text += next((stop for stop in job.stops if drawn.startswith(text + stop)), "")
         more: dict[str, Any] = {"token_ids": ids} if fields.return_token_ids else {}
         if fields.logprobs is not None:
-            values = [value for step in steps for value in step.logprobs]
-            more["logprobs"] = {"token_logprobs": [max(value, -9999.0) for value in values]}
+            pieces = [] if codec is None else codec.token_bytes
+            more["logprobs"] = answers.completion_logprobs(job, candidate, pieces, text)
         return {"text": text, **more}
 
     def delta(self, said: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
+from beamwright.io import finite
 from beamwright.serve.answers import search_facts
 from beamwright.serve.body import read_body
 from beamwright.serve.errors import ApiError, AsciiJSON, api_error, log
@@ -152,4 +153,4 @@ class EventStream(StreamingResponse):
 
 def event(data: Mapping[str, Any]) -> bytes:
     """One event; ASCII, so that no character can be cut."""
-    return b"data: " + json.dumps(data, allow_nan=False).encode() + b"\n\n"
+    return b"data: " + json.dumps(finite(data), allow_nan=False).encode() + b"\n\n"

@@ -18,6 +18,7 @@ from beamwright.errors import (
     ProblemTooLongError,
     UnavailableError,
 )
+from beamwright.io import finite
 
 log = logging.getLogger("beamwright.serve")
 
@@ -77,21 +78,26 @@ class ApiError(Exception):
 
 class AsciiJSON(JSONResponse):
     """JSON whose characters are escaped: what clients send back to them may be no UTF-8, halves of
-    characters, say, which Starlette's cannot encode."""
+    characters, say, which Starlette's cannot encode. Blanks follow colons, as in OpenAI's: clients
+    look for `"code": "context_length_exceeded"` in it. Numbers that JSON lacks are null."""
 
     def render(self, content: Any) -> bytes:
         """The body."""
-        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
+        return json.dumps(finite(content), allow_nan=False).encode("ascii")
 
 
 def api_error(error: BaseException, param: str | None = None) -> ApiError:
     """What a search that failed is to who asked for it. A bug's own words stay in the log."""
     if isinstance(error, ApiError):
         return error
+    said = str(error)
+    if isinstance(error, ProblemTooLongError):  # in OpenAI's words: clients go by them
+        said = (
+            f"This model's maximum context length is {error.context} tokens. However, your "
+            f"messages resulted in {error.num_tokens} tokens. (context_length_exceeded)"
+        )
     for kind, status, code in _STATUSES:
         if isinstance(error, kind):
             retry_after_s = 30 if status == 503 else None
-            return ApiError(
-                status, str(error), param if status == 400 else None, code, retry_after_s
-            )
+            return ApiError(status, said, param if status == 400 else None, code, retry_after_s)
     return ApiError(500, "internal error", code="internal_error")

@@ -8,6 +8,7 @@ for the titles and tags of chat UIs, and for clients that know of no search.
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -65,13 +66,22 @@ class RoundSummary:
         )
 
     def __str__(self) -> str:
-        """A round in a line, for people."""
+        """A round in a line, for people; `without_rounds` knows it."""
         best = "" if self.best is None else f", best score {self.best:.3f}"
         ended = f", {self.finished} finished" if self.finished else ""
         return (
             f"Round {self.number}: {self.candidates} candidates, {self.kept} kept{ended}{best}, "
             f"{self.tokens} tokens so far.\n"
         )
+
+
+_ROUNDS = re.compile(r"\s*(Round \d+: \d+ candidates, \d+ kept[^\n]* tokens so far\.\s*)+")
+
+
+def without_rounds(thought: str) -> str:
+    """What a client sends back as a thought, without the rounds that our streams begin it with."""
+    match = _ROUNDS.match(thought)
+    return thought[match.end() :] if match else thought
 
 
 class Told(NamedTuple):
@@ -311,11 +321,12 @@ def _search_options(search: Mapping[str, Any] | None) -> dict[str, Any]:
         known, param = _NAMES.get(name, name), f"search.{name}"
         if known in _NOT_OURS or known not in option_owners():
             raise ApiError(400, f"{param}: no such option here", param)
-        if known in _WHOLE and type(value) not in (int, type(None)):
-            raise ApiError(400, f"{param}: is a whole number", param)
         if known == "search" and not isinstance(value, str | None):
             raise ApiError(400, f"{param}: is a name", param)
-        options[known] = value
+        whole = known in _WHOLE and isinstance(value, float) and value.is_integer()
+        options[known] = int(value) if whole else value  # 8.0 is an integer in JSON
+        if known in _WHOLE and type(options[known]) not in (int, type(None)):
+            raise ApiError(400, f"{param}: is a whole number", param)
     return options
 
 

@@ -159,10 +159,9 @@ def _of_usage(used: Usage) -> list[Family]:
             cached[model, "loaded"] = counted.loaded_tokens
             cached[model, "recomputed"] = counted.dropped_tokens
     cache = "Tokens of KV needed; of these prefilled, loaded, recomputed: others were hit."
-    rows = "Tokens of the running batch: written, of these as an equal row's; of rows computed."
+    rows = "Tokens of the running batch: written; of rows computed."
     written = {
         ("written",): engine.row_tokens,
-        ("equal",): engine.equal_tokens,
         ("computed",): engine.slot_tokens,
     }
     return [
@@ -176,9 +175,14 @@ def _of_usage(used: Usage) -> list[Family]:
 
 
 def health(queue: RequestQueue) -> dict[str, Any]:
-    """That the server is alive, and whether it takes searches; of replicas, who is there."""
-    engine, status, more = queue.solver, "ok", {}
-    if not isinstance(engine, Solver):
+    """That the server is alive, and whether it takes searches; of replicas, who is there; of a
+    generator elsewhere, why it does not answer."""
+    engine, status, more = queue.solver, "ok", dict[str, Any]()
+    if isinstance(engine, Solver):
+        fault = engine.remote and engine.remote.source.fault()
+        if fault:
+            status, more = "degraded", {"generator": fault}
+    else:
         names = [replica.name for replica in engine.roster.replicas()]
         status = "ok" if len(names) >= engine.wanted else "degraded"
         more = {"replicas_wanted": engine.wanted, "replicas": names}

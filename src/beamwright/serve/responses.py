@@ -16,14 +16,34 @@ from beamwright.serve.errors import ApiError
 from beamwright.serve.job import SearchJob
 from beamwright.tree import Conversation
 
+_MISSING = {
+    "item_reference": ": nothing is stored here, so send the item (clients do with store: false)",
+    **dict.fromkeys(
+        ("function_call", "function_call_output"), ": tools are of /v1/chat/completions"
+    ),
+}
+
 
 def _as_messages(given: Any) -> Any:
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
+    """Items as messages: what was thought goes into the message behind it. Raises ApiError."""
     if not isinstance(given, list):
-        return given
-    # What was thought comes back with a reply that somebody goes on from; templates leave it out.
-    return [x for x in given if not (isinstance(x, dict) and x.get("type") == "reasoning")]
+        return [{"role": "user", "content": given}] if isinstance(given, str) else given
+    messages, thought = list[Any](), ""
+    for number, item in enumerate(given):
+        kind = (item.get("type") or "message") if isinstance(item, dict) else "message"
+        if kind == "reasoning":
+            parts = item.get("content") or item.get("summary")
+            parts = parts if isinstance(parts, list) else []
+            texts = (part.get("text") for part in parts if isinstance(part, dict))
+            thought = "\n".join(text for text in texts if isinstance(text, str))
+            continue
+        if kind != "message":
+            where, why = f"input[{number}]", _MISSING.get(str(kind), "")
+            raise ApiError(400, f"{where}: no {kind!s:.40} is taken{why}", where, "unsupported")
+        is_reply = isinstance(item, dict) and item.get("role") == "assistant"
+        messages.append({**item, "reasoning": thought} if is_reply and thought else item)
+        thought = ""
+    return messages
 
 
 class ResponseFields(Fields):
@@ -47,8 +67,8 @@ class ResponsesEndpoint(Endpoint):
         fields = self.fields = parsed(ResponseFields, body)
         if fields.n not in (None, 1):
             raise ApiError(400, "n: one response only", "n")
-        self.streamed, messages = bool(fields.stream), fields.input
-        problem = conversation(messages, "input")
+        self.streamed = bool(fields.stream)
+        problem = conversation(fields.input, "input")
         if fields.instructions:
             said = {"role": "system", "content": fields.instructions}
             problem = Conversation((said, *problem.messages))

@@ -28,7 +28,6 @@ from beamwright.search.revise import asked_again, best_answer
 from beamwright.search.rounds import ranked
 from beamwright.sections import SearchSettings
 from beamwright.solver import solution as result
-from beamwright.solver.comparison import Comparison
 from beamwright.solver.machinery import Machinery
 from beamwright.solver.request import ProblemSettings
 from beamwright.solver.solution import Candidate, Solution
@@ -80,11 +79,10 @@ def complete_nodes(tree: SearchTree) -> list[Node]:
 
 
 def finals_of(run: TreeRun, search: SearchSettings) -> list[Node]:
-    """Final candidates of a search that has ended, with what they state."""
+    """Final candidates of a search that has ended."""
     nodes, finals = final_nodes(run.tree, search.n), strategy_row(search).finals
     if finals is not None:
         nodes = finals(run.tree.finished(), search.n) or nodes
-    note_answers(run.answers, nodes)
     return nodes
 
 
@@ -96,7 +94,7 @@ def ballots(
     return [each.vote for each in candidates], [each.score for each in candidates], complete
 
 
-def candidate_of(node: Node, preferred: float | None = None) -> Candidate:
+def candidate_of(node: Node) -> Candidate:
     """A final node as its user sees it."""
     asked = any(child.turn is not None for child in node.children)
     return Candidate(
@@ -112,7 +110,6 @@ def candidate_of(node: Node, preferred: float | None = None) -> Candidate:
         said=node.said,
         thought=node.thought_text,
         thought_tokens=sum(len(step.token_ids) for step in node.reply() if step.thought),
-        preferred=preferred,
     )
 
 
@@ -146,12 +143,11 @@ class Meter:
         asked: Problem | int,
         since: Mark,
         nodes: list[Node] | None = None,
-        comparison: Comparison | None = None,
     ) -> Solution:
         """The solution of a tree that was admitted `since` then.
 
         problem: what it was solved with; asked: for. nodes: its candidates, where it was broken
-        off. comparison: of its candidates, if there was one.
+        off.
         """
         settings, is_whole = problem.settings, nodes is None
         machinery, tree, search = self._machinery, run.tree, settings.search
@@ -161,12 +157,8 @@ class Meter:
         if not nodes:
             raise PolicyError(f"strategy {search.search}: ends the search without a candidate")
         note_answers(run.answers, nodes)
-        preferred = {} if comparison is None else comparison.preferred
-        candidates = tuple(candidate_of(each, preferred.get(i)) for i, each in enumerate(nodes))
-        if comparison is None or comparison.chosen is None:
-            place = choose(*ballots(candidates), search.choose or "best")
-        else:
-            place = comparison.chosen
+        candidates = tuple(map(candidate_of, nodes))
+        place = choose(*ballots(candidates), search.choose or "best")
         chosen = candidates[place]
         steps = [node for node in tree.nodes() if node.parent is not None and node.turn is None]
         decoded = [node for node in steps if node.state is not NodeState.OPEN]
@@ -203,7 +195,6 @@ class Meter:
             warnings=(
                 *self._warnings(run, candidates, chosen, settings),
                 *self._unread(asked, settings),
-                *(() if comparison is None else comparison.warnings),
             ),
             last_step=_last_step(nodes[place]) if chosen.answer is None else None,
             candidates=candidates,
@@ -255,7 +246,11 @@ class Meter:
         machinery, tree, settings = self._machinery, run.tree, problem.settings
         generator, device = machinery.generator, settings.model.device
         truncates = settings.schedule.speculation == "truncate"
-        mixed = machinery.rule is not None and run.restore is not None  # a resumed path read all
+        exact = machinery.exact and generator is not None and not truncates
+        # KV that is computed again by a prefill has other last bits, but in float64.
+        exact = exact and (not recomputed or machinery.dtype == "float64")
+        # A resumed path of a sparse search has read all tokens.
+        exact = exact and (machinery.rule is None or run.restore is None)
         decisive = tree_settings(settings, machinery.dtype, problem.parts.identities())
         unrepeatable = None
         if generator is None:
@@ -274,7 +269,7 @@ class Meter:
             "problem": receipts.asked_as(asked),
             "prompt": receipts.prompt_digest(tree.root),
             "settings": receipts.receipt_settings(settings, decisive),
-            "exact": machinery.exact and generator is not None and not (truncates or mixed),
+            "exact": exact,
             "recomputed": recomputed,
             "unrepeatable": unrepeatable,
             **machinery.identities(),
@@ -282,6 +277,7 @@ class Meter:
                 "device": device,
                 "processor": receipts.processor(device),
                 "attention": None if generator is None else generator.backend.name,
+                "threads": str(machinery.threads.count),
             },
             "versions": receipts.versions(),
         }
@@ -334,9 +330,14 @@ class Meter:
         if chosen.answer is None and tree.root.problem_text:  # a synthetic prompt asks nothing
             answers = [candidate.answer for candidate in candidates]
             stops = [candidate.stop for candidate in candidates]
-            lines += doubts.doubts_about_answers(answers, stops, settings)
+            late = (run.stopped or tree.reason_fewer) if run.ended_by_time else None
+            lines += doubts.doubts_about_answers(answers, stops, settings, late)
+        votes = [each.vote for each in candidates if each.stop in COMPLETE_STOPS]
+        lines += doubts.doubts_about_votes(votes, chosen.vote, settings)
+        lines += doubts.doubts_about_drawing([each.text for each in candidates], settings)
         if settings.schedule.speculation == "truncate":
             lines.append(_TRUNCATED)
+        lines += doubts.doubts_about_prompts(tree)
         if remote is not None and not remote.source.token_ids:
             lines.append(_TOKENISED_HERE)
         failed = dict.fromkeys(self._machinery.not_captured)

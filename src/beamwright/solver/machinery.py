@@ -24,10 +24,9 @@ from beamwright.engine.sampling import stats_read_by
 from beamwright.engine.selftest import kind, settle_rows
 from beamwright.engine.speculation import Payoff
 from beamwright.engine.tensor_rows import make_running_batch
-from beamwright.engine.threads import threads_for
+from beamwright.engine.threads import all_threads, threads_for
 from beamwright.engine.timeline import Timeline
 from beamwright.errors import InputError
-from beamwright.kv.checksums import Checksums
 from beamwright.kv.link import Link, StreamLink, Wire
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout, SharedMemory
 from beamwright.kv.store import HostedStore
@@ -76,7 +75,6 @@ class HostShares:
         """The tier that the settings ask for, shared so that both models hold equally much."""
         schedule, device = settings.schedule, torch.device(settings.model.device)
         total, wire = memory.host_kv_bytes(settings), Wire(schedule.link_bandwidth)
-        share = schedule.check_transfers
 
         def link() -> Link:
             streams = CudaStreams(device) if device.type == "cuda" else HostStreams()
@@ -87,7 +85,6 @@ class HostShares:
             link(),
             recompute=schedule.evict == "recompute",
             share_loads=schedule.inter_beam,
-            checks=lambda: Checksums(share) if share else None,
         )
         part, count = (total - generator.budget_bytes) // schedule.verifiers, schedule.verifiers
         parts = [replace(generator, budget_bytes=part, link=link()) for _ in range(count)]
@@ -138,10 +135,11 @@ class Machinery:
         self.settings, self.timeline, self.progress = settings, timeline, progress
         self.payoff, model = Payoff(), settings.model
         cap_memory(check_device(model.device), settings.memory.memory)
-        backends = self._find(verifier) if model.runs_elsewhere else self._load(verifier)
-        self.token_stats = stats_read_by(self.verifier, strategy)
-        self.not_captured: list[str] = []
-        self.batch = self._make_batch()
+        with all_threads().in_use():
+            backends = self._find(verifier) if model.runs_elsewhere else self._load(verifier)
+            self.token_stats = stats_read_by(self.verifier, strategy)
+            self.not_captured: list[str] = []
+            self.batch = self._make_batch()
         decoders = [model.decoder for model in self.tree_models]
         self.threads = threads_for(max((d.shape.num_parameters for d in decoders), default=0))
         progress.doing("checking that results do not depend on the batch")
@@ -326,14 +324,10 @@ class Machinery:
         plan = self.plan = self._planned(loaded, verifier, in_place=in_place)
         sizes, kv_bytes = _sizes(loaded), plan.generator_kv_bytes
         settings = settled.with_most_rows(settings, sizes, kv_bytes)
-        needs_turns = False
         if verifier is not None and isinstance(settings.memory.split, str):
-            both, prompt = [sizes, _sizes(verifier)], settled.TYPICAL_PROMPT_TOKENS
-            most_block_bytes = max(model.block_bytes for model in both)
+            most_block_bytes = max(model.block_bytes for model in (sizes, _sizes(verifier)))
             self.shared = SharedMemory(plan.kv_bytes, most_block_bytes)
-            needed = memory.path_needs(settings, both, prompt)[1]
-            needs_turns = needed > plan.verifier_kv_bytes // settings.schedule.verifiers
-        name = settled.schedule_name(settings, sizes, kv_bytes, needs_turns=needs_turns)
+        name = settled.schedule_name(settings)
         named = settings.schedule.model_copy(update={"schedule": name})
         row = schedule_row(named)
         self.settings = settings.model_copy(update={"schedule": row.settled(named)})

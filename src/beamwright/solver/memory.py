@@ -321,6 +321,8 @@ def path_needs(
     tokens = min(max(1, generator.shape.context - prompt_tokens), num_steps * step.longest)
     if step.max_tokens is not None and not turns:
         tokens = min(tokens, step.max_tokens)
+    if step.step_tokens is not None:  # only the last step of a path, or of a turn, is shorter
+        num_steps = min(num_steps, -(-tokens // step.step_tokens) + turns)
 
     def blocks(num_tokens: int, num_parts: int, size: int) -> int:
         parts = min(num_tokens, num_parts)
@@ -342,6 +344,17 @@ def path_needs(
     return tuple(needs)
 
 
+def least_kv_bytes(settings: Settings, models: Sequence[ModelBytes], prompt_tokens: int) -> int:
+    """The least device KV in which locality, so `--schedule auto`, holds any path of a search.
+
+    models: the generator and, where it has KV, the verifier. prompt_tokens: of the longest prompt.
+    """
+    needs = path_needs(settings, models, prompt_tokens)
+    if settings.sparse.sparse_home == "host":  # where all of the generator's KV is
+        needs = (0, *needs[1:])
+    return _pool_bytes(settings.memory.split, models, needs)
+
+
 def advice(
     schedule: str,
     settings: Settings,
@@ -351,14 +364,11 @@ def advice(
 ) -> str:
     """What helps where device KV of `kv_bytes` ran out; a number only where it surely does.
 
-    models: the generator and, where it has KV, the verifier. prompt_tokens: of the longest prompt.
+    models, prompt_tokens: as in `least_kv_bytes`.
     """
-    at_home = settings.sparse.sparse_home == "host"  # where all of the generator's is
-    if schedule != "locality" and not at_home:
+    if schedule != "locality" and settings.sparse.sparse_home != "host":
         return "use --schedule locality, raise --memory or --kv-memory, or lower --n"
-    needs = path_needs(settings, models, prompt_tokens)
-    needs = (0, *needs[1:]) if at_home else needs
-    needed = _pool_bytes(settings.memory.split, models, needs)
+    needed = least_kv_bytes(settings, models, prompt_tokens)
     if needed <= kv_bytes:
         return "raise --memory or --kv-memory"
     unit, name = (1024**2, "MiB") if needed >= 8 * 1024**2 else (1024, "KiB")

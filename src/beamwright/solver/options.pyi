@@ -36,6 +36,10 @@ class RequestOptions(TypedDict, total=False):
     """Whether a model that can think does (on, off), and for how many tokens at most; auto: as
     its chat template has it.
     """
+    now: str | None
+    """Time that chat templates see, such as 2026-11-28 (default: of a template that reads it,
+    when the search begins); part of receipts and checkpoints.
+    """
     soft_close: float
     """In the last quarter of --thinking TOKENS a thought ends where its end is at least so
     likely; above 1: never before the last token.
@@ -61,43 +65,25 @@ class RequestOptions(TypedDict, total=False):
     max_rounds: int
     """Most rounds of a search; lookahead, mcts, deepconf: most steps of a path."""
     filter_duplicates: bool
-    """Keep one of several candidates with the same text."""
+    """Keep one of several candidates with the same text; dvts: in each subtree."""
     aggregate: Literal["last", "min", "prod", "mean"] | None
     """From step scores to a path's score (default: the verifier's)."""
     verify_every: int
     """Score every so manyth step of a path, and its last; the others go on by one child each."""
-    choose: Literal["best", "majority", "weighted", "pairwise", "listwise"] | None
-    """How the answer is chosen (default: the strategy's); pairwise, listwise: compared."""
-    compare_budget: int | None
-    """Most comparisons, or lists."""
+    choose: Literal["best", "majority", "weighted"] | None
+    """How the answer is chosen (default: the strategy's)."""
     answers: str
     """What of a reply is its answer, and when two are the same: math, code, or a plugin's."""
-    probe_every: int | None
-    """Ask every path for its answer so far, once in so many tokens, in thoughts and in replies
-    without one; nothing of that is kept. A path whose last answers agree ends with them.
-    """
-    probe_text: str
-    r"""What --probe-every puts behind a path, and behind the end of its thought; an answer ends
-    where the brace is closed that it opens. \n and \t are understood.
-    """
-    probe_tokens: int
-    """Longest answer to a probe."""
-    certainty_window: int
-    """Last probes of a path that agree where it ends."""
-    prune_repeats: bool
-    """Of paths whose latest probed answers are the same only the best goes on."""
     seed: int
     """Seed of every random draw."""
     deadline: float | str | None
     """Stop this long after the search starts or is resumed: 30s, 2m, 1h."""
     token_budget: int | None
-    """Stop once this many tokens are generated."""
+    """Stop once this many tokens are generated: looked at between rounds, so that the last one
+    may go beyond.
+    """
     stop_votes: bool
     """Stop once the vote is settled; with --choose majority or weighted."""
-    stop_probes: float | None
-    """Every path ends with its latest probed answer (--probe-every) once so large a share of the
-    last ones of all paths agrees.
-    """
     stop_confidence: float | None
     """Stop behind a --wave whose leading answer is so likely to stay ahead of the next one
     (Adaptive-Consistency); with --choose majority.
@@ -144,9 +130,9 @@ class ProblemOptions(RequestOptions, total=False):
 class SolverOptions(RequestOptions, total=False):
     model: str | PathLike[str]
     """Generator: PATH, bundled, bundled:strong, bundled:thinking, hf:ORG/NAME[@REVISION] or
-    random:SHAPE; elsewhere: openai:URL#NAME (a server), vllm:PATH (vLLM, in this process).
-    The bundled models know one kind of problem: "NAME has N THINGS. In MONTH NAME gets N
-    THINGS. ... How many THINGS does NAME have now?"
+    random:SHAPE; elsewhere: openai:URL#NAME (a server). The bundled models know one kind of
+    problem: "NAME has N THINGS. In MONTH NAME gets N THINGS. ... How many THINGS does NAME
+    have now?"
     """
     verifier: str | PathLike[str] | ScoreFunction | Verifier | None
     """What scores steps: PATH, family:NAME:PATH, judge:PATH, logprob, none, ... (default:
@@ -214,8 +200,6 @@ class SolverOptions(RequestOptions, total=False):
     """Keep what is on the device between steps."""
     evict: Literal["host", "recompute"]
     """Evicted KV comes back from host memory, or is computed again."""
-    check_transfers: float
-    """Share of KV whose checksum is compared when it comes back from the host."""
     link_bandwidth: int | str | None
     """Throttle the link to this rate (emulated)."""
     max_batch: int | None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Literal, TypedDict
 
 from beamwright.config import Settings, option_owners
@@ -16,8 +17,10 @@ from beamwright.declare import VERIFIERS, load_all
 from beamwright.engine.decisions import StopFunction, StopRule, check_stops
 from beamwright.engine.row import Decoding
 from beamwright.errors import InputError
+from beamwright.models.load import LoadedModel
 from beamwright.protocols import Strategy, Verifier
 from beamwright.registry import Table, TableRow
+from beamwright.remote.generator import RemoteGenerator
 from beamwright.saved.checkpoint import OWN
 from beamwright.saved.identity import identity_of
 from beamwright.schedule import ScheduleRow, schedule_row
@@ -62,11 +65,9 @@ IGNORED = {
 _NOT_REMOTE = (
     "weights", "top_logprobs", "split", "schedule", *_GROUPING, "inter_beam", "prefetch", "reuse",
     "evict", "link_bandwidth", "batching", "speculation", "verify_ahead", "write_back",
-    "graphs", "sparse", "drafts", "probe_every",
+    "graphs", "sparse", "drafts",
 )  # fmt: skip
 """Options that are of the generator's KV, or of what it computes."""
-
-_OF_PROBES = ("probe_text", "probe_tokens", "certainty_window", "prune_repeats", "stop_probes")
 
 _BESIDE = ("stop", "plugins")  # go with whole settings, too
 
@@ -174,23 +175,34 @@ class ProblemSettings:
         """
         asked = self.changed(options).settings
         paths = {"search": "best-of-n", "n": num, "width": 1, "max_rounds": most_steps}
-        every = {"verify_every": 1, "probe_every": None, "prune_repeats": False}
+        every = {"verify_every": 1, "choose": "best"}  # of no strategy's
         own = {name: getattr(asked.search, name) for name in SearchSettings.model_fields}
-        search = SearchSettings(**{**own, **paths, **every, "choose": "best"})  # no strategy's
+        search = SearchSettings(**{**own, **paths, **every})
         stop = StopSettings(deadline=asked.stop.deadline if options.get("deadline") else None)
         settings = asked.model_copy(update={"search": search, "stop": stop})
         parts = replace(self.parts, strategy=None, stops=())
         return ProblemSettings(self.given, settings, make_strategy(search), parts)
 
+    def dated(
+        self, models: Iterable[LoadedModel | RemoteGenerator | None], now: str | None = None
+    ) -> ProblemSettings:
+        """With the time that chat templates see, where one of them reads it: what is asked, `now`,
+        or that of this moment, so that no later render looks at the clock."""
+        codecs = (None if model is None else model.codec for model in models)
+        settings = self.settings
+        if settings.step.now or not any(codec and codec.reads_time for codec in codecs):
+            return self
+        now = now or datetime.now().isoformat(timespec="seconds")
+        step = settings.step.model_copy(update={"now": now})
+        return replace(self, settings=settings.model_copy(update={"step": step}))
+
     def decoding(self, sees: Sees) -> Decoding:
         """How its tokens are drawn and where its steps end: a thought is one, unless it is said how
-        it is cut, the verifier sees it, or it is probed on the way."""
-        step, search = self.settings.step, self.settings.search
+        it is cut, or the verifier sees it."""
+        step = self.settings.step
         if step.thought_steps == "auto" and sees == "answer":
             step = step.model_copy(update={"thought_steps": "whole"})
-        if step.thought_steps == "whole" and search.probe_every is not None:
-            step = step.model_copy(update={"thought_steps": search.probe_every})
-        return Decoding(self.settings.sampling, step, search.seed)
+        return Decoding(self.settings.sampling, step, self.settings.search.seed)
 
     def rule(self) -> StopRule:
         """What may stop the search early."""
@@ -242,7 +254,6 @@ def _idle(settings: Settings, parts: UserParts, row: ScheduleRow) -> dict[str, t
         "--verifier none": ("verify_every",) if kind == "none" and not own else (),
         "--executor plain": ("verifiers",) if settings.schedule.executor == "plain" else (),
         f"--model {model.model}, whose KV is not here": _NOT_REMOTE if elsewhere else (),
-        "no --probe-every": _OF_PROBES if settings.search.probe_every is None else (),
         "a --model that is not openai:...": () if elsewhere else ("tokenizer", "model_key"),
     }
 

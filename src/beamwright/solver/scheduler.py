@@ -14,7 +14,6 @@ from functools import partial
 
 from beamwright.engine.engine import Engine
 from beamwright.engine.executor import PATIENCE_S, make_executor, overlaps
-from beamwright.engine.probing import Probing
 from beamwright.engine.queue import REMOTE_ROWS, USUAL_ROWS, Admission
 from beamwright.engine.scoring import Judged
 from beamwright.engine.tree_run import RenderTurn, TreeRun
@@ -32,18 +31,8 @@ from beamwright.models.load import check_device
 from beamwright.protocols import RoundCallback, SchedulePolicy
 from beamwright.saved.checkpoint import CheckpointWriter
 from beamwright.search import round_rng
-from beamwright.search.choose import CONTESTS, seeded
 from beamwright.search.reading import make_answers
-from beamwright.solver.comparison import Comparison, comparer_of
-from beamwright.solver.describe import (
-    Mark,
-    Meter,
-    ballots,
-    candidate_of,
-    complete_nodes,
-    final_nodes,
-    finals_of,
-)
+from beamwright.solver.describe import Mark, Meter, complete_nodes, final_nodes
 from beamwright.solver.machinery import Machinery
 from beamwright.solver.request import ProblemSettings
 from beamwright.solver.solution import Solution
@@ -141,7 +130,6 @@ class RequestScheduler:
         if machinery.moving is not None:
             machinery.moving.restart()
         self._live: dict[TreeRun, tuple[Request, Mark]] = {}
-        self._comparisons: dict[TreeRun, Comparison] = {}
         self._alone: deque[Request] = deque()
         self._ended: deque[tuple[Request, Outcome]] = deque()
 
@@ -202,7 +190,6 @@ class RequestScheduler:
                         if self._meter.moving is not None:
                             self._meter.moving.look(self._live)
                         self._settle(self._engine.step())
-                        self._compare()
                 if not (self._live or self._ended or self._alone):
                     return
                 while self._ended:
@@ -215,8 +202,6 @@ class RequestScheduler:
             raise stopped from error
         finally:
             self._engine.abort()
-            for run in self._live:
-                self._engine.let_go(run)
             if self._live:
                 machinery.batch.abort()
 
@@ -256,14 +241,11 @@ class RequestScheduler:
         try:
             judges, tree = Judged.by(machinery.verifier, search.verify_every), request.make_tree()
             machinery.batch.decode_as(tree.root, problem.decoding(judges.sees))
-            answers, probing = make_answers(search.answers, search.model_extra or {}), None
-            if search.probe_every is not None:
-                asks = search, problem.settings.stop, answers
-                probing = Probing(*asks, machinery.reader.codec, machinery.reader.context)
+            given, problem_text = search.model_extra or {}, tree.root.problem_text
+            answers = make_answers(search.answers, given, problem_text)
         except InputError as error:
             self._ended.append((request, error))
             return
-        tree.prompt_wanted = search.choose in CONTESTS
         run = TreeRun(
             tree,
             problem.strategy,
@@ -274,7 +256,6 @@ class RequestScheduler:
             on_round=request.on_round,
             rule=problem.rule(),
             answers=answers,
-            probing=probing,
             priority=request.priority,
             waited_s=request.waited_s,
             save=request.save,
@@ -287,49 +268,6 @@ class RequestScheduler:
                 other.had_company = True
         self._settle(self._engine.admit(run))
 
-    # --- candidates that are compared --------------------------------------------------------
-
-    def _begin_comparison(self, run: TreeRun) -> bool:
-        """True if the candidates of a search that has just ended are compared first."""
-        request, _ = self._live[run]
-        search = request.problem.settings.search
-        how = search.choose
-        if how is None or how not in CONTESTS or run.error is not None or run in self._comparisons:
-            return False
-        nodes = finals_of(run, search)
-        seeds = seeded(*ballots([*map(candidate_of, nodes)]))
-        if len(seeds) < 2:
-            return False
-        texts = {place: nodes[place].said.strip() for place in seeds}
-        root, comparer = run.tree.root, comparer_of(self._machinery)
-        self._comparisons[run] = Comparison(
-            comparer, how, search.compare_budget, root, request.asked, seeds, texts
-        )
-        return True
-
-    def _compare(self) -> None:
-        """A piece of the comparison that came first, which may end it."""
-        for run, comparison in list(self._comparisons.items())[:1]:
-            if comparison.chosen is None and run.rule is not None and run.out_of_time():
-                comparison.give_up(f"{run.rule.deadline} before candidates were compared")
-            if comparison.chosen is None:
-                self._ask(run, comparison)
-            if comparison.chosen is not None or run.error is not None:
-                self._settle([run])
-
-    def _ask(self, run: TreeRun, comparison: Comparison) -> None:
-        generator, moving = self._machinery.generator, self._meter.moving
-        assert generator is not None
-        self._machinery.progress.doing("comparing candidates")
-        make_room = (lambda num_tokens: None) if moving is None else moving.generator_next
-        try:
-            with self._meter.accounting.phase("verify", lambda: generator.store.stall_s):
-                comparison.work(make_room, alone=not self._engine.num_live)
-        except LinkError:
-            raise
-        except BeamwrightError as error:
-            run.error = error
-
     # --- how they end ------------------------------------------------------------------------
 
     def _cancel(self) -> None:
@@ -341,10 +279,7 @@ class RequestScheduler:
     def _settle(self, ended: Sequence[TreeRun]) -> None:
         """These trees have ended: say how, or try again alone."""
         for run in ended:
-            if self._begin_comparison(run):
-                continue
-            self._engine.let_go(run)
-            (request, since), comparison = self._live.pop(run), self._comparisons.pop(run, None)
+            request, since = self._live.pop(run)
             too_large = isinstance(run.error, CapacityError | DeviceMemoryError)
             if too_large and (request.had_company or self._may_take_turns):
                 request.had_company = False
@@ -353,9 +288,7 @@ class RequestScheduler:
                 self._stopped(run.error, {run: (request, since)})
                 self._ended.append((request, run.error))
             else:
-                found = self._meter.solution(
-                    run, request.problem, request.asked, since, comparison=comparison
-                )
+                found = self._meter.solution(run, request.problem, request.asked, since)
                 if request.save is not None:
                     chosen = ".".join(map(str, found.lineage[1:]))
                     request.save.end(

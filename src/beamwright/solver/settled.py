@@ -18,8 +18,7 @@ from beamwright.models.adapter import AdaptedDecoder
 from beamwright.models.config import find_shape
 from beamwright.models.decoder import Decoder
 from beamwright.models.load import LoadedModel
-from beamwright.plan.compare import choose_schedule
-from beamwright.plan.costs import Layout, Roofline
+from beamwright.plan.costs import Roofline
 from beamwright.plan.machines import (
     DEFAULT_PROFILE,
     HardwareProfile,
@@ -33,41 +32,26 @@ from beamwright.plan.machines import (
 from beamwright.plan.schedules import Scorer
 from beamwright.plan.sparse import Choice, choose_sparse
 from beamwright.plan.workload import Workload
-from beamwright.sections import ScheduleSettings, SparseSettings
+from beamwright.sections import SparseSettings
 from beamwright.solver.memory import MemoryPlan, ModelBytes
-from beamwright.solver.request import IGNORED
 from beamwright.sparse.rule import SparseRule
 from beamwright.sparse.view import SparseAttention
 
-_STREAMED_ATTENTION = ("auto", "tree", "dense")  # what layer-wise offloading can wrap
 TYPICAL_PROMPT_TOKENS = 128
 _TYPICAL_STEP_TOKENS = 32
 
 
-def schedule_name(
-    settings: Settings, generator: ModelBytes, kv_bytes: int, *, needs_turns: bool = False
-) -> str:
-    """What `--schedule` stands for: `auto` asks the cost model for the faster of two.
+def schedule_name(settings: Settings) -> str:
+    """The schedule that `--schedule` stands for.
 
-    Where everything fits, locality is one group and never touches the link, so it stands for
-    `in-gpu` too, and needs no promise about how long the paths will be.
-    needs_turns: memory has to move between generator and verifier, as it does beside groups alone.
+    `auto` is locality: where everything fits it is one group and never touches the link, and it
+    gives the same bits on any budget. Layer-wise offloading is a baseline, never a default.
     """
     schedule = settings.schedule.schedule
-    if schedule == "auto" and settings.sparse.sparse_home == "host":
-        return "in-gpu"  # nothing has to leave what is at home
     if schedule != "auto":
         return schedule
-    model, on_gpu = settings.model, torch.device(settings.model.device).type == "cuda"
-    streams = model.attention in _STREAMED_ATTENTION and not (model.deterministic and on_gpu)
-    streams = streams and generator.kv_dtype == "auto" and not generator.shape.groups
-    if needs_turns or not streams or _asks_for_groups(settings):
-        return "locality"
-    workload = expected_workload(settings, generator.shape.context)
-    layout = Layout.DENSE if model.attention.endswith("dense") else Layout.TREE
-    profile = machine_profile(model.device)
-    fastest = choose_schedule(workload, generator.costs, profile, kv_bytes, layout)
-    return "layerwise" if fastest == "layerwise" else "locality"
+    # With all KV on the host, nothing has to leave the device.
+    return "in-gpu" if settings.sparse.sparse_home == "host" else "locality"
 
 
 def check_verifiers(settings: Settings, decoder: Decoder) -> None:
@@ -97,16 +81,6 @@ def check_layers(settings: Settings) -> None:
         raise InputError(
             f"{asked or copies}: --model {settings.model.model} has {own}, which it does not know"
         )
-
-
-def _asks_for_groups(settings: Settings) -> bool:
-    """True if something was asked for that does nothing where layers are streamed."""
-    schedule, usual = settings.schedule, ScheduleSettings()
-    return (
-        schedule.batching == "continuous"
-        or schedule.speculation in ("exact", "truncate")
-        or any(getattr(schedule, n) != getattr(usual, n) for n in IGNORED["layerwise"])
-    )
 
 
 def expected_workload(settings: Settings, context: int) -> Workload:

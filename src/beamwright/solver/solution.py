@@ -29,8 +29,6 @@ class Candidate:
     lineage: of its last step; `solution.tree.node(lineage)` is that step, and its `path()` all.
     step_scores: the verifier's score of each step of the text, in order; None where it has none.
     notes: what the verifier wrote about it last, by kind; empty where it writes nothing.
-    preferred: how likely the generator held it to be right, mean over the comparisons that it was
-    part of; None of all others.
     """
 
     answer: str | None
@@ -45,14 +43,12 @@ class Candidate:
     said: str
     thought: str
     thought_tokens: int
-    preferred: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Its part of the object that `solve --json` prints; notes, thoughts and `preferred` only
-        where there are any."""
+        """Its part of the object that `solve --json` prints; notes and thoughts only where there
+        are any."""
         absent: tuple[str, ...] = () if self.notes else ("notes",)
         absent += () if self.thought_tokens else ("said", "thought", "thought_tokens")
-        absent += ("preferred",) if self.preferred is None else ()
         return {name: value for name, value in asdict(self).items() if name not in absent}
 
 
@@ -73,9 +69,7 @@ class TokenCounts:
 
     repeated: of those generated, see `tree.repeated_tokens`; thought: of steps of thoughts.
     drafted: that were guessed, and forwarded beside rows' own; draft_accepted: of them, those that
-    the row drew. probe_prefilled, probe_tokens: read, and written, where paths were asked for their
-    answers so far. compared: that the generator read to compare candidates; compared_reused: that
-    it found on the tree for that.
+    the row drew.
     """
 
     generated: int
@@ -92,10 +86,6 @@ class TokenCounts:
     verifier_prefilled: int
     verifier_reused: int
     verifier_generated: int
-    probe_prefilled: int
-    probe_tokens: int
-    compared: int
-    compared_reused: int
 
 
 @dataclass(frozen=True)
@@ -144,7 +134,7 @@ class CacheStats:
     own tokens, the prefilled ones. hit_rate: reused_tokens / needed_tokens, None where nothing was
     needed. reused_tokens: of those needed, on the device ever since they were written or needed
     last. What had left it since had to be loaded or recomputed, whether it was fetched ahead or
-    waited for. checked_blocks: of those loaded, found as they had left (`--check-transfers`).
+    waited for.
     """
 
     hit_rate: float | None
@@ -156,7 +146,6 @@ class CacheStats:
     evicted_blocks: int
     loaded_blocks: int
     recomputed_blocks: int
-    checked_blocks: int
 
     @classmethod
     def of(cls, counted: Counters) -> CacheStats:
@@ -181,9 +170,8 @@ class BatchStats:
     """The generator's running batch while the problem was in flight, others beside it included.
 
     slots: most rows at a time; None for as many as fit. iterations: of at most 16 tokens.
-    passes: forward passes in them. equal_tokens: that were computed once for several rows, beyond
-    the first. rows_mean: rows that wrote a token, per forward pass. occupancy: the same without
-    equal ones, per row that was computed, padding and rows that had ended included. admitted: rows
+    passes: forward passes in them. rows_mean: rows that wrote a token, per forward pass. occupancy:
+    the same per row that was computed, padding and rows that had ended included. admitted: rows
     that joined. preempted: that had to leave in the middle of their step; parking_plans: plans that
     count on it (`--batching`).
     verifier_calls, verifier_steps_mean: turns of the verifier, and the steps in one.
@@ -192,7 +180,6 @@ class BatchStats:
     slots: int | None
     iterations: int
     passes: int
-    equal_tokens: int
     rows_mean: float | None
     occupancy: float | None
     admitted: int
@@ -204,14 +191,13 @@ class BatchStats:
     @classmethod
     def of(cls, slots: int | None, counted: Counters) -> BatchStats:
         """What the engine has counted."""
-        alone = counted.row_tokens - counted.equal_tokens
         return _counted(
             cls,
             counted,
             slots=slots,
             passes=counted.steps,
             rows_mean=per(counted.row_tokens, counted.steps),
-            occupancy=per(alone, counted.slot_tokens),
+            occupancy=per(counted.row_tokens, counted.slot_tokens),
             verifier_steps_mean=per(counted.scored_steps, counted.verifier_calls),
         )
 

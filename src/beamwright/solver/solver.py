@@ -25,8 +25,6 @@ from beamwright.models.digest import Digest
 from beamwright.protocols import RoundCallback, Strategy
 from beamwright.saved.checkpoint import CheckpointWriter, read_checkpoint, tree_settings
 from beamwright.search import SearchPolicy
-from beamwright.search.choose import CONTESTS
-from beamwright.solver.comparison import comparer_of
 from beamwright.solver.handle import Handle, OneAtATime, Stream, SubmitQueue
 from beamwright.solver.machinery import Machinery
 from beamwright.solver.notebook import usual_progress
@@ -62,8 +60,8 @@ class Solver:
 
     Paths are `str` or `Path` everywhere. Calls from several threads run one after another; a call
     from a callback or a verifier of the same solver is an error.
-    While it computes with small models it has torch use one thread (`threads`), and puts the number
-    back that it found; with OMP_NUM_THREADS in the environment it leaves it alone.
+    While it computes it has torch use one thread for small models, else no more than the CPU
+    affinity and quota allow (`threads`), and restores the number after; OMP_NUM_THREADS overrides.
 
     Raises:
         InputError: for a bad option, model or verifier.
@@ -88,9 +86,10 @@ class Solver:
         made = Machinery(problem.settings, scorer, self.strategy, self.timeline, self.progress)
         self._machinery, self._default = made, problem.settled(made.settings)
         self.settings, self.generator, self.verifier = made.settings, made.generator, made.verifier
-        self.schedule = made.schedule
+        self.schedule, self._readers = made.schedule, (made.reader, made.scored_by)
         self.threads, self.exact, self.token_stats = made.threads, made.exact, made.token_stats
         self.codec, self.context = made.reader.codec, made.reader.context
+        self.remote = made.remote
         vocab = made.reader.vocab
         self._prompts = Prompts(self.codec, self.context, vocab, self.settings.model)
         self._check(self._default)
@@ -201,8 +200,8 @@ class Solver:
         """
         expect(file, str | os.PathLike, "file: a path is a str or a Path")
         file = Path(file)
-        asked = self._problem_settings({"strategy": strategy, **options})
         saved = read_checkpoint(file)
+        asked = self._problem_settings({"strategy": strategy, **options}, saved.tree.root.now)
         saved.check_settings(file, self._decisive(asked))
 
         def begin(run: TreeRun) -> None:
@@ -285,8 +284,9 @@ class Solver:
         given = read_paths(paths, own if delimiter is None else delimiter)
         self._prompts.check_paths(given)
         asked = self._default.of_given(len(given), max(map(len, given)), named)
+        asked = asked.dated(self._readers)
         request = Request(
-            partial(self._prompts.tree, problem_id, problem),
+            partial(self._prompts.tree, problem_id, problem, now=asked.settings.step.now),
             asked,
             problem,
             on_round,
@@ -368,20 +368,18 @@ class Solver:
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _problem_settings(self, options: dict[str, Any]) -> ProblemSettings:
-        """The solver's own, or with these options in their places."""
+    def _problem_settings(self, options: dict[str, Any], now: str | None = None) -> ProblemSettings:
+        """The solver's own, or with these options in their places. now: see `dated`."""
         asked = self._default.changed(options)
         if asked is not self._default:
             self._check(asked)
-        return asked
+        return asked.dated(self._readers, now)
 
     def _check(self, asked: ProblemSettings) -> None:
         """Raises InputError for what cannot be served with what is loaded."""
         search, scored = asked.settings.search, self.verifier.probabilities
         check_stops(asked.settings.stop, search, probabilities=scored)
         self._prompts.check_turns(asked.strategy, asked.settings.step.thinking)
-        if search.choose in CONTESTS:
-            comparer_of(self._machinery)  # or it is refused
         missing = ", ".join(sorted(stats_read_by(asked.strategy) - self.token_stats))
         if missing:
             raise InputError(
@@ -412,7 +410,8 @@ class Solver:
         priority, asked = take_priority(options), self._problem_settings(options)
         if checkpoint is not None and not isinstance(problem, str):
             raise InputError("checkpoint: only a search whose problem is a text is saved")
-        make_tree = partial(self._prompts.tree, problem_id, problem, asked.settings.step.thinking)
+        step = asked.settings.step
+        make_tree = partial(self._prompts.tree, problem_id, problem, step.thinking, step.now)
         saving = self._saving(checkpoint, asked)
         return Request(make_tree, asked, problem, on_round, saving, priority=priority)
 

@@ -16,10 +16,9 @@ TopTokens = tuple[tuple[int, float], ...]
 
 
 class StopReason(StrEnum):
-    """Why a step ended. The last five end the whole path; of these the last two do not complete it.
+    """Why a step ended. The last four end the whole path; of these the last two do not complete it.
 
-    THOUGHT_END: a thought that was under way is over, and an answer may follow. PROBE: what the
-    path said when it was asked for its answer so far (`Node.probe`) was made its end.
+    THOUGHT_END: a thought that was under way is over, and an answer may follow.
     """
 
     DELIMITER = "delimiter"
@@ -28,7 +27,6 @@ class StopReason(StrEnum):
     THOUGHT_END = "thought_end"
     EOS = "eos"
     STOP_STRING = "stop_string"
-    PROBE = "probe"
     PATH_LIMIT = "path_limit"
     CONTEXT_LIMIT = "context_limit"
 
@@ -40,11 +38,11 @@ class StopReason(StrEnum):
     @property
     def completes(self) -> bool:
         """True if the reply ended by itself: it is a whole answer, and was not cut off."""
-        return self in (StopReason.EOS, StopReason.STOP_STRING, StopReason.PROBE)
+        return self in (StopReason.EOS, StopReason.STOP_STRING)
 
 
-# The same of a stop reason that is but a text: of a candidate, or of a file.
-COMPLETE_STOPS = tuple(str(stop) for stop in StopReason if stop.completes)
+# The same of a stop reason that is but a text: of a candidate, or of a file; "probe" of older ones.
+COMPLETE_STOPS = ("probe", *(str(stop) for stop in StopReason if stop.completes))
 
 
 class NodeState(StrEnum):
@@ -87,13 +85,15 @@ class Node:
     handles: one opaque KV handle per owner, "generator" or "verifier".
     usage: tokens spent on this node: "overrun", "drafted", "draft_accepted",
         "generator_prefilled", "generator_reused", "verifier_prefilled", "verifier_reused",
-        "verifier_generated", "probe_prefilled", "probe_tokens", "compared", "compared_reused"; and
+        "verifier_generated"; "prompt_unread", of the path above it, by a generator elsewhere; and
         "judge_unparsed", critiques without a score.
     notes: what was written about this step, by kind ("critique").
-    answer, vote: what its reply states, and one text for equal answers; of ended paths, and of
-        those that were asked behind this step.
-    probe: token ids that were read and written when the path was asked for its answer so far.
+    answer, vote: what its reply states, and one text for equal answers; of ended paths.
     problem_text: the problem as the verifier reads it (root only).
+    now: the time that chat templates see (root only).
+    raw: the prompt was given as it is, and its reply is one text, thoughts included (root only).
+    quoted: the start of a thought at the prompt's end is the user's, not the template's (root
+        only).
     root: the node that owns the prompt.
     greedy: its tokens are the likeliest, not drawn (a rollout).
     speculative: it hangs below its parent, but is no child yet: selection has not opened it.
@@ -119,8 +119,10 @@ class Node:
     notes: dict[str, str] = field(default_factory=dict)
     answer: str | None = None
     vote: str | None = None
-    probe: tuple[int, ...] | None = None
     problem_text: str = ""
+    now: str | None = None
+    raw: bool = False
+    quoted: bool = False
     greedy: bool = False
     round: int = 0
     turn: Turn | None = None

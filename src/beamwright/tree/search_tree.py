@@ -24,14 +24,13 @@ class SearchTree:
     prompt_ids: token ids of the rendered prompt, owned by the root.
     problem_text: the problem as the verifier sees it.
     held: nodes whose KV may be needed (what a conservation check compares with the pools).
-    prompt_wanted: the prompt's is still to be read when the search is over.
     """
 
     def __init__(self, problem_id: str | int, prompt_ids: tuple[int, ...], problem_text: str):
         self.root = Node((problem_id,), None, 0, NodeState.KEPT, tuple(prompt_ids))
         self.root.problem_text = problem_text
         self.rounds = 0
-        self.done = self.prompt_wanted = False
+        self.done = False
         self.reason_fewer: str | None = None
         self.held: set[Node] = {self.root}
         self._leaves: list[Node] = []
@@ -216,7 +215,7 @@ class SearchTree:
     def _live(self) -> list[Node]:
         """Leaves that may be extended, or are being decoded."""
         if self.done:
-            return [self.root] if self.prompt_wanted else []
+            return []
         live = [node for node in self._leaves if node.state in _LIVE and not node.children]
         return live if self.root.children else [self.root]
 

@@ -66,12 +66,18 @@ class PathEncoder:
         needs_chat = spec.template.layout != "text" or spec.template.system is not None
         if needs_chat and codec.chat_template is None:
             raise InputError(f"verifier format {spec.name}: its checkpoint has no chat template")
+        if spec.template.layout != "text":
+            shown = self._turns(PLACE, [PLACE], None)
+            if shown.count(PLACE) < 2 or (spec.template.marker or "") not in shown:
+                said = "its checkpoint's chat template leaves out what is said"
+                raise InputError(f"verifier format {spec.name}: {said}; give it a template in text")
         bos = codec.bos_id if spec.template.bos else None
         self._first: list[int] = [] if bos is None else [bos]
 
-    def encode_prefix(self, problem: str) -> list[int]:
+    def encode_prefix(self, root: Node) -> list[int]:
         """Token ids of the text before the first step."""
-        return [*self._first, *self._codec.encode(self._prefix(problem))]
+        prefix = self._prefix(root.problem_text, root.now)
+        return [*self._first, *self._codec.encode(prefix)]
 
     def encode(
         self,
@@ -85,7 +91,7 @@ class PathEncoder:
         """
         unread = [self._seen(node, after=scored(node)) for node in nodes]
         if self._template.layout == "text":
-            prefix = self._prefix(problem)
+            prefix = self._prefix(problem, nodes[0].root.now if nodes else None)
             written = [self._write_text(prefix, *each) for each in zip(nodes, unread, strict=True)]
         else:
             written = [
@@ -104,13 +110,13 @@ class PathEncoder:
 
     # --- text --------------------------------------------------------------------------------
 
-    def _prefix(self, problem: str) -> str:
+    def _prefix(self, problem: str, now: str | None) -> str:
         template = self._template
         if template.layout != "text":
-            return self._turns(problem, [PLACE]).rpartition(PLACE)[0]
+            return self._turns(problem, [PLACE], now).rpartition(PLACE)[0]
         if template.prefix is not None:
             return template.prefix.replace("{problem}", problem)
-        return self._codec.decode_raw(self._codec.render(problem, template.system))
+        return self._codec.decode_raw(self._codec.render(problem, template.system, {"now": now}))
 
     def _write_text(self, prefix: str, node: Node, unread: Sequence[Node]) -> _PathText:
         suffix, marker, split = (
@@ -135,20 +141,21 @@ class PathEncoder:
 
     def _write_turns(self, problem: str, node: Node, unread: Sequence[Node]) -> _PathText:
         """A dialogue of steps and markers, or the whole answer as one turn."""
-        steps = [self._stripped(part.step_text) for part in self._seen(node)]
+        steps, now = [self._stripped(part.step_text) for part in self._seen(node)], node.root.now
         if self._template.layout == "answer":
             answer = self._stripped("".join(part.step_text for part in self._seen(node)))
-            return _PathText((self._turns(problem, [answer]),), complete=self._ends(node))
+            return _PathText((self._turns(problem, [answer], now),), complete=self._ends(node))
         if not any(steps):
-            return _PathText((self._prefix(problem),))
+            return _PathText((self._prefix(problem, now),))
         marker, read = self._template.marker or "", list[_StepText]()
         for number in range(len(steps) - len(unread), len(steps)):
             if steps[number]:  # the dialogue so far is what the whole one begins with
-                at = self._turns(problem, list(filter(None, steps[: number + 1]))).rfind(marker)
+                so_far = self._turns(problem, list(filter(None, steps[: number + 1])), now)
+                at = so_far.rfind(marker)
                 read.append(_StepText((0, 0), ((at, at + len(marker)),)))
-        return _PathText((self._turns(problem, list(filter(None, steps))),), tuple(read))
+        return _PathText((self._turns(problem, list(filter(None, steps)), now),), tuple(read))
 
-    def _turns(self, problem: str, texts: Sequence[str]) -> str:
+    def _turns(self, problem: str, texts: Sequence[str], now: str | None) -> str:
         """The chat template around these steps, or around one answer."""
         template = self._template
         turns: list[dict[str, str]] = []
@@ -161,7 +168,8 @@ class PathEncoder:
             content = step if number else f"{problem} {step}"
             turns.append({"role": "user", "content": content})
             turns.append({"role": "assistant", "content": template.marker or ""})
-        return self._codec.chat(turns, f"verifier format {self._spec.name}")
+        where = f"verifier format {self._spec.name}"
+        return self._codec.chat(turns, where, given={"now": now})
 
     def _ends(self, node: Node) -> bool:
         """True if the end of this path's text is its score."""

@@ -58,9 +58,9 @@ class Detect(Section):
                 return False
         if not self.tensors:
             return True
-        from beamwright.models.weights import tensor_names  # noqa: PLC0415 (slow import)
+        from beamwright.models.formats import open_checkpoint  # noqa: PLC0415 (slow import)
 
-        return set(self.tensors) <= tensor_names(folder)
+        return set(self.tensors) <= open_checkpoint(folder).sizes.keys()
 
 
 class VerifierFamily(Section):

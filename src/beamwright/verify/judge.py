@@ -7,9 +7,11 @@ reading the path again. What is prompt is data (`spec.JudgeSpec`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -17,10 +19,10 @@ from beamwright.engine.asides import Aside, AsideWriter
 from beamwright.engine.noise import lineage_key
 from beamwright.errors import InputError
 from beamwright.models.load import LoadedModel
+from beamwright.models.prefill import PrefillRequest
 from beamwright.models.tokenizer import PLACE
 from beamwright.models.tree_model import TreeModel
 from beamwright.tree import Node
-from beamwright.verify.compare import Question, shares
 from beamwright.verify.prm import token_id
 from beamwright.verify.spec import JudgeSpec
 
@@ -118,7 +120,8 @@ class JudgeVerifier:
         if not (path and node.ended if ended_only else self._stripped(node)):
             return []
         said = [step.notes.get(_NOTE, "") for step, _ in path[:-1]]
-        asked = self._prompt(node.root.problem_text, [text for _, text in path], said)
+        texts = [text for _, text in path]
+        asked = self._prompt(node.root.problem_text, texts, said, node.root.now)
         prompt = self._codec.encode(asked)
         room = self.tree_model.decoder.shape.context - len(prompt) - self._most_behind
         stops = tuple(s.replace("{next}", str(len(path) + 1)) for s in self.spec.stops)
@@ -143,7 +146,9 @@ class JudgeVerifier:
         """A step's text without what only delimits it, or is to be left out."""
         return re.sub(self.spec.drop, "", node.step_text).lstrip("\n").rstrip()
 
-    def _prompt(self, problem: str, texts: Sequence[str], said: Sequence[str]) -> str:
+    def _prompt(
+        self, problem: str, texts: Sequence[str], said: Sequence[str], now: str | None = None
+    ) -> str:
         """The conversation up to the critique. said: about the steps before, if those are turns."""
         step, numbered = self.spec.step, enumerate(texts, start=1)
         steps = [step.replace("{number}", str(n)).replace("{step}", text) for n, text in numbered]
@@ -158,13 +163,20 @@ class JudgeVerifier:
             turns.append({"role": "assistant", "content": critique})
             turns.append({"role": "user", "content": asked})
         opening = self.spec.opening.replace("{number}", str(len(steps)))
-        return self._render(turns, add_generation_prompt=True) + opening
+        return self._render(turns, {"now": now}, add_generation_prompt=True) + opening
 
-    def _render(self, turns: list[dict[str, str]], *, add_generation_prompt: bool = False) -> str:
+    def _render(
+        self,
+        turns: list[dict[str, str]],
+        given: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        add_generation_prompt: bool = False,
+    ) -> str:
         if self.spec.system is not None:
             turns = [{"role": "system", "content": self.spec.system}, *turns]
         where = f"--verifier {self.name}"
-        return self._codec.chat(turns, where, add_generation_prompt=add_generation_prompt)
+        told = {"add_generation_prompt": add_generation_prompt}
+        return self._codec.chat(turns, where, **told, given=given)
 
     def _read(self, row: _Critique) -> tuple[str, float | None]:
         """What the judge said, with what was put into its mouth, and the critique's score."""
@@ -192,8 +204,14 @@ class JudgeVerifier:
         if len(token_ids) > self.tree_model.decoder.shape.context:
             return None
         row.node.usage["verifier_prefilled"] += len(token_ids)
-        ((_, good),) = shares(self.tree_model, [Question(token_ids, self._pair)])
-        return good
+        store, last = self.tree_model.store, (len(token_ids) - 1,)
+        segment = store.create()
+        try:
+            (hidden,) = self.tree_model.prefill([PrefillRequest((), segment, token_ids, 0, last)])
+        finally:
+            store.free(segment)
+        _, good = self.tree_model.decoder.logits(hidden)[0, self._pair].softmax(-1).tolist()
+        return float(good)
 
     def _batches(self, rows: list[_Critique]) -> Iterator[list[_Critique]]:
         """As many rows at a time as the budget holds with critiques of full length, one at least.

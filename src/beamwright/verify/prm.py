@@ -321,10 +321,10 @@ class VerifierState:
 class PathKV:
     """Owns the `verifier` handles of one model's nodes.
 
-    encode_prefix: from a problem's text to the token ids before the first step.
+    encode_prefix: from a tree's root to the token ids before the first step.
     """
 
-    def __init__(self, model: TreeModel, encode_prefix: Callable[[str], list[int]]) -> None:
+    def __init__(self, model: TreeModel, encode_prefix: Callable[[Node], list[int]]) -> None:
         self.model = model
         self._encode_prefix = encode_prefix
 
@@ -337,7 +337,7 @@ class PathKV:
         new = [root for root in roots if OWNER not in root.handles]
         requests = []
         for root in new:
-            token_ids = self._encode_prefix(root.problem_text)
+            token_ids = self._encode_prefix(root)
             if len(token_ids) > self.model.decoder.shape.context:
                 token_ids = []  # no path of this problem fits: none will be scored
             segment = self.model.store.create()

@@ -75,7 +75,7 @@ def _certainty(node: Node) -> float | None:
     One over the number of equally likely tokens that the generator chose from, on (geometric)
     average; 1 where it had no choice.
     """
-    drawn = node.stats.get(_ENTROPY)  # none of what a probe has written
+    drawn = node.stats.get(_ENTROPY)
     return math.exp(-_mean(drawn)) if drawn else None
 
 

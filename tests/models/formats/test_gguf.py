@@ -1,5 +1,9 @@
 """GGUF files against what `transformers` makes of their blocks, and against the model they hold."""
 
+import json
+import math
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import (
@@ -15,10 +19,14 @@ import fakes
 import gguf_files
 from beamwright.attention import make_attention
 from beamwright.errors import InputError, UnsupportedModelError
+from beamwright.library import library
 from beamwright.models.config import read_shape, resolve_folder
 from beamwright.models.formats import open_checkpoint
+from beamwright.models.formats.described import gguf_remarks
 from beamwright.models.formats.gguf import PARTS
 from beamwright.models.formats.header import BLOCKS, KEPT, read_header
+from beamwright.models.formats.known import GGUF, GGUF_FILE
+from beamwright.models.formats.rows import StoredRows
 from beamwright.models.grouped import GroupedLinear, JoinedLinear
 from beamwright.models.load import inspect_model, load_model
 from beamwright.models.prefill import PrefillRequest
@@ -28,6 +36,7 @@ from beamwright.sections import ModelSettings
 
 WIDE = {**fakes.SMALL, "hidden_size": 256, "intermediate_size": 512, "num_key_value_heads": 2}
 OURS = [BLOCKS[kind][0] for kind in PARTS if BLOCKS[kind][0] not in ("Q5_0", "Q5_1")]
+needs_library = pytest.mark.skipif(library() is None, reason="built without a C compiler")
 THEIRS = ["Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS"]
 
 
@@ -133,17 +142,6 @@ def test_norms_windows_and_caps_of_gemma_are_read(tmp_path, kind):
     assert differs(path, model) < 5e-5
 
 
-@pytest.mark.parametrize("kind", ["gemma2", "gemma3"])
-def test_a_gemma_without_sizes_of_heads_is_refused(write, kind):
-    path, folder, model = write("qwen2", {})
-    metadata = gguf_files.metadata_of(folder, kind)
-    del metadata[f"{kind}.attention.key_length"]
-    tensors, _ = gguf_files.tensors_of(model, "qwen2", {})
-    gguf_files.write_gguf(path, metadata, tensors)
-    with pytest.raises(InputError, match="no sizes of heads"):
-        read_shape(path, None)
-
-
 @pytest.mark.usefixtures("unpacked")
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q6_K", "Q5_K", *THEIRS])
 def test_blocks_are_kept_or_turned_back_without_a_loss(write, name):
@@ -200,6 +198,33 @@ def test_bytes_are_counted_before_anything_is_loaded(write, types):
     assert (found["weight_bytes"], found["weights"]) == (stored, "stored")
 
 
+@needs_library
+@pytest.mark.parametrize("tied", [True, False])
+def test_bytes_of_blocks_are_counted_and_the_embedding_stays_in_its_file(write, tied):
+    config = WIDE | {"tie_word_embeddings": tied}
+    ends = {"token_embd": "Q8_0", "output": "Q8_0"}
+    types = {"*": "Q8_0", "ffn_down": "Q4_K", "attn_v": "Q6_K", **ends}
+    path, _, own = write("llama", types, config)
+    assert differs(path, own) < 0.1
+    model = load(path)
+    weights = model.decoder.weights
+    layers = weights.layers
+    linears = [getattr(layer, n) for layer in layers for n in ("qkv", "out", "gate_up", "down")]
+    tiles = [part[2] for linear in (*linears, weights.lm_head) for part in linear.parts]
+    norms = (2 * len(layers) + 1) * weights.final_norm.weight.nbytes
+    stored = sum(each.nbytes for each in tiles) + norms
+    assert weight_bytes(read_shape(path, None), 4, model.storage) == stored
+    assert isinstance(weights.embedding, StoredRows)
+
+
+def test_without_the_library_a_file_is_read_all_the_same_and_said_to_be_slow(write, monkeypatch):
+    path, _, model = write("llama", {"*": "Q8_0"})
+    assert not any("C compiler" in line for line in load(path).remarks) or library() is None
+    monkeypatch.setattr("beamwright.models.native.library", lambda: None)
+    assert differs(path, model) < 2e-5
+    assert any("C compiler" in line for line in load(path).remarks)
+
+
 @pytest.mark.usefixtures("unpacked")
 @pytest.mark.parametrize("name", ["Q4_0", "Q6_K"])
 def test_experts_stay_in_their_files_form(tmp_path, name):
@@ -226,12 +251,12 @@ def test_weights_may_be_rounded_again_if_somebody_asks(write):
 def test_tokenizer_template_and_ends_come_from_the_file(write):
     path, folder, _ = write("qwen2", {"*": "Q8_0"})
     of_file, of_folder = load(path).codec, load(folder).codec
-    text = "the 12 eggs.\n\nab\u00e9"
-    assert of_file.encode(text) == of_folder.encode(text)
+    assert of_file.encode("the12ab\u00e9") == of_folder.encode("the12ab\u00e9")
     assert of_file.eos_ids == of_folder.eos_ids == {2}
     assert of_file.conversation([{"role": "user", "content": "hi"}]) == "<bos>hi"
 
 
+@pytest.mark.usefixtures("unpacked")
 def test_a_folder_with_one_file_is_that_file(write):
     path, _, model = write("qwen2", {"*": "Q8_0"})
     assert resolve_folder(str(path.parent), "generator") == path
@@ -258,18 +283,22 @@ def test_of_the_hub_one_file_is_downloaded(write, monkeypatch, tmp_path):
         resolve_folder("hf:some/Tiny-GGUF:Q3_K_S", "generator")
 
 
-def test_a_model_in_several_files_is_read_from_all(write):
-    path, folder, model = write("qwen2", {"*": "Q8_0"})
-    tensors, _ = gguf_files.tensors_of(model, "qwen2", {})
-    halves = list(tensors.items())
-    metadata = gguf_files.metadata_of(folder, "qwen2")
-    files = [path.with_name(f"m-0000{number}-of-00002.gguf") for number in (1, 2)]
-    gguf_files.write_gguf(files[0], metadata, dict(halves[:9]))
-    gguf_files.write_gguf(files[1], {"split.no": 1}, dict(halves[9:]))
+@pytest.mark.parametrize("first", [0, 9])
+def test_a_model_in_several_files_is_read_from_all_of_them(write, first):
+    path, folder, model = write("llama", {}, {**WIDE, "rope_parameters": ROPE3})
+    tensors, _ = gguf_files.tensors_of(model, "llama", {})
+    parts = [*tensors.items(), ("rope_freqs.weight", (0, (32,), factors(model)))]
+    files = [path.with_name(f"m-0000{number}-of-00002.GGUF") for number in (1, 2)]
+    said = gguf_files.metadata_of(folder, "llama") | {"split.no": 0, "split.count": 2}
+    gguf_files.write_gguf(files[0], said, dict(parts[:first]))
+    gguf_files.write_gguf(files[1], {"split.no": 1, "split.count": 2}, dict(parts[first:]))
+    assert resolve_folder(str(files[1]), "generator") == files[0]
     assert differs(files[0], model) < 2e-5
-    files[1].unlink()
-    with pytest.raises(InputError, match="shard m-00002-of-00002"):
-        open_checkpoint(files[0])
+    alone = files[0].rename(path.with_name("renamed.gguf"))
+    with pytest.raises(UnsupportedModelError, match="one of 2 files, not named -00001-of-00002"):
+        read_shape(alone, None)
+    with pytest.raises(InputError, match="shard m-00001-of-00002"):
+        open_checkpoint(files[1])
 
 
 ROPE3 = {
@@ -278,29 +307,107 @@ ROPE3 = {
 }  # fmt: skip
 
 
-def test_llama_3s_rope_factors_are_recognised(write, tmp_path):
-    path, folder, model = write("llama", {}, {**WIDE, "rope_parameters": ROPE3})
+def factors(model, scale=1.0):
+    """What each of Llama 3's frequencies is divided by, as a file has it."""
     plain = torch.tensor([5e5 ** -(2 * i / 64) for i in range(32)])
-    factors = plain / model.model.rotary_emb.inv_freq
+    return (plain / model.model.rotary_emb.inv_freq * scale).numpy().tobytes()
+
+
+def test_other_rope_factors_than_llama_3s_are_refused(write):
+    path, folder, model = write("llama", {}, {**WIDE, "rope_parameters": ROPE3})
     tensors, _ = gguf_files.tensors_of(model, "llama", {})
-    for scale, ok in ((1.0, True), (1.1, False)):
-        content = (factors * scale).numpy().tobytes()
-        freqs = {"rope_freqs.weight": (0, (32,), content)}
-        gguf_files.write_gguf(path, gguf_files.metadata_of(folder, "llama"), tensors | freqs)
-        if ok:
-            assert differs(path, model) < 2e-5
-        else:
-            with pytest.raises(UnsupportedModelError, match="rope factors"):
-                read_shape(path, None)
+    freqs = {"rope_freqs.weight": (0, (32,), factors(model, 1.1))}
+    gguf_files.write_gguf(path, gguf_files.metadata_of(folder, "llama"), tensors | freqs)
+    with pytest.raises(UnsupportedModelError, match="rope factors"):
+        read_shape(path, None)
 
 
-def test_what_is_not_read_is_named(write):
+@pytest.mark.parametrize("biases", ["attn_q attn_k attn_v", "attn_q attn_k attn_v attn_output ffn"])
+def test_biases_of_a_llama_are_those_of_its_file(tmp_path, biases):
+    fakes.write_tokenizer(tmp_path)
+    every = {"attention_bias": True, "mlp_bias": True}
+    config = LlamaConfig(**WIDE, **every) if "ffn" in biases else Qwen2Config(**WIDE)
+    model, path = fakes.write_checkpoint(tmp_path, config), tmp_path / "m.gguf"
+    gguf_files.write_model(path, tmp_path, model, "llama", {})
+    assert differs(path, model) < 2e-5
+
+
+def test_yarn_scales_by_its_factors(write):
+    said = {"type": "yarn", "factor": 4.0, "attn_factor": 1.5, "original_context_length": 64}
+    path, _, _ = write("qwen2", {}, **{f"qwen2.rope.scaling.{key}": v for key, v in said.items()})
+    assert read_shape(path, None).rope_scale == pytest.approx(1.5 * (1 + 0.1 * math.log(4)))
+
+
+ODD_HEADERS = {
+    "attention.scale": (0.5, "'qwen2.attention.scale': this version does not know it"),
+    "expert_count": (4, "mixture of experts"),
+    "vision.block_count": (3, "an image model in one file"),
+    "pooling_type": (1, "embeddings or a reranker"),
+    "rope.dimension_count": (32, "heads of 64 with values, rotary positions of"),
+    "rope.scaling.attn_factor": (1.5, "scaling 'linear' with attn_factor 1.5"),
+    "rope.scaling.type": ("longrope", "scaling 'longrope'"),
+    "block_count": (9, "says 9 layers"),
+    "embedding_length": ([256, 128], "not one count for all layers"),
+    "attention.causal": (False, "attention to later tokens"),
+    "general.type": ("adapter", "holds no model: its general.type is 'adapter'"),
+    "general.architecture": ("mamba", "architecture 'mamba' is not read; known: llama"),
+    "split.count": (3, "one of 3 files"),
+    "weights": ({}, "holds a vocabulary alone"),
+    "MXFP4": ({"a": (39, (4,), b"1234")}, "'a' is of type MXFP4, .*: take a Q4_K_M or Q8_0 file"),
+    "type 99": ({"a": (99, (4,), b"1234")}, "'a' is of type number 99"),
+}
+
+
+def test_a_header_that_says_more_than_is_read_is_refused_by_name(write):
     path, folder, model = write("qwen2", {})
     metadata = gguf_files.metadata_of(folder, "qwen2")
     tensors, _ = gguf_files.tensors_of(model, "qwen2", {})
-    gguf_files.write_gguf(path, metadata | {"general.architecture": "mamba"}, tensors)
-    with pytest.raises(UnsupportedModelError, match="GGUF architecture 'mamba' is not read"):
-        read_shape(path, None)
-    gguf_files.write_gguf(path, metadata, {"a": (99, (4,), b"1234")})
-    with pytest.raises(InputError, match="type 99, which is not read"):
-        read_header(path)
+    for key, (value, line) in ODD_HEADERS.items():
+        name = key if key.startswith(("general", "split")) else f"qwen2.{key}"
+        held = value if isinstance(value, dict) else tensors
+        said = {} if isinstance(value, dict) else {name: value}
+        gguf_files.write_gguf(path, metadata | {"qwen2.expert_count": 0} | said, held)
+        with pytest.raises(UnsupportedModelError, match=f"^model {path}: .*{line}"):
+            read_shape(path, None)
+
+
+def test_a_tensor_that_the_model_does_not_have_is_refused(write):
+    path, folder, model = write("llama", {})
+    tensors, _ = gguf_files.tensors_of(model, "llama", {})
+    for name in ("attn_q_norm.weight", "attn_what.weight", "attn_q.bias"):
+        more = {f"blk.0.{name}": (0, (64,), bytes(256))}
+        gguf_files.write_gguf(path, gguf_files.metadata_of(folder, "llama"), tensors | more)
+        with pytest.raises(InputError, match=r"weight (blk|model\.layers)\.0.* is (not|missing)"):
+            load(path)
+
+
+@pytest.mark.usefixtures("unpacked")
+def test_what_a_file_is_is_known_by_its_content(write, tmp_path):
+    path, _, model = write("qwen2", {"*": "Q8_0"})
+    blob = path.rename(tmp_path / "sha256-0123")
+    assert resolve_folder(str(blob), "generator") == blob
+    assert differs(blob, model) < 2e-5
+    page = tmp_path / "page.gguf"
+    page.write_text("<html>")
+    for place, line in ((page, "no GGUF file"), (tmp_path / "nope.gguf", "no such file")):
+        with pytest.raises(InputError, match=line):
+            resolve_folder(str(place), "generator")
+
+
+def test_every_key_of_published_files_is_in_the_table(smollm2, gemma):
+    """DeepSeek's is listed alone: its file is too large to fetch."""
+    listed = json.loads(Path(__file__).with_name("gguf_headers.json").read_text())
+    for path in (smollm2, gemma):
+        assert [*read_header(path).metadata] == listed[path.name]
+        assert gguf_remarks(path) == ()
+
+
+def test_every_listed_key_is_in_the_table():
+    for keys in json.loads(Path(__file__).with_name("gguf_headers.json").read_text()).values():
+        kind = next(iter(GGUF.keys() & {key.partition(".")[0] for key in keys}))
+        own = [key for key in keys if key.startswith(f"{kind}.")]
+        assert GGUF[kind].check(own, "") == GGUF_FILE.check({*keys} - {*own}, "") == ()
+    assert GGUF_FILE.check(["general.mood", "clip.x"], "m") == (
+        "m: GGUF header has 'general.mood', which is not read",
+        "m: GGUF header has 'clip.x', which is not read",
+    )

@@ -68,7 +68,10 @@ def test_a_large_embedding_stays_in_its_file(tmp_path, monkeypatch, tied):
     plain, scorer = load(), load(reads_logits=False)
     monkeypatch.setattr(weights, "_LARGE_TABLE_BYTES", 0)
     read, alone = load(), load(reads_logits=False)
-    assert isinstance(read.weights.embedding, StoredRows)
+    # A head that is multiplied as it is, for lack of bfloat16 products, has the table in memory.
+    assert isinstance(read.weights.embedding, StoredRows) == (
+        plain.weights.lm_head.weight is not plain.weights.embedding
+    )
     for one, other in ((plain, read), (scorer, alone)):
         assert torch.equal(one.embedded(IDS), other.embedded(IDS))
         assert (one.dtype, one.device) == (other.dtype, other.device)

@@ -9,12 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from beamwright.io import read_object
-from beamwright.models.formats.described import GGUF, check_method, quantisation
+from beamwright.models.formats.described import check_method, quantisation, read_written
+from beamwright.models.formats.header import is_gguf
 
 if TYPE_CHECKING:
     import torch
 
+    from beamwright.models.formats.gguf import BlockLinear
     from beamwright.models.formats.rows import StoredRows
     from beamwright.models.grouped import GroupedLinear
 
@@ -22,8 +23,15 @@ if TYPE_CHECKING:
 class StoredWeights(Protocol):
     """One model's weights, whatever they are stored as; nothing of it stays in memory."""
 
-    def names(self) -> list[str]:
-        """Of all tensors, as a checkpoint that is not quantised has them; reads no weights."""
+    @property
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """Of all tensors by name, as a checkpoint that is not quantised has them; reads no weights.
+
+        What has no meaning here has the file's own name.
+
+        Raises:
+            InputError: for tensors that cannot belong together.
+        """
         ...
 
     def tensor(self, name: str) -> torch.Tensor | None:
@@ -34,7 +42,7 @@ class StoredWeights(Protocol):
         """
         ...
 
-    def linear(self, name: str) -> GroupedLinear | None:
+    def linear(self, name: str) -> GroupedLinear | BlockLinear | None:
         """The projection `name.weight`, without its bias, in the form that the file keeps it in.
 
         None where that is plain, or a form that no `Linear` has: `tensor` gives its values.
@@ -55,14 +63,14 @@ def open_checkpoint(place: Path) -> StoredWeights:
     Raises:
         InputError: for missing or unreadable files, or a format that is not read.
     """
-    if place.suffix == GGUF:
+    if is_gguf(place):
         from beamwright.models.formats.gguf import GgufWeights  # noqa: PLC0415 - torch
 
         return GgufWeights(place)
     from beamwright.models.formats.plain import PlainFiles  # noqa: PLC0415 - torch
 
-    files, config = PlainFiles(place), place / "config.json"
-    quantised = quantisation(read_object(config)) if config.is_file() else None
+    files, has_config = PlainFiles(place), (place / "config.json").is_file()
+    quantised = quantisation(read_written(place)) if has_config else None
     if quantised is None:
         return files
     method = check_method(quantised)

@@ -7,35 +7,58 @@ bitsandbytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from math import prod
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from beamwright.models.formats.quantised import Form, Groups, Part, need, unpacked
+from beamwright.models.formats.quantised import Form, Groups, Part, PartSizes, need, unpacked
 
 _AWQ_ORDER = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])
 _MXFP4_LEVELS = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+Size = tuple[int, ...]
+Blocks = Iterable[tuple[int, int]]
 _STATES = [f".weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4")]
 
 
-def scaled(weight: Tensor, scale: Tensor, block: list[int] | None) -> Tensor:
-    """Values in float32. scale: of one number, [out, 1], or of blocks [rows, columns].
+def scaled(weight: Tensor, scale: Tensor, blocks: Blocks) -> Tensor:
+    """Values in float32. scale: of one number, [out], [out, 1], or of blocks [rows, columns].
 
     Raises:
         ValueError: if the scales do not cover the weight.
     """
-    scale = scale.float()
+    scale, size = scale.float(), tuple(weight.shape)
+    rows, columns = scaled_block(size, tuple(scale.shape), blocks)
     if scale.numel() == 1:
         return weight.float() * scale.flatten()
-    of_rows = tuple(scale.shape) == (len(weight), 1)
-    rows, columns = (1, weight.shape[1]) if of_rows else block or (1, 1)
-    if tuple(scale.shape) != (-(-weight.shape[0] // rows), -(-weight.shape[1] // columns)):
-        raise ValueError(f"scales {tuple(scale.shape)} of a weight {tuple(weight.shape)}")
-    wide = spread(scale, rows, len(weight), 0)
-    return spread(wide, columns, weight.shape[1], 1).mul_(weight.float())
+    wide = spread(scale.reshape(-(-size[0] // rows), -1), rows, size[0], 0)
+    return spread(wide, columns, size[1], 1).mul_(weight.float())
+
+
+def scaled_block(size: Size, scales: Size, blocks: Blocks) -> tuple[int, int]:
+    """Rows and columns of the weights that one scale is for.
+
+    size: of the weight. scales: of the scales. blocks: that are possible, where they are none.
+
+    Raises:
+        ValueError: if the scales do not cover the weight, or nothing says how.
+    """
+    rows, columns = size
+    if prod(scales) == 1 or scales in ((rows,), (rows, 1)):
+        return (rows, columns) if prod(scales) == 1 else (1, columns)
+    fits = {
+        (high, wide)
+        for high, wide in blocks
+        if high > 0 and wide > 0 and scales == (-(-rows // high), -(-columns // wide))
+    }
+    if len(fits) != 1:
+        raise ValueError(
+            f"scales {scales} of a weight {size}: which rows and columns each is for is not said"
+        )
+    return fits.pop()
 
 
 def spread(scales: Tensor, block: int, count: int, dim: int = 0) -> Tensor:
@@ -113,7 +136,7 @@ def _whole(
 ) -> Groups | Tensor:
     """A code of compressed-tensors in a byte each, or 8-bit floats."""
     if weight.dtype != torch.int8:
-        return scaled(weight, scale, _weights_of(config).get("block_structure"))
+        return scaled(weight, scale, _blocks(config))
     scale = scale.float().reshape(-1, scale.shape[-1] if scale.dim() > 1 else 1)
     scale = scale.expand(len(weight), -1)
     zeros = 0 if zero is None else zero.float().view_as(scale)
@@ -133,6 +156,13 @@ def _weights_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return weights
 
 
+def _blocks(config: Mapping[str, Any]) -> set[tuple[int, int]]:
+    """Sizes of blocks that have a scale, of any group of projections."""
+    groups = [group["weights"] for group in config.get("config_groups", {}).values()]
+    written = [config.get("weight_block_size"), *(each.get("block_structure") for each in groups)]
+    return {(int(high), int(wide)) for high, wide in filter(None, written)}
+
+
 # --- floats and levels ------------------------------------------------------------------------
 
 
@@ -140,7 +170,7 @@ def _fp8(part: Part, config: Mapping[str, Any]) -> Tensor:
     """8-bit floats with a scale per tensor, row or block, as several methods store them."""
     scale = part(".weight_scale_inv")
     scale = need(part, ".weight_scale") if scale is None else scale
-    return scaled(need(part, ".weight"), scale, config.get("weight_block_size"))
+    return scaled(need(part, ".weight"), scale, _blocks(config))
 
 
 def _mxfp4(part: Part, config: Mapping[str, Any]) -> Tensor:
@@ -163,10 +193,8 @@ def _bitsandbytes(part: Part, config: Mapping[str, Any]) -> Groups | Tensor:
     if weight.dtype == torch.int8:
         scale = need(part, ".SCB").float()[:, None] / 127
         return Groups.around(128, 8, weight.view(torch.uint8) ^ 128, scale)
-    written = next((found for name in _STATES if (found := part(name)) is not None), None)
-    if written is None:
-        raise ValueError("there is no quant_state")
-    state = json.loads(bytes(written.tolist()))
+    weight = weight.contiguous().view(torch.uint8)  # stored in words of bnb_4bit_quant_storage
+    state = _bitsandbytes_state(part)
     most = need(part, ".weight.absmax")
     if (of_most := part(".weight.nested_absmax")) is not None:  # scales that are quantised, too
         levels = need(part, ".weight.nested_quant_map")[most.long()]
@@ -178,22 +206,66 @@ def _bitsandbytes(part: Part, config: Mapping[str, Any]) -> Groups | Tensor:
     return (values * wide).view(state["shape"])
 
 
+# --- sizes -----------------------------------------------------------------------------------
+
+
+def _compressed_size(size: PartSizes, part: Part, config: Mapping[str, Any]) -> Size:
+    if packed := size.get(".weight_packed"):
+        return packed[0], packed[1] * 32 // _weights_of(config)["num_bits"]
+    if _weights_of(config).get("type") == "float":
+        scaled_block(size[".weight"], size[".weight_scale"], _blocks(config))
+    return size[".weight"]
+
+
+def _fp8_size(size: PartSizes, part: Part, config: Mapping[str, Any]) -> Size:
+    ending = ".weight_scale_inv" if ".weight_scale_inv" in size else ".weight_scale"
+    scaled_block(size[".weight"], size[ending], _blocks(config))
+    return size[".weight"]
+
+
+def _bitsandbytes_size(size: PartSizes, part: Part, config: Mapping[str, Any]) -> Size:
+    return size[".weight"] if ".SCB" in size else tuple(_bitsandbytes_state(part)["shape"])
+
+
+def _bitsandbytes_state(part: Part) -> dict[str, Any]:
+    written = next((found for name in _STATES if (found := part(name)) is not None), None)
+    if written is None:
+        raise ValueError("there is no quant_state")
+    state: dict[str, Any] = json.loads(bytes(written.tolist()))
+    return state
+
+
 _COMPRESSED = tuple(f".weight_{name}" for name in ("scale", "zero_point", "shape", "g_idx"))
 _LEVELS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 FORMS: Mapping[str, Form] = MappingProxyType({
-    "awq": Form((".qweight",), (".qzeros", ".scales"), _awq),
-    "gptq": Form((".qweight",), (".qzeros", ".scales", ".g_idx"), _gptq),
-    "compressed-tensors": Form(
-        (".weight_packed", ".weight"),
-        (*_COMPRESSED, ".input_scale", ".input_zero_point"),
-        _compressed,
+    "awq": Form(
+        (".qweight",), (".qzeros", ".scales"), _awq,
+        lambda size, *_: (size[".qweight"][1] * 8, size[".qweight"][0]),
     ),
-    "fp8": Form((".weight",), (".weight_scale_inv", ".weight_scale", ".input_scale"), _fp8),
-    "mxfp4": Form(("_blocks",), ("_scales",), _mxfp4, weight=""),
+    "gptq": Form(
+        (".qweight",), (".qzeros", ".scales", ".g_idx"), _gptq,
+        lambda size, _, config: (
+            size[".qweight"][1],
+            *(size.get(".g_idx") or (size[".qweight"][0] * 32 // int(config["bits"]),)),
+        ),
+    ),
+    "compressed-tensors": Form(
+        (".weight_packed", ".weight"), (*_COMPRESSED, ".input_scale", ".input_zero_point"),
+        _compressed, _compressed_size,
+    ),
+    "fp8": Form(
+        (".weight",), (".weight_scale_inv", ".weight_scale", ".input_scale", ".activation_scale"),
+        _fp8, _fp8_size,
+    ),
+    "mxfp4": Form(
+        ("_blocks",), ("_scales",), _mxfp4,
+        lambda size, *_: (size["_blocks"][0], prod(size["_blocks"][2:]) * 2, size["_blocks"][1]),
+        weight="",
+    ),
     "bitsandbytes": Form(
         (".weight",),
         (*(f".weight.{name}" for name in _LEVELS), *_STATES, ".SCB", ".weight_format"),
-        _bitsandbytes,
+        _bitsandbytes, _bitsandbytes_size,
     ),
 })  # fmt: skip
 """By `quant_method`, those of `described.METHODS`."""

@@ -8,6 +8,7 @@ Files are read, not mapped; of a tensor a piece at a time is in memory twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from math import prod
 from pathlib import Path
 
@@ -15,14 +16,55 @@ import torch
 from torch import Tensor
 
 from beamwright.errors import InputError
+from beamwright.models.decoder import Linear
 from beamwright.models.formats.described import Names, permuted_heads, shards
 from beamwright.models.formats.header import BLOCKS, Place, read_header
 from beamwright.models.formats.quantised import Groups
 from beamwright.models.formats.rows import StoredRows
-from beamwright.models.grouped import GroupedLinear
+from beamwright.models.grouped import GroupedLinear, check_size
 
 _PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 _PIECE_BYTES = 1 << 20
+
+
+class BlockLinear(Linear):
+    """A projection in blocks of one of GGUF's types, as a file has them: see `models.native`.
+
+    weight: uint8 [out, bytes of a row]. what: names it in messages.
+    """
+
+    def __init__(self, kind: int, weight: Tensor, columns: int, what: str = "") -> None:
+        super().__init__(weight)
+        self.kind, self.columns, self.what, self._device = kind, columns, what, "cpu"
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return len(self.weight), self.columns
+
+    def placed(self, size: tuple[int, ...], device: str, what: str) -> BlockLinear:
+        """This, for a device.
+
+        Raises:
+            InputError: if it has another size.
+        """
+        check_size(self.size, size, what)
+        self.what, self._device = what, device
+        return self
+
+    def grouped(self) -> GroupedLinear:
+        """The same as codes with a scale for each group of columns, on its device.
+
+        Raises:
+            NotFiniteError: if a scale is NaN or infinite.
+        """
+        rows, tables = max(1, _PIECE_BYTES // self.weight.shape[1]), list[GroupedLinear]()
+        for piece in self.weight.split(rows):
+            blocks = piece.reshape(-1, BLOCKS[self.kind][2])
+            tables.append(PARTS[self.kind](blocks).of_rows(len(piece)).linear())
+        table = torch.cat([each.weight for each in tables])
+        whole = GroupedLinear(tables[0].bits, table, self.columns)
+        return whole.placed(self.size, self._device, self.what)
 
 
 class GgufWeights:
@@ -37,12 +79,18 @@ class GgufWeights:
         self._heads = permuted_heads(metadata)
         self._names = Names(metadata.get("general.architecture"))
 
-    def names(self) -> list[str]:
-        """Of all tensors whose meaning is known; one of each expert."""
-        named = ((name, place) for name, (_, place) in self._where.items())
-        return [
-            ours for name, place in named for ours in self._names.hugging_face(name, place.shape[0])
-        ]
+    @cached_property
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """Of all tensors, one of each expert; what has no meaning here has the file's own name."""
+        found = {}
+        for name, (_, place) in self._where.items():
+            known = self._names.hugging_face(name, place.shape[0])
+            if not known:
+                found[name] = place.shape
+            for ours in known:
+                _, part, _ = self._find(ours) or (None, place, None)
+                found[ours] = part.shape
+        return found
 
     def tensor(self, name: str) -> Tensor | None:
         """In float32 where the file has it in blocks."""
@@ -73,19 +121,14 @@ class GgufWeights:
 
         return StoredRows(file, place.start, columns // values * size, turn)
 
-    def linear(self, name: str) -> GroupedLinear | None:
-        """Codes as the file has them; None for types whose levels are no straight line."""
+    def linear(self, name: str) -> BlockLinear | None:
+        """Blocks as the file has them; None for types whose levels are no straight line."""
         found = self._find(f"{name}.weight")
         if found is None or found[1].kind not in PARTS or len(found[1].shape) != 2:
             return None
         file, place, order = found
-        tables = []
-        for piece in _pieces(file, place):
-            rows = len(piece) * BLOCKS[place.kind][1] // place.shape[1]
-            tables.append(PARTS[place.kind](piece).of_rows(rows).linear())
-        table = torch.cat([each.weight for each in tables])
-        table = table if order is None else table[order]
-        return GroupedLinear(tables[0].bits, table, place.shape[1])
+        rows = torch.cat([*_pieces(file, place)]).view(place.shape[0], -1)
+        return BlockLinear(place.kind, rows if order is None else rows[order], place.shape[1])
 
     def _find(self, name: str) -> tuple[Path, Place, Tensor | None] | None:
         """A tensor's file, place, and in which order its rows are wanted."""

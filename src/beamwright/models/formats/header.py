@@ -13,9 +13,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from beamwright.errors import InputError, said_by
+from beamwright.errors import InputError, UnsupportedModelError, said_by
+from beamwright.io import read_regular
 
 _NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
+_MAGIC = b"GGUF"
 _TEXT, _LIST = 8, 9
 _LENGTH = struct.Struct("<Q")
 _MOST_DIMENSIONS = 4
@@ -30,6 +32,12 @@ BLOCKS = {
     29: ("IQ1_M", 256, 56),
 }  # fmt: skip
 """By a tensor's type: its name, and how many values a block has, in how many bytes."""
+_UNREAD = {
+    4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64",
+    28: "F64", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 34: "TQ1_0", 35: "TQ2_0",
+    36: "I2_S or IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8", 39: "MXFP4", 40: "NVFP4",
+    41: "Q1_0", 42: "Q2_0",
+}  # fmt: skip
 KEPT = {
     2: (4, 32), 3: (4, 32), 6: (8, 32), 7: (8, 32), 8: (8, 32), 12: (4, 32), 13: (8, 32),
     14: (8, 16),
@@ -55,15 +63,28 @@ class GgufHeader:
     tensors: dict[str, Place]
 
 
-def read_header(file: Path) -> GgufHeader:
-    """The header of a GGUF file; reads no weights.
+def is_gguf(place: Path) -> bool:
+    """True for a GGUF file, whatever it is called: Ollama's have no suffix.
 
     Raises:
-        InputError: if it is none, damaged, or holds types that are not read.
+        InputError: for a file that cannot be read.
+    """
+    try:
+        return place.is_file() and read_regular(place, len(_MAGIC)) == _MAGIC
+    except OSError as error:
+        raise InputError(f"model file {place}: cannot be read ({error.strerror})") from error
+
+
+def read_header(file: Path, *, texts: bool = False) -> GgufHeader:
+    """The header of a GGUF file; reads no weights. texts: of lists of texts, the texts.
+
+    Raises:
+        InputError: if it is none or damaged; UnsupportedModelError: if it holds types that are not
+            read.
     """
     try:
         with open(file, "rb") as stream, _mapped(stream.fileno()) as data:
-            return _Cursor(data).header()
+            return _Cursor(data, texts).header()
     except (OSError, ValueError, struct.error, OverflowError) as error:
         raise InputError(f"model file {file}: cannot be read ({said_by(error)})") from error
 
@@ -73,8 +94,8 @@ def _mapped(handle: int) -> mmap.mmap:
 
 
 class _Cursor:
-    def __init__(self, data: mmap.mmap) -> None:
-        self._data, self._at = data, 0
+    def __init__(self, data: mmap.mmap, texts: bool) -> None:
+        self._data, self._at, self._texts = data, 0, texts
 
     def _take(self, size: int) -> bytes:
         if size > len(self._data) - self._at:
@@ -96,7 +117,9 @@ class _Cursor:
         if kind != _LIST:
             raise ValueError(f"a value of type {kind}")
         each, count = *self._numbers("I"), *self._numbers("Q")
-        if each == _TEXT:  # vocabularies, which `transformers` reads: each takes bytes, so it ends
+        if each == _TEXT and self._texts:
+            return [self._text() for _ in range(count)]
+        if each == _TEXT:  # vocabularies: each takes bytes, so it ends
             at, size = self._at, len(self._data) - _LENGTH.size
             for _ in range(count):
                 if at > size:
@@ -110,13 +133,13 @@ class _Cursor:
 
     def header(self) -> GgufHeader:
         """Of version 2 or 3."""
-        if self._take(4) != b"GGUF":
+        if self._take(4) != _MAGIC:
             raise ValueError("no GGUF file")
         version, *counts = *self._numbers("I"), *self._numbers("Q", 2)
         if version not in (2, 3):
             raise ValueError(f"GGUF version {version}; 2 and 3 are read")
         metadata = {self._text(): self._value(*self._numbers("I")) for _ in range(counts[1])}
-        found = {self._text(): self._tensor() for _ in range(counts[0])}
+        found = {name: self._tensor(name) for name in (self._text() for _ in range(counts[0]))}
         step = metadata.get("general.alignment", 32)
         if not isinstance(step, int) or not 0 < step <= _MOST_ALIGNMENT or len(found) != counts[0]:
             raise ValueError("tensors of the same name, or an alignment that is none")
@@ -127,14 +150,18 @@ class _Cursor:
             found[name] = Place(shape, kind, first + offset, size)
         return GgufHeader(metadata, found)
 
-    def _tensor(self) -> Any:
+    def _tensor(self, name: str) -> Any:
         (rank,) = self._numbers("I")
         if rank > _MOST_DIMENSIONS:
             raise ValueError(f"a tensor of {rank:,} dimensions")
         shape = self._numbers("Q", rank)[::-1]
         kind, offset = *self._numbers("I"), *self._numbers("Q")
         if kind not in BLOCKS:
-            raise ValueError(f"a tensor of type {kind}, which is not read")
+            named = _UNREAD.get(kind, f"number {kind}")
+            raise UnsupportedModelError(
+                f"tensor {name!r:.80} is of type {named}, which is not read: take a Q4_K_M or Q8_0 "
+                "file of this model"
+            )
         _, values, size = BLOCKS[kind]
         if not shape or not all(shape) or shape[-1] % values:
             raise ValueError(f"a tensor of shape {shape} in blocks of {values}")

@@ -7,61 +7,74 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from beamwright.errors import InputError, line_of, said_by
+from beamwright.errors import InputError, said_by
 from beamwright.io import read_regular
+from beamwright.models.formats.files import weight_files
 from beamwright.models.formats.rows import StoredRows
 
 DAMAGED = (
     SafetensorError, pickle.UnpicklingError, OSError, RuntimeError, EOFError, ValueError, TypeError,
     AttributeError, LookupError, ArithmeticError,
 )  # fmt: skip
+_DAMAGED = "it is damaged, cut off, or holds no tensors by name; fetch it again"
+_POINTER = b"version https://git-lfs"
 _LENGTH_BYTES = 8  # of safetensors' header, which says where a tensor lies behind it
 
 
 class PlainFiles:
-    """Tensors by name from safetensors or `pytorch_model*.bin` files, single or sharded."""
+    """Tensors by name from safetensors or `pytorch_model*.bin` files, single or sharded.
+
+    sizes: of all of them.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._where = dict(self._index())
+        self._kept: dict[Path, dict[str, Tensor]] = {}
+        self._where: dict[str, Path] = {}
+        self.sizes: dict[str, tuple[int, ...]] = {}
+        indexed, files = weight_files(folder)
+        for path in files:
+            found = self._open(path)
+            for name in found.keys():  # noqa: SIM118 - one of safetensors is no mapping
+                if indexed.get(name, path) == path:
+                    shape = found[name].shape if isinstance(found, dict) else None
+                    self.sizes[name] = tuple(shape or found.get_slice(name).get_shape())
+                    self._where[name] = path
+        for name, path in indexed.items():
+            if name not in self._where:
+                raise InputError(f"model {folder}: its index says that {path.name} has {name:.200}")
         if not self._where:
-            raise InputError(f"model {folder}: no *.safetensors or pytorch_model*.bin weights")
-
-    def _index(self) -> Iterator[tuple[str, Path]]:
-        safe = sorted(
-            path for path in self.folder.glob("*.safetensors") if path.name.startswith("model")
-        )
-        bins = sorted(self.folder.glob("pytorch_model*.bin"))
-        indexes = [*self.folder.glob("*.safetensors.index.json")]
-        if not safe and not indexes:
-            indexes = [*self.folder.glob("pytorch_model*.bin.index.json")]
-        for index in indexes:
-            for file in set(_weight_map(index).values()):
-                if not (self.folder / file).exists():
-                    raise InputError(f"model {self.folder}: shard {file} is missing")
-        for path in safe or bins:
-            names = self._open(path).keys()
-            yield from ((name, path) for name in names)
+            raise InputError(f"model {files[0]}: cannot be read: it holds no tensors by name")
 
     def _open(self, path: Path) -> Any:
         """A file, mapped until what is returned, and what was read of it, is dropped."""
         try:
             if path.suffix == ".safetensors":
                 return safe_open(path, framework="pt")
-            tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            if not isinstance(tensors, dict):
-                raise ValueError(f"a {type(tensors).__name__}, not tensors by name")
-            return {name: t for name, t in tensors.items() if isinstance(t, Tensor)}
+            if path not in self._kept:
+                # Files of before torch 1.6 cannot be mapped: the last one stays in memory.
+                old = not is_zipfile(path)
+                tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=not old)
+                if not isinstance(tensors, dict):
+                    raise ValueError(f"a {type(tensors).__name__}, not tensors by name")
+                tensors = {n: t for n, t in tensors.items() if isinstance(t, Tensor)}
+                if not old:
+                    return tensors
+                self._kept = {path: tensors}
+            return self._kept[path]
         except DAMAGED as error:
-            raise InputError(f"model file {path}: cannot be read ({said_by(error)})") from error
+            pointer = path.is_file() and read_regular(path, len(_POINTER)) == _POINTER
+            why = "a Git LFS pointer, not the file: git lfs pull" if pointer else _DAMAGED
+            line = f"model file {path}: cannot be read: {why} ({said_by(error)})"
+            raise InputError(line) from error
 
     def tensor(self, name: str) -> Tensor | None:
         """A copy of the tensor of that name, or None; its file is not mapped any more."""
@@ -85,19 +98,5 @@ class PlainFiles:
         start += _LENGTH_BYTES + size
         return StoredRows(path, start, row_bytes, lambda read: read.view(stored).to(dtype))
 
-    def names(self) -> list[str]:
-        """Of all tensors."""
-        return list(self._where)
-
     def linear(self, name: str) -> None:
         """None: values are plain here."""
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    try:
-        files: dict[str, str] = json.loads(read_regular(index))["weight_map"]
-        if not all(isinstance(file, str) for file in files.values()):
-            raise TypeError("weight_map names something that is no file")
-        return files
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"model index {index}: cannot be read ({line_of(error)})") from error

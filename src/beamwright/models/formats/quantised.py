@@ -6,8 +6,10 @@ A method is a `Form` in the table of `forms`. Which projections are left plain (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,6 +22,8 @@ from beamwright.models.grouped import GroupedLinear
 
 Part = Callable[[str], Tensor | None]
 """A tensor of one projection, by the ending of its name."""
+PartSizes = Mapping[str, tuple[int, ...]]
+"""Sizes of those that there are."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +68,14 @@ class Form:
 
     main: the ending of the tensor that stands for `weight`, or more of them; beside: endings of
     those that belong to it. read: the weight in groups, or its values, of its parts and the
-    `quantization_config`. weight: the ending that it has without quantisation.
+    `quantization_config`. size: of the weight, as its parts' sizes and these say.
+    weight: the ending that it has without quantisation.
     """
 
     main: tuple[str, ...]
     beside: tuple[str, ...]
     read: Callable[[Part, Mapping[str, Any]], Groups | Tensor]
+    size: Callable[[PartSizes, Part, Mapping[str, Any]], tuple[int, ...]]
     weight: str = ".weight"
 
 
@@ -78,12 +84,25 @@ class QuantisedFiles:
 
     def __init__(self, files: PlainFiles, form: Form, config: Mapping[str, Any]) -> None:
         self._files, self._form, self._config = files, form, config
-        self._stored = frozenset(files.names())
+        self._stored = files.sizes
 
-    def names(self) -> list[str]:
-        """Those that belong to another are left out."""
-        kept = (name for name in self._stored if not name.endswith(self._form.beside))
-        return sorted({self._plain_name(name) for name in kept})
+    @cached_property
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """Tensors that belong to a quantised weight are left out."""
+        form = self._form
+        stems = {n.removesuffix(end) for n in self._stored for end in form.main if n.endswith(end)}
+        quantised = [stem for stem in sorted(stems) if self._main(stem + form.weight) is not None]
+        parts = {stem + end for stem in quantised for end in (*form.main, *form.beside)}
+        found = {name: size for name, size in self._stored.items() if name not in parts}
+        for stem in quantised:
+            ends = [end for end in (*form.main, *form.beside) if stem + end in self._stored]
+            with self._reading(stem + form.weight):
+                found[stem + form.weight] = form.size(
+                    {end: self._stored[stem + end] for end in ends},
+                    lambda end, stem=stem: self._files.tensor(stem + end),  # type: ignore[misc]
+                    self._config,
+                )
+        return found
 
     def tensor(self, name: str) -> Tensor | None:
         """In float32 where it is quantised."""
@@ -99,12 +118,6 @@ class QuantisedFiles:
         """None where it is quantised."""
         return None if self._main(name) else self._files.rows(name, dtype)
 
-    def _plain_name(self, name: str) -> str:
-        for ending in self._form.main:
-            if name.endswith(ending):
-                return name.removesuffix(ending) + self._form.weight
-        return name
-
     def _main(self, name: str) -> str | None:
         """The stem of a weight that is quantised: other tensors of its name stand beside it."""
         stem, both = name.removesuffix(self._form.weight), (self._form.main, self._form.beside)
@@ -115,13 +128,19 @@ class QuantisedFiles:
         stem = self._main(name)
         if stem is None:
             return self._files.tensor(name)
+        with self._reading(name):
+            return self._form.read(lambda ending: self._files.tensor(stem + ending), self._config)
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        """What is raised is about this weight."""
         try:
-            found = self._form.read(lambda ending: self._files.tensor(stem + ending), self._config)
+            yield
         except DAMAGED as error:
             raise InputError(
-                f"model {self._files.folder}: {name} cannot be read ({said_by(error)})"
+                f"model {self._files.folder}: {name} cannot be read ({said_by(error)}): it is not "
+                "as quantization_config says; take the original checkpoint with --weights int4"
             ) from error
-        return found
 
 
 def need(part: Part, ending: str) -> Tensor:

@@ -1,0 +1,270 @@
+"""Does any set of options break a promise on a model of the user's? Random ones, and a matrix.
+
+A set is drawn in two halves. What decides the tree (numbers, attention, strategy, steps, sampling)
+is also searched alone, with all KV on the device. What must not decide it (schedule, KV memory from
+the least that a path needs, executor, speculation, drafts, batches) is added; some sets are resumed
+from the checkpoint of their first round. Then a set is
+- equal; inexact: another tree, of which the run says so; refused: in one line; capacity: KV memory
+  is less than the least, or the schedule needs more;
+- or bad: another tree under `exact`, a traceback, too little KV memory with as much as the least,
+  a default that fails where `--schedule locality` or `PLAINEST` answers.
+
+    python -m beamwright_lab.checks.options --model FILE.gguf --sets 300
+
+`--only 17` is set 17 again. `--matrix`: one search, by numbers, shares of its KV, and schedules.
+Models are loaded once, and the self-test of those that are alike is asked once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import random
+import shutil
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from beamwright import Solution, Solver
+from beamwright.cli.app import main as beamwright
+from beamwright.engine import selftest
+from beamwright.errors import BeamwrightError
+from beamwright.models.load import has_bfloat16
+from beamwright.solver import machinery, memory
+from beamwright.solver.machinery import _sizes
+from beamwright_lab.checks.papers import GOOD, PLAIN, _said
+from beamwright_lab.common import finish, say, table
+
+Options = dict[str, Any]
+
+NUMBERS: dict[str, list[Any]] = {
+    "dtype": [None, None, None, "float32", "bfloat16" if has_bfloat16() else None],
+    "weights": [None, None, None, None, "int8", "int4"],
+    "kv_dtype": [None, None, None, None, "int8"],
+    "attention": [None, None, None, "dense", "reference"],
+}
+DECIDE: dict[str, list[Any]] = {
+    "search": [
+        *("beam", "beam", "dvts", "best-of-n", "dynamic", "lookahead", "particles"),
+        *("majority", "majority", "mcts", "revise"),
+    ],
+    "n": [2, 4, 4, 6],
+    "width": [2, 2, 1],
+    "max_rounds": [2, 4],
+    "step_tokens": [None, 6, 6, 16],
+    "max_tokens": [12, 20, 20, 40],
+    "temperature": [None, None, 0, 1.2],
+    "top_p": [None, None, None, 0.9],
+    "verifier": [None, "logprob", "logprob"],
+    "seed": [0, 61],
+}
+FREE: dict[str, list[Any]] = {
+    "schedule": [None, None, None, None, None, "locality", "in-gpu", "layerwise"],
+    "kv_memory": [0.8, 1.0, 1.0, 1.0, 1.05, 1.3, 2.0, 4.0, None],
+    "executor": ["plain", "overlapped", None, None],
+    "speculation": ["off", "exact", "auto", None],
+    "drafts": ["auto", "2", None, None],
+    "verify_ahead": ["slack", None, None],
+    "explore": ["lockstep", "continuous", "decoupled", None],
+    "batching": ["grouped", "continuous", None, None],
+    "write_back": ["eager", "lazy", None, None],
+    "max_batch": [1, 3, None, None, None],
+    "planner": ["greedy", None, None, None],
+}
+"""What may not change a tree; of KV memory, times the least that a path needs."""
+PLAINEST = {"schedule": "locality", "batching": "continuous", "speculation": "off"}
+
+CELLS: Mapping[str, Options] = {
+    "auto": {},
+    "locality": {"schedule": "locality"},
+    "grouped": {"batching": "grouped"},
+    "parked": {"batching": "continuous"},
+    "speculation": {"speculation": "exact"},
+    "resumed": {"resumes": True},
+}
+SHARES = {"100 %": 1.0, "60 %": 0.6, "35 %": 0.35, "least": 0.0}
+HOW: Sequence[Mapping[str, str]] = ({}, {"dtype": "float32"}, {"weights": "int8"})
+SHOWN = {"search": "beam", "verifier": "logprob", "n": 8, "width": 2, "max_rounds": 3}
+PROBLEM = "Eva had 9 cards; she lost 4. How many?"
+
+
+def random_sets(model: str, numbers: Sequence[int], seed: int) -> Options:
+    """These sets, one by one; each has a random stream of its own."""
+    counts: Counter[str] = Counter()
+    bad: list[Options] = []
+    for number in numbers:
+        start, found = time.perf_counter(), one_set(model, number, seed)
+        counts[found["outcome"]] += 1
+        bad += [] if found["outcome"] in GOOD else [found]
+        say(f"  {time.perf_counter() - start:.1f} s {found}")
+    return {"model": model, "seed": seed, "counts": dict(counts), "bad": bad, "ok": not bad}
+
+
+def one_set(model: str, number: int, seed: int) -> Options:
+    """Its outcome; drawn again until its options go together. Neighbours share what decides."""
+    found: Options = {}
+    for attempt in range(50):
+        of_numbers, of_tree, draw = (
+            random.Random(f"{seed} {name}")
+            for name in (
+                f"numbers {number // 20} {attempt // 25}",
+                f"tree {number // 4} {attempt // 5}",
+                f"{number} {attempt}",
+            )
+        )
+        decide = {"model": model, **_drawn(NUMBERS, of_numbers), **_drawn(DECIDE, of_tree)}
+        found = tried(decide, _drawn(FREE, draw), resumes=draw.random() < 0.5)
+        if found["outcome"] != "refused":
+            break
+    return {"set": number, **found}
+
+
+def _drawn(values: Mapping[str, Sequence[Any]], draw: random.Random) -> Options:
+    chosen = {name: draw.choice(several) for name, several in values.items()}
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+def matrix(model: str) -> Options:
+    """One search in each of `HOW`, by shares of the KV that it needs with all on the device:
+    outcomes of each of `CELLS`, and of verifying its receipt."""
+    rows: list[Options] = []
+    for how in HOW:
+        decide = {"model": model, **SHOWN, "step_tokens": 16, **how}
+        alone, least = _alone(tuple(decide.items()))
+        for share, part in SHARES.items():
+            budget = max(int(part * (alone.kv.device_peak_bytes or 0)), least)
+            row = {"numbers": " ".join(how.values()) or "auto", "KV": share, "KiB": budget >> 10}
+            for name, free in CELLS.items():
+                row[name] = tried(decide, {"kv_memory": budget, **free})["outcome"]
+            rows.append({**row, "verify": _verified(alone, budget)})
+            say(f"  {rows[-1]}")
+    say(table(rows, [*rows[0]]))
+    good = {"equal", "inexact"}
+    ok = all(row[name] in good for row in rows for name in (*CELLS, "verify"))
+    return {"model": model, "rows": rows, "ok": ok}
+
+
+# --- one search --------------------------------------------------------------------------------
+
+
+def tried(decide: Options, free: Options, *, resumes: bool = False) -> Options:
+    """What becomes of a search whose tree is known; KV memory as a fraction is of the least."""
+    told, enough = {"decide": decide, "free": free}, True
+    try:
+        alone, least = _alone(tuple(decide.items()))
+    except BeamwrightError as error:
+        return told | _said(error)
+    resumes, budget = free.get("resumes", resumes), free.get("kv_memory")
+    free = {name: value for name, value in free.items() if name != "resumes"}
+    if isinstance(budget, float):
+        free["kv_memory"], enough = int(budget * least), budget >= 1
+    found = told | {"least": least, "free": free, **_solved({**decide, **free}, alone, resumes)}
+    by_groups = free.get("schedule", "locality") == "locality"
+    if found["outcome"] in ("capacity", "refused") and by_groups:
+        plain = {**PLAINEST, "kv_memory": free.get("kv_memory")}
+        plain = plain if found["outcome"] == "capacity" else {**free, "schedule": "locality"}
+        if _solved({**decide, **plain}, alone)["outcome"] == "equal":
+            found["outcome"] = "default fails"
+        elif found["outcome"] == "capacity" and enough:
+            found["outcome"] = "least fails"
+    return found
+
+
+def _solved(options: Options, alone: Solution, resumes: bool = False) -> Options:
+    """The outcome of one search, and of another one that goes on from its first round."""
+    with tempfile.TemporaryDirectory() as folder, _cheaply():
+        file, half = Path(folder, "now"), Path(folder, "half")
+
+        def keep(_: Any) -> None:
+            if file.exists() and not half.exists():
+                shutil.copy(file, half)
+
+        try:
+            with Solver(**options, system_prompt="") as solver:
+                found = {"unequal": solver.solve(PROBLEM, checkpoint=file, on_round=keep)}
+                if resumes and half.exists():
+                    found["resumed otherwise"] = solver.resume(half)
+        except BeamwrightError as error:
+            return _said(error)
+        except Exception:
+            return {"outcome": "raised", "error": traceback.format_exc()[-2000:]}
+    for what, each in found.items():
+        if each.tree_hash != alone.tree_hash:
+            return {"outcome": what if each.exact else "inexact", "part": what}
+    return {"outcome": "equal"}
+
+
+def _verified(alone: Solution, budget: int) -> str:
+    """The outcome of `beamwright verify` with so much KV memory."""
+    with tempfile.TemporaryDirectory() as folder, _cheaply():
+        file = Path(folder, "receipt.json")
+        file.write_text(json.dumps(alone.receipt), encoding="utf-8")
+        with contextlib.redirect_stdout(io.StringIO()):
+            code = beamwright(["verify", str(file), "--kv-memory", str(budget)])
+    return f"exit code {code}" if code else "equal"
+
+
+@lru_cache(3)
+def _alone(decide: tuple[tuple[str, Any], ...]) -> tuple[Solution, int]:
+    """What a search finds with all KV on the device, and the least KV that it needs."""
+    with _cheaply(), Solver(**dict(decide), **PLAIN, system_prompt="") as solver:
+        found = solver.solve(PROBLEM)
+        sizes = [_sizes(each) for each in solver._machinery.tree_models]
+        prompt = len(found.tree.root.token_ids)
+        return found, memory.least_kv_bytes(solver.settings, sizes, prompt)
+
+
+def _once(function: Callable[..., Any], key: Callable[..., object]) -> Callable[..., Any]:
+    """The function, but that its last few results are kept."""
+    kept: dict[object, Any] = {}
+
+    def found(*args: Any, **named: Any) -> Any:
+        known = str(key(*args))
+        if known not in kept:
+            while len(kept) >= 6:
+                kept.pop(next(iter(kept)))
+            kept[known] = function(*args, **named)
+        return kept[known]
+
+    return found
+
+
+_LOADS = _once(machinery.load_model, lambda *how: how)
+_ASKS = _once(selftest.batches_are_exact, lambda one, how: (one.kind, one.least_rows, how.name))
+
+
+@contextlib.contextmanager
+def _cheaply() -> Iterator[None]:
+    loads = patch.object(machinery, "load_model", _LOADS)
+    with loads, patch.object(selftest, "batches_are_exact", _ASKS):
+        yield
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--model", default="bundled")
+    parser.add_argument("--sets", type=int, default=300)
+    parser.add_argument("--only", type=int, help="this set alone")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--matrix", action="store_true", help="numbers x KV memory x schedules")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    if args.matrix:
+        finish("options_matrix", matrix(args.model))
+        return
+    numbers = range(args.sets) if args.only is None else [args.only]
+    finish("options_random", random_sets(args.model, numbers, args.seed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Attention of a decode step by the library: a row's whole path, whatever segments it is in.
+
+What a row gets depends on its tokens alone: on no other row, and on no cut between segments.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from beamwright.attention.shared import ResidentLayers, SharedSegments, Table
+from beamwright.kv.pool import KVLayout
+from beamwright.kv.tails import RowTails, Tail
+from beamwright.library import LANES, Attention, Model, NativeLayer, NativeSource, Pass, library
+
+_ATTENDS = 1  # the stage of a layer, see `csrc/step.c`
+
+
+def attends(layout: KVLayout, device: torch.device) -> bool:
+    """Whether the library attends to KV of this kind."""
+    known = layout.dtype in (torch.float32, torch.bfloat16) and layout.head_dim % LANES == 0
+    return device.type == "cpu" and known and library() is not None
+
+
+class NativePaths:
+    """Packed segments and a tail, as the library reads them."""
+
+    def __init__(self, layout: KVLayout, shared: SharedSegments, tail: Tail) -> None:
+        self._layout, self._tail, self._buckets = layout, tail, shared.buckets
+        entries = list[tuple[int, int, int]]()
+        for number, (bucket, tokens) in enumerate(zip(shared.buckets, shared.visible, strict=True)):
+            size = layout.num_kv_heads * bucket.mask.shape[-1] * layout.head_dim
+            entries += [(number, place * size, count) for place, count in enumerate(tokens)]
+        self._entries = np.array([*entries, (0, 0, 0)])  # the last one is what is absent
+        self._places = torch.empty(0)
+
+    def arrange(self, items: Table) -> None:
+        """items: [rows, parts] on each row's path, see `Slots`."""
+        self._places = torch.from_numpy(self._entries[items])
+
+    def described(self) -> list[Attention] | None:
+        """All layers at once, where they are all on the device."""
+        if not isinstance(self._tail, RowTails):
+            return None
+        whole = [
+            each.layers.whole for each in self._buckets if isinstance(each.layers, ResidentLayers)
+        ]
+        if len(whole) < len(self._buckets):
+            return None
+        sources = [NativeSource(x.data_ptr(), x.stride(0), x.stride(1), x.stride(3)) for x in whole]
+        held = self._tail.storage
+        slots, written, rows = self._tail.passes
+        found = self._described(sources)
+        found.own = NativeSource(held.data_ptr(), held.stride(0), held.stride(1), held.stride(3))
+        found.own_row, found.slots = held.stride(2), slots.data_ptr()
+        found.num_written = len(slots) // (2 * self._layout.num_kv_heads)
+        found.written = None if written is None else written.data_ptr()
+        found.own_rows = None if rows is None else rows.data_ptr()
+        found.kept = found.kept, slots, written, rows
+        return [found]
+
+    def attend(
+        self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
+        """See `AttentionView`; layers may have to be waited for."""
+        self._tail.write(layer, key_value)
+        keys, values = (each.contiguous() for each in self._tail.read(layer))
+        held = [bucket.layers.layer(layer).contiguous() for bucket in self._buckets]
+        sources = [
+            NativeSource(data.data_ptr(), 0, data.stride(0), data.stride(2)) for data in held
+        ]
+        found = self._described(sources)
+        apart = (values.data_ptr() - keys.data_ptr()) // keys.itemsize
+        found.own = NativeSource(keys.data_ptr(), 0, apart, keys.stride(1))
+        found.own_row = keys.stride(0)
+        wide = None if sinks is None else sinks.float()
+        found.sinks = None if wide is None else wide.data_ptr()
+        rows, heads, head_dim = query.shape
+        kv_heads = self._layout.num_kv_heads
+        turned = torch.empty(rows, heads + 2 * kv_heads, head_dim)
+        turned[:, :heads] = query
+        context = torch.empty(query.shape)
+        model = Model((NativeLayer * 1)(), heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+        places = {"turned": turned.data_ptr(), "context": context.data_ptr()}
+        run(model, Pass(_ATTENDS, _ATTENDS + 1, rows, **places), [found])
+        return context.to(query.dtype)
+
+    def _described(self, sources: Sequence[NativeSource]) -> Attention:
+        ends, layout = self._tail.places.contiguous(), self._layout
+        found = Attention((NativeSource * len(sources))(*sources))
+        found.places, found.most = self._places.data_ptr(), self._places.shape[1]
+        found.ends, found.kept = ends.data_ptr(), ends
+        found.window, found.softcap = layout.window or 0, layout.softcap or 0.0
+        found.narrow = layout.dtype == torch.bfloat16
+        return found
+
+
+def run(model: Model, given: Pass, attentions: Sequence[Attention] = ()) -> None:
+    """Stages of a model.
+
+    Raises:
+        MemoryError: if there is none for them.
+    """
+    pointers = [ctypes.pointer(each) for each in attentions]
+    given.attentions = (ctypes.POINTER(Attention) * len(pointers))(*pointers)
+    given.threads, given.set = torch.get_num_threads(), library().bw_best()
+    if library().bw_run(model, given):
+        raise MemoryError

@@ -1,0 +1,282 @@
+"""The tokenizer of a model's folder or file, and whether it gives texts back.
+
+`tokenizer.json` is read as it is: its ids are what the model was trained with, whatever class of
+`transformers` the folder names. `tokenizer_config.json` and the files beside it say which tokens
+have a role, what is added, and the chat template. A folder without `tokenizer.json` is read by
+`transformers`; of a GGUF file see `formats.vocabulary`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, pre_tokenizers
+from tokenizers import __version__ as _VERSION
+
+from beamwright.errors import InputError
+from beamwright.io import read_object, read_text
+from beamwright.models.formats import known
+from beamwright.models.formats.header import is_gguf
+from beamwright.models.formats.vocabulary import TokenFiles, read_vocabulary
+
+FILES = (
+    "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json",
+)  # fmt: skip
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+_SENTENCE = "Jack has 70 eggs,  naïve café\n\tand 1234567.\n"
+_PLAIN = ("jack has 70 eggs", "1234567")  # what no normalizer takes out of it
+_PUBLISHED = "take the tokenizer files of the published model"
+_MOST_GROWTH = 100  # a blank becomes three characters, a digit or a ligature a few
+_MISTRAL = ("mistral", "mistral3", "ministral", "ministral3", "pixtral", "voxtral")
+_LARGE = 100_000  # tokens: of Mistral's vocabularies those that are split by words
+_WORDS = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Where Mistral's own library cuts a text; what `fix_mistral_regex` stands for."""
+
+
+def read_token_files(folder: Path) -> TokenFiles:
+    """The tokenizer of a checkpoint's folder, or of a GGUF file.
+
+    Raises:
+        InputError: if there is none, it cannot be read, or it is code of the folder's own.
+    """
+    where = f"model {folder}"
+    if is_gguf(folder):
+        return read_vocabulary(folder)
+    written = _object(folder / "tokenizer_config.json")
+    if not (written.get("auto_map") or any((folder / name).is_file() for name in FILES)):
+        raise InputError(f"{where}: no tokenizer in this folder (none of {', '.join(FILES)})")
+    if not (folder / "tokenizer.json").is_file():
+        found = _by_transformers(folder, written, where)
+    else:
+        found = _as_it_is(folder, written, where)
+    tokenizer, config = found.tokenizer, _object(folder / "config.json")
+    roles = {  # ids name what nothing else does
+        role: tokenizer.id_to_token(index) or ""
+        for role in ("bos_token", "eos_token")
+        if role not in written and type(index := config.get(f"{role}_id")) is int and index >= 0
+    }
+    remarks = known.TOKENIZER_CONFIG.check(filter(written.get, written), where)
+    generation = _object(folder / "generation_config.json")
+    remarks += known.GENERATION.check(filter(generation.get, generation), where)
+    remarks += _split_by_words(config, tokenizer, written, where)
+    template = _chat_template(folder, written)
+    return TokenFiles(tokenizer, {**roles, **found.special_tokens}, template, remarks)
+
+
+def check_tokenizer(
+    tokenizer: Tokenizer,
+    where: str,
+    needed: Collection[str] = (),
+) -> tuple[str, ...]:
+    """See that texts go to ids and back: each special token to its own, and one sentence.
+
+    needed: tokens that prompts or replies cannot do without, and texts that hold such. Returns
+    remarks, a line each.
+
+    Raises:
+        InputError: if words or numbers do not come back, or a token of `needed`; or the normalizer
+            makes far more text of a text.
+    """
+    if (growth := _growth(tokenizer)) > _MOST_GROWTH:
+        line = f"its normalizer makes {growth} characters of one"
+        raise InputError(f"{where}: its tokenizer cannot be used ({line})")
+    own = tokenizer.get_added_tokens_decoder().items()
+    added = {index: token.content for index, token in own if token.special}
+    coded = tokenizer.encode_batch([*added.values()], add_special_tokens=False)
+    decoded = tokenizer.decode_batch([[i] for i in added], skip_special_tokens=False)
+    wrong = {
+        text: f"{text!r} is token {index}, but its text gives {ids.ids} and the token {back!r}"
+        for (index, text), ids, back in zip(added.items(), coded, decoded, strict=True)
+        if ids.ids != [index] or back.strip() != text.strip()
+    }
+    remarks = [f"{where}: its tokenizer: {line:.200}" for line in [*wrong.values()][:1]]
+    for text, line in wrong.items():
+        if any(text in each for each in needed):
+            raise InputError(f"{where}: its tokenizer: {line:.200}; {_PUBLISHED}")
+    back = tokenizer.decode(tokenizer.encode(_SENTENCE, add_special_tokens=False).ids)
+    if back != _SENTENCE:
+        line = f"{where}: its tokenizer gives {back!r:.80} back for {_SENTENCE!r}"
+        if not all(plain in back.casefold() for plain in _PLAIN):
+            raise InputError(f"{line}; {_PUBLISHED}")
+        remarks.append(line)
+    return tuple(remarks)
+
+
+def _growth(tokenizer: Tokenizer) -> int:
+    """How many characters the normalizer's replacements make of one, at the most."""
+    normalizer = tokenizer.normalizer
+    written = {} if normalizer is None else json.loads(normalizer.__getstate__())
+    growth, waiting = 1, [written]
+    while waiting:
+        part = waiting.pop()
+        waiting += part.get("normalizers", [])
+        replaced = part.get("pattern", {}).get("String") or "?"
+        growth *= max(1, len(part.get("content", "")) // len(replaced))
+    return growth
+
+
+# --- tokenizer.json ----------------------------------------------------------------------------
+
+
+def _as_it_is(folder: Path, written: Mapping[str, Any], where: str) -> TokenFiles:
+    file = folder / "tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
+        line = f"damaged, or of a later version of `tokenizers` than {_VERSION}"
+        raise InputError(f"{where}: its tokenizer cannot be read ({file.name}: {line})") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if "added_tokens_decoder" not in written:  # as older versions wrote it
+        written = {**written, **_object(folder / "special_tokens_map.json")}
+    try:
+        listed = {int(i): _token(t) for i, t in written.get("added_tokens_decoder", {}).items()}
+        roles = {
+            role: _token(text).content
+            for role, text in written.items()
+            if role.endswith("_token") and isinstance(text, str | Mapping)
+        }
+        for text, index in _object(folder / "added_tokens.json").items():
+            listed.setdefault(int(index), AddedToken(text, special=text in roles.values()))
+        further = written.get("extra_special_tokens") or written.get("additional_special_tokens")
+        if isinstance(further, Mapping):
+            roles = {name: _token(t).content for name, t in further.items()} | roles
+        more = [*map(_token, roles.values()), *map(_token, further or ())]
+    except (TypeError, ValueError, AttributeError) as error:
+        line = "tokenizer_config.json: added_tokens_decoder, or a list of tokens, holds none"
+        raise InputError(f"{where}: its tokenizer cannot be read ({line})") from error
+    _add(tokenizer, dict(sorted(listed.items())), more, where)
+    return TokenFiles(tokenizer, roles, None)
+
+
+def _add(
+    tokenizer: Tokenizer, listed: Mapping[int, AddedToken], more: list[AddedToken], where: str
+) -> None:
+    """Add tokens by id, and then those that are still none.
+
+    Raises:
+        InputError: if one of the former goes to another id.
+    """
+    new = {t.content: i for i, t in listed.items() if tokenizer.token_to_id(t.content) is None}
+    tokenizer.add_tokens([*listed.values()])
+    own = tokenizer.get_added_tokens_decoder().values()
+    special = {token.content for token in own if token.special}
+    tokenizer.add_tokens([token for token in more if token.content not in special])
+    for text, index in new.items():
+        if tokenizer.token_to_id(text) != index:
+            line = f"{text!r:.60} is to be token {index}, where tokenizer.json leaves a gap"
+            raise InputError(f"{where}: tokenizer_config.json: {line}; {_PUBLISHED}")
+
+
+def _token(value: Any) -> AddedToken:
+    """A token as these files write it. Raises TypeError or AttributeError for what is none."""
+    if isinstance(value, str):
+        return AddedToken(value, special=True, normalized=False)
+    flags = {name: value[name] for name in _FLAGS if name in value}
+    return AddedToken(value.get("content"), **flags)
+
+
+def _split_by_words(
+    config: Mapping[str, Any], tokenizer: Tokenizer, written: Mapping[str, Any], where: str
+) -> tuple[str, ...]:
+    """Have Mistral's vocabularies cut a text as Mistral does, where the folder says so; a remark
+    where it may have to: what was converted before version 5 of `transformers` has another rule.
+    """
+    version = str(config.get("transformers_version") or 0).partition(".")[0]
+    is_old = config.get("model_type") in _MISTRAL and version.isdigit() and int(version) < 5
+    if tokenizer.pre_tokenizer is None or not is_old or tokenizer.get_vocab_size() <= _LARGE:
+        return ()
+    state = json.loads(tokenizer.pre_tokenizer.__getstate__())
+    rules = [part.get("pattern", {}) for part in state.get("pretokenizers", [state])]
+    if {"Regex": _WORDS} in rules:
+        return ()
+    if written.get("fix_mistral_regex") is True:
+        words = pre_tokenizers.Split(Regex(_WORDS), behavior="isolated")
+        rest = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, rest])
+        return ()
+    line = "tokenizer.json cuts texts by another rule than Mistral's own library"
+    way = 'if this is a model of Mistral\'s, write "fix_mistral_regex": true there'
+    return (f"{where}: {line}; {way} (tokenizer_config.json)",)
+
+
+# --- chat templates ------------------------------------------------------------------------------
+
+
+def _chat_template(folder: Path, written: Mapping[str, Any]) -> str | dict[str, str] | None:
+    """A folder's template: of a file of its own, of tokenizer_config.json, of a processor's."""
+    several = {
+        file.stem: read_text(file)
+        for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    }
+    if (file := folder / "chat_template.jinja").is_file():
+        several = {"default": read_text(file), **several}
+    file = folder / "tokenizer_config.json"
+    found = several or written.get("chat_template")
+    if not found:
+        found = _object(file := folder / "chat_template.json").get("chat_template")
+    if isinstance(found, list) and all(isinstance(each, dict) for each in found):
+        found = {each.get("name"): each.get("template") for each in found}
+    if isinstance(found, dict) and {"default"} == found.keys():
+        found = found["default"]
+    texts = found.values() if isinstance(found, dict) else [found or ""]
+    if not all(isinstance(text, str) for text in texts):
+        raise InputError(f"{file}: chat_template is neither a text nor several by name")
+    return found or None
+
+
+def _object(file: Path) -> dict[str, Any]:
+    return read_object(file) if file.is_file() else {}
+
+
+# --- transformers --------------------------------------------------------------------------------
+
+
+def _by_transformers(place: Path, written: Mapping[str, Any], where: str) -> TokenFiles:
+    from transformers import AutoTokenizer  # noqa: PLC0415 (slow import)
+
+    # Nor is it to be of Mistral's own library, which has no tokens' texts and bytes.
+    how = {"trust_remote_code": False, "mistral_format": False}
+    try:
+        loaded = AutoTokenizer.from_pretrained(place, **how)
+    except BaseException as error:  # of many kinds; each is about what the files say
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
+        line = (
+            "tokenizer.model takes `pip install sentencepiece protobuf`, tekken.json mistral-common"
+        )
+        line = f"`transformers` does not read it; {line}; a tokenizer.json takes neither"
+        if written.get("auto_map"):
+            line = "tokenizer_config.json wants to run the folder's own code (auto_map): never done"
+        raise InputError(f"{where}: its tokenizer cannot be read ({line})") from error
+    return of_transformers(loaded, where)
+
+
+def of_transformers(loaded: Any, where: str = "") -> TokenFiles:
+    """Of a tokenizer of `transformers`.
+
+    Raises:
+        InputError: if it is none over `tokenizers`.
+    """
+    tokenizer = getattr(loaded, "backend_tokenizer", None)
+    if not isinstance(tokenizer, Tokenizer):
+        line = "its files have no rules that `tokenizers` knows: a tokenizer.json has"
+        raise InputError(f"{where}: its tokenizer cannot be read ({line})")
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    special = {role: str(token) for role, token in loaded.special_tokens_map.items()}
+    return TokenFiles(tokenizer, special, loaded.chat_template)
+
+
+def is_panic(error: BaseException) -> bool:
+    """True for what a library written in Rust gives up with, which is no `Exception`."""
+    return type(error).__module__ == "pyo3_runtime"

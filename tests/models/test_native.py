@@ -1,0 +1,124 @@
+"""Products of the native library: against their definition, and bit for bit at any batch."""
+
+import pytest
+import torch
+
+from beamwright.errors import NotFiniteError
+from beamwright.models import native
+from beamwright.models.formats.gguf import PARTS, BlockLinear
+from beamwright.models.formats.header import BLOCKS
+from beamwright.models.grouped import GroupedLinear, JoinedLinear
+from beamwright.models.linear import packer
+from beamwright.plan.costs import Storage
+
+OUTPUTS, COLUMNS, ROWS = 40, 512, 13
+_SCALES = {kind: (0, 2) for kind in (3, 7, 12, 13)} | {14: (208,)}  # bytes; of the others: (0,)
+
+needs_library = pytest.mark.skipif(native.library() is None, reason="built without a C compiler")
+
+
+def blocks(kind, outputs=OUTPUTS, seed=0):
+    """A projection of random codes, with scales of about a hundredth."""
+    draws = torch.Generator().manual_seed(seed)
+    _, values, size = BLOCKS[kind]
+    drawn = torch.randint(0, 256, (outputs * COLUMNS // values, size), generator=draws)
+    drawn = drawn.to(torch.uint8)
+    for at in _SCALES.get(kind, (0,)):
+        scales = torch.rand(len(drawn), 1, generator=draws) / 100
+        drawn[:, at : at + 2] = scales.half().view(torch.uint8)
+    return BlockLinear(kind, drawn.view(outputs, -1), COLUMNS, "a weight")
+
+
+def activations(rows=ROWS):
+    return torch.randn(rows, COLUMNS, generator=torch.Generator().manual_seed(1))
+
+
+def in_8_bits(x):
+    """What the library makes of activations, in float64."""
+    records = x.view(len(x), -1, 32)
+    most = records.abs().amax(-1, keepdim=True)
+    codes = (records * (127 / most)).round()
+    return (codes.double() * (most / 127).double()).view(x.shape)
+
+
+def values(linear):
+    return (
+        PARTS[linear.kind](linear.weight.view(-1, BLOCKS[linear.kind][2]))
+        .values()
+        .view(-1, COLUMNS)
+    )
+
+
+@needs_library
+@pytest.mark.parametrize("kind", PARTS, ids=[BLOCKS[kind][0] for kind in PARTS])
+class TestProduct:
+    def test_is_that_of_the_files_values_and_rounded_activations(self, kind):
+        x, linear = activations(), blocks(kind)
+        expected = in_8_bits(x) @ values(linear).double().T
+        torch.testing.assert_close(
+            native.NativeLinear([linear])(x).double(), expected, rtol=1e-5, atol=1e-5
+        )
+
+    def test_has_the_same_bits_by_every_instruction_set_batch_and_number_of_threads(self, kind):
+        x, linear = activations(), blocks(kind)
+        whole = native.NativeLinear([linear], instruction_set=0)(x)
+        for number in range(native.library().bw_best() + 1):
+            made = native.NativeLinear([linear], instruction_set=number)
+            assert torch.equal(made(x), whole)
+            for size in (1, 2, 3, 7):
+                assert torch.equal(torch.cat([made(rows) for rows in x.split(size)]), whole)
+        before = torch.get_num_threads()
+        try:
+            torch.set_num_threads(3)
+            assert torch.equal(native.NativeLinear([linear])(x), whole)
+        finally:
+            torch.set_num_threads(before)
+
+    def test_of_bfloat16_is_rounded_to_it_once(self, kind):
+        x, made = activations().bfloat16(), native.NativeLinear([blocks(kind)])
+        assert torch.equal(made(x), made(x.float()).bfloat16())
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf")])
+    def test_of_a_row_that_is_not_finite_is_not(self, kind, value):
+        x, made = activations(), native.NativeLinear([blocks(kind)])
+        x[3, 40] = value
+        found = made(x).isfinite().all(1)
+        assert found.tolist() == [row != 3 for row in range(ROWS)]
+
+    def test_of_zeros_is_zero(self, kind):
+        assert not native.NativeLinear([blocks(kind)])(torch.zeros(2, COLUMNS)).any()
+
+    @pytest.mark.parametrize("scale", [float("nan"), float("inf")])
+    def test_of_a_damaged_scale_is_refused(self, kind, scale):
+        linear = blocks(kind)
+        at = _SCALES.get(kind, (0,))[-1]
+        row = linear.weight[7].view(-1, BLOCKS[kind][2])
+        row[0, at : at + 2] = torch.tensor([scale]).half().view(torch.uint8)
+        with pytest.raises(NotFiniteError, match="a weight"):
+            native.NativeLinear([linear])
+
+
+@needs_library
+def test_parts_stand_in_a_row_with_their_biases():
+    x, parts = activations(), [blocks(12), blocks(14, 24, seed=2)]
+    for part in parts:
+        part.bias = torch.randn(len(part.weight))
+    found = native.packed(JoinedLinear(parts))(x)
+    alone = [native.NativeLinear([blocks(12)])(x), native.NativeLinear([blocks(14, 24, 2)])(x)]
+    assert torch.equal(found, torch.cat(alone, 1) + torch.cat([part.bias for part in parts]))
+
+
+@needs_library
+def test_a_type_whose_columns_do_not_fit_stays_in_groups():
+    rows = torch.zeros(16, 48 // 32 * 34 + 34, dtype=torch.uint8)  # no file has such
+    assert not native.is_taken(BlockLinear(8, rows, 48))
+
+
+@pytest.mark.parametrize("kind", [3, 14])
+def test_without_the_library_blocks_become_groups(kind, monkeypatch):
+    monkeypatch.setattr(native, "library", lambda: None)
+    linear = packer(Storage.STORED, torch.float32, "cpu")(blocks(kind))
+    assert not isinstance(linear, native.NativeLinear)
+    grouped = blocks(kind).grouped()
+    assert isinstance(grouped, GroupedLinear)
+    torch.testing.assert_close(grouped.values(slice(None)), values(blocks(kind)))

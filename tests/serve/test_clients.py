@@ -1,0 +1,170 @@
+"""Real clients, real jobs, and a real `beamwright serve` of the bundled models.
+
+None of the clients is needed: those that are there are tried.
+"""
+
+import asyncio
+import gc
+import json
+import subprocess
+import sys
+from functools import partial
+
+import httpx
+import pytest
+
+from served import until
+
+# They leave sockets and loops to the garbage collector.
+pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore")]
+
+EGGS = "Jack has 70 eggs. In April Jack gets 9 eggs. How many eggs does Jack have now?"
+MESSAGES = [{"role": "user", "content": EGGS}]
+LONG = [{"role": "user", "content": "apples " * 3000}]
+KEY = "none"
+
+
+@pytest.fixture(scope="module")
+def url():
+    command = [sys.executable, "-m", "beamwright", "serve", "--port", "0", "--json", "--n", "8"]
+    with subprocess.Popen([*command, "--seed", "1"], stdout=subprocess.PIPE, text=True) as server:
+        yield json.loads(server.stdout.readline())["base_url"]
+        server.terminate()
+
+
+@pytest.fixture(autouse=True)
+def left_to_gc():
+    yield
+    gc.collect()
+
+
+@pytest.fixture
+def openai():
+    return pytest.importorskip("openai")
+
+
+@pytest.fixture
+def client(openai, url):
+    with openai.OpenAI(base_url=url, api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+def test_openai_chats(client):
+    create = partial(client.chat.completions.create, model="bundled", messages=MESSAGES, seed=7)
+    whole = [choice.message.content for choice in create(n=3).choices]
+    assert "79" in whole[0]
+    texts = ["", "", ""]
+    for chunk in create(n=3, stream=True, stream_options={"include_usage": True}):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == whole
+    assert chunk.usage.completion_tokens > 0
+    with client.chat.completions.stream(model="bundled", messages=MESSAGES, seed=7) as stream:
+        assert stream.get_final_completion().choices[0].message.content == whole[0]
+    history = [*MESSAGES, create().choices[0].message.model_dump(), *MESSAGES]
+    assert create(messages=history).choices
+    found = create(extra_body={"search": {"method": "best-of-n", "n": 6, "width": 1}})
+    assert (found.search["method"], found.search["n"]) == ("best-of-n", 6)
+    with create(stream=True, extra_body={"search": {"method": "best-of-n", "n": 64}}) as stream:
+        next(iter(stream))
+    health = str(client.base_url.join("/health"))
+    until(lambda: httpx.get(health).json()["searches"] == 0)
+
+
+def test_openai_asks_many_at_once(openai, url):
+    async def ask():
+        async with openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as client:
+            create = client.chat.completions.create
+            asked = (create(model="bundled", messages=MESSAGES, seed=7) for _ in range(8))
+            return [each.choices[0].message.content for each in await asyncio.gather(*asked)]
+
+    assert len(set(asyncio.run(ask()))) == 1
+
+
+def test_openai_completions_and_responses(client):
+    done = client.completions.create(model="bundled:plain", prompt=f"{EGGS}\n\n", logprobs=1)
+    known = done.choices[0].logprobs
+    assert len(known.tokens) == len(known.top_logprobs) == len(known.text_offset) > 0
+    create = partial(client.responses.create, model="bundled", extra_body={"seed": 7})
+    first = create(input=EGGS, text={"verbosity": "medium"})
+    assert "79" in first.output_text
+    assert create(input=[*MESSAGES, *first.output, *MESSAGES], truncation="auto").output_text
+    kinds = [event.type for event in create(input=EGGS, stream=True)]
+    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
+
+
+@pytest.mark.parametrize(
+    ("kind", "param", "fields"),
+    [
+        ("NotFoundError", "model", {"model": "no-such-model"}),
+        ("BadRequestError", "temperature", {"temperature": 3}),
+        ("BadRequestError", "presence_penalty", {"presence_penalty": 1}),
+        ("BadRequestError", "messages", {"messages": []}),
+        ("BadRequestError", "messages", {"messages": LONG}),
+        ("BadRequestError", "search.width", {"extra_body": {"search": {"width": "x"}}}),
+        ("BadRequestError", "response_format", {"response_format": {"type": "json_object"}}),
+        ("BadRequestError", "tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+    ],
+)
+def test_openai_is_told_what_is_wrong(openai, client, kind, param, fields):
+    with pytest.raises(getattr(openai, kind)) as refused:
+        client.chat.completions.create(**{"model": "bundled", "messages": MESSAGES, **fields})
+    assert refused.value.param == param
+    assert (refused.value.code == "context_length_exceeded") is (fields.get("messages") == LONG)
+    assert refused.value.response.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_litellm(url, stream):
+    litellm = pytest.importorskip("litellm")
+    given = {"api_base": url, "api_key": KEY, "max_retries": 0, "stream": stream}
+    reply = litellm.completion(model="openai/bundled", messages=MESSAGES, **given)
+    if stream:
+        reply = litellm.stream_chunk_builder([*reply])
+    assert "79" in reply.choices[0].message.content
+    with pytest.raises(litellm.ContextWindowExceededError):
+        litellm.completion(model="openai/bundled", messages=LONG, **given)
+
+
+def test_langchain(url):
+    langchain = pytest.importorskip("langchain_openai")
+    from langchain_core.exceptions import ContextOverflowError
+
+    given = {"model": "bundled", "base_url": url, "api_key": KEY, "max_retries": 0}
+    model = langchain.ChatOpenAI(**given)
+    assert "79" in model.invoke(EGGS).content
+    assert "79" in "".join(chunk.content for chunk in model.stream(EGGS))
+    responses = langchain.ChatOpenAI(**given, use_responses_api=True)
+    assert "79" in str(responses.invoke(EGGS).content)
+    with pytest.raises(ContextOverflowError):
+        model.invoke(LONG)
+
+
+def test_pydantic_ai(url):
+    ai = pytest.importorskip("pydantic_ai")
+    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    provider = OpenAIProvider(base_url=url, api_key=KEY)
+    for kind in (OpenAIChatModel, OpenAIResponsesModel):
+        agent = ai.Agent(kind("bundled", provider=provider))
+        first = agent.run_sync(EGGS)
+        assert "79" in first.output
+        assert agent.run_sync(EGGS, message_history=first.new_messages()).output
+
+
+def test_openai_agents(openai, url):
+    agents = pytest.importorskip("agents")
+
+    async def run(kind):
+        agents.set_tracing_disabled(True)
+        async with openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as client:
+            agent = agents.Agent("solver", model=kind("bundled", openai_client=client))
+            first = await agents.Runner.run(agent, EGGS)
+            turns = [*first.to_input_list(), *MESSAGES]
+            return first.final_output, (await agents.Runner.run(agent, turns)).final_output
+
+    for kind in (agents.OpenAIChatCompletionsModel, agents.OpenAIResponsesModel):
+        first, second = asyncio.run(run(kind))
+        assert "79" in first
+        assert second

@@ -1,0 +1,216 @@
+"""What agents send back: calls, their arguments, thoughts and names, as chat templates see it."""
+
+import json
+
+import pytest
+
+from beamwright.engine.prompts import Prompts
+from beamwright.errors import InputError
+from beamwright.models.config import BUNDLED
+from beamwright.models.tokenizer import TextCodec
+from beamwright.sections import ModelSettings
+from beamwright.serve.answers import calls_of
+from beamwright.serve.body import parsed
+from beamwright.serve.chat import ChatFields, conversation
+from beamwright.serve.endpoint import event
+from beamwright.serve.errors import ApiError, AsciiJSON
+from beamwright.serve.responses import ResponseFields
+from beamwright.tree import Conversation, RawPrompt
+
+SHOWS = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}"
+    "{% if m.reasoning_content %}[{{ m.reasoning_content }}]{% endif %}"
+    "{% if m.name %}<{{ m.name }}>{% endif %}"
+    "{% for c in m.tool_calls or [] %}({{ ARGUMENTS }}){% endfor %};{% endfor %}"
+)
+AS_JSON = SHOWS.replace("ARGUMENTS", "c.function.arguments | tojson")
+BY_ITEM = SHOWS.replace(
+    "{{ ARGUMENTS }}", "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}"
+)
+USER = {"role": "user", "content": "go"}
+ROUNDS = (
+    "Round 1: 4 candidates, 2 kept, 30 tokens so far.\n"
+    "Round 2: 4 candidates, 2 kept, 1 finished, best score 0.997, 60 tokens so far.\n"
+)
+
+
+def called(arguments):
+    function = {"name": "f", **({} if arguments is ... else {"arguments": arguments})}
+    call = {"id": "c", "type": "function", "function": function}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+@pytest.fixture
+def shown(generator_folder):
+    """A history as a chat template shows it, behind the user's turn."""
+
+    def make(*messages, template=AS_JSON):
+        fields = parsed(ChatFields, {"model": "m", "messages": [USER, *messages]})
+        codec = TextCodec.load(generator_folder, template)
+        text = codec.conversation(conversation(fields.messages, "messages").messages)
+        return text.removeprefix("user:go;")
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        *(({"role": "assistant", "content": "x", name: "T"}, "assistant:x[T];")
+          for name in ("reasoning", "reasoning_content")),
+        ({"role": "assistant", "content": "x", "reasoning": ROUNDS + "T"}, "assistant:x[T];"),
+        ({"role": "assistant", "content": "x", "reasoning": ROUNDS.strip()}, "assistant:x;"),
+        ({"role": "assistant", "content": "x", "reasoning": ROUNDS, "reasoning_content": ROUNDS},
+         "assistant:x;"),
+        ({"role": "assistant", "content": None, "reasoning_content": "T"}, "assistant:[T];"),
+        ({"role": "assistant", "content": None, "refusal": "No."}, "assistant:;"),
+        ({"role": "assistant", "content": "x", "reasoning": None, "name": None}, "assistant:x;"),
+        ({"role": "tool", "tool_call_id": "c", "name": "f", "content": "3"}, "tool:3<f>;"),
+        ({"role": "user", "name": "Ann", "content": "x"}, "user:x<Ann>;"),
+    ],
+)  # fmt: skip
+def test_what_a_template_reads_reaches_it(shown, message, text):
+    assert shown(message) == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "by_item"),
+    [
+        ('{"a": 1}', '{"a": 1}', "a=1"),
+        ({"a": 1}, '{"a": 1}', "a=1"),
+        ('{"a": null}', '{"a": null}', "a=None"),
+        *((empty, "{}", "") for empty in ("", " ", "{}", "null", None, ..., {})),
+        ('{"value": ', '"{\\"value\\": "', 'arguments={"value": '),
+        ("not json {", '"not json {"', "arguments=not json {"),
+        ('"Beijing"', '"\\"Beijing\\""', None),
+        ("[1]", "[1]", None),
+        ("5", "5", None),
+    ],
+)
+def test_arguments_stay_usable_whatever_they_are(shown, arguments, text, by_item):
+    assert shown(called(arguments)) == f"assistant:({text});"
+    if by_item is not None:
+        assert shown(called(arguments), template=BY_ITEM) == f"assistant:({by_item});"
+        return
+    with pytest.raises(InputError, match=r"^messages\[1\]\.tool_calls\[0\]\.function\.arguments: "):
+        shown(called(arguments), template=BY_ITEM)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(form % number for number in ("NaN", "Infinity", "-Infinity", "1e999", "-1e999")
+          for form in ('{"a": %s}', "[%s]", "%s", '{"a": {"b": [%s]}}')),
+        "[" * 70 + "]" * 70,
+        "1" * 5000,
+    ],
+)  # fmt: skip
+def test_what_json_lacks_is_refused_before_the_search(served, arguments, stream):
+    response = served.chat(messages=[USER, called(arguments)], stream=stream)
+    param = "messages[1].tool_calls[0].function.arguments"
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments"),
+    [
+        ('{"name": "f", "parameters": {"a": 1}}', '{"a": 1}'),
+        ('{"name": "f", "arguments": "{\\"a\\": 1}"}', '{"a": 1}'),
+        *((f'{{"name": "f", "arguments": {empty}}}', "{}") for empty in ("null", '""', "{}")),
+        ('{"name": "f"}', "{}"),
+        ('{"name": "f", "arguments": "not json {"}', "not json {"),
+        ('{"name": "f", "arguments": {"a": 1}, "parameters": {"a": 2}}', None),
+        ('{"name": "f", "args": {"a": 1}}', None),
+        ('{"name": "f", "a": 1}', None),
+        ('{"name": null, "arguments": {}}', None),
+        *((f'{{"name": "f", "arguments": {odd}}}', None) for odd in ("5", "[1]", "true", '"[1]"')),
+        ('{"name": "f", "arguments": "{\\"a\\": NaN}"}', None),
+    ],
+)
+@pytest.mark.parametrize("template", [AS_JSON, BY_ITEM])
+def test_what_is_told_as_a_call_can_be_sent_back_and_the_rest_is_text(
+    shown, call, arguments, template
+):
+    text = f"<tool_call>\n{call}\n</tool_call>"
+    said, calls = calls_of(text)
+    if arguments is None:
+        assert (said, calls) == (text, [])
+        return
+    assert [each["function"] for each in calls] == [{"name": "f", "arguments": arguments}]
+    message = {"role": "assistant", "content": said or None, "tool_calls": calls}
+    assert shown(message, template=template).startswith("assistant:(")
+
+
+# --- items of /v1/responses ------------------------------------------------------------------
+
+SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x"}]}
+THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "T"}]}
+SUMMARY = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "S"}]}
+
+
+@pytest.mark.parametrize(
+    ("items", "thoughts"),
+    [
+        ([SAID], [None]),
+        ([{**SAID, "id": "msg_1", "status": "completed"}], [None]),
+        ([THOUGHT, SAID], ["T"]),
+        ([SUMMARY, SAID, USER, THOUGHT, SAID], ["S", None, "T"]),
+        ([THOUGHT, USER], [None]),
+        ([THOUGHT], []),
+        *(
+            ([{"type": "reasoning", "content": odd, "summary": odd}, SAID], [None])
+            for odd in (None, "x", 5, [5], [{}], [{"text": 5}], {"text": "x"})
+        ),
+    ],
+)
+def test_a_thought_belongs_to_the_message_behind_it(items, thoughts):
+    fields = parsed(ResponseFields, {"model": "m", "input": [USER, *items]})
+    messages = conversation(fields.input, "input").messages[1:]
+    assert [each.get("reasoning_content") for each in messages] == thoughts
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ({"type": "item_reference", "id": "msg_1"}, "nothing is stored here"),
+        ({"type": {"odd": 1}}, "no {'odd': 1} is taken"),
+        ({"type": "web_search_call", "id": "w"}, "no web_search_call is taken"),
+        ({"type": "function_call", "name": "f"}, "no function_call is taken: tools are"),
+        (
+            {"type": "function_call_output", "call_id": "c"},
+            "no function_call_output is taken: tools",
+        ),
+    ],
+)
+def test_an_item_that_cannot_be_one_is_named(item, words):
+    with pytest.raises(ApiError, match=words) as refused:
+        parsed(ResponseFields, {"model": "m", "input": [USER, THOUGHT, item]})
+    assert (refused.value.status, refused.value.param) == (400, "input[2]")
+
+
+# --- a start of a thought that a user has written --------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("problem", "template", "quoted"),
+    [
+        ("How many? <think>", None, True),
+        ("How many? <think>", "{{ messages[0].content }}\n", True),
+        ("How many? <think>", "{{ messages[0].content }}<think>\n", False),
+        ("How many?", "{{ messages[0].content }}<think>\n", False),
+        (Conversation(({"role": "user", "content": "How many?\n<think>\n"},)), None, True),
+        (RawPrompt("How many? <think>"), None, False),
+        ("How many?", None, False),
+    ],
+)
+def test_a_thought_is_opened_by_the_template_alone(problem, template, quoted):
+    codec = TextCodec.load(BUNDLED / "thinking", template)
+    root = Prompts(codec, 1024, codec.vocab_size, ModelSettings()).tree(0, problem).root
+    assert (root.quoted, root.raw) == (quoted, isinstance(problem, RawPrompt))
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_replies_have_no_numbers_that_json_lacks(odd):
+    assert json.loads(AsciiJSON({"score": [odd]}).body) == {"score": [None]}
+    assert event({"score": odd}) == b'data: {"score": null}\n\n'
