@@ -7,7 +7,7 @@ PEERS  := .venv-peers
 # The default build of PyTorch; where the index offers a CPU build, pip takes what the range allows.
 TORCH  := torch>=2.11,<2.14
 
-.PHONY: help demo published test test-fast test-nightly test-cpus check dist-check docs stubs bench papers peers peers-setup gpu-check clean
+.PHONY: help demo published test test-lab test-fast test-nightly test-cpus check dist-check docs stubs bench papers peers peers-setup gpu-check clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -40,13 +40,19 @@ FAST := tests/tree tests/search tests/schedule tests/plan tests/kv tests/test_co
 published: $(BIN)/.installed-dev ## two published models for the tests, where the package index has them (350 MB)
 	$(BIN)/python -m beamwright_lab.models.published_files
 
-test: published ## install what tests need, and run what a contributor needs
-	$(PYTEST) -m "not nightly"
+# What only the lab and the pages promise has a suite of its own.
+LAB := tests/lab tests/test_docs.py tests/test_figures.py tests/test_log.py tests/test_notebooks.py
+
+test: published ## install what tests need, and test the package
+	$(PYTEST) -m "not nightly" tests $(LAB:%=--ignore=%)
+
+test-lab: published ## test the lab, every example of the pages, and the log
+	$(PYTEST) -m "not nightly" $(LAB)
 
 test-fast: $(BIN)/.installed-dev ## policies and KV alone, in less than a minute
 	$(PYTEST) $(FAST)
 
-test-nightly: published ## the rest: whole clusters, long matrices
+test-nightly: published ## tests of more than three seconds: clusters, long matrices, kernels compiled for cards
 	$(PYTEST) -m nightly
 
 # An Intel CPU with nothing newer than AVX2, as far as the libraries can tell.

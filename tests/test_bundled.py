@@ -62,6 +62,7 @@ def test_paths_end_by_themselves_with_an_answer(beam, problems):
     assert all(0 <= node.step_score <= 1 for node in tree.nodes() if node.parent)
 
 
+@pytest.mark.nightly
 def test_kv_on_the_tree_spares_the_verifier_most_of_its_tokens(solved):
     """Against re-encoding every path of every round, at n = 16 (at least 4 times fewer)."""
     spent = whole = 0

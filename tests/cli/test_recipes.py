@@ -97,6 +97,7 @@ def test_every_reading_of_asyncspade_selects_and_packs_change_nothing(solved):
     assert len({each.tree_hash for each in found.values()}) >= len(found) - 1
 
 
+@pytest.mark.nightly
 def test_chapter_4_samples_nothing_past_its_depth(make_solver):
     """No end-of-sequence sampling (thesis, 4.3.4)."""
     (path,) = [each for each in SHIPPED if each.stem == "decoupled_chapter4"]

@@ -228,6 +228,7 @@ def test_a_checkpoint_of_a_search_under_way(cli, checkpoint):
     assert "has not ended" in cli("verify", checkpoint).complaint
 
 
+@pytest.mark.nightly
 def test_a_folder_of_an_evaluation(cli, tmp_path):
     out = tmp_path / "out"
     cli("eval", "bundled:test", "--limit", "3", *SMALL, "--out", out)

@@ -126,6 +126,7 @@ def test_it_is_chosen_on_cuda_unless_nobody_wants_kernels(monkeypatch):
     assert not draws_in_kernel(cuda, "tree")
 
 
+@pytest.mark.nightly
 def test_the_kernels_compile_for_a_card_that_is_not_there():
     """With the accurate logarithm and quotient that torch has, for those that may win."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

@@ -80,7 +80,9 @@ def check_partial(error, finished):
         assert error.partial is None
 
 
-@pytest.mark.parametrize("how", HOW, ids=lambda how: "-".join(map(str, how.values())))
+@pytest.mark.parametrize(
+    "how", [*HOW[:2], pytest.param(HOW[2], marks=pytest.mark.nightly), HOW[3]], ids=str
+)
 def test_an_allocation_that_fails_anywhere(make_solver, monkeypatch, how):
     """A correct result or a clear error, whatever place in the code it is of."""
     ledger = FailingLedger(monkeypatch)

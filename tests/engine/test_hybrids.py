@@ -44,9 +44,8 @@ def test_paths_are_as_likely_as_transformers_says(folders, family):
     assert (found - said).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize(
-    "family", [FAMILIES[0], pytest.param(FAMILIES[1], marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("family", FAMILIES)
 def test_trees_are_the_same_on_every_schedule(folders, family, parked):
     options = {**SMALL, "dtype": exact_dtype()}
     with tiny_solver(folders[family], schedule="in-gpu", **options) as solver:

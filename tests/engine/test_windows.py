@@ -84,9 +84,8 @@ def test_trees_are_the_same_on_every_schedule(folder_of, kind, dtype):
         assert found.kv.h2d_bytes > 0
 
 
-@pytest.mark.parametrize(
-    "kind", ["1:1, 16", pytest.param("every layer, 16", marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["1:1, 16", "every layer, 16"])
 def test_recomputed_and_resumed_trees_are_the_same(folder_of, kind, tmp_path):
     options = {**LONG, "dtype": "float64"}
     solver = tiny_solver(folder_of(kind), schedule="in-gpu", **options)
@@ -109,7 +108,11 @@ def test_recomputed_and_resumed_trees_are_the_same(folder_of, kind, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param("1:1, 16", marks=pytest.mark.nightly), "5:1, 16", "every layer, 16"]
+    "kind",
+    [
+        *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("1:1, 16", "5:1, 16")),
+        "every layer, 16",
+    ],
 )
 def test_windows_save_memory(folder_of, kind):
     """Without, the same model holds all of every path in all layers."""

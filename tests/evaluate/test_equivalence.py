@@ -186,6 +186,7 @@ def test_one_thread_keeps_to_one_worker(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.nightly
 def test_a_real_tower_of_powers_costs_one_answer():
     before = set(threading.enumerate())
     with AnswerChecker(deadline_s=3) as checker:

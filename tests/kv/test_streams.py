@@ -227,6 +227,7 @@ def test_blocks_cross_a_card_s_link_in_one_launch(layout, direction):
     assert torch.equal(there.by_block.cpu(), wanted)
 
 
+@pytest.mark.nightly
 def test_the_kernel_compiles_for_cards_that_are_not_there():
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     found = subprocess.run(

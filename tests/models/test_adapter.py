@@ -310,14 +310,15 @@ def test_shapes_of_one_kind_differ_where_their_layers_do(write):
     assert one.kind != replace(one.shape, context=128)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("kind", "kv_dtype"),
     [
         ("gemma2", "int8"),
         ("gemma3n_text", "fp8"),
-        pytest.param("gemma3_text", "int8", marks=pytest.mark.nightly),
-        pytest.param("gemma3_text", "fp8", marks=pytest.mark.nightly),
-        pytest.param("gemma3n_text", "int8", marks=pytest.mark.nightly),
+        ("gemma3_text", "int8"),
+        ("gemma3_text", "fp8"),
+        ("gemma3n_text", "int8"),
     ],
 )
 def test_windows_sizes_and_shared_kv_in_8_bits(write, make_solver, kind, kv_dtype):

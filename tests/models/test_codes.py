@@ -177,6 +177,7 @@ def test_a_decoder_reads_codes_as_they_are():
     torch.testing.assert_close(*found, atol=2e-3, rtol=2e-3)
 
 
+@pytest.mark.nightly
 def test_the_kernels_compile_for_cards():
     """Without spills; in the loop codes come in copies of 16 bytes that are under way, nothing goes
     through shared memory on its way to the matrix unit, and nothing is waited for."""

@@ -69,13 +69,14 @@ tells_peak = pytest.mark.skipif(
 )
 
 
+@pytest.mark.nightly
 @tells_peak
 @pytest.mark.parametrize(
     ("weights", "dtype"),
     [
         ("auto", "bfloat16"),
-        pytest.param("auto", "float32", marks=pytest.mark.nightly),
-        pytest.param("int8", "bfloat16", marks=pytest.mark.nightly),
+        ("auto", "float32"),
+        ("int8", "bfloat16"),
     ],
 )
 def test_loading_holds_the_weights_and_copies_of_one_layer(folders, weights, dtype):
@@ -88,6 +89,7 @@ def test_loading_holds_the_weights_and_copies_of_one_layer(folders, weights, dty
     assert peak - before <= kept + 3 * in_float32
 
 
+@pytest.mark.nightly
 @tells_peak
 def test_a_tied_table_is_held_once(folders, tmp_path):
     """As the LM head; rows of the embedding are read from the file."""

@@ -62,6 +62,7 @@ def test_several_verifiers_score_what_a_server_writes(far_solver, verifier_folde
     engines.assert_nothing_allocated(several)
 
 
+@pytest.mark.nightly
 def test_drawn_trees_do_not_depend_on_who_else_is_asked_for(far_solver):
     texts = ["Ann has 3 apples.", "the thing", "1 + 12 =", "a b c"]
     together = far_solver().solve_many(texts)

@@ -102,6 +102,7 @@ def test_ctrl_c_ends_it_at_once_and_only_the_protocol_is_printed():
         assert server.stdout.read() == ""
 
 
+@pytest.mark.nightly
 def test_it_is_had_by_http_too():
     command = [*COMMAND, "--http", "--port", "0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:

@@ -63,6 +63,7 @@ def plain(head):
     return solved(head, drafts="off", speculation="off")
 
 
+@pytest.mark.nightly
 def test_training_reports_on_problems_that_it_has_not_seen(trained):
     file, report = trained
     assert sum(report["problems"].values()) == 24

@@ -248,7 +248,7 @@ class OpenAISource:
     async def _look(self, wanted: str) -> None:
         """The model's name there, its context, whether it is a search by another Beamwright, and
         the richest dialect that the server understands."""
-        answer = await self._told("models")
+        answer = await self._told("models", _MODELS_S)
         models = {text_of(model["id"]): model for model in answer["data"] or ()}
         name = wanted or (next(iter(models)) if len(models) == 1 else None)
         if name not in models and f"{name}:latest" in models:  # Ollama's names have a tag
@@ -281,7 +281,7 @@ class OpenAISource:
         said = self._http.failure(ValueError("; ".join(dict.fromkeys(refusals))))
         raise InputError(f"{self._option}: {said}")
 
-    async def _told(self, path: str, most_s: float = _MODELS_S) -> Any:
+    async def _told(self, path: str, most_s: float) -> Any:
         """What it says of itself."""
         return await self._http.whole("GET", path, most_s, _MODELS_BYTES)
 

@@ -122,13 +122,8 @@ def compiled(tmp_path):
     return compile_for
 
 
-@pytest.mark.parametrize(
-    "kinds",
-    [
-        ("_all", "_fp8", "_wide_int8"),  # between them, every branch and both widths
-        pytest.param(("", "_wide", "_int8"), marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("kinds", [("_all", "_fp8", "_wide_int8"), ("", "_wide", "_int8")])
 def test_the_kernels_compile_for_a_card_that_is_not_there(compiled, kinds):
     """The interpreter does not check types as the compiler does. An RTX 30 has 99 KiB to share."""
     report = compiled("86", *kinds)
@@ -143,6 +138,7 @@ def test_the_kernels_compile_for_a_card_that_is_not_there(compiled, kinds):
     assert report["on_cpu"].startswith("Triton compiles for CUDA, not for cpu")
 
 
+@pytest.mark.nightly
 def test_copies_are_a_tile_ahead_and_three_programs_share_a_multiprocessor(compiled):
     """Of an H100, with 64 Ki registers and 227 KiB to share. A program has four warps."""
     report = compiled("90", "")

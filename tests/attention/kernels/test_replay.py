@@ -61,6 +61,7 @@ def test_a_replayed_search_has_the_bits_of_the_plain_loop(monkeypatch):
     assert (replay.num_recorded, replay.num_played) == (1, 4 * SMALL["max_rounds"] - 1)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the solver of this test is on the CPU")
 def test_a_row_that_joins_needs_no_new_tape(monkeypatch):
     """Three at a time: as one leaves another joins, beside rows that are in mid-step."""
@@ -82,6 +83,7 @@ def test_rows_that_pad_the_batch_change_no_bits(monkeypatch):
     assert [*solver._machinery.batch._rows._buffers] == [16]
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the solver of this test is on the CPU")
 def test_a_step_that_is_begun_ahead_writes_where_it_is_read(monkeypatch):
     """Its token is the first of a block that the iteration before it had no need of."""
