@@ -37,11 +37,13 @@ typedef struct {
     int block;  /* bytes of the file's block */
 } Kind;
 
-/* Numbers are GGUF's: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K. */
+/* Numbers are GGUF's: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K; the last three are ours: codes
+ * of 4 bits in groups of 32, 64, 128 columns, then their scale and minimum. */
 static const Kind KINDS[] = {
     [2] = {4, 8, 1, 0, 0, 18},   [3] = {4, 0, 1, 0, 1, 20},   [6] = {5, 16, 1, 0, 0, 22},
     [7] = {5, 0, 1, 0, 1, 24},   [8] = {8, 128, 1, 0, 0, 34}, [12] = {4, 0, 8, 1, 1, 144},
     [13] = {5, 0, 8, 1, 1, 176}, [14] = {6, 32, 8, 2, 0, 210},
+    [48] = {4, 0, 1, 0, 1, 20},  [49] = {4, 0, 2, 0, 1, 36},  [50] = {4, 0, 4, 0, 1, 68},
 };
 #define NUM_KINDS ((int)(sizeof KINDS / sizeof *KINDS))
 
@@ -88,6 +90,15 @@ static void nibbles(const uint8_t *from, int run, int count, uint8_t *codes) {
     }
 }
 
+static void pairs(const uint8_t *from, int bytes, Block *block) {
+    for (int at = 0; at < bytes; at++) {
+        block->codes[2 * at] = from[at] & 15;
+        block->codes[2 * at + 1] = from[at] >> 4;
+    }
+    block->scale = half_at(from + bytes);
+    block->low = half_at(from + bytes + 2);
+}
+
 static void fifth_bits(const uint8_t *from, uint8_t *codes) {
     for (int at = 0; at < 32; at++) codes[at] |= (uint8_t)((from[at / 8] >> at % 8 & 1) << 4);
 }
@@ -127,6 +138,8 @@ static void read_block(int number, const uint8_t *from, Block *block) {
         }
         memcpy(block->factors, from + 192, 16);
         block->scale = half_at(from + 208);
+        break;
+    default: pairs(from, KINDS[number].block - 4, block);
     }
 }
 

@@ -1,7 +1,7 @@
 /* A decoder's step: layers of one token for each row, with nothing between their products.
  *
- * Everything is in float32 but keys and values, which may be bfloat16. What a row gets depends on
- * its own tokens alone: scores, weights and sums follow the path, however it is cut into segments,
+ * Everything is in float32 but what attention reads and gives, which may be bfloat16. What a row gets
+ * depends on its own tokens alone: scores, weights and sums follow the path, however it is cut into segments,
  * and wherever those are. As in products, every instruction set runs the same operations.
  */
 #include "products.h"
@@ -240,6 +240,11 @@ typedef struct {
     float *scores[QUERIES], *out[QUERIES];
 } Asked;
 
+/* Queries and what they get are rounded as keys are: so has it who attends between two calls. */
+static float kept(float value, int64_t narrow) {
+    return narrow ? from_bfloat16(to_bfloat16(value)) : value;
+}
+
 static int64_t own_tokens(const Attention *seen, int64_t row) { return seen->ends[row] + 1; }
 
 static Place place_of(const Attention *seen, int64_t row, int64_t number) {
@@ -318,7 +323,7 @@ static void attend(void *given, int64_t number) {
             const float *from =
                 step->pass->turned + (at * (model->heads + 2 * model->kv_heads) + head) * width;
             float *query = memory + count * room + q * width;
-            for (int64_t i = 0; i < width; i++) query[i] = from[i] * scale;
+            for (int64_t i = 0; i < width; i++) query[i] = kept(from[i], seen->narrow) * scale;
             asked.query[q] = query;
             asked.scores[q] = memory + q * room + asked.lead[row];
             asked.out[q] = step->pass->context + (at * model->heads + head) * width;
@@ -335,7 +340,8 @@ static void attend(void *given, int64_t number) {
         }
     walk(&asked, 1);
     for (int64_t q = 0; q < count; q++)
-        for (int64_t i = 0; i < width; i++) asked.out[q][i] /= sums[q];
+        for (int64_t i = 0; i < width; i++)
+            asked.out[q][i] = kept(asked.out[q][i] / sums[q], seen->narrow);
     free(memory);
 }
 

@@ -59,6 +59,7 @@ PRECISIONS = {"auto": {}, "int8": {"dtype": "float32", "weights": "int8"}}
 VARIANTS = {
     "in-gpu, in threes": (1.0, {"schedule": "in-gpu", "max_batch": 3}),
     "60 %, locality, grouped": (0.6, {"schedule": "locality", "batching": "grouped"}),
+    "60 %, layerwise": (0.6, {"schedule": "layerwise"}),
     "35 %, speculation": (0.35, {"speculation": "exact"}),
     "least": (0.0, {}),
 }

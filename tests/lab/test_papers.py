@@ -9,7 +9,7 @@ from beamwright_lab.checks import papers
 from engines import exact_dtype
 
 PROBLEMS = [(f"p{k}", f"Ann has {k + 3} apples. She eats {k % 3}.") for k in range(3)]
-SUITE, NIGHT, SEED = 4, 200, 1
+SUITE, NIGHT, SEED = 4, 60, 1
 
 
 @pytest.fixture

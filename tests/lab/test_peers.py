@@ -37,9 +37,7 @@ def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "vocab_size": 1000,
         "max_position_embeddings": 256,
     }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(models, "_LARGE_SIZES", sizes)
-        models._write_large(folder)
+    models._write_large(folder, sizes)
     return folder
 
 
@@ -50,7 +48,9 @@ def test_flops_of_one_prompt_and_its_paths():
     assert whole == decode_flops(shape, 1 + 4 * 2, 1 + 4 * (2 + 3))
 
 
-@pytest.mark.parametrize(("mix", "most"), [("BF16", 0.0), ("Q8_0", 0.6 / 127)])
+@pytest.mark.parametrize(
+    ("mix", "most"), [("BF16", 0.0), ("Q8_0", 0.6 / 127), ("Q5_K_M", 0.6 / 15)]
+)
 def test_the_file_for_llama_cpp_holds_the_folders_weights(small_folder, mix, most):
     file = half_billion.gguf_file(small_folder, mix)
     written, source = open_checkpoint(file), open_checkpoint(small_folder)

@@ -5,9 +5,10 @@ import torch
 
 from beamwright.errors import NotFiniteError
 from beamwright.models import native
+from beamwright.models.decoder import Linear
 from beamwright.models.formats.gguf import PARTS, BlockLinear
 from beamwright.models.formats.header import BLOCKS
-from beamwright.models.grouped import GroupedLinear, JoinedLinear
+from beamwright.models.grouped import GroupedLinear, JoinedLinear, as_grouped
 from beamwright.models.linear import packer
 from beamwright.plan.costs import Storage
 
@@ -96,6 +97,39 @@ class TestProduct:
         row[0, at : at + 2] = torch.tensor([scale]).half().view(torch.uint8)
         with pytest.raises(NotFiniteError, match="a weight"):
             native.NativeLinear([linear])
+
+
+@needs_library
+@torch.inference_mode()
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_groups_of_4_bits_are_multiplied_as_they_are(group):
+    x, bias = activations(), torch.randn(OUTPUTS)
+    grouped = as_grouped(torch.randn(OUTPUTS, COLUMNS), group)
+    grouped.bias = bias
+    made = native.packed(grouped)
+    assert isinstance(made, native.NativeLinear)
+    expected = in_8_bits(x) @ grouped.values(slice(None)).double().T + bias
+    torch.testing.assert_close(made(x).double(), expected, rtol=1e-5, atol=1e-4)
+    for number in range(native.library().bw_best() + 1):
+        assert torch.equal(native.NativeLinear([grouped], number)(x[:3]), made(x)[:3])
+    size = -(-OUTPUTS // 16) * 16 * COLUMNS // group * (group // 2 + 4)
+    assert made.weight.nbytes == size
+    padded = as_grouped(torch.randn(OUTPUTS, COLUMNS - 16), group)
+    assert native.packed(padded) is padded  # its last group's columns are not all columns
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_are_rounded_to_blocks_of_8_bits_as_gguf_has_them(dtype):
+    weight = torch.randn(OUTPUTS, COLUMNS).to(dtype)
+    weight[3, 32:64] = 0
+    rounded = native.in_bytes(Linear(weight, torch.ones(OUTPUTS, dtype=dtype)))
+    step = weight.float().view(OUTPUTS, -1, 32).abs().amax(2, keepdim=True) / 127
+    off = (values(rounded) - weight.float()).view(OUTPUTS, -1, 32).abs()
+    assert (off <= step * (0.5 + 127 * 2.0**-11)).all()  # the scale has 11 bits
+    assert rounded.kind == 8
+    assert torch.equal(rounded.bias, torch.ones(OUTPUTS, dtype=dtype))
+    other = Linear(weight[:, :40])
+    assert native.in_bytes(other) is other
 
 
 @needs_library

@@ -9,7 +9,6 @@ from beamwright.kv.segments import PathPart
 from beamwright.library import library
 from beamwright.models import native
 from beamwright.models.dense import DenseDecoder
-from beamwright.models.formats.gguf import BlockLinear
 from beamwright.models.named import shape_from_text
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.session import DecodeSession
@@ -22,19 +21,11 @@ SHAPES = {
     "qwen3": "qwen3,layers=2,hidden=96,heads=6,kv_heads=2,intermediate=96,vocab=96,context=256",
     "qwen2": "qwen2,layers=2,hidden=64,heads=4,kv_heads=1,intermediate=96,vocab=96,context=256",
 }
-Q8_0 = 8
 
 
 def in_blocks(linear):
     """The same projection, rounded to blocks of 8 bits."""
-    rows, columns = linear.weight.shape
-    blocks = linear.weight.float().view(rows, -1, 32)
-    scale = (blocks.abs().amax(-1, keepdim=True) / 127).half()
-    codes = (blocks / scale.float()).round().to(torch.int8)
-    stored = torch.cat([scale.view(torch.uint8), codes.view(torch.uint8)], dim=-1).view(rows, -1)
-    made = BlockLinear(Q8_0, stored, columns, "a weight")
-    made.bias = linear.bias
-    return native.NativeLinear([made])
+    return native.packed(native.in_bytes(linear))
 
 
 def random_decoder(text, dtype=torch.float32):
@@ -81,10 +72,13 @@ def test_is_what_torchs_operations_give(named):
     assert middle < 1e-4  # but where an activation is rounded to another of the 8 bits
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("named", SHAPES)
 @torch.inference_mode()
-def test_has_the_same_bits_by_layers_instruction_sets_threads_and_batches(named, monkeypatch):
-    decoder = random_decoder(SHAPES[named])
+def test_has_the_same_bits_by_layers_instruction_sets_threads_and_batches(
+    named, dtype, monkeypatch
+):
+    decoder = random_decoder(SHAPES[named], dtype)
     found = decoded(decoder)
     assert torch.equal(found, decoded(decoder, described=False))
     assert torch.equal(found[:, :2], decoded(decoder, rows=2))
@@ -122,7 +116,7 @@ def test_many_rows_are_opened_in_parts():
 
 
 @torch.inference_mode()
-def test_bfloat16_is_that_of_keys_and_values_alone():
+def test_bfloat16_is_that_of_attention_alone():
     narrow, wide = (
         random_decoder(SHAPES["qwen3"], dtype) for dtype in (torch.bfloat16, torch.float32)
     )

@@ -88,6 +88,7 @@ CELLS: Mapping[str, Options] = {
     "auto": {},
     "locality": {"schedule": "locality"},
     "grouped": {"batching": "grouped"},
+    "layerwise": {"schedule": "layerwise"},
     "parked": {"batching": "continuous"},
     "speculation": {"speculation": "exact"},
     "resumed": {"resumes": True},

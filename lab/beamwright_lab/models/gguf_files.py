@@ -5,13 +5,24 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
 _ALIGNMENT = 32
-_KINDS = {"F32": 0, "Q5_0": 6, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14, "BF16": 30}
+_KINDS = {"F32": 0, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8}
+_KINDS |= {"Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "BF16": 30}
+MIXES = {
+    "BF16": ("BF16", "BF16"),
+    "Q8_0": ("Q8_0", "Q8_0"),
+    "Q4_K_M": ("Q4_K", "Q6_K"),
+    "Q5_K_M": ("Q5_K", "Q6_K"),
+    "Q6_K": ("Q6_K", "Q6_K"),
+}
+"""What a file's matrices are in, and what those that need more bits."""
+_SHORT = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}  # for widths that have no long blocks
 _LONG_BLOCK = 256
 _NAMES = {
     **{"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"},
@@ -40,23 +51,35 @@ def q5_0(blocks: torch.Tensor) -> torch.Tensor:
     return torch.cat([_bytes(scale), upper.to(torch.uint8), lower.to(torch.uint8)], dim=1)
 
 
-def q4_k(blocks: torch.Tensor) -> torch.Tensor:
-    parts = blocks.view(-1, 8, 32)
+def q5_1(blocks: torch.Tensor) -> torch.Tensor:
+    low, high = blocks.aminmax(dim=-1, keepdim=True)
+    ends = [((high - low) / 31).half(), low.half()]
+    codes = ((blocks - ends[1]) / ends[0].float().clamp(min=1e-12)).round().clamp(0, 31).long()
+    upper = ((codes >> 4).view(-1, 4, 8) << torch.arange(8)).sum(-1)
+    lower = codes[:, :16] & 15 | (codes[:, 16:] & 15) << 4
+    return torch.cat([*map(_bytes, ends), upper.to(torch.uint8), lower.to(torch.uint8)], dim=1)
+
+
+def q_k(bits: int, blocks: torch.Tensor) -> torch.Tensor:
+    """Q4_K or Q5_K."""
+    parts, most = blocks.view(-1, 8, 32), 2**bits - 1
     low = (-parts.amin(-1)).clamp(min=0)
-    step = (parts.amax(-1) + low).clamp(min=0) / 15
+    step = (parts.amax(-1) + low).clamp(min=0) / most
     whole = [(each.amax(-1, keepdim=True) / 63).half() for each in (step, low)]
     scales, lows = (
         (each / unit.float().clamp(min=1e-12)).round().clamp(0, 63).long()
         for each, unit in zip((step, low), whole, strict=True)
     )
     real = (scales * whole[0].float())[..., None].clamp(min=1e-12)
-    codes = ((parts + (lows * whole[1].float())[..., None]) / real).round().clamp(0, 15).long()
+    codes = ((parts + (lows * whole[1].float())[..., None]) / real).round().clamp(0, most).long()
     first, later = (scales[:, :4], lows[:, :4]), (scales[:, 4:], lows[:, 4:])
     six = [each | rest >> 4 << 6 for each, rest in zip(first, later, strict=True)]
     packed = torch.cat([*six, later[0] & 15 | (later[1] & 15) << 4], dim=1)
-    pairs = codes.view(-1, 4, 2, 32)
+    fifth = ((codes >> 4) << torch.arange(8)[:, None]).sum(1)
+    pairs = (codes & 15).view(-1, 4, 2, 32)
     nibbles = (pairs[:, :, 0] | pairs[:, :, 1] << 4).flatten(1)
-    return torch.cat([*map(_bytes, whole), packed.to(torch.uint8), nibbles.to(torch.uint8)], dim=1)
+    planes = [packed, *[fifth] * (bits - 4), nibbles]
+    return torch.cat([*map(_bytes, whole), *(each.to(torch.uint8) for each in planes)], dim=1)
 
 
 def q6_k(blocks: torch.Tensor) -> torch.Tensor:
@@ -76,7 +99,9 @@ def q6_k(blocks: torch.Tensor) -> torch.Tensor:
 QUANTISE: Mapping[str, tuple[int, Callable[[torch.Tensor], torch.Tensor]]] = {
     "Q5_0": (32, q5_0),
     "Q8_0": (32, q8_0),
-    "Q4_K": (_LONG_BLOCK, q4_k),
+    "Q5_1": (32, q5_1),
+    "Q4_K": (_LONG_BLOCK, partial(q_k, 4)),
+    "Q5_K": (_LONG_BLOCK, partial(q_k, 5)),
     "Q6_K": (_LONG_BLOCK, q6_k),
 }
 """Values of a block, and blocks float32 [n, values] to bytes [n, bytes]."""
@@ -86,12 +111,10 @@ def kind_of(name: str, weight: torch.Tensor, mix: str) -> str:
     """The type of a tensor of such a file; widths that have no long blocks fall back."""
     if weight.dim() == 1:
         return "F32"
-    if mix in ("BF16", "Q8_0"):
-        return mix
-    finer = any(part in name for part in ("token_embd", "output", "attn_v", "ffn_down"))
-    if weight.shape[-1] % _LONG_BLOCK:
-        return "Q8_0" if finer and "attn_output" not in name else "Q5_0"
-    return "Q6_K" if finer and "attn_output" not in name else "Q4_K"
+    parts = "token_embd", "output.", "attn_v", "ffn_down"
+    finer = any(part in name for part in parts) and "attn_output" not in name
+    kind = MIXES[mix][finer]
+    return _SHORT.get(kind, kind) if weight.shape[-1] % _LONG_BLOCK else kind
 
 
 def written_text(value: str) -> bytes:
@@ -166,7 +189,7 @@ def called(name: str) -> str:
 
 
 def write_gguf(folder: Path, file: Path, mix: str) -> None:
-    """A qwen2 checkpoint's folder as one file. mix: "BF16", "Q8_0" or "Q4_K_M"."""
+    """A qwen2 checkpoint's folder as one file. mix: of `MIXES`."""
     from safetensors import safe_open
 
     with safe_open(folder / "model.safetensors", framework="pt") as source, open(file, "wb") as out:

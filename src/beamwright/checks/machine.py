@@ -21,7 +21,7 @@ from beamwright.engine.threads import SMALL_PARAMETERS, threads_for
 from beamwright.library import instructions
 from beamwright.models.decoder import FEW_ROWS, ROW_MULTIPLE, TILE_ROWS, Linear
 from beamwright.models.dense import DenseDecoder
-from beamwright.models.linear import PackedLinear, multiplies_int8, packer, prepack
+from beamwright.models.linear import PackedLinear, packer, prepack
 from beamwright.models.named import shape_from_text
 from beamwright.models.weights import random_weights
 from beamwright.plan.costs import Storage
@@ -34,7 +34,6 @@ _DECODE_OPS_PER_LAYER = 35
 _SHAPE = "llama,layers=1,hidden=128,heads=4,kv_heads=2,intermediate=384,vocab=512,context=256"
 _FLOAT32 = ("avx512_f", "avx2")
 _BFLOAT16 = ("amx_bf16", "avx512_bf16", "avx_ne_convert", "arm_bf16", "bf16")
-_INT8 = ("amx_int8", "avx512_vnni", "avx_vnni", "i8mm")
 
 
 def inspect_machine() -> dict[str, Any]:
@@ -78,11 +77,8 @@ def products_used() -> dict[str, Any]:
         packed = isinstance(prepack(Linear(torch.ones(64, 64, dtype=dtype))), PackedLinear)
         named = str(dtype).removeprefix("torch.")
         found[named] = _named("oneDNN, packed" if packed else "torch's own", best)
-    if multiplies_int8():
-        found["int8"] = _named("oneDNN, activations in 8 bits", _INT8)
-    else:
-        found["int8"] = _TURNED_BACK
-    found["gguf"] = instructions() or _TURNED_BACK + ": installed without a C compiler"
+    codes = instructions() or _TURNED_BACK + ": installed without a C compiler"
+    found |= dict.fromkeys(("int8", "int4", "gguf"), codes)
     decoder = _small_decoder()
     decoder.least_rows = 1 if decoder.takes_one_row else FEW_ROWS
     exact = batches_are_exact(decoder, make_attention("tree"))

@@ -27,7 +27,7 @@ from beamwright.models.formats import StoredWeights
 from beamwright.models.formats.gguf import BlockLinear
 from beamwright.models.formats.rows import StoredRows
 from beamwright.models.grouped import GroupedLinear, check_size, joined
-from beamwright.models.linear import quantise_linear
+from beamwright.models.linear import head_linear, quantise_linear
 from beamwright.models.native import is_taken
 from beamwright.models.survey import Survey
 from beamwright.models.weights import Placing, check_finite, give_back
@@ -226,7 +226,8 @@ class _Loader:
             return
         placed = self._cast(name, value)
         if name == self._head:
-            self._keep(module, leaf, placing.pack(Linear(placed)), name)
+            head = head_linear(Linear(placed), placing.storage)
+            self._keep(module, leaf, placing.pack(head), name)
         elif name in self._found.products:
             quantised = placing.storage if self._found.quantises(name) else Storage.PLAIN
             self._keep(module, leaf, placing.pack(quantise_linear(Linear(placed), quantised)), name)

@@ -1,10 +1,9 @@
 """Projections in codes of 4 or 8 bits with a scale for each group of columns.
 
 `GroupedLinear` is the form: what quantised checkpoints have, and what plain weights are rounded to.
-On a CPU 4 bits are multiplied by torch's own kernel in bfloat16, two to three times as fast as
-float32 for a row or a few; its rows do not see each other. Otherwise
-tiles are turned back and multiplied while they are in a core's cache. The operators are private to
-torch, so they are tried, and compared, before they are trusted.
+On a CPU the library in C multiplies 4 bits as they are (`models.native`). Otherwise tiles are
+turned back and multiplied while they are in a core's cache. The operators are private to torch, so
+they are tried, and compared, before they are trusted.
 """
 
 from __future__ import annotations
@@ -24,13 +23,12 @@ _NARROW = 4
 _ENDS = {4: torch.float16, 8: torch.float32}  # what scale and low are kept in, by the codes' bits
 _LEAST_SCALE = 2.0**-24  # of float16
 _TILE_ROWS = 16
-_PACKED_ROWS = 64
 _CACHED_VALUES = 1 << 18  # 1 MiB
 UNPACK = {
     4: torch.ops.quantized.embedding_bag_4bit_unpack,
     8: torch.ops.quantized.embedding_bag_byte_unpack,
 }
-_BLOCK_VALUES = 1 << 20  # quantised, or packed, at a time
+_BLOCK_VALUES = 1 << 20  # quantised at a time
 
 
 # --- products by oneDNN, whose rows have the same bits at any batch (docs/concepts/sameness.md) ---
@@ -101,6 +99,11 @@ class GroupedLinear(Linear):
             grouped = grouped[..., ::2] | grouped[..., 1::2] << bits
         ends = torch.stack([scale, low], dim=-1).to(_ENDS[bits]).view(torch.uint8)
         return cls(bits, torch.cat([grouped, ends], dim=-1), columns)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether codes have 4 bits."""
+        return self.bits == _NARROW
 
     @property
     def size(self) -> tuple[int, int]:
@@ -193,62 +196,6 @@ def turns_back(bits: int, width: int) -> bool:
         return torch.equal(UNPACK[bits](table.flatten(0, 1)), turned_back(table, bits))
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
-
-
-class PackedInt4Linear(Linear):
-    """Codes of 4 bits in the order of torch's kernel for CPUs, whose rows do not see each other.
-
-    What is multiplied is rounded to bfloat16, as is the product, and of a group the scale and the
-    value of code 8.
-    """
-
-    def __init__(self, grouped: GroupedLinear) -> None:
-        codes, ends = _split(grouped.weight, _NARROW)
-        count = max(1, _BLOCK_VALUES // grouped.columns // _PACKED_ROWS) * _PACKED_ROWS
-        blocks = (torch.stack([part & _LEVELS, part >> _NARROW], -1) for part in codes.split(count))
-        pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
-        super().__init__(torch.cat([pack(each.flatten(1).int(), 1) for each in blocks]))
-        self.group, self.padded = 2 * codes.shape[-1], 2 * codes[0].numel()
-        scale, low = ends.float().unbind(-1)
-        self.scale = torch.stack([scale, low + 8 * scale], -1).transpose(0, 1).bfloat16()
-        self.scale, self.bias = self.scale.contiguous(), grouped.bias
-
-    @property
-    def form(self) -> tuple[object, ...]:
-        return type(self), self.group
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """The product in x's dtype."""
-        rounded = F.pad(x, (0, self.padded - x.shape[-1])).bfloat16()
-        product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
-            rounded, self.weight, self.group, self.scale
-        )
-        product = product.to(x.dtype)
-        return product if self.bias is None else product.add_(self.bias)
-
-
-@cache
-def multiplies_int4(group: int) -> bool:
-    """Whether torch's kernel for codes of 4 bits is here, right, and the same at any batch."""
-    draws = torch.Generator().manual_seed(0)
-    grouped = as_grouped(torch.randn(64, 4 * group, generator=draws), group)
-    x = torch.randn(33, 4 * group, generator=draws)
-    try:
-        packed, expected = PackedInt4Linear(grouped), grouped(x)
-        found = packed(x)
-        same = all(torch.equal(packed(x[:count]), found[:count]) for count in (1, 2, 7, 8, 16))
-    except (RuntimeError, AttributeError, NotImplementedError):
-        return False
-    return same and bool((found - expected).abs().max() < 0.02 * expected.abs().max())
-
-
-def int4_packed(linear: Linear) -> Linear:
-    """The same projection for torch's kernel, where it has 4 bits and a form that this takes."""
-    if isinstance(linear, JoinedLinear):
-        return JoinedLinear([int4_packed(part) for part in linear.parts])
-    if not isinstance(linear, GroupedLinear) or linear.bits != _NARROW or len(linear.weight) % 16:
-        return linear
-    return PackedInt4Linear(linear) if multiplies_int4(linear.group) else linear
 
 
 class JoinedLinear(Linear):

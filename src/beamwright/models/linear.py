@@ -1,21 +1,18 @@
-"""Projections as they are kept and multiplied: packed by oneDNN, in int8, in int4.
+"""Projections as they are kept and multiplied: plain ones packed by oneDNN, in int8, in int4.
 
 *oneDNN.* `torch.nn.functional.linear` goes to MKL on a CPU. MKL packs the weights in each call,
 which for a few dozen rows costs as much as the product, hardly uses a second core
 (docs/log/2026-11-21-operators-and-layout.md), and takes another kernel, with other last bits, for
 another number of rows: on some CPUs at 8, on others at any. oneDNN's products were batch-invariant
 on every CPU tried (docs/concepts/sameness.md), but for bfloat16 where a CPU multiplies tiles (AMX).
-Sums of int8 are exact, so they are anywhere. The operators are private to torch, so they are tried,
-and compared, before they are trusted.
+The operators are private to torch, so they are tried, and compared, before they are trusted.
 
-*int8* is symmetric, one scale per row. Where a CPU multiplies int8 exactly it ends as oneDNN's
-(`packer`), and the LM head with it: activations are then rounded to 8 bits, too.
-
-*int4* has a scale and a zero point per group of 64 columns, or of as many as a quantised checkpoint
-has. On a CPU torch's own kernel multiplies it, in bfloat16.
+*int8* is symmetric, with a scale for each block of 32 columns on a CPU, the LM head too, and one
+per row on a card. *int4* has a scale and a zero point per group of 64 columns, or of as many as a
+quantised checkpoint has. On a CPU the library in C multiplies both (`models.native`).
 
 On a card kernels of ours read both as they are (`codes`, `streaming`). Where nothing does, in
-float64 for one, `GroupedLinear` is turned back tile by tile. Sizes are counted in `plan.costs`.
+float64 for one, weights are turned back tile by tile. Sizes are counted in `plan.costs`.
 """
 
 from __future__ import annotations
@@ -25,7 +22,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,20 +34,17 @@ from beamwright.models.grouped import (
     JoinedLinear,
     as_grouped,
     close,
-    int4_packed,
     invariant_linear,
     joined,
     multiply,
 )
-from beamwright.models.native import as_groups, packed
+from beamwright.models.native import as_groups, in_bytes, packed, takes_blocks
 from beamwright.plan.costs import GROUPED_TILE_VALUES, Storage
 
 _REMARKS = ("torchao", "torch.utils._pytree", "transformers")
 _ROWS_HINT = 64
-_OUTPUTS = 16384  # of one product in 8 bits
 _PROBED = 256  # outputs; their number decides about no order of sums
 _BYTE_ZERO = 128
-_BYTE_MOST = 127
 _BYTE_RANGE = 255
 _BLOCK_VALUES = 1 << 20  # quantised at a time: in float32, with copies
 
@@ -94,72 +87,6 @@ def one_row_is_alike(outputs: int, columns: int, dtype: torch.dtype) -> bool:
     return torch.equal(multiply(x, packed, None), torch.cat(alone))
 
 
-class PackedInt8Linear(Linear):
-    """A projection in int8 with a scale per row of weights, in oneDNN's order.
-
-    A row of activations is rounded to 8 bits, too, with a scale of its own: largest to 127. The
-    sums are exact integers, so a row's bits do not depend on the batch, nor on the CPU.
-    Of an LM head a part at a time is multiplied: float32 products [64, 150,000] are 40 MB that
-    three passes would read, and fresh pages each time, which takes as long as the sums.
-    weight: int8 [out, in]; scale: float32 [out].
-    """
-
-    takes_one_row = True
-
-    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None) -> None:
-        biases = [None] * len(weight) if bias is None else bias.split(_OUTPUTS)
-        zeros = torch.zeros(len(scale), dtype=torch.long)
-        sizes = (each.split(_OUTPUTS) for each in (weight, scale, zeros))
-        self._parts = [
-            (torch.ops.onednn.qlinear_prepack(part, None), scales.contiguous(), zeros, bias_part)
-            for part, scales, zeros, bias_part in zip(*sizes, biases, strict=False)
-        ]
-        super().__init__(self._parts[0][0], bias)
-        self._outputs = len(scale)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """The product [rows, out] in x's dtype."""
-        rounded, row_scale = to_bytes(x)
-        products = (_int8_product(rounded, row_scale, part) for part in self._parts)
-        if len(self._parts) == 1:
-            return next(products).to(x.dtype)
-        found = x.new_empty(len(x), self._outputs)
-        for kept, product in zip(found.split(_OUTPUTS, 1), products, strict=True):
-            kept.copy_(product)
-        return found
-
-
-def _int8_product(rounded: Tensor, row_scale: Tensor, part: Any) -> Tensor:
-    """In float32. part: weight, scale, zeros and bias of some outputs."""
-    *kept, bias = part
-    how: Any = 1.0, 0, torch.float32, "none", [], ""
-    qlinear = torch.ops.onednn.qlinear_pointwise
-    product: Tensor = qlinear(rounded, 1.0, _BYTE_ZERO, *kept, None, *how)
-    product.mul_(row_scale)
-    return product if bias is None else product.add_(bias)
-
-
-def to_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows [rows, width] as uint8 around 128, and what a step is worth in each [rows, 1]."""
-    x = x.float()
-    scale = x.abs().amax(-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
-    scale.div_(_BYTE_MOST)
-    return (x / scale).round_().add_(_BYTE_ZERO).to(torch.uint8), scale
-
-
-@cache
-def multiplies_int8() -> bool:
-    """Whether oneDNN's int8 products are here, and exact: some CPUs add pairs in 16 bits."""
-    weight = torch.tensor([[127], [-128], [1]], dtype=torch.int8).expand(3, 256).contiguous()
-    try:
-        linear = PackedInt8Linear(weight, torch.ones(3), None)
-        found = linear(torch.tensor([[127.0], [-127.0]]).expand(2, 256))
-    except (RuntimeError, AttributeError, NotImplementedError):
-        return False
-    exact = torch.tensor([[127.0, -128.0, 1.0]]) * 127 * 256
-    return torch.equal(found, torch.cat([exact, -exact]))
-
-
 def prepack(linear: Linear) -> Linear:
     """The same projection, prepacked where torch can do it and gives the same results."""
     weight = linear.weight
@@ -182,7 +109,7 @@ def prepack(linear: Linear) -> Linear:
 
 
 class Int8Linear(Linear):
-    """Weights int8 [out, in], a float32 scale per row [out]; multiplied by oneDNN on a CPU."""
+    """Weights int8 [out, in], a float32 scale per row [out]."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(torch.empty_like(weight, dtype=torch.int8), bias)
@@ -211,12 +138,19 @@ class Int8Linear(Linear):
 
 def quantise_linear(linear: Linear, storage: Storage) -> Linear:
     """One projection, kept so; its bias stays as it is."""
-    if storage is Storage.INT8:
+    if storage is Storage.BYTES and (rounded := in_bytes(linear)) is not linear:
+        return rounded
+    if storage in (Storage.INT8, Storage.BYTES):
         kept = Int8Linear(linear.weight, linear.bias)
         return kept if linear.weight.device.type == "cpu" else kept.grouped()
     if storage is Storage.INT4:
         return joined([as_grouped(linear.weight)], linear.bias)
     return linear
+
+
+def head_linear(linear: Linear, storage: Storage) -> Linear:
+    """An LM head, which is in 8 bits where its model's projections are in blocks of them."""
+    return in_bytes(linear) if storage is Storage.BYTES else linear
 
 
 def packer(
@@ -226,33 +160,15 @@ def packer(
 
     fixed: on a card, by no library: see `trials`. kernels: as in `dense.DenseDecoder`.
     """
-    pack = _groups_packer(storage, dtype, device, fixed=fixed, kernels=kernels)
-    if not storage.is_stored:
-        return pack
-    blocks = packed if storage is Storage.BLOCKS else as_groups
-    return lambda linear: pack(blocks(linear))
-
-
-def _groups_packer(
-    storage: Storage, dtype: torch.dtype, device: str, *, fixed: bool, kernels: bool
-) -> Callable[[Linear], Linear]:
-    """The same for all but blocks of a file."""
-    where = torch.device(device)
+    where, pack = torch.device(device), prepack
+    if where.type == "cpu":
+        codes = packed if takes_blocks(dtype) else as_groups
+        return lambda linear: prepack(codes(linear))
     if kernels and where.type == "cuda" and why_no_kernels(where, dtype) is None:
         from beamwright.models.trials import Streaming  # noqa: PLC0415 (loads Triton)
 
-        return Streaming(always=fixed, dtype=dtype)
-    on_cpu = torch.device(device).type == "cpu" and dtype != torch.float64
-    if on_cpu and (storage is Storage.INT4 or storage.is_stored):
-        return lambda linear: prepack(int4_packed(linear))
-    if storage is not Storage.INT8 or not on_cpu or not multiplies_int8():
-        return prepack
-
-    def pack(linear: Linear) -> Linear:
-        whole = linear if isinstance(linear, Int8Linear) else Int8Linear(linear.weight, linear.bias)
-        return PackedInt8Linear(whole.weight, whole.scale, whole.bias)
-
-    return pack
+        pack = Streaming(always=fixed, dtype=dtype)
+    return (lambda linear: pack(as_groups(linear))) if storage.is_stored else pack
 
 
 @contextmanager

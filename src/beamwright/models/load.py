@@ -185,8 +185,11 @@ def _precision(
     dtype = resolve_dtype(settings.dtype, settings.device, shape)
     weights = settings.weights if role == "generator" else settings.verifier_weights
     storage = storage_of(weights, is_packed=shape.packed is not None)
-    if storage is Storage.STORED and shape.blocks and settings.device == "cpu":
-        storage = Storage.BLOCKS if takes_blocks(dtype) else storage
+    if settings.device == "cpu" and takes_blocks(dtype):
+        if storage is Storage.STORED and shape.blocks:
+            storage = Storage.BLOCKS
+        elif storage is Storage.INT8:
+            storage = Storage.BYTES
     return dtype, storage
 
 

@@ -1,8 +1,9 @@
-"""Products with the codes of a GGUF file as they are, by the library that `csrc/` is built into.
+"""Products with codes as they are kept, by the library that `csrc/` is built into.
 
-Activations are rounded to 8 bits, with a scale for each 32 columns. A row's bits depend on neither
-the batch, the number of threads nor the CPU: `csrc/products.c` fixes the order of sums. Without
-the library, blocks are turned back into floating point for each product (`GroupedLinear`).
+Blocks of a GGUF file, groups of 4 bits (`GroupedLinear`), and weights rounded to 8 bits here, in
+blocks of Q8_0. Activations are rounded to 8 bits, with a scale for each 32 columns. A row's bits
+depend on neither the batch, the number of threads nor the CPU: `csrc/products.c` fixes the order of
+sums. Without the library, codes are turned back into floating point for each product.
 """
 
 from __future__ import annotations
@@ -16,10 +17,15 @@ from beamwright.errors import NotFiniteError
 from beamwright.library import NativePart, Projection, library
 from beamwright.models.decoder import Linear
 from beamwright.models.formats.gguf import BlockLinear
-from beamwright.models.grouped import JoinedLinear, joined
+from beamwright.models.grouped import GroupedLinear, JoinedLinear, joined
 
 _TILE = 16  # outputs
 _NOT_FINITE = -2
+_GROUPS = {32: 48, 64: 49, 128: 50}  # columns of a group: the library's number of such codes
+_BYTES, _BYTES_COLUMNS, _BYTE_MOST = 8, 32, 127  # Q8_0
+_BLOCK_VALUES = 1 << 20  # rounded at a time: in float32, with copies
+
+Codes = BlockLinear | GroupedLinear
 
 
 def takes_blocks(dtype: torch.dtype) -> bool:
@@ -28,20 +34,20 @@ def takes_blocks(dtype: torch.dtype) -> bool:
 
 
 class NativeLinear(Linear):
-    """Projections of one input in blocks of GGUF's types; their outputs stand in a row.
+    """Projections of one input in codes that `is_taken`; their outputs stand in a row.
 
-    blocks: whose types and columns `is_taken`. parts: types, outputs and tiles of each.
+    parts: types, outputs and tiles of each.
     """
 
     takes_one_row = True
     is_fixed = True
 
-    def __init__(self, blocks: Sequence[BlockLinear], instruction_set: int | None = None) -> None:
-        self.parts = [(each.kind, len(each.weight), _tiles(each)) for each in blocks]
-        biases = [each.bias for each in blocks if each.bias is not None]
+    def __init__(self, codes: Sequence[Codes], instruction_set: int | None = None) -> None:
+        self.parts = [(_kind(each), len(each.weight), _tiles(each)) for each in codes]
+        biases = [each.bias for each in codes if each.bias is not None]
         super().__init__(self.parts[0][2], torch.cat(biases).float() if biases else None)
         given = [NativePart(kind, outputs, tiles.data_ptr()) for kind, outputs, tiles in self.parts]
-        sizes = len(given), blocks[0].columns, sum(outs for _, outs, _ in self.parts)
+        sizes = len(given), codes[0].columns, sum(outs for _, outs, _ in self.parts)
         self.projection = Projection((NativePart * len(given))(*given), *sizes)
         self._place_bias()
         self._set = library().bw_best() if instruction_set is None else instruction_set
@@ -75,38 +81,65 @@ class NativeLinear(Linear):
             self.projection.bias = self.bias.data_ptr()
 
 
-def _tiles(blocks: BlockLinear) -> Tensor:
-    """Blocks in the library's order.
+def _kind(linear: Linear) -> int:
+    """The library's number of its codes; -1 where it has none."""
+    if isinstance(linear, GroupedLinear):
+        return _GROUPS.get(linear.group, -1) if linear.is_narrow else -1
+    return linear.kind if isinstance(linear, BlockLinear) else -1
+
+
+def _tiles(codes: Codes) -> Tensor:
+    """Codes in the library's order.
 
     Raises:
         NotFiniteError: if a scale is NaN or infinite.
     """
-    outputs, rows = len(blocks.weight), blocks.weight.contiguous()
-    size = library().bw_tile_bytes(blocks.kind, blocks.columns)
+    outputs, rows, kind = len(codes.weight), codes.weight.contiguous(), _kind(codes)
+    size = library().bw_tile_bytes(kind, codes.columns)
     tiles = torch.empty(-(-outputs // _TILE) * size, dtype=torch.uint8)
-    found = library().bw_pack(
-        blocks.kind, rows.data_ptr(), outputs, blocks.columns, tiles.data_ptr()
-    )
-    if found == _NOT_FINITE:
-        raise NotFiniteError(f"{blocks.what} holds NaN or infinite scales: the file is damaged")
+    given = kind, rows.data_ptr(), outputs, codes.columns
+    if library().bw_pack(*given, tiles.data_ptr()) == _NOT_FINITE:
+        what = codes.what if isinstance(codes, BlockLinear) else "a weight"
+        raise NotFiniteError(f"{what} holds NaN or infinite scales: the file is damaged")
     return tiles
 
 
 def is_taken(linear: Linear) -> bool:
     """Whether the library multiplies it."""
-    if library() is None or not isinstance(linear, BlockLinear):
+    if library() is None or not isinstance(linear, Codes):
         return False
-    return bool(library().bw_tile_bytes(linear.kind, linear.columns))
+    return bool(library().bw_tile_bytes(_kind(linear), linear.columns))
 
 
 def packed(linear: Linear) -> Linear:
     """The same projection for the library, all that it takes; other blocks as groups."""
     parts = linear.parts if isinstance(linear, JoinedLinear) else [linear]
     if all(map(is_taken, parts)):
-        return NativeLinear([part for part in parts if isinstance(part, BlockLinear)])
+        return NativeLinear([part for part in parts if isinstance(part, Codes)])
     if len(parts) > 1 and any(map(is_taken, parts)):
         return JoinedLinear([packed(part) for part in parts])
     return as_groups(linear)
+
+
+def in_bytes(linear: Linear) -> Linear:
+    """A plain projection rounded to blocks of Q8_0, where its columns fill them."""
+    columns = linear.weight.shape[1]
+    if columns % _BYTES_COLUMNS:
+        return linear
+    count = max(1, _BLOCK_VALUES // columns)
+    blocks = [_to_bytes(part.float()).view(len(part), -1) for part in linear.weight.split(count)]
+    rounded = BlockLinear(_BYTES, torch.cat(blocks), columns, "a weight")
+    rounded.bias = linear.bias
+    return rounded
+
+
+def _to_bytes(values: Tensor) -> Tensor:
+    """Blocks of Q8_0 [count, bytes] of float32 values."""
+    blocks = values.view(-1, _BYTES_COLUMNS)
+    scale = blocks.abs().amax(1, keepdim=True) / _BYTE_MOST
+    steps = torch.where(scale > 0, 1 / scale, 0.0)
+    codes = (blocks * steps).round_().to(torch.int8)
+    return torch.cat([scale.half().view(torch.uint8), codes.view(torch.uint8)], 1)
 
 
 def as_groups(linear: Linear) -> Linear:

@@ -22,7 +22,7 @@ from beamwright.models.fit import check_fit
 from beamwright.models.formats import StoredWeights, open_checkpoint
 from beamwright.models.formats.rows import StoredRows
 from beamwright.models.grouped import check_size, joined
-from beamwright.models.linear import quantise_linear
+from beamwright.models.linear import head_linear, quantise_linear
 from beamwright.models.native import is_taken
 from beamwright.models.shape import FAMILIES, ModelShape, TensorNames
 from beamwright.plan.costs import Storage
@@ -266,9 +266,8 @@ def _ends(shape: ModelShape, reader: _Reader, head: _Reader) -> tuple[Tensor | S
     if not shape.has_lm_head:
         lm_head = Linear(table.new_empty(0, shape.hidden))
     else:
-        lm_head = reader.placing.pack(
-            Linear(table if shape.tied else head.need("lm_head.weight", *size))
-        )
+        whole = Linear(table if shape.tied else head.need("lm_head.weight", *size))
+        lm_head = reader.placing.pack(head_linear(whole, reader.placing.storage))
     return (table if lm_head.weight is table else reader.rows(name, table)), lm_head
 
 

@@ -33,6 +33,7 @@ CODED_VALUES = 1 << 24
 """Most weights that are turned back for that at a time: in 16 bits they fit a large card's L2."""
 
 _INT8_ENDS = 2 * 4  # a row's scale, and on a card its lowest value
+_BLOCK, _HALF = 32, 2  # columns of a block of int8, bytes of its scale
 _INT4_ENDS = 2 * 2  # a group's scale and lowest value, in float16
 
 
@@ -66,13 +67,15 @@ class Shape(Protocol):
 class Storage(StrEnum):
     """How a projection is kept.
 
-    INT8: a float32 scale per row. INT4: two weights per byte, in groups with a scale and a low.
+    INT8: a float32 scale per row. BYTES: int8 on a CPU, with a scale in 16 bits per 32 columns, the
+    LM head too. INT4: two weights per byte, in groups with a scale and a low.
     STORED: as a quantised checkpoint keeps it, where that is in groups of 4 or 8 bits; else plain.
     BLOCKS: as a GGUF file keeps it, and so is the LM head (`models.native`).
     """
 
     PLAIN = "plain"
     INT8 = "int8"
+    BYTES = "int8 in blocks"
     INT4 = "int4"
     STORED = "stored"
     BLOCKS = "blocks"
@@ -96,6 +99,8 @@ def matrix_bytes(rows: int, columns: int, element_bytes: int, storage: Storage) 
         return rows * columns * element_bytes
     if storage is Storage.INT8:
         return rows * (columns + _INT8_ENDS)
+    if storage is Storage.BYTES:
+        return rows * (columns + -(-columns // _BLOCK) * _HALF)
     return rows * -(-columns // INT4_GROUP) * (INT4_GROUP // 2 + _INT4_ENDS)
 
 
@@ -122,14 +127,14 @@ def conversion_bytes(shape: Shape, element_bytes: int, storage: Storage) -> int:
 
     They are written and read again, beside being read as they are stored.
     """
-    if storage in (Storage.PLAIN, Storage.BLOCKS):
+    if storage in (Storage.PLAIN, Storage.BLOCKS, Storage.BYTES):
         return 0
     return 2 * sum(map(prod, shape.matrices)) * element_bytes
 
 
 def product_scratch_bytes(shape: Shape, storage: Storage = Storage.PLAIN) -> int:
     """Working memory of the largest product, beside its input and output."""
-    if storage in (Storage.PLAIN, Storage.BLOCKS):
+    if storage in (Storage.PLAIN, Storage.BLOCKS, Storage.BYTES):
         return 0
     # A tile's nibbles as bytes, as floating point, and with scale and zero point; or a card's piece
     # in 16 bits.

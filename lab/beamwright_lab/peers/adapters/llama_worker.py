@@ -49,6 +49,7 @@ class _Engine:
         last = len(prompt) - 1
         self._decode([(t, at, 0, at == last) for at, t in enumerate(prompt)])
         rows = [[sample(last)] for _ in range(n)]
+        prefill_s = time.perf_counter() - start
         for row in range(1, n):
             api.llama_memory_seq_cp(self._memory, 0, row, -1, -1)
         for at in range(num_new - 1):
@@ -56,7 +57,8 @@ class _Engine:
             for row, ids in enumerate(rows):
                 ids.append(sample(row))
         seconds = time.perf_counter() - start
-        return {"seconds": seconds, "tokens": sum(map(len, rows)), "first": rows[0]}
+        tokens = sum(map(len, rows))
+        return {"seconds": seconds, "prefill_s": prefill_s, "tokens": tokens, "first": rows[0]}
 
     def _decode(self, rows: list[tuple[int, int, int, bool]]) -> None:
         """Forward (token, position, sequence, whether its logits are wanted)."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -44,9 +46,30 @@ def _start(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 def _paths(solver: Any, prompt_tokens: int, **same: Any) -> dict[str, Any]:
     """What the solver was made for; the prompt is the one that the others were given."""
     del same
-    start = time.perf_counter()
-    solution = solver.synthetic(prompt_tokens)
-    return {"seconds": time.perf_counter() - start, "tokens": solution.tokens.generated}
+    with prefill_timed(solver) as spent:
+        start = time.perf_counter()
+        solution = solver.synthetic(prompt_tokens)
+        seconds = time.perf_counter() - start
+    return {"seconds": seconds, "prefill_s": sum(spent), "tokens": solution.tokens.generated}
+
+
+@contextmanager
+def prefill_timed(solver: Any) -> Iterator[list[float]]:
+    """Seconds of each prefill of the generator: its searches count them as decoding."""
+    spent: list[float] = []
+    model, prefill = solver.generator, solver.generator.prefill
+
+    def timed(*given: Any) -> Any:
+        start = time.perf_counter()
+        found = prefill(*given)
+        spent.append(time.perf_counter() - start)
+        return found
+
+    model.prefill = timed
+    try:
+        yield spent
+    finally:
+        del model.prefill
 
 
 if __name__ == "__main__":
