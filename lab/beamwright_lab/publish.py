@@ -69,6 +69,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "speed-all": lambda: _whole(tables.speed, "peers-search"),
     "paths": lambda: _whole(tables.paths, "peers-paths"),
     "half-billion": lambda: _whole(tables.half_billion, "half_billion"),
+    "files": lambda: _whole(tables.half_billion, "files"),
     "frontier": lambda: _whole(tables.frontier, "frontier"),
     "frontier-shares": lambda: tables.frontier_shares(read("frontier")),
     "frontier-batching": lambda: tables.frontier_batching(read("frontier")),

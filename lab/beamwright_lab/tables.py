@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import product
+from pathlib import PurePath
 from typing import Any
 
 from beamwright_lab.common import table
@@ -128,16 +129,20 @@ def paths(found: Found) -> str:
 
 
 def half_billion(found: Found) -> str:
-    """Median tokens a second, and peak memory, of half a billion parameters by each side."""
-    cells = {(row["weights"], row["n"], row["side"]): row for row in found["rows"]}
+    """Median tokens a second, and peak memory, by each side."""
+    cells = {
+        (row["weights"], row["n"], row.get("beside", 0), row["side"]): row for row in found["rows"]
+    }
     sides = [*dict.fromkeys(side for *_, side in cells)]
     rows = []
-    for weights, n in dict.fromkeys(case[:2] for case in cells):
-        row: Row = {"weights, paths": f"{weights}, n = {n}"}
-        for key, unit in (("tokens/s", "tokens/s"), ("peak GiB", "peak GiB")):
+    for weights, n, beside in dict.fromkeys(case[:-1] for case in cells):
+        busy = f", {beside} busy loops" * bool(beside)
+        row: Row = {"weights, paths": f"{PurePath(weights).name}, n = {n}{busy}"}
+        for key in ("tokens/s", "peak GiB"):
             for side in sides:
                 name = "Beamwright" if side == "beamwright" else side
-                row[f"{name}, {unit}"] = f"{cells[weights, n, side][key]:,}"
+                cell = cells.get((weights, n, beside, side))
+                row[f"{name}, {key}"] = "-" if cell is None else f"{cell[key]:,}"
         rows.append(row)
     return table(rows, list(rows[0]))
 

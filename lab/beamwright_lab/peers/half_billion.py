@@ -26,8 +26,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from beamwright_lab.common import RESULTS, Timing, finish, interleave, say, table
+from beamwright_lab.common import RESULTS, Timing, finish, interleave, say, table, write_json
 from beamwright_lab.models.gguf_files import MIXES, write_gguf
+from beamwright_lab.models.published_files import FILES
 from beamwright_lab.peers.adapters.vllm_worker import VllmWorker, cores_of
 from beamwright_lab.peers.adapters.worker import PEERS_PYTHON, ROOT, Worker
 from beamwright_lab.peers.models import LARGE, int8_folder, model_folder
@@ -45,10 +46,11 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--vllm-python", type=Path, default=PEERS_PYTHON, metavar="FILE")
     parser.add_argument("--llama-python", type=Path, default=_LLAMA_PYTHON, metavar="FILE")
     parser.add_argument("--model", default=LARGE, help="a Qwen2 folder with tied embeddings")
-    parser.add_argument("--kinds", nargs="*", default=[*KINDS], choices=[*KINDS, *MIXES])
-    parser.add_argument("--file", nargs="+", type=Path, default=[], metavar="GGUF")
+    parser.add_argument("--kinds", nargs="+", choices=[*KINDS, *MIXES])
+    parser.add_argument("--file", nargs="+", type=_file, default=[], metavar="GGUF")
     parser.add_argument("--beside", type=int, nargs="+", default=[0], help="busy loops")
     parser.add_argument("--without-prefill", action="store_true")
+    parser.add_argument("--out", metavar="NAME", help="of the results")
     parser.add_argument("--n", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prompt-tokens", type=int, default=128)
@@ -56,11 +58,18 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--threads", type=int, help="for all sides; default: all cores")
     given = parser.parse_args(words)
+    given.kinds = given.kinds or ([] if given.file else [*KINDS])
+    given.out = given.out or ("files" if given.file else "half_billion")
     if min(*given.n, given.rounds, given.tokens, given.prompt_tokens) < 1:
         parser.error("--n, --rounds, --tokens and --prompt-tokens are at least 1")
     if given.prompt_tokens + given.tokens > _MOST_TOKENS:
         parser.error(f"a prompt and a path take {_MOST_TOKENS} tokens at most")
     return given
+
+
+def _file(word: str) -> Path:
+    """A GGUF file; or one of the published ones, by name."""
+    return FILES[word].path if word in FILES else Path(word)
 
 
 def left_out(given: argparse.Namespace) -> dict[str, str]:
@@ -190,13 +199,15 @@ def main() -> None:
     for side, why in absent.items():
         say(f"{side} is left out: {why}")
     rows: list[dict[str, Any]] = []
+    lengths = {"prompt_tokens": given.prompt_tokens, "new_tokens": given.tokens}
+    found = {**lengths, "model": given.model, "left_out": absent, "rows": rows}
     for kind in [*given.kinds, *map(str, given.file)]:
         for n in given.n:
             say(f"{kind}, n = {n}")
             rows += measured(given, kind, n, [*absent])
+            write_json(given.out, found)  # a run that is stopped keeps what it has measured
     print(table(rows, COLUMNS))
-    lengths = {"prompt_tokens": given.prompt_tokens, "new_tokens": given.tokens}
-    finish("half_billion", {**lengths, "left_out": absent, "rows": rows})
+    finish(given.out, found)
 
 
 if __name__ == "__main__":
