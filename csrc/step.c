@@ -1,8 +1,9 @@
 /* A decoder's step: layers of one token for each row, with nothing between their products.
  *
- * Everything is in float32 but what attention reads and gives, which may be bfloat16. What a row gets
- * depends on its own tokens alone: scores, weights and sums follow the path, however it is cut into segments,
- * and wherever those are. As in products, every instruction set runs the same operations.
+ * Everything is in float32 but what attention reads and gives, which may be bfloat16. What a row
+ * gets depends on its own tokens alone: scores, weights and sums follow the path, however it is cut
+ * into segments, and wherever those are. As in products, every instruction set runs the same
+ * operations.
  */
 #include "products.h"
 
@@ -240,7 +241,7 @@ typedef struct {
     float *scores[QUERIES], *out[QUERIES];
 } Asked;
 
-/* Queries and what they get are rounded as keys are: so has it who attends between two calls. */
+/* Queries and contexts are rounded as keys are, as where attention is called between two stages. */
 static float kept(float value, int64_t narrow) {
     return narrow ? from_bfloat16(to_bfloat16(value)) : value;
 }

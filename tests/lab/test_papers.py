@@ -9,7 +9,7 @@ from beamwright_lab.checks import papers
 from engines import exact_dtype
 
 PROBLEMS = [(f"p{k}", f"Ann has {k + 3} apples. She eats {k % 3}.") for k in range(3)]
-SUITE, NIGHT, SEED = 4, 60, 1
+SUITE, NIGHT, DRAWN, SEED = 4, 60, 200, 1
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_token_that_its_tail_had_no_place_for(make):
 
 
 def test_every_option_of_the_papers_is_drawn():
-    sets = [papers.drawn(number, SEED) for number in range(NIGHT)]
+    sets = [papers.drawn(number, SEED) for number in range(DRAWN)]
     free = {name: {each.get(name) for _, each, _ in sets} for name in papers.FREE}
     for name, values in papers.FREE.items():
         assert {each for each in values if each is not None} <= free[name], name
