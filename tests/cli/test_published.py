@@ -59,7 +59,6 @@ PRECISIONS = {"auto": {}, "int8": {"dtype": "float32", "weights": "int8"}}
 VARIANTS = {
     "in-gpu, in threes": (1.0, {"schedule": "in-gpu", "max_batch": 3}),
     "60 %, locality, grouped": (0.6, {"schedule": "locality", "batching": "grouped"}),
-    "60 %, layerwise": (0.6, {"schedule": "layerwise"}),
     "35 %, speculation": (0.35, {"speculation": "exact"}),
     "least": (0.0, {}),
 }
@@ -93,6 +92,13 @@ def place(request, name):
 FILES = pytest.mark.parametrize(
     ("name", "precision"), [("smollm2", "auto"), ("smollm2", "int8"), ("gemma", "auto")]
 )
+
+
+def test_layers_that_come_one_by_one_grow_the_same_tree(smollm2):
+    """Attention is called between two stages of the library, not in one call."""
+    plain, streamed = solve_plainly(smollm2, "auto"), solve(smollm2, schedule="layerwise")
+    assert streamed.exact
+    assert streamed.tree_hash == plain.tree_hash
 
 
 @pytest.mark.nightly
