@@ -17,7 +17,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -30,6 +31,7 @@ from beamwright.cores import num_cores
 from beamwright.models.shape import ModelShape
 
 RESULTS = Path(__file__).parent / "results"
+_LOOP = "import time\nend = time.monotonic() + 600\nwhile time.monotonic() < end: pass"
 
 
 def say(*parts: object) -> None:
@@ -179,6 +181,16 @@ def interleave(
         if between is not None:
             between()
     return {name: Timing(tuple(values)) for name, values in seconds.items()}
+
+
+@contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    """Run so many processes that compute without end beside a measurement, at most ten minutes."""
+    with ExitStack() as stack:
+        for _ in range(count):
+            loop = stack.enter_context(subprocess.Popen([sys.executable, "-c", _LOOP]))
+            stack.callback(loop.kill)
+        yield
 
 
 # --- output ----------------------------------------------------------------------------------

@@ -24,9 +24,8 @@ from typing import Any
 
 from beamwright import Solver
 from beamwright.cores import num_cores
-from beamwright_lab.common import finish, say, table
+from beamwright_lab.common import busy_loops, finish, say, table
 
-_LOOP = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
 _TWIN = "twin"
 _COLUMNS = ("model", "n", "beside", "side", "min s", "median s", "CPU min s", "CPU median s")
 
@@ -71,10 +70,7 @@ def measure(args: argparse.Namespace, model: str, n: int) -> list[dict[str, Any]
             pairs[side].append(stack.enter_context(start(side, arguments)))
             search_with(pairs[side][-1:])  # loaded, and warm
         for beside in args.beside * args.rounds:
-            with ExitStack() as busy:
-                for _ in range(0 if beside == _TWIN else int(beside)):
-                    loop = busy.enter_context(subprocess.Popen([sys.executable, "-c", _LOOP]))
-                    busy.callback(loop.kill)
+            with busy_loops(0 if beside == _TWIN else int(beside)):
                 for side, workers in pairs.items():
                     seconds = search_with(workers if beside == _TWIN else workers[:1])
                     took.setdefault((beside, side), []).append(seconds)

