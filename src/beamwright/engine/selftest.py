@@ -30,9 +30,11 @@ LEAST_CONTEXT = _PROMPT + 4 + _STEPS  # a prompt, a step of up to four tokens, a
 _KV_TOKENS = 8192
 _BATCH_SIZES = (8, 24, 64, 160)  # some libraries change kernels at a hundred rows and more
 _FEW_SIZES = (*[1] * 8, *[2] * 8, *[4] * 4, 64, 160)  # of them those that batches may have
+_FIXED_SIZES = (1, 2, 8, 16)
 # Where batches are parted. Whole ones are larger than the 8 rows that all but 1 to 4 are padded to;
 # on a card libraries choose kernels by size, up to that of a tile and beyond.
 _ON_CPU, _ON_CARD, _INTERPRETED = (0, 1, 4, 9, 45), (0, 1, 9, 30, 70), (0, 3, 9)
+_FIXED = (0, 1, 5)  # where no library chooses
 
 
 def kind(decoder: Decoder, backend: AttentionBackend) -> tuple[object, ...]:
@@ -68,8 +70,8 @@ def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
 
     Runs the decoder's first layer of each kind in batches of up to 256 rows, and with attention and
     LM head as a search does, in batches of some dozen rows that have decoded differently many
-    tokens; fewer where an interpreter runs kernels. On the device and with the attention that it
-    has. False where the device has no memory left to try.
+    tokens; fewer where an interpreter runs kernels, or sums have one order by construction. On the
+    device and with the attention that it has. False where the device has no memory left to try.
 
     Raises:
         InputError: if the context is shorter than the few tokens that this takes.
@@ -82,13 +84,15 @@ def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
     first = decoder.first_layers()
     first.least_rows = decoder.least_rows
     sizes: Sequence[int] = _BATCH_SIZES
-    if first.least_rows < ROW_MULTIPLE:
+    if decoder.is_fixed:
+        sizes = _FIXED_SIZES
+    elif first.least_rows < ROW_MULTIPLE:
         sizes = [size for size in _FEW_SIZES if size >= first.least_rows]
     bounds: Sequence[int] = _ON_CARD
     if decoder.device.type == "cpu":
         # A recurrent layer reads prompts row by row, and what it does has no size of attention's.
         few = backend.name in KERNEL_BACKENDS or decoder.shape.states
-        bounds = _INTERPRETED if few else _ON_CPU
+        bounds = _FIXED if decoder.is_fixed else _INTERPRETED if few else _ON_CPU
     try:
         alone = [_on_their_own(first, batches) for batches in ([sum(sizes)], sizes)]
         rows = _Rows(first, backend, bounds[-1])

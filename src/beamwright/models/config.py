@@ -2,8 +2,8 @@
 
 The one reader of Hugging Face configs. It refuses, naming what is supported, whatever would make
 the decoder compute something else than the checkpoint means. Code that a folder brings along
-(`auto_map`) is never run. `transformers` reads configs, but those of the bundled pair: importing
-it takes as long as solving a problem with them.
+(`auto_map`) is never run. `transformers` reads configs, but those that leave nothing to it, the
+bundled pair's and a GGUF file's: importing it takes a second.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from beamwright.models.named import (
     capped,
     named_shape,
     rotary,
+    scales_positions,
     shape_from_text,
 )
 from beamwright.models.shape import FAMILIES, LayerGroup, ModelShape, NotBuiltError
@@ -301,8 +302,8 @@ def config_of(folder: Path) -> Any:
 
 def _own_shape(folder: Path, written: Mapping[str, Any], max_context: int | None) -> ModelShape:
     _check_known(written, FAMILIES)
-    bundled = folder.parent == BUNDLED
-    return _shape_of(SimpleNamespace(**written) if bundled else config_of(folder), max_context)
+    whole = folder.parent == BUNDLED or (is_gguf(folder) and not scales_positions(written))
+    return _shape_of(SimpleNamespace(**written) if whole else config_of(folder), max_context)
 
 
 def _built_shape(folder: Path, written: Mapping[str, Any], max_context: int | None) -> ModelShape:

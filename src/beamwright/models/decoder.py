@@ -136,6 +136,11 @@ class Decoder(Protocol):
         return False
 
     @property
+    def is_fixed(self) -> bool:
+        """Whether rows have the same bits at any batch by construction, but for attention."""
+        return False
+
+    @property
     def steps_in_place(self) -> bool:
         """Whether kernels read and write the states of its recurrent layers in their blocks."""
         return False

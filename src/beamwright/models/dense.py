@@ -128,6 +128,11 @@ class DenseDecoder(Decoder):
         plain = self.kv_dtype == "auto"  # what turns keys is no product of these
         return plain and all(product.takes_one_row for product in self._products())
 
+    @property
+    def is_fixed(self) -> bool:
+        plain = self._native is not None and self.kv_dtype == "auto"
+        return plain and all(product.is_fixed for product in self._products())
+
     def forward(
         self, token_ids: Tensor, positions: Tensor, view: AttentionView, read: Tensor | None
     ) -> Tensor:

@@ -116,7 +116,7 @@ def load_model(
     # What is wrong is said before gigabytes are downloaded or read.
     folder = None if spec.startswith("random:") else resolve_folder(spec, role, weights=False)
     shape = replace(_shape(spec, folder, settings, role), has_lm_head=reads_logits)
-    dtype, storage = _precision(settings, shape, role)
+    dtype, storage = precision(settings, shape, role)
     kernels = settings.attention != "reference"
     pack = packer(storage, dtype, device, fixed=settings.deterministic, kernels=kernels)
     codec, digest = None, None
@@ -126,10 +126,10 @@ def load_model(
     else:
         codec = TextCodec.load(folder, chat_template, template_args)
         folder = resolve_folder(spec, role)
+        digest = digest_later(folder)
         remarks = _remarks(folder, codec)
         if storage is Storage.STORED and shape.blocks and not takes_blocks(torch.float32):
             remarks += (_SLOW,) * (device == "cpu")
-        digest = digest_later(folder)
     tile = TILE_ROWS if settings.deterministic else None
     placing = Placing(dtype, device, storage, pack, reads_logits, tile, role == "verifier")
     decoder: Decoder
@@ -178,13 +178,12 @@ def _shape(spec: str, folder: Path | None, settings: ModelSettings, role: str) -
     return read_shape(folder, settings.context, role, settings.decoder)
 
 
-def _precision(
-    settings: ModelSettings, shape: ModelShape, role: str
-) -> tuple[torch.dtype, Storage]:
+def precision(settings: ModelSettings, shape: ModelShape, role: str) -> tuple[torch.dtype, Storage]:
     """The dtype of one of the models, and how the projections of its layers are kept."""
-    dtype = resolve_dtype(settings.dtype, settings.device, shape)
     weights = settings.weights if role == "generator" else settings.verifier_weights
     storage = storage_of(weights, is_packed=shape.packed is not None)
+    fixed = storage is Storage.STORED and shape.in_blocks and takes_blocks(torch.bfloat16)
+    dtype = resolve_dtype(settings.dtype, settings.device, shape, fixed=fixed)
     if settings.device == "cpu" and takes_blocks(dtype):
         if storage is Storage.STORED and shape.blocks:
             storage = Storage.BLOCKS
@@ -216,7 +215,7 @@ def inspect_model(settings: ModelSettings) -> dict[str, Any]:
             remarks = _remarks(folder, codec)
         except InputError as error:
             raise UnsupportedModelError(str(error)) from error
-    dtype, storage = _precision(settings, shape, "generator")
+    dtype, storage = precision(settings, shape, "generator")
     states = {
         "recurrent_layers": len({part.layer for part in shape.states}),
         "state_bytes_per_row": shape.state_bytes(dtype.itemsize),
@@ -355,8 +354,11 @@ def free_bytes(device: torch.device) -> Callable[[], int] | None:
 # --- precision -------------------------------------------------------------------------------
 
 
-def resolve_dtype(name: str, device: str, shape: ModelShape) -> torch.dtype:
-    """The dtype that `--dtype` means for a model on a device; it probes the CPU where it has to."""
+def resolve_dtype(name: str, device: str, shape: ModelShape, *, fixed: bool = False) -> torch.dtype:
+    """The dtype that `--dtype` means for a model on a device; it probes the CPU where it has to.
+
+    fixed: its products' rows have the same bits at any batch by construction.
+    """
     if name != "auto":
         dtype: torch.dtype = getattr(torch, name)
         return dtype
@@ -364,7 +366,7 @@ def resolve_dtype(name: str, device: str, shape: ModelShape) -> torch.dtype:
         return torch.bfloat16 if has_matrix_units(torch.device(device)) else torch.float16
     is_large = shape.num_parameters >= LARGE_PARAMETERS
     faster = shape.stored_bfloat16 and is_large and has_bfloat16()
-    exact = faster and products_are_invariant(shape.matrices, torch.bfloat16)
+    exact = faster and (fixed or products_are_invariant(shape.matrices, torch.bfloat16))
     return torch.bfloat16 if exact else torch.float32
 
 

@@ -8,6 +8,7 @@ rows, and is left out.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -24,7 +25,8 @@ from beamwright.models.shape import (
     StatePart,
 )
 
-_ROPE_TYPES = ("default", "dynamic", "linear", "llama3", "yarn")
+_UNSCALED = ("default", "dynamic")  # which changes behind max_position_embeddings alone
+_ROPE_TYPES = (*_UNSCALED, "linear", "llama3", "yarn")
 SUPPORTED = (
     f"supported: {', '.join(FAMILIES)} with dense layers, full or sliding attention, "
     f"rope types {', '.join(_ROPE_TYPES)}"
@@ -223,6 +225,13 @@ def rotary(config: Any, head_dim: int) -> dict[str, Any]:
     return {"inv_freq": far, "rope_scale": scale, "near_freq": near, "near": slides}
 
 
+def scales_positions(config: Mapping[str, Any]) -> bool:
+    """Whether `rotary` asks `transformers`, which wants a config of its own."""
+    rope = config["rope_parameters"]
+    kinds = rope if "full_attention" in rope else {"all": rope}
+    return any(kind["rope_type"] not in _UNSCALED for kind in kinds.values())
+
+
 def _frequencies(
     config: Any, rope: dict[str, Any], head_dim: int, **of_layers: str
 ) -> tuple[tuple[float, ...], float]:
@@ -231,7 +240,7 @@ def _frequencies(
         raise NotBuiltError(f"rope type {kind!r} is not supported; {SUPPORTED}")
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise NotBuiltError(f"partial rotary positions are not supported; {SUPPORTED}")
-    if kind in ("default", "dynamic"):  # which changes behind max_position_embeddings alone
+    if kind in _UNSCALED:
         return frequencies(float(rope.get("rope_theta", 10_000.0)), head_dim), 1.0
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: PLC0415 (slow import)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from beamwright.errors import NotFiniteError
-from beamwright.library import NativePart, Projection, library
+from beamwright.library import NativePart, Projection, instruction_set, library
 from beamwright.models.decoder import Linear
 from beamwright.models.formats.gguf import BlockLinear
 from beamwright.models.grouped import GroupedLinear, JoinedLinear, joined
@@ -36,13 +36,13 @@ def takes_blocks(dtype: torch.dtype) -> bool:
 class NativeLinear(Linear):
     """Projections of one input in codes that `is_taken`; their outputs stand in a row.
 
-    parts: types, outputs and tiles of each.
+    parts: types, outputs and tiles of each. chosen: another instruction set than this CPU's best.
     """
 
     takes_one_row = True
     is_fixed = True
 
-    def __init__(self, codes: Sequence[Codes], instruction_set: int | None = None) -> None:
+    def __init__(self, codes: Sequence[Codes], chosen: int | None = None) -> None:
         self.parts = [(_kind(each), len(each.weight), _tiles(each)) for each in codes]
         biases = [each.bias for each in codes if each.bias is not None]
         super().__init__(self.parts[0][2], torch.cat(biases).float() if biases else None)
@@ -50,7 +50,7 @@ class NativeLinear(Linear):
         sizes = len(given), codes[0].columns, sum(outs for _, outs, _ in self.parts)
         self.projection = Projection((NativePart * len(given))(*given), *sizes)
         self._place_bias()
-        self._set = library().bw_best() if instruction_set is None else instruction_set
+        self._set = instruction_set() if chosen is None else chosen
 
     @property
     def form(self) -> tuple[object, ...]:
@@ -98,7 +98,7 @@ def _tiles(codes: Codes) -> Tensor:
     size = library().bw_tile_bytes(kind, codes.columns)
     tiles = torch.empty(-(-outputs // _TILE) * size, dtype=torch.uint8)
     given = kind, rows.data_ptr(), outputs, codes.columns
-    if library().bw_pack(*given, tiles.data_ptr()) == _NOT_FINITE:
+    if library().bw_pack(*given, tiles.data_ptr(), torch.get_num_threads()) == _NOT_FINITE:
         what = codes.what if isinstance(codes, BlockLinear) else "a weight"
         raise NotFiniteError(f"{what} holds NaN or infinite scales: the file is damaged")
     return tiles

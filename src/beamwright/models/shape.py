@@ -187,6 +187,12 @@ class ModelShape:
         sizes = ((q + 2 * kv, h), (h, q), ((2 if self.gated else 1) * inner, h), (h, inner))
         return tuple((*size, self.layers) for size in sizes)
 
+    @property
+    def in_blocks(self) -> bool:
+        """Whether a GGUF file has all matrices in blocks: what else it has is smaller than one."""
+        smallest = min((rows * columns for rows, columns, _ in self.matrices), default=0)
+        return self.blocks is not None and self.blocks[1] < smallest
+
     def working_bytes_per_row(self, element_bytes: int) -> int:
         """Estimate of what a decode step needs per row beside KV: activations, and logits five
         times in float32 (scores, scaled, filtered, with noise, as log-probabilities).

@@ -346,14 +346,14 @@ class TextCodec:
         # The decoder's JSON; that of the whole tokenizer has the vocabulary in it.
         decoder = self.tokenizer.decoder
         is_byte_level = decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
-        table = _byte_level_table() if is_byte_level else None
+        table = _to_latin1() if is_byte_level else None
         pieces: list[bytes] = []
         for index in range(self.vocab_size):
             piece = self.tokenizer.id_to_token(index) or ""
             if index in added:
                 pieces.append(b"" if added[index].special else added[index].content.encode())
             elif table is not None:
-                pieces.append(bytes(table[char] for char in piece if char in table))
+                pieces.append(piece.translate(table).encode("latin-1", "ignore"))
             elif match := _BYTE_TOKEN.match(piece):
                 pieces.append(bytes([int(match[1], 16)]))
             else:
@@ -397,15 +397,14 @@ def _template_text(chat_template: str) -> str:
     return chat_template
 
 
-def _byte_level_table() -> dict[str, int]:
-    """GPT-2's alphabet: which character stands for which byte.
+def _to_latin1() -> dict[int, str | None]:
+    """From GPT-2's alphabet to the bytes that its characters stand for, as characters of Latin-1.
 
-    A printable byte of Latin-1 is its own character; the others are numbered from 256 on.
+    A printable byte is its own character; the others are numbered from 256 on. None: of no byte.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
-    table = {chr(byte): byte for byte in sorted(printable)}
-    return table | {chr(256 + number): byte for number, byte in enumerate(others)}
+    return {**dict.fromkeys(others)} | {256 + at: chr(byte) for at, byte in enumerate(others)}
 
 
 def wrapped(loaded: Any) -> TextCodec:

@@ -27,7 +27,7 @@ from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import InputError
 from beamwright.io import describe_fault, read_object, write_whole
 from beamwright.models.config import find_shape
-from beamwright.models.load import resolve_dtype
+from beamwright.models.load import precision
 from beamwright.registry import PLUGIN_MODULE, Table, flag_of
 from beamwright.saved.identity import CODE, plugin_code
 from beamwright.search import STRATEGIES
@@ -363,7 +363,7 @@ def resumed_settings(file: Path, given: Settings) -> Settings:
     try:
         settings = given.changed(**kept)
         model = settings.model
-        dtype = resolve_dtype(model.dtype, model.device, find_shape(model))
+        dtype, _ = precision(model, find_shape(model), "generator")
         wanted = tree_settings(with_defaults(settings), str(dtype).removeprefix("torch."))
     except InputError as error:
         raise InputError(f"--resume {file}: {error}") from error

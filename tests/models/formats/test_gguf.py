@@ -108,6 +108,19 @@ def test_five_bits_are_as_ggml_defines_them(name):
     assert found == [scale, -16 * scale if name == "Q5_0" else low]
 
 
+@pytest.mark.parametrize("named", ["llama", "mistral", "qwen2", "qwen3", "smollm2", "gemma"])
+def test_a_config_leaves_nothing_for_transformers_to_fill_in(named, request, write, monkeypatch):
+    if named in ("smollm2", "gemma"):
+        path = request.getfixturevalue(named)
+    else:
+        window = {"llama.attention.sliding_window": 8} if named == "mistral" else {}
+        path, _, _ = write("llama" if window else named, {}, **window)
+    found = read_shape(path, None)
+    monkeypatch.setattr("beamwright.models.config.scales_positions", lambda written: True)
+    assert found == read_shape(path, None)
+    assert found.architecture in (named, "llama", "gemma3_text")
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 def test_a_file_is_the_model_that_it_was_made_of(write, kind):
     path, _, model = write(kind, {})

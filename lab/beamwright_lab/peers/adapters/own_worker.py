@@ -22,7 +22,7 @@ def _start(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     solver = Solver(
         model=options["folder"],
         verifier="none",
-        dtype="bfloat16",
+        dtype=options["dtype"],
         weights=options["weights"],
         search="best-of-n",
         choose="majority",  # nothing scores the paths

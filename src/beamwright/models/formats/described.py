@@ -94,6 +94,14 @@ _OPTIONS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }  # fmt: skip
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    **{name: {"hidden_act": "silu"} for name in ("llama", "mistral", "qwen2", "qwen3")},
+    "gemma3_text": {
+        "hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": False,
+        "attn_logit_softcapping": None, "final_logit_softcapping": None,
+    },
+}  # fmt: skip
+"""What the architecture itself says, by model_type, of those that the own decoder runs."""
 _NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
@@ -251,19 +259,24 @@ def read_config(file: Path) -> dict[str, Any]:
     biases = [f"blk.0.attn_{part}.bias" in tensors for part in ("q", "output")]
     model_type = "qwen2" if kind == "llama" and biases == [True, False] else _MODELS[kind]
     in_blocks = any(place.kind in KEPT for _, place in tensors.values())
-    return config | {
-        "model_type": "mistral" if window and kind == "llama" else model_type,
-        "num_key_value_heads": _count(given, "attention.head_count_kv", heads),
-        "head_dim": width,
-        "vocab_size": tensors["token_embd.weight"][1].shape[0],
-        "tie_word_embeddings": "output.weight" not in tensors,
-        "attention_bias": any(biases),
-        "mlp_bias": "blk.0.ffn_down.bias" in tensors,
-        "norm_topk_prob": kind == "qwen3moe",
-        "sliding_window": window,
-        "rope_parameters": rope,
-        "dtype": "bfloat16" if in_blocks else "float32",
-    }
+    model_type = "mistral" if window and kind == "llama" else model_type
+    return (
+        {"rms_norm_eps": 1e-6, **_DEFAULTS.get(model_type, {})}
+        | config
+        | {
+            "model_type": model_type,
+            "num_key_value_heads": _count(given, "attention.head_count_kv", heads),
+            "head_dim": width,
+            "vocab_size": tensors["token_embd.weight"][1].shape[0],
+            "tie_word_embeddings": "output.weight" not in tensors,
+            "attention_bias": any(biases),
+            "mlp_bias": "blk.0.ffn_down.bias" in tensors,
+            "norm_topk_prob": kind == "qwen3moe",
+            "sliding_window": window,
+            "rope_parameters": rope,
+            "dtype": "bfloat16" if in_blocks else "float32",
+        }
+    )
 
 
 def gguf_remarks(file: Path) -> tuple[str, ...]:

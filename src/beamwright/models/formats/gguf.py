@@ -7,6 +7,7 @@ Files are read, not mapped; of a tensor a piece at a time is in memory twice.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from math import prod
@@ -127,7 +128,7 @@ class GgufWeights:
         if found is None or found[1].kind not in PARTS or len(found[1].shape) != 2:
             return None
         file, place, order = found
-        rows = torch.cat([*_pieces(file, place)]).view(place.shape[0], -1)
+        rows = _mapped(file, place).view(place.shape[0], -1)
         return BlockLinear(place.kind, rows if order is None else rows[order], place.shape[1])
 
     def _find(self, name: str) -> tuple[Path, Place, Tensor | None] | None:
@@ -151,17 +152,27 @@ class GgufWeights:
         return file, place, order
 
 
+def _mapped(file: Path, place: Place) -> Tensor:
+    """A tensor's bytes, in the file's pages: for who reads them once, at once."""
+    spare = place.start % mmap.ALLOCATIONGRANULARITY
+    with open(file, "rb") as stream:
+        where = {"length": spare + place.size, "offset": place.start - spare}
+        pages = mmap.mmap(stream.fileno(), access=mmap.ACCESS_COPY, **where)
+    pages.madvise(mmap.MADV_WILLNEED)
+    return torch.frombuffer(pages, dtype=torch.uint8, offset=spare)
+
+
 def _pieces(file: Path, place: Place) -> Iterator[Tensor]:
     """A tensor's blocks [count, bytes], some whole rows at a time."""
     row = place.shape[-1] // BLOCKS[place.kind][1] * BLOCKS[place.kind][2]
     step = max(1, _PIECE_BYTES // row) * row
-    with open(file, "rb", buffering=0) as stream:
+    with open(file, "rb") as stream:
         stream.seek(place.start)
         for at in range(0, place.size, step):
-            piece = bytearray(min(step, place.size - at))
-            if stream.readinto(piece) != len(piece):
+            piece = torch.empty(min(step, place.size - at), dtype=torch.uint8)
+            if stream.readinto(piece.numpy()) != len(piece):  # type: ignore[arg-type]
                 raise InputError(f"model file {file}: it ends too early")
-            yield torch.frombuffer(piece, dtype=torch.uint8).view(-1, BLOCKS[place.kind][2])
+            yield piece.view(-1, BLOCKS[place.kind][2])
 
 
 def _values(blocks: Tensor, kind: int) -> Tensor:

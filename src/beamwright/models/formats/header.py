@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -83,10 +84,18 @@ def read_header(file: Path, *, texts: bool = False) -> GgufHeader:
             read.
     """
     try:
-        with open(file, "rb") as stream, _mapped(stream.fileno()) as data:
-            return _Cursor(data, texts).header()
+        found = file.stat()
+        read = _read.__wrapped__ if texts else _read
+        return read(file, texts, found.st_size, found.st_mtime_ns)
     except (OSError, ValueError, struct.error, OverflowError) as error:
         raise InputError(f"model file {file}: cannot be read ({said_by(error)})") from error
+
+
+@lru_cache(maxsize=16)
+def _read(file: Path, texts: bool, size: int, changed: int) -> GgufHeader:
+    """size, changed: of a file that was read; who asks again for one that is not the same reads."""
+    with open(file, "rb") as stream, _mapped(stream.fileno()) as data:
+        return _Cursor(data, texts).header()
 
 
 def _mapped(handle: int) -> mmap.mmap:
@@ -117,19 +126,25 @@ class _Cursor:
         if kind != _LIST:
             raise ValueError(f"a value of type {kind}")
         each, count = *self._numbers("I"), *self._numbers("Q")
-        if each == _TEXT and self._texts:
-            return [self._text() for _ in range(count)]
-        if each == _TEXT:  # vocabularies: each takes bytes, so it ends
-            at, size = self._at, len(self._data) - _LENGTH.size
-            for _ in range(count):
-                if at > size:
-                    raise ValueError("it ends too early")
-                at += _LENGTH.size + _LENGTH.unpack_from(self._data, at)[0]
-            self._at = at
-            return count
+        if each == _TEXT:
+            found = self._texts_of(count)
+            return found if self._texts else count
         if each not in _NUMBERS:
             raise ValueError(f"a list of values of type {each}")
         return list(self._numbers(_NUMBERS[each], count))
+
+    def _texts_of(self, count: int) -> list[str]:
+        """Vocabularies: each takes bytes, so it ends."""
+        data, at, found, wanted = self._data, self._at, list[str](), self._texts
+        for _ in range(count):
+            first = at + _LENGTH.size
+            at = first + _LENGTH.unpack_from(data, at)[0]
+            if at > len(data):
+                raise ValueError("it ends too early")
+            if wanted:
+                found.append(data[first:at].decode("utf-8", "replace"))
+        self._at = at
+        return found
 
     def header(self) -> GgufHeader:
         """Of version 2 or 3."""

@@ -5,7 +5,7 @@ Made here of what the file says, and as llama.cpp reads it. Needs neither torch 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -138,7 +138,7 @@ def read_vocabulary(file: Path) -> TokenFiles:
     tokens = [t or f"[EMPTY_{i}]" for i, t in enumerate(_list(found, "tokens", str))]
     vocabulary = {token: number for number, token in enumerate(tokens)}
     kinds = _list(found, "token_type", int) or [_NORMAL] * len(tokens)
-    scores = _list(found, "scores", float | int)
+    scores = _list(found, "scores", float, int)
     pairs = [merge.partition(" ")[::2] for merge in _list(found, "merges", str)]
     cuts = [cuts for names, cuts in _CUTS.items() if (pre or "default") in names.split()]
     merged = chain.from_iterable((*pair, "".join(pair)) for pair in pairs)
@@ -167,7 +167,7 @@ def read_vocabulary(file: Path) -> TokenFiles:
     if model == "llama":
         blank = found.get(f"{_AT}add_space_prefix", True)
         normal = [text if kind == _NORMAL else "" for text, kind in zip(tokens, kinds, strict=True)]
-        merges = list(_pairs(normal, scores, vocabulary))
+        merges = _pairs(normal, scores, vocabulary)
         tokenizer = _pieces(vocabulary, merges, special["unk_token"], blank)
     else:
         tokenizer = _byte_level(vocabulary, pairs, *cuts, is_whole=pre in _WHOLE)
@@ -192,11 +192,10 @@ def read_vocabulary(file: Path) -> TokenFiles:
     )
 
 
-def _list(found: dict[str, Any], name: str, kind: Any) -> list[Any]:
-    """One of its lists; an empty one where there is none of this kind."""
+def _list(found: dict[str, Any], name: str, *kinds: type) -> list[Any]:
+    """One of its lists; an empty one where there is none of these kinds."""
     values = found.get(f"{_AT}{name}")
-    fits = isinstance(values, list) and all(isinstance(each, kind) for each in values)
-    return values if fits else []  # type: ignore[return-value]
+    return values if isinstance(values, list) and {*map(type, values)} <= {*kinds} else []
 
 
 def _byte_level(
@@ -213,13 +212,15 @@ def _byte_level(
 
 def _pairs(
     normal: list[str], scores: list[float], tokens: Mapping[str, int]
-) -> Iterator[tuple[str, str]]:
+) -> list[tuple[str, str]]:
     """Neighbours that SentencePiece merges, first those whose token has the best score."""
-    for number in sorted(range(len(normal)), key=scores.__getitem__, reverse=True):
-        token = normal[number]
-        for at in range(1, len(token)):
-            if token[:at] in tokens and token[at:] in tokens:
-                yield token[:at], token[at:]
+    order = sorted(range(len(normal)), key=scores.__getitem__, reverse=True)
+    return [
+        (first, second)
+        for number in order
+        for at in range(1, len(normal[number]))
+        if (first := normal[number][:at]) in tokens and (second := normal[number][at:]) in tokens
+    ]
 
 
 def _pieces(
