@@ -117,7 +117,7 @@ def test_rotation_and_norms_of_heads(rows, queries, keys, head_dim, normed, dtyp
     layer = decoder.weights.layers[0]
     layer.query_norm, layer.key_norm = norms
     positions = torch.arange(rows, device=DEVICE) % shape.context
-    tables = decoder._cos, decoder._sin
+    tables = decoder._far.cos, decoder._far.sin
     # More lies beside each row's heads than those that are turned.
     wide = drawn(rows, queries + 3 * keys, head_dim, dtype=dtype)
     expected, found = wide.clone(), wide.clone()

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from beamwright.attention.kernels import why_no_kernels
 from beamwright.attention.protocols import AttentionView
+from beamwright.models.angles import Angles
 from beamwright.models.decoder import ROW_MULTIPLE, Decoder, Linear, by_rows, in_tiles
 from beamwright.models.formats.rows import StoredRows
 from beamwright.models.native_layers import NativeLayers, is_native
@@ -118,9 +119,8 @@ class DenseDecoder(Decoder):
         self._activate = _ACTIVATE[shape.activation]
         fuses = kernels and not shape.lifted and not shape.after_norms and not shape.near_freq
         self._fused = fused_kernels(self.device, self.dtype) if fuses else None
-        self._cos, self._sin = self._rotary_tables(self.dtype, shape.inv_freq)
-        self._near = self._rotary_tables(self.dtype, shape.near_freq) if shape.near_freq else None
         self._native = self._native_layers()
+        self._far, self._near = (None, None) if self._native else self._angles(self.dtype)
         self._tile = None if all(each.is_fixed for each in self._products()) else tile_rows
 
     @property
@@ -141,15 +141,9 @@ class DenseDecoder(Decoder):
         x = weights.embedding[token_ids]
         if shape.embed_scale != 1.0:
             x = x * x.new_tensor(shape.embed_scale)  # rounded to their precision, as it was trained
-        rotary: tuple[Tensor, ...] = ()
         if weights.positions is not None:
             x = x + F.embedding(positions + (shape.learned_positions or 0), weights.positions)
-        elif self._fused is not None:
-            rotary = (positions,)
-        else:
-            rotary = (self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1))
-            if self._near is not None:
-                rotary += tuple(table[positions].unsqueeze(1) for table in self._near)
+        rotary = () if self._native is not None and not view.looks_ahead else self._turns(positions)
         if self._native is not None:
             foresee = partial(self._foresee, view, rotary) if view.looks_ahead else None
             return self._native.forward(x, positions, view, read, foresee)
@@ -206,9 +200,27 @@ class DenseDecoder(Decoder):
     def _native_layers(self) -> NativeLayers | None:
         if self.device.type != "cpu" or not is_native(self.shape, self.weights):
             return None
-        freqs = self.shape.inv_freq, self.shape.near_freq
-        tables = [self._rotary_tables(torch.float32, freq) for freq in freqs]
-        return NativeLayers(self.shape, self.weights, *tables)
+        return NativeLayers(self.shape, self.weights, *self._angles(torch.float32, whole=False))
+
+    def _angles(
+        self, dtype: torch.dtype, *, whole: bool = True
+    ) -> tuple[Angles | None, Angles | None]:
+        """Of layers that see all, and of those near; None where there are no rotary positions."""
+        shape, how = self.shape, (self.shape.context, dtype, self.device)
+        make = partial(Angles, whole=whole)
+        far = make(shape.inv_freq, shape.rope_scale, *how) if shape.inv_freq else None
+        return far, make(shape.near_freq, 1.0, *how) if shape.near_freq else None
+
+    def _turns(self, positions: Tensor) -> tuple[Tensor, ...]:
+        """See `_before`; cos and sin of layers near behind the others'."""
+        if self._far is None and self.shape.inv_freq:  # the library has its own
+            self._far, self._near = self._angles(self.dtype)
+        if self._far is None:
+            return ()
+        if self._fused is not None:
+            return (positions,)
+        near = () if self._near is None else self._near.rows(positions)
+        return *self._far.rows(positions), *near
 
     def _products(self) -> Iterator[Linear]:
         """All that are there: a verifier may read no LM head."""
@@ -256,7 +268,8 @@ class DenseDecoder(Decoder):
         """Norms and rotation of queries and keys, in place beside the values."""
         shape = self.shape
         if rotary and self._fused is not None:
-            sizes, tables = (shape.heads, shape.kv_heads), (self._cos, self._sin)
+            assert self._far is not None
+            sizes, tables = (shape.heads, shape.kv_heads), (self._far.cos, self._far.sin)
             self._fused.rotate(heads, *sizes, *rotary, *tables, layer.query_norm, layer.key_norm)
             return
         queries_keys = found = heads[:, : shape.heads + shape.kv_heads]
@@ -314,19 +327,3 @@ class DenseDecoder(Decoder):
             return x, self._fused.add_norm(x, delta, norm)
         x = x if delta is None else x + delta
         return x, norm(x)
-
-    def _rotary_tables(
-        self, dtype: torch.dtype, inv_freq: tuple[float, ...]
-    ) -> tuple[Tensor, Tensor]:
-        """cos and sin [context, head_dim]; sin's first half is negated: halves are swapped."""
-        if not inv_freq:
-            empty = torch.zeros(0, device=self.device, dtype=dtype)
-            return empty, empty
-        # float32 angles in every precision but float64: what the checkpoints were trained with.
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
-        freq = torch.tensor(inv_freq, dtype=torch.float32).to(wide)
-        angles = torch.outer(torch.arange(self.shape.context).to(wide), freq)
-        scale = 1.0 if inv_freq is self.shape.near_freq else self.shape.rope_scale
-        cos, sin = angles.cos() * scale, angles.sin() * scale
-        both = (torch.cat([cos, cos], dim=1), torch.cat([-sin, sin], dim=1))
-        return both[0].to(self.device, dtype), both[1].to(self.device, dtype)

@@ -15,6 +15,7 @@ from torch import Tensor
 from beamwright.attention.native import run
 from beamwright.attention.protocols import AttentionView, DecodeView
 from beamwright.library import LANES, Model, NativeLayer, Pass
+from beamwright.models.angles import Angles
 from beamwright.models.native import NativeLinear
 from beamwright.models.shape import ModelShape
 
@@ -32,11 +33,11 @@ def is_native(shape: ModelShape, weights: Any) -> bool:
 
 
 class NativeLayers:
-    """weights: of `dense`, for which `is_native`. far, near: cos and sin [context, head_dim] of
-    positions, float32, empty where there are none; near: of layers that are."""
+    """weights: of `dense`, for which `is_native`. far, near: angles of positions, in float32; near:
+    of layers that are."""
 
     def __init__(
-        self, shape: ModelShape, weights: Any, far: Sequence[Tensor], near: Sequence[Tensor]
+        self, shape: ModelShape, weights: Any, far: Angles | None, near: Angles | None
     ) -> None:
         self._shape, self._kept = shape, [weights]
         norms = [*(layer.attention_norm for layer in weights.layers), weights.final_norm]
@@ -53,10 +54,8 @@ class NativeLayers:
                 setattr(native, name, self._place(getattr(layer, name)))
             native.norm, native.follow = map(self._place, (layer.mlp_norm, norms[number + 1]))
             native.group, native.place = groups[number]
-            tables = near if number in shape.near else far
-            if tables[0].numel():
-                native.cos, native.sin = (each.data_ptr() for each in tables)
-        self._kept += [norms, far, near]
+        self._kept.append(norms)
+        self._angles = [(far, {*range(shape.layers)} - {*shape.near}), (near, shape.near)]
         self._model = Model(
             self._layers,
             self._place(norms[0]),
@@ -84,6 +83,7 @@ class NativeLayers:
         foresee: told before a layer what goes into it, its number and x [rows, hidden].
         """
         shape, dtype, last = self._shape, x.dtype, _STAGES * self._shape.layers
+        self._turn_by(positions)
         rows = self._rows(x, positions)
         described = view.described() if isinstance(view, DecodeView) and read is None else None
         if described is not None:
@@ -104,6 +104,14 @@ class NativeLayers:
             first = _STAGES * number + 2
             self._run(rows, first, min(first + 2, last))
         return rows["normed"].to(dtype)
+
+    def _turn_by(self, positions: Tensor) -> None:
+        """Have these positions' angles; a pass in another thread may go on with older ones."""
+        for angles, numbers in self._angles:
+            if angles is not None and angles.reach(positions):
+                self._kept.append((angles.cos, angles.sin))
+                for layer in (self._layers[number] for number in numbers):
+                    layer.cos, layer.sin = angles.cos.data_ptr(), angles.sin.data_ptr()
 
     def _rows(self, x: Tensor, positions: Tensor) -> dict[str, Tensor]:
         shape, count = self._shape, len(x)
