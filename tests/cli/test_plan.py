@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -46,6 +47,10 @@ def test_the_measured_machine(cli, tmp_path, monkeypatch):
     write_profile(NAMED_PROFILES["epyc-2core"])
     report = cli("plan", "--model", INLINE, "--gpu", "measured", "--json").json
     assert report["kv_bytes_per_token"] == 2 * 2 * 2 * 16 * 4
+    words = ("plan", "--model", INLINE, "--weights=int8", "--gpu", "measured", "--json")
+    assert cli(*words).json["weights"] == "int8"
+    write_profile(replace(NAMED_PROFILES["epyc-2core"], coded_bandwidth=1e10, coded_flops=1e12))
+    assert cli(*words).json["weights"] == "int8 in blocks"
 
 
 def test_a_page_to_read(cli):

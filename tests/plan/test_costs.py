@@ -13,11 +13,13 @@ from beamwright.plan.costs import (
     Roofline,
     Storage,
     conversion_bytes,
+    in_library,
     matrix_bytes,
     product_scratch_bytes,
     storage_of,
     weight_bytes,
 )
+from beamwright.plan.machines import find_profile
 from beamwright.protocols import Direction
 
 
@@ -138,3 +140,19 @@ def test_kernels_read_few_rows_weights_as_they_are_stored(qwen):
     few, many = (half.read_bytes(tokens) for tokens in (CODED_ROWS, CODED_ROWS + 1))
     assert few == half.weight_bytes < many == few + half.conversion_bytes
     assert wide.read_bytes(1) == wide.weight_bytes + wide.conversion_bytes
+
+
+def test_where_a_library_multiplies_codes_its_rates_count(qwen):
+    plain = find_profile("epyc-2core")
+    fast = replace(plain, coded_bandwidth=plain.device_bandwidth / 2, coded_flops=9 * plain.flops)
+    costs = ModelCosts.of(qwen, 4, in_library(Storage.INT8, qwen))
+    one, *_ = Roofline(costs, fast).parts(1, 0, 0, Layout.TREE)
+    assert one == pytest.approx(2 * costs.weight_bytes / plain.device_bandwidth)
+    _, many, launch_s = Roofline(costs, fast).parts(64, 0, 0, Layout.TREE)
+    assert many == pytest.approx(2 * 64 * qwen.num_parameters / (9 * plain.flops))
+    assert launch_s == plain.launch_s
+    assert Roofline(costs, plain).parts(64, 0, 0, Layout.TREE)[2] > 9 * launch_s
+    kept = ModelCosts.of(qwen, 4)
+    assert Roofline(kept, fast).parts(1, 0, 0, Layout.TREE) == (
+        Roofline(kept, plain).parts(1, 0, 0, Layout.TREE)
+    )

@@ -100,7 +100,7 @@ def speed_rows(rows: list[dict[str, Any]]) -> str:
 
 
 def published_rows(rows: list[dict[str, Any]]) -> str:
-    """Each side's distance from float32 of a file's values; speed and memory of the default."""
+    """Each side's distance from float32 of a file's values."""
     shown = [line for row in rows for line in _published(row)]
     columns = [name for name in shown[2] if any(line.get(name) for line in shown)]
     return table(shown, columns)
@@ -110,13 +110,10 @@ def _published(row: Found) -> Iterator[dict[str, Any]]:
     yield {"": f"**{row['file']}**"}
     for each in row["sides"]:
         far = each["side"] != ""
-        speed = row["speed"] if each["side"] == "auto" else []
         yield {
             "": each["side"] or "`transformers`, float32 of its values",
             "perplexity": f"{each['perplexity']:.2f}",
             "error: median": f"{each['median']:.3f}" if far else None,
             "largest": f"{each['largest']:.2f}" if far else None,
             "same best": f"{100 * each['same_best']:.1f} %" if far else None,
-            "tok/s": " / ".join(f"{found['tok_s']:,.0f}" for found in speed),
-            "peak, MiB": " / ".join(f"{found['peak_bytes'] >> 20:,}" for found in speed),
         }

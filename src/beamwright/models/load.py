@@ -56,7 +56,7 @@ from beamwright.models.weights import (
     random_weights,
     with_own_head,
 )
-from beamwright.plan.costs import Storage, storage_of, weight_bytes
+from beamwright.plan.costs import Storage, in_library, storage_of, weight_bytes
 from beamwright.sections import ModelSettings
 
 _log = logging.getLogger("beamwright.models")
@@ -184,12 +184,8 @@ def precision(settings: ModelSettings, shape: ModelShape, role: str) -> tuple[to
     storage = storage_of(weights, is_packed=shape.packed is not None)
     fixed = storage is Storage.STORED and shape.in_blocks and takes_blocks(torch.bfloat16)
     dtype = resolve_dtype(settings.dtype, settings.device, shape, fixed=fixed)
-    if settings.device == "cpu" and takes_blocks(dtype):
-        if storage is Storage.STORED and shape.blocks:
-            storage = Storage.BLOCKS
-        elif storage is Storage.INT8:
-            storage = Storage.BYTES
-    return dtype, storage
+    own = settings.device == "cpu" and takes_blocks(dtype)
+    return dtype, in_library(storage, shape) if own else storage
 
 
 def inspect_model(settings: ModelSettings) -> dict[str, Any]:

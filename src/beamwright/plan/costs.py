@@ -93,6 +93,13 @@ def storage_of(weights: str, *, is_packed: bool = False) -> Storage:
     return Storage(weights)
 
 
+def in_library(storage: Storage, shape: Shape) -> Storage:
+    """The same on a CPU whose library multiplies codes."""
+    if storage is Storage.STORED and shape.blocks:
+        return Storage.BLOCKS
+    return Storage.BYTES if storage is Storage.INT8 else storage
+
+
 def matrix_bytes(rows: int, columns: int, element_bytes: int, storage: Storage) -> int:
     """Bytes of one projection [rows, columns], its scales and zero points included."""
     if storage is Storage.PLAIN:
@@ -154,7 +161,8 @@ class ModelCosts:
     stored, where they are turned back into floating point first: with more tokens than coded_rows.
     windowed: KV bytes per token of
     layers that see a window, and that window. recurrent_layers: those that keep no KV, and of a row
-    `state_bytes` together, which every pass reads and writes.
+    `state_bytes` together, which every pass reads and writes. in_library: where a machine has one
+    that multiplies codes, a whole pass is a call of it.
     """
 
     num_layers: int
@@ -170,6 +178,7 @@ class ModelCosts:
     windowed: tuple[tuple[int, int], ...] = ()
     recurrent_layers: int = 0
     state_bytes: int = 0
+    in_library: bool = False
 
     def share_read(self, num_tokens: int) -> float:
         """How much of the weights a pass of so many tokens reads, if experts are taken evenly."""
@@ -219,6 +228,7 @@ class ModelCosts:
             ),
             recurrent_layers=len({part.layer for part in shape.states}),
             state_bytes=shape.state_bytes(element_bytes),
+            in_library=storage in (Storage.BLOCKS, Storage.BYTES, Storage.INT4),
         )
 
 
@@ -353,14 +363,22 @@ class Roofline:
         model, hardware = self.model, self.hardware
         kv_share = hardware.copies_share if layout is Layout.DENSE else hardware.bandwidth_share
         states = 2 * (num_tokens if num_states is None else num_states)  # read, and written
+        read = model.read_bytes(num_tokens), hardware.device_bandwidth * hardware.bandwidth_share
+        rate = hardware.flops * hardware.flops_share
+        num_launches = model.num_layers * hardware.decode_ops_per_layer
+        if model.in_library and hardware.coded_flops and hardware.coded_bandwidth:
+            read = model.share_read(num_tokens) * model.weight_bytes, hardware.coded_bandwidth
+            rate, num_launches = hardware.coded_flops, 1
         memory_s = (
-            (model.read_bytes(num_tokens) + states * model.state_bytes) / hardware.bandwidth_share
-            + kv_tokens_read * model.kv_bytes_per_token / kv_share
-        ) / hardware.device_bandwidth
+            read[0] / read[1]
+            + (
+                states * model.state_bytes / hardware.bandwidth_share
+                + kv_tokens_read * model.kv_bytes_per_token / kv_share
+            )
+            / hardware.device_bandwidth
+        )
         attending = model.num_layers - model.recurrent_layers
         attention = 4 * attending * model.num_heads * model.head_dim * kv_tokens_seen
         active = model.active_parameters or model.num_parameters
-        flops = 2 * active * num_tokens + attention
-        compute_s = flops / (hardware.flops * hardware.flops_share)
-        num_launches = model.num_layers * hardware.decode_ops_per_layer
+        compute_s = (2 * active * num_tokens + attention) / rate
         return memory_s, compute_s, num_launches * hardware.launch_s

@@ -60,6 +60,22 @@ class _Engine:
         tokens = sum(map(len, rows))
         return {"seconds": seconds, "prefill_s": prefill_s, "tokens": tokens, "first": rows[0]}
 
+    def predicted(self, ids: list[int]) -> dict[str, Any]:
+        """Behind each token but the last: the log-probability of the next, and the best token."""
+        import numpy as np
+
+        api = self._api
+        api.llama_memory_clear(self._memory, True)
+        self._decode([(token, at, 0, True) for at, token in enumerate(ids)])
+        size = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self._model))
+        found = []
+        for at, following in enumerate(ids[1:]):
+            place = api.llama_get_logits_ith(self._context, at)
+            logits = np.ctypeslib.as_array(place, (size,)).astype(np.float64)
+            total = logits.max() + np.log(np.exp(logits - logits.max()).sum())
+            found.append((float(logits[following] - total), int(logits.argmax())))
+        return {"predicted": found}
+
     def _decode(self, rows: list[tuple[int, int, int, bool]]) -> None:
         """Forward (token, position, sequence, whether its logits are wanted)."""
         batch = self._batch
@@ -87,7 +103,8 @@ def _start(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         "version": f"llama-cpp-python {llama_cpp.__version__}",
         "system": llama_cpp.llama_print_system_info().decode(),
     }
-    return facts, {"paths": _Engine(options).paths}
+    engine = _Engine(options)
+    return facts, {"paths": engine.paths, "predicted": engine.predicted}
 
 
 if __name__ == "__main__":

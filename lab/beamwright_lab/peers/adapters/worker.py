@@ -18,6 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[4]
 PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
+LLAMA_PYTHON = ROOT / ".venv-llama" / "bin" / "python"
 
 Handler = Callable[..., dict[str, Any]]
 

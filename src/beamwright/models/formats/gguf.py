@@ -2,7 +2,8 @@
 
 What has 4, 5, 6 or 8 bits with a scale stays so: its blocks, uint8 [count, bytes], become `Groups`
 with a block in each row, and nothing is rounded. Other types are turned back by `transformers`.
-Files are read, not mapped; of a tensor a piece at a time is in memory twice.
+Blocks are handed over in the file's pages, which go when they have been packed; of other tensors a
+piece at a time is read, and in memory twice.
 """
 
 from __future__ import annotations
