@@ -52,6 +52,9 @@ static inline __attribute__((always_inline)) TARGET void NAME(pass)(
         tile += head_bytes(kind);
         for (int part = 0; part < kind->super; part++, record++) {
             const uint8_t *codes = tile + factor_bytes(kind);
+            if (rows >= PREFETCHED_ROWS && first == 0)
+                for (size_t at = 0; at < code_bytes(kind); at += 64)
+                    __builtin_prefetch(codes + AHEAD + at);
             Bytes weights[8];
             NAME(vectors)(codes + lane * 4, bits, weights);
             Floats first_scale = scale, second_scale = scale, own_low = low;

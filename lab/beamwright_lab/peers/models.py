@@ -1,15 +1,13 @@
 """The models that all sides load: the bundled ones, and random ones, written once.
 
-`llama-7m` is a Llama of 6.5 M parameters; `qwen2.5-0.5b` and `qwen2.5-1.5b` have the shapes of
-Qwen2.5's, in bfloat16 as those are published.
+`qwen2.5-0.5b` and `qwen2.5-1.5b` have the shapes of Qwen2.5's, in bfloat16 as those are published.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
@@ -18,17 +16,6 @@ import torch
 
 from beamwright.models.config import resolve_folder
 from beamwright_lab.common import RESULTS, say
-
-_SIZES = {
-    "hidden_size": 256,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "intermediate_size": 768,
-    "vocab_size": 1024,
-    "max_position_embeddings": 1024,
-}
-
 
 LARGE = "qwen2.5-0.5b"
 _LARGE_SIZES = {
@@ -58,12 +45,12 @@ def model_folder(name: str) -> Path:
     """`bundled`, a random model (written once, from a fixed seed) or a folder."""
     if name == "bundled":
         return resolve_folder("bundled", "generator")
-    if name not in _WRITERS:
+    if name not in _SIZES:
         return Path(name)
     folder = RESULTS / "models" / name
     if not (folder / "done").is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        facts = _WRITERS[name](folder)
+        facts = _write_large(folder, _SIZES[name])
         (folder / "done").write_text(json.dumps(facts) + "\n", encoding="utf-8")
         say(f"written: {folder}, {facts}")
     return folder
@@ -109,16 +96,6 @@ _W8A8 = {
 }
 
 
-def _write_llama(folder: Path) -> Mapping[str, Any]:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**_SIZES, **_SPECIAL, tie_word_embeddings=False))
-    model.save_pretrained(folder)
-    _write_bpe(folder, _SIZES["vocab_size"])
-    return {"parameters": sum(p.numel() for p in model.parameters())}
-
-
 def _write_large(folder: Path, sizes: Mapping[str, int]) -> Mapping[str, Any]:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -162,8 +139,4 @@ def _write_bpe(folder: Path, num_words: int) -> None:
     tokenizer.save_pretrained(folder)
 
 
-_WRITERS: Mapping[str, Callable[[Path], Mapping[str, Any]]] = {
-    "llama-7m": _write_llama,
-    LARGE: partial(_write_large, sizes=_LARGE_SIZES),
-    LARGER: partial(_write_large, sizes=_LARGER_SIZES),
-}
+_SIZES = {LARGE: _LARGE_SIZES, LARGER: _LARGER_SIZES}

