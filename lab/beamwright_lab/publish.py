@@ -67,8 +67,10 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "accuracy-paired": lambda: tables.paired(read("accuracy")),
     "speed": lambda: tables.speed(read("peers-search")),
     "speed-all": lambda: _whole(tables.speed, "peers-search"),
-    "half-billion": lambda: _whole(tables.paths, "paths"),
-    "files": lambda: _whole(tables.paths, "files"),
+    **{
+        name.replace("_", "-"): partial(_whole, tables.paths, name)
+        for name in ("files", "paths", "small_paths", "kinds_half", "kinds_larger")
+    },
     "frontier": lambda: _whole(tables.frontier, "frontier"),
     "frontier-shares": lambda: tables.frontier_shares(read("frontier")),
     "frontier-batching": lambda: tables.frontier_batching(read("frontier")),

@@ -119,11 +119,11 @@ def paths(found: Found) -> str:
     for weights, n, beside in dict.fromkeys(case[:-1] for case in cells):
         busy = f", {beside} busy loops" * bool(beside)
         row: Row = {"weights, paths": f"{PurePath(weights).name}, n = {n}{busy}"}
-        for key in ("tokens/s", "peak GiB"):
+        for key in ("tokens/s", "peak GiB", "read share"):
             for side in sides:
                 name = "Beamwright" if side == "beamwright" else side
-                cell = cells.get((weights, n, beside, side))
-                row[f"{name}, {key}"] = "-" if cell is None else f"{cell[key]:,}"
+                value = cells.get((weights, n, beside, side), {}).get(key, "-")
+                row[f"{name}, {key}"] = value if isinstance(value, str) else f"{value:,}"
         rows.append(row)
     return table(rows, list(rows[0]))
 

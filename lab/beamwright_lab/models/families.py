@@ -23,7 +23,7 @@ from beamwright_lab.models.checkpoints import ARCHITECTURES
 from beamwright_lab.models.family import report
 from beamwright_lab.models.shown import family_rows, refusals, verdict
 
-OWN = ("llama", "mistral", "qwen2", "qwen3", "opt")
+OWN = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "opt")
 """What the own decoder knows: each of them with `transformers`' modules, too."""
 _PROCESSES = get_context("forkserver")  # each begins where the imports are over
 _PROCESSES.set_forkserver_preload(["beamwright_lab.models.family"])

@@ -102,15 +102,14 @@ def errors(found: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]
     }
 
 
-def place_of(name: str) -> Path:
-    return FILES[name].path if name in FILES else Path(name)
+_NAMES = {file.path: name for name, file in FILES.items()}
 
 
-def reference_of(name: str) -> dict[str, Any]:
+def reference_of(place: Path) -> dict[str, Any]:
     """See `read_reference_of`; of other files it is found, and kept."""
-    if name in FILES:
-        return read_reference_of(name)
-    place, kept = place_of(name), RESULTS / "references" / f"{Path(name).name}.json"
+    if place in _NAMES:
+        return read_reference_of(_NAMES[place])
+    kept = RESULTS / "references" / f"{place.name}.json"
     if not kept.is_file():
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(new_reference(place, ())), encoding="utf-8")
@@ -124,9 +123,9 @@ def new_reference(place: Path, begin: Sequence[int]) -> dict[str, Any]:
     return {"ids": ids, "predicted": found}
 
 
-def one(name: str, side: str, llama: Path) -> dict[str, Any]:
+def one(place: Path, side: str, llama: Path) -> dict[str, Any]:
     """A side, in this process; "" is the reference."""
-    place, reference = place_of(name), reference_of(name)
+    reference = reference_of(place)
     found, ids = reference["predicted"], reference["ids"]
     if side:
         by_llama = side == _LLAMA
@@ -143,7 +142,7 @@ def main() -> None:
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(one(*given.one, given.llama_python)))
+        print(json.dumps(one(Path(given.one[0]), given.one[1], given.llama_python)))
         return
     if given.reference:
         found = {
@@ -152,20 +151,20 @@ def main() -> None:
         REFERENCE.write_text(json.dumps(found) + "\n", encoding="utf-8")
         return
     names = given.only or ([] if given.file else [*FILES])
+    places = [*(FILES[name].path for name in names), *given.file]
     kept = RESULTS / "published.json"
     before = json.loads(kept.read_text(encoding="utf-8"))["rows"] if kept.is_file() else []
-    anew = {place_of(name).name for name in (*names, *map(str, given.file))}
-    rows: list[dict[str, Any]] = [row for row in before if row["file"] not in anew]
+    rows: list[dict[str, Any]] = [r for r in before if r["file"] not in {p.name for p in places}]
     llama = [_LLAMA] * given.llama_python.is_file()
-    for name in (*names, *map(str, given.file)):
-        rows.append({"file": place_of(name).name, "sides": []})
-        for side in ["", *(_SIDES if name in FILES else ["auto"]), *llama]:
-            numbers = ["--one", name, side, "--llama-python", str(given.llama_python)]
+    for place in places:
+        rows.append({"file": place.name, "sides": []})
+        for side in ["", *(_SIDES if place in _NAMES else ["auto"]), *llama]:
+            numbers = ["--one", str(place), side, "--llama-python", str(given.llama_python)]
             command = [sys.executable, "-m", "beamwright_lab.models.published", *numbers]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             found = json.loads(done.stdout.splitlines()[-1])
             rows[-1]["sides"].append(found)
-            say(name, found)
+            say(place.name, found)
     print(published_rows(rows))
     finish("published", {"rows": rows})
 

