@@ -155,10 +155,12 @@ def main() -> None:
     kept = RESULTS / "published.json"
     before = json.loads(kept.read_text(encoding="utf-8"))["rows"] if kept.is_file() else []
     rows: list[dict[str, Any]] = [r for r in before if r["file"] not in {p.name for p in places}]
-    llama = [_LLAMA] * given.llama_python.is_file()
     for place in places:
         rows.append({"file": place.name, "sides": []})
-        for side in ["", *(_SIDES if place in _NAMES else ["auto"]), *llama]:
+        for side in (
+            *("", *(_SIDES if place in _NAMES else ["auto"])),
+            *[_LLAMA] * given.llama_python.is_file(),
+        ):
             numbers = ["--one", str(place), side, "--llama-python", str(given.llama_python)]
             command = [sys.executable, "-m", "beamwright_lab.models.published", *numbers]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)

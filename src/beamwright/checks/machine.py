@@ -178,8 +178,7 @@ def _coded_rates(read_bytes: int, repeats: int) -> tuple[float, float] | tuple[N
     num_bytes = sum(tiles.nbytes for _, _, tiles in linear.parts)
     one, rows = torch.randn(1, 2048), torch.randn(_DECODE_ROWS, 2048)
     one_s, rows_s = (_best_s(partial(linear, x), repeats) for x in (one, rows))
-    flops = 2 * _DECODE_ROWS * 2048 * linear.projection.outputs
-    return num_bytes / one_s, flops / rows_s
+    return num_bytes / one_s, 2 * _DECODE_ROWS * 2048 * linear.projection.outputs / rows_s
 
 
 def _copy_costs(copy_bytes: int, repeats: int) -> tuple[float, float]:

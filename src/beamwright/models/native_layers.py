@@ -7,6 +7,7 @@ between two of them. Everything is in float32 but keys and values.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from threading import Lock
 from typing import Any
 
 import torch
@@ -55,6 +56,7 @@ class NativeLayers:
             native.norm, native.follow = map(self._place, (layer.mlp_norm, norms[number + 1]))
             native.group, native.place = groups[number]
         self._kept.append(norms)
+        self._turning = Lock()
         self._angles = [(far, {*range(shape.layers)} - {*shape.near}), (near, shape.near)]
         self._model = Model(
             self._layers,
@@ -107,11 +109,12 @@ class NativeLayers:
 
     def _turn_by(self, positions: Tensor) -> None:
         """Have these positions' angles; a pass in another thread may go on with older ones."""
-        for angles, numbers in self._angles:
-            if angles is not None and angles.reach(positions):
-                self._kept.append((angles.cos, angles.sin))
-                for layer in (self._layers[number] for number in numbers):
-                    layer.cos, layer.sin = angles.cos.data_ptr(), angles.sin.data_ptr()
+        with self._turning:
+            for angles, numbers in self._angles:
+                if angles is not None and angles.reach(positions):
+                    self._kept.append((angles.cos, angles.sin))
+                    for layer in (self._layers[number] for number in numbers):
+                        layer.cos, layer.sin = angles.cos.data_ptr(), angles.sin.data_ptr()
 
     def _rows(self, x: Tensor, positions: Tensor) -> dict[str, Tensor]:
         shape, count = self._shape, len(x)
