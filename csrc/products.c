@@ -19,8 +19,8 @@
 #define TILE 16 /* outputs */
 #define COLUMNS 32
 #define MOST_ROWS 8 /* of one pass over a tile */
-/* With as many rows a CPU reads too slowly to see by itself what comes next; measured: with fewer it
- * does, and requests cost. */
+/* From so many rows on, a pass reads too slowly for the CPU's own prefetcher; with fewer rows our
+ * requests cost time (measured). */
 #define PREFETCHED_ROWS 4
 #define AHEAD 4096 /* bytes */
 

@@ -123,7 +123,7 @@ def library() -> Any:
 
 
 def instruction_set() -> int:
-    """The best of its sets that this CPU has, and that torch may use (`ATEN_CPU_CAPABILITY`)."""
+    """Number of the best set that this CPU has and torch may use (`ATEN_CPU_CAPABILITY`)."""
     from torch.backends import cpu  # noqa: PLC0415 (slow import)
 
     allowed = _ALLOWED.get(cpu.get_cpu_capability(), len(_SETS) - 1)

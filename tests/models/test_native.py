@@ -159,6 +159,7 @@ def test_without_the_library_blocks_become_groups(kind, monkeypatch):
     torch.testing.assert_close(grouped.values(slice(None)), values(blocks(kind)))
 
 
+@needs_library
 @pytest.mark.parametrize(("allowed", "best"), [("DEFAULT", 0), ("AVX2", 1), ("AVX512", 2)])
 def test_uses_no_more_instructions_than_torch_may(allowed, best, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: allowed)

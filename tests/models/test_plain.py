@@ -56,14 +56,15 @@ def test_the_alphabet_of_bytes_is_gpt2s():
     assert " \n\x80\xad\u65e5".translate(table).encode("latin-1", "ignore") == b""
 
 
-@pytest.mark.parametrize("model", ["bundled", "smollm2"])
-def test_a_config_that_says_all_is_read_without_transformers(model, request):
-    place = request.getfixturevalue(model) if model == "smollm2" else model
+@pytest.mark.parametrize("named", ["bundled", "smollm2"])
+def test_the_bundled_pair_and_files_load_without_transformers(named, request):
+    options = "n=2, width=2, max_rounds=1"
+    if named == "smollm2":
+        place = request.getfixturevalue(named)
+        options = f"model='{place}', verifier='none', search='majority', n=2, max_tokens=2"
     code = (
         "import sys; from beamwright import Solver; "
-        f"s = Solver(model='{place}', verifier='none', search='best-of-n', "
-        "choose='majority', n=2, max_tokens=2); "
-        "s.solve('2+2?'); s.close(); "
+        f"s = Solver({options}); s.solve('2+2?'); s.close(); "
         "sys.exit(any(m in sys.modules for m in ('transformers', 'huggingface_hub', 'sympy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

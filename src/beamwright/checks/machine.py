@@ -170,7 +170,7 @@ def measure_profile(
 
 
 def _coded_rates(read_bytes: int, repeats: int) -> tuple[float, float] | tuple[None, None]:
-    """Bytes/s of a row, and FLOP/s of several, of products with codes; see the profile."""
+    """The profile's `coded_bandwidth` and `coded_flops`, from weights of 4 bits."""
     if library() is None:
         return None, None
     piece = as_grouped(torch.randn(512, 2048))

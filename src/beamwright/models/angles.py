@@ -1,17 +1,21 @@
-"""cos and sin of rotary positions, made as far as paths reach: a whole context's take megabytes."""
+"""Tables of rotary cos and sin that grow with the longest path.
+
+For a whole context they can take 200 MB, of which most searches read little.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-_RUN = 2048  # positions that are computed together, whenever that is: their bits stay the same
+_RUN = 2048  # positions computed in one call, so that bits do not depend on when tables grow
 
 
 class Angles:
-    """cos, sin: [positions, head_dim]; sin's first half is negated, as halves are swapped.
+    """cos, sin: [positions, head_dim]. The first half of sin is negated: a head's halves swap.
 
-    whole: all of the context at once, for captured steps: those read tables that never move.
+    reached: positions that the tables have from the start. Who captures steps asks for the whole
+    context, because tables that grow are new tensors.
     """
 
     def __init__(
@@ -22,29 +26,24 @@ class Angles:
         dtype: torch.dtype,
         device: torch.device,
         *,
-        whole: bool = False,
+        reached: int = 0,
     ) -> None:
         # float32 angles in every precision but float64: what the checkpoints were trained with.
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         self._freq = torch.tensor(inv_freq, dtype=torch.float32).to(wide)
         self._scale, self._context = scale, context
         self.cos = self.sin = torch.empty(0, 2 * len(inv_freq), dtype=dtype, device=device)
-        self._whole = whole
-        if whole:
-            self._grow(context)
+        self._grow(reached)
 
-    def reach(self, positions: Tensor) -> bool:
-        """Have these positions; True if the tables are new ones."""
+    def reach(self, last: int) -> bool:
+        """Grow the tables to position `last` if they end before it; True if they did."""
         known = len(self.cos)
-        if self._whole or not len(positions):
-            return False
-        if (last := int(positions.max())) >= known:
+        if last >= known:
             self._grow(max(last + 1, 2 * known))
         return len(self.cos) > known
 
     def rows(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [positions, 1, head_dim]."""
-        self.reach(positions)
+        """cos and sin [positions, 1, head_dim] of positions within reach."""
         return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
 
     def _grow(self, count: int) -> None:

@@ -205,15 +205,15 @@ class DenseDecoder(Decoder):
     def _angles(
         self, dtype: torch.dtype, *, whole: bool = True
     ) -> tuple[Angles | None, Angles | None]:
-        """Of layers that see all, and of those near; None where there are no rotary positions."""
+        """Of layers that see all tokens, and of layers `near`; None: no rotary positions."""
         shape, how = self.shape, (self.shape.context, dtype, self.device)
-        make = partial(Angles, whole=whole)
+        make = partial(Angles, reached=shape.context if whole else 0)
         far = make(shape.inv_freq, shape.rope_scale, *how) if shape.inv_freq else None
         return far, make(shape.near_freq, 1.0, *how) if shape.near_freq else None
 
     def _turns(self, positions: Tensor) -> tuple[Tensor, ...]:
-        """See `_before`; cos and sin of layers near behind the others'."""
-        if self._far is None and self.shape.inv_freq:  # the library has its own
+        """Rotary arguments of `_before`; those of layers `near`, if any, come last."""
+        if self._far is None and self.shape.inv_freq:  # not made yet: the C library has its own
             self._far, self._near = self._angles(self.dtype)
         if self._far is None:
             return ()

@@ -1,7 +1,7 @@
 """Who a checkpoint is: SHA-256 over every byte of the files that loading it reads.
 
-They are read in a thread beside the loading, which brings them into memory anyway; on Linux with
-a third of the weight that other threads have.
+They are read in a thread beside the loading, which brings them into memory anyway. On Linux that
+thread gives way to others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TEXTS = (
 )  # fmt: skip
 _READ_BYTES = 1 << 23  # at a time, without the interpreter's lock
 _DIGITS = 16
-_PRIORITY = 5  # beside a busy process it still ends soon
+_NICENESS = 5  # more, and beside a busy process the digest would take a minute
 
 
 def digest_later(folder: Path) -> Future[Digest | None]:
@@ -38,7 +38,7 @@ def digest_later(folder: Path) -> Future[Digest | None]:
 
     def find() -> None:
         if sys.platform == "linux":  # where a thread has a priority of its own
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _PRIORITY)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         try:
             found.set_result(digest_of(folder))
         except (OSError, InputError):

@@ -226,7 +226,7 @@ def rotary(config: Any, head_dim: int) -> dict[str, Any]:
 
 
 def scales_positions(config: Mapping[str, Any]) -> bool:
-    """Whether `rotary` asks `transformers`, which wants a config of its own."""
+    """Whether its rotary positions are scaled: `rotary` then needs a `transformers` config."""
     rope = config["rope_parameters"]
     kinds = rope if "full_attention" in rope else {"all": rope}
     return any(kind["rope_type"] not in _UNSCALED for kind in kinds.values())

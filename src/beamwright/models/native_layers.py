@@ -34,8 +34,8 @@ def is_native(shape: ModelShape, weights: Any) -> bool:
 
 
 class NativeLayers:
-    """weights: of `dense`, for which `is_native`. far, near: angles of positions, in float32; near:
-    of layers that are."""
+    """weights: of `dense`, for which `is_native`. far, near: rotary tables in float32; near: of
+    layers `shape.near`."""
 
     def __init__(
         self, shape: ModelShape, weights: Any, far: Angles | None, near: Angles | None
@@ -108,10 +108,11 @@ class NativeLayers:
         return rows["normed"].to(dtype)
 
     def _turn_by(self, positions: Tensor) -> None:
-        """Have these positions' angles; a pass in another thread may go on with older ones."""
+        """Grow the tables for these positions; another thread may still read older ones."""
+        last = int(positions.max()) if len(positions) else -1
         with self._turning:
             for angles, numbers in self._angles:
-                if angles is not None and angles.reach(positions):
+                if angles is not None and angles.reach(last):
                     self._kept.append((angles.cos, angles.sin))
                     for layer in (self._layers[number] for number in numbers):
                         layer.cos, layer.sin = angles.cos.data_ptr(), angles.sin.data_ptr()

@@ -189,7 +189,7 @@ class ModelShape:
 
     @property
     def in_blocks(self) -> bool:
-        """Whether a GGUF file has all matrices in blocks: what else it has is smaller than one."""
+        """Whether a GGUF file has all matrices in blocks: all others together are smaller."""
         smallest = min((rows * columns for rows, columns, _ in self.matrices), default=0)
         return self.blocks is not None and self.blocks[1] < smallest
 

@@ -94,7 +94,7 @@ def storage_of(weights: str, *, is_packed: bool = False) -> Storage:
 
 
 def in_library(storage: Storage, shape: Shape) -> Storage:
-    """The same on a CPU whose library multiplies codes."""
+    """How the same weights are kept on a CPU that has the C library of products."""
     if storage is Storage.STORED and shape.blocks:
         return Storage.BLOCKS
     return Storage.BYTES if storage is Storage.INT8 else storage
@@ -161,8 +161,8 @@ class ModelCosts:
     stored, where they are turned back into floating point first: with more tokens than coded_rows.
     windowed: KV bytes per token of
     layers that see a window, and that window. recurrent_layers: those that keep no KV, and of a row
-    `state_bytes` together, which every pass reads and writes. in_library: where a machine has one
-    that multiplies codes, a whole pass is a call of it.
+    `state_bytes` together, which every pass reads and writes. in_library: the C library,
+    where a machine has it, multiplies these weights as they are, a whole pass in one call.
     """
 
     num_layers: int
@@ -363,20 +363,15 @@ class Roofline:
         model, hardware = self.model, self.hardware
         kv_share = hardware.copies_share if layout is Layout.DENSE else hardware.bandwidth_share
         states = 2 * (num_tokens if num_states is None else num_states)  # read, and written
-        read = model.read_bytes(num_tokens), hardware.device_bandwidth * hardware.bandwidth_share
+        reached = hardware.device_bandwidth * hardware.bandwidth_share
+        weights_s = model.read_bytes(num_tokens) / reached
         rate = hardware.flops * hardware.flops_share
         num_launches = model.num_layers * hardware.decode_ops_per_layer
         if model.in_library and hardware.coded_flops and hardware.coded_bandwidth:
-            read = model.share_read(num_tokens) * model.weight_bytes, hardware.coded_bandwidth
+            weights_s = model.share_read(num_tokens) * model.weight_bytes / hardware.coded_bandwidth
             rate, num_launches = hardware.coded_flops, 1
-        memory_s = (
-            read[0] / read[1]
-            + (
-                states * model.state_bytes / hardware.bandwidth_share
-                + kv_tokens_read * model.kv_bytes_per_token / kv_share
-            )
-            / hardware.device_bandwidth
-        )
+        kv_s = kv_tokens_read * model.kv_bytes_per_token / (hardware.device_bandwidth * kv_share)
+        memory_s = weights_s + states * model.state_bytes / reached + kv_s
         attending = model.num_layers - model.recurrent_layers
         attention = 4 * attending * model.num_heads * model.head_dim * kv_tokens_seen
         active = model.active_parameters or model.num_parameters

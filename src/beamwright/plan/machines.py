@@ -58,8 +58,8 @@ class HardwareProfile:
     flops_share: of `flops`, reached by the matrix products of a decode step or a prefill.
     link_share: of the link's rates, reached by large pieces in pinned memory.
     element_bytes: of the usual dtype: 2 (16 bits) on GPUs, 4 on CPUs.
-    coded_bandwidth, coded_flops: of the library's products with codes, bytes/s that a single row
-    reads and FLOP/s of many; None where it has none.
+    coded_bandwidth, coded_flops: of the C library's products with quantised weights, bytes/s of one
+    row and FLOP/s of a batch; None without the library.
     Shares are 1 of rates that were measured by the very kind of work that they stand for.
 
     Raises:

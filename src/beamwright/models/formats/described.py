@@ -101,7 +101,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "attn_logit_softcapping": None, "final_logit_softcapping": None,
     },
 }  # fmt: skip
-"""What the architecture itself says, by model_type, of those that the own decoder runs."""
+"""What no GGUF header says, because its architecture implies it; by model_type."""
 _NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
@@ -260,23 +260,20 @@ def read_config(file: Path) -> dict[str, Any]:
     model_type = "qwen2" if kind == "llama" and biases == [True, False] else _MODELS[kind]
     in_blocks = any(place.kind in KEPT for _, place in tensors.values())
     model_type = "mistral" if window and kind == "llama" else model_type
-    return (
-        {"rms_norm_eps": 1e-6, **_DEFAULTS.get(model_type, {})}
-        | config
-        | {
-            "model_type": model_type,
-            "num_key_value_heads": _count(given, "attention.head_count_kv", heads),
-            "head_dim": width,
-            "vocab_size": tensors["token_embd.weight"][1].shape[0],
-            "tie_word_embeddings": "output.weight" not in tensors,
-            "attention_bias": any(biases),
-            "mlp_bias": "blk.0.ffn_down.bias" in tensors,
-            "norm_topk_prob": kind == "qwen3moe",
-            "sliding_window": window,
-            "rope_parameters": rope,
-            "dtype": "bfloat16" if in_blocks else "float32",
-        }
-    )
+    config = {"rms_norm_eps": 1e-6, **_DEFAULTS.get(model_type, {}), **config}
+    return config | {
+        "model_type": model_type,
+        "num_key_value_heads": _count(given, "attention.head_count_kv", heads),
+        "head_dim": width,
+        "vocab_size": tensors["token_embd.weight"][1].shape[0],
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "attention_bias": any(biases),
+        "mlp_bias": "blk.0.ffn_down.bias" in tensors,
+        "norm_topk_prob": kind == "qwen3moe",
+        "sliding_window": window,
+        "rope_parameters": rope,
+        "dtype": "bfloat16" if in_blocks else "float32",
+    }
 
 
 def gguf_remarks(file: Path) -> tuple[str, ...]:

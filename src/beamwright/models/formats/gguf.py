@@ -2,8 +2,8 @@
 
 What has 4, 5, 6 or 8 bits with a scale stays so: its blocks, uint8 [count, bytes], become `Groups`
 with a block in each row, and nothing is rounded. Other types are turned back by `transformers`.
-Blocks are handed over in the file's pages, which go when they have been packed; of other tensors a
-piece at a time is read, and in memory twice.
+Blocks are mapped from the file until they are packed; of other tensors a piece at a time is in
+memory twice.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class GgufWeights:
 
 
 def _mapped(file: Path, place: Place) -> Tensor:
-    """A tensor's bytes, in the file's pages: for who reads them once, at once."""
+    """A tensor's bytes, mapped from the file until the tensor is freed; writing changes no file."""
     spare = place.start % mmap.ALLOCATIONGRANULARITY
     with open(file, "rb") as stream:
         where = {"length": spare + place.size, "offset": place.start - spare}
@@ -167,13 +167,13 @@ def _pieces(file: Path, place: Place) -> Iterator[Tensor]:
     """A tensor's blocks [count, bytes], some whole rows at a time."""
     row = place.shape[-1] // BLOCKS[place.kind][1] * BLOCKS[place.kind][2]
     step = max(1, _PIECE_BYTES // row) * row
-    with open(file, "rb") as stream:
+    with open(file, "rb", buffering=0) as stream:
         stream.seek(place.start)
         for at in range(0, place.size, step):
-            piece = torch.empty(min(step, place.size - at), dtype=torch.uint8)
-            if stream.readinto(piece.numpy()) != len(piece):  # type: ignore[arg-type]
+            piece = bytearray(min(step, place.size - at))
+            if stream.readinto(piece) != len(piece):
                 raise InputError(f"model file {file}: it ends too early")
-            yield piece.view(-1, BLOCKS[place.kind][2])
+            yield torch.frombuffer(piece, dtype=torch.uint8).view(-1, BLOCKS[place.kind][2])
 
 
 def _values(blocks: Tensor, kind: int) -> Tensor:

@@ -85,17 +85,18 @@ def read_header(file: Path, *, texts: bool = False) -> GgufHeader:
     """
     try:
         found = file.stat()
-        read = _read.__wrapped__ if texts else _read
-        return read(file, texts, found.st_size, found.st_mtime_ns)
+        return (_read if texts else _known)(file, texts, found.st_size, found.st_mtime_ns)
     except (OSError, ValueError, struct.error, OverflowError) as error:
         raise InputError(f"model file {file}: cannot be read ({said_by(error)})") from error
 
 
-@lru_cache(maxsize=16)
-def _read(file: Path, texts: bool, size: int, changed: int) -> GgufHeader:
-    """size, changed: of a file that was read; who asks again for one that is not the same reads."""
+def _read(file: Path, texts: bool, *_version: int) -> GgufHeader:
     with open(file, "rb") as stream, _mapped(stream.fileno()) as data:
         return _Cursor(data, texts).header()
+
+
+_known = lru_cache(maxsize=16)(_read)
+"""The same without texts, which are large; a file of another size or time is read anew."""
 
 
 def _mapped(handle: int) -> mmap.mmap:
@@ -134,12 +135,11 @@ class _Cursor:
         return list(self._numbers(_NUMBERS[each], count))
 
     def _texts_of(self, count: int) -> list[str]:
-        """Vocabularies: each takes bytes, so it ends."""
+        """Texts, or an empty list if unwanted. Each takes bytes: a false count ends."""
         data, at, found, wanted = self._data, self._at, list[str](), self._texts
         for _ in range(count):
             first = at + _LENGTH.size
-            at = first + _LENGTH.unpack_from(data, at)[0]
-            if at > len(data):
+            if first > len(data) or (at := first + _LENGTH.unpack_from(data, at)[0]) > len(data):
                 raise ValueError("it ends too early")
             if wanted:
                 found.append(data[first:at].decode("utf-8", "replace"))
