@@ -12,7 +12,7 @@ import golden_served
 from beamwright.search import STRATEGIES
 
 PINNED = json.loads(bundled_trees.FILE.read_text(encoding="utf-8"))
-MEANT = "if that is meant, run: python tests/bundled_trees.py"
+MEANT = "if that is meant, run: python tests/support/bundled_trees.py"
 LIKE_BEST_OF_N = {"majority", "weighted"}
 
 

@@ -13,7 +13,7 @@ def test_it_is_as_pinned(name, case):
     _, find = golden.GOLDENS[name]
     pinned, tolerance = golden.pinned(name)[case], golden.tolerance_of(name)
     found = list(golden.differences(find(case), pinned, **tolerance))
-    assert not found, "if that is meant, run: python tests/golden.py\n" + "\n".join(found)
+    assert not found, "if that is meant, run: python tests/support/golden.py\n" + "\n".join(found)
 
 
 @pytest.mark.parametrize("name", golden.GOLDENS)

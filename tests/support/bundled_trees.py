@@ -1,4 +1,4 @@
-"""The trees that the bundled models grow in float64; `python tests/bundled_trees.py` pins them.
+"""The trees that the bundled models grow in float64; `python tests/support/bundled_trees.py` pins them.
 
 Pin them again after a bundled model has been trained anew, or where a change of sampling is meant.
 """
@@ -10,7 +10,7 @@ from beamwright import Solver
 from beamwright.evaluate.problems import load_problems
 from beamwright.sparse.rule import METHODS
 
-FILE = Path(__file__).parent / "data" / "bundled_trees.json"
+FILE = Path(__file__).parents[1] / "data" / "bundled_trees.json"
 SEARCHES = {
     "beam search with the bundled verifier": {"verifier": "bundled", "n": 8, "width": 4},
     "best of n by log-probability": {"verifier": "logprob", "search": "best-of-n", "n": 4},

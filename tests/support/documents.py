@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
     ROOT / "recipes" / "README.md",

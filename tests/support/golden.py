@@ -1,4 +1,4 @@
-"""What the program prints today, pinned: `python tests/golden.py [NAME ...]` writes it again.
+"""What the program prints today, pinned: `python tests/support/golden.py [NAME ...]` writes it again.
 
 Write it again where a change of it is meant, and say why in the changelog. Everything is asked for
 through the command line or HTTP, so that a golden outlives the modules behind it.
@@ -12,7 +12,7 @@ from pathlib import Path
 import golden_commands as commands
 import golden_served as served
 
-FOLDER = Path(__file__).parent / "data" / "golden"
+FOLDER = Path(__file__).parents[1] / "data" / "golden"
 DIGITS = 12
 """Significant digits of a float that is kept; as far as two may differ in the last bits."""
 COMPUTED = 1e-5
