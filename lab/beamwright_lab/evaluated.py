@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from beamwright import Settings, Solver
 from beamwright.evaluate.equivalence import AnswerChecker
-from beamwright.evaluate.metrics import Record, estimate_mean
+from beamwright.evaluate.metrics import Record
 from beamwright.evaluate.problems import ProblemSet
 from beamwright.evaluate.run import run
 from beamwright_lab.common import say
@@ -47,25 +44,3 @@ def records_of(
         for each in solver:
             each.close()
     return [records[problem.unique_id] for problem in problems.problems]
-
-
-def right_of(records: Sequence[Record]) -> list[float]:
-    """Whose answers are right, 0 or 1."""
-    return [float(bool(record.correct)) for record in records]
-
-
-def tokens_of(records: Sequence[Record], *names: str) -> float:
-    """Tokens of these kinds a problem, in the mean."""
-    return float(np.mean([sum(r.tokens.get(name) or 0 for name in names) for r in records]))
-
-
-def beside(right: Sequence[float], first: Sequence[float]) -> dict[str, Any]:
-    """Cells of a line: its accuracy, and how far from the first's, problem by problem."""
-    found = estimate_mean([a - b for a, b in zip(right, first, strict=True)])
-    assert found is not None
-    low, high = found["interval"]
-    return {
-        "accuracy": round(float(np.mean(right)), 3),
-        "less the first": f"{found['value']:+.3f}",
-        "95 % interval": f"{low:+.3f} to {high:+.3f}",
-    }

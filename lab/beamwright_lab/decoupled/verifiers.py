@@ -3,7 +3,7 @@
 Bundled problems in flight together, with the bundled verifier and with random ones that are the
 bottleneck: language models over the bundled tokenizer, whose score is the likelihood of a step. One
 verifier and several in turn, in interleaved rounds; their trees have to be equal. Every lane
-computes with as many of torch's threads as the loop: by `engine.threads` one up to 20 million
+computes with as many of torch's threads as the loop: one up to 20 million
 parameters, else what there is; or with one, as OMP_NUM_THREADS=1 says.
 
     python -m beamwright_lab.decoupled.verifiers [--problems 16] [--rounds 3] [--verifiers 1 2]

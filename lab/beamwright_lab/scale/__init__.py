@@ -1,1 +1,0 @@
-"""More than one device."""
