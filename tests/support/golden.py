@@ -1,4 +1,6 @@
-"""What the program prints today, pinned: `python tests/support/golden.py [NAME ...]` writes it again.
+"""What the program prints today, pinned.
+
+`python tests/support/golden.py [NAME ...]` writes it again.
 
 Write it again where a change of it is meant, and say why in the changelog. Everything is asked for
 through the command line or HTTP, so that a golden outlives the modules behind it.
