@@ -1,4 +1,4 @@
-"""The trees that the bundled models grow in float64; `python tests/support/bundled_trees.py` pins them.
+"""The trees that the bundled models grow in float64: `tests/support/bundled_trees.py` pins them.
 
 Pin them again after a bundled model has been trained anew, or where a change of sampling is meant.
 """
