@@ -34,20 +34,6 @@ def test_seconds_are_the_better_of_two_runs_with_the_prompt(found):
     assert found.measure(8) == {"s": 1.0, "tokens_per_s": 48.0, "first_s": 1.0}
 
 
-def test_what_the_tool_says_when_it_fails_is_the_row_s_error(found, monkeypatch):
-    monkeypatch.setenv("FAILS", "1")
-    with pytest.raises(RuntimeError, match="no room"):
-        found.measure(4)
-
-
-def test_a_tool_that_finds_no_card_is_no_row_of_one(found, monkeypatch):
-    monkeypatch.setenv("NO_CARD", "1")
-    assert found.measure(4)["s"] == 1.0
-    on_card = SimpleNamespace(on_gpu=True, device="cpu", left_s=60.0)
-    with pytest.raises(RuntimeError, match="no usable GPU"):
-        sides(on_card, SMOKE)[0].measure(4)
-
-
 def test_there_is_no_side_without_the_tool(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert sides(SimpleNamespace(on_gpu=False, device="cpu", left_s=60.0), SMOKE) == []

@@ -151,16 +151,6 @@ def test_a_stage_runs_again_when_what_it_reads_has(bench):
     assert bench.num_runs == 4
 
 
-def test_a_stage_that_has_left_something_out_goes_on_from_there(bench):
-    bench.run(bench.stage("one", "partial"))
-    assert bench.run(bench.stage("one"))["one"]["data"]["found"] == "something"
-    assert bench.num_runs == 2
-    bench.run(bench.stage("one"))
-    assert bench.num_runs == 2, "now it is whole"
-    other = bench.run(bench.stage("one"), key={**KEY, "smoke": False})
-    assert "found" not in other["one"]["data"], "what other settings have found does not count"
-
-
 # --- the file --------------------------------------------------------------------------------
 
 

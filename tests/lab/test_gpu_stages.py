@@ -4,14 +4,13 @@ import json
 import sys
 from importlib.util import find_spec
 from itertools import pairwise
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from beamwright.protocols import Direction
 from beamwright_lab.gpu import (
-    attention_kernels,
     check,
     compiled,
     figures,
@@ -30,17 +29,15 @@ from beamwright_lab.gpu import (
     trace,
     vllm_side,
 )
-from beamwright_lab.gpu.context import Context, commit_of, digest, source_state
+from beamwright_lab.gpu.context import Context
 from beamwright_lab.gpu.own_link import SMOKE, LinkBench
 from beamwright_lab.gpu.points import (
-    first_points,
-    shrunk,
     with_speedups,
 )
 from beamwright_lab.gpu.report import UNMEASURED, goal_rows, render
 from beamwright_lab.gpu.runner import Journal
 from beamwright_lab.gpu.sides import SMOKE as SMOKE_CASE
-from beamwright_lab.gpu.sides import Case, Side
+from beamwright_lab.gpu.sides import Side
 
 ROOT = Path(parity.__file__).parents[3]
 MODULE = "beamwright_lab.gpu.check"
@@ -138,17 +135,6 @@ def test_the_simulator_replays_the_measured_trees_to_the_same_bytes(measured):
         assert row["groups_equal"]
 
 
-def test_a_point_that_cannot_run_has_its_error_as_its_result(context):
-    point = shrunk(first_points())[0]
-    broken = figures.measure(context, replace_kv(point, 1), 60.0)
-    assert broken["error"].startswith("CapacityError: device KV budget exhausted")
-    assert broken["name"] == point.name
-
-
-def replace_kv(point, kv_bytes):
-    return type(point)(**{**vars(point), "kv_bytes": kv_bytes})
-
-
 def test_a_stage_goes_on_with_what_is_missing_and_what_stopped_it_comes_last(folder, measured):
     points = measured[STAGE]["points"]
     names = [row["name"] for row in points]
@@ -219,14 +205,6 @@ def test_searches_with_less_and_less_kv_grow_one_tree(context):
     assert (context.out / "trace.json.gz").stat().st_size > 1000
 
 
-def test_a_tree_that_is_another_with_less_kv_is_an_error(context):
-    row = {"what": "KV", "kv_share": 1.0, "exact": True, "cut": False, "tree_hash": "a"}
-    other = {**row, "what": "less", "kv_share": 0.5, "tree_hash": "b"}
-    work = [(other, dict), ({**other, "what": "cut", "cut": True}, dict)]
-    found = search.measured(context, [(row, dict), *work])
-    assert found["error"] == "another tree: less"
-
-
 def test_others_write_as_much_as_ours(context):
     data = peers.run(context)
     # On a CPU, continuous batching asks psutil for the memory.
@@ -236,18 +214,6 @@ def test_others_write_as_much_as_ours(context):
     assert sides == [side.name for side, _ in peers.rows_of(context, SMOKE_CASE)]
     assert sides[:3] == ["beamwright", "beamwright", paged.WAYS[0].side]
     assert {row["n"] for row in data["rows"]} == set(SMOKE_CASE.counts)
-
-
-@pytest.mark.parametrize("way", paged.WAYS, ids=lambda way: way.side)
-def test_continuous_batching_has_a_block_a_path_and_few_graphs(way):
-    case = Case("m", prompt=128, tokens=128, counts=(16,))
-    settings = vars(paged.settings_of(case, 16, way.settings))
-    assert 264 in settings.values(), "tokens of a block"
-    assert (settings["num_blocks"], settings["max_batch_tokens"]) == (18, 128)
-    graphs = "graphs" in way.name
-    assert settings["kv_padding_interval_size"] == (1024 if graphs else 0)
-    assert bool(settings["use_cuda_graph"]) is graphs
-    assert bool(settings["use_async_batching"]) is ("async" in way.name)
 
 
 def test_rows_of_peers_are_kept_and_those_that_failed_are_not(tmp_path, monkeypatch):
@@ -318,14 +284,6 @@ def test_vllm_gets_the_same_paths_and_both_the_same_kv(context, monkeypatch):
     assert "Beside vllm 0, FA [3]" in render({"vllm": {"status": "ok", "data": data}})
 
 
-def test_a_side_that_does_not_start_costs_its_rows(context, monkeypatch):
-    def fails(*_, **__):
-        raise RuntimeError("no engine")
-
-    monkeypatch.setattr(vllm_side, "Worker", fails)
-    assert vllm_side.run(context)["error"] == "vllm: RuntimeError: no engine"
-
-
 def test_a_step_of_a_trace_is_told_by_kernel_and_wait():
     def on_device(name, ts, dur, number):
         kind = {"cat": "kernel", "name": name, "ts": ts, "dur": dur}
@@ -393,10 +351,6 @@ def test_speculation_grows_the_trees_that_are_grown_without_it(folder, context):
     assert "Speculation, bundled pair" in render({"speculation": keep(folder, "speculation", data)})
 
 
-def test_kernels_are_timed_on_a_gpu(context):
-    assert "on a GPU" in attention_kernels.run(context)["skipped"]
-
-
 # --- what is compared ------------------------------------------------------------------------
 
 
@@ -454,12 +408,6 @@ def test_a_partial_run_names_what_is_missing_and_an_emulated_link_is_labelled():
 
 
 # --- the command -----------------------------------------------------------------------------
-
-
-def test_stages_run_in_the_order_that_was_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", [MODULE, "--only", "link", "graphs"])
-    names = [stage.name for stage in check.stages(check.parse())]
-    assert names[:3] == ["link", "graphs", "roofline"]
 
 
 def test_a_device_or_a_card_that_is_not_there_is_one_line(tmp_path, monkeypatch, capsys):
@@ -537,9 +485,3 @@ def test_ours_stand_beside_vllm_s_best_call_and_what_one_side_lacks_is_left_out(
     assert "50%" in shown
     assert "25%" not in shown
     assert "32,768 tokens a second, 16,384 by vLLM 9" in " ".join(tables.sentence(found).split())
-
-
-def test_a_commit_is_found_by_its_sources():
-    latest = commit_of(source_state()["sources"])
-    assert latest is None or len(latest) >= 7, "None where files have changed since"
-    assert digest({PurePosixPath("b"): b"1"}) != digest({PurePosixPath("a"): b"1"})
