@@ -1,4 +1,4 @@
-"""Baselines that the papers compare with, for their methods to be measured against.
+"""Baselines that the papers compare with.
 
-An entry point of this package: what it declares joins the wheel's own wherever the lab is installed.
+An entry point of this package: what it declares joins the wheel's wherever the lab is installed.
 """

@@ -107,10 +107,13 @@ def _about(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 2 for bad usage or input, or 1."""
-    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = given or ["--help"]
     try:
         plugins = _named_plugins(words)
-        if plugins or installed("beamwright.plugins"):  # else --help waits for no pydantic
+        # `--help` alone waits for no pydantic; a shell that completes gives no words.
+        completes_or_runs = not given or any(not word.startswith("-") for word in words)
+        if plugins or (completes_or_runs and installed("beamwright.plugins")):
             from beamwright.declare import load_all
 
             for line in load_all(plugins):
