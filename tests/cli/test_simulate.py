@@ -165,7 +165,7 @@ def test_plan_and_simulate_agree_on_what_fits(cli, pair):
         budget = ["--kv-memory", f"{round(share * both)}B"]
         planned = cli("plan", *words, *budget).json["schedules"]
         simulated = cli("simulate", *words, *budget, "--seed", "3").json["schedules"]
-        assert set(planned) == set(simulated) == NAMES
+        assert set(planned) < set(simulated) == NAMES
         for name, plan in planned.items():
             if not plan["borderline"]:
                 assert plan["fits"] == (simulated[name] is not None), (name, share)

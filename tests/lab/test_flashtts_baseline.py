@@ -7,7 +7,7 @@ import pytest
 from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.costs import ModelCosts
 from beamwright.plan.machines import find_profile
-from beamwright.plan.schedules import MARK_TOKENS
+from beamwright.plan.fits import MARK_TOKENS
 from beamwright.tree import NodeState, StopReason
 from beamwright_lab.flashtts.baseline import (
     SOURCES,

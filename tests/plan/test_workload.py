@@ -11,8 +11,9 @@ from beamwright.plan.workload import (
     Workload,
     dm_lower_bound_bytes,
     expected_ancestors,
-    expected_search,
-    sampled_searches,
+    expected_nodes,
+    held_tokens,
+    sampled_nodes,
     tree_steps,
 )
 from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
@@ -103,7 +104,7 @@ def grown_peak(seed, work):
 @pytest.mark.parametrize(("num_beams", "width"), [(16, 4), (32, 2)])
 def test_searches_of_the_real_strategy_lie_within_the_spread(num_beams, width):
     work = Workload(num_beams, width, 64, 384, 32)
-    spread = Spread.of(sampled_searches(work).shared.max(axis=1))
+    spread = Spread.of(sampled_nodes(work).max(axis=1))
     peaks = [grown_peak(seed, work) for seed in range(12)]
     assert all(spread.least <= peak <= spread.worst for peak in peaks)
     assert sum(peaks) / len(peaks) == pytest.approx(spread.mean, rel=0.1)
@@ -111,28 +112,14 @@ def test_searches_of_the_real_strategy_lie_within_the_spread(num_beams, width):
 
 def test_the_mean_is_the_expectation():
     work = Workload(64, 2, 128, 640, 32)
-    sampled = sampled_searches(work).shared.mean(axis=0)
-    assert sampled == pytest.approx(expected_search(work).shared[0], rel=0.06)
-    assert expected_search(work).shared[0, -1] == round([*tree_steps(work)][-1].num_nodes)
+    assert sampled_nodes(work).mean(axis=0) == pytest.approx(expected_nodes(work)[0], rel=0.06)
 
 
 def test_whole_blocks_are_held():
     # One survivor a step: nothing is left to chance. The last step, of 10, needs less.
     work = Workload(4, 4, 20, 50, 20)
-    held = sampled_searches(work).held_tokens(work)
-    assert held == Spread.exactly(24 + 24 + 4 * 24)
-    assert sampled_searches(work).held_tokens(work, block=1) == Spread.exactly(20 + 20 + 4 * 20)
-    copies = sampled_searches(work).held_tokens(work, copies=True)
-    assert copies == Spread.exactly(4 * (24 + 2 * 24 + 16))
-
-
-def test_copies_of_pruned_beams_stay_while_the_node_is_read():
-    work = Workload(16, 2, 16, 160, 16)
-    searches = sampled_searches(work)
-    levels = [*range(10)]
-    assert (searches.copied >= [16 * level for level in levels]).all()
-    assert (searches.copied[:, 2:] > [16 * level for level in levels[2:]]).any()
-    assert (searches.copied >= searches.shared).all()
+    held = 24 + 24 + 4 * 24
+    assert held_tokens(work, sampled_nodes(work)) == Spread(held, held, held)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from beamwright.kv.segments import Path, PathPart, Segment
 from beamwright.models.prefill import PrefillRequest, remember
 from beamwright.plan.costs import ModelCosts
-from beamwright.plan.schedules import MARK_TOKENS
+from beamwright.plan.fits import MARK_TOKENS
 from beamwright.tree import Node
 from beamwright_lab.simulator.costs import DeviceCosts
 from beamwright_lab.simulator.replay import Scripts

@@ -37,11 +37,11 @@ from beamwright.cli.output import (
 from beamwright.config import Settings
 from beamwright.errors import InputError, format_bytes
 from beamwright.models.config import find_shape
-from beamwright.plan.compare import ResidentNeed, estimate, max_beams_in_gpu, resident_need
 from beamwright.plan.costs import Roofline
+from beamwright.plan.fits import ResidentNeed, Scorer, max_beams_in_gpu, resident_need
 from beamwright.plan.machines import in_precision, processor
-from beamwright.plan.schedules import Scorer
 from beamwright.plan.sparse import Choice, choose_sparse
+from beamwright.plan.times import estimate
 from beamwright.plan.workload import Workload
 from beamwright.registry import flag_of
 from beamwright.units import GIB
@@ -62,13 +62,12 @@ _OPTIONS = (
     "select", "verifiers",
 )  # fmt: skip
 _MEANINGS = (
-    "in-gpu: all KV on the device. layerwise: layers streamed for every token. locality: group "
-    "by group to the end of the step. dense: a copy of shared KV per beam; tree: shared KV once. "
-    "loaded: GiB of KV from host memory."
+    "in-gpu: all KV on the device. locality: group by group to the end of the step. tree: shared "
+    "KV once. loaded: GiB of KV from host memory."
 )
 _STATES = (
     "MiB/row: states of recurrent layers, of each open row and each node that rows begin from, are "
-    "in KV; schedules that copy KV or stream layers do not know them."
+    "in KV."
 )
 
 

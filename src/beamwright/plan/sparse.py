@@ -14,16 +14,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from beamwright.plan.costs import Layout, Roofline
+from beamwright.plan.costs import Roofline
+from beamwright.plan.fits import Scorer, in_verifier_tokens
 from beamwright.plan.machines import HardwareProfile
-from beamwright.plan.schedules import ScheduleRun, Scorer, in_verifier_tokens
-from beamwright.plan.workload import (
-    TreeStep,
-    Workload,
-    expected_ancestors,
-    expected_search,
-    tree_steps,
-)
+from beamwright.plan.times import decode
+from beamwright.plan.workload import TreeStep, Workload, expected_ancestors, tree_steps
 from beamwright.protocols import Direction
 
 SINKS, RECENT = 4, 12
@@ -66,50 +61,38 @@ def brought(parts: Iterable[tuple[float, float]], share: float, anew: float = AN
     return anew * math.fsum(tokens * some * (1 - some) for tokens, some in chosen)
 
 
-@dataclass(frozen=True)
-class SparseRun:
-    """A search whose rows, so many at a time, select so many tokens; all KV is on the host.
+def _token_s(
+    step: TreeStep, roofline: Roofline, host: HardwareProfile, select: int, most_rows: int
+) -> float:
+    """Seconds of one token of all rows, in the middle of a step, batch after batch of most_rows.
 
-    roofline: of the device, an operator at a time. host: what scores.
+    roofline: of the device, an operator at a time. host: what scores; all KV is there.
     """
-
-    workload: Workload
-    roofline: Roofline
-    host: HardwareProfile
-    select: int
-    most_rows: int
-
-    def decode_s(self) -> float:
-        """Seconds of all steps."""
-        return sum(step.num_tokens * self._token_s(step) for step in tree_steps(self.workload))
-
-    def _token_s(self, step: TreeStep) -> float:
-        """Of one token of all rows, in the middle of a step, batch after batch."""
-        work, model, hardware = self.workload, self.roofline.model, self.roofline.hardware
-        batches = -(-work.num_beams // self.most_rows)
-        rows, own = work.num_beams / batches, (step.num_tokens + 1) / 2
-        levels = expected_ancestors(work.num_beams, work.width, max(1, step.num_levels))
-        nodes = [max(1.0, each / batches) for each in levels[: step.num_levels]]
-        parts = [(float(work.prompt_tokens), rows)]
-        parts += [(each * work.step_tokens, rows / each) for each in nodes]
-        union, path = sum(tokens for tokens, _ in parts), step.path_tokens + own
-        kv_bytes, held = model.kv_bytes_per_token, union + rows * own
-        if path <= self.select:  # all of it crosses the link when a step begins
-            link_s = self.roofline.move(union * kv_bytes, Direction.H2D) / step.num_tokens
-            return batches * (self.roofline.decode_step(round(rows), held, rows * path) + link_s)
-        operators = round(_OPERATORS * hardware.decode_ops_per_layer)
-        plain = replace(self.roofline, hardware=replace(hardware, decode_ops_per_layer=operators))
-        token_s = plain.decode_step(round(rows), rows * self.select, rows * self.select)
-        scores = model.num_layers * model.num_heads * rows * path
-        read_bytes = kv_bytes * held / 2 + _SCORE_BYTES * scores
-        token_s += max(
-            read_bytes / (self.host.device_bandwidth * self.host.bandwidth_share),
-            2 * scores * model.head_dim / (self.host.flops * self.host.flops_share),
-        )
-        new_bytes = kv_bytes * brought(parts, selected_share(self.select, path))
-        token_s += self.roofline.transfer(new_bytes, model.num_layers, Direction.H2D)
-        token_s += self.roofline.transfer(rows * kv_bytes, model.num_layers, Direction.D2H)
-        return batches * token_s
+    work, model, hardware = step.workload, roofline.model, roofline.hardware
+    batches = -(-work.num_beams // most_rows)
+    rows, own = work.num_beams / batches, (step.num_tokens + 1) / 2
+    levels = expected_ancestors(work.num_beams, work.width, max(1, step.num_levels))
+    nodes = [max(1.0, each / batches) for each in levels[: step.num_levels]]
+    parts = [(float(work.prompt_tokens), rows)]
+    parts += [(each * work.step_tokens, rows / each) for each in nodes]
+    union, path = sum(tokens for tokens, _ in parts), step.path_tokens + own
+    kv_bytes, held = model.kv_bytes_per_token, union + rows * own
+    if path <= select:  # all of it crosses the link when a step begins
+        link_s = roofline.move(union * kv_bytes, Direction.H2D) / step.num_tokens
+        return batches * (roofline.decode_step(round(rows), held, rows * path) + link_s)
+    operators = round(_OPERATORS * hardware.decode_ops_per_layer)
+    plain = replace(roofline, hardware=replace(hardware, decode_ops_per_layer=operators))
+    token_s = plain.decode_step(round(rows), rows * select, rows * select)
+    scores = model.num_layers * model.num_heads * rows * path
+    read_bytes = kv_bytes * held / 2 + _SCORE_BYTES * scores
+    token_s += max(
+        read_bytes / (host.device_bandwidth * host.bandwidth_share),
+        2 * scores * model.head_dim / (host.flops * host.flops_share),
+    )
+    new_bytes = kv_bytes * brought(parts, selected_share(select, path))
+    token_s += roofline.transfer(new_bytes, model.num_layers, Direction.H2D)
+    token_s += roofline.transfer(rows * kv_bytes, model.num_layers, Direction.D2H)
+    return batches * token_s
 
 
 @dataclass(frozen=True)
@@ -145,18 +128,14 @@ def choose_sparse(
         path_bytes = in_verifier_tokens(workload).longest * scorer.model.kv_bytes_per_token
         if PAYS * path_bytes > scorer.kv_budget_bytes:
             return Choice("off", "the verifier's part, which cannot grow then, may hold no path")
-    sparse_s = SparseRun(workload, plain, host, select, most_rows).decode_s()
+    here = plain, host, select, most_rows
+    sparse_s = sum(step.num_tokens * _token_s(step, *here) for step in tree_steps(workload))
     said = f"the cost model: decoding takes {sparse_s:.3g} s with selected tokens"
     full = replace(full, hardware=replace(full.hardware, copy_launch_s=_WHOLE_PIECE_S))
-    run = ScheduleRun(workload, full, budget_bytes, Layout.TREE, expected_search(workload))
-    runs = {"in-gpu": run.in_gpu(), "locality": run.locality()}
-    found = [
-        (each.decode_s + each.stall_s, name)
-        for name, each in runs.items()
-        if each.decode_s is not None and each.stall_s is not None
-    ]
-    if not found:
+    whole = decode(workload, full, budget_bytes)
+    if whole is None:
         return Choice("exact", f"{said}; with all of them a path does not fit the device")
-    seconds, name = min(found)
+    seconds = whole.decode_s + whole.stall_s
+    name = "in-gpu" if whole.groups == workload.num_steps else "locality"
     method = "exact" if PAYS * sparse_s <= seconds else "off"
     return Choice(method, f"{said}, {seconds:.3g} s with all ({name})")

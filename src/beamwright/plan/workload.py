@@ -185,80 +185,53 @@ class Spread:
         least, worst = min(peaks.min(), mean - reach), max(peaks.max(), mean + reach)
         return cls(math.floor(least), round(mean), math.ceil(worst))
 
-    @classmethod
-    def exactly(cls, value: int) -> Spread:
-        """No spread at all."""
-        return cls(value, value, value)
-
     def scaled(self, factor: int, more: int = 0) -> Spread:
         """In bytes, of so many each, and so many bytes more."""
         each = (self.least, self.mean, self.worst)
         return Spread(*(factor * count + more for count in each))
 
 
-@dataclass(frozen=True)
-class SampledSearches:
-    """Counts of nodes above the beams when each step starts [samples, steps].
+def held_tokens(workload: Workload, num_nodes: Counts) -> Spread:
+    """Tokens of whole blocks that searches hold at most, at the end of any of their steps.
 
-    shared: distinct nodes. copied: copies of nodes where every beam reads its own. A copy that a
-    pruned beam leaves stays while others read the node, so these are more than beams times levels.
+    num_nodes [searches, steps]: distinct nodes above the beams when each step starts.
     """
-
-    shared: Counts
-    copied: Counts
-
-    def held_tokens(
-        self, workload: Workload, *, copies: bool = False, block: int = BLOCK_TOKENS
-    ) -> Spread:
-        """Tokens of whole blocks that a search holds at most, at the end of any of its steps."""
-        beams, step_tokens = workload.num_beams, workload.step_tokens
-        num_full = self.shared.shape[1] - 1  # the last step may be shorter
-        lengths = [*[step_tokens] * num_full, workload.generate_tokens - num_full * step_tokens]
-        growth = [beams * in_blocks(tokens, block) for tokens in lengths]
-        nodes = self.copied if copies else self.shared
-        prompt_held = in_blocks(workload.prompt_tokens, block) * (beams if copies else 1)
-        peaks = prompt_held + in_blocks(step_tokens, block) * nodes + growth
-        return Spread.of(peaks.max(axis=1))
+    work, num_full = workload, workload.num_steps - 1  # the last step may be shorter
+    last_tokens = work.generate_tokens - num_full * work.step_tokens
+    lengths = [*[work.step_tokens] * num_full, last_tokens]
+    growth = [work.num_beams * in_blocks(tokens) for tokens in lengths]
+    peaks = in_blocks(work.prompt_tokens) + in_blocks(work.step_tokens) * num_nodes + growth
+    return Spread.of(peaks.max(axis=1))
 
 
-def sampled_searches(workload: Workload) -> SampledSearches:
-    """The same searches for equal numbers of beams, width and steps."""
+def expected_nodes(workload: Workload) -> Counts:
+    """The expected tree in place of sampled ones [1, steps]: quick, and without spread."""
+    import numpy as np  # noqa: PLC0415 (slow import)
+
+    return np.array([[round(step.num_nodes) for step in tree_steps(workload)]])
+
+
+def sampled_nodes(workload: Workload) -> Counts:
+    """Of searches that select at random [searches, steps]; equal shapes give the same searches."""
     return _play(workload.num_beams, workload.width, workload.num_steps)
 
 
-def expected_search(workload: Workload) -> SampledSearches:
-    """The expected tree in place of sampled ones: quick, and without spread."""
-    import numpy as np  # noqa: PLC0415 (slow import)
-
-    nodes = [round(step.num_nodes) for step in tree_steps(workload)]
-    copies = [workload.num_beams * level for level in range(len(nodes))]
-    return SampledSearches(np.array([nodes]), np.array([copies]))
-
-
 @lru_cache(maxsize=32)
-def _play(num_beams: int, width: int, num_steps: int) -> SampledSearches:
+def _play(num_beams: int, width: int, num_steps: int) -> Counts:
     import numpy as np  # noqa: PLC0415 (slow import)
 
-    num_samples = max(16, min(64, _SAMPLED_BEAMS // num_beams))
-    shared = np.zeros((num_samples, num_steps), dtype=np.int64)
-    copied = np.zeros_like(shared)
-    for sample in range(num_samples):
+    num_nodes = np.zeros((max(16, min(64, _SAMPLED_BEAMS // num_beams)), num_steps), dtype=np.int64)
+    own = np.arange(num_beams, dtype=np.int64)[:, None]
+    for sample, counts in enumerate(num_nodes):
         chance = random.Random(sample)
         # Column by column: the candidate of each earlier round that a beam descends from.
         ancestors = np.zeros((num_beams, 0), dtype=np.int64)
-        copies = np.zeros((0, num_beams), dtype=np.int64)
         for step in range(1, num_steps):
             survivors = sorted(chance.sample(range(num_beams), num_beams // width))
-            own = np.arange(num_beams, dtype=np.int64)[:, None]
             ancestors = np.hstack([ancestors, own])[np.repeat(survivors, width)]
-            slots = ancestors + num_beams * np.arange(step, dtype=np.int64)
-            readers = np.bincount(slots.ravel(), minlength=step * num_beams)
-            readers = readers.reshape(step, num_beams)
-            before = np.vstack([copies, np.ones((1, num_beams), dtype=np.int64)])
-            copies = np.where(readers > 0, np.maximum(before, readers), 0)
-            shared[sample, step] = np.count_nonzero(readers)
-            copied[sample, step] = copies.sum()
-    return SampledSearches(shared, copied)
+            places = ancestors + num_beams * np.arange(step, dtype=np.int64)
+            counts[step] = np.count_nonzero(np.bincount(places.ravel()))
+    return num_nodes
 
 
 def dm_lower_bound_bytes(needed_bytes: Iterable[int], budget_bytes: int) -> int:

@@ -19,6 +19,7 @@ from beamwright.models.config import find_shape
 from beamwright.models.decoder import Decoder
 from beamwright.models.load import LoadedModel
 from beamwright.plan.costs import Roofline
+from beamwright.plan.fits import Scorer
 from beamwright.plan.machines import (
     DEFAULT_PROFILE,
     HardwareProfile,
@@ -29,7 +30,6 @@ from beamwright.plan.machines import (
     over_link,
     processor,
 )
-from beamwright.plan.schedules import Scorer
 from beamwright.plan.sparse import Choice, choose_sparse
 from beamwright.plan.workload import Workload
 from beamwright.sections import SparseSettings

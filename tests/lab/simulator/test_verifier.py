@@ -6,10 +6,10 @@ import pytest
 
 from beamwright.errors import CapacityError
 from beamwright.models.named import NAMED_SHAPES
-from beamwright.plan.compare import estimate
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import find_profile
-from beamwright.plan.schedules import Scorer
+from beamwright.plan.fits import Scorer
+from beamwright.plan.times import estimate
 from beamwright.plan.workload import Workload
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright_lab.simulator.bench import Simulation

@@ -1,0 +1,241 @@
+"""How long a search takes with all KV on the device, and group by group beside host memory.
+
+Seconds of the expected tree (`workload`) by the roofline (`costs`), KV shared; other schedules and
+copies are the simulator's. A verifier encodes the new tokens of a step behind their parents' KV, in
+batches, when decoding is done (`verify.prm`); its tokenizer is taken to make as many tokens of a
+step as the generator's, and a mark. Selection and pruning take no time. Within a step a token costs
+what it costs in the middle of the step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from beamwright.plan.costs import CHUNK_TOKENS, ModelCosts, Roofline
+from beamwright.plan.fits import Fit, Scorer, in_verifier_tokens, resident_need
+from beamwright.plan.machines import HardwareProfile
+from beamwright.plan.workload import TreeStep, Workload, tree_steps
+from beamwright.protocols import Direction
+
+_BATCH_TOKENS = 4096  # of a prefill's rows: as in `models.prefill`
+_PADDING = 8
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A schedule's figures. `None` where it cannot run in the budgets.
+
+    fits: nearly every search fits; borderline: some do and some do not, and the figures are of
+    those that do. time_s: prefill_s + decode_s + verify_s + stall_s. groups: groups decoded, over
+    all steps. peak_kv_bytes: most of the generator's KV on the device at once. limited_by: what
+    takes most of the time, and what that waits for.
+    """
+
+    fits: bool
+    borderline: bool = False
+    time_s: float | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
+    verify_s: float | None = None
+    stall_s: float | None = None
+    io_share: float | None = None
+    h2d_bytes: int | None = None
+    d2h_bytes: int | None = None
+    groups: int | None = None
+    peak_kv_bytes: int | None = None
+    limited_by: str | None = None
+
+
+@dataclass
+class Totals:
+    """Sums over the steps of one run, as in `Estimate`."""
+
+    decode_s: float = 0.0
+    verify_s: float = 0.0
+    stall_s: float = 0.0
+    h2d_bytes: float = 0.0
+    d2h_bytes: float = 0.0
+    peak_kv_bytes: float = 0.0
+    groups: int = 0
+
+
+def estimate(
+    workload: Workload,
+    model: ModelCosts,
+    hardware: HardwareProfile,
+    kv_budget_bytes: int,
+    scorer: Scorer | None = None,
+) -> Mapping[str, Estimate]:
+    """What `plan` says of both schedules, as "SCHEDULE/LAYOUT"."""
+    roofline = Roofline(model, hardware)
+
+    def figures(fit: Fit, budget_bytes: float) -> Estimate:
+        totals = None if fit == "no" else decode(workload, roofline, budget_bytes)
+        if totals is None:
+            return Estimate(fits=False)
+        return _finished(workload, roofline, totals, fit, scorer)
+
+    resident = resident_need(workload, model, scorer).fit(kv_budget_bytes, scorer)
+    grouped: Fit = "fits" if _holds_a_path(workload, scorer) else "no"
+    return {
+        "in-gpu/tree": figures(resident, math.inf),
+        "locality/tree": figures(grouped, kv_budget_bytes),
+    }
+
+
+def _holds_a_path(workload: Workload, scorer: Scorer | None) -> bool:
+    """True if the verifier can hold a path: it loads the others as it needs them."""
+    if scorer is None:
+        return True
+    *_, last = tree_steps(in_verifier_tokens(workload))
+    return last.path_held_tokens * scorer.model.kv_bytes_per_token <= scorer.kv_budget_bytes
+
+
+# --- the generator -------------------------------------------------------------------------------
+
+
+def decode(workload: Workload, roofline: Roofline, budget_bytes: float) -> Totals | None:
+    """Group by group to the end of each step (LBS section 4), prefetching into what is free.
+
+    Everything is one group where it fits. From the first step that outgrows the device, all KV is
+    stored on the host. The last group of a step is the first of the next, so one group of each
+    step is not loaded. None if no beam fits alone.
+    """
+    totals, beams, spilled = Totals(), workload.num_beams, False
+    for step in tree_steps(workload):
+        sizes = ((n, _group_bytes(step, roofline.model, n)) for n in range(1, beams + 1))
+        num_groups, held_bytes = next((g for g in sizes if g[1] <= budget_bytes), (0, 0.0))
+        if not num_groups:
+            return None
+        group_s = step.num_tokens * roofline.decode_step(*_middle(step, num_groups))
+        totals.decode_s += num_groups * group_s
+        totals.groups += num_groups
+        totals.peak_kv_bytes = max(totals.peak_kv_bytes, held_bytes)
+        if num_groups > 1:
+            free_bytes = budget_bytes - held_bytes
+            _move(totals, step, roofline, num_groups, group_s, free_bytes, backlog=not spilled)
+            spilled = True
+    return totals
+
+
+def _middle(step: TreeStep, num_groups: int) -> tuple[int, float, float]:
+    """Rows of a group, and the tokens that it reads and sees in the middle of the step."""
+    beams, middle = step.workload.num_beams, (step.num_tokens + 1) / 2
+    read = step.grouped_union_tokens(num_groups) + beams * middle
+    seen = beams * (step.path_tokens + middle)
+    return -(-beams // num_groups), read / num_groups, seen / num_groups
+
+
+def _group_bytes(step: TreeStep, model: ModelCosts, num_groups: int) -> float:
+    """KV blocks and states of the largest of `num_groups` even groups when the step ends."""
+    num_states = step.workload.num_states(-(-step.workload.num_beams // num_groups))
+    kv_bytes = step.group_held_tokens(num_groups) * model.kv_bytes_per_token
+    return kv_bytes + num_states * model.state_bytes
+
+
+def _move(
+    totals: Totals,
+    step: TreeStep,
+    roofline: Roofline,
+    num_groups: int,
+    group_s: float,
+    free_bytes: float,
+    *,
+    backlog: bool,
+) -> None:
+    """Count one step's transfers. backlog: what is there has never been written back."""
+    model, work = roofline.model, step.workload
+    # Shared parts stay for the next group; beside them, the states that rows begin from.
+    before_bytes = step.union_tokens * model.kv_bytes_per_token
+    before_bytes += work.num_beams // work.width * model.state_bytes
+    load_bytes = before_bytes / num_groups
+    ahead_s = roofline.move(min(load_bytes, free_bytes), Direction.H2D)
+    late_s = roofline.move(max(0.0, load_bytes - free_bytes), Direction.H2D)
+    stall_s = (num_groups - 1) * (late_s + max(0.0, ahead_s - group_s))
+    row_bytes = step.num_tokens * model.kv_bytes_per_token + model.state_bytes
+    store_bytes = work.num_beams * row_bytes + (before_bytes if backlog else 0.0)
+    store_s = roofline.move(store_bytes, Direction.D2H)
+    totals.stall_s += max(stall_s, store_s - num_groups * group_s)
+    totals.h2d_bytes += (num_groups - 1) * load_bytes
+    totals.d2h_bytes += store_bytes
+
+
+# --- the verifier --------------------------------------------------------------------------------
+
+
+def score(totals: Totals, workload: Workload, scorer: Scorer, hardware: HardwareProfile) -> None:
+    """Count the problem, and each step. Once the tree outgrows the device, it is on the host.
+
+    What is not resident is loaded before it is read; stores go on behind the next decoding.
+    """
+    work, kv_bytes, spilled = in_verifier_tokens(workload), scorer.model.kv_bytes_per_token, False
+    roofline = Roofline(scorer.model, hardware)
+    totals.verify_s += roofline.prefill(work.prompt_tokens)
+    for step in tree_steps(work):
+        for count, *forward in _forwards(step):
+            totals.verify_s += count * roofline.decode_step(*forward)
+        load_bytes = max(0.0, step.group_held_tokens(1) * kv_bytes - scorer.kv_budget_bytes)
+        if load_bytes or spilled:
+            totals.stall_s += roofline.move(load_bytes, Direction.H2D)
+            totals.h2d_bytes += load_bytes
+            backlog = 0.0 if spilled else step.union_tokens
+            totals.d2h_bytes += (work.num_beams * step.num_tokens + backlog) * kv_bytes
+            spilled = True
+
+
+def _forwards(step: TreeStep) -> Iterator[tuple[int, int, float, float]]:
+    """A step's prefills, chunk by chunk of the rows, batch by batch of a chunk: number of them, new
+    tokens of each, and tokens that it reads and sees."""
+    beams = step.workload.num_beams
+    for offset in range(0, step.num_tokens, CHUNK_TOKENS):
+        chunk = min(CHUNK_TOKENS, step.num_tokens - offset)
+        rows_of_a_batch = max(1, _BATCH_TOKENS // (-(-chunk // _PADDING) * _PADDING))
+        count = math.ceil(beams / rows_of_a_batch)
+        rows = beams / count
+        union = step.grouped_union_tokens(count) / count
+        seen = rows * chunk * (step.path_tokens + offset + (chunk + 1) / 2)
+        yield count, round(rows * chunk), union + rows * (offset + chunk), seen
+
+
+# --- both ----------------------------------------------------------------------------------------
+
+
+def _finished(
+    workload: Workload, roofline: Roofline, totals: Totals, fit: Fit, scorer: Scorer | None
+) -> Estimate:
+    if scorer is not None:
+        score(totals, workload, scorer, roofline.hardware)
+    prefill_s = roofline.prefill(workload.prompt_tokens)
+    time_s = prefill_s + totals.decode_s + totals.verify_s + totals.stall_s
+    return Estimate(
+        fits=fit == "fits",
+        borderline=fit == "borderline",
+        time_s=time_s,
+        prefill_s=prefill_s,
+        decode_s=totals.decode_s,
+        verify_s=totals.verify_s,
+        stall_s=totals.stall_s,
+        io_share=totals.stall_s / time_s,
+        h2d_bytes=round(totals.h2d_bytes),
+        d2h_bytes=round(totals.d2h_bytes),
+        groups=totals.groups,
+        peak_kv_bytes=round(totals.peak_kv_bytes),
+        limited_by=_limited_by(workload, roofline, totals, scorer),
+    )
+
+
+def _limited_by(
+    workload: Workload, roofline: Roofline, totals: Totals, scorer: Scorer | None
+) -> str:
+    most = max(totals.decode_s, totals.verify_s, totals.stall_s)
+    if most == totals.stall_s:
+        return "link"
+    if scorer is not None and most == totals.verify_s:
+        steps = [*tree_steps(in_verifier_tokens(workload))]
+        _, *forward = next(_forwards(steps[len(steps) // 2]))
+        return f"verifier: {Roofline(scorer.model, roofline.hardware).bound(*forward)}"
+    steps = [*tree_steps(workload)]
+    num_groups = max(1, round(totals.groups / len(steps)))
+    return f"decoding: {roofline.bound(*_middle(steps[len(steps) // 2], num_groups))}"
