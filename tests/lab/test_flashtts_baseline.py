@@ -6,8 +6,8 @@ import pytest
 
 from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.costs import ModelCosts
-from beamwright.plan.machines import find_profile
 from beamwright.plan.fits import MARK_TOKENS
+from beamwright.plan.machines import find_profile
 from beamwright.tree import NodeState, StopReason
 from beamwright_lab.flashtts.baseline import (
     SOURCES,

@@ -6,8 +6,8 @@ import pytest
 
 from beamwright.models.named import NAMED_SHAPES, shape_from_text
 from beamwright.plan.costs import ModelCosts, Roofline
-from beamwright.plan.machines import captured, find_profile
 from beamwright.plan.fits import Scorer
+from beamwright.plan.machines import captured, find_profile
 from beamwright.plan.sparse import brought, choose_sparse, selected_share
 from beamwright.plan.workload import Workload
 

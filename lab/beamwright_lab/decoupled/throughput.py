@@ -20,8 +20,8 @@ from typing import Any
 
 from beamwright.models.named import shape_from_text
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
-from beamwright.plan.machines import find_profile
 from beamwright.plan.fits import MARK_TOKENS
+from beamwright.plan.machines import find_profile
 from beamwright.protocols import Foresees, Prospect
 from beamwright.search.prospects import by_bins, can_go_on
 from beamwright.sections import ScheduleSettings, StepSettings

@@ -16,8 +16,8 @@ from types import MappingProxyType
 
 from beamwright.errors import CapacityError
 from beamwright.plan.costs import Layout, ModelCosts
-from beamwright.plan.machines import HardwareProfile, find_profile
 from beamwright.plan.fits import MARK_TOKENS
+from beamwright.plan.machines import HardwareProfile, find_profile
 from beamwright.tree import NodeState
 from beamwright_lab.flashtts.split import costs_of, kv_bytes
 from beamwright_lab.rivals.requests import StepRequest, requests_by_round

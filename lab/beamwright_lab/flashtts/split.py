@@ -17,8 +17,8 @@ from typing import Any
 from beamwright import Solver
 from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
-from beamwright.plan.machines import HardwareProfile, find_profile
 from beamwright.plan.fits import in_verifier_tokens
+from beamwright.plan.machines import HardwareProfile, find_profile
 from beamwright.plan.workload import Workload, tree_steps
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.solver.memory import ModelBytes

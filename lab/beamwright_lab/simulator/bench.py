@@ -29,8 +29,8 @@ from beamwright.kv.pool import BlockLedger, ByteBudget, GroupBlocks
 from beamwright.kv.segments import HostTier
 from beamwright.models.prefill import PrefillRequest, remember
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
-from beamwright.plan.machines import HardwareProfile, PassCosts
 from beamwright.plan.fits import MARK_TOKENS
+from beamwright.plan.machines import HardwareProfile, PassCosts
 from beamwright.plan.workload import BLOCK_TOKENS
 from beamwright.protocols import Foresees, StepWriter, Verifier
 from beamwright.schedule import make_schedule, schedule_row

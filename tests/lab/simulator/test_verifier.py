@@ -7,8 +7,8 @@ import pytest
 from beamwright.errors import CapacityError
 from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.costs import Layout, ModelCosts
-from beamwright.plan.machines import find_profile
 from beamwright.plan.fits import Scorer
+from beamwright.plan.machines import find_profile
 from beamwright.plan.times import estimate
 from beamwright.plan.workload import Workload
 from beamwright.sections import ScheduleSettings, StepSettings
