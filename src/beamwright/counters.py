@@ -8,9 +8,9 @@ or a gauge says is a view of the difference between two moments.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from operator import add, sub
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 PHASES = ("decode", "verify", "both", "schedule", "stall")
 
@@ -119,7 +119,7 @@ class Counters:
         return replace(self)
 
     def _combined(self, combine: Callable[[Any, Any], Any], other: Counters) -> Counters:
-        names = [field.name for field in fields(self)]
+        names = [each.name for each in fields(self)]
         return Counters(**{n: combine(getattr(self, n), getattr(other, n)) for n in names})
 
     @property
@@ -134,10 +134,40 @@ class Counters:
         missed = self.prefilled_tokens + self.loaded_tokens + self.dropped_tokens
         return self.needed_tokens - missed
 
-    @property
-    def hit_rate(self) -> float | None:
-        """reused_tokens / needed_tokens, None where nothing was needed."""
-        return self.reused_tokens / self.needed_tokens if self.needed_tokens else None
+
+def figure(counter: str, *, per: str | None = None, unless: str | None = None) -> Any:
+    """A field of a `CounterView` that is a counter of another name.
+
+    per: the counter that it is divided by; None of nothing. unless: None where this counter has
+    counted.
+    """
+    return field(metadata={"counter": counter, "per": per, "unless": unless})
+
+
+@dataclass(frozen=True)
+class CounterView:
+    """Figures for people and JSON, of what was counted between two moments.
+
+    A field is the counter of its name, or what `figure` says, or known from elsewhere.
+    """
+
+    @classmethod
+    def of(cls, counted: Counters, **own: Any) -> Self:
+        """The view of these counts. own: fields that are no counters."""
+        for each in fields(cls):
+            if each.name in own:
+                continue
+            counter, per, unless = map(each.metadata.get, ("counter", "per", "unless"))
+            value = getattr(counted, counter or each.name)
+            if per is not None:
+                value = share_of(value, getattr(counted, per))
+            own[each.name] = None if unless and getattr(counted, unless) else value
+        return cls(**own)
+
+
+def share_of(total: float, num: int) -> float | None:
+    """A mean or a share; None of nothing."""
+    return total / num if num else None
 
 
 class Level(NamedTuple):

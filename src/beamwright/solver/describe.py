@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import Any
 
 from beamwright.config import Settings
-from beamwright.counters import PHASES, Counters
+from beamwright.counters import PHASES, Counters, share_of
 from beamwright.engine.decisions import cut_short, note_answers, policy_name
 from beamwright.engine.moving import MovingSplit
 from beamwright.engine.timeline import Accounting
@@ -170,10 +170,11 @@ class Meter:
         }
         engine, rule, remote, sparse = new["engine"], machinery.rule, None, None
         if rule is not None or machinery.why_sparse is not None:
-            named = "off" if rule is None else rule.method
-            sparse = result.SparseStats.of(named, new["generator"], machinery.why_sparse)
+            named, why = "off" if rule is None else rule.method, machinery.why_sparse
+            sparse = result.SparseStats.of(new["generator"], method=named, why=why)
         if machinery.remote is not None:
-            remote = result.RemoteStats.of(machinery.remote.source.token_ids, engine)
+            token_ids = machinery.remote.source.token_ids
+            remote = result.RemoteStats.of(engine, token_ids=token_ids)
         tokens = _tokens(tree, decoded, remote)
         # A tree's share of the run, by the tokens it generated: shares add up to the wall time.
         most = max(tokens.generated, engine.row_tokens)
@@ -209,14 +210,14 @@ class Meter:
             cache=result.CacheReport(cache.get("generator"), cache.get("verifier")),
             sparse=sparse,
             memory=self._memory(settings),
-            batch=result.BatchStats.of(settings.schedule.max_batch, engine),
+            batch=result.BatchStats.of(engine, slots=settings.schedule.max_batch),
             remote=remote,
-            speculation=result.SpeculationStats(
+            speculation=result.SpeculationStats.of(
+                engine,
                 mode=settings.schedule.speculation,
-                rows=engine.speculative_rows,
                 tokens=tokens.speculated,
                 kept=tokens.speculated_kept,
-                kept_share=result.per(tokens.speculated_kept, tokens.speculated),
+                kept_share=share_of(tokens.speculated_kept, tokens.speculated),
             ),
             time=result.TimeStats(
                 total_s=total_s, other_s=max(0.0, total_s - sum(phases.values())), **phases
@@ -283,7 +284,7 @@ class Meter:
         }
 
     def _kv(self, run: TreeRun, settings: Settings, new: Mapping[str, Counters]) -> result.KVStats:
-        machinery, plan, engine = self._machinery, self._machinery.plan, new["engine"]
+        machinery, plan = self._machinery, self._machinery.plan
         if machinery.generator is None:
             return result.KVStats()
         stores = [model.store for model in machinery.tree_models]
@@ -291,15 +292,12 @@ class Meter:
         budget_bytes = plan.generator_kv_bytes
         if self.moving is not None:
             budget_bytes = self.moving.most_generator_bytes
-        return result.KVStats(
+        hosts = [store.host_peak_bytes for store in stores]
+        return result.KVStats.of(
+            new["engine"],
             device_budget_bytes=plan.kv_bytes,
             device_peak_bytes=machinery.device_peak_bytes,
-            host_peak_bytes=(
-                None if machinery.tier is None else sum(store.host_peak_bytes for store in stores)
-            ),
-            h2d_bytes=engine.h2d_bytes,
-            d2h_bytes=engine.d2h_bytes,
-            groups=engine.groups,
+            host_peak_bytes=None if machinery.tier is None else sum(hosts),
             dm_lower_bound_bytes=dm_lower_bound_bytes(
                 (tokens * token_bytes for tokens in run.round_tokens), budget_bytes
             ),

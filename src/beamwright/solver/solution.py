@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from html import escape
 from math import inf
-from typing import Any, TypeVar
+from typing import Any
 
 from beamwright.config import Settings
-from beamwright.counters import Counters
+from beamwright.counters import CounterView, figure
 from beamwright.page.runs import tree_page
 from beamwright.tree import Lineage, SearchTree
 
-T = TypeVar("T")
 _SHOWN = 5  # candidates, in a notebook
 _LIGHT = 300_000
 """Characters of a page that a notebook may keep for each solution it shows."""
@@ -88,8 +87,8 @@ class TokenCounts:
     verifier_generated: int
 
 
-@dataclass(frozen=True)
-class KVStats:
+@dataclass(frozen=True, kw_only=True)
+class KVStats(CounterView):
     """KV on both tiers, and what crossed the link; host figures are null where there is one tier.
 
     Of generator and verifier, and of all problems that were in flight together, not divided. All
@@ -126,8 +125,8 @@ class MemoryStats:
     moved_bytes: int
 
 
-@dataclass(frozen=True)
-class CacheStats:
+@dataclass(frozen=True, kw_only=True)
+class CacheStats(CounterView):
     """How KV that was needed was found, of one model (`Counters`).
 
     A row that joins the running batch needs all of its path; a prefill the path before it and its
@@ -137,20 +136,15 @@ class CacheStats:
     waited for.
     """
 
-    hit_rate: float | None
+    hit_rate: float | None = figure("reused_tokens", per="needed_tokens")
     needed_tokens: int
     reused_tokens: int
     loaded_tokens: int
-    recomputed_tokens: int
+    recomputed_tokens: int = figure("dropped_tokens")
     prefilled_tokens: int
     evicted_blocks: int
     loaded_blocks: int
     recomputed_blocks: int
-
-    @classmethod
-    def of(cls, counted: Counters) -> CacheStats:
-        """What a model's KV has counted."""
-        return _counted(cls, counted, recomputed_tokens=counted.dropped_tokens)
 
 
 @dataclass(frozen=True)
@@ -165,8 +159,8 @@ class CacheReport:
     verifier: CacheStats | None
 
 
-@dataclass(frozen=True)
-class BatchStats:
+@dataclass(frozen=True, kw_only=True)
+class BatchStats(CounterView):
     """The generator's running batch while the problem was in flight, others beside it included.
 
     slots: most rows at a time; None for as many as fit. iterations: of at most 16 tokens.
@@ -179,31 +173,18 @@ class BatchStats:
 
     slots: int | None
     iterations: int
-    passes: int
-    rows_mean: float | None
-    occupancy: float | None
+    passes: int = figure("steps")
+    rows_mean: float | None = figure("row_tokens", per="steps")
+    occupancy: float | None = figure("row_tokens", per="slot_tokens")
     admitted: int
     preempted: int
     parking_plans: int
     verifier_calls: int
-    verifier_steps_mean: float | None
-
-    @classmethod
-    def of(cls, slots: int | None, counted: Counters) -> BatchStats:
-        """What the engine has counted."""
-        return _counted(
-            cls,
-            counted,
-            slots=slots,
-            passes=counted.steps,
-            rows_mean=per(counted.row_tokens, counted.steps),
-            occupancy=per(counted.row_tokens, counted.slot_tokens),
-            verifier_steps_mean=per(counted.scored_steps, counted.verifier_calls),
-        )
+    verifier_steps_mean: float | None = figure("scored_steps", per="verifier_calls")
 
 
-@dataclass(frozen=True)
-class SparseStats:
+@dataclass(frozen=True, kw_only=True)
+class SparseStats(CounterView):
     """`--sparse`: what decoding has read, of all problems that were in flight together.
 
     tokens: that were decoded by rows which select. visible_mean, selected_mean: tokens that these
@@ -213,27 +194,12 @@ class SparseStats:
     """
 
     method: str
-    tokens: int
-    visible_mean: float | None
-    selected_mean: float | None
-    left_out_mean: float | None
+    tokens: int = figure("sparse_tokens")
+    visible_mean: float | None = figure("visible_tokens", per="sparse_tokens")
+    selected_mean: float | None = figure("selected_tokens", per="sparse_tokens")
+    left_out_mean: float | None = figure("left_out", per="sparse_heads")
     corrections: int
-    why: str | None = None
-
-    @classmethod
-    def of(cls, method: str, counted: Counters, why: str | None) -> SparseStats:
-        """What the generator's KV has counted."""
-        tokens = counted.sparse_tokens
-        return _counted(
-            cls,
-            counted,
-            method=method,
-            tokens=tokens,
-            visible_mean=per(counted.visible_tokens, tokens),
-            selected_mean=per(counted.selected_tokens, tokens),
-            left_out_mean=per(counted.left_out, counted.sparse_heads),
-            why=why,
-        )
+    why: str | None
 
     def line(self) -> str:
         """For people: the method, what it left unread, and why it is this one."""
@@ -242,8 +208,8 @@ class SparseStats:
         return f"--sparse {self.method}{said}" + (f" ({self.why})" if self.why else "")
 
 
-@dataclass(frozen=True)
-class RemoteStats:
+@dataclass(frozen=True, kw_only=True)
+class RemoteStats(CounterView):
     """A generator elsewhere, while the problem was in flight, others beside it included.
 
     token_ids: it says which tokens it drew; otherwise texts are tokenised here. requests: that it
@@ -254,19 +220,8 @@ class RemoteStats:
     token_ids: bool
     requests: int
     retries: int
-    prompt_tokens: int | None
-    cached_tokens: int | None
-
-    @classmethod
-    def of(cls, token_ids: bool, counted: Counters) -> RemoteStats:
-        """What the engine has counted of its replies."""
-        return _counted(
-            cls,
-            counted,
-            token_ids=token_ids,
-            prompt_tokens=None if counted.untold_prompts else counted.prompt_tokens,
-            cached_tokens=None if counted.untold_cached else counted.cached_tokens,
-        )
+    prompt_tokens: int | None = figure("prompt_tokens", unless="untold_prompts")
+    cached_tokens: int | None = figure("cached_tokens", unless="untold_cached")
 
     @property
     def prefilled(self) -> int | None:
@@ -276,15 +231,15 @@ class RemoteStats:
         return self.prompt_tokens - self.cached_tokens
 
 
-@dataclass(frozen=True)
-class SpeculationStats:
+@dataclass(frozen=True, kw_only=True)
+class SpeculationStats(CounterView):
     """What was decoded ahead of selection: rows of all in flight, tokens of this tree.
 
     kept_share: of its tokens, those in nodes that selection has opened.
     """
 
     mode: str
-    rows: int
+    rows: int = figure("speculative_rows")
     tokens: int
     kept: int
     kept_share: float | None
@@ -399,27 +354,14 @@ class Solution:
         `tree` holds its figures (`tree_stats`).
         """
         found = {each.name: getattr(self, each.name) for each in fields(self)}
-        del found["tree_stats"]
-        parts = ("tokens", "kv", "cache", "memory", "batch", "speculation", "sparse", "remote")
-        for name in (*parts, "time"):
-            found[name] = None if found[name] is None else asdict(found[name])
+        for name, value in found.items():
+            found[name] = asdict(value) if is_dataclass(value) else value
         if not self.tokens.thought:
             del found["tokens"]["thought"]
         found["candidates"] = [candidate.to_json() for candidate in self.candidates]
-        found["tree"] = asdict(self.tree_stats)
+        found["tree"] = found.pop("tree_stats")
         found["settings"] = self.settings.model_dump(mode="json")
         return found
-
-
-def _counted(view: type[T], counted: Counters, **own: Any) -> T:
-    """Figures that are counters of the same names, and its own."""
-    names = {each.name for each in fields(view)} - own.keys()  # type: ignore[arg-type]
-    return view(**{name: getattr(counted, name) for name in names}, **own)
-
-
-def per(total: float, num: int) -> float | None:
-    """A mean or a share; None of nothing."""
-    return total / num if num else None
 
 
 def _short(score: float | None) -> str:
