@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 from contextlib import redirect_stdout
+from importlib.metadata import EntryPoint
 
 import pytest
 import torch
@@ -37,6 +38,16 @@ def finished(tmp_path_factory):
 
         run(problems, solve, settings, checker, out, paths=True)
     return out
+
+
+@pytest.fixture(scope="module", autouse=True)
+def probe_command():
+    """The lab's, wherever it is installed."""
+    point = EntryPoint("probe", "beamwright_lab.commands.probe:probe", "beamwright.commands")
+    with pytest.MonkeyPatch.context() as patched:
+        found = {point.group: [point]}
+        patched.setattr("beamwright.cli.app.installed", lambda group: found.get(group, []))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,6 @@ _COMMANDS = MappingProxyType[str, tuple[str, str, str]](
         "solve": ("solve", "solve", "Solve one problem by verifier-guided tree search."),
         "eval": ("eval", "evaluate", "Solve a set of problems and report the accuracy."),
         "verify": ("verify", "verify", "Grow answers' trees again from receipts, and compare."),
-        "probe": ("probe", "probe", "Train a verifier inside the generator, from finished runs."),
         "report": ("pages", "report", "Make one page of evaluations: accuracy, tokens, seconds."),
         "view": ("pages", "view", "Open saved searches in the browser: replay, compare, export."),
         "serve": ("serve", "serve", "Serve an OpenAI-compatible API, a live page, and metrics."),
@@ -42,6 +41,15 @@ _COMMANDS = MappingProxyType[str, tuple[str, str, str]](
 )
 """Module in this room, function and summary."""
 
+_LAB = MappingProxyType(
+    {
+        "probe": "Train a verifier inside the generator, from finished runs.",
+        "simulate": "Simulate a search under several schedules, and on serving engines. "
+        "Loads no model.",
+    }
+)
+"""Summaries of commands that are there where the lab is installed."""
+
 
 def make_app() -> typer.Typer:
     """All commands, those of installed packages too, by what the list says of them."""
@@ -49,7 +57,7 @@ def make_app() -> typer.Typer:
         point.name: (
             point.module,
             point.attr,
-            (point.dist.metadata["Summary"] or "") if point.dist else "",
+            _LAB.get(point.name) or (point.dist and point.dist.metadata["Summary"]) or "",
         )
         for point in sorted(installed(_GROUP), key=lambda point: point.name)
     }
@@ -152,8 +160,8 @@ def _hint(error: Exception) -> str:
     value = " ".join(str(getattr(error, "format_message", str)()).split("'")[1:4:2])
     if value in GONE_VALUES:
         return f"{value}: {GONE_VALUES[value]}"
-    missing = "No such command 'simulate'." in str(error)
-    return f"{error} It is the lab's: pip install -e lab" if missing else ""
+    is_missing = any(f"No such command '{name}'." in str(error) for name in _LAB)
+    return f"{error} It is the lab's: pip install -e lab" if is_missing else ""
 
 
 def _named_plugins(words: Sequence[str]) -> list[str]:

@@ -5,7 +5,7 @@ are there anyway. Of each token the head reads the final state that it was drawn
 embedding and its log-probability, and says how likely it is right; a step's score is the product
 over its tokens. No second model, no KV, no token read. The state at a step's end alone, as in STEP,
 tells problems apart and not paths, on the bundled models (docs/log/2026-11-26-probe.md).
-`probe_fit` trains one. Knows the head's file and its scores.
+The lab trains one (`beamwright probe`). Knows the head's file and its scores.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from beamwright.io import check_writable, read_file, read_object
 from beamwright.verify.find import check_models
 
 if TYPE_CHECKING:
-    from beamwright.verify.probe_fit import FinishedPath
+    from beamwright_lab.commands.probe_fit import FinishedPath
 
 _KEPT = ("model", "device", "dtype", "decoder", "attention", "context", "weights", "kv_dtype")
 """Of a run's settings: what a hidden state depends on."""
@@ -67,7 +67,7 @@ def probe(
 
 def _train(solver: Any, paths: Sequence[FinishedPath], out: Path) -> Mapping[str, Any]:
     from beamwright.verify.probe import ProbeHead
-    from beamwright.verify.probe_fit import fit, read_examples
+    from beamwright_lab.commands.probe_fit import fit, read_examples
 
     model, generator = solver.settings.model.model, solver.identities()["generator"]
     if generator is None:
@@ -103,7 +103,7 @@ def _settings_of(run: Path, given: Mapping[str, Any]) -> Settings:
 
 def _paths_of(run: Path) -> Iterator[FinishedPath]:
     """The paths of a run's problems whose answers are known."""
-    from beamwright.verify.probe_fit import FinishedPath
+    from beamwright_lab.commands.probe_fit import FinishedPath
 
     file = run / "results.jsonl"
     records, _ = parse_records(file, read_file(file))
