@@ -7,15 +7,15 @@ Work goes down to a step writer, events come back up; policies get views and ret
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from random import Random
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from beamwright.errors import BeamwrightError
     from beamwright.plan.machines import PassCosts
-    from beamwright.tree import Node, SearchTree, StopReason, TopTokens, Turn
+    from beamwright.tree import Node, SearchTree, Sees, StopReason, TopTokens, Turn
 
 
 class Direction(StrEnum):
@@ -34,7 +34,7 @@ class StepDecoded:
 
     token_ids: the step's tokens, the one that completed the stop included.
     logprobs: log-probability of each token under the model's untempered distribution.
-    stats: what was asked for (`ReadsTokenStats`) of the distribution of each token, by name.
+    stats: what was asked for (`Traits.token_stats`) of the distribution of each token, by name.
     top: the likeliest tokens beside each, where they were asked for. thought: see `Node`.
     """
 
@@ -86,7 +86,15 @@ class StepWriter(Protocol):
 
     running_nodes: whose steps are under way; a plan says nothing about them. busy: steps are under
     way, or wait in the order of a plan. num_groups: groups begun so far.
+
+    A writer that decodes children before selection has opened them (FlashTTS 4.1) says more.
+    speculation: whether it ever does ("off"), always ("exact", "truncate"), or where it pays.
+    speculating: it has some to go on with. last_rows: of the last iteration, rows whose nodes are
+    open, and speculative ones; None where it has no rows.
     """
+
+    speculation: str = "off"
+    last_rows: tuple[int, int] | None = None
 
     @property
     def running_nodes(self) -> Collection[Node]: ...
@@ -94,6 +102,9 @@ class StepWriter(Protocol):
     def busy(self) -> bool: ...
     @property
     def num_groups(self) -> int: ...
+    @property
+    def speculating(self) -> bool:
+        return False
 
     def view(self, beams: tuple[Node, ...]) -> ScheduleView:
         """What a schedule may know of these open nodes."""
@@ -110,42 +121,73 @@ class StepWriter(Protocol):
     def release(self, nodes: Sequence[Node]) -> None:
         """Free every KV segment that these nodes own."""
 
-
-@runtime_checkable
-class DecodesAhead(Protocol):
-    """A step writer that may decode children that selection has not opened yet (FlashTTS 4.1).
-
-    speculation: whether it ever does ("off"), always ("exact", "truncate"), or where it pays.
-    speculating: there are some that it can go on with. last_rows: those of the last iteration whose
-    nodes are open, and the speculative ones.
-    """
-
-    @property
-    def last_rows(self) -> tuple[int, int]: ...
-    @property
-    def speculation(self) -> str: ...
-    @property
-    def speculating(self) -> bool: ...
-
     def speculate(self, nodes: Sequence[Node]) -> None:
         """Decode these speculative children, the likeliest first, where nothing else can be.
 
         Instead of those that waited; what is under way goes on until it is cancelled.
         """
+        return
 
     def begin_like(self, node: Node, begun: Node, share: float) -> None:
         """Let an open node begin with this share of its sibling's tokens (`truncate`)."""
-
-
-@runtime_checkable
-class SeesWindows(Protocol):
-    """A step writer that knows what no token will see any more."""
+        return
 
     def forget_unseen(self, tree: SearchTree) -> None:
         """Free KV that no window of a row to come of this tree reaches."""
+        return
 
 
 # --- policies --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a verifier or a strategy says of itself beside its methods.
+
+    token_stats: names of statistics of each token's distribution that it reads in `node.stats`
+    (`engine.sampling.TOKEN_STATS`); what nobody reads is never computed.
+
+    Of a verifier. listwise: scores may depend on the other nodes of a call, which are then all of a
+    round's; otherwise a score is a function of its node's path alone. beside_decoding: it may be
+    called on a thread of its own while steps are decoded; it reads nothing but the nodes that it is
+    given, with those above them, and what it keeps itself. takes_paths: some nodes of a call may be
+    above others, and come first. reads_drawn: it reads what the generator drew (`token_ids`,
+    `logprobs`, `stats`), so steps given as texts have no score. reads_states: the generator keeps
+    the hidden states of new tokens for it (`engine.row.GeneratorState`). answers_each_step: it
+    has to be given every step. sees: what of a reply it is given (`Node.seen`).
+
+    Of a strategy with prospects. foresees_by_score: scores of this round's steps are worth having
+    before the round is over. certain: every complete step goes on, whatever the scores are.
+    """
+
+    token_stats: frozenset[str] = frozenset()
+    listwise: bool = False
+    beside_decoding: bool = False
+    takes_paths: bool = False
+    reads_drawn: bool = False
+    reads_states: bool = False
+    answers_each_step: bool = False
+    sees: Sees = "answer"
+    foresees_by_score: bool = False
+    certain: bool = False
+
+
+def traits_of(policy: object, **usual: Any) -> Traits:
+    """What a policy carries as `traits`, or says by attributes of the same names.
+
+    usual: what holds where it does not say.
+    """
+    traits = getattr(policy, "traits", None)
+    if isinstance(traits, Traits):
+        return traits
+    names = [each.name for each in fields(Traits)]
+    said = usual | {name: getattr(policy, name) for name in names if hasattr(policy, name)}
+    return Traits(**said | {"token_stats": frozenset(said.get("token_stats", ()))})
+
+
+def stats_read_by(*policies: object) -> frozenset[str]:
+    """Names of the token statistics that these verifiers and strategies read."""
+    return frozenset[str]().union(*(traits_of(policy).token_stats for policy in policies))
 
 
 @dataclass(frozen=True)
@@ -222,11 +264,7 @@ class Foresees(Protocol):
     beams: of the round that is under way; candidates have their step, and some of them a score.
     ahead: speculative children that have their step. A wrong prospect costs time and changes
     nothing.
-    foresees_by_score: scores of this round's steps are worth having before the round is over.
-    certain, where it has that: every complete step goes on, whatever the scores are.
     """
-
-    foresees_by_score: bool
 
     def prospects(
         self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
@@ -334,18 +372,11 @@ class Answers(Protocol):
 class Verifier(Protocol):
     """Scores finished steps; keeps what it needs on the nodes (`node.handles['verifier']`).
 
-    probabilities: every score lies between 0 and 1, whatever the step. listwise, where it has
-    that: scores may depend on the other nodes of a call, which are then all of a round's; every
-    other verifier's score is a function of its node's path alone. beside_decoding, where it has
-    that: it may be called on a thread of its own while steps are decoded; it reads nothing but the
-    nodes that it is given, with those above them, and what it keeps itself. reads_drawn, where it
-    has that: it reads what the generator drew (`token_ids`, `logprobs`, `stats`), so that steps
-    which somebody gives as texts have no score. sees, where it has that: what of a reply it is
-    given, "answer" (otherwise), "thought" or "both" (`Node.seen`). reads_states, where it has that:
-    the generator keeps the hidden states of new tokens for it (`engine.row.GeneratorState`).
+    probabilities: every score lies between 0 and 1, whatever the step. What else holds of it, its
+    `Traits` say.
 
     No node of a call is above another: what is above was scored in an earlier one, or is not
-    (`engine.scoring.Judged`). takes_paths, where it has that: some may be, and come first.
+    (`engine.scoring.Judged`). With `Traits.takes_paths` some may be, and come first.
     """
 
     default_aggregate: str
@@ -354,16 +385,6 @@ class Verifier(Protocol):
     def score(self, nodes: Sequence[Node]) -> list[float | None]: ...
 
     def release(self, nodes: Sequence[Node]) -> None: ...
-
-
-@runtime_checkable
-class ReadsTokenStats(Protocol):
-    """A verifier or strategy that reads `node.stats`; what nobody reads is never computed.
-
-    token_stats: names of statistics of each token's distribution (`decode.sampling.TOKEN_STATS`).
-    """
-
-    token_stats: frozenset[str]
 
 
 # --- reporting -------------------------------------------------------------------------------

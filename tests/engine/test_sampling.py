@@ -12,8 +12,8 @@ from beamwright.engine.sampling import (
     Sampler,
     allow,
     likeliest,
-    stats_read_by,
 )
+from beamwright.protocols import stats_read_by
 from beamwright.sections import SamplingSettings
 
 INF = float("inf")

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from beamwright.protocols import Plan, ScheduleView, StepDecoded, StepScored
+from beamwright.protocols import Plan, ScheduleView, StepDecoded, StepScored, StepWriter
 from beamwright.tree import SearchTree, StopReason
 
 # --- tokenizers and checkpoints --------------------------------------------------------------
@@ -104,7 +104,7 @@ def grow(tree, node, texts, stop=StopReason.DELIMITER):
 
 
 @dataclass
-class ScriptedExecutor:
+class ScriptedExecutor(StepWriter):
     """Writes the tokens, stops and scores that a function of the node says.
 
     script: node -> (stop, score). Remembers what it was asked to do and what was released.
@@ -118,7 +118,6 @@ class ScriptedExecutor:
     queue: list = field(default_factory=list)
     unscored: list = field(default_factory=list)
     running_nodes: tuple = ()
-    ahead: None = None
     patience_s: float | None = None
 
     @property

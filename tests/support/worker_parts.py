@@ -6,7 +6,7 @@ import threading
 from beamwright.engine.executor import OverlappedExecutor, PlainExecutor, VerifierWorker
 from beamwright.engine.scoring import Scoring
 from beamwright.engine.timeline import Accounting
-from beamwright.protocols import ScheduleView, StepDecoded
+from beamwright.protocols import ScheduleView, StepDecoded, StepWriter
 from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings
 from beamwright.tree import StopReason
@@ -14,14 +14,14 @@ from fakes import new_tree
 from played import Loop, new_run
 
 
-class Writer:
+class Writer(StepWriter):
     """Decodes up to `most` nodes per iteration, by a script: node -> (stop, score)."""
 
-    running_nodes = frozenset()
+    running_nodes, num_groups = frozenset(), 0
 
     def __init__(self, script=None, most=2):
         self.script, self.most = script or (lambda node: (StopReason.EOS, 0.5)), most
-        self.queue, self.released, self.num_groups = [], [], 0
+        self.queue, self.released = [], []
 
     @property
     def busy(self):

@@ -62,7 +62,7 @@ def test_steps_of_one_path_may_come_together(options, family):
                 tree.keep(path[-1])
             path += grow(tree, path[-1] if path else tree.root, [text])
         paths.append(path)
-    assert together.takes_paths
+    assert together.traits.takes_paths
     assert together.score(paths[0]) == [apart.score([node])[0] for node in paths[1]]
 
 

@@ -262,7 +262,7 @@ def test_a_judge_reads_what_it_sees(made_judge, sees):
     judge.score([alone])
     shorter = alone.usage["verifier_prefilled"] < step.usage["verifier_prefilled"]
     assert shorter == (sees == "both")
-    assert judge.sees == sees
+    assert judge.traits.sees == sees
 
 
 def test_several_critiques_are_averaged(made_judge):

@@ -52,15 +52,15 @@ def test_a_function_gets_the_steps_that_it_sees(path, sees, shown):
     function.sees = sees
     verifier = CallableVerifier(function)
     last = next(node for node in reversed(path) if node.seen(sees))
-    assert verifier.sees == sees
+    assert verifier.traits.sees == sees
     assert verifier.score([last]) == [1.0]
     assert heard == [shown]
 
 
 def test_who_says_nothing_sees_answers_and_what_was_drawn_is_seen_whole():
-    assert CallableVerifier(lambda problem, steps: 1.0).sees == "answer"
-    assert scorer("logprob", None).sees == scorer("deepconf", None).sees == "both"
-    assert scorer("none", None).sees == "answer"
+    assert CallableVerifier(lambda problem, steps: 1.0).traits.sees == "answer"
+    assert scorer("logprob", None).traits.sees == scorer("deepconf", None).traits.sees == "both"
+    assert scorer("none", None).traits.sees == "answer"
 
     class Wrong:
         sees = "everything"

@@ -203,8 +203,7 @@ class LanedExecutor(PlainExecutor):
         """Scores come first: a round waits for them."""
         scoring = [lane.piece() is not None for lane in self._lanes]
         if not self._has_results():
-            ahead = self.ahead is not None and self.ahead.speculating
-            if self.writer.busy or (any(scoring) and ahead):
+            if self.writer.busy or (any(scoring) and self.writer.speculating):
                 return self._iterate()
             self._clock.until(self._has_results)
         return next((lane.results.popleft() for lane in self._lanes if lane.results), [])

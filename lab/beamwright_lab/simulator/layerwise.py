@@ -18,7 +18,7 @@ from beamwright.kv.link import Transfer
 from beamwright.kv.pool import ByteBudget
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.workload import BLOCK_TOKENS
-from beamwright.protocols import Direction, Plan, ScheduleView, StepDecoded, StepFailed
+from beamwright.protocols import Direction, Plan, ScheduleView, StepDecoded, StepFailed, StepWriter
 from beamwright.tree import Node
 from beamwright_lab.simulator.clock import VirtualClock
 from beamwright_lab.simulator.costs import DeviceCosts
@@ -28,11 +28,14 @@ from beamwright_lab.simulator.replay import Scripts
 _NUM_BUFFERS = 2
 
 
-class SimulatedLayerwise:
-    """A `StepWriter`. With a dense layout every beam's copy crosses the link by itself.
+class SimulatedLayerwise(StepWriter):
+    """With a dense layout every beam's copy crosses the link by itself.
 
     budget: the device's. stall_s: seconds in which compute waited for the link.
     """
+
+    running_nodes: frozenset[Node] = frozenset()
+    num_groups = 0
 
     def __init__(
         self,
@@ -57,8 +60,6 @@ class SimulatedLayerwise:
         self._ahead: tuple[Transfer, int] | None = None
         self._forwarded: set[Node] = set()
         self._groups: deque[tuple[Node, ...]] = deque()
-        self.running_nodes: frozenset[Node] = frozenset()
-        self.num_groups = 0
 
     @property
     def busy(self) -> bool:

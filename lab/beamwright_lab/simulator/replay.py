@@ -13,7 +13,16 @@ from functools import cached_property
 from random import Random
 
 from beamwright.errors import InputError
-from beamwright.protocols import Action, Complete, Extend, Finish, Foresees, Prospect, Prune
+from beamwright.protocols import (
+    Action,
+    Complete,
+    Extend,
+    Finish,
+    Foresees,
+    Prospect,
+    Prune,
+    traits_of,
+)
 from beamwright.search.prospects import by_scores, certain
 from beamwright.tree import Node, NodeState, SearchTree
 from beamwright_lab.simulator.recorded import RecordedNode, RecordedTree
@@ -170,8 +179,7 @@ class ReplayStrategy:
         if script.width == 1:
             usual = Foresight(foresee_certain, 1)
         self._script, self._foresees = script, foresees or usual
-        self.foresees_by_score = self._foresees.foresees_by_score
-        self.certain = getattr(self._foresees, "certain", False)
+        self.traits = traits_of(self._foresees)
 
     def prospects(
         self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]

@@ -19,7 +19,7 @@ from beamwright.engine.scoring import Scoring
 from beamwright.engine.timeline import Accounting
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import InputError
-from beamwright.protocols import Event, Foresees, Plan, ScheduleView, StepDecoded
+from beamwright.protocols import Event, Foresees, Plan, ScheduleView, StepDecoded, StepWriter
 from beamwright.schedule import make_schedule
 from beamwright.search import make_strategy, round_rng
 from beamwright.sections import ScheduleSettings, SearchSettings
@@ -131,7 +131,7 @@ def _settings(search: SyntheticSearch) -> SearchSettings:
     )
 
 
-class _Chance:
+class _Chance(StepWriter):
     """A step writer that draws lengths, and a verifier that draws scores."""
 
     default_aggregate, probabilities, num_groups = "last", False, 0

@@ -14,6 +14,7 @@ from beamwright.kv.segments import Path, PathPart, Segment
 from beamwright.models.prefill import PrefillRequest, remember
 from beamwright.plan.costs import ModelCosts
 from beamwright.plan.fits import MARK_TOKENS
+from beamwright.protocols import Traits
 from beamwright.tree import Node
 from beamwright_lab.simulator.costs import DeviceCosts
 from beamwright_lab.simulator.replay import Scripts
@@ -44,12 +45,12 @@ class SimulatedVerifier:
     Its tokenizer is taken to make as many tokens of a step as the generator's, and one more: the
     mark that ends a step, or the token before it that a head looks back at.
 
-    beside_decoding: as reward models, it may be asked about steps that were decoded ahead, which
+    traits: as reward models, it may be asked about steps that were decoded ahead, which
     `ScheduleSettings.verify_ahead` says.
     num_calls, num_steps: of `score`, and the steps in them.
     """
 
-    beside_decoding = takes_paths = True
+    traits = Traits(beside_decoding=True, takes_paths=True)
     default_aggregate = "last"
     probabilities = False
 

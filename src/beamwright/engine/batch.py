@@ -23,14 +23,22 @@ from beamwright.engine.row import OWNER, Decoding, GeneratorState, Row, Rows, aw
 from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError
 from beamwright.kv.cache import CacheManager
 from beamwright.models.load import is_out_of_memory
-from beamwright.protocols import Event, Plan, ScheduleView, StepAwaited, StepDropped, StepFailed
+from beamwright.protocols import (
+    Event,
+    Plan,
+    ScheduleView,
+    StepAwaited,
+    StepDropped,
+    StepFailed,
+    StepWriter,
+)
 from beamwright.sections import ScheduleSettings
 from beamwright.tree import Node, SearchTree
 
 _LEAST_TOKENS, _REFILL_SHARE, _FILL_SHARE = 2, 16, 4
 
 
-class RunningBatch:
+class RunningBatch(StepWriter):
     """Rows that join and leave one batch between iterations. Owns the `generator` handles.
 
     lengths: how long steps may and will be. memory: for how many rows there is working memory.

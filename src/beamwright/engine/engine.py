@@ -21,10 +21,8 @@ from beamwright.engine.timeline import Accounting
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import BeamwrightError, InputError, LinkError, UnavailableError
 from beamwright.protocols import (
-    DecodesAhead,
     Event,
     SchedulePolicy,
-    SeesWindows,
     StepAwaited,
     StepDecoded,
     StepDropped,
@@ -32,7 +30,7 @@ from beamwright.protocols import (
     StepScored,
 )
 from beamwright.sections import Explore
-from beamwright.tree import Node, NodeState, SearchTree
+from beamwright.tree import Node, NodeState
 
 
 class Engine:
@@ -66,7 +64,7 @@ class Engine:
         truncation: float = 0.85,
         patience_s: float | None = None,
     ) -> None:
-        self._executor, self._writer, self._ahead = executor, executor.writer, executor.ahead
+        self._executor, self._writer = executor, executor.writer
         self._schedule, self._accounting, self._clock = schedule, accounting, clock
         self._payoff, self._explore = payoff or Payoff(), explore
         self._scores_ahead, self._listwise = verify_ahead and not listwise, listwise
@@ -111,8 +109,8 @@ class Engine:
                 self._settle(run, event)
         for run in self._whose_round_is_over():
             self._decide(run)
-        if self._foresee and self._ahead is not None:
-            self._speculate(self._ahead)
+        if self._foresee:
+            self._speculate()
         return [run for run in before if run.tree.done]
 
     def admit(self, run: TreeRun) -> list[TreeRun]:
@@ -128,7 +126,7 @@ class Engine:
         if run.restore is not None and not run.tree.done and begun:
             held = [node for node in run.tree.held if node.state is not NodeState.OPEN]
             with self._fails_alone(run):
-                run.restore(held, partial(self._forget_unseen, run.tree))
+                run.restore(held, partial(self._writer.forget_unseen, run.tree))
         return [run] if run.tree.done else []
 
     def _run(self) -> list[Event]:
@@ -197,13 +195,13 @@ class Engine:
                 run.obey(action)
         if run.error is not None:
             return
-        if self._ahead is not None and self._ahead.speculation == "truncate":
+        if self._writer.speculation == "truncate":
             for node, begun, share in run.duplicates(self._truncation):
-                self._ahead.begin_like(node, begun, share)
+                self._writer.begin_like(node, begun, share)
         self._drop_rest(run)
         report = run.report(candidates)
         self._executor.release(tree.release_dead())
-        self._forget_unseen(tree)
+        self._writer.forget_unseen(tree)
         if tree.done:
             self._close(run)
         else:
@@ -212,10 +210,6 @@ class Engine:
             self._changed = self._foresee = True
         if run.on_round is not None and (candidates or tree.rounds > 0):
             run.on_round(report)
-
-    def _forget_unseen(self, tree: SearchTree) -> None:
-        if isinstance(self._writer, SeesWindows):
-            self._writer.forget_unseen(tree)
 
     def _submit_scores(self, run: TreeRun) -> None:
         """Give the verifier what it does not have yet of this round's steps."""
@@ -241,16 +235,17 @@ class Engine:
 
     # --- ahead of selection ------------------------------------------------------------------
 
-    def _speculate(self, ahead: DecodesAhead) -> None:
+    def _speculate(self) -> None:
         """Say which children of finished steps may be decoded where nothing else can be."""
-        self._foresee = False
+        self._foresee, ahead = False, self._writer
         pays = ahead.speculation != "auto" or (len(self._live) == 1 and self._payoff.pays)
         if ahead.speculation == "off" or not (pays or self._explore == "decoupled"):
             self._foreseen.clear()
             ahead.speculate(())
             return
         if not pays:
-            self._foreseen.update({run: [] for run in self._live.values() if not run.certain})
+            unsure = [run for run in self._live.values() if not run.traits.certain]
+            self._foreseen.update({run: [] for run in unsure})
         for run in [run for run in self._live.values() if run not in self._foreseen]:
             if run.scores_early and not self._listwise:
                 self._submit_scores(run)

@@ -24,7 +24,7 @@ from beamwright.engine.scoring import LESS, Scoring, without
 from beamwright.engine.timeline import Accounting, Timeline
 from beamwright.models.load import no_more_memory
 from beamwright.models.tree_model import TreeModel
-from beamwright.protocols import DecodesAhead, Event, StepWriter, Verifier
+from beamwright.protocols import Event, StepWriter, Verifier, traits_of
 from beamwright.sections import ScheduleSettings
 from beamwright.tree import Node, by_root
 
@@ -41,7 +41,6 @@ Models = Sequence[TreeModel | None]
 class PlainExecutor:
     """Runs iterations of the writer and calls of the verifier one after the other on one device.
 
-    ahead: the writer, where it may decode children that selection has not opened yet.
     stalled_s: seconds that models have waited for the link so far.
     patience_s: seconds that a tree whose deadline has passed still waits for scores, where they
     may never come; None where they surely will. beside: the verifier has a thread of its own.
@@ -58,7 +57,6 @@ class PlainExecutor:
         progress: Progress | None = None,
     ) -> None:
         self.writer, self._scoring, self._stalled_s = writer, scoring, stalled_s
-        self.ahead = writer if isinstance(writer, DecodesAhead) else None
         self._accounting, self._progress = scoring.accounting, progress or Progress()
         self._groups_before = writer.num_groups - self._accounting.counts.groups
 
@@ -102,8 +100,8 @@ class PlainExecutor:
             self._scoring.timeline.span("decode", "compute", group=number) as facts,
         ):
             events = list(self.writer.iterate())
-            if self.ahead is not None:
-                facts["open_rows"], facts["rows_ahead"] = self.ahead.last_rows
+            if (rows := self.writer.last_rows) is not None:
+                facts["open_rows"], facts["rows_ahead"] = rows
         self._accounting.counts.groups = self.writer.num_groups - self._groups_before
         return events
 
@@ -144,8 +142,8 @@ class OverlappedExecutor(PlainExecutor):
         events = self._take()
         if events is not None:
             return events
-        scoring, ahead = self._scores(), self.ahead is not None and self.ahead.speculating
-        if self.writer.busy or (scoring and ahead):
+        scoring = self._scores()
+        if self.writer.busy or (scoring and self.writer.speculating):
             return self._iterate()
         if scoring:
             self._progress.doing("scoring steps")
@@ -404,7 +402,7 @@ def overlaps(
     in_flight: trees at a time; None for as many as there is work for.
     """
     generator, *scorers = models
-    if not getattr(verifier, "beside_decoding", False):
+    if not traits_of(verifier).beside_decoding:
         return False
     if settings.executor != "auto" or len(scorers) > 1:
         return settings.executor != "plain"

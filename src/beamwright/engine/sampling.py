@@ -33,7 +33,6 @@ from beamwright.engine.noise import (
 )
 from beamwright.kv.streams import sent
 from beamwright.models.decoder import in_tiles
-from beamwright.protocols import ReadsTokenStats
 from beamwright.sections import SamplingSettings
 
 MOST_LIKELIEST = 20  # of one token; who asks for fewer gets the first of them
@@ -157,12 +156,6 @@ def confidence(logprobs: Tensor) -> Tensor:
 TOKEN_STATS: dict[str, Callable[[Tensor], Tensor]] = {"entropy": entropy, "confidence": confidence}
 """What can be kept of every token's distribution: from log-probabilities [rows, tokens] to [rows].
 """
-
-
-def stats_read_by(*policies: object) -> frozenset[str]:
-    """Names of the statistics that these verifiers and strategies read."""
-    reading = (policy for policy in policies if isinstance(policy, ReadsTokenStats))
-    return frozenset[str]().union(*(policy.token_stats for policy in reading))
 
 
 def likeliest(logits: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:

@@ -12,11 +12,12 @@ from itertools import groupby
 from numbers import Real
 from operator import attrgetter
 
+from beamwright.engine.decisions import policy_name
 from beamwright.engine.queue import PriorityQueue
 from beamwright.engine.timeline import Accounting, NullTimeline, Timeline
 from beamwright.errors import BeamwrightError, CapacityError, InputError, LinkError, NotFiniteError
 from beamwright.models.load import no_more_memory
-from beamwright.protocols import Event, StepFailed, StepScored, Verifier
+from beamwright.protocols import Event, StepFailed, StepScored, Verifier, traits_of
 from beamwright.tree import Node, Sees, by_root
 
 _depth = attrgetter("depth")
@@ -64,10 +65,11 @@ class Judged:
     @classmethod
     def by(cls, verifier: Verifier, every: int) -> Judged:
         """Raises InputError where a verifier has to be given each step."""
-        if every > 1 and getattr(verifier, "answers_each_step", False):
-            name = getattr(verifier, "name", type(verifier).__name__)
+        traits = traits_of(verifier)
+        if every > 1 and traits.answers_each_step:
+            name = policy_name(verifier)
             raise InputError(f"--verify-every {every}: verifier {name} answers each step in turn")
-        return cls(every, getattr(verifier, "sees", "answer"))
+        return cls(every, traits.sees)
 
     def __call__(self, node: Node) -> bool:
         if not node.seen(self.sees) or node.replies_to is node:
@@ -101,7 +103,8 @@ class Scoring:
         timeline: Timeline | None = None,
         most_steps: int = 1,
     ) -> None:
-        self._verifier, self.accounting, self._stalled_s = verifier, accounting, stalled_s
+        self._verifier, self._traits = verifier, traits_of(verifier)
+        self.accounting, self._stalled_s = accounting, stalled_s
         self.queue, self.timeline = ScoringQueue(most_steps), timeline or NullTimeline()
         self._failed: set[Node] = set()
         self._without_room: set[Node] = set()
@@ -122,7 +125,7 @@ class Scoring:
         nodes = [node for node in nodes if node.root not in self._failed]
         steps = [node for node in nodes if not node.speculative]
         ahead: list[Node] = []
-        if getattr(self._verifier, "beside_decoding", False):
+        if self._traits.beside_decoding:
             ahead = sorted((node for node in nodes if node.speculative), key=_depth)
         if (events := self._at_once(steps, ahead)) is not None:
             return events
@@ -138,8 +141,8 @@ class Scoring:
 
     def _at_once(self, steps: Sequence[Node], ahead: Sequence[Node]) -> list[Event] | None:
         """All of them in one call; None where that cannot be."""
-        takes = getattr(self._verifier, "takes_paths", False)
-        if not ahead or not takes or any(n.parent in self._without_room for n in ahead):
+        takes = ahead and self._traits.takes_paths
+        if not takes or any(n.parent in self._without_room for n in ahead):
             return None
         try:
             return self._call([*steps, *ahead])
@@ -206,7 +209,7 @@ def scored(
         NotFiniteError: if a score is NaN, infinite, or too large to be summed.
         InputError: if there is not one number, or None, per step.
     """
-    name = f"verifier {getattr(verifier, 'name', type(verifier).__name__)}"
+    name = f"verifier {policy_name(verifier)}"
     if len(scores) != len(nodes):
         raise InputError(f"{name}: {len(scores)} scores for {len(nodes)} steps")
     events: list[StepScored] = []

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from random import Random
 
 from beamwright.counters import Counters
@@ -27,6 +28,8 @@ from beamwright.protocols import (
     RoundCallback,
     RoundReport,
     Strategy,
+    Traits,
+    traits_of,
 )
 from beamwright.search.reading import Mathematics
 from beamwright.tree import Node, NodeState, SearchTree, Turn, given_path, on_paths
@@ -199,16 +202,15 @@ class TreeRun:
         if lengths and alone:
             payoff.note_round(lengths, spent - self.began, self.num_submits)
 
-    @property
-    def certain(self) -> bool:
-        """True if every complete step goes on, whatever the scores are."""
-        return getattr(self.strategy, "certain", False)
+    @cached_property
+    def traits(self) -> Traits:
+        """The strategy's."""
+        return traits_of(self.strategy)
 
     @property
     def scores_early(self) -> bool:
         """True if scores are worth having while other steps of the round are decoded."""
-        foresees = getattr(self.strategy, "foresees_by_score", False)
-        return bool(self.open) and foresees and not self._put_off
+        return bool(self.open) and self.traits.foresees_by_score and not self._put_off
 
     def prospects(self) -> list[Prospect]:
         """What may be extended: surely, by a child, the steps that nobody judges; what else the

@@ -26,7 +26,7 @@ from beamwright.engine.row import Decoding, Decodings, Row, RowLimit
 from beamwright.errors import BeamwrightError, InputError, UnavailableError
 from beamwright.kv.segments import Segment
 from beamwright.models.tokenizer import TextCodec
-from beamwright.protocols import Event, Plan, ScheduleView, StepDecoded, StepFailed
+from beamwright.protocols import Event, Plan, ScheduleView, StepDecoded, StepFailed, StepWriter
 from beamwright.schedule.declare import InGpuSchedule
 from beamwright.sections import SamplingSettings
 from beamwright.tree import Node, StopReason
@@ -135,7 +135,7 @@ class _Question:
 
 
 @dataclass(eq=False)
-class RemoteSteps:
+class RemoteSteps(StepWriter):
     """codec: of the same tokenizer as the generator's. context: most tokens of a path.
 
     default: how steps are drawn where a tree has no settings of its own. max_batch: most steps at a

@@ -20,7 +20,6 @@ from beamwright.engine.graphs import capture_passes
 from beamwright.engine.moving import MovingSplit
 from beamwright.engine.prompts import with_system_prompt
 from beamwright.engine.row import Decoding
-from beamwright.engine.sampling import stats_read_by
 from beamwright.engine.selftest import kind, settle_rows
 from beamwright.engine.speculation import Payoff
 from beamwright.engine.tensor_rows import make_running_batch
@@ -46,7 +45,14 @@ from beamwright.models.load import (
 from beamwright.models.tree_model import HostOptions, TreeModel
 from beamwright.models.weights import give_back
 from beamwright.plan.costs import Roofline, Storage
-from beamwright.protocols import Direction, SchedulePolicy, Strategy, Verifier
+from beamwright.protocols import (
+    Direction,
+    SchedulePolicy,
+    Strategy,
+    Verifier,
+    stats_read_by,
+    traits_of,
+)
 from beamwright.remote.generator import RemoteGenerator
 from beamwright.remote.writer import RemoteSteps, ServedSchedule
 from beamwright.schedule import schedule_row
@@ -298,7 +304,7 @@ class Machinery:
                 settings,
                 said,
                 token_stats=stats,
-                keeps_states=getattr(self.verifier, "reads_states", False),
+                keeps_states=traits_of(self.verifier).reads_states,
                 progress=progress,
                 costs=costs.pass_costs(),
                 rows_bytes=self.plan.rows_bytes,

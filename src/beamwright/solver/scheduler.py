@@ -28,7 +28,7 @@ from beamwright.errors import (
     LinkError,
 )
 from beamwright.models.load import check_device
-from beamwright.protocols import RoundCallback, SchedulePolicy
+from beamwright.protocols import RoundCallback, SchedulePolicy, traits_of
 from beamwright.saved.checkpoint import CheckpointWriter
 from beamwright.search import round_rng
 from beamwright.search.reading import make_answers
@@ -160,7 +160,7 @@ class RequestScheduler:
             payoff=machinery.payoff,
             explore=settings.explore,
             verify_ahead=settings.verify_ahead == "slack",
-            listwise=getattr(verifier, "listwise", False),
+            listwise=traits_of(verifier).listwise,
             truncation=settings.truncation,
             patience_s=PATIENCE_S if machinery.remote is not None else None,
         )

@@ -17,12 +17,11 @@ from beamwright.counters import Progress, Usage
 from beamwright.engine.chains import restore_kv
 from beamwright.engine.decisions import check_stops
 from beamwright.engine.prompts import Prompts
-from beamwright.engine.sampling import stats_read_by
 from beamwright.engine.timeline import NullTimeline, Timeline
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import BeamwrightError, InputError
 from beamwright.models.digest import Digest
-from beamwright.protocols import RoundCallback, Strategy
+from beamwright.protocols import RoundCallback, Strategy, stats_read_by, traits_of
 from beamwright.saved.checkpoint import CheckpointWriter, read_checkpoint, tree_settings
 from beamwright.search import SearchPolicy
 from beamwright.solver.handle import Handle, OneAtATime, Stream, SubmitQueue
@@ -274,7 +273,7 @@ class Solver:
 
         Raises:
             InputError: if there is no verifier, or it reads what the generator drew
-                (`Verifier.reads_drawn`); for a bad path or option.
+                (`Traits.reads_drawn`); for a bad path or option.
         """
         check_problem(problem, problem_id, on_round)
         self._check_reads_text()
@@ -392,7 +391,7 @@ class Solver:
         own, name = self._default.parts.verifier, self.settings.model.scorer
         if own is None and name == "none":
             raise InputError("--verifier none: there is nothing that scores steps; name a verifier")
-        if getattr(self.verifier, "reads_drawn", False):
+        if traits_of(self.verifier).reads_drawn:
             who = f"--verifier {name}" if own is None else f"verifier {getattr(own, 'name', name)}"
             raise InputError(
                 f"{who}: reads what the generator drew, and has no scores of steps that are given"

@@ -22,6 +22,7 @@ from beamwright.models.load import LoadedModel
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.tokenizer import PLACE
 from beamwright.models.tree_model import TreeModel
+from beamwright.protocols import Traits
 from beamwright.tree import Node
 from beamwright.verify.prm import token_id
 from beamwright.verify.spec import JudgeSpec
@@ -53,7 +54,6 @@ class JudgeVerifier:
     """
 
     probabilities = True
-    beside_decoding = True
 
     def __init__(
         self, spec: JudgeSpec, model: LoadedModel, tree_model: TreeModel, name: str = "judge"
@@ -62,7 +62,8 @@ class JudgeVerifier:
             raise ValueError("a judge needs a tokenizer")
         self.spec, self.name = spec, name
         self.default_aggregate: str = spec.aggregate
-        self.answers_each_step, self.sees = spec.turns == "each_step", spec.sees
+        each_step = spec.turns == "each_step"
+        self.traits = Traits(beside_decoding=True, answers_each_step=each_step, sees=spec.sees)
         self.tree_model = tree_model
         self._codec = codec = model.codec
         if codec.chat_template is None:
@@ -114,7 +115,7 @@ class JudgeVerifier:
 
     def _rows(self, node: Node) -> list[_Critique]:
         """The critiques to be written about a step; none where there is no room for one."""
-        seen = [step for step in node.reply() if step.seen(self.sees)]
+        seen = [step for step in node.reply() if step.seen(self.spec.sees)]
         path = [(step, text) for step in seen if (text := self._stripped(step))]
         ended_only = self.spec.scores == "ended_paths"
         if not (path and node.ended if ended_only else self._stripped(node)):

@@ -30,6 +30,7 @@ from beamwright.models.prefill import PrefillRequest
 from beamwright.models.shape import HEAD_TOKENS
 from beamwright.models.tree_model import TreeModel
 from beamwright.models.weights import check_finite, read_tensors
+from beamwright.protocols import Traits
 from beamwright.tree import Node, by_root
 from beamwright.verify.encode import Encoded, PathEncoder, common_prefix
 from beamwright.verify.spec import AGGREGATES, VerifierSpec
@@ -54,15 +55,13 @@ _ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 class PrmVerifier:
     """Scores steps by a declared format (`VerifierSpec`)."""
 
-    beside_decoding = takes_paths = True
-
     def __init__(self, spec: VerifierSpec, model: LoadedModel, tree_model: TreeModel) -> None:
         if model.codec is None:
             raise ValueError("a verifier needs a tokenizer")
         self.spec, self.model = spec, model
         self.name = spec.name if model.folder is None else str(model.folder)
         self.default_aggregate: str = spec.aggregate
-        self.sees = spec.sees
+        self.traits = Traits(beside_decoding=True, takes_paths=True, sees=spec.sees)
         self.probabilities = spec.gives_probabilities
         self.tree_model = tree_model
         self._encoder = PathEncoder(spec, model.codec)

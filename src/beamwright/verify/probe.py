@@ -31,6 +31,7 @@ from beamwright.models.digest import digest_later
 from beamwright.models.linear import prepack
 from beamwright.models.load import LoadedModel
 from beamwright.models.weights import check_finite
+from beamwright.protocols import Traits
 from beamwright.tree import Node
 from beamwright.verify.scorers import PROBE
 
@@ -109,9 +110,7 @@ class ProbeVerifier:
 
     default_aggregate = "prod"
     probabilities = True
-    reads_drawn = True
-    reads_states = True
-    sees = "both"
+    traits = Traits(reads_drawn=True, reads_states=True, sees="both")
 
     def __init__(self, file: Path, generator: LoadedModel, named: str) -> None:
         """named: the generator. Raises InputError for a bad file, or another generator's head."""

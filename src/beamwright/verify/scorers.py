@@ -2,7 +2,7 @@
 
 A tree keeps the log-probability of each drawn token under the untempered distribution; the
 statistics of the whole distribution that a scorer names in `token_stats` are computed for it and
-kept beside (`protocols.ReadsTokenStats`). DeepConf: Fu et al. 2025, "Deep Think with Confidence".
+kept beside (`protocols.Traits`). DeepConf: Fu et al. 2025, "Deep Think with Confidence".
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any, get_args
 
 from beamwright.errors import InputError, line_of
-from beamwright.protocols import Verifier
+from beamwright.protocols import Traits, Verifier, traits_of
 from beamwright.tree import Node, Sees
 
 _ENTROPY, _CONFIDENCE = "entropy", "confidence"
@@ -28,10 +28,8 @@ ScoreFunction = Callable[[str, list[str]], float | None]
 class StepScorer:
     """Scores a step by what is on its node: nothing is kept.
 
-    measure: from a node to its score. sees: see `protocols.Verifier`.
+    measure: from a node to its score. token_stats, sees: see `protocols.Traits`.
     """
-
-    reads_drawn = True
 
     def __init__(
         self,
@@ -43,8 +41,8 @@ class StepScorer:
         sees: Sees = "both",
     ) -> None:
         self._measure, self.default_aggregate = measure, aggregate
-        self.probabilities, self.token_stats = probabilities, frozenset(token_stats)
-        self.sees = sees
+        self.probabilities = probabilities
+        self.traits = Traits(frozenset(token_stats), reads_drawn=True, sees=sees)
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
         """A score per step."""
@@ -170,19 +168,16 @@ class CallableVerifier(StepScorer):
     scored. The function may return None for no opinion. aggregate: steps to a path's score.
     """
 
-    reads_drawn = False
-
     def __init__(self, function: ScoreFunction, aggregate: str = "last") -> None:
-        super().__init__(self._score, aggregate, sees=_sees(function))
-        self.function = function
+        super().__init__(self._score, aggregate)
+        self.function, self.traits = function, _traits(function)
         self.name = getattr(function, "__name__", type(function).__name__)
-        self.beside_decoding = _may_run_beside(function)
 
     def _score(self, node: Node) -> float | None:
         """Raises InputError if the function does, or returns what is no finite number."""
         if not node.step_text.strip():
             return None
-        seen = (step for step in node.reply() if step.seen(self.sees))
+        seen = (step for step in node.reply() if step.seen(self.traits.sees))
         steps = [step.step_text for step in seen if step.step_text.strip()]
         where = f"verifier {self.name} on problem {node.problem_id}, step {node.depth}"
         try:
@@ -213,10 +208,9 @@ class ObjectVerifier:
         self.name = str(getattr(function, "name", type(function).__name__))
         self.default_aggregate: str = getattr(function, "default_aggregate", "last")
         self.probabilities = bool(getattr(function, "probabilities", False))
-        self.token_stats: frozenset[str] = frozenset(getattr(function, "token_stats", ()))
-        self.reads_drawn = bool(getattr(function, "reads_drawn", self.token_stats))
-        self.beside_decoding, self.sees = _may_run_beside(function), _sees(function)
-        self.listwise = bool(getattr(function, "listwise", not self.beside_decoding))
+        said = _traits(function)
+        usual = {"reads_drawn": bool(said.token_stats), "listwise": not said.beside_decoding}
+        self.traits = traits_of(function, **usual)
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
         """What the user's object answers.
@@ -235,14 +229,10 @@ class ObjectVerifier:
             release(nodes)
 
 
-def _sees(function: Any) -> Sees:
-    """Raises InputError if it says what is no part of a reply."""
-    sees: Any = getattr(function, "sees", "answer")
-    if sees not in get_args(Sees):
-        raise InputError(f"verifier: sees is one of {', '.join(get_args(Sees))}, not {sees!r:.40}")
-    return sees  # type: ignore[no-any-return]
-
-
-def _may_run_beside(function: Any) -> bool:
-    """A user's code runs on the caller's thread unless it says that it need not."""
-    return bool(getattr(function, "beside_decoding", False))
+def _traits(function: Any) -> Traits:
+    """What a user's code says of itself. Raises InputError for what `sees` cannot be."""
+    traits = traits_of(function)
+    if traits.sees not in get_args(Sees):
+        parts = ", ".join(get_args(Sees))
+        raise InputError(f"verifier: sees is one of {parts}, not {traits.sees!r:.40}")
+    return traits
