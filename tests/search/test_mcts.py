@@ -5,10 +5,8 @@ import random
 
 import pytest
 
-from beamwright.errors import InputError
 from beamwright.protocols import Complete, Extend
 from beamwright.search import make_strategy
-from beamwright.search.mcts import Visits
 from beamwright.sections import SearchSettings
 from beamwright.tree import NodeState, StopReason
 from fakes import new_tree
@@ -38,39 +36,6 @@ def extend(tree, node, scores, **how):
 
 def extended(actions):
     return [action.node for action in actions if isinstance(action, Extend)]
-
-
-# --- PUCT ------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small():
-    """Two steps, the first of which was extended twice over; priors 1/4 and 3/4."""
-    tree = new_tree()
-    first, second = extend(tree, tree.root, [0.9, 0.6], logprobs=[math.log(0.1), math.log(0.3)])
-    tree.rounds = 1
-    below, other = extend(tree, first, [0.8, 0.4])
-    tree.rounds = 2
-    extend(tree, below, [0.7, None])
-    tree.rounds = 3
-    return tree, first, second, below, other
-
-
-def test_values_visits_and_priors_by_hand(small):
-    tree, first, second, below, _ = small
-    counts = Visits(tree, tree.candidates(), 2.0)
-    assert [counts.visits[node] for node in (tree.root, first, second, below)] == [3, 2, 0, 1]
-    assert [counts.leaves[node] for node in (tree.root, first, second, below)] == [4, 3, 1, 2]
-    mean = (0.9 + 0.6 + 0.8 + 0.4 + 0.7) / 5  # what the step without a score counts as
-    assert counts.values[below] == pytest.approx((0.7 + mean) / 2)
-    assert counts.values[first] == pytest.approx(((0.8 + 0.4) / 2 + (0.7 + mean) / 2) / 2)
-    assert counts.values[second] == 0.6
-    assert [counts.priors[node] for node in (first, second)] == pytest.approx([0.25, 0.75])
-    assert counts.priors[below] == 0.5
-    bonus = 2.0 * 0.75 * math.sqrt(3) / (1 + 0)
-    assert counts.puct(second) == pytest.approx(0.6 + bonus, abs=1e-6)
-    bonus = 2.0 * 0.25 * math.sqrt(3) / (1 + 2)
-    assert counts.puct(first) == pytest.approx(counts.values[first] + bonus, abs=1e-6)
 
 
 # --- a slow oracle ---------------------------------------------------------------------------
@@ -238,17 +203,3 @@ def test_a_path_of_max_rounds_steps_is_not_extended():
     assert max(node.depth for node in tree.nodes()) == 3
     assert reason == f"{4 - len(tree.finished())} of 4 paths reached --max-rounds"
     assert tree.rounds > 3, "the rounds of the search are not what is limited"
-
-
-@pytest.mark.parametrize(
-    ("settings", "complaint"),
-    [
-        ({"n": 4, "nodes": 3}, "--nodes 3 is smaller than --n 4"),
-        ({"n": 2, "width": 4}, "--n 2 is smaller than --width 4"),
-    ],
-)
-def test_settings_that_do_not_work(settings, complaint):
-    with pytest.raises(InputError, match=complaint):
-        mcts(**settings)
-    with pytest.raises(InputError, match="exploration"):
-        mcts(exploration=-0.1)
