@@ -26,13 +26,12 @@ from beamwright.errors import CapacityError
 from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.machines import HardwareProfile, find_profile
-from beamwright.protocols import Direction
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.solver.memory import ModelBytes
 from beamwright.solver.solution import CacheStats
 from beamwright_lab.common import finish, say, table
 from beamwright_lab.simulator.bench import Bench, Simulation
-from beamwright_lab.simulator.costs import DeviceCosts, RooflineCosts
+from beamwright_lab.simulator.costs import RooflineCosts, Work
 from beamwright_lab.simulator.recorded import RecordedTree
 from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
 from beamwright_lab.simulator.verifier import VerifierCase
@@ -101,34 +100,14 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class CountedCosts(RooflineCosts):
     """Costs that note how many tokens each forward pass computes."""
 
-    costs: DeviceCosts
-    passes: Counter[int] = field(default_factory=Counter)
+    passes: Counter[int] = field(default_factory=Counter, kw_only=True)
 
-    @property
-    def layout(self) -> Layout:
-        return self.costs.layout
-
-    def open_group(self, num_rows: int, read_tokens: int) -> float:
-        return self.costs.open_group(num_rows, read_tokens)
-
-    def tokens(
-        self, num_rows: int, read_tokens: int, seen_tokens: int, grow: int, count: int
-    ) -> float:
-        self.passes[num_rows] += count
-        return self.costs.tokens(num_rows, read_tokens, seen_tokens, grow, count)
-
-    def prefill(self, num_tokens: int, read_tokens: int, seen_tokens: int) -> float:
-        self.passes[num_tokens] += 1
-        return self.costs.prefill(num_tokens, read_tokens, seen_tokens)
-
-    def copy(self, num_bytes: int) -> float:
-        return self.costs.copy(num_bytes)
-
-    def transfer(self, num_bytes: int, num_pieces: int, direction: Direction) -> float:
-        return self.costs.transfer(num_bytes, num_pieces, direction)
+    def _passes(self, num_rows: int, reads: Sequence[int], *how: Any) -> Work:
+        self.passes[num_rows] += len(reads)
+        return super()._passes(num_rows, reads, *how)
 
 
 @dataclass(frozen=True)
@@ -160,7 +139,7 @@ def run(
 ) -> Found | None:
     """All searches, so many at a time; None if one does not fit."""
     models = [ModelCosts.of(NAMED_SHAPES[name], 2) for name in (GENERATOR, VERIFIER)]
-    costs = [Recorded(RooflineCosts.of(model, card, Layout.TREE)) for model in models]
+    costs = [CountedCosts(Roofline(model, card), Layout.TREE) for model in models]
     settings = ScheduleSettings(
         schedule="locality", batching="continuous", explore="continuous", **schedule
     )

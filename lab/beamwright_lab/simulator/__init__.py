@@ -1,5 +1,4 @@
 """The simulator: the real loop, schedules and residency on a virtual clock, without tensors.
 
-Trees are recorded or made up; costs come from the roofline (`checks/calibration.py`
-fits them to a machine instead).
+Trees are recorded or made up; costs come from the roofline.
 """

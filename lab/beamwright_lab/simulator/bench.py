@@ -36,7 +36,7 @@ from beamwright.protocols import Foresees, StepWriter, Verifier
 from beamwright.schedule import make_schedule, schedule_row
 from beamwright.sections import ScheduleSettings, Speculation, StepSettings
 from beamwright_lab.simulator.clock import VirtualClock
-from beamwright_lab.simulator.costs import DeviceCosts
+from beamwright_lab.simulator.costs import RooflineCosts
 from beamwright_lab.simulator.lanes import LanedExecutor, SharedClock, Tape
 from beamwright_lab.simulator.layerwise import SimulatedLayerwise
 from beamwright_lab.simulator.link import VirtualLink
@@ -69,7 +69,7 @@ class Simulation:
 
     tree: RecordedTree
     model: ModelCosts
-    costs: DeviceCosts
+    costs: RooflineCosts
     kv_budget_bytes: int
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     step: StepSettings = field(default_factory=StepSettings)
@@ -236,7 +236,7 @@ class Bench:
         return None if roofline is None else roofline.pass_costs()
 
     def _prefill(
-        self, residency: SimulatedResidency, costs: DeviceCosts
+        self, residency: SimulatedResidency, costs: RooflineCosts
     ) -> Callable[[Sequence[PrefillRequest]], list[bool]]:
         prefill, recomputes = SimulatedPrefill(residency, self.clock, costs), False
         if residency.host is not None:
@@ -284,7 +284,7 @@ class Bench:
     def _residency(
         self,
         model: ModelCosts,
-        costs: DeviceCosts,
+        costs: RooflineCosts,
         budget: ByteBudget,
         extra_tokens: int,
         log: Timeline | None = None,

@@ -1,4 +1,4 @@
-"""Seconds of what a simulated device does: from the roofline, or fitted to a real machine.
+"""Seconds of what a simulated device does, from the roofline.
 
 Knows counts of tokens and bytes; no tree, no clock. A group whose rows each follow their own
 copy reads the sum of the paths (`Layout.DENSE`), otherwise their union (`Layout.TREE`).
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from beamwright.plan.costs import CHUNK_TOKENS, Layout, ModelCosts, Roofline
 from beamwright.plan.machines import HardwareProfile
@@ -38,47 +37,12 @@ HOST_ROW_S = 4.5e-6
 and 256 paths (docs/log/2026-11-26-what-stands-between-kernels.md)."""
 
 
-class DeviceCosts(Protocol):
-    """Seconds of each operation.
-
-    layout: how attention reads KV.
-    """
-
-    @property
-    def layout(self) -> Layout: ...
-
-    def open_group(self, num_rows: int, read_tokens: int) -> float:
-        """Making a group ready: once per group, and whenever its tail is full."""
-        ...
-
-    def tokens(
-        self, num_rows: int, read_tokens: int, seen_tokens: int, grow: int, count: int
-    ) -> Work:
-        """`count` tokens for each of `num_rows` rows.
-
-        read_tokens, seen_tokens: of the first of them, the new token of each row included (see
-        `Roofline.decode_step`); both grow by `grow` with every further one.
-        """
-        ...
-
-    def prefill(self, num_tokens: int, read_tokens: int, seen_tokens: int) -> Work:
-        """One forward pass of several tokens."""
-        ...
-
-    def copy(self, num_bytes: int) -> float:
-        """Copying within the device."""
-        ...
-
-    def transfer(self, num_bytes: int, num_pieces: int, direction: Direction) -> float:
-        """One transfer across the link."""
-        ...
-
-
 @dataclass(frozen=True)
 class RooflineCosts:
-    """`DeviceCosts` of a model on a machine that nobody needs to have.
+    """Seconds of each operation of a model on a machine that nobody needs to have.
 
-    row_s: the host's, of each row and token, while nothing else runs.
+    layout: how attention reads KV. row_s: the host's, of each row and token, while nothing else
+    runs.
     """
 
     roofline: Roofline
@@ -92,14 +56,14 @@ class RooflineCosts:
         """The costs of one layout."""
         return cls(Roofline(model, hardware), layout, row_s=row_s)
 
-    def open_group(self, num_rows: int, read_tokens: int) -> float:
-        """Nothing: kernels on a GPU read blocks in place."""
-        del num_rows, read_tokens
-        return 0.0
-
     def tokens(
         self, num_rows: int, read_tokens: int, seen_tokens: int, grow: int, count: int
     ) -> Work:
+        """`count` tokens for each of `num_rows` rows.
+
+        read_tokens, seen_tokens: of the first of them, the new token of each row included (see
+        `Roofline.decode_step`); both grow by `grow` with every further one.
+        """
         reads = [read_tokens + i * grow for i in range(count)]
         sees = [seen_tokens + i * grow for i in range(count)]
         return self._passes(num_rows, reads, sees, self.layout, grow)
@@ -115,6 +79,7 @@ class RooflineCosts:
         return 2 * num_bytes / (hardware.device_bandwidth * hardware.bandwidth_share)
 
     def transfer(self, num_bytes: int, num_pieces: int, direction: Direction) -> float:
+        """One transfer across the link."""
         return self.roofline.transfer(num_bytes, num_pieces, direction)
 
     def _passes(

@@ -21,7 +21,7 @@ from beamwright.plan.workload import BLOCK_TOKENS
 from beamwright.protocols import Direction, Plan, ScheduleView, StepDecoded, StepFailed, StepWriter
 from beamwright.tree import Node
 from beamwright_lab.simulator.clock import VirtualClock
-from beamwright_lab.simulator.costs import DeviceCosts
+from beamwright_lab.simulator.costs import RooflineCosts
 from beamwright_lab.simulator.link import VirtualLink
 from beamwright_lab.simulator.replay import Scripts
 
@@ -40,7 +40,7 @@ class SimulatedLayerwise(StepWriter):
     def __init__(
         self,
         model: ModelCosts,
-        costs: DeviceCosts,
+        costs: RooflineCosts,
         budget: ByteBudget,
         link: VirtualLink,
         clock: VirtualClock,

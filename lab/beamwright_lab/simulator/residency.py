@@ -16,7 +16,7 @@ from beamwright.models.prefill import PrefillRequest, prefill_in_batches, prefil
 from beamwright.plan.costs import CHUNK_TOKENS
 from beamwright.solver.solution import CacheStats
 from beamwright_lab.simulator.clock import VirtualClock
-from beamwright_lab.simulator.costs import DeviceCosts
+from beamwright_lab.simulator.costs import RooflineCosts
 from beamwright_lab.simulator.link import STATE
 from beamwright_lab.simulator.victims import LeastRecent
 
@@ -29,7 +29,7 @@ class SimulatedResidency(CacheManager):
         device: BlockLedger,
         host: HostTier | None,
         clock: VirtualClock,
-        costs: DeviceCosts,
+        costs: RooflineCosts,
         *,
         copies_per_beam: bool,
         log: Timeline | None = None,
@@ -90,7 +90,7 @@ class SimulatedPrefill:
     """Computes the KV of several tokens behind stored paths; see `models.TreeModel.prefill`."""
 
     def __init__(
-        self, residency: SimulatedResidency, clock: VirtualClock, costs: DeviceCosts
+        self, residency: SimulatedResidency, clock: VirtualClock, costs: RooflineCosts
     ) -> None:
         self._residency, self._clock, self._costs = residency, clock, costs
         residency.recompute_segments = self._recompute

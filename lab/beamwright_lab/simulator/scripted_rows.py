@@ -14,7 +14,7 @@ from beamwright.kv.segments import Segment
 from beamwright.models.decoder import padded_rows
 from beamwright.plan.costs import Layout
 from beamwright_lab.simulator.clock import VirtualClock
-from beamwright_lab.simulator.costs import DeviceCosts
+from beamwright_lab.simulator.costs import RooflineCosts
 from beamwright_lab.simulator.replay import Scripts
 from beamwright_lab.simulator.residency import SimulatedResidency
 
@@ -34,7 +34,7 @@ class ScriptedRows:
         self,
         residency: SimulatedResidency,
         clock: VirtualClock,
-        costs: DeviceCosts,
+        costs: RooflineCosts,
         scripts: Scripts,
         tail_tokens: int,
         moments: Moments | None = None,
@@ -52,8 +52,6 @@ class ScriptedRows:
                 self._extend(row, 1)
         self.num_rows = padded_rows(len(staying) + len(joining))
         self._arrange([*staying, *joining])
-        if joining:
-            self._open()
 
     def max_tokens(self, running: Sequence[Row]) -> int:
         return min(self._tail_tokens - row.forwarded % self._tail_tokens for row in running)
@@ -62,8 +60,6 @@ class ScriptedRows:
         self, running: Sequence[Row], max_tokens: int, enough: int, *, goes_on: bool = False
     ) -> Ran:
         del goes_on
-        if any(row.forwarded and row.forwarded % self._tail_tokens == 0 for row in running):
-            self._open()
         if len(running) < len(self._batch):
             self._arrange(running)
         counting = awaited(running)
@@ -119,7 +115,3 @@ class ScriptedRows:
             own = {row.segment for row in rows}
             kv = (segment for segment in shared if segment not in own and not segment.fixed)
             self._read = sum(segment.length for segment in kv)
-
-    def _open(self) -> None:
-        own = sum(row.forwarded for row in self._batch)
-        self._clock.advance(self._costs.open_group(self.num_rows, self._read + own))

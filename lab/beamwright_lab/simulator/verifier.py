@@ -16,7 +16,7 @@ from beamwright.plan.costs import ModelCosts
 from beamwright.plan.fits import MARK_TOKENS
 from beamwright.protocols import Traits
 from beamwright.tree import Node
-from beamwright_lab.simulator.costs import DeviceCosts
+from beamwright_lab.simulator.costs import RooflineCosts
 from beamwright_lab.simulator.replay import Scripts
 from beamwright_lab.simulator.residency import SimulatedPrefill, SimulatedResidency
 
@@ -33,7 +33,7 @@ class VerifierCase:
     """
 
     model: ModelCosts
-    costs: DeviceCosts
+    costs: RooflineCosts
     kv_budget_bytes: int
     copies: int = 1
     own_cards: bool = False
