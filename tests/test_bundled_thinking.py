@@ -10,7 +10,7 @@ import beamwright
 from beamwright import Solver
 from beamwright.checks.model import check_parity
 from beamwright.config import Settings
-from beamwright.models.config import resolve_folder
+from beamwright.models.hub import resolve_folder
 from beamwright.models.tokenizer import TextCodec
 from beamwright.search.defaults import resolved
 from beamwright.sections import ModelSettings

@@ -21,7 +21,7 @@ from beamwright import Settings
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import Record, estimate_mean, wilson_interval
 from beamwright.evaluate.problems import load_problems
-from beamwright.models.config import resolve_folder
+from beamwright.models.hub import resolve_folder
 from beamwright.search.choose import Choice, choose
 from beamwright.tree import COMPLETE_STOPS
 from beamwright_lab.common import RESULTS, fingerprint, finish, say, table

@@ -210,6 +210,14 @@ def finite(value: Any) -> Any:
     return [finite(part) for part in value] if isinstance(value, list | tuple) else value
 
 
+@cache
+def read_beside(module: str) -> dict[str, Any]:
+    """The TOML table of package data that lies beside a module. module: its `__file__`."""
+    import tomllib  # noqa: PLC0415 - --help waits for none
+
+    return tomllib.loads(Path(module).with_suffix(".toml").read_text(encoding="utf-8"))
+
+
 def read_yaml(file: Path, whose: str) -> Any:
     """What a YAML file holds; mappings have text as keys. whose: what an error names it by.
 

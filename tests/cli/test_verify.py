@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from beamwright import Solver
-from beamwright.models.config import BUNDLED
+from beamwright.models.hub import BUNDLED
 from beamwright.saved.checkpoint import read_checkpoint
 from beamwright.tree import RawPrompt, round_digests, tree_hash
 from served import Served

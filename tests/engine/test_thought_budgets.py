@@ -10,7 +10,7 @@ import pytest
 
 from beamwright import Solution, Solver
 from beamwright.errors import InputError
-from beamwright.models.config import BUNDLED
+from beamwright.models.hub import BUNDLED
 from beamwright.tree import Node
 
 PROBLEM = json.loads((BUNDLED / "test.jsonl").read_text().splitlines()[0])["problem"]

@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Tokenizer
 from beamwright.engine.endings import StopFinder, begins_thought, delimiters, row_limit
 from beamwright.engine.row import Decoding, Row
 from beamwright.kv.segments import Segment
-from beamwright.models.config import BUNDLED
+from beamwright.models.hub import BUNDLED
 from beamwright.models.tokenizer import TextCodec
 from beamwright.sections import StepSettings
 from beamwright.tree import Node, SearchTree, StopReason

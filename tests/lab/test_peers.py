@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from beamwright.models.config import read_shape
 from beamwright.models.formats import open_checkpoint
+from beamwright.models.hf_config import read_shape
 from beamwright_lab import tables
 from beamwright_lab.common import Ceilings, Timing
 from beamwright_lab.peers import models, paths

@@ -15,7 +15,7 @@ from beamwright.engine.selftest import batches_are_exact
 from beamwright.errors import UnsupportedModelError
 from beamwright.models import experts, survey
 from beamwright.models.adapter import AdaptedDecoder
-from beamwright.models.config import read_shape
+from beamwright.models.hf_config import read_shape
 from beamwright.models.load import inspect_model, load_model, read_reference
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.tree_model import TreeModel

@@ -4,7 +4,7 @@ import pytest
 from transformers import LlamaConfig, MistralConfig, OPTConfig, Qwen2Config
 
 from beamwright.errors import UnsupportedModelError
-from beamwright.models.config import read_shape
+from beamwright.models.hf_config import read_shape
 
 TINY = {
     **{"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1},

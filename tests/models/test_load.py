@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig
 
 from beamwright.errors import InputError, UnavailableError, UnsupportedModelError
-from beamwright.models.config import resolve_folder
+from beamwright.models.hub import resolve_folder
 from beamwright.models.load import free_bytes, inspect_model, load_model
 from beamwright.models.named import NAMED_SHAPES, named_shape, shape_from_text
 from beamwright.models.survey import shape_of, survey

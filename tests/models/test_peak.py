@@ -10,7 +10,7 @@ import torch
 from transformers import Qwen2Config
 
 import fakes
-from beamwright.models.config import read_shape
+from beamwright.models.hf_config import read_shape
 from beamwright.plan.costs import Storage, weight_bytes
 
 LAYERS = 16

@@ -8,7 +8,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from beamwright.models.config import BUNDLED, read_shape
+from beamwright.models.hf_config import read_shape
+from beamwright.models.hub import BUNDLED
 from beamwright.models.tokenizer import TextCodec, _to_latin1, wrapped
 
 TEXTS = ["", "the cake: 12 eggs,\n\n", " naïve 🎂 日本\tend", "<|bos|>12<|eos|>x"]

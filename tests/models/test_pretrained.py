@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from beamwright.errors import InputError, NotFiniteError, UnsupportedModelError
-from beamwright.models.config import read_eos_ids, read_shape, resolve_folder
+from beamwright.models.hf_config import read_eos_ids, read_shape
+from beamwright.models.hub import resolve_folder
 from beamwright.models.load import inspect_model, load_model, read_reference
 from beamwright.models.tokenizer import TextCodec
 from beamwright.sections import ModelSettings

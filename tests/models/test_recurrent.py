@@ -12,7 +12,7 @@ from beamwright.attention import make_attention
 from beamwright.engine.selftest import batches_are_exact
 from beamwright.errors import InputError, UnsupportedModelError
 from beamwright.models.adapter import AdaptedDecoder
-from beamwright.models.config import read_shape
+from beamwright.models.hf_config import read_shape
 from beamwright.models.load import load_model, read_reference
 from beamwright.sections import ModelSettings
 from hybrids import FAMILIES, write_hybrid

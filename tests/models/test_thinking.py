@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from beamwright.models.config import BUNDLED
+from beamwright.models.hub import BUNDLED
 from beamwright.models.thinking import FAMILIES, ThoughtMarks
 from beamwright.models.tokenizer import TextCodec
 

@@ -9,7 +9,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 import fakes
 from beamwright.errors import InputError
-from beamwright.models.config import BUNDLED
+from beamwright.models.hub import BUNDLED
 from beamwright.models.template import template_writer
 from beamwright.models.tokenizer import TextCodec, wrapped
 

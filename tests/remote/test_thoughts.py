@@ -7,7 +7,7 @@ import pytest
 from beamwright import Solver
 from beamwright.engine.row import Decoding
 from beamwright.errors import InputError
-from beamwright.models.config import BUNDLED
+from beamwright.models.hub import BUNDLED
 from beamwright.models.tokenizer import TextCodec
 from beamwright.protocols import Plan
 from beamwright.remote.writer import Continuation, RemoteSteps

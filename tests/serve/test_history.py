@@ -6,7 +6,7 @@ import pytest
 
 from beamwright.engine.prompts import Prompts
 from beamwright.errors import InputError
-from beamwright.models.config import BUNDLED
+from beamwright.models.hub import BUNDLED
 from beamwright.models.tokenizer import TextCodec
 from beamwright.sections import ModelSettings
 from beamwright.serve.answers import calls_of

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("fastapi")
 
 from beamwright import Solver
-from beamwright.models.config import BUNDLED
+from beamwright.models.hub import BUNDLED
 from beamwright.sections import SearchSettings
 from beamwright.serve.answers import final_text, told
 from beamwright.serve.body import ServerLimits, parsed

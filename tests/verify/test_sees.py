@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from beamwright.errors import InputError
-from beamwright.models.config import BUNDLED
+from beamwright.models.hub import BUNDLED
 from beamwright.models.tokenizer import TextCodec
 from beamwright.tree import StopReason
 from beamwright.verify.encode import PathEncoder

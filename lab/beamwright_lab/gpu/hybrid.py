@@ -36,7 +36,7 @@ from beamwright.kv.states import (
     StateTensor,
 )
 from beamwright.models import steps
-from beamwright.models.config import resolve_folder
+from beamwright.models.hub import resolve_folder
 from beamwright.models.named import shape_from_text
 from beamwright.protocols import RoundReport
 from beamwright.tree import Node

@@ -20,7 +20,7 @@ import torch
 from beamwright import Solver
 from beamwright.attention import BACKENDS, KERNEL_BACKENDS, make_attention
 from beamwright.kv.segments import PathPart
-from beamwright.models.config import resolve_folder
+from beamwright.models.hub import resolve_folder
 from beamwright.models.load import load_model
 from beamwright.models.named import shape_from_text
 from beamwright.models.prefill import PrefillRequest

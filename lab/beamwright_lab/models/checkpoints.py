@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from beamwright.models.config import BUNDLED
+from beamwright.models.hub import BUNDLED
 
 _SOURCE = BUNDLED / "generator"
 _MOE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}

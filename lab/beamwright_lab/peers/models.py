@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from beamwright.models.config import resolve_folder
+from beamwright.models.hub import resolve_folder
 from beamwright_lab.common import RESULTS, say
 
 LARGE = "qwen2.5-0.5b"

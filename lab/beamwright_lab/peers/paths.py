@@ -28,8 +28,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from beamwright.models.config import read_shape
 from beamwright.models.formats.header import read_header
+from beamwright.models.hf_config import read_shape
 from beamwright_lab.common import (
     RESULTS,
     Ceilings,

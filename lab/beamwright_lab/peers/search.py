@@ -19,7 +19,7 @@ import torch
 from beamwright import Solver
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.problems import Problem, load_problems
-from beamwright.models.config import resolve_folder
+from beamwright.models.hub import resolve_folder
 from beamwright_lab.common import Ceilings, Timing, finish, interleave, say, table
 from beamwright_lab.peers.adapters.beam_search import beam_search
 from beamwright_lab.peers.adapters.prm import ReencodingPrm

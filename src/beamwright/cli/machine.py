@@ -164,7 +164,7 @@ def read_models(settings: Settings, machine: Machine) -> Models:
     Raises:
         InputError, UnsupportedModelError, UnavailableError: as loading them would.
     """
-    from beamwright.models.config import find_shape
+    from beamwright.models.hf_config import find_shape
     from beamwright.solver.memory import ModelBytes
     from beamwright.verify.find import find_verifier_shape
 

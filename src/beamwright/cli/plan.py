@@ -36,7 +36,7 @@ from beamwright.cli.output import (
 )
 from beamwright.config import Settings
 from beamwright.errors import InputError, format_bytes
-from beamwright.models.config import find_shape
+from beamwright.models.hf_config import find_shape
 from beamwright.plan.costs import Roofline
 from beamwright.plan.fits import ResidentNeed, Scorer, max_beams_in_gpu, resident_need
 from beamwright.plan.machines import in_precision, processor

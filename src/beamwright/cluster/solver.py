@@ -30,7 +30,8 @@ from beamwright.declare import load_all
 from beamwright.engine.prompts import Prompts, with_system_prompt
 from beamwright.engine.queue import USUAL_ROWS
 from beamwright.errors import BeamwrightError, Cancelled, InputError, UnavailableError
-from beamwright.models.config import find_shape, resolve_folder
+from beamwright.models.hf_config import find_shape
+from beamwright.models.hub import resolve_folder
 from beamwright.models.tokenizer import TextCodec
 from beamwright.protocols import RoundCallback
 from beamwright.solver.handle import Handle

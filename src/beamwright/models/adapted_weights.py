@@ -22,10 +22,10 @@ from beamwright.errors import InputError, line_of
 from beamwright.models.adapter import EmbeddingRows, Product
 from beamwright.models.decoder import Linear
 from beamwright.models.experts import Experts
-from beamwright.models.fit import check_fit
 from beamwright.models.formats import StoredWeights
 from beamwright.models.formats.gguf import BlockLinear
-from beamwright.models.formats.rows import StoredRows
+from beamwright.models.formats.known import check_fit
+from beamwright.models.formats.plain import StoredRows
 from beamwright.models.grouped import GroupedLinear, check_size, joined
 from beamwright.models.linear import head_linear, quantise_linear
 from beamwright.models.native import is_taken

@@ -20,7 +20,7 @@ from torch import Tensor
 from beamwright.attention.kernels import why_no_kernels
 from beamwright.attention.protocols import AttentionView
 from beamwright.models.decoder import ROW_MULTIPLE, Decoder, Linear, by_rows
-from beamwright.models.formats.rows import StoredRows
+from beamwright.models.formats.plain import StoredRows
 from beamwright.models.recurrent import Recurrent
 from beamwright.models.shape import ModelShape, NotBuiltError
 from beamwright.models.stepped import put_in

@@ -16,7 +16,7 @@ from beamwright.attention.kernels import why_no_kernels
 from beamwright.attention.protocols import AttentionView
 from beamwright.models.angles import Angles
 from beamwright.models.decoder import ROW_MULTIPLE, Decoder, Linear, by_rows, in_tiles
-from beamwright.models.formats.rows import StoredRows
+from beamwright.models.formats.plain import StoredRows
 from beamwright.models.native_layers import NativeLayers, is_native
 from beamwright.models.shape import ModelShape
 

@@ -34,14 +34,16 @@ from beamwright.errors import (
 )
 from beamwright.models.adapted_weights import check_adapted, fill
 from beamwright.models.adapter import AdaptedDecoder
-from beamwright.models.config import config_of, read_shape, resolve_folder
 from beamwright.models.decoder import TILE_ROWS, Decoder, Linear
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.digest import Digest, digest_later
 from beamwright.models.formats import open_checkpoint
-from beamwright.models.formats.described import gguf_remarks, quantisation, read_written
+from beamwright.models.formats.described import gguf_remarks
+from beamwright.models.formats.files import quantisation, read_written
 from beamwright.models.formats.header import is_gguf
 from beamwright.models.formats.known import CONFIGS, HARMLESS, QUANTISATION, KeyTable, said
+from beamwright.models.hf_config import config_of, read_shape
+from beamwright.models.hub import resolve_folder
 from beamwright.models.linear import packer, prepack, quiet_import
 from beamwright.models.named import capped, shape_from_text
 from beamwright.models.native import takes_blocks

@@ -312,8 +312,8 @@ def _gemma3_flags(config: Any) -> dict[str, Any]:
 
 def _gemma3_oddity(config: Any) -> str | None:
     """What the largest, and models that are derived from these, have."""
-    capped = config.attn_logit_softcapping, config.final_logit_softcapping
-    if any(capped) or config.use_bidirectional_attention:
+    caps = ("attn_logit_softcapping", "final_logit_softcapping")
+    if any(getattr(config, name, None) for name in caps) or config.use_bidirectional_attention:
         return "soft caps, or attention to later tokens"
     same = config.query_pre_attn_scalar == config.head_dim
     return None if same else "scores of another scale"

@@ -20,7 +20,7 @@ from beamwright.errors import InputError
 from beamwright.io import read_object, read_text
 from beamwright.models.formats import known
 from beamwright.models.formats.header import is_gguf
-from beamwright.models.formats.vocabulary import TokenFiles, read_vocabulary
+from beamwright.models.formats.vocabulary import TokenFiles, cuts_of, read_vocabulary
 
 FILES = (
     "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json",
@@ -32,12 +32,6 @@ _PUBLISHED = "take the tokenizer files of the published model"
 _MOST_GROWTH = 100  # a blank becomes three characters, a digit or a ligature a few
 _MISTRAL = ("mistral", "mistral3", "ministral", "ministral3", "pixtral", "voxtral")
 _LARGE = 100_000  # tokens: of Mistral's vocabularies those that are split by words
-_WORDS = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-"""Where Mistral's own library cuts a text; what `fix_mistral_regex` stands for."""
 
 
 def read_token_files(folder: Path) -> TokenFiles:
@@ -197,10 +191,11 @@ def _split_by_words(
         return ()
     state = json.loads(tokenizer.pre_tokenizer.__getstate__())
     rules = [part.get("pattern", {}) for part in state.get("pretokenizers", [state])]
-    if {"Regex": _WORDS} in rules:
+    ((by_words,),) = cuts_of("tekken")  # where Mistral's own library cuts a text
+    if {"Regex": by_words} in rules:
         return ()
     if written.get("fix_mistral_regex") is True:
-        words = pre_tokenizers.Split(Regex(_WORDS), behavior="isolated")
+        words = pre_tokenizers.Split(Regex(by_words), behavior="isolated")
         rest = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, rest])
         return ()

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 
 from beamwright.errors import InputError, line_of
-from beamwright.models.config import read_eos_ids
+from beamwright.models.hf_config import read_eos_ids
 from beamwright.models.template import (
     CLOCK,
     check_template,

@@ -18,9 +18,9 @@ from torch import Tensor
 from beamwright.errors import NotFiniteError
 from beamwright.models.decoder import Linear
 from beamwright.models.dense import DecoderWeights, Layer, Norm
-from beamwright.models.fit import check_fit
 from beamwright.models.formats import StoredWeights, open_checkpoint
-from beamwright.models.formats.rows import StoredRows
+from beamwright.models.formats.known import check_fit
+from beamwright.models.formats.plain import StoredRows
 from beamwright.models.grouped import check_size, joined
 from beamwright.models.linear import head_linear, quantise_linear
 from beamwright.models.native import is_taken

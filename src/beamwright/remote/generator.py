@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from beamwright.errors import InputError
 from beamwright.io import read_object, read_text
-from beamwright.models.config import tokenizer_folder
+from beamwright.models.hub import tokenizer_folder
 from beamwright.models.tokenizer import TextCodec
 from beamwright.remote.writer import TextSource
 from beamwright.sections import ELSEWHERE, ModelSettings

@@ -26,7 +26,7 @@ from beamwright.declare import VERIFIERS
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import InputError
 from beamwright.io import describe_fault, read_object, write_whole
-from beamwright.models.config import find_shape
+from beamwright.models.hf_config import find_shape
 from beamwright.models.load import precision
 from beamwright.registry import PLUGIN_MODULE, Table, flag_of
 from beamwright.saved.identity import CODE, plugin_code

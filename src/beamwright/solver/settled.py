@@ -15,8 +15,8 @@ from beamwright.attention.tree import TreeAttention
 from beamwright.config import Settings
 from beamwright.errors import InputError, format_bytes
 from beamwright.models.adapter import AdaptedDecoder
-from beamwright.models.config import find_shape
 from beamwright.models.decoder import Decoder
+from beamwright.models.hf_config import find_shape
 from beamwright.models.load import LoadedModel
 from beamwright.plan.costs import Roofline
 from beamwright.plan.fits import Scorer

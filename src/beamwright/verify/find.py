@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from beamwright.declare import VERIFIERS, declared_values, made
 from beamwright.errors import InputError
-from beamwright.models.config import find_shape, read_shape, resolve_folder
+from beamwright.models.hf_config import find_shape, read_shape
+from beamwright.models.hub import resolve_folder
 from beamwright.models.named import named_shape
 from beamwright.models.shape import ModelShape
 from beamwright.protocols import Verifier

@@ -11,8 +11,8 @@ import fakes
 import gguf_files
 import packed_files
 from beamwright.errors import InputError
-from beamwright.models.config import read_shape
 from beamwright.models.formats import open_checkpoint
+from beamwright.models.hf_config import read_shape
 
 TINY = {**fakes.SMALL, "num_hidden_layers": 1, "num_key_value_heads": 2}
 SMALL = {**TINY, "hidden_size": 64, "intermediate_size": 128}

@@ -20,14 +20,15 @@ import gguf_files
 from beamwright.attention import make_attention
 from beamwright.errors import InputError, UnsupportedModelError
 from beamwright.library import library
-from beamwright.models.config import read_shape, resolve_folder
 from beamwright.models.formats import open_checkpoint
 from beamwright.models.formats.described import gguf_remarks
 from beamwright.models.formats.gguf import PARTS
 from beamwright.models.formats.header import BLOCKS, KEPT, read_header
 from beamwright.models.formats.known import GGUF, GGUF_FILE
-from beamwright.models.formats.rows import StoredRows
+from beamwright.models.formats.plain import StoredRows
 from beamwright.models.grouped import GroupedLinear, JoinedLinear
+from beamwright.models.hf_config import read_shape
+from beamwright.models.hub import resolve_folder
 from beamwright.models.load import inspect_model, load_model
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.tree_model import TreeModel
@@ -116,7 +117,7 @@ def test_a_config_leaves_nothing_for_transformers_to_fill_in(named, request, wri
         window = {"llama.attention.sliding_window": 8} if named == "mistral" else {}
         path, _, _ = write("llama" if window else named, {}, **window)
     found = read_shape(path, None)
-    monkeypatch.setattr("beamwright.models.config.scales_positions", lambda written: True)
+    monkeypatch.setattr("beamwright.models.hf_config._scales_positions", lambda written: True)
     assert found == read_shape(path, None)
     assert found.architecture in (named, "llama", "gemma3_text")
 

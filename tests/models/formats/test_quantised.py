@@ -12,9 +12,9 @@ import fakes
 import packed_files
 from beamwright import Solver
 from beamwright.errors import InputError, UnsupportedModelError
-from beamwright.models.config import read_shape
 from beamwright.models.formats import open_checkpoint
 from beamwright.models.grouped import GroupedLinear
+from beamwright.models.hf_config import read_shape
 from beamwright.models.load import load_model
 from beamwright.plan.costs import weight_bytes
 from beamwright.sections import ModelSettings

@@ -9,14 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from beamwright.models.formats.described import check_method, quantisation, read_written
+from beamwright.models.formats.files import check_method, quantisation, read_written
 from beamwright.models.formats.header import is_gguf
 
 if TYPE_CHECKING:
     import torch
 
     from beamwright.models.formats.gguf import BlockLinear
-    from beamwright.models.formats.rows import StoredRows
+    from beamwright.models.formats.plain import StoredRows
     from beamwright.models.grouped import GroupedLinear
 
 
@@ -74,7 +74,9 @@ def open_checkpoint(place: Path) -> StoredWeights:
     if quantised is None:
         return files
     method = check_method(quantised)
-    from beamwright.models.formats.forms import FORMS  # noqa: PLC0415 - torch
-    from beamwright.models.formats.quantised import QuantisedFiles  # noqa: PLC0415 - torch
+    from beamwright.models.formats.quantised import (  # noqa: PLC0415 - torch
+        FORMS,
+        QuantisedFiles,
+    )
 
     return QuantisedFiles(files, FORMS[method], quantised)

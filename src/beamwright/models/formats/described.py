@@ -1,6 +1,6 @@
-"""What a model's files say of how its weights are kept, and what a GGUF file says of all the rest.
+"""What a GGUF file says of its model: a config as a Hugging Face one, and what tensors are called.
 
-That is a config as a Hugging Face one, and what tensors are called. Needs no torch.
+The words of both sides are in `described.toml`. Needs no torch.
 """
 
 from __future__ import annotations
@@ -8,118 +8,26 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from beamwright.errors import InputError, UnsupportedModelError
-from beamwright.io import read_object
+from beamwright.io import read_beside
 from beamwright.models.formats import known
-from beamwright.models.formats.header import KEPT, Place, is_gguf, read_header
+from beamwright.models.formats.header import KEPT, Place, read_header
 
 GGUF = ".gguf"
-METHODS = ("awq", "gptq", "compressed-tensors", "fp8", "mxfp4", "bitsandbytes")
-"""What a `quant_method` may be, see `forms`."""
-_MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")  # what is stored as in `fp8`
-_COMPRESSED = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
-
-
-def quantisation(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """How a model's config.json says that its weights are quantised; None if they are not."""
-    found = config.get("quantization_config") or config.get("compression_config")
-    if config.get("quantization"):
-        return {"quant_method": "MLX"}
-    if not found:
-        return None
-    return found if isinstance(found, dict) else {}
-
-
-def read_written(folder: Path) -> dict[str, Any]:
-    """A folder's config.json, with the quantisation that only hf_quant_config.json tells of.
-
-    Raises:
-        InputError: for a file that is missing, or no JSON object.
-    """
-    written, file = read_object(folder / "config.json"), folder / "hf_quant_config.json"
-    if file.is_file() and quantisation(written) is None:
-        said = read_object(file).get("quantization")
-        if isinstance(said, dict) and said.get("quant_algo"):
-            written["quantization_config"] = {"quant_method": "modelopt", **said}
-    return written
-
-
-def check_method(quantised: Mapping[str, Any]) -> str:
-    """Which of METHODS a `quantization_config` names.
-
-    Raises:
-        UnsupportedModelError: for another one, and a variant that is not read.
-    """
-    method, form = quantised.get("quant_method"), quantised.get("format", "")
-    if method == "modelopt":
-        form = quantised.get("quant_algo")
-        method = "fp8" if form in _MODELOPT else f"modelopt {form}"
-    if method is None and "config_groups" in quantised:
-        method = "compressed-tensors"
-    if method not in METHODS or (method == "compressed-tensors" and form not in _COMPRESSED):
-        named = method if method not in METHODS else f"{method} {form}"
-        raise UnsupportedModelError(
-            f"weights quantised by {named or 'an unknown method'!s:.60} are not read "
-            f"({', '.join(METHODS)} are)"
-        )
-    return str(method)
-
-
-# --- GGUF --------------------------------------------------------------------------------------
-
-_MODELS = {
-    "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3",
-    "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe",
-    "gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3_text",
-}  # fmt: skip
-_KNOWN = ", ".join(_MODELS)
+_WORDS = read_beside(__file__)
 _UNUSUAL_SCALE = {"gemma2": 46, "gemma3": 62}  # by its layers, as llama.cpp knows them: of 27 B
 _PERIOD = {"gemma2": 2, "gemma3": 6}  # the last layer of each has no window
-_COUNTS = {
-    "context_length": "max_position_embeddings", "block_count": "num_hidden_layers",
-    "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-}  # fmt: skip
-_EXPERT_COUNTS = {
-    "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-}  # fmt: skip
-_OPTIONS = {
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-}  # fmt: skip
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    **{name: {"hidden_act": "silu"} for name in ("llama", "mistral", "qwen2", "qwen3")},
-    "gemma3_text": {
-        "hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": False,
-        "attn_logit_softcapping": None, "final_logit_softcapping": None,
-    },
-}  # fmt: skip
-"""What no GGUF header says, because its architecture implies it; by model_type."""
-_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj", "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj", "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj", "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-}  # fmt: skip
-_AROUND = {
-    "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}  # fmt: skip
 _IN_LAYER = re.compile(r"model\.layers\.(\d{1,4})\.(.+)\.(weight|bias)")
 _EXPERT = re.compile(r"mlp\.experts\.(\d{1,5})\.(gate|up|down)_proj")
 _EXPERTS = re.compile(r"ffn_(gate|up|down)_exps")
 _SHARD = re.compile(r"(.*-)\d{5}(-of-)(\d{5})(\.gguf)", re.IGNORECASE)
+_TILE_ROWS = 16
+_FACTORS_OF_SIX = (12, 13)  # types whose factors of 6 bits are kept in 8: 4 bytes in 256 weights
 _LONGEST = 1 << 20
 _LARGEST = 2**31 - 1
 _BETAS = ("beta_fast", "beta_slow")
@@ -143,13 +51,30 @@ def shards(file: Path) -> list[Path]:
     return found
 
 
+@dataclass(frozen=True)
+class GgufModel:
+    """A model's metadata, and where each tensor lies in which of its files."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, tuple[Path, Place]]
+
+
+def read_model(file: Path) -> GgufModel:
+    """Headers of all files of a model, of which `file` is one. Raises what `read_header` does."""
+    headers = [(each, read_header(each)) for each in shards(file)]
+    tensors = {name: (at, place) for at, of in headers for name, place in of.tensors.items()}
+    return GgufModel(headers[0][1].metadata, tensors)
+
+
 class Names:
     """What tensors of one architecture are called; lifted: norms are stored with 1 added."""
 
     def __init__(self, kind: object) -> None:
         self.lifted = str(kind).startswith("gemma")
-        self._layers = _LAYER_NAMES | (_AROUND if self.lifted and kind != "gemma" else {})
-        self._ours = {ours: called for called, ours in (_NAMES | self._layers).items()}
+        around = _WORDS["around"] if self.lifted and kind != "gemma" else {}
+        self._layers: dict[str, str] = _WORDS["layer_names"] | around
+        self._outside: dict[str, str] = _WORDS["names"]
+        self._ours = {ours: called for called, ours in (self._outside | self._layers).items()}
 
     def theirs(self, name: str) -> tuple[str, int | None]:
         """What GGUF calls a tensor, and which expert of it is meant."""
@@ -165,8 +90,8 @@ class Names:
     def hugging_face(self, name: str, count: int) -> list[str]:
         """A tensor's names in a checkpoint of `transformers`: one, one per expert, or none."""
         stem, _, part = name.rpartition(".")
-        if stem in _NAMES:
-            return [f"{_NAMES[stem]}.{part}"]
+        if stem in self._outside:
+            return [f"{self._outside[stem]}.{part}"]
         _, layer, called = [*stem.split(".", 2), "", ""][:3]
         at = f"model.layers.{layer}"
         if (match := _EXPERTS.fullmatch(called)) is not None:
@@ -208,22 +133,22 @@ def read_config(file: Path) -> dict[str, Any]:
         InputError: for a damaged file; UnsupportedModelError: for an architecture that is not read,
             and a key that says what is not implemented.
     """
-    headers = {shard: read_header(shard) for shard in shards(file)}
-    metadata = next(iter(headers.values())).metadata
-    tensors = {name: (at, place) for at in headers for name, place in headers[at].tensors.items()}
+    found, models, count = read_model(file), _WORDS["models"], len(shards(file))
+    metadata, tensors = found.metadata, found.tensors
     kind, what = metadata.get("general.architecture", ""), metadata.get("general.type", "model")
     parts, held = metadata.get("split.count") or 1, "other weights" if tensors else "a vocabulary"
+    known_models = ", ".join(models)
     refuse(
         (what != "model", f"the GGUF file holds no model: its general.type is {what!r:.40}"),
-        (kind not in _MODELS, f"GGUF architecture {kind!r:.80} is not read; known: {_KNOWN}"),
-        (parts != len(headers), f"one of {parts} files, not named -00001-of-{parts:0>5}.gguf etc."),
+        (kind not in models, f"GGUF architecture {kind!r:.80} is not read; known: {known_models}"),
+        (parts != count, f"one of {parts} files, not named -00001-of-{parts:0>5}.gguf etc."),
         ("token_embd.weight" not in tensors, f"the GGUF file holds {held} alone, no whole model"),
     )
     given = {k.removeprefix(f"{kind}."): v for k, v in metadata.items() if k.startswith(f"{kind}.")}
     known.GGUF[kind].check([f"{kind}.{key}" for key, v in given.items() if v], f"model {file}")
-    needed = _COUNTS | (_EXPERT_COUNTS if kind.endswith("moe") else {})
+    needed = _WORDS["counts"] | (_WORDS["expert_counts"] if kind.endswith("moe") else {})
     config: dict[str, Any] = {ours: _count(given, key) for key, ours in needed.items()}
-    config |= {ours: given[key] for key, ours in _OPTIONS.items() if key in given}
+    config |= {ours: given[key] for key, ours in _WORDS["options"].items() if key in given}
     heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
     usual = config["hidden_size"] // heads
     width = _count(given, "attention.key_length", usual)
@@ -240,8 +165,8 @@ def read_config(file: Path) -> dict[str, Any]:
     config["max_position_embeddings"] = min(config["max_position_embeddings"], _LONGEST)
     window = given.get("attention.sliding_window", 4096 if kind == "gemma2" else None)
     rope = _rope(given, 1e6 if kind == "gemma3" else 1e4, config["max_position_embeddings"])
-    if (found := tensors.get("rope_freqs.weight")) is not None:
-        rope = _of_llama3(*found, rope, kind)
+    if (factors := tensors.get("rope_freqs.weight")) is not None:
+        rope = _of_llama3(*factors, rope, kind)
     if kind in _PERIOD:
         config["query_pre_attn_scalar"] = usual if layers == _UNUSUAL_SCALE[kind] else width
         period = given.get("attention.sliding_window_pattern", _PERIOD[kind])
@@ -257,10 +182,10 @@ def read_config(file: Path) -> dict[str, Any]:
         rope = {"full_attention": rope, "sliding_attention": near}
     # Biases of queries, keys and values alone: what a Qwen 2 has beside a Llama.
     biases = [f"blk.0.attn_{part}.bias" in tensors for part in ("q", "output")]
-    model_type = "qwen2" if kind == "llama" and biases == [True, False] else _MODELS[kind]
+    model_type = "qwen2" if kind == "llama" and biases == [True, False] else models[kind]
     in_blocks = any(place.kind in KEPT for _, place in tensors.values())
     model_type = "mistral" if window and kind == "llama" else model_type
-    config = {"rms_norm_eps": 1e-6, **_DEFAULTS.get(model_type, {}), **config}
+    config = {"rms_norm_eps": 1e-6, **_WORDS["defaults"].get(model_type, {}), **config}
     return config | {
         "model_type": model_type,
         "num_key_value_heads": _count(given, "attention.head_count_kv", heads),
@@ -309,7 +234,8 @@ def _of_llama3(file: Path, place: Place, rope: dict[str, Any], kind: str) -> dic
         stream.seek(place.start)
         factors = struct.unpack(f"<{place.size // 4}f", stream.read(place.size))
     rope |= {"rope_type": "llama3", "factor": max(factors), **_LLAMA3}
-    differs = any(map(_differs, factors, _llama3(rope, len(factors))))
+    expected = zip(factors, _llama3(rope, len(factors)), strict=True)
+    differs = any(not math.isclose(*pair, rel_tol=1e-3) for pair in expected)
     odd = bool(place.kind) or differs or kind != "llama"
     refuse((odd, "GGUF rope factors other than Llama 3's are not read"))
     return rope
@@ -325,52 +251,12 @@ def _llama3(rope: dict[str, Any], count: int) -> Iterator[float]:
         yield 1 / ((1 - smooth) / rope["factor"] + smooth)
 
 
-def _differs(found: float, expected: float) -> bool:
-    return not math.isclose(found, expected, rel_tol=1e-3)
-
-
-def packed_sizes(
-    place: Path, config: Mapping[str, Any], matrices: Iterable[tuple[int, int, int]]
-) -> tuple[int, int] | None:
-    """Of all layers' projections: bytes of those that stay quantised, values of the others.
-
-    config: of the folder or file `place`. matrices: rows and columns of projections, how many.
-    """
-    if is_gguf(place):
-        return _kept_sizes(place)
-    if (form := _bits_and_group(quantisation(config) or {})) is None:
-        return None
-    bits, group = form
-    packed = 0
-    for rows, columns, count in matrices:
-        each = group if group > 0 else columns
-        packed += count * (rows * columns // each * (each * bits // 8 + bits))
-    return packed, 0
-
-
-def _bits_and_group(quantised: Mapping[str, Any]) -> tuple[int, int] | None:
-    """How projections stay in memory: 4 or 8 bits a code, columns of a group (-1: all)."""
-    groups = quantised.get("config_groups")
-    if isinstance(groups, dict) and groups:
-        quantised = {**next(iter(groups.values()))["weights"], "desc_act": False}
-        if quantised.get("type") != "int":
-            return None
-    elif quantised.get("load_in_8bit"):
-        return 8, -1
-    elif quantised.get("quant_method") not in ("awq", "gptq") or quantised.get("desc_act"):
-        return None
-    bits, group = quantised.get("bits", quantised.get("num_bits")), quantised.get("group_size")
-    return (4 if int(bits or 8) <= 4 else 8), int(group or -1)
-
-
-def block_sizes(place: Path) -> tuple[int, int] | None:
-    """Of a GGUF file: bytes of blocks, as `models.native` keeps them, and values of other tensors.
+def block_sizes(file: Path) -> tuple[int, int]:
+    """Bytes of blocks, as `models.native` keeps them, and values of other tensors.
 
     Rows of an embedding stay in the file, if it is not the LM head.
     """
-    if not is_gguf(place):
-        return None
-    tensors = {n: t for shard in shards(place) for n, t in read_header(shard).tensors.items()}
+    tensors = {name: place for name, (_, place) in read_model(file).tensors.items()}
     head = tensors.get("output.weight", tensors.get("token_embd.weight"))
     if head is not None and head.kind in KEPT and "output.weight" in tensors:
         tensors.pop("token_embd.weight", None)
@@ -386,18 +272,14 @@ def block_sizes(place: Path) -> tuple[int, int] | None:
     return blocks, plain
 
 
-_TILE_ROWS = 16
-_FACTORS_OF_SIX = (12, 13)  # types whose factors of 6 bits are kept in 8: 4 bytes in 256 weights
-
-
-def _kept_sizes(file: Path) -> tuple[int, int]:
+def packed_sizes(file: Path) -> tuple[int, int]:
+    """Of all layers' projections: bytes of those that stay quantised, values of the others."""
     packed = plain = 0
-    for shard in shards(file):
-        for name, place in read_header(shard).tensors.items():
-            if not name.startswith("blk.") or len(place.shape) < 2:
-                continue
-            bits, group = KEPT.get(place.kind, (0, 1))
-            values = math.prod(place.shape)
-            packed += values // group * (group * bits // 8 + bits) if bits else 0
-            plain += 0 if bits else values
+    for name, (_, place) in read_model(file).tensors.items():
+        if not name.startswith("blk.") or len(place.shape) < 2:
+            continue
+        bits, group = KEPT.get(place.kind, (0, 1))
+        values = math.prod(place.shape)
+        packed += values // group * (group * bits // 8 + bits) if bits else 0
+        plain += 0 if bits else values
     return packed, plain

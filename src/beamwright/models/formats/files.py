@@ -1,13 +1,17 @@
-"""Which files of a folder hold its weights: what its config or its index names, as `transformers`
-has it, and what their names say where it would find none. Needs no torch.
+"""What a folder's files say of its weights: how they are quantised, and which files hold them.
+
+Those are what its config or its index names, as `transformers` has it, or what their names say
+where it would find none. Needs no torch.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from beamwright.errors import InputError
+from beamwright.errors import InputError, UnsupportedModelError
 from beamwright.io import read_object
 
 _INDEX = ".index.json"
@@ -18,6 +22,91 @@ _USUAL = (
 _PATTERNS = ("model*.safetensors", "*-?????-of-?????.safetensors", "pytorch_model*.bin")
 _SHARD = re.compile(r"(.*)-\d{5}-of-(\d{5})\.(?:safetensors|bin)")
 _MOST_NAMES = 5
+METHODS = ("awq", "gptq", "compressed-tensors", "fp8", "mxfp4", "bitsandbytes")
+"""What a `quant_method` may be, see `quantised.FORMS`."""
+_MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")  # what is stored as in `fp8`
+_COMPRESSED = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+
+
+# --- quantisation ----------------------------------------------------------------------------
+
+
+def quantisation(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """How a model's config.json says that its weights are quantised; None if they are not."""
+    found = config.get("quantization_config") or config.get("compression_config")
+    if config.get("quantization"):
+        return {"quant_method": "MLX"}
+    if not found:
+        return None
+    return found if isinstance(found, dict) else {}
+
+
+def read_written(folder: Path) -> dict[str, Any]:
+    """A folder's config.json, with the quantisation that only hf_quant_config.json tells of.
+
+    Raises:
+        InputError: for a file that is missing, or no JSON object.
+    """
+    written, file = read_object(folder / "config.json"), folder / "hf_quant_config.json"
+    if file.is_file() and quantisation(written) is None:
+        said = read_object(file).get("quantization")
+        if isinstance(said, dict) and said.get("quant_algo"):
+            written["quantization_config"] = {"quant_method": "modelopt", **said}
+    return written
+
+
+def check_method(quantised: Mapping[str, Any]) -> str:
+    """Which of METHODS a `quantization_config` names.
+
+    Raises:
+        UnsupportedModelError: for another one, and a variant that is not read.
+    """
+    method, form = quantised.get("quant_method"), quantised.get("format", "")
+    if method == "modelopt":
+        form = quantised.get("quant_algo")
+        method = "fp8" if form in _MODELOPT else f"modelopt {form}"
+    if method is None and "config_groups" in quantised:
+        method = "compressed-tensors"
+    if method not in METHODS or (method == "compressed-tensors" and form not in _COMPRESSED):
+        named = method if method not in METHODS else f"{method} {form}"
+        raise UnsupportedModelError(
+            f"weights quantised by {named or 'an unknown method'!s:.60} are not read "
+            f"({', '.join(METHODS)} are)"
+        )
+    return str(method)
+
+
+def packed_bytes(config: Mapping[str, Any], matrices: Iterable[tuple[int, int, int]]) -> int | None:
+    """Bytes of all layers' projections as a quantised folder keeps them; None where they are plain.
+
+    matrices: rows and columns of projections, how many.
+    """
+    if (form := _bits_and_group(quantisation(config) or {})) is None:
+        return None
+    bits, group = form
+    packed = 0
+    for rows, columns, count in matrices:
+        each = group if group > 0 else columns
+        packed += count * (rows * columns // each * (each * bits // 8 + bits))
+    return packed
+
+
+def _bits_and_group(quantised: Mapping[str, Any]) -> tuple[int, int] | None:
+    """How projections stay in memory: 4 or 8 bits a code, columns of a group (-1: all)."""
+    groups = quantised.get("config_groups")
+    if isinstance(groups, dict) and groups:
+        quantised = {**next(iter(groups.values()))["weights"], "desc_act": False}
+        if quantised.get("type") != "int":
+            return None
+    elif quantised.get("load_in_8bit"):
+        return 8, -1
+    elif quantised.get("quant_method") not in ("awq", "gptq") or quantised.get("desc_act"):
+        return None
+    bits, group = quantised.get("bits", quantised.get("num_bits")), quantised.get("group_size")
+    return (4 if int(bits or 8) <= 4 else 8), int(group or -1)
+
+
+# --- files of weights ------------------------------------------------------------------------
 
 
 def weight_files(folder: Path) -> tuple[dict[str, Path], list[Path]]:

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from beamwright.errors import InputError
 from beamwright.models.decoder import Linear
-from beamwright.models.formats.described import Names, permuted_heads, shards
-from beamwright.models.formats.header import BLOCKS, Place, read_header
+from beamwright.models.formats.described import Names, permuted_heads, read_model
+from beamwright.models.formats.header import BLOCKS, Place
+from beamwright.models.formats.plain import StoredRows
 from beamwright.models.formats.quantised import Groups
-from beamwright.models.formats.rows import StoredRows
 from beamwright.models.grouped import GroupedLinear, check_size
 
 _PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
@@ -73,13 +73,9 @@ class GgufWeights:
     """The tensors of a GGUF file."""
 
     def __init__(self, file: Path) -> None:
-        headers = [(shard, read_header(shard)) for shard in shards(file)]
-        self._where = {
-            name: (shard, place) for shard, each in headers for name, place in each.tensors.items()
-        }
-        metadata = headers[0][1].metadata
-        self._heads = permuted_heads(metadata)
-        self._names = Names(metadata.get("general.architecture"))
+        model = read_model(file)
+        self._where, self._heads = model.tensors, permuted_heads(model.metadata)
+        self._names = Names(model.metadata.get("general.architecture"))
 
     @cached_property
     def sizes(self) -> dict[str, tuple[int, ...]]:

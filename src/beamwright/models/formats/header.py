@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from beamwright.errors import InputError, UnsupportedModelError, said_by
-from beamwright.io import read_regular
+from beamwright.io import read_beside, read_regular
 
 _NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _MAGIC = b"GGUF"
@@ -23,26 +23,14 @@ _TEXT, _LIST = 8, 9
 _LENGTH = struct.Struct("<Q")
 _MOST_DIMENSIONS = 4
 _MOST_ALIGNMENT = 1 << 20
-BLOCKS = {
-    0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 2: ("Q4_0", 32, 18),
-    3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34),
-    10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176),
-    14: ("Q6_K", 256, 210), 16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74),
-    18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18),
-    21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
-    29: ("IQ1_M", 256, 56),
-}  # fmt: skip
+_TYPES = read_beside(__file__)
+BLOCKS: dict[int, tuple[str, int, int]] = {
+    number: (name, values, size) for name, (number, values, size, *_) in _TYPES["read"].items()
+}
 """By a tensor's type: its name, and how many values a block has, in how many bytes."""
-_UNREAD = {
-    4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64",
-    28: "F64", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 34: "TQ1_0", 35: "TQ2_0",
-    36: "I2_S or IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8", 39: "MXFP4", 40: "NVFP4",
-    41: "Q1_0", 42: "Q2_0",
-}  # fmt: skip
-KEPT = {
-    2: (4, 32), 3: (4, 32), 6: (8, 32), 7: (8, 32), 8: (8, 32), 12: (4, 32), 13: (8, 32),
-    14: (8, 16),
-}  # fmt: skip
+KEPT: dict[int, tuple[int, int]] = {
+    number: tuple(kept) for number, _, _, *kept in _TYPES["read"].values() if kept
+}
 """By a tensor's type: bits of a code and columns of a group, of those that stay so in memory."""
 
 
@@ -91,16 +79,15 @@ def read_header(file: Path, *, texts: bool = False) -> GgufHeader:
 
 
 def _read(file: Path, texts: bool, *_version: int) -> GgufHeader:
-    with open(file, "rb") as stream, _mapped(stream.fileno()) as data:
+    with (
+        open(file, "rb") as stream,
+        mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
         return _Cursor(data, texts).header()
 
 
 _known = lru_cache(maxsize=16)(_read)
 """The same without texts, which are large; a file of another size or time is read anew."""
-
-
-def _mapped(handle: int) -> mmap.mmap:
-    return mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
 
 
 class _Cursor:
@@ -172,7 +159,7 @@ class _Cursor:
         shape = self._numbers("Q", rank)[::-1]
         kind, offset = *self._numbers("I"), *self._numbers("Q")
         if kind not in BLOCKS:
-            named = _UNREAD.get(kind, f"number {kind}")
+            named = _TYPES["unread"].get(str(kind), f"number {kind}")
             raise UnsupportedModelError(
                 f"tensor {name!r:.80} is of type {named}, which is not read: take a Q4_K_M or Q8_0 "
                 "file of this model"

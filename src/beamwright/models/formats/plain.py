@@ -6,9 +6,12 @@ No page of a file stays mapped, as it would count as this process's memory.
 from __future__ import annotations
 
 import json
+import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 from zipfile import is_zipfile
 
 import torch
@@ -18,7 +21,6 @@ from torch import Tensor
 from beamwright.errors import InputError, said_by
 from beamwright.io import read_regular
 from beamwright.models.formats.files import weight_files
-from beamwright.models.formats.rows import StoredRows
 
 DAMAGED = (
     SafetensorError, pickle.UnpicklingError, OSError, RuntimeError, EOFError, ValueError, TypeError,
@@ -27,6 +29,36 @@ DAMAGED = (
 _DAMAGED = "it is damaged, cut off, or holds no tensors by name; fetch it again"
 _POINTER = b"version https://git-lfs"
 _LENGTH_BYTES = 8  # of safetensors' header, which says where a tensor lies behind it
+
+
+class StoredRows:
+    """Rows of one tensor, read from its file when they are asked for: an embedding has many, and a
+    pass wants few. Indexed as the whole tensor would be, with the same values.
+
+    Nothing is mapped or kept: what is read often is in the system's cache, which it may drop.
+    start: of its first row in the file. turn: from bytes [rows, row_bytes] to values
+    [rows, columns].
+    """
+
+    def __init__(
+        self, file: Path, start: int, row_bytes: int, turn: Callable[[Tensor], Tensor]
+    ) -> None:
+        self._where, self._turn = (file, start, row_bytes), turn
+        self._handle = os.open(file, os.O_RDONLY)  # who replaces the file does not change it
+        finalize(self, os.close, self._handle)
+
+    def __getitem__(self, token_ids: Tensor) -> Tensor:
+        """[tokens, columns] of [tokens].
+
+        Raises:
+            InputError: if the file has become shorter.
+        """
+        file, start, size = self._where
+        places = [start + size * token for token in token_ids.tolist()]
+        read = bytearray().join([os.pread(self._handle, size, place) for place in places])
+        if len(read) != size * len(places):
+            raise InputError(f"model file {file}: it ends too early")
+        return self._turn(torch.frombuffer(read, dtype=torch.uint8).view(-1, size))
 
 
 class PlainFiles:

@@ -1,4 +1,4 @@
-"""Which checkpoint folder an option means, and its config.json as a ModelShape.
+"""A model's config.json, or what a GGUF file says in its place, as a ModelShape.
 
 The one reader of Hugging Face configs. It refuses, naming what is supported, whatever would make
 the decoder compute something else than the checkpoint means. Code that a folder brings along
@@ -16,36 +16,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from beamwright.errors import InputError, UnavailableError, UnsupportedModelError, line_of
+from beamwright.errors import InputError, UnsupportedModelError, line_of
 from beamwright.io import read_object
-from beamwright.models.formats.described import (
-    GGUF,
-    block_sizes,
-    check_method,
-    packed_sizes,
-    quantisation,
-    read_config,
-    read_written,
-    shards,
-)
-from beamwright.models.formats.files import adapter_of
+from beamwright.models.formats import described
+from beamwright.models.formats.files import check_method, packed_bytes, quantisation, read_written
 from beamwright.models.formats.header import is_gguf
 from beamwright.models.formats.known import CONFIGS, QUANTISATION, said
-from beamwright.models.named import (
-    NAMED_SHAPES,
-    SUPPORTED,
-    capped,
-    named_shape,
-    rotary,
-    scales_positions,
-    shape_from_text,
-)
+from beamwright.models.hub import BUNDLED, resolve_folder
+from beamwright.models.named import NAMED_SHAPES, capped, frequencies, named_shape, shape_from_text
 from beamwright.models.shape import FAMILIES, LayerGroup, ModelShape, NotBuiltError
-from beamwright.sections import ELSEWHERE, DecoderChoice, ModelSettings
+from beamwright.sections import DecoderChoice, ModelSettings
 
-BUNDLED = Path(__file__).parent.parent / "bundled"
-_ANY_GGUF = "*.[gG][gG][uU][fF]"
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
+_UNSCALED = ("default", "dynamic")  # which changes behind max_position_embeddings alone
+_ROPE_TYPES = (*_UNSCALED, "linear", "llama3", "yarn")
+SUPPORTED = (
+    f"supported: {', '.join(FAMILIES)} with dense layers, full or sliding attention, "
+    f"rope types {', '.join(_ROPE_TYPES)}"
+)
+"""By the own decoder."""
 _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -62,110 +50,9 @@ _COUNTS = (
 _FIELD = re.compile(r"[Ff]ield '(\w+)'|(RoPE)")
 _LARGEST = 2**31 - 1
 _WIDEST_HEAD = 2**14
-_LONGEST_LINE = 200
 _ELSEWHERE = (
     "--model openai:URL#NAME (a server that runs it) takes it today, with tree and verifier here"
 )
-
-
-# --- folders ---------------------------------------------------------------------------------
-
-
-def resolve_folder(
-    spec: str, role: str, written: str | None = None, known: str = "", *, weights: bool = True
-) -> Path:
-    """The checkpoint folder that `--model` or `--verifier` means.
-
-    role: "generator" or "verifier", the bundled folder that `bundled` stands for;
-    `bundled:strong` is the verifier's in either, whose backbone is a generator, too;
-    `bundled:thinking` is a generator that thinks.
-    written: the option's value where it says more than `spec`. known: what could be meant where
-    there is no such folder. weights: of the hub's, download the weights, too.
-
-    Raises:
-        InputError: if there is no such folder; UnavailableError: if the hub cannot be reached.
-    """
-    option = f"{'--model' if role == 'generator' else '--verifier'} {written or spec}"
-    if spec.startswith(ELSEWHERE):
-        raise InputError(f"{option}: this needs the model itself, here")
-    own = {"bundled": role, "bundled:strong": "verifier", "bundled:thinking": "thinking"}
-    if spec in own:
-        return BUNDLED / own[spec]
-    if spec.startswith("hf:"):
-        return _download(spec.removeprefix("hf:"), weights=weights)
-    folder = Path(spec)
-    if is_gguf(folder):
-        return shards(folder)[0]
-    if not folder.is_dir():
-        raise InputError(_in_vllm(spec) or f"{option}: {_instead(spec, role, known)}")
-    if (file := _gguf_in(folder)) is not None:
-        return resolve_folder(str(file), role)
-    if not (folder / "config.json").is_file():
-        raise InputError(f"{spec}: {adapter_of(folder) or 'no config.json in this folder'}")
-    for file in folder.iterdir():
-        # A pipe among a model's files would be waited for, a device be read for ever; so would
-        # some files that the system makes up, which are regular ones by name.
-        made_up = file.is_symlink() and file.resolve().parts[1:2] in (("proc",), ("sys",))
-        if made_up or (file.exists() and not file.is_file() and not file.is_dir()):
-            raise InputError(f"{file}: not a regular file")
-    return folder
-
-
-def _gguf_in(folder: Path, tag: str = "") -> Path | None:
-    """A folder's GGUF file, the first of a model's shards, where it has no other weights.
-
-    tag: part of its name, as the hub's users write it.
-
-    Raises:
-        InputError: if there are several models.
-    """
-    found = sorted(folder.rglob(_ANY_GGUF) if tag else folder.glob(_ANY_GGUF))
-    found = [file for file in found if tag.lower() in file.name.lower()]
-    if not found or (not tag and any(folder.glob("*.safetensors"))):
-        return None
-    models = [file for file in found if "mmproj" not in file.name and file in shards(file)[:1]]
-    if len(models) != 1:
-        names = ", ".join(file.name for file in models)[:_LONGEST_LINE]
-        raise InputError(f"{folder}: which of its GGUF files? {names}")
-    return models[0]
-
-
-def _in_vllm(spec: str) -> str | None:
-    """How vLLM has a model, where its engine is named as there once was."""
-    kind, _, place = spec.partition(":")
-    name = place.removeprefix("hf:").partition("?")[0] or "PATH"
-    url = f"openai:http://127.0.0.1:8000/v1#{name}"
-    return f"vllm: start `vllm serve {name}` and name it: --model {url}" if kind == "vllm" else None
-
-
-def _instead(spec: str, role: str, known: str) -> str:
-    """What is wrong with a place that is no folder."""
-    folder = Path(spec)
-    if folder.is_file():
-        if folder.suffix.lower() == GGUF:
-            return "no GGUF file: it begins with something else (was all of it downloaded?)"
-        return "a file; the checkpoint's folder is expected"
-    meant = None
-    if _HUB_NAME.fullmatch(spec) and not folder.parent.is_dir():
-        meant = f"hf:{spec}"
-    elif role == "generator" and spec.startswith(("http://", "https://")):
-        place = spec.rstrip("/")
-        meant = f"openai:{place}{'' if '/' in place.partition('//')[2] else '/v1'}#NAME"
-    elif role == "generator" and spec.startswith("ollama:"):
-        meant = f"openai:http://127.0.0.1:11434/v1#{spec.removeprefix('ollama:')}"
-    hint = known if meant is None else f"did you mean {meant}?"
-    what = "no such file" if folder.suffix.lower() == GGUF else "no such folder"
-    return f"{what}; {hint}" if hint else what
-
-
-def tokenizer_folder(spec: str, written: str) -> Path:
-    """The folder with the tokenizer that a name means; ORG/NAME is a model of the hub where there
-    is no such folder, as servers name theirs. Raises what `resolve_folder` does.
-    """
-    hub = spec.removeprefix("hf:")
-    if spec.startswith("hf:") or (_HUB_NAME.fullmatch(spec) and not Path(spec).is_dir()):
-        return _download(hub, weights=False)
-    return resolve_folder(spec, "generator", written)
 
 
 def find_shape(
@@ -190,35 +77,6 @@ def find_shape(
     return read_shape(folder, settings.context, role, settings.decoder)
 
 
-def _download(name: str, *, weights: bool = True) -> Path:
-    """The hub's ORG/NAME[:GGUF][@REVISION], a branch, tag or commit.
-
-    GGUF: part of a file's name, such as Q4_K_M: it alone is downloaded, whatever `weights` says.
-    """
-    from huggingface_hub import snapshot_download  # noqa: PLC0415 (slow import)
-
-    name, _, revision = name.partition("@")
-    name, _, tag = name.partition(":")
-    patterns = ["*.json", "*.model", "*.jinja", "*.txt", "verifier.yaml", "judge.yaml"]
-    patterns += ["*.safetensors", "pytorch_model*.bin"] if weights else []
-    if tag:
-        patterns = [f"*{each}*{GGUF}" for each in (tag, tag.lower(), tag.upper())]
-    try:
-        folder = Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
-    except Exception as error:  # the hub client raises many kinds, network and not-found alike
-        raise UnavailableError(
-            f"hf:{name}: cannot be downloaded ({line_of(error)}); "
-            "without a network, pass a local folder"
-        ) from error
-    file = _gguf_in(folder, tag) if tag else None
-    if tag and file is None:
-        raise InputError(f"hf:{name}: no GGUF file of that name has {tag!r:.40} in it")
-    return file or folder
-
-
-# --- files -----------------------------------------------------------------------------------
-
-
 def read_eos_ids(folder: Path) -> frozenset[int]:
     """The token ids that end a reply, as generation_config.json or else config.json has them.
 
@@ -234,9 +92,6 @@ def read_eos_ids(folder: Path) -> frozenset[int]:
     return frozenset()
 
 
-# --- from a config to a shape ----------------------------------------------------------------
-
-
 def read_shape(
     folder: Path, max_context: int | None, role: str = "generator", decoder: DecoderChoice = "auto"
 ) -> ModelShape:
@@ -250,7 +105,7 @@ def read_shape(
         implemented, or values that make no model.
     """
     try:
-        written = read_config(folder) if is_gguf(folder) else read_written(folder)
+        written = described.read_config(folder) if is_gguf(folder) else read_written(folder)
         _check_counts(written)
         _check_weights(written)
         shape = None
@@ -263,8 +118,7 @@ def read_shape(
         shape = shape or _built_shape(folder, written, max_context)
         if shape.states and role == "verifier":
             raise UnsupportedModelError("recurrent layers run in generators, not yet in verifiers")
-        packed = packed_sizes(folder, written, shape.matrices)
-        return replace(shape, packed=packed, blocks=packed and block_sizes(folder))
+        return _with_sizes(shape, folder, written)
     except NotBuiltError as error:
         way = f"; {_ELSEWHERE}" if role == "generator" else ""
         way += "; --decoder auto runs what transformers builds, too" if decoder == "own" else ""
@@ -282,6 +136,15 @@ def read_shape(
         ) from error
 
 
+def _with_sizes(shape: ModelShape, folder: Path, written: Mapping[str, Any]) -> ModelShape:
+    """The shape with what its weights take where they are quantised."""
+    if is_gguf(folder):
+        packed, blocks = described.packed_sizes(folder), described.block_sizes(folder)
+        return replace(shape, packed=packed, blocks=blocks)
+    in_bytes = packed_bytes(written, shape.matrices)
+    return shape if in_bytes is None else replace(shape, packed=(in_bytes, 0))
+
+
 def config_of(folder: Path) -> Any:
     """A model's config, as `transformers` reads it.
 
@@ -292,7 +155,7 @@ def config_of(folder: Path) -> Any:
 
     try:
         if is_gguf(folder):
-            return AutoConfig.for_model(**read_config(folder))
+            return AutoConfig.for_model(**described.read_config(folder))
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # of many kinds; each is about what the file says
         key = _FIELD.search(str(error))
@@ -302,7 +165,7 @@ def config_of(folder: Path) -> Any:
 
 def _own_shape(folder: Path, written: Mapping[str, Any], max_context: int | None) -> ModelShape:
     _check_known(written, FAMILIES)
-    whole = folder.parent == BUNDLED or (is_gguf(folder) and not scales_positions(written))
+    whole = folder.parent == BUNDLED or (is_gguf(folder) and not _scales_positions(written))
     return _shape_of(SimpleNamespace(**written) if whole else config_of(folder), max_context)
 
 
@@ -345,7 +208,7 @@ def _shape_of(given: Any, max_context: int | None) -> ModelShape:
         raise NotBuiltError(f"activation {fields['activation']!r} is not supported; {SUPPORTED}")
     fields["activation"] = _ACTIVATIONS[fields["activation"]]
     if "learned_positions" not in fields:
-        fields |= rotary(given, head_dim)
+        fields |= _rotary(given, head_dim)
     if fields.get("lifted"):
         fields["embed_scale"] = config.hidden_size**0.5
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -440,3 +303,47 @@ def _check_numbers(shape: ModelShape) -> None:
     for name, values in numbers.items():
         if not all(isinstance(v, float | int) and math.isfinite(v) and v >= 0 for v in values):
             raise UnsupportedModelError(f"config.json: its {name} gives no finite numbers")
+
+
+# --- rotary positions ------------------------------------------------------------------------
+
+
+def _rotary(config: Any, head_dim: int) -> dict[str, Any]:
+    """Inverse frequencies and the cos/sin scale, computed by transformers' own rope table; those of
+    layers with a window, where a config has them apart."""
+    rope = dict(getattr(config, "rope_parameters", None) or {})
+    of_kind, kinds = rope.get("sliding_attention"), getattr(config, "layer_types", None) or ()
+    if of_kind is None:
+        inv_freq, scale = _frequencies(config, rope, head_dim)
+        return {"inv_freq": inv_freq, "rope_scale": scale}
+    (far, scale), (near, same) = (
+        _frequencies(config, dict(rope[kind]), head_dim, layer_type=kind)
+        for kind in ("full_attention", "sliding_attention")
+    )
+    if same != 1.0:
+        raise NotBuiltError("scaled positions in a window are not supported")
+    slides = tuple(n for n, kind in enumerate(kinds) if kind == "sliding_attention")
+    return {"inv_freq": far, "rope_scale": scale, "near_freq": near, "near": slides}
+
+
+def _scales_positions(config: Mapping[str, Any]) -> bool:
+    """Whether its rotary positions are scaled: `rotary` then needs a `transformers` config."""
+    rope = config["rope_parameters"]
+    kinds = rope if "full_attention" in rope else {"all": rope}
+    return any(kind["rope_type"] not in _UNSCALED for kind in kinds.values())
+
+
+def _frequencies(
+    config: Any, rope: dict[str, Any], head_dim: int, **of_layers: str
+) -> tuple[tuple[float, ...], float]:
+    kind = rope.get("rope_type", "default")
+    if kind not in _ROPE_TYPES:
+        raise NotBuiltError(f"rope type {kind!r} is not supported; {SUPPORTED}")
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise NotBuiltError(f"partial rotary positions are not supported; {SUPPORTED}")
+    if kind in _UNSCALED:
+        return frequencies(float(rope.get("rope_theta", 10_000.0)), head_dim), 1.0
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: PLC0415 (slow import)
+
+    freq, scale = ROPE_INIT_FUNCTIONS[kind](config, "cpu", **of_layers)
+    return tuple(freq.double().tolist()), float(scale)

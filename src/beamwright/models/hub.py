@@ -1,0 +1,144 @@
+"""Which checkpoint folder, or which model of the hub, an option means.
+
+Knows files by name only, but for the first bytes of a GGUF file. A folder that could hold up a
+reader - a pipe, a device - is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from beamwright.errors import InputError, UnavailableError, line_of
+from beamwright.models.formats.described import GGUF, shards
+from beamwright.models.formats.files import adapter_of
+from beamwright.models.formats.header import is_gguf
+from beamwright.sections import ELSEWHERE
+
+BUNDLED = Path(__file__).parent.parent / "bundled"
+_ANY_GGUF = "*.[gG][gG][uU][fF]"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
+_LONGEST_LINE = 200
+
+
+def resolve_folder(
+    spec: str, role: str, written: str | None = None, known: str = "", *, weights: bool = True
+) -> Path:
+    """The checkpoint folder that `--model` or `--verifier` means.
+
+    role: "generator" or "verifier", the bundled folder that `bundled` stands for;
+    `bundled:strong` is the verifier's in either, whose backbone is a generator, too;
+    `bundled:thinking` is a generator that thinks.
+    written: the option's value where it says more than `spec`. known: what could be meant where
+    there is no such folder. weights: of the hub's, download the weights, too.
+
+    Raises:
+        InputError: if there is no such folder; UnavailableError: if the hub cannot be reached.
+    """
+    option = f"{'--model' if role == 'generator' else '--verifier'} {written or spec}"
+    if spec.startswith(ELSEWHERE):
+        raise InputError(f"{option}: this needs the model itself, here")
+    own = {"bundled": role, "bundled:strong": "verifier", "bundled:thinking": "thinking"}
+    if spec in own:
+        return BUNDLED / own[spec]
+    if spec.startswith("hf:"):
+        return _download(spec.removeprefix("hf:"), weights=weights)
+    folder = Path(spec)
+    if is_gguf(folder):
+        return shards(folder)[0]
+    if not folder.is_dir():
+        raise InputError(_in_vllm(spec) or f"{option}: {_instead(spec, role, known)}")
+    if (file := _gguf_in(folder)) is not None:
+        return resolve_folder(str(file), role)
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{spec}: {adapter_of(folder) or 'no config.json in this folder'}")
+    for file in folder.iterdir():
+        # A pipe among a model's files would be waited for, a device be read for ever; so would
+        # some files that the system makes up, which are regular ones by name.
+        made_up = file.is_symlink() and file.resolve().parts[1:2] in (("proc",), ("sys",))
+        if made_up or (file.exists() and not file.is_file() and not file.is_dir()):
+            raise InputError(f"{file}: not a regular file")
+    return folder
+
+
+def _gguf_in(folder: Path, tag: str = "") -> Path | None:
+    """A folder's GGUF file, the first of a model's shards, where it has no other weights.
+
+    tag: part of its name, as the hub's users write it.
+
+    Raises:
+        InputError: if there are several models.
+    """
+    found = sorted(folder.rglob(_ANY_GGUF) if tag else folder.glob(_ANY_GGUF))
+    found = [file for file in found if tag.lower() in file.name.lower()]
+    if not found or (not tag and any(folder.glob("*.safetensors"))):
+        return None
+    models = [file for file in found if "mmproj" not in file.name and file in shards(file)[:1]]
+    if len(models) != 1:
+        names = ", ".join(file.name for file in models)[:_LONGEST_LINE]
+        raise InputError(f"{folder}: which of its GGUF files? {names}")
+    return models[0]
+
+
+def _in_vllm(spec: str) -> str | None:
+    """How vLLM has a model, where its engine is named as there once was."""
+    kind, _, place = spec.partition(":")
+    name = place.removeprefix("hf:").partition("?")[0] or "PATH"
+    url = f"openai:http://127.0.0.1:8000/v1#{name}"
+    return f"vllm: start `vllm serve {name}` and name it: --model {url}" if kind == "vllm" else None
+
+
+def _instead(spec: str, role: str, known: str) -> str:
+    """What is wrong with a place that is no folder."""
+    folder = Path(spec)
+    if folder.is_file():
+        if folder.suffix.lower() == GGUF:
+            return "no GGUF file: it begins with something else (was all of it downloaded?)"
+        return "a file; the checkpoint's folder is expected"
+    meant = None
+    if _HUB_NAME.fullmatch(spec) and not folder.parent.is_dir():
+        meant = f"hf:{spec}"
+    elif role == "generator" and spec.startswith(("http://", "https://")):
+        place = spec.rstrip("/")
+        meant = f"openai:{place}{'' if '/' in place.partition('//')[2] else '/v1'}#NAME"
+    elif role == "generator" and spec.startswith("ollama:"):
+        meant = f"openai:http://127.0.0.1:11434/v1#{spec.removeprefix('ollama:')}"
+    hint = known if meant is None else f"did you mean {meant}?"
+    what = "no such file" if folder.suffix.lower() == GGUF else "no such folder"
+    return f"{what}; {hint}" if hint else what
+
+
+def tokenizer_folder(spec: str, written: str) -> Path:
+    """The folder with the tokenizer that a name means; ORG/NAME is a model of the hub where there
+    is no such folder, as servers name theirs. Raises what `resolve_folder` does.
+    """
+    hub = spec.removeprefix("hf:")
+    if spec.startswith("hf:") or (_HUB_NAME.fullmatch(spec) and not Path(spec).is_dir()):
+        return _download(hub, weights=False)
+    return resolve_folder(spec, "generator", written)
+
+
+def _download(name: str, *, weights: bool = True) -> Path:
+    """The hub's ORG/NAME[:GGUF][@REVISION], a branch, tag or commit.
+
+    GGUF: part of a file's name, such as Q4_K_M: it alone is downloaded, whatever `weights` says.
+    """
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 (slow import)
+
+    name, _, revision = name.partition("@")
+    name, _, tag = name.partition(":")
+    patterns = ["*.json", "*.model", "*.jinja", "*.txt", "verifier.yaml", "judge.yaml"]
+    patterns += ["*.safetensors", "pytorch_model*.bin"] if weights else []
+    if tag:
+        patterns = [f"*{each}*{GGUF}" for each in (tag, tag.lower(), tag.upper())]
+    try:
+        folder = Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
+    except Exception as error:  # the hub client raises many kinds, network and not-found alike
+        raise UnavailableError(
+            f"hf:{name}: cannot be downloaded ({line_of(error)}); "
+            "without a network, pass a local folder"
+        ) from error
+    file = _gguf_in(folder, tag) if tag else None
+    if tag and file is None:
+        raise InputError(f"hf:{name}: no GGUF file of that name has {tag!r:.40} in it")
+    return file or folder
