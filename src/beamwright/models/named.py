@@ -50,7 +50,7 @@ def _hybrid(
     matrices: list[list[int]],
 ) -> ModelShape:
     """Gated delta nets, and layers of attention, whose queries have a gate beside them."""
-    named = dict(zip(_SIZES, sizes, strict=True))
+    named: dict[str, Any] = dict(zip(_SIZES, sizes, strict=True))
     attended = tuple(range(attends_every - 1, named["layers"], attends_every))
     states = [
         part
