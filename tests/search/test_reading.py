@@ -1,8 +1,5 @@
 """Ways of reading answers: what is noted on ended replies, and who goes by it."""
 
-import sqlite3
-from typing import ClassVar
-
 import pytest
 
 from beamwright import Solver
@@ -42,29 +39,6 @@ class Sql(Section):
         return notes.get("result", answer)
 
 
-class RunsSql:
-    """Scores a query by whether it runs, and notes what it gave."""
-
-    default_aggregate: ClassVar[str] = "last"
-    probabilities: ClassVar[bool] = True
-
-    def __init__(self, *rows):
-        self.database = sqlite3.connect(":memory:")
-        self.database.execute("CREATE TABLE t (a INTEGER, b TEXT)")
-        self.database.executemany("INSERT INTO t VALUES (?, ?)", rows)
-
-    def score(self, nodes):
-        return [self._score(node) for node in nodes]
-
-    def _score(self, node):
-        try:
-            result = self.database.execute(Code().read(node.text)).fetchall()
-        except sqlite3.Error:
-            return 0.0
-        node.notes["result"] = repr(sorted(result))
-        return 0.5
-
-
 def ended(*texts):
     tree = new_tree()
     nodes = tree.expand(tree.root, len(texts))
@@ -74,20 +48,14 @@ def ended(*texts):
 
 
 def test_queries_vote_by_what_they_give():
-    queries = [
-        "SELECT a FROM t WHERE b = 'x'",
-        "SELECT b FROM t",
-        "select a from t where a < 3",
-        "SELECT max(a) FROM t",
-        "SELECT nothing FROM t",
-    ]
+    queries = ["SELECT a FROM t WHERE b = 'x'", "SELECT b FROM t", "select a from t where a < 3"]
     nodes = ended(*(f"Thus:\n```sql\n{query}\n```" for query in queries))
-    scores = RunsSql((1, "x"), (2, "x"), (3, "y")).score(nodes)
+    for node, result in zip(nodes, ("[(1,), (2,)]", "[('x',)]", "[(1,), (2,)]"), strict=True):
+        node.notes["result"] = result
     note_answers(Sql(), nodes)
     assert [node.answer for node in nodes] == queries
-    assert scores == [0.5, 0.5, 0.5, 0.5, 0.0]
     assert nodes[0].vote == nodes[2].vote == "[(1,), (2,)]"
-    assert choose([node.vote for node in nodes], scores, [True] * 5, "majority") == 0
+    assert choose([node.vote for node in nodes], [0.5] * 3, [True] * 3, "majority") == 0
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from beamwright.search import round_rng
 from beamwright.sections import SearchSettings
 from beamwright.tree import NodeState, StopReason
 from beamwright.verify.spec import aggregate
-from fakes import add_step, new_tree
+from fakes import add_step, grow, new_tree
 
 
 def first_round(scores, ended=()):
@@ -65,6 +65,24 @@ def play(strategy, seed, ends=0.3, check=lambda tree: None):
         tree.rounds += 1
         assert tree.rounds < 200
     return tree, reason
+
+
+def random_rounds(words, seed, num_rounds, text, problem_id=0, ends=StopReason.DELIMITER):
+    """Yield a tree and the candidates of every round; between rounds two survive.
+
+    words: from a random stream to a step's text. ends: how the steps of the last round end.
+    """
+    rng, tree = random.Random(seed), new_tree(problem_id, text=text)
+    survivors = [tree.root]
+    for number in range(num_rounds):
+        stop = ends if number == num_rounds - 1 else StopReason.DELIMITER
+        candidates = []
+        for node in survivors:
+            candidates += grow(tree, node, [words(rng) for _ in range(3)], stop)
+        yield tree, candidates
+        survivors = rng.sample(candidates, 2)
+        for node in candidates:
+            (tree.keep if node in survivors else tree.prune)(node)
 
 
 def actions_of(strategy, tree):

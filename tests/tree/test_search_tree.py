@@ -66,47 +66,12 @@ def test_nodes_are_listed_by_state_in_lineage_order(tree):
     assert [node.lineage for node in tree.nodes()] == sorted(n.lineage for n in tree.nodes())
 
 
-@pytest.mark.parametrize(
-    ("stop", "ends"),
-    [
-        (StopReason.DELIMITER, False),
-        (StopReason.STEP_LENGTH, False),
-        (StopReason.STEP_LIMIT, False),
-        (StopReason.EOS, True),
-        (StopReason.PATH_LIMIT, True),
-        (StopReason.CONTEXT_LIMIT, True),
-    ],
-)
-def test_which_stops_end_the_whole_path(tree, stop, ends):
-    (node,) = tree.expand(tree.root, 1)
-    assert not node.ended
-    add_step(tree, node, "a", stop=stop)
-    assert node.ended is ends
+def test_which_stops_end_the_whole_path():
+    ending = {stop for stop in StopReason if stop.ends_path}
+    assert ending == {*["eos", "stop_string", "path_limit", "context_limit"]}
 
 
 # --- whose KV is dead ------------------------------------------------------------------------
-
-
-def test_pruning_frees_a_branch_and_spares_what_others_share(tree):
-    left, right = grow(tree, tree.root, ["l", "r"])
-    tree.keep(left)
-    tree.keep(right)
-    leaves = grow(tree, left, ["a", "b"]) + grow(tree, right, ["c"])
-    for node in leaves[:2]:
-        tree.prune(node)
-    assert tree.release_dead() == [leaves[1], leaves[0], left]
-    assert tree.held == {tree.root, right, leaves[2]}
-    assert tree.release_dead() == []
-
-
-def test_when_the_search_is_done_everything_is_released(tree):
-    (node,) = grow(tree, tree.root, ["a"])
-    tree.keep(node)
-    (child,) = tree.expand(node, 1)
-    tree.done = True
-    assert tree.release_dead() == [child, node, tree.root]
-    assert tree.release_dead() == []
-    assert not tree.held
 
 
 def needed_by_definition(tree):

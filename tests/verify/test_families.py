@@ -50,22 +50,6 @@ def recipe_score(family, option, steps):
 # --- golden scores ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", sorted(set(GOLDENS) - set(GENERATIVE)))
-def test_steps_of_one_path_may_come_together(options, family):
-    """FlashTTS 4.1.3: one call gives what a call for each gives."""
-    apart, together = (verifier_of(options[family]) for _ in range(2))
-    paths = []
-    for _ in range(2):
-        tree, path = new_tree(text=PROBLEM), []
-        for text in ("One and one is two.\n\n", "So it is two.\n\n", "The answer is 2."):
-            if path:
-                tree.keep(path[-1])
-            path += grow(tree, path[-1] if path else tree.root, [text])
-        paths.append(path)
-    assert together.traits.takes_paths
-    assert together.score(paths[0]) == [apart.score([node])[0] for node in paths[1]]
-
-
 @pytest.mark.parametrize("family", GOLDENS)
 def test_scores_equal_the_published_recipe(family, tmp_path):
     pairs = goldens.compare(family, tmp_path)

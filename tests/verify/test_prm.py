@@ -1,23 +1,20 @@
 """PRM scores with KV on the tree, against re-encoding every path from scratch."""
 
 import itertools
-import random
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from beamwright.attention import make_attention
-from beamwright.errors import InputError
 from beamwright.models.load import load_model
 from beamwright.models.tree_model import TreeModel
 from beamwright.sections import ModelSettings
-from beamwright.verify.find import resolve_verifier
 from beamwright.verify.prm import PrmVerifier
 from beamwright.verify.spec import LIKELIHOOD_SPEC, VerifierSpec
 from fakes import grow, new_tree
+from played import random_rounds
 
 PROBLEM = "Ann has 12 eels. How many see the sea?"
 FEATURES = ["previous_hidden", "token_embedding", "logprob", "entropy", "gap"]
@@ -145,19 +142,14 @@ WORDS = ["sea is wide", "12+3=15e", "a ", "e", "\n\n", "he", "she.\n\ne", "x" * 
 
 
 def random_tree(seed=0, num_rounds=4, problem_id=0):
-    """Yield the candidates of every round of one tree; between rounds some survive."""
-    rng = random.Random(seed)
-    tree = new_tree(problem_id, text=PROBLEM + "e" * seed)
-    survivors = [tree.root]
-    for _ in range(num_rounds):
-        candidates = []
-        for node in survivors:
-            texts = ["".join(rng.choices(WORDS, k=rng.randint(1, 3))) for _ in range(3)]
-            candidates += grow(tree, node, texts)
-        yield tree, candidates
-        survivors = rng.sample(candidates, 2)
-        for node in candidates:
-            (tree.keep if node in survivors else tree.prune)(node)
+    """Yield the candidates of every round of one tree."""
+    return random_rounds(
+        lambda rng: "".join(rng.choices(WORDS, k=rng.randint(1, 3))),
+        seed,
+        num_rounds,
+        PROBLEM + "e" * seed,
+        problem_id,
+    )
 
 
 @pytest.mark.parametrize("attention", ["tree", "reference"])
@@ -173,6 +165,13 @@ def test_scores_equal_re_encoding_the_whole_path(make_verifier, verifier_folder,
             different |= {round(score, 4) for score in scores}
             verifier.release(tree.release_dead())
             verifier.tree_model.store.check()
+            held = {node for node in tree.nodes() if "verifier" in node.handles}
+            assert held == tree.held
+            states = {id(node.handles["verifier"]) for node in held}
+            assert verifier.tree_model.store.num_segments == len(states)
+        tree.done = True
+        verifier.release(tree.release_dead())
+        assert verifier.tree_model.budget.used_bytes == 0
     assert len(different) > 15, "the head must tell steps apart"
 
 
@@ -220,11 +219,7 @@ def test_steps_whose_paths_are_equal_are_computed_once(make_verifier, name, monk
     found = verifier.score(siblings[:3]) + verifier.score(siblings[3:])
     assert found == [v.score([node])[0] for v, node in zip(apart, others, strict=True)]
     assert [len(each) for each in rows if each] == [1, 2]
-    assert [bool(node.usage["verifier_prefilled"]) for node in siblings] == [
-        True,
-        True,
-        *[False] * 3,
-    ]
+    assert [bool(n.usage["verifier_prefilled"]) for n in siblings] == [True] * 2 + [False] * 3
     for node in (siblings[2], siblings[3]):
         tree.keep(node)
     for each, node in zip(alone, others, strict=True):
@@ -284,35 +279,3 @@ def test_a_path_beyond_the_verifiers_context_has_no_score(make_verifier):
     tree.done = True
     verifier.release(tree.release_dead())
     assert verifier.tree_model.store.num_segments == 0
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_release_frees_everything(make_verifier, name):
-    verifier = make_verifier(name)
-    for tree, candidates in random_tree(6):
-        verifier.score(candidates)
-        verifier.release(tree.release_dead())
-        held = {node for node in tree.nodes() if "verifier" in node.handles}
-        assert held == tree.held
-        states = {id(node.handles["verifier"]) for node in held}
-        assert verifier.tree_model.store.num_segments == len(states)
-    tree.done = True
-    verifier.release(tree.release_dead())
-    assert verifier.tree_model.store.num_segments == 0
-    assert verifier.tree_model.budget.used_bytes == 0
-
-
-# --- heads and sources -----------------------------------------------------------------------
-
-
-def test_which_verifier_an_option_means(verifier_folder, generator_folder):
-    def resolve(name):
-        return resolve_verifier(ModelSettings(verifier=name))
-
-    written = yaml.safe_load((verifier_folder / "verifier.yaml").read_text())
-    assert resolve(str(verifier_folder)).spec == VerifierSpec.model_validate(written)
-    assert resolve(f"likelihood:{generator_folder}").spec == LIKELIHOOD_SPEC
-    with pytest.raises(InputError, match=r"no verifier\.yaml"):
-        resolve(str(generator_folder))
-    with pytest.raises(InputError, match="needs a tokenizer"):
-        resolve("random:llama,layers=1,hidden=8,heads=2,intermediate=8,vocab=16,context=32")

@@ -76,32 +76,32 @@ def test_families_that_were_trained_on_thoughts_are_shown_them():
     assert shown == {"reasonflux-prm", "reasonflux-prm-1.5b"}
 
 
-@pytest.mark.parametrize("read", ["step_end", "marker", "end"])
-def test_what_is_not_seen_leaves_no_trace_in_the_text(path, read):
+def encoder_of(read, sees):
     codec = TextCodec.load(BUNDLED / "verifier")
     template = {"prefix": "{problem}\n", "step_suffix": "\n", "marker": "\n", "strip": True}
     fields = {"name": "t", "template": template, "read": read, "activation": "sigmoid"}
-    fields |= {"head": {"kind": "linear", "layers": ["score"]}}
+    fields |= {"head": {"kind": "linear", "layers": ["score"]}, "sees": sees}
+    return PathEncoder(VerifierSpec.model_validate(fields), codec), codec
 
-    def encoded(sees, nodes):
-        spec = VerifierSpec.model_validate({**fields, "sees": sees})
-        return PathEncoder(spec, codec).encode("Tim has 5.", nodes)
 
-    answers = encoded("answer", path)
-    assert [bool(each.read_at) for each in answers] == [False, False, False, True, True]
-    assert codec.decode(answers[-1].token_ids) == "Tim has 5.\nIt is 3.\n3.\n"
-    both = encoded("both", path)
-    assert [bool(each.read_at) for each in both] == [True, True, False, True, True]
-    assert codec.decode(both[-1].token_ids) == "Tim has 5.\nIs it 4?\nNo.\nIt is 3.\n3.\n"
+@pytest.mark.parametrize("read", ["step_end", "marker", "end"])
+@pytest.mark.parametrize(
+    ("sees", "are_read", "text"),
+    [
+        ("answer", [False, False, False, True, True], "Tim has 5.\nIt is 3.\n3.\n"),
+        ("both", [True, True, False, True, True], "Tim has 5.\nIs it 4?\nNo.\nIt is 3.\n3.\n"),
+    ],
+)
+def test_what_is_not_seen_leaves_no_trace_in_the_text(path, read, sees, are_read, text):
+    encoder, codec = encoder_of(read, sees)
+    found = encoder.encode("Tim has 5.", path)
+    assert [bool(each.read_at) for each in found] == are_read
+    assert codec.decode(found[-1].token_ids) == text
 
 
 @pytest.mark.parametrize("read", ["step_end", "marker", "every_token"])
 def test_steps_that_were_not_scored_are_read_with_the_next(path, read):
-    codec = TextCodec.load(BUNDLED / "verifier")
-    template = {"prefix": "{problem}\n", "step_suffix": "\n", "marker": "\n", "strip": True}
-    fields = {"name": "t", "template": template, "read": read, "activation": "sigmoid"}
-    fields |= {"head": {"kind": "linear", "layers": ["score"]}, "sees": "both"}
-    encoder = PathEncoder(VerifierSpec.model_validate(fields), codec)
+    encoder, _ = encoder_of(read, "both")
     one_by_one = encoder.encode("Tim has 5.", path)
     (whole,) = encoder.encode("Tim has 5.", path[-1:], lambda node: node.root)
     (half,) = encoder.encode("Tim has 5.", path[-1:], lambda node: path[1])
