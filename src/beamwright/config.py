@@ -6,6 +6,7 @@ A recipe is a YAML file with the sections of `sections`; command-line options ov
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,38 +21,6 @@ from beamwright.sections import Section
 
 _LONGEST_SHOWN = 120
 _OF_SEVERAL = ("base", "settings", "grid", "dataset")  # of `evaluate.recipes`
-
-# Options that there were, and what became of them.
-GONE = {
-    "score_cache": "scores are kept no longer; repeats of one call are scored once anyway",
-    "verifier_device": "both models run on --device; eval --ray has an engine on each device",
-    "stop_score": "Solver(stop=...) takes a function that says when a search ends",
-    "compat": "it is a plug-in of the lab, --plugin lab/beamwright_lab/search_and_learn.py "
-    "--search search-and-learn",
-    "min_problems": "in lockstep a batch begins when all problems of the last have ended",
-    "order": "the prefix-aware order is the printed one; a plug-in's schedule may have another",
-    "stop": "Solver(stop=...) takes a function that says when a search ends",
-    "problems": "eval with and without --weights tells what packed weights cost in answers",
-    "max_requests_per_key": "with several keys one key has half of --max-requests",
-    **dict.fromkeys(
-        ("sparse_lag", "sparse_window", "sparse_frame", "sparse_rank", "late"),
-        "a method has its paper's window and frame, and a thread beside a host home",
-    ),
-    **dict.fromkeys(
-        ("probe_every", "probe_text", "probe_tokens", "certainty_window", "stop_probes"),
-        "votes in waves cost less, --wave 4 --stop-confidence 0.95",
-    ),
-    "prune_repeats": "votes in waves cost less, --wave 4 --stop-confidence 0.95",
-    "victims": "what a round uses last leaves last; other orders are the lab's",
-    "paper": "the LBS paper's equations are the lab's, python -m beamwright_lab.lbs.figures",
-    "compare_budget": "no candidates are compared; a vote chooses, --choose majority",
-    "check_transfers": "its tests compare what comes back from the host",
-}
-GONE_VALUES = {
-    f"--choose {how}": "was removed; a vote (--choose majority) chose right more often"
-    for how in ("pairwise", "listwise")
-}
-"""The same of an option's value."""
 
 
 class Settings(Section):
@@ -122,6 +91,13 @@ class Settings(Section):
             raise InputError(source + describe_invalid(error)) from error
 
 
+@cache
+def gone() -> dict[str, str]:
+    """Options that there were, and values (`--choose pairwise`), with what became of each."""
+    became: dict[str, str] = read_yaml(Path(__file__).with_name("gone.yaml"), "options")
+    return became
+
+
 def section_fields() -> dict[str, dict[str, FieldInfo]]:
     """The fields of every section by name."""
     sections: Any = Settings.model_fields.items()
@@ -168,8 +144,8 @@ def _unknown(name: str, owners: dict[str, str], section: str | None = None) -> s
     where = name if section is None else f"{section}.{name}"
     if section is not None and name in owners:
         return f"unknown option {where!r}: {name} belongs in section {owners[name]!r}"
-    if name in GONE:
-        return f"unknown option {where!r}: {GONE[name]}"
+    if name in gone():
+        return f"unknown option {where!r}: {gone()[name]}"
     return unknown(where, name, owners)
 
 
@@ -183,8 +159,8 @@ def describe_invalid(error: ValidationError, where: str = "") -> str:
     option = (names or [place])[-1].replace("_", "-")
     if first["type"] == "value_error":  # of a parser above, whose words hold the value
         return f"{place} (--{option}): {first['ctx']['error']}"
-    if (written := f"--{option} {first['input']}") in GONE_VALUES:
-        return f"{written}: {GONE_VALUES[written]}"
+    if (written := f"--{option} {first['input']}") in gone():
+        return f"{written}: {gone()[written]}"
     value = repr(first["input"])  # of any length: a file may hold it
     if len(value) > _LONGEST_SHOWN:
         value = f"{value[:_LONGEST_SHOWN]}..."

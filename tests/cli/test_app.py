@@ -9,7 +9,7 @@ import pytest
 
 import beamwright
 from beamwright.cli import main
-from beamwright.config import GONE
+from beamwright.config import gone
 from beamwright.errors import CapacityError
 
 
@@ -35,9 +35,9 @@ def test_mistyped_options_are_answered_by_what_was_meant(cli):
         ("--warm-up", "did you mean --warmup?"),
         ("--no-prefetch", "it is a recipe's key, schedule: {prefetch: ...}"),
         ("--planner", "it is a recipe's key, schedule: {planner: ...}"),
-        ("--score-cache", GONE["score_cache"]),
-        ("--compat", GONE["compat"]),
-        ("--check-transfers", GONE["check_transfers"]),
+        ("--score-cache", gone()["score_cache"]),
+        ("--compat", gone()["compat"]),
+        ("--check-transfers", gone()["check_transfers"]),
         ("--check-point", "did you mean --checkpoint?"),
         ("--no-seed", "did you mean --seed?"),
     ]:
@@ -56,7 +56,7 @@ def test_a_value_that_is_gone_says_so(cli):
 def test_an_option_of_another_command_is_not_offered(cli):
     for words, line in [
         (("plan", "--schedule", "locality"), "--schedule. it is an option of other commands"),
-        (("plan", "--paper"), f"--paper. {GONE['paper']}"),
+        (("plan", "--paper"), f"--paper. {gone()['paper']}"),
         (("report", "--kv"), "--kv."),
         (("--nonsense",), "--nonsense."),
     ]:

@@ -155,11 +155,11 @@ def _hint(error: Exception) -> str:
         params = [] if context is None else context.command.params
         offered = [flag for param in params for flag in param.opts]
         return f"No such option: {flag}. {meant_by(flag, offered)}".rstrip()
-    from beamwright.config import GONE_VALUES
+    from beamwright.config import gone
 
     value = " ".join(str(getattr(error, "format_message", str)()).split("'")[1:4:2])
-    if value in GONE_VALUES:
-        return f"{value}: {GONE_VALUES[value]}"
+    if value in gone():
+        return f"{value}: {gone()[value]}"
     is_missing = any(f"No such command '{name}'." in str(error) for name in _LAB)
     return f"{error} It is the lab's: pip install -e lab" if is_missing else ""
 

@@ -23,7 +23,7 @@ from rich.table import Table
 
 import beamwright.schedule  # noqa: F401 (what it declares are options)
 from beamwright.cli.output import guard
-from beamwright.config import GONE, Settings, section_fields
+from beamwright.config import Settings, gone, section_fields
 from beamwright.errors import InputError
 from beamwright.registry import TableRow, declared_rows, did_you_mean, extra_of, flag_of, rows_under
 from beamwright.search import STRATEGIES
@@ -319,8 +319,8 @@ def meant_by(flag: str, offered: Collection[str]) -> str:
     offered: the flags that the command has.
     """
     name = flag.lstrip("-").removeprefix("no-")
-    if gone := GONE.get(name.replace("-", "_")):
-        return gone
+    if became := gone().get(name.replace("-", "_")):
+        return became
     fields = {
         key.replace("_", "-"): (section, field)
         for section, known in section_fields().items()

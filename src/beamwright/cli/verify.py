@@ -24,7 +24,7 @@ from beamwright.cli.output import (
     print_json,
     quiet_stdout,
 )
-from beamwright.config import GONE_VALUES, Settings, option_owners, section_fields
+from beamwright.config import Settings, gone, option_owners, section_fields
 from beamwright.errors import InputError
 from beamwright.evaluate.run import parse_records
 from beamwright.io import read_file, read_object
@@ -185,7 +185,7 @@ def _claim(
     read = read_receipt(receipt, place)
     several = said.get("candidates")
     stated = {name: said[name] for name in _SAID if name in said}
-    if f"--choose {read.settings.get('choose')}" in GONE_VALUES:  # its tree alone is grown again
+    if f"--choose {read.settings.get('choose')}" in gone():  # its tree alone is grown again
         for name in ("choose", "compare_budget"):
             read.settings.pop(name, None)
         stated, several = {name: stated[name] for name in _OF_TREE if name in stated}, None
