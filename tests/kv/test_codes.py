@@ -7,9 +7,9 @@ from beamwright.attention.protocols import AttentionView
 from beamwright.kv.codes import decoded, encoded, hadamard, powers, rounded
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.kv.store import SegmentStore
+from beamwright.models.decoder import RoundedView, turns_of
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.named import shape_from_text
-from beamwright.models.rounding import RoundedView, turns_of
 from beamwright.models.weights import random_weights
 
 KINDS = ["int8", "fp8"]

@@ -13,7 +13,7 @@ import fakes
 from beamwright.attention import make_attention
 from beamwright.engine.selftest import batches_are_exact
 from beamwright.errors import UnsupportedModelError
-from beamwright.models import experts, survey
+from beamwright.models import adapter, survey
 from beamwright.models.adapter import AdaptedDecoder
 from beamwright.models.hf_config import read_shape
 from beamwright.models.load import inspect_model, load_model, read_reference
@@ -170,7 +170,7 @@ def test_one_kernel_for_all_experts_says_what_one_by_one_do(monkeypatch, tokens_
     scores = torch.randn(num_tokens, 8, generator=generator).softmax(-1)
     weights, chosen = scores.topk(taken)
     for grouped in (False, True):
-        monkeypatch.setattr(experts, "multiplies_groups", lambda weight, value=grouped: value)
+        monkeypatch.setattr(adapter, "multiplies_groups", lambda weight, value=grouped: value)
         module = Qwen3MoeExperts(config)
         with torch.no_grad():
             for parameter in module.parameters():
@@ -178,7 +178,7 @@ def test_one_kernel_for_all_experts_says_what_one_by_one_do(monkeypatch, tokens_
                     torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
                 )
         both.append(
-            experts.Experts(module, None, lambda *which: None, None)(
+            adapter.Experts(module, None, lambda *which: None, None)(
                 hidden, chosen, weights
             ).detach()
         )

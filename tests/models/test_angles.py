@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from beamwright.library import library
-from beamwright.models.angles import Angles
+from beamwright.models.decoder import Angles
 from beamwright.models.load import load_model
 from beamwright.sections import ModelSettings
 

@@ -139,9 +139,9 @@ def test_many_rows_are_the_library_s_where_it_has_the_bits(monkeypatch):
     for leak, many in ((0, trials._by_library), (1, trials._by_kernel)):
         monkeypatch.setattr(trials.F, "linear", partial(summed, leak=leak))
         found = Streaming(always=False, dtype=torch.float16)(linear)
-        assert found._many is many
+        assert found.by is many
     monkeypatch.setattr(trials, "product", partial(summed, leak=1))
-    assert Streaming(always=True, dtype=torch.float16)(linear)._many is None
+    assert Streaming(always=True, dtype=torch.float16)(linear).by is None
 
 
 def test_a_card_on_which_the_kernel_is_wrong_turns_tiles_back(monkeypatch):

@@ -9,7 +9,7 @@ if torch.cuda.is_available():
 
 from beamwright import Solver
 from beamwright.attention.groups import GroupedAttention
-from beamwright.models import adapter, stepped
+from beamwright.models import adapter, steps
 from beamwright.models.load import load_model
 from beamwright.sections import ModelSettings
 from engines import grow
@@ -32,7 +32,7 @@ def kernels(monkeypatch):
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_a_step_is_the_module_s_own(tmp_path, kernels, monkeypatch, kind):
     """Tried on random rows behind random states, here in float32."""
-    monkeypatch.setattr(stepped, "_NEAR", 1e-5)
+    monkeypatch.setattr(steps, "_NEAR", 1e-5)
     folder = str(write_hybrid(tmp_path, kind))
     decoder = load_model(folder, ModelSettings(model=folder, dtype="float32")).decoder
     assert decoder.recurrent

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from beamwright.errors import InputError, line_of
-from beamwright.models.adapter import EmbeddingRows, Product
+from beamwright.models.adapter import EmbeddingRows, Experts, Product
 from beamwright.models.decoder import Linear
-from beamwright.models.experts import Experts
 from beamwright.models.formats import StoredWeights
 from beamwright.models.formats.gguf import BlockLinear
 from beamwright.models.formats.known import check_fit

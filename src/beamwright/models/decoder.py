@@ -9,7 +9,7 @@ device whose operators do the same for the same shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from beamwright.attention.protocols import AttentionView
-from beamwright.models.rounding import RoundedView, Turns, turns_of
+from beamwright.kv.codes import hadamard, rounded
 from beamwright.models.shape import ModelShape
 from beamwright.sections import KVDtype
 
@@ -27,8 +27,13 @@ FEW_ROWS = 2
 """What one row is padded to where that gives the bits of 8. One alone often does not: see
 `Linear.takes_one_row`."""
 _CAPTURED_ROWS = (8, 16, 32, 64, 96, 128, 192)
+_RUN = 2048  # rotary positions computed in one call: bits do not depend on when tables grow
 TILE_ROWS = 64
 """Rows of a tile with `--deterministic`: the batches of a search of 64 beams fit one."""
+Turns = Mapping[int, tuple[Tensor, float]]
+"""By head_dim: the matrix, and what a product of two vectors that went through it is to be
+multiplied by."""
+ByRows = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 
 
 def padded_rows(count: int, least: int = ROW_MULTIPLE) -> int:
@@ -110,6 +115,102 @@ def by_rows(
     if padded == rows:
         return work(x)
     return work(torch.cat([x, x[:1].expand(padded - rows, -1)]))[:rows]
+
+
+class Angles:
+    """Tables of rotary cos and sin that grow with the longest path: for a whole context they can
+    take 200 MB, of which most searches read little.
+
+    cos, sin: [positions, head_dim]. The first half of sin is negated: a head's halves swap.
+
+    reached: positions that the tables have from the start. Who captures steps asks for the whole
+    context, because tables that grow are new tensors.
+    """
+
+    def __init__(
+        self,
+        inv_freq: tuple[float, ...],
+        scale: float,
+        context: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        reached: int = 0,
+    ) -> None:
+        # float32 angles in every precision but float64: what the checkpoints were trained with.
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        self._freq = torch.tensor(inv_freq, dtype=torch.float32).to(wide)
+        self._scale, self._context = scale, context
+        self.cos = self.sin = torch.empty(0, 2 * len(inv_freq), dtype=dtype, device=device)
+        self._grow(reached)
+
+    def reach(self, last: int) -> bool:
+        """Grow the tables to position `last` if they end before it; True if they did."""
+        known = len(self.cos)
+        if last >= known:
+            self._grow(max(last + 1, 2 * known))
+        return len(self.cos) > known
+
+    def rows(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [positions, 1, head_dim] of positions within reach."""
+        return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
+
+    def _grow(self, count: int) -> None:
+        tables = [(self.cos, self.sin)]
+        for first in range(len(self.cos), min(count, self._context), _RUN):
+            run = torch.arange(first, min(first + _RUN, self._context)).to(self._freq.dtype)
+            angles = torch.outer(run, self._freq)
+            cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
+            both = torch.cat([cos, cos], dim=1), torch.cat([-sin, sin], dim=1)
+            tables.append((both[0].to(self.cos), both[1].to(self.sin)))
+        self.cos, self.sin = map(torch.cat, zip(*tables, strict=True))
+
+
+def turns_of(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> Turns:
+    """For every kind of heads."""
+    made = {group.head_dim: hadamard(group.head_dim) for group in shape.kv_groups}
+    return {size: (matrix.to(device, dtype), part) for size, (matrix, part) in made.items()}
+
+
+class RoundedView(AttentionView):
+    """An attention view that gets keys and values in 8 bits as they will be read.
+
+    They are rounded once, before anything has seen them: a decoded token, a prefilled one, tails
+    and sealed segments are then read as the same numbers. Keys are turned by a Hadamard matrix
+    first, and queries by the same, so that products stay: in a few dimensions keys are many times
+    as large as in others, and those would set the scale of all.
+    kept: see `kv.codes`. by_rows: of the decoder that it is for.
+    """
+
+    def __init__(self, view: AttentionView, kept: KVDtype, turns: Turns, by_rows: ByRows) -> None:
+        self._view, self._kept, self._turns, self._by_rows = view, kept, turns, by_rows
+        self.looks_ahead, self.states = view.looks_ahead, view.states
+
+    def foresee(self, layer: int, query: Tensor) -> None:
+        """A query as `attend` will get it."""
+        self._view.foresee(layer, self._asking(query))
+
+    def attend(
+        self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
+        both = torch.stack([self.turned(key_value[:, 0]), key_value[:, 1]], dim=1)
+        fresh = rounded(both, self._kept)
+        context: Tensor = self._view.attend(layer, self._asking(query), fresh, sinks)
+        return context
+
+    def close(self) -> None:
+        self._view.close()
+
+    def turned(self, vectors: Tensor) -> Tensor:
+        """Queries or keys [tokens, heads, head_dim], so that what is large in them is spread."""
+        matrix, _ = self._turns[vectors.shape[-1]]
+        flat = vectors.reshape(len(vectors), -1)  # a product's tile is of tokens, as everywhere
+        turned = self._by_rows(lambda x: (x.reshape(-1, len(matrix)) @ matrix).view(x.shape), flat)
+        return turned.view(vectors.shape)
+
+    def _asking(self, query: Tensor) -> Tensor:
+        """Turned queries whose products with turned keys are those of the plain ones."""
+        return self.turned(query) * self._turns[query.shape[-1]][1]
 
 
 class Decoder(Protocol):

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from beamwright.attention.kernels import why_no_kernels
 from beamwright.attention.protocols import AttentionView
-from beamwright.models.angles import Angles
-from beamwright.models.decoder import ROW_MULTIPLE, Decoder, Linear, by_rows, in_tiles
+from beamwright.models.decoder import ROW_MULTIPLE, Angles, Decoder, Linear, by_rows, in_tiles
 from beamwright.models.formats.plain import StoredRows
-from beamwright.models.native_layers import NativeLayers, is_native
+from beamwright.models.native import NativeLayers, is_native
 from beamwright.models.shape import ModelShape
 
 

@@ -151,7 +151,7 @@ class Recurrent:
     that their bits depend on none beside them.
     in_chunks: the module honours a state where it gets several tokens; else those behind one go one
     after another. step: computes one token of rows [rows, 1, hidden]; in_place: of rows whose
-    states stay where they lie (`models.stepped`), if anything does. parts: by kind, sizes and
+    states stay where they lie (`models.steps`), if anything does. parts: by kind, sizes and
     numbers of a row.
     """
 

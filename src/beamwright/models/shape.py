@@ -1,16 +1,17 @@
 """What the decoder has to know of a model: its shape, and what each family is.
 
-A family is one declaration here. Knows no files and no weights (`config`, `weights`), needs no
-torch.
+A family is one declaration in `shape.toml`. Knows no models' files and no weights (`hf_config`,
+`weights`), needs no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from beamwright.errors import UnsupportedModelError
+from beamwright.io import read_beside
 from beamwright.plan.costs import record_bytes
 from beamwright.sections import KVDtype
 
@@ -235,60 +236,44 @@ class TensorNames:
     prefix: str = "model."
     final_norm: str = "norm"
     attention_norm: str = "input_layernorm"
-    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    qkv: Sequence[str] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     out: str = "self_attn.o_proj"
     mlp_norm: str = "post_attention_layernorm"
     after_attention: str = "post_attention_layernorm"
     after_mlp: str = "post_feedforward_layernorm"
-    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    gate_up: Sequence[str] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
 
 
 @dataclass(frozen=True)
 class ModelFamily:
-    """One `model_type`, declared.
+    """One `model_type`, declared in `shape.toml`.
 
-    flags: fields of ModelShape that are not read alike for all, of a config that has no other keys
-    than its family reads (`known.CONFIGS`), or of an empty one, which stands for a random shape.
-    window: the sliding window that a config asks for. oddity: what a config has that the decoder
-    does not.
+    oddity: what a config has that the decoder does not.
     """
 
-    flags: Callable[[Any], dict[str, Any]] = lambda config: {}
-    window: Callable[[Any], int | None] = lambda config: getattr(config, "sliding_window", None)
+    reads: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
     tensors: TensorNames = TensorNames()
+    window_if: str | None = None
     oddity: Callable[[Any], str | None] = lambda config: None
 
+    def flags(self, config: Any) -> dict[str, Any]:
+        """Fields of ModelShape that are not read alike for all families.
 
-def _llama_flags(config: Any) -> dict[str, Any]:
-    bias = bool(getattr(config, "attention_bias", False))
-    mlp_bias = bool(getattr(config, "mlp_bias", False))
-    return {"qkv_bias": bias, "out_bias": bias, "mlp_bias": mlp_bias}
+        config: with no other keys than its family reads (`known.CONFIGS`); an empty one stands for
+        a random shape.
+        """
+        found = dict(self.fixed)
+        for name, (key, *default) in self.reads.items():
+            value = getattr(config, key, default[0] if default else None)
+            found[name] = bool(value) if default and isinstance(default[0], bool) else value
+        return found
 
-
-def _qwen3_flags(config: Any) -> dict[str, Any]:
-    return {**_llama_flags(config), "qk_norm": True}
-
-
-def _qwen_window(config: Any) -> int | None:
-    used = getattr(config, "use_sliding_window", False)
-    return getattr(config, "sliding_window", None) if used else None
-
-
-def _opt_flags(config: Any) -> dict[str, Any]:
-    biases = dict.fromkeys(
-        ("qkv_bias", "out_bias", "mlp_bias"), bool(getattr(config, "enable_bias", True))
-    )
-    return {
-        **biases,
-        "intermediate": getattr(config, "ffn_dim", None),
-        "norm_eps": 1e-5,
-        "norm": "layer",
-        "activation": getattr(config, "activation_function", "relu"),
-        "gated": False,
-        "tied": bool(getattr(config, "tie_word_embeddings", True)),
-        "learned_positions": 2,
-    }
+    def window(self, config: Any) -> int | None:
+        """The sliding window that a config asks for."""
+        is_used = self.window_if is None or getattr(config, self.window_if, False)
+        return getattr(config, "sliding_window", None) if is_used else None
 
 
 def _opt_oddity(config: Any) -> str | None:
@@ -300,16 +285,6 @@ def _opt_oddity(config: Any) -> str | None:
     return None if config.layer_norm_elementwise_affine else "norms without weights"
 
 
-def _gemma3_flags(config: Any) -> dict[str, Any]:
-    return {
-        **_qwen3_flags(config),
-        "activation": getattr(config, "hidden_activation", "gelu_pytorch_tanh"),
-        "tied": bool(getattr(config, "tie_word_embeddings", True)),
-        "lifted": True,
-        "after_norms": True,
-    }
-
-
 def _gemma3_oddity(config: Any) -> str | None:
     """What the largest, and models that are derived from these, have."""
     caps = ("attn_logit_softcapping", "final_logit_softcapping")
@@ -319,27 +294,12 @@ def _gemma3_oddity(config: Any) -> str | None:
     return None if same else "scores of another scale"
 
 
-FAMILIES: dict[str, ModelFamily] = {
-    "opt": ModelFamily(
-        _opt_flags,
-        tensors=TensorNames(
-            prefix="model.decoder.",
-            final_norm="final_layer_norm",
-            attention_norm="self_attn_layer_norm",
-            out="self_attn.out_proj",
-            mlp_norm="final_layer_norm",
-            gate_up=("fc1",),
-            down="fc2",
-        ),
-        oddity=_opt_oddity,
-    ),
-    "llama": ModelFamily(_llama_flags),
-    "mistral": ModelFamily(),
-    "qwen2": ModelFamily(lambda config: {"qkv_bias": True}, _qwen_window),
-    "qwen3": ModelFamily(_qwen3_flags, _qwen_window),
-    "gemma3_text": ModelFamily(
-        _gemma3_flags,
-        tensors=TensorNames(mlp_norm="pre_feedforward_layernorm"),
-        oddity=_gemma3_oddity,
-    ),
+_ODDITIES = {"opt": _opt_oddity, "gemma3_text": _gemma3_oddity}
+FAMILIES = {
+    name: ModelFamily(
+        **{key: value for key, value in row.items() if key != "tensors"},
+        **({"oddity": _ODDITIES[name]} if name in _ODDITIES else {}),
+        tensors=TensorNames(**row.get("tensors", {})),
+    )
+    for name, row in read_beside(__file__).items()
 }

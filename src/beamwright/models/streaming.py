@@ -298,73 +298,77 @@ def gated_product(
     return out
 
 
+Many = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
+"""A product of many rows, from a plain weight [outputs, columns], a bias, and parts of its sums."""
+
+
 class StreamedLinear(Linear):
     """A projection that the kernel multiplies, however many rows there are."""
 
     takes_one_row = True
     is_fixed = True
 
+    @property
+    def kept(self) -> Tensor | Codes:
+        """What the kernel reads."""
+        return self.weight
+
+    def streams(self, x: Tensor) -> bool:
+        """Whether the kernel multiplies so many rows; others are `many`."""
+        return True
+
+    def many(self, x: Tensor) -> Tensor:
+        """The product of rows that do not stream, with the bits that they would have."""
+
     def __call__(self, x: Tensor) -> Tensor:
         """The product [rows, outputs]."""
-        return product(x, self.weight, self.bias)
+        return product(x, self.kept, self.bias) if self.streams(x) else self.many(x)
 
     def unadded(self, x: Tensor) -> Tensor:
-        return product(x, self.weight, self.bias, added=False)
+        return product(x, self.kept, self.bias, added=False) if self.streams(x) else self.many(x)
 
     def gated(self, x: Tensor, kind: str) -> Tensor | None:
-        return gated_product(x, self.weight, self.bias, kind)
+        return gated_product(x, self.kept, self.bias, kind)
 
 
-class FewStreamedLinear(Linear):
+class FewStreamedLinear(StreamedLinear):
     """A projection that the kernel multiplies while rows are few: the library has the same bits."""
 
-    takes_one_row = True
+    is_fixed = False
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """The product [rows, outputs]."""
-        by = product if len(x) <= FEW_ROWS else F.linear
-        return by(x, self.weight, self.bias)
+    def streams(self, x: Tensor) -> bool:
+        return len(x) <= FEW_ROWS
 
-    def gated(self, x: Tensor, kind: str) -> Tensor | None:
-        return gated_product(x, self.weight, self.bias, kind)
+    def many(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
 
 
-Many = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
-"""A product of many rows, from a plain weight [outputs, columns], a bias, and parts of its sums."""
-
-
-class CodedLinear(Linear):
+class CodedLinear(StreamedLinear):
     """A projection in codes, which the kernel reads as they are while rows are few.
 
-    For many rows a piece of it at a time is turned back, and `many` has the bits of the kernel; if
+    For many rows a piece of it at a time is turned back, and `by` has the bits of the kernel; if
     none has, the kernel reads codes for each tile of them.
     """
 
-    takes_one_row = True
-    is_fixed = True
-
-    def __init__(self, codes: Codes, bias: Tensor | None, many: Many | None) -> None:
+    def __init__(self, codes: Codes, bias: Tensor | None, by: Many | None) -> None:
         super().__init__(codes.words, bias)
-        self.codes, self._many = codes, many
+        self.codes, self.by = codes, by
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """The product [rows, outputs]."""
-        if len(x) <= CODED_ROWS or self._many is None:
-            return product(x, self.codes, self.bias)
+    @property
+    def kept(self) -> Codes:
+        return self.codes
+
+    def streams(self, x: Tensor) -> bool:
+        return len(x) <= CODED_ROWS or self.by is None
+
+    def many(self, x: Tensor) -> Tensor:
         outputs, columns = len(self.codes), x.shape[1]
         parts, found = parts_of(outputs, columns), []
         for first, last in pieces(outputs, columns):
             weight = self.codes.rows(first, last).values(x.dtype)
             bias = None if self.bias is None else self.bias[first:last]
-            found.append(self._many(x, weight, bias, parts))
+            found.append(self.by(x, weight, bias, parts))
         return found[0] if len(found) == 1 else torch.cat(found, 1)
-
-    def unadded(self, x: Tensor) -> Tensor:
-        few = len(x) <= CODED_ROWS
-        return product(x, self.codes, self.bias, added=False) if few else self(x)
-
-    def gated(self, x: Tensor, kind: str) -> Tensor | None:
-        return gated_product(x, self.codes, self.bias, kind)
 
 
 def pieces(outputs: int, columns: int) -> list[tuple[int, int]]:
