@@ -18,7 +18,7 @@ class Store:
     def __init__(self, lacking):
         self.device = self
         self.num_blocks, self.bytes_per_block = 4, 1
-        self.lacking, self.most_ahead, self.fetched = lacking, 8, 0
+        self.lacking, self.parks, self.fetched = lacking, True, 0
 
     def read_by(self, rows):
         return rows
@@ -71,7 +71,7 @@ def test_only_rows_that_park_come_and_one_lot_at_a_time():
     assert coming.first(rows[::-1]) == rows[::-1]
     assert not rows[0].holds
     assert not coming.drop()
-    store.most_ahead = None
+    store.parks = False
     assert not coming.begin(rows, 3)
     assert not Coming(store, store, None).begin(rows, 3)
     assert not Coming(store, store, replace(COSTS, link_bandwidth=inf)).begin(rows, 3)

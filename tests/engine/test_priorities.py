@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 
 from beamwright.engine.engine import Engine
-from beamwright.engine.queue import PriorityQueue, cut_by_priority
-from beamwright.engine.scoring import ScoringQueue
+from beamwright.engine.queue import cut_by_priority
+from beamwright.engine.scoring import PriorityQueue, ScoringQueue
 from beamwright.engine.timeline import Accounting
 from beamwright.engine.tree_run import TreeRun
 from beamwright.protocols import Plan

@@ -14,11 +14,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from beamwright.engine.executor import PlainExecutor
+from beamwright.engine.executor import Lane, PlainExecutor
 from beamwright.engine.scoring import Scoring
 from beamwright.engine.timeline import Accounting
 from beamwright.protocols import Event, StepWriter, Verifier
-from beamwright.tree import Node
 from beamwright_lab.simulator.clock import VirtualClock
 from beamwright_lab.simulator.costs import Work
 
@@ -52,22 +51,25 @@ class Tape(VirtualClock):
         self.run(Work.alone(seconds))
 
 
-class SimulatedLane:
+class SimulatedLane(Lane):
     """A verifier that scores batch after batch on a tape.
 
     A batch's KV is allocated when it begins; its scores are known when its work is done.
     """
 
     def __init__(self, scoring: Scoring, tape: Tape) -> None:
-        self._scoring, self._tape = scoring, tape
-        self._unscored = scoring.queue
+        super().__init__(scoring)
+        self._tape = tape
         self._now: list[Event] | None = None
         self._begins = False
         self.results: deque[list[Event]] = deque()
 
-    def put(self, nodes: tuple[Node, ...], priority: int = 0) -> None:
-        """Score these steps of one tree, after or beside those that wait."""
-        self._unscored.put(nodes, priority)
+    @property
+    def busy(self) -> bool:
+        return self.piece() is not None
+
+    def take(self) -> list[Event] | None:
+        return self.results.popleft() if self.results else None
 
     def piece(self) -> RunningWork | None:
         """What it does now; None if there is nothing to do."""
@@ -81,20 +83,15 @@ class SimulatedLane:
             if self._now is not None:
                 self.results.append(self._now)
                 self._now = None
-            if self._begins or not self._unscored:
+            if self._begins or not self.scoring.queue:
                 return None
             self._begins = True  # asks the clock to wait where its KV has to be loaded
-            self._now = self._scoring.score(self._unscored.take())
+            self._now = self.scoring.score(self.scoring.queue.take())
             self._begins = False
-
-    def release(self, nodes: Sequence[Node]) -> None:
-        """Free what is kept on these nodes; a batch that waits and is gone never begins."""
-        self._unscored.release(nodes)
-        self._scoring.release(nodes)
 
     def close(self) -> None:
         """Forget what waits, and what is under way."""
-        self._unscored.clear()
+        super().close()
         self._tape.pieces.clear()
         self.results.clear()
         self._now = None
@@ -167,11 +164,7 @@ def _rate(together: Sequence[Work]) -> float:
 
 
 class LanedExecutor(PlainExecutor):
-    """`engine.OverlappedExecutor` on a virtual clock, with a lane for each copy of the verifier.
-
-    All steps of a problem are scored by one copy, which has its KV: by the one that had the fewest
-    problems when it came.
-    """
+    """`engine.OverlappedExecutor` on a virtual clock, with a lane for each copy of the verifier."""
 
     def __init__(
         self,
@@ -183,45 +176,17 @@ class LanedExecutor(PlainExecutor):
         *,
         most_steps: int = 1,
     ) -> None:
-        super().__init__(writer, Scoring(verifiers[0][0], accounting), stalled_s)
-        self._clock = clock
-        self._lanes = [
+        clock.lanes = [
             SimulatedLane(Scoring(verifier, accounting, most_steps=most_steps), tape)
             for verifier, tape in verifiers
         ]
-        clock.lanes = self._lanes
-        self._lane_of: dict[Node, SimulatedLane] = {}
+        super().__init__(writer, clock.lanes[0].scoring, stalled_s, lanes=clock.lanes)
+        self._clock = clock
 
-    def verify(self, nodes: Sequence[Node], priority: int = 0) -> None:
-        if nodes:
-            root = nodes[0].root
-            if root not in self._lane_of:
-                self._lane_of[root] = min(self._lanes, key=self._load)
-            self._lane_of[root].put(tuple(nodes), priority)
+    def _take(self) -> list[Event] | None:
+        for lane in self._clock.lanes:
+            lane.piece()  # what is done is known, and the next batch has begun
+        return super()._take()
 
-    def wait(self) -> list[Event]:
-        """Scores come first: a round waits for them."""
-        scoring = [lane.piece() is not None for lane in self._lanes]
-        if not self._has_results():
-            if self.writer.busy or (any(scoring) and self.writer.speculating):
-                return self._iterate()
-            self._clock.until(self._has_results)
-        return next((lane.results.popleft() for lane in self._lanes if lane.results), [])
-
-    def release(self, nodes: Sequence[Node]) -> None:
-        self.writer.release(nodes)
-        for lane in self._lanes:
-            lane.release([node for node in nodes if self._lane_of.get(node.root) is lane])
-        for node in nodes:
-            self._lane_of.pop(node, None)
-
-    def close(self) -> None:
-        for lane in self._lanes:
-            lane.close()
-
-    def _has_results(self) -> bool:
-        return any(lane.results for lane in self._lanes)
-
-    def _load(self, lane: SimulatedLane) -> int:
-        """Problems that it has."""
-        return sum(each is lane for each in self._lane_of.values())
+    def _wait_for_scores(self) -> None:
+        self._clock.until(lambda: any(lane.results for lane in self._clock.lanes))

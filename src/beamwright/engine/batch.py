@@ -63,7 +63,8 @@ class RunningBatch(StepWriter):
         self._coming = Coming(cache, self._capacity, self._memory.costs)
         self.running: list[Row] = []
         self.counts, self.last_rows = Counters(), (0, 0)
-        self._queue, self._ahead = Queue(), SpeculativeQueue()
+        self._queue = Queue(settings.batching, lengths.exact)
+        self._ahead, self._most_open = SpeculativeQueue(), 0  # open steps that ran together
         self._eager, self._full, self._tried = False, False, 0
         self._group: int | None = None
         self._most_rows: int | None = None
@@ -107,15 +108,12 @@ class RunningBatch(StepWriter):
         return self._capacity.view(beams, longest, self._most_rows, self._memory.costs)
 
     def submit(self, plan: Plan) -> None:
-        """Replace what waits; running rows go on. By itself a batch has barriers where the tree
-        outgrows the device, and all rows of a group end together, unless they park."""
+        """Replace what waits; running rows go on."""
         self._queue.replace(plan, self.running_nodes)
-        self._eager, parks = plan.write_back and plan.eager, plan.parking is not None
-        self._capacity.most_ahead = self._cache.device.block_tokens if parks else None
-        self.counts.parking_plans += parks
-        fixed = plan.write_back and not parks and all(map(self._lengths.exact, self.waiting))
-        self._queue.barriers = {"auto": fixed, "grouped": True}.get(self.settings.batching, False)
-        self._full, self._ahead.most_rows = False, 0
+        self._capacity.follow(plan)
+        self._eager = plan.write_back and plan.eager
+        self.counts.parking_plans += plan.parking is not None
+        self._full, self._most_open = False, 0
 
     def speculate(self, nodes: Sequence[Node]) -> None:
         """Children to be decoded in slots that no open step waits for, the likeliest first."""
@@ -220,7 +218,7 @@ class RunningBatch(StepWriter):
         before = [len(row.tokens) for row in self.running]
         num_ahead = sum([row.speculative for row in self.running])
         self.last_rows = self._tried - num_ahead, num_ahead
-        self._ahead.most_rows = max(self._ahead.most_rows, self.last_rows[0])
+        self._most_open = max(self._most_open, self.last_rows[0])
         goes_on = not (self._queue or self._coming.rows or self._fills)
         ran = self._rows.run(self.running, max_tokens, self._enough(), goes_on=goes_on)
         self.counts.iterations += 1
@@ -309,7 +307,7 @@ class RunningBatch(StepWriter):
             if not self.settings.reuse and self._queue.many_groups:
                 self._cache.evict_all()
         front = self._queue.front(free)
-        rows = self._coming.first([self._capacity.row(node, group) for node in front])
+        rows = self._coming.first([self._capacity.open_row(node, group) for node in front])
         fitting = self._capacity.first_that_fit(rows)
         while len(fitting) < len(rows) and self._drop_last():
             fitting = self._capacity.first_that_fit(rows)
@@ -354,7 +352,7 @@ class RunningBatch(StepWriter):
 
     def _fill(self) -> None:
         """Give slots that nobody waits for to children of complete steps, where room is free."""
-        limits = [*self._limits, self.settings.max_batch or self._ahead.most_rows]
+        limits = [*self._limits, self.settings.max_batch or self._most_open]
         free = max(0, min(limits) - len(self.running)) if self._fills else 0
         rows = self._ahead.begin(self._capacity, self.running, free)
         self.counts.speculative_rows += len(rows)

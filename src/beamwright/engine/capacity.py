@@ -19,7 +19,8 @@ from beamwright.engine.row import (
     GeneratorState,
     Row,
     RowLimit,
-    path_to,
+    is_complete,
+    path_read,
     segment_name,
     state_of,
 )
@@ -27,7 +28,7 @@ from beamwright.kv.cache import CacheManager
 from beamwright.kv.segments import Lease, Path, Segment, copies_needed, segments_read, whole
 from beamwright.models.decoder import padded_rows
 from beamwright.plan.machines import PassCosts
-from beamwright.protocols import KVDemand, ScheduleView
+from beamwright.protocols import KVDemand, Plan, ScheduleView
 from beamwright.tree import Node, SearchTree
 
 ITERATION_TOKENS = 16
@@ -139,18 +140,23 @@ class WorkingMemory:
 class Capacity:
     """The device of one cache manager, as rows see it. Creates their segments.
 
-    most_ahead: tokens that a row is given blocks for at a time; None: what it is expected to write.
+    parks: rows are given blocks for one block's tokens at a time, and park where none is left; else
+    for what they are expected to write.
     """
 
     def __init__(self, cache: CacheManager, lengths: StepLengths) -> None:
         self._cache, self._lengths = cache, lengths
-        self.most_ahead: int | None = None
+        self.parks = False
         self._previous_need_bytes: int | None = None
 
     # --- rows --------------------------------------------------------------------------------
 
-    def row(self, node: Node, group: int = 0) -> Row:
-        """A node's step: at its start, or where it was preempted."""
+    def follow(self, plan: Plan) -> None:
+        """Give rows room as this plan says."""
+        self.parks = plan.parking is not None
+
+    def open_row(self, node: Node, group: int = 0) -> Row:
+        """A node's step: at its start, for which it gets a segment, or where it was preempted."""
         state = state_of(node)
         if state is None:
             segment = self._cache.create(segment_name(node), node.start)
@@ -169,7 +175,7 @@ class Capacity:
         FlashTTS's DuplicateThenTruncate; their KV is computed when the row joins (`chains`).
         """
         source: Node | Row = begun
-        tokens, state, row = list(begun.token_ids), state_of(begun), self.row(node)
+        tokens, state, row = list(begun.token_ids), state_of(begun), self.open_row(node)
         if not tokens and state is not None and state.row is not None:
             source, tokens = state.row, state.row.tokens
         most = len(tokens) - (source.stop is not None)  # the last one ends a step
@@ -200,8 +206,8 @@ class Capacity:
         return {row.segment: self._reserved(row) for row in rows}
 
     def _reserved(self, row: Row) -> int:
-        tokens = self._lengths.reserved(row)
-        return tokens if self.most_ahead is None else min(tokens, row.forwarded + self.most_ahead)
+        tokens, most = self._lengths.reserved(row), row.forwarded + self._cache.device.block_tokens
+        return min(tokens, most) if self.parks else tokens
 
     def first_that_fit(self, rows: Sequence[Row]) -> Sequence[Row]:
         """As many of these, from the first on, as there is room for: for what they read, and for
@@ -253,7 +259,7 @@ class Capacity:
         """Say what waits, group by group, and start to fetch what comes next."""
         if not self._cache.evicts:
             return
-        needs = [self._copies(map(_parts, nodes)) for nodes in coming]
+        needs = [self._copies(map(path_read, nodes)) for nodes in coming]
         self._cache.expect(needs)
         if not coming:
             return
@@ -355,11 +361,9 @@ class Capacity:
 
     def _incomplete(self, parent: Node | None) -> dict[Segment, int]:
         """The segment of a prompt or a turn that lacks KV, and how many tokens it will have."""
-        if parent is None:
+        if parent is None or is_complete(parent):
             return {}
         state = state_of(parent)
-        if state is not None and state.hidden is not None:
-            return {}
         segment = state.segment if state is not None else self._cache.blank()
         num_tokens = len(parent.token_ids)
         return {segment: num_tokens} if segment.length < num_tokens else {}
@@ -372,14 +376,8 @@ def _begins(leaf: Node) -> int:
     """The first position that is still to be computed on a path: a prompt, the end of a reply and a
     turn are, when the first row behind them is admitted."""
     node = leaf
-    if (state := state_of(leaf)) is not None and state.hidden is not None:
+    if is_complete(leaf):
         return leaf.end
-    while node.parent is not None and ((s := state_of(node.parent)) is None or s.hidden is None):
+    while node.parent is not None and not is_complete(node.parent):
         node = node.parent
     return node.start
-
-
-def _parts(node: Node) -> Path:
-    """What a waiting node reads."""
-    state = state_of(node)
-    return path_to(node.parent) if state is None or state.row is None else state.row.parts_read

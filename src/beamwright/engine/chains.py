@@ -16,7 +16,15 @@ from typing import Any
 import torch
 
 from beamwright.counters import Progress
-from beamwright.engine.row import OWNER, GeneratorState, Row, path_to, segment_name, state_of
+from beamwright.engine.row import (
+    OWNER,
+    GeneratorState,
+    Row,
+    is_complete,
+    path_to,
+    segment_name,
+    state_of,
+)
 from beamwright.kv.cache import CacheManager
 from beamwright.kv.segments import Lease, Segment, whole
 from beamwright.models.prefill import PrefillRequest
@@ -65,8 +73,8 @@ class Chains:
             for node, hidden in zip(level, self._forward(requests, lease), strict=True):
                 if node.handles[OWNER].segment.length == len(node.token_ids):
                     node.handles[OWNER].hidden = hidden
-            if not all(map(_is_complete, level)):
-                raise Unfinished([row.node for row in rows if not _is_complete(row.node.parent)])
+            if not all(map(is_complete, level)):
+                raise Unfinished([row.node for row in rows if not is_complete(row.node.parent)])
             grown += [request.segment for request in requests]
         for node in parents:
             state: GeneratorState = node.handles[OWNER]
@@ -118,7 +126,7 @@ def _owing(parents: Iterable[Node]) -> list[list[Node]]:
     for parent in parents:
         chain: list[Node] = []
         node: Node | None = parent
-        while node is not None and node not in known and not _is_complete(node):
+        while node is not None and node not in known and not is_complete(node):
             chain.append(node)
             node = node.parent
         first = known[node] + 1 if node is not None and node in known else 0
@@ -128,12 +136,6 @@ def _owing(parents: Iterable[Node]) -> list[list[Node]]:
                 levels.append([])
             levels[level].append(owing)
     return levels
-
-
-def _is_complete(node: Node | None) -> bool:
-    """True if a node's last token is forwarded, so that children can begin."""
-    state = None if node is None else state_of(node)
-    return state is not None and state.hidden is not None
 
 
 def is_broken(beam: Node) -> bool:
@@ -150,7 +152,7 @@ def is_broken(beam: Node) -> bool:
 
 def last_hidden(node: Node | None) -> Any:
     """What a node's children begin with, see `GeneratorState`; the node is complete."""
-    if node is None or not _is_complete(node):
+    if node is None or not is_complete(node):
         raise AssertionError(f"{node!r} is not complete")
     return node.handles[OWNER].hidden
 

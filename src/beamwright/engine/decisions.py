@@ -231,7 +231,7 @@ class StopRule:
 
     search: how many candidates it is to end with, whether equal texts count once, and how the
     answer is chosen, which is what votes are settled for. functions: the user's own, asked after
-    all others.
+    all others. deadline: what is said when it has passed.
     """
 
     def __init__(
@@ -239,28 +239,15 @@ class StopRule:
     ) -> None:
         self._settings, self._search, self._n = settings, search, search.n
         self._row, self._functions = strategy_row(search), functions
+        self.deadline = f"--deadline {settings.deadline or 0:g}s had passed"
+        self._sure = f"the vote was clear (--stop-confidence {settings.stop_confidence})"
+        self._first = f"the first {settings.first_k} had finished (--first-k)"
+        self._spent = f"--token-budget {settings.token_budget} was spent"
 
     @property
     def paths_stand_alone(self) -> bool:
         """True if the strategy judges every path for itself, in half a round as in a whole one."""
         return not self._row.competes
-
-    @property
-    def deadline(self) -> str:
-        """What is said when it has passed."""
-        return f"--deadline {self._settings.deadline:g}s had passed"
-
-    @property
-    def _spent(self) -> str:
-        return f"--token-budget {self._settings.token_budget} was spent"
-
-    @property
-    def _first(self) -> str:
-        return f"the first {self._settings.first_k} had finished (--first-k)"
-
-    @property
-    def _sure(self) -> str:
-        return f"the vote was clear (--stop-confidence {self._settings.stop_confidence})"
 
     def is_of_the_tree(self, why: str) -> bool:
         """True if the same tree would be stopped there again, whatever the time."""

@@ -145,24 +145,31 @@ class Engine:
 
     def _settle(self, run: TreeRun, event: Event) -> None:
         """Write an event into its tree, or keep it until it is known whether it belongs there."""
-        node = event.node
+        node, ahead = event.node, event.node.speculative
         self._foreseen.pop(run, None)
-        if node.speculative:
-            self._settle_ahead(run, event)
-        elif isinstance(event, StepDecoded):
-            run.open.pop(node, None)
-            self._foresee = True
-            run.served += len(event.token_ids)
-            run.tree.commit(**vars(event))
-        elif isinstance(event, StepScored):
-            run.unscored.pop(node, None)
-            self._foresee = True
-            self._score(run, node, event.score)
-        elif isinstance(event, StepFailed) and not run.put_off(node, event.error):
-            self._fail(run, event.error)
-        elif isinstance(event, StepAwaited) and run.out_of_time() and not run.overdue():
-            assert run.rule is not None  # what was written before is cut with the next step
-            self._fail(run, InputError(f"{run.rule.deadline} while the prompt was read"))
+        if ahead and node not in run.speculative:
+            return  # late, of a child that was discarded
+        match event:
+            case StepDecoded():
+                self._foresee = True
+                if not ahead:
+                    run.open.pop(node, None)
+                    run.served += len(event.token_ids)
+                run.tree.commit(**vars(event))
+            case StepScored() if ahead:
+                run.speculative.scores[node] = event.score
+            case StepScored():
+                run.unscored.pop(node, None)
+                self._foresee = True
+                self._score(run, node, event.score)
+            case StepDropped() if ahead:
+                run.speculative.forget(node)
+                self._executor.release([node])
+            case StepFailed() if not (ahead or run.put_off(node, event.error)):
+                self._fail(run, event.error)
+            case StepAwaited() if not ahead and run.out_of_time() and not run.overdue():
+                assert run.rule is not None  # what was written before is cut with the next step
+                self._fail(run, InputError(f"{run.rule.deadline} while the prompt was read"))
 
     def _decide(self, run: TreeRun) -> None:
         """All steps are decoded: have them scored, and when they are, select."""
@@ -260,20 +267,6 @@ class Engine:
         likely = [pair for run in self._live.values() for pair in self._foreseen[run]]
         likely.sort(key=lambda pair: -pair[0])
         ahead.speculate([child for _, children in likely for child in children])
-
-    def _settle_ahead(self, run: TreeRun, event: Event) -> None:
-        """What has become of a speculative child; late news of one that is gone are dropped."""
-        node, children = event.node, run.speculative
-        if node not in children:
-            return
-        if isinstance(event, StepDecoded):
-            run.tree.commit(**vars(event))
-            self._foresee = True
-        elif isinstance(event, StepScored):
-            children.scores[node] = event.score
-        elif isinstance(event, StepDropped):
-            children.forget(node)
-            self._executor.release([node])
 
     def _drop_rest(self, run: TreeRun) -> None:
         """Free what was decoded ahead and cannot be opened any more."""

@@ -38,9 +38,46 @@ Models = Sequence[TreeModel | None]
 """The generator, None where it runs elsewhere, and of each verifier its model, if it has one."""
 
 
+class Lane:
+    """A verifier that scores batch after batch: here, where its results are asked for."""
+
+    def __init__(self, scoring: Scoring, progress: Progress | None = None) -> None:
+        self.scoring, self._progress = scoring, progress or Progress()
+
+    @property
+    def busy(self) -> bool:
+        """True while a batch waits, or one is scored that is not given up."""
+        return bool(self.scoring.queue)
+
+    def put(self, nodes: Sequence[Node], priority: int = 0) -> None:
+        """Score these steps of one tree, after or beside those that wait."""
+        self.scoring.queue.put(tuple(nodes), priority)
+
+    def take(self) -> list[Event] | None:
+        """What came of a batch; None if none is finished."""
+        if not self.scoring.queue:
+            return None
+        nodes = self.scoring.queue.take()
+        self._progress.doing(f"round {nodes[0].round}: scoring {len(nodes)} steps")
+        return self.scoring.score(nodes)
+
+    def release(self, nodes: Sequence[Node]) -> None:
+        """Free what the verifier keeps on these nodes before anything more is scored.
+
+        A batch that is being scored is finished first; one that waits and is gone never begins.
+        """
+        self.scoring.queue.release(nodes)
+        self.scoring.release(nodes)
+
+    def close(self) -> None:
+        """Forget what waits, finish what runs, free what is to be freed."""
+        self.scoring.queue.clear()
+
+
 class PlainExecutor:
     """Runs iterations of the writer and calls of the verifier one after the other on one device.
 
+    lanes: verifiers, each with KV of its own: a tree is one lane's as long as it lives.
     stalled_s: seconds that models have waited for the link so far.
     patience_s: seconds that a tree whose deadline has passed still waits for scores, where they
     may never come; None where they surely will. beside: the verifier has a thread of its own.
@@ -55,15 +92,27 @@ class PlainExecutor:
         scoring: Scoring,
         stalled_s: Callable[[], float] = lambda: 0.0,
         progress: Progress | None = None,
+        lanes: Sequence[Lane] = (),
     ) -> None:
-        self.writer, self._scoring, self._stalled_s = writer, scoring, stalled_s
-        self._accounting, self._progress = scoring.accounting, progress or Progress()
+        self.writer, self._stalled_s, self._progress = writer, stalled_s, progress or Progress()
+        self._lanes = lanes or [Lane(scoring, progress)]
+        self._lane_of: dict[Node, Lane] = {}  # of a tree, by its root
+        self._accounting, self._timeline = scoring.accounting, scoring.timeline
         self._groups_before = writer.num_groups - self._accounting.counts.groups
 
     def verify(self, nodes: Sequence[Node], priority: int = 0) -> None:
-        """Score these finished steps of one tree; those of a larger priority first."""
-        if nodes:
-            self._scoring.queue.put(tuple(nodes), priority)
+        """Score these finished steps of one tree; those of a larger priority first.
+
+        By the lane that had the fewest trees when it came; the first of them has a tree that was
+        resumed, whose KV is there.
+        """
+        if not nodes:
+            return
+        root = nodes[0].root
+        if root not in self._lane_of:
+            num_trees = Counter(self._lane_of.values())
+            self._lane_of[root] = min(self._lanes, key=num_trees.__getitem__)
+        self._lane_of[root].put(nodes, priority)
 
     def wait(self) -> list[Event]:
         """Do one bounded piece of work: a batch of scores, or an iteration of the running batch.
@@ -71,33 +120,54 @@ class PlainExecutor:
         Scores come first: a round waits for them. Returns no event where no step has ended, where
         there was nothing to do, and where scores have not come for `patience_s`.
         """
-        if self._scoring.queue:
-            nodes = self._scoring.queue.take()
-            self._progress.doing(f"round {nodes[0].round}: scoring {len(nodes)} steps")
-            return self._scoring.score(nodes)
-        return self._iterate() if self.writer.busy else []
+        events = self._take()
+        if events is not None:
+            return events
+        scoring = self._scores()
+        if self.writer.busy or (scoring and self.writer.speculating):
+            return self._iterate()
+        if scoring:
+            self._progress.doing("scoring steps")
+            self._wait_for_scores()
+        return self._take() or []
 
     def release(self, nodes: Sequence[Node]) -> None:
-        """Free every KV segment that these nodes own, as soon as nobody reads it.
+        """Free every KV segment that these nodes own, the verifier's as soon as nobody reads it.
 
         What waits for a score is forgotten.
         """
-        self._scoring.queue.release(nodes)
         self.writer.release(nodes)
-        self._scoring.release(nodes)
+        for root, below in by_root(nodes).items():
+            self._lane_of.get(root, self._lanes[0]).release(below)
+            if root in below:
+                self._lane_of.pop(root, None)
 
     def close(self) -> None:
         """Stop what runs beside the caller; returns when all that was released is free.
 
         What waits for a score is forgotten. It can be used again.
         """
+        with ExitStack() as closing:  # all of them, whatever one raises
+            for lane in self._lanes:
+                closing.callback(lane.close)
+
+    def _take(self) -> list[Event] | None:
+        """What came of a batch; None if none is finished."""
+        results = (lane.take() for lane in self._lanes)
+        return next((events for events in results if events is not None), None)
+
+    def _scores(self) -> bool:
+        return any([lane.busy for lane in self._lanes])
+
+    def _wait_for_scores(self) -> None:
+        """Return when results are there, or none will come; here they come when they are taken."""
 
     def _iterate(self) -> list[Event]:
         number = self.writer.num_groups - self._groups_before
         with (
             no_more_memory("a round cannot be finished (decode)", LESS),
             self._accounting.phase("decode", self._stalled_s),
-            self._scoring.timeline.span("decode", "compute", group=number) as facts,
+            self._timeline.span("decode", "compute", group=number) as facts,
         ):
             events = list(self.writer.iterate())
             if (rows := self.writer.last_rows) is not None:
@@ -109,7 +179,6 @@ class PlainExecutor:
 class OverlappedExecutor(PlainExecutor):
     """Decodes while threads of their own score; waits only where there is nothing to decode.
 
-    workers: each has a verifier, whose KV is its own: a tree is one worker's as long as it lives.
     stalled_s: of the generator alone.
     """
 
@@ -123,63 +192,18 @@ class OverlappedExecutor(PlainExecutor):
         progress: Progress | None = None,
     ) -> None:
         first = workers[0]
-        super().__init__(writer, first.scoring, stalled_s, progress)
+        super().__init__(writer, first.scoring, stalled_s, progress, workers)
         self._workers, self.patience_s, self._changed = workers, first.patience_s, first.changed
-        self._worker_of: dict[Node, VerifierWorker] = {}  # of a tree, by its root
 
-    def verify(self, nodes: Sequence[Node], priority: int = 0) -> None:
-        """Score these steps of one tree, by the worker that had the fewest trees when it came; the
-        first of them has a tree that was resumed, whose KV is there."""
-        if not nodes:
-            return
-        root = nodes[0].root
-        if root not in self._worker_of:
-            num_trees = Counter(self._worker_of.values())
-            self._worker_of[root] = min(self._workers, key=num_trees.__getitem__)
-        self._worker_of[root].put(nodes, priority)
+    def _wait_for_scores(self) -> None:
+        def is_over() -> bool:
+            return any(worker.has_results for worker in self._workers) or not self._scores()
 
-    def wait(self) -> list[Event]:
-        events = self._take()
-        if events is not None:
-            return events
-        scoring = self._scores()
-        if self.writer.busy or (scoring and self.writer.speculating):
-            return self._iterate()
-        if scoring:
-            self._progress.doing("scoring steps")
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._has_results() or not self._scores(), self.patience_s
-            )
-        return self._take() or []
-
-    def release(self, nodes: Sequence[Node]) -> None:
-        """Free the generator's KV of these nodes at once, the verifier's before it scores anything
-        more."""
-        self.writer.release(nodes)
-        for root, below in by_root(nodes).items():
-            self._worker_of.get(root, self._workers[0]).release(below)
-            if root in below:
-                self._worker_of.pop(root, None)
-
-    def close(self) -> None:
-        with ExitStack() as closing:  # all of them, whatever one raises
-            for worker in self._workers:
-                closing.callback(worker.close)
-
-    def _take(self) -> list[Event] | None:
-        """What came of a batch; None if none is finished."""
-        found = (worker.take() for worker in self._workers)
-        return next((events for events in found if events is not None), None)
-
-    def _scores(self) -> bool:
-        return any(worker.busy for worker in self._workers)
-
-    def _has_results(self) -> bool:
-        return any(worker.has_results for worker in self._workers)
+            self._changed.wait_for(is_over, self.patience_s)
 
 
-class VerifierWorker:
+class VerifierWorker(Lane):
     """A thread that scores batches in their order; it starts with the first one.
 
     It alone calls the verifier, whose model, KV and link nobody else touches; between two batches
@@ -199,8 +223,8 @@ class VerifierWorker:
         patience_s: float | None = None,
         changed: threading.Condition | None = None,
     ) -> None:
-        self.scoring, self.patience_s = scoring, patience_s
-        self._stream = stream
+        super().__init__(scoring)
+        self.patience_s, self._stream = patience_s, stream
         self.changed = changed or threading.Condition()
         # All below are read and written with `changed` held.
         self._thread: threading.Thread | None = None
@@ -212,25 +236,22 @@ class VerifierWorker:
 
     @property
     def busy(self) -> bool:
-        """True while a batch waits, or one is scored that is not given up."""
         scoring = bool(self._current) and self._unneeded_since_s is None
         return bool(self.scoring.queue) or scoring
-
-    def put(self, nodes: Sequence[Node], priority: int = 0) -> None:
-        """Score these steps of one tree, after or beside those that wait."""
-        if self._thread is None:
-            self._start()
-        with self.changed:
-            self.scoring.queue.put(tuple(nodes), priority)
-            self.changed.notify_all()
 
     @property
     def has_results(self) -> bool:
         """True if `take` has something to give."""
         return bool(self._results)
 
+    def put(self, nodes: Sequence[Node], priority: int = 0) -> None:
+        if self._thread is None:
+            self._start()
+        with self.changed:
+            super().put(nodes, priority)
+            self.changed.notify_all()
+
     def take(self) -> list[Event] | None:
-        """What came of a batch; None if none is finished."""
         with self.changed:
             since_s, patience_s = self._unneeded_since_s, self.patience_s or 0.0
             stuck = since_s is not None and time.monotonic() >= since_s + patience_s
@@ -244,10 +265,6 @@ class VerifierWorker:
         return result
 
     def release(self, nodes: Sequence[Node]) -> None:
-        """Free what the verifier keeps on these nodes before anything more is scored.
-
-        A batch that is being scored is finished first; one that waits and is gone never begins.
-        """
         if self._thread is None:
             self.scoring.release(nodes)
             return
@@ -259,7 +276,7 @@ class VerifierWorker:
             self.changed.notify_all()
 
     def close(self) -> None:
-        """Forget what waits, finish what runs, free what is to be freed; the thread ends.
+        """End the thread, too.
 
         A call that does not end in `patience_s` is left to itself.
         """

@@ -1,4 +1,4 @@
-"""Who waits, and who goes first: trees for a place, steps for the batch, batches for a verifier.
+"""Who waits, and who goes first: trees for a place, steps for the batch.
 
 `decoupled` fills the generator's batch from queued problems before anything else (eager; decoupled
 tree exploration, Alg. 5), only where a tree's KV fits as well: how much that becomes is known when
@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, islice, takewhile
-from typing import Generic, TypeVar
 
 from beamwright.engine.capacity import Capacity
 from beamwright.engine.row import Row, state_of
@@ -28,8 +27,6 @@ from beamwright.plan.machines import PassCosts
 from beamwright.protocols import Parking, Plan
 from beamwright.sections import ScheduleSettings
 from beamwright.tree import Node, NodeState
-
-T = TypeVar("T")
 
 USUAL_ROWS = 64
 """Candidates of all problems together that keep most devices busy."""
@@ -142,48 +139,21 @@ def cut_by_priority(plan: Plan, runs: Collection[TreeRun]) -> Plan:
     return replace(plan, groups=groups, parking=parking)
 
 
-class PriorityQueue(Generic[T]):
-    """Who waits in the order of their turns: a larger priority first, then who came first."""
-
-    def __init__(self) -> None:
-        self._entries: list[tuple[int, T]] = []
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __iter__(self) -> Iterator[T]:
-        return (item for _, item in self._entries)
-
-    def put(self, item: T, priority: int = 0) -> None:
-        """Wait from now on."""
-        number = sum(other >= priority for other, _ in self._entries)
-        self._entries.insert(number, (priority, item))
-
-    def take(self) -> T:
-        """The first one waits no more."""
-        return self._entries.pop(0)[1]
-
-    def change(self, change: Callable[[T], T | None]) -> None:
-        """Put something else in the place of each; None: it waits no more."""
-        changed = [(priority, change(item)) for priority, item in self._entries]
-        self._entries = [(priority, item) for priority, item in changed if item is not None]
-
-    def clear(self) -> None:
-        """Nobody waits any more."""
-        self._entries.clear()
-
-
 # --- steps ---------------------------------------------------------------------------------------
 
 
 class Queue:
     """Open steps, each with the number of its group.
 
+    batching: `--batching`; by itself a batch has barriers where the tree outgrows the device, and
+    all rows of a group end together (their lengths are exact), unless they park.
+
     barriers: a group begins when the one before it has ended. many_groups: the plan has several.
     parking: of the plan, how its rows park.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, batching: str, exact: Callable[[Node], bool]) -> None:
+        self._batching, self._exact = batching, exact
         self._pairs: deque[tuple[Node, int]] = deque()
         self._num_groups = 0
         self.barriers = self.many_groups = False
@@ -210,6 +180,9 @@ class Queue:
             self._pairs += [(node, self._num_groups) for node in group if node not in running]
         self.many_groups = len(plan.groups) > 1
         self.parking = plan.parking or Parking()
+        self.barriers = self._batching == "grouped"
+        if self._batching == "auto" and plan.write_back and plan.parking is None:
+            self.barriers = all(map(self._exact, self.nodes))
 
     def front(self, most: int) -> list[Node]:
         """The first ones, with barriers those of one group."""
@@ -254,15 +227,13 @@ class SpeculativeQueue:
     phase 2): those that wait, the likeliest first, and those that hold KV, in the order they got
     it. They never hold what an open step needs: its slots, or its room.
 
-    held: those that hold KV. most_rows: open steps that ran together since the last plan; no more
-    rows are filled. fresh: something may have come that can be begun. active: something is to be
-    decoded ahead in this round.
+    held: those that hold KV. fresh: something may have come that can be begun. active: something is
+    to be decoded ahead in this round.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[Node, None] = {}
         self.held: dict[Node, None] = {}
-        self.most_rows = 0
         self.fresh = self.active = False
 
     def replace(self, nodes: Iterable[Node]) -> None:
@@ -287,7 +258,7 @@ class SpeculativeQueue:
                 break
             if not node.speculative or node in under_way or node.state is not NodeState.OPEN:
                 continue
-            row = capacity.row(node)
+            row = capacity.open_row(node)
             if not capacity.is_free([*rows, row]):
                 break
             rows.append(row)
@@ -329,8 +300,7 @@ class Coming:
         Raises:
             CapacityError: if it does not fit; LinkError: if the link has failed.
         """
-        parks = self._capacity.most_ahead is not None
-        if self.rows or not num_running or not parks or self._costs is None:
+        if self.rows or not num_running or not self._capacity.parks or self._costs is None:
             return False
         device, costs, needs = self._cache.device, self._costs, self._capacity.read_by(rows)
         kv_bytes = device.num_blocks * device.bytes_per_block  # rows park: about all is read

@@ -124,6 +124,20 @@ def path_to(node: Node | None) -> Path:
     return path
 
 
+def path_read(node: Node) -> Path:
+    """The segments that a node's step reads, its own as far as it is stored included."""
+    path, state = path_to(node.parent), state_of(node)
+    if state is None or state.row is None or not state.segment.length:
+        return path
+    return (*path, PathPart(state.segment, state.segment.length, own=True))
+
+
+def is_complete(node: Node | None) -> bool:
+    """True if a node's last token is forwarded, so that children can begin."""
+    state = None if node is None else state_of(node)
+    return state is not None and state.hidden is not None
+
+
 def segment_name(node: Node) -> str:
     """What a node's segment is called in timelines."""
     return ".".join(map(str, node.lineage))
@@ -205,9 +219,8 @@ class Row:
 
     @property
     def parts_read(self) -> Path:
-        """The segments that it reads, its own step as far as it is stored included."""
-        path, own = path_to(self.node.parent), self.segment.length
-        return (*path, PathPart(self.segment, own, own=True)) if own else path
+        """The segments that it reads."""
+        return path_read(self.node)
 
     def needs(self) -> dict[Segment, int]:
         """Device copies that it reads and writes: one of each segment."""

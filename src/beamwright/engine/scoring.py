@@ -6,14 +6,14 @@ wrote it. The queue is Alg. 2 of decoupled tree exploration.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from numbers import Real
 from operator import attrgetter
+from typing import Generic, TypeVar
 
 from beamwright.engine.decisions import policy_name
-from beamwright.engine.queue import PriorityQueue
 from beamwright.engine.timeline import Accounting, NullTimeline, Timeline
 from beamwright.errors import BeamwrightError, CapacityError, InputError, LinkError, NotFiniteError
 from beamwright.models.load import no_more_memory
@@ -23,6 +23,40 @@ from beamwright.tree import Node, Sees, by_root
 _depth = attrgetter("depth")
 _LARGEST_SCORE = 1e30  # sums and squares of many such scores are floats still
 LESS = "lower --n, --max-batch or --kv-memory; other programs may hold some of it"
+
+
+T = TypeVar("T")
+
+
+class PriorityQueue(Generic[T]):
+    """Who waits in the order of their turns: a larger priority first, then who came first."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[int, T]] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[T]:
+        return (item for _, item in self._entries)
+
+    def put(self, item: T, priority: int = 0) -> None:
+        """Wait from now on."""
+        number = sum(other >= priority for other, _ in self._entries)
+        self._entries.insert(number, (priority, item))
+
+    def take(self) -> T:
+        """The first one waits no more."""
+        return self._entries.pop(0)[1]
+
+    def change(self, change: Callable[[T], T | None]) -> None:
+        """Put something else in the place of each; None: it waits no more."""
+        changed = [(priority, change(item)) for priority, item in self._entries]
+        self._entries = [(priority, item) for priority, item in changed if item is not None]
+
+    def clear(self) -> None:
+        """Nobody waits any more."""
+        self._entries.clear()
 
 
 class ScoringQueue(PriorityQueue[tuple[Node, ...]]):
@@ -127,41 +161,36 @@ class Scoring:
         ahead: list[Node] = []
         if self._traits.beside_decoding:
             ahead = sorted((node for node in nodes if node.speculative), key=_depth)
-        if (events := self._at_once(steps, ahead)) is not None:
-            return events
+        if (
+            ahead
+            and self._traits.takes_paths
+            and self._without_room.isdisjoint([node.parent for node in ahead])
+        ):
+            events = self._try([*steps, *ahead])
+            if isinstance(events, list):
+                return events
+            self._give_up([*steps, *ahead])
+        events = self._try(steps)
+        if isinstance(events, BeamwrightError):
+            return self._apart(steps, events)
+        for _, level in groupby(ahead, key=_depth):
+            children = list(level)
+            ready = [child for child in children if child.parent not in self._without_room]
+            scores = self._try(ready)
+            if isinstance(scores, BeamwrightError):
+                scores, ready = [], []
+            events += scores
+            self._give_up([child for child in children if child not in ready])
+        return events
+
+    def _try(self, nodes: Sequence[Node]) -> list[Event] | BeamwrightError:
+        """Score these in one call, or say why that cannot be. A failed link is raised."""
         try:
-            events = self._call(steps)
+            return self._call(nodes)
         except LinkError:
             raise
         except BeamwrightError as error:
-            return self._apart(steps, error)
-        for _, level in groupby(ahead, key=_depth):
-            events += self._score_ahead(list(level))
-        return events
-
-    def _at_once(self, steps: Sequence[Node], ahead: Sequence[Node]) -> list[Event] | None:
-        """All of them in one call; None where that cannot be."""
-        takes = ahead and self._traits.takes_paths
-        if not takes or any(n.parent in self._without_room for n in ahead):
-            return None
-        try:
-            return self._call([*steps, *ahead])
-        except LinkError:
-            raise
-        except BeamwrightError:
-            self._give_up([*steps, *ahead])
-            return None
-
-    def _score_ahead(self, children: Sequence[Node]) -> list[Event]:
-        ready = [child for child in children if child.parent not in self._without_room]
-        try:
-            events = self._call(ready)
-        except LinkError:
-            raise
-        except BeamwrightError:
-            events, ready = [], []
-        self._give_up([child for child in children if child not in ready])
-        return events
+            return error
 
     def _apart(self, steps: Sequence[Node], error: BeamwrightError) -> list[Event]:
         """These could not be scored together: each tree on its own, or what went wrong."""

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Protocol
 
-from beamwright.engine.queue import PriorityQueue
+from beamwright.engine.scoring import PriorityQueue
 from beamwright.errors import Cancelled, InputError
 from beamwright.protocols import RoundCallback, RoundReport
 from beamwright.solver.scheduler import Arrivals, Outcome, Places, Request
