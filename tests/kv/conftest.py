@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from beamwright.kv.host import HostTier
 from beamwright.kv.link import StreamLink
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
-from beamwright.kv.segments import HostTier
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.streams import HostStreams
 

@@ -64,7 +64,8 @@ def test_what_is_written_of_each_group_is_read(store):
         for held, part in zip(store.held(segment, 2, len(values[0])), values, strict=True):
             assert torch.equal(held, part.permute(1, 2, 0, 3, 4)[:, :, 2:])
     blocks = [
-        -(-21 // each.block_tokens) + -(-6 // each.block_tokens) for each in segments[0].every
+        -(-21 // each.group.block_tokens) + -(-6 // each.group.block_tokens)
+        for each in segments[0].group_segments
     ]
     assert store.pool.num_blocks - store.pool.num_free == sum(blocks)
     store.check()
@@ -83,7 +84,7 @@ def chain(store, lengths):
 
 def test_a_window_reaches_the_last_parts_alone(store):
     path = chain(store, [10, 9, 8, 7])
-    first, second, third, fourth = (part.segment.every for part in path)
+    first, second, third, fourth = (part.segment.group_segments for part in path)
     assert [part.segment for part in within_reach(path, 0)] == [part.segment for part in path]
     # The next token sees 15 before it: 7 + 8 of them are the last two parts'.
     assert [part.segment for part in within_reach(path, 1)] == [third[1], fourth[1]]
@@ -103,7 +104,7 @@ def test_without_windows_a_path_is_what_it_was():
 def test_what_no_window_reaches_is_freed_and_keeps_its_length(store):
     path = chain(store, [12, 8])
     segment, before = path[0].segment, store.pool.num_free
-    full, windowed = segment.every
+    full, windowed = segment.group_segments
     with store.lease({windowed: 1}):
         store.forget(segment, 16)
         assert not windowed.gone

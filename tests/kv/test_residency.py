@@ -128,7 +128,7 @@ def test_freed_segments_free_both_tiers_at_once(tiers, layout, bandwidth):
     for segment, left in ((third, 4), (first, 2), (second, 0)):
         store.free(segment)
         store.check()
-        assert len([b for s in store._segments for b in s.host_blocks]) == left
+        assert store.host.ledger.num_blocks - store.host.ledger.num_free == left
     assert store.pool.num_free == 4
     assert store.host.ledger.num_free == 64
     assert store.host.ledger.budget.used_bytes == store.pool.budget.used_bytes == 0
@@ -158,9 +158,10 @@ def test_copies_per_beam(tiers, layout, share_loads):
 def test_a_full_host_tier_is_named_and_loses_nothing(tiers, layout):
     store = tiers(device=4, host=3)
     expected = several(store, 2)
+    late = store.create()
     with pytest.raises(CapacityError, match="host KV budget exhausted"):
-        filled(store, 16, 9)
-    store.free(list(store._segments)[-1])  # the segment that found no room
+        store.append([late], [values_of(layout, 16)])
+    store.free(late)
     store.check()
     assert all(segment.resident for segment in expected)
     check_leased(store, expected)

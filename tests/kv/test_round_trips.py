@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from beamwright.errors import CapacityError
+from beamwright.kv.host import HostTier
 from beamwright.kv.link import StreamLink
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
-from beamwright.kv.segments import HostTier
 from beamwright.kv.states import StateLayout, StateTensor
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.streams import HostStreams
-from checksums import check_transfers
 
 KV = KVLayout(num_layers=1, num_kv_heads=1, head_dim=4, dtype=torch.float32, block_tokens=4)
 SIZE = 70  # of a state: more than two blocks
@@ -55,9 +54,9 @@ class Traffic:
             self.held[segment] = torch.zeros(0)
         count = self.rng.randint(1, 6)
         try:
-            with self.store.lease(dict.fromkeys(segment.every, 1)):
+            with self.store.lease(dict.fromkeys(segment.group_segments, 1)):
                 values = torch.full((count,), float(next(self.numbers) % 65521))
-                begins = segment.every[-1] if segment.length else None
+                begins = segment.group_segments[-1] if segment.length else None
                 rows = self.store.state_rows([begins], [segment])
                 before = rows.read(1)["recurrent"]
                 assert torch.equal(before, self.state(segment))
@@ -75,7 +74,9 @@ class Traffic:
 
     def read(self):
         some = self.rng.sample(list(self.held), min(len(self.held), self.rng.randint(1, 4)))
-        needs = {each: 1 for s in some for each in s.every if each.length and not each.gone}
+        needs = {
+            each: 1 for s in some for each in s.group_segments if each.length and not each.gone
+        }
         try:
             lease = self.store.lease(needs)
         except CapacityError:
@@ -91,7 +92,7 @@ class Traffic:
 
     def ahead(self):
         if (segment := self.pick()) is not None:
-            self.store.prefetch(dict.fromkeys(segment.every, 1))
+            self.store.prefetch(dict.fromkeys(segment.group_segments, 1))
 
     def back(self):
         if (segment := self.pick()) is not None:
@@ -129,7 +130,7 @@ def test_a_bit_that_has_flipped_is_found():
         traffic.grow()
     segment = traffic.pick()
     traffic.store.evict_all()
-    traffic.store.host.ledger.by_block[segment.every[-1].host_blocks[-1], 3] ^= 4
+    traffic.store.host.ledger.by_block[segment.group_segments[-1].host_blocks[-1], 3] ^= 4
     with pytest.raises(AssertionError, match=r"'\d+' came back changed"):
-        traffic.store.lease({segment.every[-1]: 1})
+        traffic.store.lease({segment.group_segments[-1]: 1})
     link.close()

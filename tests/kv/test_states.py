@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from beamwright.kv.host import HostTier
 from beamwright.kv.link import StreamLink
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
-from beamwright.kv.segments import HostTier, PathPart, segments_read, state_before, within_reach
+from beamwright.kv.segments import PathPart, segments_read, state_before, within_reach
 from beamwright.kv.states import StateCells, StateLayout, StateTensor
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.streams import HostStreams
@@ -70,7 +71,7 @@ def grown(store, num_tokens, seed=0):
 def test_what_is_put_off_takes_no_memory_when_it_is_written(store, monkeypatch):
     """Where it runs out half-way, a pass that is tried again would begin from half a state."""
     segment, before = grown(store, 3)
-    own, values = segment.every[-1], drawn(1, 1)
+    own, values = segment.group_segments[-1], drawn(1, 1)
     rows = store.state_rows([own], [segment], [2], deferred=True)
     write(rows, values)
     assert_equal(read(store.state_rows([own], [segment])), before)
@@ -111,7 +112,7 @@ def test_a_state_has_its_blocks_at_once_and_for_good(store):
     for num_tokens, kv_blocks in ((0, 0), (1, 1), (4, 1), (5, 2), (9, 3)):
         expected = kv_blocks + fixed * (num_tokens > 0)
         assert store.pool.blocks_for(num_tokens) == expected
-        assert sum(each.blocks_for(num_tokens) for each in segment.every) == expected
+        assert sum(each.blocks_for(num_tokens) for each in segment.group_segments) == expected
     grown(store, 9)
     store.check()
     assert store.held_bytes == store.pool.budget.used_bytes == 5 * store.pool.bytes_per_block
@@ -120,7 +121,7 @@ def test_a_state_has_its_blocks_at_once_and_for_good(store):
 def test_rows_read_one_state_and_write_another(store):
     parent, before = grown(store, 5)
     children = [store.create() for _ in range(3)]
-    rows = store.state_rows([parent.every[-1], None, parent.every[-1]], children)
+    rows = store.state_rows([parent.group_segments[-1], None, parent.group_segments[-1]], children)
     zeros = {key: torch.zeros_like(values) for key, values in before.items()}
     expected = {key: torch.cat([before[key], zeros[key], before[key]]) for key in before}
     assert_equal(read(rows), expected)
@@ -137,7 +138,7 @@ def test_rows_read_one_state_and_write_another(store):
         key: torch.stack([values[0], first[key][1], values[2]]) for key, values in second.items()
     }
     assert_equal(read(rows), kept)
-    assert_equal(read(store.state_rows([parent.every[-1]], [parent])), before)
+    assert_equal(read(store.state_rows([parent.group_segments[-1]], [parent])), before)
     rows.stop([0, 1, 2])
     write(rows, first)
     assert_equal(read(rows), kept)
@@ -145,24 +146,24 @@ def test_rows_read_one_state_and_write_another(store):
 
 def test_a_pass_that_is_tried_again_has_changed_nothing(store):
     segment, before = grown(store, 5)
-    rows = store.state_rows([segment.every[-1]], [segment], [2], deferred=True)
+    rows = store.state_rows([segment.group_segments[-1]], [segment], [2], deferred=True)
     write(rows, drawn(1, 3))
-    assert_equal(read(store.state_rows([segment.every[-1]], [segment])), before)
+    assert_equal(read(store.state_rows([segment.group_segments[-1]], [segment])), before)
     rows.commit()
-    assert_equal(read(store.state_rows([segment.every[-1]], [segment])), drawn(1, 3))
+    assert_equal(read(store.state_rows([segment.group_segments[-1]], [segment])), drawn(1, 3))
 
 
 def test_states_leave_the_device_and_come_back(store):
     found = [grown(store, 3 + seed, seed) for seed in range(5)]
     store.evict_all()
     store.check()
-    assert not any(segment.every[-1].copies for segment, _ in found)
+    assert not any(segment.group_segments[-1].copies for segment, _ in found)
     target = store.create()
     with pytest.raises(AssertionError, match="not on the device"):
-        store.state_rows([found[0][0].every[-1]], [target])
+        store.state_rows([found[0][0].group_segments[-1]], [target])
     for segment, values in found:
-        with store.lease({segment.every[-1]: 1}):
-            assert_equal(read(store.state_rows([segment.every[-1]], [target])), values)
+        with store.lease({segment.group_segments[-1]: 1}):
+            assert_equal(read(store.state_rows([segment.group_segments[-1]], [target])), values)
             assert not segment.copies
     for segment in (target, *[segment for segment, _ in found]):
         store.free(segment)
@@ -173,14 +174,14 @@ def test_states_leave_the_device_and_come_back(store):
 def test_a_running_row_is_not_written_back_before_its_step_is_complete(store):
     segment, _ = grown(store, 9)
     store.write_back([segment], sealed=False)
-    assert (segment.host_length, segment.every[-1].host_length) == (8, 0)
+    assert (segment.host_length, segment.group_segments[-1].host_length) == (8, 0)
     store.write_back([segment])
-    assert (segment.host_length, segment.every[-1].host_length) == (9, 9)
+    assert (segment.host_length, segment.group_segments[-1].host_length) == (9, 9)
 
 
 def test_who_is_read_behind_a_path(store):
     path = tuple(PathPart(grown(store, n, n)[0], n) for n in (3, 4, 5))
-    kv, state = [p.segment for p in path], [p.segment.every[-1] for p in path]
+    kv, state = [p.segment for p in path], [p.segment.group_segments[-1] for p in path]
     assert segments_read(path) == [*kv, state[-1]]
     own = (*path[:2], PathPart(kv[-1], 5, own=True))
     assert [part.segment for part in within_reach(own, 1)] == [state[-1]]
@@ -193,6 +194,6 @@ def test_who_is_read_behind_a_path(store):
 def test_a_state_that_nobody_needs_goes_alone(store):
     segment, _ = grown(store, 9)
     store.forget(segment, 2)
-    kv, state = segment.every
+    kv, state = segment.group_segments
     assert (len(kv.copies), state.copies, state.gone) == (1, [], True)
     store.check()

@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from beamwright.kv import copy_kernel
+from beamwright.kv.host import HostTier
 from beamwright.kv.link import StreamLink
 from beamwright.kv.pool import BlockPool, ByteBudget
-from beamwright.kv.segments import HostTier
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.streams import BlockMemory, Blocks, CudaStreams, Piece
 from beamwright.protocols import Direction
-from checksums import check_transfers
 from kv.conftest import values_of
 
 

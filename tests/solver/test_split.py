@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from engines import assert_nothing_allocated, exact_dtype, grow
 
 from beamwright.errors import InputError
 from beamwright.kv.cache import CacheManager
-from engines import assert_nothing_allocated, exact_dtype, grow
 
 SPLITS = (0.1, 0.3, 0.5, 0.7, 0.9, "auto")
 LONG = {"n": 8, "max_rounds": 4, "max_step_tokens": 40, "max_tokens": 70, "host_memory": "8MiB"}
@@ -68,15 +68,16 @@ def test_memory_moves_while_a_search_runs(scored, expected, conserved):
 
 @pytest.fixture
 def moved_while_held(monkeypatch):
-    """How many blocks somebody was reading when they were moved."""
-    found, real = [], CacheManager._draw_in
+    """How many segments somebody was reading when they were moved."""
+    found, real = [], CacheManager.resize
 
-    def spy(self):
-        far = [len(self.device.beyond(s.blocks)) for s in self._present.values() if s.pins]
-        found.append(sum(far))
-        real(self)
+    def spy(self, total_bytes):
+        before = {s: list(s.blocks) for s in self._live.present() if s.pins}
+        given = real(self, total_bytes)
+        found.append(sum(s.blocks != blocks for s, blocks in before.items()))
+        return given
 
-    monkeypatch.setattr(CacheManager, "_draw_in", spy)
+    monkeypatch.setattr(CacheManager, "resize", spy)
     return found
 
 

@@ -11,7 +11,7 @@ def check_transfers(store):
     storing, loading, making = host.store, host.load, store._make_resident
 
     def store_(segment, until, device):
-        first = segment.host_length // segment.block_tokens
+        first = segment.host_length // segment.group.block_tokens
         storing(segment, until, device)
         sent = segment.blocks[first : segment.blocks_for(until)]
         sums.setdefault(segment, [])[first:] = [_sum(device, block) for block in sent]

@@ -100,8 +100,8 @@ def check_states(solver, tree):
         handle = node.handles.get("generator")
         if handle is None or handle.row is not None or not handle.segment.length:
             continue
-        segment = handle.segment.every[-1]
-        assert segment.fixed
+        segment = handle.segment.group_segments[-1]
+        assert segment.group.fixed
         if segment.copies:
             rows = StateRows(states, [segment.blocks], [segment.blocks])
             counts = rows.read(next(iter(states.layout.by_layer)))["conv"]

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
+from beamwright.kv.host import HostTier
 from beamwright.kv.link import Link, StreamLink
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
-from beamwright.kv.segments import HostTier, Segment
+from beamwright.kv.segments import Segment
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.streams import CudaStreams, HostStreams, Piece
 from beamwright.protocols import Direction

@@ -25,8 +25,8 @@ from beamwright.engine.speculation import Payoff
 from beamwright.engine.timeline import Accounting, Timeline
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import CapacityError
+from beamwright.kv.host import HostTier
 from beamwright.kv.pool import BlockLedger, ByteBudget, GroupBlocks
-from beamwright.kv.segments import HostTier
 from beamwright.models.prefill import PrefillRequest, remember
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.fits import MARK_TOKENS

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from beamwright.counters import Counters
 from beamwright.engine.timeline import Timeline
 from beamwright.kv.cache import CacheManager
+from beamwright.kv.host import HostTier
 from beamwright.kv.pool import BlockLedger
-from beamwright.kv.segments import HostTier, Segment
+from beamwright.kv.segments import Segment
 from beamwright.models.prefill import PrefillRequest, prefill_in_batches, prefill_needs, recompute
 from beamwright.plan.costs import CHUNK_TOKENS
 from beamwright.solver.solution import CacheStats
@@ -40,16 +41,16 @@ class SimulatedResidency(CacheManager):
     def extend(self, segment: Segment, num_tokens: int) -> None:
         super().extend(segment, num_tokens)
         if isinstance(self.host, LeastRecent):
-            self.host.touch(segment.every, self._tick)
+            self.host.touch(segment.group_segments, self._tick)
 
     def _touch(self, needs: Iterable[Segment]) -> None:
         super()._touch(needs)
         if isinstance(self.host, LeastRecent):
-            held = (segment for segment in self._present.values() if segment.pins)
+            held = (segment for segment in self._live.present() if segment.pins)
             self.host.touch([*needs, *held], self._tick)
 
-    def _load(self, segment: Segment, blocks: list[int], kind: str) -> None:
-        super()._load(segment, blocks, kind)
+    def _load(self, segment: Segment, kind: str) -> None:
+        super()._load(segment, kind)
         _name_states(segment)
 
     def _store(self, segments: Iterable[Segment], *, sealed: bool = True) -> None:
@@ -76,7 +77,7 @@ class SimulatedResidency(CacheManager):
 
 def _name_states(segment: Segment) -> None:
     """Of what crosses the link, say that it is a state."""
-    if segment.fixed and segment.transfers:
+    if segment.group.fixed and segment.transfers:
         segment.transfers[-1].kind = STATE
 
 
@@ -114,7 +115,7 @@ class SimulatedPrefill:
             before = sum(part.visible for part in request.path) + request.segment.length
             seen += length * before + length * (length + 1) // 2
         needs = prefill_needs(self._residency, requests)
-        read = num_tokens + sum(segment.length for segment in needs if not segment.fixed)
+        read = num_tokens + sum(segment.length for segment in needs if not segment.group.fixed)
         self._clock.run(self._costs.prefill(num_tokens, read, seen))
         self._residency.append([request.segment for request in requests], lengths)
 

@@ -113,5 +113,5 @@ class ScriptedRows:
             for row in rows:
                 shared.update(dict.fromkeys(row.needs()))
             own = {row.segment for row in rows}
-            kv = (segment for segment in shared if segment not in own and not segment.fixed)
+            kv = (segment for segment in shared if segment not in own and not segment.group.fixed)
             self._read = sum(segment.length for segment in kv)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 from weakref import WeakKeyDictionary
 
-from beamwright.kv.segments import HostTier, Segment
+from beamwright.kv.host import HostTier
+from beamwright.kv.segments import Segment
 
 K = TypeVar("K", bound=Hashable)
 Victims = Literal["tree", "lru", "cost"]
@@ -67,7 +68,7 @@ class Cheapest(HostTier):
         order, cost = super().in_order(segments, next_use), dict[Segment, float]()
         for segment in order:
             blocks = segment.blocks_for(segment.length)
-            missing = blocks - segment.host_length // segment.block_tokens
+            missing = blocks - segment.host_length // segment.group.block_tokens
             copied = 1 + (0 if segment.stored else missing / blocks)
             cost[segment] = segment.length / blocks if self.recompute else copied
         return cheapest_order(order, next_use, cost)

@@ -1,9 +1,9 @@
-"""CacheManager: which segments are on the device, for how long, and in how many copies.
+"""CacheManager: creates segments, and decides which are on the device and in how many copies.
 
-Segments of one device ledger, with an optional host tier behind a link. Leases hold what a group
-reads; `expect` and `prefetch` look ahead (LBS section 4.1, 4.2). Bookkeeping only: the simulator
-runs this very code without tensors, and `store.SegmentStore` adds them. Every decision follows from
-the order of calls and never from when a transfer happens to finish, so equal runs move equal bytes.
+Leases hold what a group reads, `expect` and `prefetch` look ahead (LBS section 4.1, 4.2), what is
+wanted last is evicted. Bookkeeping only: the simulator runs this very code, and `store` adds
+tensors. Decisions follow from the order of calls, never from when a transfer happens to finish, so
+equal runs move equal bytes.
 """
 
 from __future__ import annotations
@@ -11,21 +11,32 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 
+from beamwright.counters import Counters
 from beamwright.errors import CapacityError
+from beamwright.kv.host import HostTier
 from beamwright.kv.link import KVLog, Transfer
-from beamwright.kv.owner import SegmentOwner
 from beamwright.kv.pool import BlockLedger
-from beamwright.kv.segments import HostTier, Lease, Path, Return, Segment, whole, within_reach
+from beamwright.kv.segments import (
+    Lease,
+    LiveSegments,
+    Path,
+    RestoreKind,
+    Segment,
+    first_blocks,
+    missing_blocks,
+    whole,
+    within_reach,
+)
 from beamwright.protocols import Direction
 
 
-class CacheManager(SegmentOwner):
-    """Grows, leases and moves segments, beside what every owner of some does.
+class CacheManager:
+    """Allocates, leases, evicts, writes back and loads the segments of one model.
 
     copies_per_beam: every beam of a group gets its own device copy (the LBS paper's layout).
     outgrown: True once something had to leave the device.
-    num_relocated: blocks that have changed places while they were read: whoever has kept where they
-        are looks again.
+    num_relocated: blocks that have moved while rows read them: a reader that keeps places looks
+        them up again.
     recompute_segments: set by the model that can compute KV again; called parents first.
     """
 
@@ -37,14 +48,102 @@ class CacheManager(SegmentOwner):
         copies_per_beam: bool = False,
         log: KVLog | None = None,
     ) -> None:
-        super().__init__(device, host)
+        self.device, self.host, self.log = device, host, log
         self.copies_per_beam = copies_per_beam
-        self.log = log
+        self.counts = Counters()
         self.outgrown, self.num_relocated = False, 0
         self.recompute_segments: Callable[[Sequence[Segment]], None] | None = None
+        self._live = LiveSegments()
+        self._next_use: dict[Segment, int] = {}
         self._tick = 0
 
-    # --- growth ------------------------------------------------------------------------------
+    # --- segments ----------------------------------------------------------------------------
+
+    def create(self, name: str = "", start: int = 0) -> Segment:
+        """An empty segment that owns no block yet, with those of the other groups.
+
+        start: position of its first token.
+        """
+        segment = self.blank(name, start)
+        for each in segment.group_segments:
+            self._live.add(each)
+        return segment
+
+    def blank(self, name: str = "", start: int = 0) -> Segment:
+        """What `create` makes, to be asked about and nothing else."""
+        return self._live.blank(self.device.groups, name, start)
+
+    def free(self, segment: Segment) -> None:
+        """Free a segment's blocks in both tiers at once; twice is an AssertionError."""
+        if segment.freed:
+            raise AssertionError("a segment was freed twice")
+        self.clear(segment)
+        segment.freed = True
+        for each in segment.group_segments:
+            self._live.remove(each)
+            self._next_use.pop(each, None)
+
+    def clear(self, segment: Segment) -> None:
+        """Forget a segment's tokens and free its blocks; transfers of it are cancelled."""
+        for each in segment.group_segments:
+            self._drop(each)
+            each.length, each.memory, each.gone = 0, None, False
+
+    def forget(self, segment: Segment, window: int) -> None:
+        """Free what layers with this window have of a segment that no window will reach again.
+
+        It keeps its length. Where evicted KV is computed again nothing is freed: once evicted, it
+        costs nothing.
+        """
+        if self.host is not None and self.host.recompute:
+            return
+        for each in segment.group_segments:
+            if each.group.window == window and not each.gone and not each.pins:
+                self._drop(each)
+                each.gone = True
+
+    def take_over(self, segment: Segment, twin: Segment) -> None:
+        """Give a segment what the twin has of it and no tier holds; the twin is to be freed."""
+        for each, fresh in zip(segment.group_segments, twin.group_segments, strict=True):
+            if not each.resident and not each.stored:
+                each.copies, fresh.copies = fresh.copies, []
+                each.restored_by, each.gone = RestoreKind.RECOMPUTED, False
+                self._live.update(each)
+                self._live.update(fresh)
+
+    def _drop(self, segment: Segment) -> None:
+        """Free the blocks of one group's segment; transfers of it are cancelled."""
+        if self.host is not None:
+            self.counts.cancelled_transfers += self.host.drop(segment)
+        for blocks in segment.copies:
+            self.device.free(blocks)
+        segment.copies, segment.restored_by = [], None
+        self._live.update(segment)
+
+    def trim(self, segment: Segment) -> None:
+        """Give back reserved blocks that hold no token."""
+        for each in segment.group_segments:
+            kept = each.blocks_for(each.length)
+            for blocks in each.copies:
+                self.device.free(blocks[kept:])
+                del blocks[kept:]
+            if not kept:
+                each.copies = []
+            self._live.update(each)
+
+    @property
+    def held_bytes(self) -> int:
+        """Whole blocks of all segments, wherever they are; a copy of each."""
+        return self._live.num_blocks * self.device.bytes_per_block
+
+    @property
+    def num_segments(self) -> int:
+        """Nodes whose segments are not freed."""
+        return self._live.num_nodes
+
+    def check(self) -> None:
+        """Conservation: every block is free or owned by one copy of one live segment."""
+        self._live.check(self.device, None if self.host is None else self.host.ledger)
 
     def reserve(self, wanted: Mapping[Segment, int]) -> None:
         """Make sure that every copy of each segment has blocks for so many tokens; evicts others.
@@ -62,28 +161,19 @@ class CacheManager(SegmentOwner):
                 missing[segment] = [max(0, size - len(blocks)) for blocks in copies or [[]]]
         if not missing:
             return
-        for segment in wanted:
-            segment.pins += len(segment.copies)  # it must not be its own victim
-        try:
+        with Lease({s: len(s.copies) for s in wanted}):  # none is its own victim
             fresh = self._take(sum(map(sum, missing.values())))
-        finally:
-            for segment in wanted:
-                segment.pins -= len(segment.copies)
         for segment, counts in missing.items():
             segment.copies = segment.copies or [[]]
             for blocks, num_blocks in zip(segment.copies, counts, strict=True):
                 blocks.extend(fresh[:num_blocks])
                 del fresh[:num_blocks]
-            self._placed(segment)
+            self._live.update(segment)
 
     def extend(self, segment: Segment, num_tokens: int) -> None:
         """Count `num_tokens` more tokens, whose blocks are reserved."""
-        for each in segment.every:
+        for each in segment.group_segments:
             each.length += num_tokens
-            if num_tokens and each.length == num_tokens:
-                self._placed(each)
-
-    # --- leases ------------------------------------------------------------------------------
 
     def lease(self, needs: Mapping[Segment, int]) -> Lease:
         """Hold these segments on the device, in so many copies each; loads what is missing.
@@ -106,8 +196,7 @@ class CacheManager(SegmentOwner):
 
     def lacking_bytes(self, needs: Mapping[Segment, int]) -> int:
         """Bytes that would have to be loaded for these copies."""
-        blocks = sum(self._missing_blocks(s, copies) for s, copies in needs.items())
-        return blocks * self.device.bytes_per_block
+        return missing_blocks(needs) * self.device.bytes_per_block
 
     def load_ahead(self, needs: Mapping[Segment, int]) -> None:
         """Begin to load one copy of each, whatever has to leave for it; nobody waits.
@@ -116,10 +205,9 @@ class CacheManager(SegmentOwner):
             CapacityError: if they do not fit; LinkError: if the link has failed.
         """
         with Lease(needs):
-            self._make_room(sum(self._missing_blocks(s, 1) for s in needs))
-            for segment in needs:
-                if segment.length and not segment.copies and segment.stored:
-                    self._load(segment, self._take(segment.blocks_for(segment.length)), "prefetch")
+            once = dict.fromkeys(needs, 1)
+            self._make_room(missing_blocks(once))
+            self._load_missing(once, "prefetch")
 
     def fits(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> bool:
         """Could a lease on `needs` hold, with some segments grown to so many tokens?"""
@@ -131,29 +219,20 @@ class CacheManager(SegmentOwner):
     def room(self) -> int:
         """Blocks for new leases: those that are not pinned; if none can leave, the free ones."""
         device = self.device
-        return device.num_blocks - self._tally.pinned_blocks if self.evicts else device.num_free
+        return (
+            device.num_blocks - self._live.tally.pinned_blocks if self.evicts else device.num_free
+        )
 
     def taken(self, segment: Segment, copies: int, num_tokens: int) -> int:
         """Blocks of `room` for a segment in so many copies, and grown to so many tokens; 0: not."""
-        if not self.evicts:
-            return self._fresh_blocks(segment, copies, num_tokens)
-        if not copies:
-            return segment.blocks_for(num_tokens)
-        size = segment.blocks_for(max(segment.length, num_tokens))
-        held = min(segment.pins, len(segment.copies))
-        return max(copies, held) * max(size, len(segment.blocks)) - segment.pinned_blocks
+        count = segment.unpinned_blocks if self.evicts else segment.fresh_blocks
+        return count(copies, num_tokens)
 
     def is_free(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> bool:
         """Are there blocks for them that nobody has, so that nothing has to leave?"""
         grown = whole(grown)
-        segments = {**needs, **grown}
-        fresh = [self._fresh_blocks(s, needs.get(s, 0), grown.get(s, 0)) for s in segments]
+        fresh = [s.fresh_blocks(needs.get(s, 0), grown.get(s, 0)) for s in {**needs, **grown}]
         return sum(fresh) <= self.device.num_free
-
-    def _fresh_blocks(self, segment: Segment, copies: int, num_tokens: int) -> int:
-        wanted = max(1, len(segment.copies)) * segment.blocks_for(num_tokens)
-        growth = max(0, wanted - sum(map(len, segment.copies)))
-        return growth + self._missing_blocks(segment, copies) if copies else growth
 
     def beside_others(self, needs: Mapping[Segment, int]) -> dict[Segment, int]:
         """Copies that the device must hold for these and for those who hold the segments now."""
@@ -168,13 +247,11 @@ class CacheManager(SegmentOwner):
             counts.needed_tokens += sum([part.visible for path in paths for part in path])
             return
         for part in (part for path in paths for part in within_reach(path, 0)):
-            returned = part.segment.returned
+            returned = part.segment.restored_by
             counts.needed_tokens += part.visible
-            counts.loaded_tokens += part.visible * (returned is Return.LOADED)
-            counts.dropped_tokens += part.visible * (returned is Return.RECOMPUTED)
-            part.segment.returned = None
-
-    # --- ahead of need -----------------------------------------------------------------------
+            counts.loaded_tokens += part.visible * (returned is RestoreKind.LOADED)
+            counts.dropped_tokens += part.visible * (returned is RestoreKind.RECOMPUTED)
+            part.segment.restored_by = None
 
     @property
     def evicts(self) -> bool:
@@ -183,25 +260,23 @@ class CacheManager(SegmentOwner):
 
     @property
     def stays(self) -> bool:
-        """True if what is on the device stays there, in one copy, until it is freed: nobody has to
-        hold it."""
-        (first, *others) = self.device.groups
+        """True if KV stays on the device, in one copy, until it is freed: no lease is needed."""
+        first, *others = self.device.groups
         plain = not others and first.window is None and not first.fixed
         return plain and not self.evicts and not self.copies_per_beam
 
     def expect(self, upcoming: Sequence[Iterable[Segment]]) -> None:
         """Say which segments the later groups of this round need, in order."""
-        self._next_use = {
-            segment: distance
-            for distance, needs in reversed(list(enumerate(upcoming, start=1)))
-            for segment in needs
-        }
+        self._next_use = {}
+        for distance, needs in enumerate(upcoming, start=1):
+            for segment in needs:
+                self._next_use.setdefault(segment, distance)
 
     def prefetch(self, needs: Mapping[Segment, int]) -> None:
         """Start loading what the next group needs.
 
-        It makes room only at the cost of what the rest of the round does not use: that would have
-        to go anyway when the next group's turn comes, so fetching ahead adds no traffic.
+        It evicts only what the rest of the round does not use: that would have to go anyway when
+        the next group begins, so fetching ahead adds no traffic.
         """
         if self.host is None or self.host.recompute:
             return
@@ -211,31 +286,24 @@ class CacheManager(SegmentOwner):
             self._evict([s for s in self._victims() if s not in self._next_use], short)
         with self.host.link.together():
             for segment in missing:
-                blocks = segment.blocks_for(segment.length)
-                if blocks > self.device.num_free:
+                if segment.blocks_for(segment.length) > self.device.num_free:
                     return
-                self._load(segment, self.device.allocate(blocks), "prefetch")
+                self._load(segment, "prefetch")
 
     def write_back(self, segments: Iterable[Segment], *, sealed: bool = True) -> None:
         """Start copying what the host lacks: whole blocks, and the tail of sealed segments.
 
-        Where the host is full they stay: it is found out, and said, when their room is needed.
+        Where the host is full they stay; eviction raises once their room is needed.
         """
         with suppress(CapacityError):
-            self._store((each for first in segments for each in first.every), sealed=sealed)
+            self._store(
+                (each for first in segments for each in first.group_segments), sealed=sealed
+            )
 
     def _store(self, segments: Iterable[Segment], *, sealed: bool = True) -> None:
         """The same for segments of one group each."""
-        host = self.host
-        if host is None or host.recompute:
-            return
-        with host.link.together():
-            for segment in segments:
-                size = segment.block_tokens
-                until = segment.length if sealed else segment.length // size * size
-                if segment.copies and until > segment.host_length:
-                    host.store(segment, until, self.device)
-                    self._placed(segment)
+        if self.host is not None:
+            self.host.write_back(segments, self.device, sealed=sealed)
 
     def write_ahead(
         self, needs: Mapping[Segment, int], growth: Iterable[int], growing: Collection[Segment]
@@ -246,20 +314,15 @@ class CacheManager(SegmentOwner):
         """
         if self.host is None or self.host.recompute:
             return
-        growing = {each for first in growing for each in first.every}
-        missing = sum(self._missing_blocks(s, copies) for s, copies in needs.items())
-        short = missing + sum(map(self.device.blocks_for, growth)) - self.device.num_free
+        growing = {each for first in growing for each in first.group_segments}
+        short = missing_blocks(needs) + sum(map(self.device.blocks_for, growth))
+        short -= self.device.num_free
         if short <= 0:
             return
-        leaving = []
-        others = (s for s in self._resident() if s not in needs and s not in growing)
-        for segment in self.host.in_order(others, self._next_use):
-            if short <= 0:
-                break
-            short -= sum(map(len, segment.copies))
-            leaving.append(segment)
-        with suppress(CapacityError):  # it is found out, and said, when the room is needed
-            self._store(leaving)
+        others = (s for s in self._live.resident() if s not in needs and s not in growing)
+        order = self.host.in_order(others, self._next_use)
+        with suppress(CapacityError):  # eviction raises it once the room is needed
+            self._store(first_blocks(order, short, lambda s: s.copies))
 
     def dirty(self) -> list[Segment]:
         """Resident segments that are not wholly on the host, in the order of eviction."""
@@ -272,11 +335,10 @@ class CacheManager(SegmentOwner):
         self._evict(self._victims(), self.device.num_blocks)
 
     def resize(self, total_bytes: int) -> int:
-        """Make the device's budget this large; what is in the way leaves it, least urgent first.
+        """Make the device's budget this large; returns it in bytes.
 
-        Segments that are held stay, but what is left is moved together, behind all that compute
-        has been told so far: then nobody has a block of what is given up. Returns the budget in
-        bytes.
+        What is in the way is evicted, least urgent first. Pinned segments stay, and what is left
+        moves together, behind all compute that is queued: no block is outside the budget then.
 
         Raises:
             CapacityError: if the host tier is full; LinkError: if the link has failed.
@@ -286,32 +348,15 @@ class CacheManager(SegmentOwner):
         if excess > 0 and self.host is not None:
             self._evict(self._victims(), excess)
         total_bytes = device.resize(total_bytes)
-        self._draw_in()
-        device.give_back()
-        return total_bytes
-
-    def _draw_in(self) -> None:
-        """Move the blocks that are beyond the budget to free ones within."""
-        device = self.device
-        far = [
-            (segment, blocks, places)
-            for segment in self._present.values()
-            for blocks in segment.copies
-            if (places := device.beyond(blocks))
-        ]
-        for segment, _, _ in far:
+        outside = [s for s in self._live.present() if any(map(device.beyond, s.copies))]
+        for segment in outside:
             self._wait_for(segment, *Direction)
-        source, destination = list[int](), list[int]()
-        for _, blocks, places in far:
-            leaving = [blocks[place] for place in places]
-            device.free(leaving)
-            source += leaving
-            for place, block in zip(places, device.allocate(len(leaving)), strict=True):
-                blocks[place] = block
-                destination.append(block)
+        source, destination = device.draw_in([blocks for s in outside for blocks in s.copies])
         if source:
             self.copy_on_device(source, destination)
             self.num_relocated += len(source)
+        device.give_back()
+        return total_bytes
 
     def _take(self, num_blocks: int) -> list[int]:
         """Device blocks, evicting what is wanted last."""
@@ -322,64 +367,49 @@ class CacheManager(SegmentOwner):
         """Evict until so many blocks are free; if that cannot be, evict nothing."""
         missing = num_blocks - self.device.num_free
         victims = self._victims() if missing > 0 else []
-        if victims and sum(len(b) for s in victims for b in s.copies[s.pins :]) >= missing:
+        if victims and sum(len(b) for s in victims for b in s.unpinned_copies) >= missing:
             self._evict(victims, missing)
-
-    def _resident(self) -> list[Segment]:
-        """Segments that hold something on the device, in the order in which they were made."""
-        return [s for s in map(self._present.__getitem__, sorted(self._present)) if s.length]
 
     def _victims(self) -> list[Segment]:
         """Segments with an unpinned copy, the one to go first in front."""
         if self.host is None:
             return []
-        unpinned = (s for s in self._resident() if len(s.copies) > s.pins)
+        unpinned = (s for s in self._live.resident() if len(s.copies) > s.pins)
         return self.host.in_order(unpinned, self._next_use)
 
     def _evict(self, victims: Sequence[Segment], num_blocks: int) -> None:
         """Free `num_blocks` blocks if these victims have them; dirty ones are stored first."""
         self.outgrown = self.outgrown or bool(victims)
-        chosen: list[Segment] = []
-        for segment in victims:
-            if num_blocks <= 0:
-                break
-            chosen.append(segment)
-            num_blocks -= sum(map(len, segment.copies[segment.pins :]))
+        chosen = first_blocks(victims, num_blocks, lambda s: s.unpinned_copies)
         leaving = [s for s in chosen if s.pins == 0]
         self._store(leaving)
         self.counts.evicted_blocks += sum(len(segment.blocks) for segment in leaving)
         for segment in chosen:
             self._wait_for(segment, *Direction)  # they read or write these blocks
-            for blocks in segment.copies[segment.pins :]:
+            for blocks in segment.unpinned_copies:
                 self.device.free(blocks)
             del segment.copies[segment.pins :]
-            self._placed(segment)
-
-    # --- loading -----------------------------------------------------------------------------
+            self._live.update(segment)
 
     def _make_resident(self, needs: Mapping[Segment, int]) -> None:
         self._touch(needs)
-        self._make_room(sum(self._missing_blocks(s, copies) for s, copies in needs.items()))
-        lost = {s: None for s in needs if not s.resident and not s.stored}
-        waiting: list[Transfer] = []
-        with self.host.link.together() if self.host is not None else nullcontext():
-            for segment, copies in needs.items():
-                if segment in lost or not segment.length:
-                    continue
-                # Without shared loads, every further copy crosses the link on its own.
-                shared = self.host is None or self.host.share_loads or not segment.stored
-                while len(segment.copies) < (1 if shared else copies):
-                    self._load(segment, self._take(segment.blocks_for(segment.length)), "load")
-                waiting += segment.transfers
+        self._make_room(missing_blocks(needs))
+        lost = [s for s in needs if not s.resident and not s.stored]
+        if self.host is not None:
+            # Without shared loads, every further copy crosses the link on its own.
+            loads = dict.fromkeys(needs, 1) if self.host.share_loads else needs
+            with self.host.link.together():
+                self._load_missing(loads, "load")
+        loading = [t for s in needs for t in s.transfers if t.direction is Direction.H2D]
         if lost:
-            self._recompute(list(lost))
-        self._wait([t for t in waiting if t.direction is Direction.H2D])
+            self._recompute(lost)
+        self._wait(loading)
         for segment, copies in needs.items():
             segment.transfers = segment.unfinished()
             while segment.length and len(segment.copies) < copies:
                 source, blocks = segment.copies[0], self._take(segment.blocks_for(segment.length))
                 segment.copies.append(blocks)
-                self._placed(segment)
+                self._live.update(segment)
                 self.copy_on_device(source, blocks)
 
     def _touch(self, needs: Iterable[Segment]) -> None:
@@ -387,21 +417,23 @@ class CacheManager(SegmentOwner):
         for segment in needs:
             segment.last_use = self._tick
 
-    def _missing_blocks(self, segment: Segment, copies: int) -> int:
-        missing = max(0, copies - len(segment.copies)) if segment.length else 0
-        return missing * segment.blocks_for(segment.length)
+    def _load_missing(self, wanted: Mapping[Segment, int], kind: str) -> None:
+        for segment, copies in wanted.items():
+            while segment.length and segment.stored and len(segment.copies) < copies:
+                self._load(segment, kind)
 
-    def _load(self, segment: Segment, blocks: list[int], kind: str) -> None:
-        """Start loading a segment from the host into fresh device blocks."""
+    def _load(self, segment: Segment, kind: str) -> None:
+        """Start loading one more copy of a segment from the host."""
         assert self.host is not None
+        blocks = self._take(segment.blocks_for(segment.length))
         if not segment.copies:
-            segment.returned = Return.LOADED
+            segment.restored_by = RestoreKind.LOADED
             self.counts.loaded_blocks += len(blocks)
         segment.copies.append(blocks)  # owned before anything can fail
         # A store of the same blocks may still be under way: the load must read its result.
         self._wait_for(segment, Direction.D2H)
         self.host.load(segment, blocks, kind, self.device)
-        self._placed(segment)
+        self._live.update(segment)
 
     def _recompute(self, lost: list[Segment]) -> None:
         assert self.recompute_segments is not None, "it is neither on the device nor on the host"

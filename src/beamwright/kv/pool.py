@@ -248,6 +248,20 @@ class BlockLedger:
             return []
         return [i for i, b in enumerate(blocks) if abs(self._first - b) >= self.num_blocks]
 
+    def draw_in(self, owned: Sequence[list[int]]) -> tuple[list[int], list[int]]:
+        """Give what lies beyond the budget in these lists other blocks, in place.
+
+        Returns:
+            The blocks that were left, and those that took their place.
+        """
+        places = [(blocks, place) for blocks in owned for place in self.beyond(blocks)]
+        source = [blocks[place] for blocks, place in places]
+        self.free(source)
+        destination = self.allocate(len(source))
+        for (blocks, place), block in zip(places, destination, strict=True):
+            blocks[place] = block
+        return source, destination
+
     def give_back(self) -> range:
         """Nobody has a block beyond the budget any more: forget those that were used, as places
         counted from the first; they are somebody else's now."""

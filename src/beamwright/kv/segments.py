@@ -1,26 +1,22 @@
 """Segments: the KV of one node, node-aligned, where it resides and who holds it. No tensors.
 
-A path is a tuple of (segment, visible tokens); a lease pins what a group reads. `HostTier` is the
-host's side of a cache: its blocks, the link there, and who leaves the device.
+A path is a tuple of (segment, visible tokens); a lease pins what a group reads.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import chain
+from itertools import accumulate, chain, count
 from typing import Any, NamedTuple
 
-from beamwright.kv.link import Link, Transfer
-from beamwright.kv.pool import BlockLedger
-from beamwright.kv.streams import Blocks, Piece
-from beamwright.protocols import Direction
-from beamwright.schedule.forest import eviction_order
+from beamwright.kv.link import Transfer
+from beamwright.kv.pool import BlockLedger, GroupBlocks
 
 
-class Return(Enum):
+class RestoreKind(Enum):
     """How KV that had left the device came back."""
 
     LOADED = "loaded"
@@ -34,69 +30,79 @@ class Tally:
     pinned_blocks: int = 0
 
 
+_ONE_GROUP = GroupBlocks(8)
+
+
 @dataclass(eq=False)
 class Segment:
     """KV of one node: starts a fresh block, and ends anywhere inside its last one.
 
-    Where layers are in groups, a node has one for each: a path names that of the first group,
-    `others` are those behind it, which know it as their `first`. They are made, grown and freed
-    together, and leased, moved and evicted each on its own.
-
-    block_tokens: tokens of a block. window: how many tokens its layers see; None for all.
-    fixed: its blocks whatever its length, where they hold the state behind its last token: the last
-        group of models with recurrent layers.
-    gone: forgotten, since no row's window can reach it any more; it keeps its length.
-    serial: a number that grows, by which equals are ordered.
-    length: tokens written so far.
-    copies: device blocks of each copy. One, where beams share; several, where every beam of a
-        group reads its own (`dense`); none, while the segment is not resident.
-    host_blocks, host_length: blocks on the host, and how many tokens they hold or will hold once
-        `transfers` have finished.
-    pins: copies that may not be evicted. pinned_blocks: what `tally` counts of it for them.
-    last_use: tick of the last lease that named it.
-    start: position of its first token in the path.
-    transfers: what is under way; they are waited for, or cancelled, before blocks change hands.
-    source: how to compute the KV again.
-    returned: how it came back, if it has left the device since it was needed last.
-    memory: what attention keeps of the row that writes it, as long as its tokens.
+    Where layers are in groups, a node has one segment for each: a path names that of the first
+    group, `others` are those behind it, which know it as their `first`. All are created, extended
+    and freed together; each is leased, moved and evicted on its own.
     """
 
     name: str = ""
-    length: int = 0
+    group: GroupBlocks = _ONE_GROUP
+    start: int = 0  # position of its first token in the path
+    length: int = 0  # tokens written so far
+    # Device blocks of each copy. One, where beams share; several, where every beam of a group reads
+    # its own (`dense`); none, while the segment is not resident.
     copies: list[list[int]] = field(default_factory=list)
+    # Blocks on the host, and how many tokens they hold once `transfers` have finished.
     host_blocks: list[int] = field(default_factory=list)
     host_length: int = 0
-    pins: int = 0
-    last_use: int = 0
-    start: int = 0
+    transfers: list[Transfer] = field(default_factory=list)  # waited for before blocks change hands
+    pins: int = 0  # copies that may not be evicted
+    pinned_blocks: int = 0  # what `tally` counts of it for them
+    tally: Tally = field(default_factory=Tally)
+    last_use: int = 0  # tick of the last lease that named it
+    serial: int = 0  # order of creation, which decides between equals
     freed: bool = False
-    transfers: list[Transfer] = field(default_factory=list)
-    source: Source | None = None
-    returned: Return | None = None
-    memory: Any = None
-    block_tokens: int = 8
-    window: int | None = None
-    fixed: int = 0
-    gone: bool = False
+    gone: bool = False  # forgotten: no row's window can reach it any more; it keeps its length
+    source: Source | None = None  # how to compute the KV again
+    restored_by: RestoreKind | None = None  # how it came back since it was needed last
+    memory: Any = None  # what attention keeps of the row that writes it
     others: tuple[Segment, ...] = field(default=(), repr=False)
     first: Segment | None = field(default=None, repr=False)
-    serial: int = 0
-    pinned_blocks: int = 0
-    tally: Tally = field(default_factory=Tally)
 
     @property
-    def every(self) -> tuple[Segment, ...]:
-        """Those of all groups, by group."""
+    def group_segments(self) -> tuple[Segment, ...]:
+        """The node's segments, by group of layers."""
         return (self, *self.others)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that so many of its tokens need."""
-        return self.fixed * (num_tokens > 0) or -(-num_tokens // self.block_tokens)
+        """Blocks that `num_tokens` of its tokens need."""
+        return self.group.blocks_for(num_tokens)
+
+    def missing_blocks(self, copies: int) -> int:
+        """Blocks of the copies that the device lacks of this many."""
+        missing = max(0, copies - len(self.copies)) if self.length else 0
+        return missing * self.blocks_for(self.length)
+
+    def fresh_blocks(self, copies: int, num_tokens: int) -> int:
+        """Blocks to allocate for this many copies, grown to `num_tokens` tokens."""
+        wanted = max(1, len(self.copies)) * self.blocks_for(num_tokens)
+        growth = max(0, wanted - sum(map(len, self.copies)))
+        return growth + self.missing_blocks(copies)
+
+    def unpinned_blocks(self, copies: int, num_tokens: int) -> int:
+        """The same of blocks that are not pinned for others; without copies, all of its own."""
+        if not copies:
+            return self.blocks_for(num_tokens)
+        size = self.blocks_for(max(self.length, num_tokens))
+        held = min(self.pins, len(self.copies))
+        return max(copies, held) * max(size, len(self.blocks)) - self.pinned_blocks
 
     @property
     def blocks(self) -> list[int]:
         """Device blocks of the first copy; empty if it is not resident."""
         return self.copies[0] if self.copies else []
+
+    @property
+    def unpinned_copies(self) -> list[list[int]]:
+        """Device copies that may be evicted."""
+        return self.copies[self.pins :]
 
     @property
     def resident(self) -> bool:
@@ -120,13 +126,81 @@ class Segment:
         return [transfer for transfer in self.transfers if not transfer.finished]
 
     def pin(self, copies: int = 0) -> None:
-        """So many more copies may not be evicted; to be called, too, when `copies` has changed."""
+        """Pin `copies` more copies; call it, too, when `copies` has changed."""
         self.pins += copies
         held = self.copies
         blocks = min(self.pins, len(held)) * len(held[0]) if held else 0
         if blocks != self.pinned_blocks:
             self.tally.pinned_blocks += blocks - self.pinned_blocks
             self.pinned_blocks = blocks
+
+
+class LiveSegments:
+    """Segments that are not freed, and which of them have blocks on the device."""
+
+    def __init__(self) -> None:
+        self.tally = Tally()
+        self._all: dict[Segment, None] = {}
+        self._present: dict[int, Segment] = {}  # by serial
+        self._serials = count()
+
+    def blank(self, groups: Sequence[GroupBlocks], name: str, start: int) -> Segment:
+        """A node's empty segment, with those of its other groups; not yet one of these."""
+        first, *others = [Segment(name, group, start, tally=self.tally) for group in groups]
+        first.others = tuple(others)
+        for each in others:
+            each.first = first
+        return first
+
+    def add(self, segment: Segment) -> None:
+        """A segment has been created."""
+        segment.serial = next(self._serials)
+        self._all[segment] = None
+
+    def remove(self, segment: Segment) -> None:
+        """A segment has been freed."""
+        self._all.pop(segment, None)
+
+    def update(self, segment: Segment) -> None:
+        """A segment's device blocks have changed."""
+        segment.pin()
+        if segment.copies:
+            self._present[segment.serial] = segment
+        else:
+            self._present.pop(segment.serial, None)
+
+    def present(self) -> Iterable[Segment]:
+        """Segments that have blocks on the device."""
+        return self._present.values()
+
+    def resident(self) -> list[Segment]:
+        """Segments that hold tokens on the device, oldest first."""
+        return [s for s in map(self._present.__getitem__, sorted(self._present)) if s.length]
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of one copy of each."""
+        return sum(s.blocks_for(s.length) for s in self._all if not s.gone)
+
+    @property
+    def num_nodes(self) -> int:
+        """Segments, not counting those of a node's other groups."""
+        return sum(segment.first is None for segment in self._all)
+
+    def check(self, device: BlockLedger, host: BlockLedger | None) -> None:
+        """Every block is free or owned by one copy of one of these."""
+        live = list(self._all)
+        device.check([b for s in live for blocks in s.copies for b in blocks])
+        if host is not None:
+            host.check([block for segment in live for block in segment.host_blocks])
+        for segment in live:
+            wanted = segment.blocks_for(segment.length)
+            short = any(len(blocks) < wanted for blocks in segment.copies)
+            assert not short, f"{segment.length} tokens lack blocks"
+            assert segment.length or segment.pins <= max(1, len(segment.copies)), "pins no copy"
+            assert bool(segment.copies) == (segment.serial in self._present), "astray"
+        pinned = sum(min(s.pins, len(s.copies)) * len(s.blocks) for s in live)
+        assert pinned == self.tally.pinned_blocks, f"{pinned} blocks are pinned"
 
 
 class Lease:
@@ -208,16 +282,16 @@ def within_reach(path: Sequence[PathPart], group: int) -> Path:
     path alone, and not from how far the row has come, so its sums do not depend on when it is read.
     Of states it is the last part's alone, its own where it has begun.
     """
-    if not group and path and path[0].segment.window is None:
+    if not group and path and path[0].segment.group.window is None:
         return tuple(path)
     parts: list[PathPart] = []
     behind = 0
     for part in reversed(path):
-        segment = part.segment.every[group]
-        if segment.window is not None and behind + 1 >= segment.window:
+        segment = part.segment.group_segments[group]
+        if segment.group.window is not None and behind + 1 >= segment.group.window:
             break
         parts.append(PathPart(segment, part.visible, part.own))
-        behind += 0 if part.own and not segment.fixed else part.visible
+        behind += 0 if part.own and not segment.group.fixed else part.visible
     return tuple(reversed(parts))
 
 
@@ -230,15 +304,15 @@ def state_before(path: Sequence[PathPart]) -> Segment | None:
         return None
     segment, visible, _ = path[-1]
     assert visible == segment.length, f"a state inside segment {segment.name!r} is asked for"
-    return segment.every[-1]
+    return segment.group_segments[-1]
 
 
 def segments_read(path: Sequence[PathPart]) -> list[Segment]:
     """Segments of all groups that a row behind a path reads, parents before children."""
     parts = [part for part in path if part.visible > 0]
-    if not parts or (parts[0].segment.window is None and not parts[0].segment.others):
+    if not parts or (parts[0].segment.group.window is None and not parts[0].segment.others):
         return [part.segment for part in parts]
-    groups = range(len(parts[0].segment.every))
+    groups = range(len(parts[0].segment.group_segments))
     return [part.segment for group in groups for part in within_reach(parts, group)]
 
 
@@ -246,7 +320,7 @@ def whole(wanted: Mapping[Segment, int]) -> dict[Segment, int]:
     """The same for the segments of all groups."""
     if not any([first.others for first in wanted]):
         return dict(wanted)
-    return {segment: count for first, count in wanted.items() for segment in first.every}
+    return {segment: count for first, count in wanted.items() for segment in first.group_segments}
 
 
 def visible_path(path: Path, last: Segment | None, num_tokens: int) -> Path:
@@ -257,64 +331,14 @@ def visible_path(path: Path, last: Segment | None, num_tokens: int) -> Path:
     return tuple([part for part in parts if part.visible > 0])
 
 
-# --- the host's side ---------------------------------------------------------------------------
+def missing_blocks(needs: Mapping[Segment, int]) -> int:
+    """Blocks of the copies that the device lacks."""
+    return sum([segment.missing_blocks(copies) for segment, copies in needs.items()])
 
 
-@dataclass
-class HostTier:
-    """Where evicted KV goes, and how it comes back.
-
-    recompute: evicted segments are not kept on the host; they are computed again.
-    share_loads: several copies of a segment cross the link once; otherwise each on its own
-        (no inter-beam locality, LBS Fig. 10b).
-    """
-
-    ledger: BlockLedger
-    link: Link
-    recompute: bool = False
-    share_loads: bool = True
-
-    def store(self, segment: Segment, until: int, device: BlockLedger) -> None:
-        """Start storing blocks up to token `until`, from the first incomplete one on.
-
-        Raises:
-            CapacityError: if the host tier is full.
-        """
-        first, end = segment.host_length // segment.block_tokens, segment.blocks_for(until)
-        segment.host_blocks += self.ledger.allocate(end - len(segment.host_blocks))
-        to, source = segment.host_blocks[first:end], segment.blocks[first:end]
-        pieces = self._pieces(self.ledger, to, device, source)
-        segment.transfers = segment.unfinished()
-        segment.transfers.append(self.link.submit(Direction.D2H, "store", pieces))
-        segment.host_length = until
-
-    def load(self, segment: Segment, blocks: Sequence[int], kind: str, device: BlockLedger) -> None:
-        """Start loading a segment into these device blocks; no store of it is under way."""
-        pieces = self._pieces(device, blocks, self.ledger, segment.host_blocks)
-        segment.transfers.append(self.link.submit(Direction.H2D, kind, pieces))
-
-    def _pieces(
-        self, there: BlockLedger, to: Sequence[int], here: BlockLedger, source: Sequence[int]
-    ) -> list[Piece]:
-        """One contiguous piece per block; without tensors there is nothing behind them.
-
-        Of a card's blocks one piece that names them all.
-        """
-        size, memory, held = self.ledger.bytes_per_block, there.memory, here.memory
-        if memory is not None and held is not None:
-            sides = Blocks(memory, tuple(to)), Blocks(held, tuple(source))
-            return [Piece(*sides, size * len(to))]
-        pairs = zip(to, source, strict=True)
-        return [Piece(there.block_bytes(a), here.block_bytes(b), size) for a, b in pairs]
-
-    def in_order(
-        self, segments: Iterable[Segment], next_use: Mapping[Segment, int]
-    ) -> list[Segment]:
-        """These segments, the one to leave the device first in front.
-
-        next_use: groups until the next use; absent if the rest of the round has none.
-        """
-        leaving = list(segments)
-        last_use = {segment: segment.last_use for segment in leaving}
-        stored = frozenset(segment for segment in leaving if segment.stored)
-        return eviction_order(leaving, next_use, last_use, stored)
+def first_blocks(
+    segments: Sequence[Segment], num_blocks: int, copies: Callable[[Segment], list[list[int]]]
+) -> list[Segment]:
+    """The first segments whose copies have so many blocks together."""
+    before = accumulate((sum(map(len, copies(s))) for s in segments), initial=0)
+    return [s for s, covered in zip(segments, before, strict=False) if covered < num_blocks]

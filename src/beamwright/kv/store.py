@@ -14,9 +14,10 @@ import numpy.typing as npt
 import torch
 
 from beamwright.kv.cache import CacheManager
+from beamwright.kv.host import HostTier
 from beamwright.kv.link import KVLog, Link
 from beamwright.kv.pool import BlockPool, ByteBudget, KVBlocks, ScratchMeter
-from beamwright.kv.segments import HostTier, Segment
+from beamwright.kv.segments import Segment
 from beamwright.kv.states import StateRows, StateTables
 from beamwright.kv.streams import sent
 
@@ -126,7 +127,7 @@ class SegmentStore(CacheManager, KVReader):
         """Count so many more tokens of each, whose KV is written."""
         for segment, length in zip(segments, lengths, strict=True):
             self.extend(segment, length)
-            held = len(segment.blocks) * segment.block_tokens
+            held = len(segment.blocks) * segment.group.block_tokens
             assert segment.length <= held, "KV was written to blocks that were not reserved"
 
     def writer(self, segments: Sequence[Segment], lengths: Sequence[int]) -> Write:
@@ -163,7 +164,7 @@ class SegmentStore(CacheManager, KVReader):
         for number, kv in enumerate(self.pool.groups_kv):
             slots, size = list[int](), kv.block_tokens
             for segment, length in zip(segments, lengths, strict=True):
-                own = segment.every[number]
+                own = segment.group_segments[number]
                 begin, end = own.length, own.length + length
                 for blocks in own.copies:
                     for at in range(begin // size, -(-end // size)):
@@ -193,7 +194,7 @@ class SegmentStore(CacheManager, KVReader):
 
     def held(self, segment: Segment, first: int, end: int) -> Any:
         """A segment's tokens [first, end), as `restore` of a tail wants them."""
-        pairs = zip(self.groups, segment.every, strict=False)  # states are behind them
+        pairs = zip(self.groups, segment.group_segments, strict=False)  # states are behind them
         parts = [group.gather(each, end)[:, :, first:] for group, each in pairs]
         return parts[0] if len(parts) == 1 else parts
 
@@ -215,7 +216,7 @@ class SegmentStore(CacheManager, KVReader):
         assert self.pool.states is not None
         self.reserve({each: max(1, each.length) for each in writes if each is not None})
         sources = [None if each is None else each.blocks for each in begins]
-        targets = [None if each is None else each.every[-1].blocks for each in writes]
+        targets = [None if each is None else each.group_segments[-1].blocks for each in writes]
         given = self.pool.states, sources, targets, lengths
         return StateRows(*given, deferred=deferred, tables=tables)
 

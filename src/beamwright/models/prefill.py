@@ -111,7 +111,9 @@ def _is_one_batch(
     its pass is over, and a copy per beam when it is read."""
     lengths = [len(request.token_ids) for request in requests]
     split = max(lengths) > chunk_tokens or sum(map(padded_rows, lengths)) > _BATCH_PADDED_TOKENS
-    by_beam = residency.copies_per_beam or any(r.segment.every[-1].fixed for r in requests)
+    by_beam = residency.copies_per_beam or any(
+        r.segment.group_segments[-1].group.fixed for r in requests
+    )
     return not split and not by_beam and _fits(residency, requests, lengths)
 
 
@@ -151,8 +153,8 @@ def _with_states_before(lost: Sequence[Segment]) -> list[Segment]:
         source = segment.source
         while source is not None and source.path:
             before = source.path[-1].segment
-            state, source = before.every[-1], before.source
-            if not state.fixed or state.resident or state.stored:
+            state, source = before.group_segments[-1], before.source
+            if not state.group.fixed or state.resident or state.stored:
                 break
             found[before] = None
     return list(found)

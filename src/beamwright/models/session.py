@@ -303,7 +303,7 @@ class DecodeSession:
             begins = [
                 None
                 if row is None
-                else row.segment.every[-1]
+                else row.segment.group_segments[-1]
                 if row.num_tokens
                 else state_before(row.path)
                 for row in self._rows

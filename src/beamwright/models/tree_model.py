@@ -19,15 +19,10 @@ from torch import Tensor
 from beamwright.attention.groups import GroupedAttention
 from beamwright.attention.protocols import AttentionBackend
 from beamwright.errors import HOST_TIER, DeviceMemoryError
+from beamwright.kv.host import HostTier
 from beamwright.kv.link import KVLog, Link
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout, SharedMemory, group_layouts
-from beamwright.kv.segments import (
-    HostTier,
-    Path,
-    Segment,
-    state_before,
-    visible_path,
-)
+from beamwright.kv.segments import Path, Segment, state_before, visible_path
 from beamwright.kv.states import StateLayout, StateRows, StateTensor
 from beamwright.kv.store import SegmentStore
 from beamwright.models.decoder import Decoder
@@ -41,7 +36,7 @@ from beamwright.plan.costs import CHUNK_TOKENS
 
 @dataclass(frozen=True)
 class HostOptions:
-    """The host tier of one model: see `kv.HostTier`."""
+    """The host tier of one model: see `kv.host`."""
 
     budget_bytes: int
     link: Link
@@ -256,7 +251,7 @@ class TreeModel:
         """A state that goes on from itself is not written before the pass has come to its end."""
         own = [r.segment for r in requests]
         begins = [
-            s.every[-1] if s.length else state_before(r.path)
+            s.group_segments[-1] if s.length else state_before(r.path)
             for s, r in zip(own, requests, strict=True)
         ]
         begun = any(segment.length for segment in own)

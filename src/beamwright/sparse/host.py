@@ -63,7 +63,7 @@ class HostStore(HostedStore):
     def free(self, segment: Segment) -> None:
         """With the last one goes what the device still has of those that were selected."""
         super().free(segment)
-        if not self._segments:
+        if not self.num_segments:
             self._charge(-sum(len(ids) for ids, _ in self._hot))
             self._hot = list(self._none)
 

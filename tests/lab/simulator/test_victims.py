@@ -3,7 +3,7 @@
 import pytest
 
 from beamwright.kv.link import Link
-from beamwright.kv.pool import BlockLedger, ByteBudget
+from beamwright.kv.pool import BlockLedger, ByteBudget, GroupBlocks
 from beamwright.kv.segments import Segment
 from beamwright_lab.simulator.victims import TIERS, cheapest_order, least_recent_order
 
@@ -27,7 +27,7 @@ def test_what_is_not_used_then_what_is_cheapest_to_have_again():
 def test_who_leaves_first(victims, recompute, leaves):
     """A path of three segments, the second of which the host has, and the third ends early."""
     tier = TIERS[victims](BlockLedger(8, 4, ByteBudget(64)), Link, recompute)
-    segments = [Segment(str(at), start=at, block_tokens=4) for at in (0, 8, 4)]
+    segments = [Segment(str(at), start=at, group=GroupBlocks(4)) for at in (0, 8, 4)]
     for tick, (segment, length) in enumerate(zip(segments, (8, 8, 5), strict=True), start=1):
         segment.length, segment.last_use = length, tick
         segment.copies = [[0, 1]]

@@ -68,7 +68,7 @@ class OwnBlocks:
         for place, row in enumerate(rows):
             if row is not None:
                 first = row[1] // size
-                held = row[0].every[self._group].blocks[first : first + shape[1]]
+                held = row[0].group_segments[self._group].blocks[first : first + shape[1]]
                 self._blocks[place, : len(held)] = held
                 self._firsts[place] = row[1] % size // self._entry
 
