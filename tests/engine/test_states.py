@@ -6,12 +6,12 @@ The model looks at whose state it gets (`recurring`): that of another row or tok
 import shutil
 
 import pytest
+
+from beamwright.search import STRATEGIES
 from checksums import check_transfers
 from declared import real_options
 from engines import PROBLEM, assert_nothing_allocated, exact_dtype
 from recurring import check_states, load_recurring
-
-from beamwright.search import STRATEGIES
 
 PLENTY, SCARCE = {"schedule": "in-gpu"}, {"schedule": "locality", "host_memory": "8MiB"}
 STRICT = {"dtype": "float64", "n": 8, "width": 2, "max_rounds": 5, "max_tokens": 60}

@@ -12,6 +12,7 @@ from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.kv.states import StateLayout, StateTensor
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.streams import HostStreams
+from checksums import check_transfers
 
 KV = KVLayout(num_layers=1, num_kv_heads=1, head_dim=4, dtype=torch.float32, block_tokens=4)
 SIZE = 70  # of a state: more than two blocks

@@ -18,6 +18,7 @@ from beamwright.kv.pool import BlockPool, ByteBudget
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.streams import BlockMemory, Blocks, CudaStreams, Piece
 from beamwright.protocols import Direction
+from checksums import check_transfers
 from kv.conftest import values_of
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from engines import assert_nothing_allocated, exact_dtype, grow
 
 from beamwright.errors import InputError
 from beamwright.kv.cache import CacheManager
+from engines import assert_nothing_allocated, exact_dtype, grow
 
 SPLITS = (0.1, 0.3, 0.5, 0.7, 0.9, "auto")
 LONG = {"n": 8, "max_rounds": 4, "max_step_tokens": 40, "max_tokens": 70, "host_memory": "8MiB"}

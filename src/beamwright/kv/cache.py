@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from itertools import chain
 
 from beamwright.counters import Counters
 from beamwright.errors import CapacityError
@@ -56,8 +57,6 @@ class CacheManager:
         self._live = LiveSegments()
         self._next_use: dict[Segment, int] = {}
         self._tick = 0
-
-    # --- segments ----------------------------------------------------------------------------
 
     def create(self, name: str = "", start: int = 0) -> Segment:
         """An empty segment that owns no block yet, with those of the other groups.
@@ -113,8 +112,7 @@ class CacheManager:
 
     def _drop(self, segment: Segment) -> None:
         """Free the blocks of one group's segment; transfers of it are cancelled."""
-        if self.host is not None:
-            self.counts.cancelled_transfers += self.host.drop(segment)
+        self.counts.cancelled_transfers += 0 if self.host is None else self.host.drop(segment)
         for blocks in segment.copies:
             self.device.free(blocks)
         segment.copies, segment.restored_by = [], None
@@ -175,24 +173,27 @@ class CacheManager:
         for each in segment.group_segments:
             each.length += num_tokens
 
-    def lease(self, needs: Mapping[Segment, int]) -> Lease:
-        """Hold these segments on the device, in so many copies each; loads what is missing.
+    def lease(
+        self, needs: Mapping[Segment, int], copies: Mapping[Segment, int] | None = None
+    ) -> Lease:
+        """Hold segments on the device, and load what is missing.
+
+        needs: how many copies of each are held. copies: how many the device must have; as many.
 
         Raises:
             CapacityError: if they do not fit; LinkError: if the link has failed.
         """
-        return self.acquire(needs, needs)
-
-    def acquire(self, needs: Mapping[Segment, int], copies: Mapping[Segment, int] = {}) -> Lease:
-        """The same for rows that join others: so many copies more than are held already."""
-        wanted = copies or self.beside_others(needs)
         lease = Lease(needs)
         try:
-            self._make_resident(wanted)
+            self._make_resident(needs if copies is None else copies)
         except BaseException:
             lease.keep({})
             raise
         return lease
+
+    def acquire(self, needs: Mapping[Segment, int]) -> Lease:
+        """Lease for rows that join others: so many copies more than are held already."""
+        return self.lease(needs, self.beside_others(needs))
 
     def lacking_bytes(self, needs: Mapping[Segment, int]) -> int:
         """Bytes that would have to be loaded for these copies."""
@@ -204,8 +205,8 @@ class CacheManager:
         Raises:
             CapacityError: if they do not fit; LinkError: if the link has failed.
         """
+        once = dict.fromkeys(needs, 1)
         with Lease(needs):
-            once = dict.fromkeys(needs, 1)
             self._make_room(missing_blocks(once))
             self._load_missing(once, "prefetch")
 
@@ -218,10 +219,8 @@ class CacheManager:
     @property
     def room(self) -> int:
         """Blocks for new leases: those that are not pinned; if none can leave, the free ones."""
-        device = self.device
-        return (
-            device.num_blocks - self._live.tally.pinned_blocks if self.evicts else device.num_free
-        )
+        unpinned = self.device.num_blocks - self._live.tally.pinned_blocks
+        return unpinned if self.evicts else self.device.num_free
 
     def taken(self, segment: Segment, copies: int, num_tokens: int) -> int:
         """Blocks of `room` for a segment in so many copies, and grown to so many tokens; 0: not."""
@@ -242,16 +241,13 @@ class CacheManager:
 
     def needed(self, paths: Iterable[Path]) -> None:
         """Count the tokens of paths that were needed and are on the device."""
-        counts = self.counts
-        if self.stays:  # as most do, and then nothing has returned
-            counts.needed_tokens += sum([part.visible for path in paths for part in path])
-            return
-        for part in (part for path in paths for part in within_reach(path, 0)):
-            returned = part.segment.restored_by
-            counts.needed_tokens += part.visible
-            counts.loaded_tokens += part.visible * (returned is RestoreKind.LOADED)
-            counts.dropped_tokens += part.visible * (returned is RestoreKind.RECOMPUTED)
-            part.segment.restored_by = None
+        for segment, visible, _ in chain.from_iterable(within_reach(path, 0) for path in paths):
+            self.counts.needed_tokens += visible
+            if segment.restored_by is RestoreKind.LOADED:
+                self.counts.loaded_tokens += visible
+            elif segment.restored_by is RestoreKind.RECOMPUTED:
+                self.counts.dropped_tokens += visible
+            segment.restored_by = None
 
     @property
     def evicts(self) -> bool:
@@ -314,12 +310,12 @@ class CacheManager:
         """
         if self.host is None or self.host.recompute:
             return
-        growing = {each for first in growing for each in first.group_segments}
+        kept = {*needs, *(each for first in growing for each in first.group_segments)}
         short = missing_blocks(needs) + sum(map(self.device.blocks_for, growth))
         short -= self.device.num_free
         if short <= 0:
             return
-        others = (s for s in self._live.resident() if s not in needs and s not in growing)
+        others = (s for s in self._live.resident() if s not in kept)
         order = self.host.in_order(others, self._next_use)
         with suppress(CapacityError):  # eviction raises it once the room is needed
             self._store(first_blocks(order, short, lambda s: s.copies))
@@ -327,8 +323,6 @@ class CacheManager:
     def dirty(self) -> list[Segment]:
         """Resident segments that are not wholly on the host, in the order of eviction."""
         return [s for s in self._victims() if not s.stored]
-
-    # --- making room -------------------------------------------------------------------------
 
     def evict_all(self) -> None:
         """Empty the device of what is not pinned (no reuse between steps)."""
@@ -344,8 +338,8 @@ class CacheManager:
             CapacityError: if the host tier is full; LinkError: if the link has failed.
         """
         device = self.device
-        excess = device.num_blocks - device.num_free - total_bytes // device.bytes_per_block
-        if excess > 0 and self.host is not None:
+        used = device.num_blocks - device.num_free
+        if (excess := used - total_bytes // device.bytes_per_block) > 0:
             self._evict(self._victims(), excess)
         total_bytes = device.resize(total_bytes)
         outside = [s for s in self._live.present() if any(map(device.beyond, s.copies))]
@@ -372,10 +366,8 @@ class CacheManager:
 
     def _victims(self) -> list[Segment]:
         """Segments with an unpinned copy, the one to go first in front."""
-        if self.host is None:
-            return []
         unpinned = (s for s in self._live.resident() if len(s.copies) > s.pins)
-        return self.host.in_order(unpinned, self._next_use)
+        return [] if self.host is None else self.host.in_order(unpinned, self._next_use)
 
     def _evict(self, victims: Sequence[Segment], num_blocks: int) -> None:
         """Free `num_blocks` blocks if these victims have them; dirty ones are stored first."""
@@ -437,11 +429,10 @@ class CacheManager:
 
     def _recompute(self, lost: list[Segment]) -> None:
         assert self.recompute_segments is not None, "it is neither on the device nor on the host"
-        named = list(dict.fromkeys(segment.first or segment for segment in lost))
-        self.counts.recomputed_tokens += sum(segment.length for segment in named)
-        for segment in lost:
-            self.counts.recomputed_blocks += segment.blocks_for(segment.length)
-        self.recompute_segments(named)
+        nodes = list(dict.fromkeys(segment.first or segment for segment in lost))
+        self.counts.recomputed_tokens += sum(segment.length for segment in nodes)
+        self.counts.recomputed_blocks += sum(s.blocks_for(s.length) for s in lost)
+        self.recompute_segments(nodes)
 
     def copy_on_device(self, source: Sequence[int], destination: Sequence[int]) -> None:
         """Copy blocks within the device; without tensors there is nothing to do."""
