@@ -25,9 +25,11 @@ from beamwright.engine.moving import MovingSplit
 from beamwright.engine.selftest import batches_are_exact
 from beamwright.search.reading import Mathematics
 from beamwright.tree import StopReason
+from beamwright_lab.baselines import LayerwiseSchedule
 from beamwright_lab.models.published_files import FILES
 
 torch.set_num_threads(1)
+assert LayerwiseSchedule.name == "layerwise"  # declared before tests list what there is
 if "TRITON_INTERPRET" in os.environ and find_spec("triton") is not None:
     interpreted.quicken()
 

@@ -34,7 +34,6 @@ LEVELS = (
     ("kv", "library"),
     ("attention",),
     ("sparse",),
-    ("layerwise",),
     ("models",),
     ("engine",),
     ("remote",),

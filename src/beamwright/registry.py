@@ -83,14 +83,20 @@ class Table(dict[str, R]):
 
     section: of the settings, which holds the options. flag: the option that takes the name. needs:
     methods of what is declared here. calls: a function will do, too. taken: names that mean
-    something else there.
+    something else there. of_lab: names that the lab declares, where it is installed.
     """
 
     def __init__(
-        self, section: str, flag: str, *needs: str, calls: bool = False, taken: Sequence[str] = ()
+        self,
+        section: str,
+        flag: str,
+        *needs: str,
+        calls: bool = False,
+        taken: Sequence[str] = (),
+        of_lab: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        self.section, self.flag, self.taken = section, flag, taken
+        self.section, self.flag, self.taken, self.of_lab = section, flag, taken, of_lab
         self.needs, self.calls = needs, calls
         _TABLES.append(self)
 
@@ -121,6 +127,8 @@ class Table(dict[str, R]):
         """
         if name in self:
             return self[name]
+        if name in self.of_lab:
+            raise InputError(f"{self.flag} {name}: comes with the lab: pip install -e lab")
         if not self:
             raise InputError(f"{self.flag} {name!r}: none is declared; a --plugin declares some")
         hint = did_you_mean(name, self)

@@ -220,3 +220,33 @@ def make_forest():
         return forest
 
     return make
+
+
+def largest_difference(left, right):
+    pairs = [pair for x, y in zip(left, right, strict=True) for pair in zip(x, y, strict=True)]
+    return max(float((a - b).abs().max()) for a, b in pairs)
+
+
+def plain_softmax(forest, rows, num_tokens, seed=0):
+    """Decoding from the definition, one row, head and token at a time; shares no code."""
+    store, group = forest.store, forest.num_heads // forest.layout.num_kv_heads
+    found = []
+    own = [[] for _ in range(forest.layout.num_layers)]
+    for token in range(num_tokens):
+        layers = []
+        for layer in range(forest.layout.num_layers):
+            query, key_value = forest._token(seed, token, layer)
+            own[layer].append(key_value)
+            out = torch.empty_like(query[rows])
+            for i, row in enumerate(rows):
+                parts = [store.gather(p.segment, p.visible)[layer] for p in forest.paths[row]]
+                stored = torch.cat(parts, dim=1)
+                mine = torch.stack([kv[row] for kv in own[layer]], dim=1)
+                keys, values = torch.cat([stored, mine], dim=1)
+                for head in range(forest.num_heads):
+                    scores = keys[:, head // group] @ query[row, head]
+                    weights = (scores / forest.layout.head_dim**0.5).softmax(0)
+                    out[i, head] = weights @ values[:, head // group]
+            layers.append(out)
+        found.append(layers)
+    return found

@@ -1,12 +1,12 @@
 import pytest
 import torch
 
+from attention.conftest import largest_difference, plain_softmax
 from beamwright.attention import BACKENDS, make_attention
 from beamwright.attention.dense import DenseDecode
 from beamwright.attention.shared import SharedSegments
 from beamwright.kv.segments import PathPart
 from beamwright.kv.tails import RowTails
-from layerwise.drives import largest_difference, plain_softmax
 
 FAST = ["dense", "tree"]
 CLOSE = {torch.float64: 1e-10, torch.float32: 1e-5}

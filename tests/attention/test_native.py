@@ -5,10 +5,10 @@ from itertools import chain
 import pytest
 import torch
 
+from attention.conftest import largest_difference, plain_softmax
 from beamwright.attention import tree
 from beamwright.kv.segments import PathPart
 from beamwright.library import library
-from layerwise.drives import largest_difference, plain_softmax
 
 pytestmark = pytest.mark.skipif(library() is None, reason="built without a C compiler")
 HOW = {"dtype": torch.float32, "rows": 9}

@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
+from attention.conftest import largest_difference, plain_softmax
 from beamwright.attention import BACKENDS, make_attention
-from layerwise.drives import largest_difference, plain_softmax
 
 FAST = ["dense", "tree"]
 CLOSE = {torch.float64: 1e-10, torch.float32: 1e-5}

@@ -6,13 +6,13 @@ from itertools import product
 import pytest
 import torch
 
+from attention.conftest import largest_difference
 from beamwright.attention import BACKENDS
 from beamwright.attention.partial import attend_part, attend_part_oracle, hide
 from beamwright.attention.reference import plain_attention
 from beamwright.attention.shared import tokens_behind
 from beamwright.kv.pool import KVLayout
 from beamwright.kv.segments import PathPart, Segment
-from layerwise.drives import largest_difference
 
 FAST = ["dense", "tree"]
 CLOSE = {torch.float64: 1e-10, torch.float32: 2e-5}

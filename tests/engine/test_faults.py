@@ -8,6 +8,7 @@ import pytest
 from beamwright import Solution
 from beamwright.errors import BeamwrightError, CapacityError, Interrupted, LinkError
 from beamwright.kv.pool import BlockLedger
+from beamwright_lab.baselines.layerwise import streams
 from engines import PROBLEM, assert_nothing_allocated, grow
 
 SMALL = {"n": 16, "width": 4, "max_rounds": 7, "host_memory": "1MiB"}
@@ -140,9 +141,7 @@ def test_a_copier_that_dies_in_the_middle_of_a_search(make_solver, monkeypatch, 
         peak = solver.solve(PROBLEM).kv.device_peak_bytes
         solver = make_solver(**{**options, "kv_memory": peak})
         # Two layers are as many as there are stream buffers, so layers move when asked to.
-        monkeypatch.setattr(
-            "beamwright.layerwise.streams.resident_layers", lambda layers, free, layer: 0
-        )
+        monkeypatch.setattr(streams, "resident_layers", lambda layers, free, layer: 0)
     expected = solver.solve(PROBLEM).tree_hash
     real, count, fails_at = np.copyto, [0], [0]
 

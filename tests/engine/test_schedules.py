@@ -7,7 +7,6 @@ from beamwright.protocols import Plan
 from beamwright.registry import option
 from beamwright.schedule import SCHEDULES, Schedule, make_schedule, schedule
 from beamwright.sections import ScheduleSettings
-from beamwright.solver.request import IGNORED
 from declared import value_of
 from engines import PROBLEM
 from restored import restored
@@ -18,8 +17,7 @@ SETTINGS = ({}, {"max_batch": 2}, {"inter_beam": False, "prefetch": False}, {"pl
 
 def options_of(name):
     """Options to try one after another: what all schedules are told, and each of its own."""
-    own = SCHEDULES[name].options
-    ignored = IGNORED.get(name, ())
+    own, ignored = SCHEDULES[name].options, SCHEDULES[name].idle
     return [
         *({key: each[key] for key in each if key not in ignored} for each in SETTINGS),
         *({option: value_of(info)} for option, info in own.items()),

@@ -2,8 +2,9 @@ from dataclasses import replace
 
 import pytest
 
+from beamwright.errors import InputError
 from beamwright.protocols import Plan, ScheduleView
-from beamwright.schedule import make_schedule
+from beamwright.schedule import SCHEDULES, make_schedule
 from beamwright.schedule.declare import batches
 from beamwright.sections import ScheduleSettings
 from beamwright.tree import NodeState
@@ -106,18 +107,18 @@ def test_no_beams_are_no_groups():
         assert make_schedule(ScheduleSettings()).plan(ScheduleView((), kv)) == Plan(())
 
 
-def test_layerwise_decodes_all_beams_together(beams):
-    schedule = make_schedule(ScheduleSettings(schedule="layerwise"))
-    assert schedule.name == "layerwise"
+@pytest.mark.parametrize("name", ["in-gpu", "layerwise"])
+def test_one_group_whatever_the_demand_or_ranges_of_at_most_max_batch(beams, name):
+    schedule = make_schedule(ScheduleSettings(schedule=name))
+    assert schedule.name == name
     assert schedule.plan(ScheduleView(beams, demand(capacity=20))) == Plan((beams,))
-    capped = make_schedule(ScheduleSettings(schedule="layerwise", max_batch=4))
-    assert [len(group) for group in capped.plan(ScheduleView(beams)).groups] == [4, 2]
-
-
-def test_in_gpu_is_one_group_or_ranges_of_at_most_max_batch(beams):
-    schedule = make_schedule(ScheduleSettings(schedule="in-gpu"))
-    assert schedule.name == "in-gpu"
-    assert schedule.plan(ScheduleView(beams)) == Plan((beams,))
     assert schedule.plan(ScheduleView(())) == Plan(())
-    capped = make_schedule(ScheduleSettings(schedule="in-gpu", max_batch=4))
+    capped = make_schedule(ScheduleSettings(schedule=name, max_batch=4))
     assert capped.plan(ScheduleView(beams)) == Plan((beams[:4], beams[4:]))
+
+
+def test_the_lab_s_baseline_is_refused_by_name_where_the_lab_is_not(monkeypatch):
+    monkeypatch.delitem(SCHEDULES, "layerwise")
+    message = "^--schedule layerwise: comes with the lab: pip install -e lab$"
+    with pytest.raises(InputError, match=message):
+        make_schedule(ScheduleSettings(schedule="layerwise"))

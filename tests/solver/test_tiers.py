@@ -11,9 +11,9 @@ import engines
 import fakes
 from beamwright.errors import CapacityError
 from beamwright.kv.link import StreamLink
-from beamwright.layerwise.store import LayeredStore
 from beamwright.schedule import SCHEDULES
 from beamwright.solver import machinery
+from beamwright_lab.baselines.layerwise.store import LayeredStore
 from beamwright_lab.checks.covering import covering_array, pairs
 from engines import assert_nothing_allocated, exact_dtype, grow
 from streams import LateStreams

@@ -11,7 +11,7 @@ from beamwright import Solver
 from beamwright.checks.machine import run_selftest
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.tree_model import TreeModel
-from beamwright.solver.request import IGNORED
+from beamwright.schedule import SCHEDULES
 
 WAYS = (
     {"temperature": 0},
@@ -63,7 +63,8 @@ def tiny_options(folder, **changes):
         **changes,
     }
     # What the runs of a test have in common may go with another schedule than theirs.
-    ignored = IGNORED.get(options.get("schedule"), ())
+    row = SCHEDULES.get(options.get("schedule"))
+    ignored = () if row is None else row.idle
     return {name: value for name, value in options.items() if name not in ignored}
 
 

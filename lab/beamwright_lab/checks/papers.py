@@ -27,7 +27,7 @@ import torch
 from beamwright import Solution, Solver
 from beamwright.errors import BeamwrightError, CapacityError, InputError
 from beamwright.evaluate.problems import load_problems
-from beamwright.solver.request import IGNORED
+from beamwright.schedule import SCHEDULES
 from beamwright.sparse.rule import METHODS
 from beamwright_lab.common import finish, say
 
@@ -106,7 +106,8 @@ def _goes(name: str, decide: Options, free: Options) -> bool:
         return False
     if name == "foresight" and decide["search"] not in _FORESEES:
         return False
-    return name not in IGNORED.get(str(schedule), ()) or "sparse_home" in free
+    idle = SCHEDULES[str(schedule)].idle if schedule else ()
+    return name not in idle or "sparse_home" in free
 
 
 def _deciding(draw: random.Random) -> Options:

@@ -21,7 +21,7 @@ import beamwright_lab.flashtts.order  # noqa: F401 (declares a schedule)
 from beamwright import Solution, Solver
 from beamwright.errors import BeamwrightError, CapacityError
 from beamwright.evaluate.problems import Problem, load_problems
-from beamwright.solver.request import IGNORED
+from beamwright.schedule import SCHEDULES
 from beamwright_lab.checks.covering import Row, covering_array
 from beamwright_lab.common import finish, say, table
 
@@ -116,7 +116,7 @@ class Compared:
         self, options: Mapping[str, Any], problems: Sequence[Problem], in_flight: int
     ) -> Outcomes:
         found = {"schedule": "in-gpu", **self._options, **options}
-        ignored = IGNORED.get(found["schedule"], ())
+        ignored = SCHEDULES[found["schedule"]].idle
         settings = {name: value for name, value in found.items() if name not in ignored}
         pairs = [(each.unique_id, each.problem) for each in problems]
         with Solver(**settings) as solver:

@@ -115,7 +115,7 @@ CLAIMS = (
     Claim(
         "Streaming layers for every token moves",
         "3, Eq. 1",
-        "layerwise/streams.py",
+        "lab/beamwright_lab/baselines/layerwise/streams.py",
         "lbs.yaml: layerwise",
         "plan/test_lbs.py::test_layerwise_is_the_papers_figure_whatever_the_step",
         "53,012 GB (Fig. 7)",

@@ -34,6 +34,7 @@ from beamwright.plan.machines import over_link
 from beamwright.registry import did_you_mean
 from beamwright.schedule import SCHEDULES, make_schedule, schedule_row
 from beamwright.sections import ScheduleSettings, SparseSettings, Speculation
+from beamwright_lab.baselines.layerwise.declare import streams_layers
 from beamwright_lab.commands.simulate_case import Case, find_case
 from beamwright_lab.commands.simulate_engines import ENGINES_OPTION, engines_beside, named_engines
 from beamwright_lab.commands.simulate_progress import SimulationBar, simulation_bar
@@ -165,7 +166,7 @@ def _speculation(
     given = invocation.settings.schedule.speculation
     if given == "truncate":
         raise InputError("--speculation truncate: changes the tree, and simulate replays one")
-    by_rows = any(not schedule_row(row.settings).streams_layers for row in rows.values())
+    by_rows = any(not streams_layers(row.settings) for row in rows.values())
     if given != "off" and not (by_rows or ablation):
         raise InputError(f"--speculation {given}: layer-wise decodes nothing ahead")
     return given
@@ -314,7 +315,7 @@ def _with_states(compared: _Compared, settings: Settings) -> _Compared:
     rows = {
         name: row
         for name, row in compared.rows.items()
-        if row.layout is Layout.TREE and not schedule_row(row.settings).streams_layers
+        if row.layout is Layout.TREE and not streams_layers(row.settings)
     }
     if not rows:
         raise InputError(
@@ -377,7 +378,7 @@ def _simulate_sparse(
     """Decoding with KV at home on the host, `times` as fast as under the best of the schedules."""
     if asked == SparseSettings():
         return None  # without torch
-    from beamwright.solver.settled import sparse_rule
+    from beamwright.sparse.method import sparse_rule
     from beamwright_lab.simulator.sparse import SparseCase, simulate_sparse
 
     rule = sparse_rule(asked)

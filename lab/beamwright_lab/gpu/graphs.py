@@ -24,7 +24,7 @@ TESTS = (
     "tests/attention/kernels/test_replay.py",
     "tests/engine/test_deterministic.py::test_tiles_and_kernels_are_exact_on_a_card",
     "tests/models/test_codes.py",
-    "tests/layerwise/test_streams.py::test_a_card_s_streams_change_no_context",
+    "tests/lab/layerwise/test_streams.py::test_a_card_s_streams_change_no_context",
     "tests/kv/test_streams.py::test_blocks_cross_a_card_s_link_in_one_launch",
     "tests/solver/test_split.py::test_memory_moves_on_a_card",
     "tests/models/test_fused.py",

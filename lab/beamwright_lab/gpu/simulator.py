@@ -17,10 +17,10 @@ from typing import Any
 from beamwright.models.named import shape_from_text
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import HardwareProfile, captured
-from beamwright.schedule import schedule_row
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.tree import SearchTree
 from beamwright.tree.recorded import record_tree
+from beamwright_lab.baselines.layerwise.declare import streams_layers
 from beamwright_lab.gpu.context import Context, one_line
 from beamwright_lab.lbs.cases import VARIANTS
 from beamwright_lab.simulator.bench import Simulation
@@ -79,9 +79,7 @@ def _simulation(point: Mapping[str, Any], profile: HardwareProfile) -> Simulatio
     shape = shape_from_text(point["model"])
     model = ModelCosts.of(shape, point["element_bytes"])
     step, schedule = point["step"], ScheduleSettings(**VARIANTS[point["variant"]].options)
-    card = (
-        (profile, 0.0) if schedule_row(schedule).streams_layers else (captured(profile), HOST_ROW_S)
-    )
+    card = (profile, 0.0) if streams_layers(schedule) else (captured(profile), HOST_ROW_S)
     return Simulation(
         tree=unpack_tree(point["recorded"]),
         model=model,

@@ -35,6 +35,7 @@ from beamwright.plan.workload import BLOCK_TOKENS
 from beamwright.protocols import Foresees, StepWriter, Verifier
 from beamwright.schedule import make_schedule, schedule_row
 from beamwright.sections import ScheduleSettings, Speculation, StepSettings
+from beamwright_lab.baselines.layerwise.declare import streams_layers
 from beamwright_lab.simulator.clock import VirtualClock
 from beamwright_lab.simulator.costs import RooflineCosts
 from beamwright_lab.simulator.lanes import LanedExecutor, SharedClock, Tape
@@ -198,7 +199,7 @@ class Bench:
     def _make_writer(self, timeline: Timeline | None) -> StepWriter:
         case = self.case
         tail_tokens = _TAIL_TOKENS[case.costs.layout]
-        if schedule_row(case.schedule).streams_layers:
+        if streams_layers(case.schedule):
             self.layerwise = SimulatedLayerwise(
                 case.model,
                 case.costs,

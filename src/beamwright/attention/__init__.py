@@ -1,8 +1,7 @@
 """Attention over tree-structured KV: `reference` oracle, `dense` per-beam copy, `tree`.
 
-One row of the table per backend; `layerwise` wraps one and streams its KV. `tree` and `dense` have
-Triton kernels (`kernels`), which `make_attention` takes where they can run. Knows no strategies and
-no schedules.
+One row of the table per backend. `tree` and `dense` have Triton kernels (`kernels`), which
+`make_attention` takes where they can run. Knows no strategies and no schedules.
 """
 
 from __future__ import annotations

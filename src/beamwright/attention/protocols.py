@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from beamwright.kv.link import Link
+from beamwright.kv.pool import BlockPool, ByteBudget
 from beamwright.kv.segments import Segment
-from beamwright.kv.store import KVReader
+from beamwright.kv.store import KVReader, SegmentStore
 from beamwright.kv.tails import RowTails
 from beamwright.library import Attention
 
@@ -76,6 +81,7 @@ class AttentionBackend:
     spreads: its decode views do. writes_blocks: they write a token's KV straight into blocks, and
         a tail says where. keeps: its prefill views may write KV to the pool themselves.
     holds_places: its decode views know where tokens are in the pool; others have copies of them.
+    tested: the one that the start-up self-test checks in its place, where it stands around another.
     """
 
     name: str
@@ -87,6 +93,7 @@ class AttentionBackend:
     writes_blocks: bool = False
     keeps: bool = False
     holds_places: bool = False
+    tested: AttentionBackend | None = None
 
     def make_tail(self, store: KVReader, group: int = 0, *, stays: bool = False) -> Any:
         """Rows' newest tokens in this group's layers. stays: see `RowTails`."""
@@ -95,3 +102,31 @@ class AttentionBackend:
 
     def workspace(self, store: Any) -> Any:
         """What decode views of this store may share, one after the other; None: nothing."""
+
+
+StoreMaker = Callable[[BlockPool, torch.device, Link, ByteBudget], SegmentStore]
+"""A store over a pool of the host, for compute on this device, with a budget there."""
+
+
+@dataclass(frozen=True)
+class KVMethod:
+    """How a generator's KV is stored, and how attention reads it.
+
+    By itself a pool on the device, read as `--attention` says. A schedule, or sparse decoding, may
+    have another way, which knows only models whose layers all keep their KV in one way.
+
+    option: asks for that. home_option: asks for all KV on the host, in a store that `make_store`
+    makes: the device's KV budget is then the store's, and no part of it moves to the verifier.
+    has_tier: KV may leave for the host. attend: gives the attention that stands around that of the
+    settings, a decoder's shape and its device; InputError if they do not go together.
+    tails_apart: rows' newest tokens are not of the KV budget, so that the plan keeps memory free.
+    most_rows: that the device's KV budget holds what they read of, by shape and bytes of a token.
+    """
+
+    option: str | None = None
+    home_option: str | None = None
+    has_tier: bool = True
+    make_store: StoreMaker | None = None
+    attend: Callable[..., AttentionBackend] | None = None
+    tails_apart: bool = True
+    most_rows: Callable[[Any, int, int], int] | None = None

@@ -1,7 +1,7 @@
 """Sealed segments as attention reads them: packed copies, layer by layer, in buckets of alike size.
 
 Attention asks a source for one layer at a time, and the answer may wait: resident layers are plain
-indexing, `layerwise` streams them (LBS section 4.1, the token-by-token baseline). Knows no
+indexing, others may be streamed (LBS section 4.1, the token-by-token baseline). Knows no
 operator, no attention and no link.
 """
 

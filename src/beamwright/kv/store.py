@@ -15,7 +15,7 @@ import torch
 
 from beamwright.kv.cache import CacheManager
 from beamwright.kv.host import HostTier
-from beamwright.kv.link import KVLog, Link
+from beamwright.kv.link import KVLog
 from beamwright.kv.pool import BlockPool, ByteBudget, KVBlocks, ScratchMeter
 from beamwright.kv.segments import Segment
 from beamwright.kv.states import StateRows, StateTables
@@ -263,36 +263,3 @@ class SegmentStore(CacheManager, KVReader):
         except torch.OutOfMemoryError:  # whoever asks has told segments where they are by now
             for place, block in zip(destination, source, strict=True):
                 blocks[place] = blocks[block]
-
-
-class HostedStore(SegmentStore):
-    """A store whose pool is the host's, beside a device that attention computes on.
-
-    device_budget: bytes of what is there of the segments for now.
-    """
-
-    writes_layers = False
-    _gathered: torch.Tensor
-
-    def __init__(
-        self, pool: BlockPool, device: torch.device, link: Link, device_budget: ByteBudget
-    ) -> None:
-        super().__init__(pool)
-        self.link, self.device_budget, self.compute_device = link, device_budget, device
-        self.tiers = {"device": device_budget, "host": pool.budget}
-
-    def writer(self, segments: Sequence[Segment], lengths: Sequence[int]) -> Write:
-        """What a pass writes is gathered on the device, and appended when the pass is over."""
-        layout, total = self.pool.layout, sum(lengths)
-        size = total, layout.num_layers, 2, layout.num_kv_heads, layout.head_dim
-        self._gathered = torch.empty(size, dtype=layout.dtype, device=self.compute_device)
-
-        def write(group: int, place: int | slice, key_value: torch.Tensor) -> None:
-            self._gathered[:, place] = key_value
-
-        return write
-
-    def extend_each(self, segments: Sequence[Segment], lengths: Sequence[int]) -> None:
-        gathered = self._gathered
-        del self._gathered
-        self.append(segments, [gathered], lengths)

@@ -52,7 +52,7 @@ def padded_path(count: int, head_dim: int) -> int:
 class Tail(Protocol):
     """What a decode session and its attention views ask of a tail, wherever its layers reside.
 
-    `RowTails` has them on the device; `layerwise` has a tail whose layers are streamed.
+    `RowTails` has them on the device; a baseline has a tail whose layers are streamed.
     capacity: most tokens of a row. num_rows: padding included. num_tokens: for which every row has
     places. num_moves: how often memory was allocated anew.
     places: [rows] where each row's current token is written. mask: additive [rows, 1, 1, tokens]

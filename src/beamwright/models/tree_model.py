@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from beamwright.attention.groups import GroupedAttention
-from beamwright.attention.protocols import AttentionBackend
+from beamwright.attention.protocols import AttentionBackend, StoreMaker
 from beamwright.errors import HOST_TIER, DeviceMemoryError
 from beamwright.kv.host import HostTier
 from beamwright.kv.link import KVLog, Link
@@ -42,10 +42,6 @@ class HostOptions:
     link: Link
     recompute: bool = False
     share_loads: bool = True
-
-
-StoreMaker = Callable[[KVLayout, ByteBudget, torch.device], SegmentStore]
-"""A store of KV of this layout and budget, for a model that computes on this device."""
 
 
 def kv_layouts(decoder: Decoder) -> tuple[KVLayout, ...]:
@@ -89,9 +85,9 @@ def layer_places(shape: ModelShape) -> dict[int, tuple[int, int]]:
 class TreeModel:
     """Decoder + segment store + attention backend of one model (generator or verifier).
 
-    host: the host tier; None if all KV is on the device. make_store: makes another store than that
-    of a device and its host tier. shared: memory of two models, the generator first, where this
-    model's budget is a part that `CacheManager.resize` may change.
+    host: the host tier; None if all KV is on the device. make_store: makes a store that has all KV
+    in that, and its budget on the device. shared: memory of two models, the generator first, where
+    this model's budget is a part that `CacheManager.resize` may change.
     captured: passes that are run as captured steps; None where none is, see `capture`.
     """
 
@@ -114,10 +110,13 @@ class TreeModel:
             backend = GroupedAttention(backend, self._places)
         self.decoder, self.backend = decoder, backend
         self.budget = ByteBudget(kv_budget_bytes, together=shared)
+        pinned = decoder.device.type == "cuda"
         if make_store is not None:
-            hint = "raise --host-memory, or lower --n"
-            self.budget = ByteBudget(kv_budget_bytes, HOST_TIER, hint)
-            self.store = make_store(layouts[0], self.budget, decoder.device)
+            assert host is not None
+            hint, on_device = "raise --host-memory, or lower --n", self.budget
+            self.budget = ByteBudget(host.budget_bytes, HOST_TIER, hint)
+            pool = BlockPool(layouts[0], self.budget, pinned=pinned)
+            self.store = make_store(pool, decoder.device, host.link, on_device)
         else:
             device = str(decoder.device)
             pool = BlockPool(layouts, self.budget, device, shared=shared, states=states)
@@ -125,7 +124,6 @@ class TreeModel:
             if host is not None:
                 hint = "raise --host-memory, or use --evict recompute"
                 budget = ByteBudget(host.budget_bytes, HOST_TIER, hint)
-                pinned = decoder.device.type == "cuda"
                 there = BlockPool(layouts, budget, pinned=pinned, states=states)
                 tier = HostTier(there, host.link, host.recompute, host.share_loads)
             copies = backend.copies_per_beam

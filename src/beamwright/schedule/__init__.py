@@ -1,8 +1,8 @@
 """Schedules: which beams run together, in which order. Data in, data out; knows no torch.
 
-`in-gpu` has everything resident, `layerwise` streams layers for all beams together, `locality`
-runs groups that fit; `auto` is `locality`, which is one group as long as everything fits. One file
-with one declaration each: every module of this folder is imported, and with it what it declares.
+`in-gpu` has everything resident, `locality` runs groups that fit; `auto` is `locality`, which is
+one group as long as everything fits. One file with one declaration each: every module of this
+folder is imported, and with it what it declares.
 """
 
 from __future__ import annotations

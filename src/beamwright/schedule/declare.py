@@ -7,13 +7,13 @@ class OneByOne(Schedule):
         return Plan(tuple((beam,) for beam in view.beams))
 ```
 
-All beams in one group, or groups of a largest batch: all KV resident, or its layers streamed.
+`in-gpu` is here: all KV resident, all beams in one group, or in groups of a largest batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from beamwright.declare import declaration, declared_values, made
@@ -41,21 +41,20 @@ class Schedule(Section):
 class ScheduleRow(TableRow):
     """A schedule by name.
 
-    resident: all KV stays on the device, without a host tier. streams_layers: all KV is on the
-    host, and layers of it cross the link for every token. Neither: KV comes as groups need it.
+    resident: all KV stays on the device, without a host tier; else it comes as groups need it.
+    kv_method: gives another way to keep and read it, an `attention.protocols.KVMethod`.
+    fixed: settings that it leaves no choice about. idle: options that do nothing under it.
     """
 
     make: type[Schedule]
     resident: bool = False
-    streams_layers: bool = False
+    kv_method: Callable[[], Any] | None = None
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    idle: tuple[str, ...] = ()
 
     def settled(self, settings: ScheduleSettings) -> ScheduleSettings:
-        """Under this schedule's name, with what it leaves no choice about.
-
-        Rows whose layers are streamed begin together, and nobody is decoded beside them.
-        """
-        fixed = {"batching": "grouped", "speculation": "off"} if self.streams_layers else {}
-        return settings.model_copy(update={"schedule": self.name, **fixed})
+        """Under this schedule's name, with what it leaves no choice about."""
+        return settings.model_copy(update={"schedule": self.name, **self.fixed})
 
     def policy(self, settings: ScheduleSettings) -> Schedule:
         """The schedule with the options that the settings give it.
@@ -68,7 +67,7 @@ class ScheduleRow(TableRow):
         return policy
 
 
-SCHEDULES: Table[ScheduleRow] = Table("schedule", "--schedule", "plan")
+SCHEDULES: Table[ScheduleRow] = Table("schedule", "--schedule", "plan", of_lab=("layerwise",))
 
 S = TypeVar("S", bound=type[Schedule])
 
@@ -96,14 +95,15 @@ def batches(view: ScheduleView, max_batch: int | None) -> Plan:
     return Plan(tuple(beams[i : i + size] for i in range(0, len(beams), size)))
 
 
-@schedule("in-gpu", meaning="all KV on the device", resident=True)
+GROUPING = ("planner", "balance")
+"""Options that the locality schedule alone reads."""
+
+_MOVING = ("inter_beam", "prefetch", "reuse", "evict", "link_bandwidth", "host_memory")
+
+
+@schedule("in-gpu", meaning="all KV on the device", resident=True, idle=(*GROUPING, *_MOVING))
 class InGpuSchedule(Schedule):
     """Of the settings it reads max_batch."""
 
     def plan(self, view: ScheduleView) -> Plan:
         return batches(view, self.settings.max_batch)
-
-
-@schedule("layerwise", meaning="layers streamed for every token", streams_layers=True)
-class LayerwiseSchedule(InGpuSchedule):
-    """The baseline's groups; what is streamed is the attention backend's affair."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from beamwright.attention import KERNEL_BACKENDS, check_deterministic, make_attention
-from beamwright.attention.protocols import AttentionBackend
+from beamwright.attention.protocols import AttentionBackend, KVMethod
 from beamwright.config import Settings
 from beamwright.counters import Counters, Level, Progress, Usage
 from beamwright.engine.batch import RunningBatch
@@ -27,11 +27,8 @@ from beamwright.engine.threads import all_threads, threads_for
 from beamwright.engine.timeline import Timeline
 from beamwright.errors import InputError
 from beamwright.kv.link import Link, StreamLink, Wire
-from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout, SharedMemory
-from beamwright.kv.store import HostedStore
+from beamwright.kv.pool import SharedMemory
 from beamwright.kv.streams import CudaStreams, HostStreams
-from beamwright.layerwise.backend import LayerwiseAttention
-from beamwright.layerwise.store import LayeredStore
 from beamwright.models.decoder import Decoder
 from beamwright.models.digest import Digest
 from beamwright.models.load import (
@@ -59,7 +56,7 @@ from beamwright.schedule import schedule_row
 from beamwright.sections import ModelSettings
 from beamwright.solver import memory, settled
 from beamwright.solver.memory import MemoryPlan, ModelBytes
-from beamwright.sparse.host import HostStore
+from beamwright.sparse.method import sparse_rule
 from beamwright.sparse.rule import SparseRule
 from beamwright.verify.find import VerifierSource, resolve_verifier
 
@@ -187,31 +184,24 @@ class Machinery:
                 scored_by = _sizes(source.model, parts=parts)
             known = loaded, backend, _sizes(loaded), plan, scored_by
             self.settings, self.why_sparse = settled.with_sparse(self.settings, *known)
-        in_place = backend.name in KERNEL_BACKENDS and self.settings.sparse.sparse == "off"
-        self._settle(loaded, source.model, in_place=in_place)
-        settings, row = self.settings, schedule_row(self.settings.schedule)
-        self.schedule = row.policy(settings.schedule)
-        home = settings.sparse.sparse_home == "host"
-        if home or not row.resident:
+        method = self._settle(loaded, source.model, in_place=backend.name in KERNEL_BACKENDS)
+        settings = self.settings
+        self.schedule = schedule_row(settings.schedule).policy(settings.schedule)
+        self.rule = sparse_rule(settings.sparse)
+        if method.has_tier:
             self.tier = HostShares.of(settings, self.plan, self.timeline)
-        attention, self.rule = settled.generator_attention(settings, loaded, backend)
-        if row.streams_layers:
-            backend = self._attention(decoder, wrapped=True)
-            attention = LayerwiseAttention(backend)
-        if row.streams_layers or home:
-            store = LayeredStore if row.streams_layers else HostStore
-            self.generator = self._hosted(store, decoder, attention)
-        else:
-            self.generator = TreeModel(
-                decoder,
-                attention,
-                self.plan.generator_kv_bytes,
-                host=None if self.tier is None else self.tier.generator,
-                log=self.timeline,
-                shared=self.shared,
-            )
+        attention = method.attend(settings, backend, decoder) if method.attend else backend
+        self.generator = TreeModel(
+            decoder,
+            attention,
+            self.plan.generator_kv_bytes,
+            host=None if self.tier is None else self.tier.generator,
+            log=self.timeline,
+            make_store=method.make_store,
+            shared=self.shared,
+        )
         hosts = () if self.tier is None else self.tier.verifiers
-        backends = [backend, *self._add_scorers(source, hosts)]
+        backends = [attention.tested or attention, *self._add_scorers(source, hosts)]
         if self.shared is not None and self.scorers:
             self.moving = MovingSplit(
                 self.generator.store,
@@ -245,28 +235,13 @@ class Machinery:
         with no_more_memory(f"--verifier {model.scorer} cannot be loaded", _SMALLER):
             return resolve_verifier(model, generator)
 
-    def _attention(self, decoder: Decoder, *, wrapped: bool = False) -> AttentionBackend:
-        """What `--attention` names for this model; wrapped: no kernels, which read the pool
-        themselves."""
+    def _attention(self, decoder: Decoder) -> AttentionBackend:
+        """What `--attention` names for this model."""
         model = self.settings.model
-        known = () if wrapped else (decoder.device, decoder.dtype)
-        backend = make_attention(model.attention, *known)
+        backend = make_attention(model.attention, decoder.device, decoder.dtype)
         if model.deterministic:
             check_deterministic(backend, decoder.device, decoder.dtype)
         return backend
-
-    def _hosted(
-        self, kind: type[HostedStore], decoder: Decoder, attention: AttentionBackend
-    ) -> TreeModel:
-        """A generator with all KV on the host, whose store has its budget on the device."""
-        assert self.tier is not None
-        host, device_budget = self.tier.generator, ByteBudget(self.plan.generator_kv_bytes)
-
-        def make_store(layout: KVLayout, budget: ByteBudget, device: torch.device) -> HostedStore:
-            pool = BlockPool(layout, budget, pinned=device.type == "cuda")
-            return kind(pool, device, host.link, device_budget)
-
-        return TreeModel(decoder, attention, host.budget_bytes, make_store=make_store)
 
     def _add_scorers(
         self, source: VerifierSource, hosts: Sequence[HostOptions | None]
@@ -321,27 +296,26 @@ class Machinery:
 
     # --- the memory number -------------------------------------------------------------------
 
-    def _settle(self, loaded: LoadedModel, verifier: LoadedModel | None, *, in_place: bool) -> None:
+    def _settle(
+        self, loaded: LoadedModel, verifier: LoadedModel | None, *, in_place: bool
+    ) -> KVMethod:
         """Leave nothing open: what `auto` stands for, with these models and this memory.
 
-        in_place: attention's kernels read KV where it is.
+        in_place: attention's kernels read KV where it is. Returns the generator's way to keep it.
         """
-        settings = self.settings
-        plan = self.plan = self._planned(loaded, verifier, in_place=in_place)
-        sizes, kv_bytes = _sizes(loaded), plan.generator_kv_bytes
-        settings = settled.with_most_rows(settings, sizes, kv_bytes)
-        if verifier is not None and isinstance(settings.memory.split, str):
+        named = settled.with_schedule(self.settings)
+        method, sizes = settled.kv_method(named), _sizes(loaded)
+        in_place = in_place and method.attend is None
+        plan = self.plan = self._planned(
+            loaded, verifier, in_place=in_place, tails_apart=method.tails_apart
+        )
+        self.settings = settled.with_most_rows(named, method, sizes, plan.generator_kv_bytes)
+        # Memory moves between two models that keep their KV in pools of it.
+        moves = method.make_store is None and named.schedule.verifiers == 1
+        if moves and verifier is not None and isinstance(named.memory.split, str):
             most_block_bytes = max(model.block_bytes for model in (sizes, _sizes(verifier)))
             self.shared = SharedMemory(plan.kv_bytes, most_block_bytes)
-        name = settled.schedule_name(settings)
-        named = settings.schedule.model_copy(update={"schedule": name})
-        row = schedule_row(named)
-        self.settings = settings.model_copy(update={"schedule": row.settled(named)})
-        if row.streams_layers:  # whose rows' tails are KV among the rest
-            self.plan = self._planned(loaded, verifier, in_place=False, tails_apart=False)
-        home = settings.sparse.sparse_home == "host"
-        if row.streams_layers or home or settings.schedule.verifiers > 1:
-            self.shared = None
+        return method
 
     def _planned(
         self,

@@ -24,6 +24,7 @@ from beamwright.remote.generator import RemoteGenerator
 from beamwright.saved.checkpoint import OWN
 from beamwright.saved.identity import identity_of
 from beamwright.schedule import ScheduleRow, schedule_row
+from beamwright.schedule.declare import GROUPING
 from beamwright.search import DEFAULT_SEARCH, STRATEGIES, SearchPolicy, make_strategy
 from beamwright.search.defaults import with_defaults
 from beamwright.sections import SearchSettings, Section, SparseSettings, StopSettings
@@ -52,18 +53,8 @@ class ScoreOptions(TypedDict, total=False):
 BatchProblem = tuple[str | int, str, dict[str, Any]]
 """One of several problems: its id, its text, and its own options."""
 
-_GROUPING = ("planner", "balance")  # read by the locality schedule alone
-IGNORED = {
-    "in-gpu": (
-        *_GROUPING, "inter_beam", "prefetch", "reuse", "evict", "link_bandwidth",
-        "host_memory",
-    ),
-    "layerwise": _GROUPING,
-}  # fmt: skip
-"""Options that do nothing under a schedule: what is all on the device never leaves it."""
-
 _NOT_REMOTE = (
-    "weights", "top_logprobs", "split", "schedule", *_GROUPING, "inter_beam", "prefetch", "reuse",
+    "weights", "top_logprobs", "split", "schedule", *GROUPING, "inter_beam", "prefetch", "reuse",
     "evict", "link_bandwidth", "batching", "speculation", "verify_ahead", "write_back",
     "graphs", "sparse", "drafts",
 )  # fmt: skip
@@ -234,7 +225,7 @@ def check_meant(settings: Settings, parts: UserParts) -> None:
 
 def _idle(settings: Settings, parts: UserParts, row: ScheduleRow) -> dict[str, tuple[str, ...]]:
     """Options that do nothing, by what they do nothing with."""
-    model, ignored = settings.model, IGNORED.get(settings.schedule.schedule, ())
+    model, ignored = settings.model, row.idle
     if settings.sparse.sparse_home == "host":  # then no schedule keeps KV on the device
         ignored = ()
     kind = (model.verifier or "none").partition(":")[0]

@@ -10,10 +10,9 @@ from dataclasses import replace
 
 import torch
 
-from beamwright.attention.protocols import AttentionBackend
-from beamwright.attention.tree import TreeAttention
+from beamwright.attention.protocols import AttentionBackend, KVMethod
 from beamwright.config import Settings
-from beamwright.errors import InputError, format_bytes
+from beamwright.errors import InputError
 from beamwright.models.adapter import AdaptedDecoder
 from beamwright.models.decoder import Decoder
 from beamwright.models.hf_config import find_shape
@@ -32,26 +31,37 @@ from beamwright.plan.machines import (
 )
 from beamwright.plan.sparse import Choice, choose_sparse
 from beamwright.plan.workload import Workload
+from beamwright.schedule import schedule_row
 from beamwright.sections import SparseSettings
 from beamwright.solver.memory import MemoryPlan, ModelBytes
-from beamwright.sparse.rule import SparseRule
-from beamwright.sparse.view import SparseAttention
+from beamwright.sparse.method import sparse_method
 
 TYPICAL_PROMPT_TOKENS = 128
 _TYPICAL_STEP_TOKENS = 32
 
 
-def schedule_name(settings: Settings) -> str:
-    """The schedule that `--schedule` stands for.
+def with_schedule(settings: Settings) -> Settings:
+    """With the schedule that `--schedule` stands for, and what it leaves no choice about.
 
     `auto` is locality: where everything fits it is one group and never touches the link, and it
-    gives the same bits on any budget. Layer-wise offloading is a baseline, never a default.
+    gives the same bits on any budget. With all KV on the host, nothing has to leave the device.
     """
-    schedule = settings.schedule.schedule
-    if schedule != "auto":
-        return schedule
-    # With all KV on the host, nothing has to leave the device.
-    return "in-gpu" if settings.sparse.sparse_home == "host" else "locality"
+    schedule = settings.schedule
+    if schedule.schedule == "auto":
+        name = "locality" if kv_method(settings).make_store is None else "in-gpu"
+        schedule = schedule.model_copy(update={"schedule": name})
+    return settings.model_copy(update={"schedule": schedule_row(schedule).settled(schedule)})
+
+
+def kv_method(settings: Settings) -> KVMethod:
+    """How the generator's KV is kept and read, by its schedule and by sparse decoding.
+
+    Raises:
+        InputError: for options that do not go together.
+    """
+    row = schedule_row(settings.schedule)
+    method = KVMethod(has_tier=not row.resident) if row.kv_method is None else row.kv_method()
+    return sparse_method(settings, method)
 
 
 def check_verifiers(settings: Settings, decoder: Decoder) -> None:
@@ -64,11 +74,10 @@ def check_verifiers(settings: Settings, decoder: Decoder) -> None:
 
 def check_layers(settings: Settings) -> None:
     """Raises InputError if what was asked for does not know the model's layers."""
-    asked = "--schedule layerwise" if settings.schedule.schedule == "layerwise" else None
-    kept, on_host = settings.model.kv_dtype, settings.sparse.sparse_home == "host"
-    if kept != "auto" and (asked or on_host):
-        raise InputError(f"--kv-dtype {kept}: not with {asked or '--sparse-home host'}")
-    asked = asked if settings.sparse.sparse in ("off", "auto") else "--sparse"
+    kept, method = settings.model.kv_dtype, kv_method(settings)
+    if kept != "auto" and method.home_option is not None:
+        raise InputError(f"--kv-dtype {kept}: not with {method.home_option}")
+    asked = method.option
     attention = settings.model.attention
     copies = f"--attention {attention}" if attention.endswith("dense") else None
     if asked is None and copies is None:
@@ -117,42 +126,6 @@ def machine_profile(device: str, *, graphs: bool = True) -> HardwareProfile:
 # --- sparse decoding --------------------------------------------------------------------------
 
 
-def generator_attention(
-    settings: Settings, loaded: LoadedModel, backend: AttentionBackend
-) -> tuple[AttentionBackend, SparseRule | None]:
-    """The generator's attention, `backend` where all tokens are read, and the rule that it follows.
-
-    settings: settled.
-
-    Raises:
-        InputError: for options that do not go together.
-    """
-    rule, on_host = sparse_rule(settings.sparse), settings.sparse.sparse_home == "host"
-    if rule is None:
-        if on_host:
-            raise InputError("--sparse-home host: needs --sparse, and --select less than all")
-        return backend, None
-    named, schedule = f"--sparse {rule.method}", settings.schedule.schedule
-    if schedule == "layerwise":
-        raise InputError(f"{named}: not with --schedule {schedule}")
-    if on_host and schedule != "in-gpu":
-        raise InputError(f"--schedule {schedule}: not with --sparse-home host")
-    if rule.how.query == "ahead" and loaded.decoder.shape.built is not None:
-        raise InputError(f"{named}: foresees queries, which --decoder transformers cannot")
-    if settings.schedule.evict == "recompute":
-        raise InputError(
-            f"{named}: not with --evict recompute, which reads all of a path and writes other KV"
-        )
-    attention, device = settings.model.attention, loaded.decoder.device
-    if attention not in ("auto", "tree"):
-        raise InputError(f"{named}: needs --attention tree in plain torch, not {attention}")
-    if settings.model.deterministic and device.type == "cuda":
-        raise InputError(f"{named}: not with --deterministic on a GPU, whose products it has not")
-    # Kernels read whole paths, and `tree` stands for them where they run.
-    inner = backend if isinstance(backend, TreeAttention) else TreeAttention()
-    return SparseAttention(inner, rule, threaded=on_host), rule
-
-
 def with_sparse(
     settings: Settings,
     loaded: LoadedModel,
@@ -167,7 +140,6 @@ def with_sparse(
     usual = sparse.sparse_from == SparseSettings().sparse_from
     known = {"sparse": "exact", "sparse_home": "host"} | ({"sparse_from": 0} if usual else {})
     found = settings.model_copy(update={"sparse": sparse.model_copy(update=known)})
-    on_device = schedule.model_copy(update={"schedule": "in-gpu"})
     profiles = (machine_profile(model.device, graphs=graphs) for graphs in (True, False))
     full, plain = (
         Roofline(sizes.costs, over_link(profile, schedule.link_bandwidth)) for profile in profiles
@@ -178,8 +150,10 @@ def with_sparse(
     try:
         if schedule.schedule != "auto":
             raise InputError(f"--schedule {schedule.schedule} says where KV is")
-        generator_attention(found.model_copy(update={"schedule": on_device}), loaded, backend)
-        with_most_rows(found, sizes, kv_bytes)
+        method = kv_method(found)
+        assert method.attend is not None
+        method.attend(found, backend, loaded.decoder)
+        with_most_rows(found, method, sizes, kv_bytes)
         check_layers(found)
         workload = expected_workload(settings, sizes.shape.context)
         here = full, plain, processor(), kv_bytes
@@ -192,33 +166,17 @@ def with_sparse(
     return found, choice.why
 
 
-def with_most_rows(settings: Settings, generator: ModelBytes, kv_bytes: int) -> Settings:
-    """With no more rows at a time than the device has room for what they select, shared or not.
-
-    kv_bytes: of the device, for that.
+def with_most_rows(
+    settings: Settings, method: KVMethod, generator: ModelBytes, kv_bytes: int
+) -> Settings:
+    """With no more rows at a time than the device's KV budget has room for in this method.
 
     Raises:
         InputError: if there is none.
     """
-    rule = sparse_rule(settings.sparse)
-    if rule is None or settings.sparse.sparse_home != "host":
+    if method.most_rows is None:
         return settings
-    sets = generator.shape.heads // generator.shape.kv_heads if rule.how.each == "query" else 1
-    row_bytes = sets * rule.budget(generator.shape.context) * generator.kv_per_token
-    rows = kv_bytes // row_bytes
-    if rows < 1:
-        raise InputError(
-            f"--sparse-home host: a row selects up to {format_bytes(row_bytes)}, and "
-            f"{format_bytes(kv_bytes)} are there for it: raise --kv-memory, or lower --select"
-        )
-    most = min(rows, settings.schedule.max_batch or rows)
-    schedule = settings.schedule.model_copy(update={"max_batch": most})
-    return settings.model_copy(update={"schedule": schedule})
-
-
-def sparse_rule(settings: SparseSettings) -> SparseRule | None:
-    """What the settings say; None where decoding reads all."""
-    if settings.sparse in ("off", "auto") or settings.select == 1.0:
-        return None
-    how = settings.sparse_from, settings.sparse_layers, settings.sparse_correct
-    return SparseRule(settings.sparse, settings.select, *how)
+    rows = method.most_rows(generator.shape, generator.kv_per_token, kv_bytes)
+    schedule = settings.schedule
+    most = min(rows, schedule.max_batch or rows)
+    return settings.model_copy(update={"schedule": schedule.model_copy(update={"max_batch": most})})

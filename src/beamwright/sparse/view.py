@@ -341,14 +341,19 @@ def _every(query: Tensor) -> Tensor:
 class SparseAttention(AttentionBackend):
     """`tree`, but for decoding rows with long paths.
 
+    tested: attention of the settings. Kernels read whole paths: here plain torch is in their place.
     threaded: selections that are foreseen are found, and fetched, on a thread of their own.
     """
 
     holds_places = True
 
-    def __init__(self, inner: TreeAttention, rule: SparseRule, *, threaded: bool = False) -> None:
-        self.name, self.tail_tokens = inner.name, inner.tail_tokens
-        self._inner, self._rule, self._threaded = inner, rule, threaded
+    def __init__(
+        self, tested: AttentionBackend, rule: SparseRule, *, threaded: bool = False
+    ) -> None:
+        self.tested = tested
+        self._inner = tested if isinstance(tested, TreeAttention) else TreeAttention()
+        self.name, self.tail_tokens = self._inner.name, self._inner.tail_tokens
+        self._rule, self._threaded = rule, threaded
 
     def decode_view(self, store: SegmentStore, paths: Sequence[Path], tail: Tail) -> SparseDecode:
         rank = CacheRank(store.counts, threaded=self._threaded)

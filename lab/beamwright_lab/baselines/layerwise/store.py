@@ -17,10 +17,10 @@ import torch
 from beamwright.kv.link import Link, Transfer
 from beamwright.kv.pool import BlockPool, ByteBudget
 from beamwright.kv.segments import Segment
-from beamwright.kv.store import HostedStore
 from beamwright.kv.streams import Piece
-from beamwright.layerwise.tail import LayeredTokens, stack_layers
 from beamwright.protocols import Direction
+from beamwright.sparse.host import HostedStore
+from beamwright_lab.baselines.layerwise.tail import LayeredTokens, stack_layers
 
 Landing = dict[int, tuple[torch.Tensor, Transfer]]
 """By layer: new tokens [tokens, 2, kv_heads, head_dim] on the host, and what brings them there."""

@@ -7,7 +7,7 @@ import torch
 
 from beamwright.errors import CapacityError
 from beamwright.kv.segments import PathPart
-from layerwise.drives import Drive, pair, same
+from lab.layerwise.drives import Drive, pair, same
 
 
 def drawn(rng, left, num_tokens):

@@ -6,9 +6,9 @@ import torch
 from beamwright.attention.shared import Entry
 from beamwright.kv.link import StreamLink
 from beamwright.kv.streams import CudaStreams
-from beamwright.layerwise.streams import LayerStreams
 from beamwright.protocols import Direction
-from layerwise.drives import LAYERS, TOKENS, layered, pair, same
+from beamwright_lab.baselines.layerwise.streams import LayerStreams
+from lab.layerwise.drives import LAYERS, TOKENS, layered, pair, same
 from streams import EagerStreams, LateStreams
 
 NAMES = pytest.mark.parametrize("name", ["dense", "tree"])

@@ -25,9 +25,9 @@ from beamwright.kv.link import Transfer
 from beamwright.kv.segments import Path, PathPart, Segment
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.streams import Piece
-from beamwright.layerwise.store import LayeredStore
-from beamwright.layerwise.tail import NUM_BUFFERS, LayeredTail, Placement
 from beamwright.protocols import Direction
+from beamwright_lab.baselines.layerwise.store import LayeredStore
+from beamwright_lab.baselines.layerwise.tail import NUM_BUFFERS, LayeredTail, Placement
 
 
 class PackedLayers(LayerSource):

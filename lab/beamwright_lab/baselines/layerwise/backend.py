@@ -12,16 +12,18 @@ from typing import Any
 
 from torch import Tensor
 
+from beamwright.attention import check_deterministic, make_attention
 from beamwright.attention.dense import DenseAttention
 from beamwright.attention.protocols import AttentionBackend, AttentionView, DecodeView
 from beamwright.attention.tree import TreeAttention
+from beamwright.config import Settings
 from beamwright.errors import InputError
 from beamwright.kv.segments import Path
 from beamwright.kv.streams import Piece
-from beamwright.layerwise.store import LayeredStore
-from beamwright.layerwise.streams import LayerStreams
-from beamwright.layerwise.tail import LayeredTail
 from beamwright.protocols import Direction
+from beamwright_lab.baselines.layerwise.store import LayeredStore
+from beamwright_lab.baselines.layerwise.streams import LayerStreams
+from beamwright_lab.baselines.layerwise.tail import LayeredTail
 
 Packing = DenseAttention | TreeAttention
 """What makes packed copies, whose layers can be streamed."""
@@ -120,9 +122,8 @@ class LayerwiseAttention(AttentionBackend):
     def __init__(self, inner: AttentionBackend) -> None:
         if not isinstance(inner, Packing):
             raise InputError(f"layer-wise offloading needs dense or tree, not {inner.name}")
-        self.name = inner.name
-        self.tail_tokens = inner.tail_tokens
-        self._inner = inner
+        self.name, self.tail_tokens = inner.name, inner.tail_tokens
+        self.tested = self._inner = inner
 
     def make_tail(self, store: Any, group: int = 0, *, stays: bool = False) -> LayeredTail:
         """Its memory never outlives the rows."""
@@ -139,3 +140,13 @@ class LayerwiseAttention(AttentionBackend):
     ) -> LayerwisePrefill:
         """A view for `lengths[i]` new tokens after path i."""
         return LayerwisePrefill(self._inner, store, paths, lengths)
+
+
+def attend_layerwise(
+    settings: Settings, backend: AttentionBackend, decoder: Any
+) -> LayerwiseAttention:
+    """Layer-wise offloading around plain torch: kernels read the pool themselves."""
+    inner = make_attention(settings.model.attention)
+    if settings.model.deterministic:
+        check_deterministic(inner, decoder.device, decoder.dtype)
+    return LayerwiseAttention(inner)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import torch
 
 from beamwright.kv.link import Transfer
-from beamwright.kv.store import HostedStore
 from beamwright.kv.streams import Piece
 from beamwright.kv.tails import padded_tail
 from beamwright.protocols import Direction
+from beamwright.sparse.host import HostedStore
 
 NUM_BUFFERS = 2
 

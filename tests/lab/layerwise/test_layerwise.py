@@ -8,9 +8,9 @@ from beamwright.attention import make_attention
 from beamwright.errors import CapacityError, InputError, LinkError, format_bytes
 from beamwright.kv.link import StreamLink
 from beamwright.kv.streams import HostStreams, Piece
-from beamwright.layerwise.backend import LayerwiseAttention
 from beamwright.protocols import Direction
-from layerwise.drives import (
+from beamwright_lab.baselines.layerwise.backend import LayerwiseAttention
+from lab.layerwise.drives import (
     FIRST_ROWS,
     FLUSH,
     KEEP,

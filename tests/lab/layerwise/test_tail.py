@@ -7,7 +7,7 @@ import torch
 
 from beamwright.kv.link import StreamLink
 from beamwright.kv.pool import KVLayout, ScratchMeter
-from beamwright.layerwise.tail import LayeredTail
+from beamwright_lab.baselines.layerwise.tail import LayeredTail
 from streams import EagerStreams
 
 CAPACITY = 50

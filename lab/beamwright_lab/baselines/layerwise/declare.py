@@ -1,0 +1,37 @@
+"""`--schedule layerwise`: its groups are `in-gpu`'s, its KV is on the host, its layers streamed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from beamwright.schedule import schedule, schedule_row
+from beamwright.schedule.declare import GROUPING, InGpuSchedule
+from beamwright.sections import ScheduleSettings
+
+
+def _kv_method() -> Any:
+    from beamwright.attention.protocols import KVMethod
+    from beamwright_lab.baselines.layerwise.backend import attend_layerwise
+    from beamwright_lab.baselines.layerwise.store import LayeredStore
+
+    option = "--schedule layerwise"
+    return KVMethod(
+        option, option, make_store=LayeredStore, attend=attend_layerwise, tails_apart=False
+    )
+
+
+@schedule(
+    "layerwise",
+    meaning="layers streamed for every token",
+    kv_method=_kv_method,
+    # Rows begin together, and no others are decoded beside them.
+    fixed={"batching": "grouped", "speculation": "off"},
+    idle=GROUPING,
+)
+class LayerwiseSchedule(InGpuSchedule):
+    """The baseline's groups; the attention backend streams."""
+
+
+def streams_layers(settings: ScheduleSettings) -> bool:
+    """True if `--schedule` names this baseline."""
+    return issubclass(schedule_row(settings).make, LayerwiseSchedule)

@@ -1,0 +1,85 @@
+"""Sparse decoding as a generator's way to keep and read KV, and what it does not go with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from beamwright.attention.protocols import AttentionBackend, KVMethod
+from beamwright.config import Settings
+from beamwright.errors import InputError, format_bytes
+from beamwright.sections import SparseSettings
+from beamwright.sparse.host import HostStore
+from beamwright.sparse.rule import SparseRule
+from beamwright.sparse.view import SparseAttention
+
+
+def sparse_rule(settings: SparseSettings) -> SparseRule | None:
+    """Which tokens a row selects; None where decoding reads all."""
+    if settings.sparse in ("off", "auto") or settings.select == 1.0:
+        return None
+    how = settings.sparse_from, settings.sparse_layers, settings.sparse_correct
+    return SparseRule(settings.sparse, settings.select, *how)
+
+
+def sparse_method(settings: Settings, method: KVMethod) -> KVMethod:
+    """A schedule's method with sparse decoding, where the settings have it.
+
+    Raises:
+        InputError: for options that do not go together.
+    """
+    rule, on_host = sparse_rule(settings.sparse), settings.sparse.sparse_home == "host"
+    if rule is None and on_host:
+        raise InputError("--sparse-home host: needs --sparse, and --select less than all")
+    if settings.sparse.sparse in ("off", "auto"):
+        return method
+    schedule = settings.schedule.schedule
+    if rule is None:
+        return replace(method, option="--sparse")
+    if method.home_option is not None:
+        raise InputError(f"--sparse {rule.method}: not with {method.home_option}")
+    method = replace(method, option="--sparse", attend=partial(_attend, rule, on_host))
+    if not on_host:
+        return method
+    if schedule not in ("auto", "in-gpu"):
+        raise InputError(f"--schedule {schedule}: not with --sparse-home host")
+    return replace(
+        method,
+        home_option="--sparse-home host",
+        has_tier=True,
+        make_store=HostStore,
+        most_rows=partial(_most_rows, rule),
+    )
+
+
+def _attend(
+    rule: SparseRule, on_host: bool, settings: Settings, backend: AttentionBackend, decoder: Any
+) -> SparseAttention:
+    """Sparse attention around this one, which reads all of a path."""
+    named, model = f"--sparse {rule.method}", settings.model
+    if rule.how.query == "ahead" and decoder.shape.built is not None:
+        raise InputError(f"{named}: foresees queries, which --decoder transformers cannot")
+    if settings.schedule.evict == "recompute":
+        raise InputError(
+            f"{named}: not with --evict recompute, which reads all of a path and writes other KV"
+        )
+    if model.attention not in ("auto", "tree"):
+        why = f"needs --attention tree in plain torch, not {model.attention}"
+        raise InputError(f"{named}: {why}")
+    if model.deterministic and decoder.device.type == "cuda":
+        raise InputError(f"{named}: not with --deterministic on a GPU, whose products it has not")
+    return SparseAttention(backend, rule, threaded=on_host)
+
+
+def _most_rows(rule: SparseRule, shape: Any, token_bytes: int, kv_bytes: int) -> int:
+    """Rows whose selected tokens the device has room for, shared or not."""
+    sets = shape.heads // shape.kv_heads if rule.how.each == "query" else 1
+    row_bytes = sets * rule.budget(shape.context) * token_bytes
+    rows = kv_bytes // row_bytes
+    if rows < 1:
+        raise InputError(
+            f"--sparse-home host: a row selects up to {format_bytes(row_bytes)}, and "
+            f"{format_bytes(kv_bytes)} are there for it: raise --kv-memory, or lower --select"
+        )
+    return rows
