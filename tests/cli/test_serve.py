@@ -36,7 +36,7 @@ def run(*words):
     ],
 )
 def test_what_a_model_is_called(model, there, name):
-    remote = there and SimpleNamespace(source=SimpleNamespace(name=there))
+    remote = there and SimpleNamespace(name=there)
     assert _called(ModelSettings(model=model), SimpleNamespace(remote=remote)) == name
 
 

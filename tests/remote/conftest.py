@@ -4,11 +4,12 @@ pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 
 import engines
-from beamwright import Solver
-from beamwright.models.tokenizer import TextCodec
-from beamwright.remote import openai as client
 from scripted_server import answered, question, speaking
 from served import Served
+
+from beamwright import Solver
+from beamwright.models.tokenizer import TextCodec
+from beamwright.remote import generator as client
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +24,7 @@ def source_of(codec, monkeypatch):
     made = []
 
     def make(server, name="", **options):
-        made.append(client.OpenAISource(server.url, name, codec, **options))
+        made.append(client.RemoteGenerator(server.url, name, codec, **options))
         return made[-1]
 
     yield make

@@ -3,14 +3,14 @@
 import threading
 import time
 
-import pytest
-
 import engines
+import pytest
+from scripted_server import PROPS, answered, drawn, llama_server, question, refuses, waited
+
 from beamwright import Solver
 from beamwright.errors import InputError, UnavailableError
 from beamwright.remote.dialects import CROWDED
 from beamwright.sections import SamplingSettings
-from scripted_server import PROPS, answered, drawn, llama_server, question, refuses, waited
 
 
 def test_it_is_found_by_what_it_says_of_itself(codec, source_of):
@@ -117,7 +117,7 @@ def test_trees_are_those_of_the_model_here(codec, far, generator_folder, options
 def test_one_that_says_too_little_is_asked_as_all_others_are(codec, source_of, props, start):
     with llama_server(codec, props=props, start=start) as server:
         source = source_of(server)
-    assert (source.most, source.dialect.streams, source.context) == (1, True, None)
+    assert (source.most, source.dialect.streams, source.context) == (1, True, 0)
     assert server.paths[-1] == "/v1/completions"
 
 
@@ -147,7 +147,7 @@ def test_odd_slots_are_one(codec, source_of, slots):
     ],
 )
 def test_an_odd_reply_is_an_error_of_its_question(codec, source_of, monkeypatch, odd):
-    monkeypatch.setattr("beamwright.remote.openai.MOST_TRIES", 2)
+    monkeypatch.setattr("beamwright.remote.generator.MOST_TRIES", 2)
     whole = {**drawn(codec, "x"), **odd} if isinstance(odd, dict) and odd else odd
     with llama_server(codec, lambda body: (200, whole)) as server:
         error = answered(source_of(server), question(codec)).error

@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from scripted_server import Script
+from served import Served
 
 from beamwright import Solver
 from beamwright.engine.row import Decoding
@@ -10,11 +12,10 @@ from beamwright.errors import InputError
 from beamwright.models.hub import BUNDLED
 from beamwright.models.tokenizer import TextCodec
 from beamwright.protocols import Plan
-from beamwright.remote.writer import Continuation, RemoteSteps
+from beamwright.remote.dialects import Continuation
+from beamwright.remote.writer import RemoteSteps
 from beamwright.sections import SamplingSettings, StepSettings
 from beamwright.tree import SearchTree, StopReason
-from scripted_server import Script
-from served import Served
 
 FOLDER = BUNDLED / "thinking"
 PROBLEM = json.loads((BUNDLED / "test.jsonl").read_text().splitlines()[0])["problem"]
@@ -31,10 +32,10 @@ def written(thinker):
     """What becomes of a text: the question, and the step."""
 
     def make(text, *, prompt="How many?", ids=True, ended="stop", tokens=None, **settings):
-        source = Script()
+        source = Script(thinker)
         source.token_ids = ids
         step = StepSettings(**{"thought_steps": "whole", "max_tokens": 60, **settings})
-        steps = RemoteSteps(source, thinker, 1024, Decoding(SamplingSettings(), step, 7))
+        steps = RemoteSteps(source, Decoding(SamplingSettings(), step, 7))
         tree = SearchTree("p", tuple(thinker.encode(prompt)), prompt)
         (node,) = tree.expand(tree.root, 1)
         steps.submit(Plan(((node,),)))
@@ -57,7 +58,7 @@ THOUGHT = "<think>\nAda has 3.\n\nWait, 4.\n</think>"
 @pytest.mark.parametrize("ids", [True, False])
 def test_a_thought_is_asked_for_up_to_its_end(written, thinker, ids):
     asked, event = written(THOUGHT, ids=ids)
-    assert (asked.stops, asked.stop_ids) == (("</think>",), thinker.thoughts.end)
+    assert asked.stops == ("</think>",)
     assert (event.thought, event.stop) == (True, StopReason.THOUGHT_END)
     assert event.text == "\nAda has 3.\n\nWait, 4.\n"
     assert event.token_ids == tuple(thinker.encode(THOUGHT))
@@ -93,7 +94,7 @@ def test_a_reply_that_does_not_think_is_cut_where_its_steps_end(written):
 def test_steps_that_are_not_to_think_end_at_the_delimiter(written, prompt):
     thinking = "off" if prompt == "How many?" else "auto"
     asked, event = written("It is 3.\n\n", prompt=prompt, thinking=thinking)
-    assert (asked.stops, asked.stop_ids) == (("\n\n",), ())
+    assert asked.stops == ("\n\n",)
     assert (event.thought, event.stop) == (False, StopReason.DELIMITER)
 
 
@@ -174,8 +175,8 @@ def test_a_search_by_paragraphs_of_thoughts_goes_through(server):
 
 def test_ends_that_nobody_shows_have_no_budget(thinker, monkeypatch):
     monkeypatch.setitem(vars(thinker), "special_ids", frozenset(thinker.thoughts.end))
-    source = Script()
+    source = Script(thinker)
     source.token_ids = False
-    steps = RemoteSteps(source, thinker, 1024, Decoding(step=StepSettings()))
+    steps = RemoteSteps(source, Decoding(step=StepSettings()))
     with pytest.raises(InputError, match=r"--thinking 9: .* no token ids"):
         steps.decode_as(SearchTree("p", (1,), "?").root, Decoding(step=StepSettings(thinking=9)))

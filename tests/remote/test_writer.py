@@ -1,13 +1,14 @@
 """Steps that a generator elsewhere writes: what is asked, what becomes of it, what is given up."""
 
 import pytest
+from scripted_server import Script
 
 from beamwright.engine.row import Decoding
 from beamwright.protocols import Plan, StepDecoded, StepFailed
-from beamwright.remote.writer import Continuation, RemoteSteps
+from beamwright.remote.dialects import Continuation
+from beamwright.remote.writer import RemoteSteps
 from beamwright.sections import SamplingSettings, StepSettings
 from beamwright.tree import NodeState, SearchTree, StopReason
-from scripted_server import Script
 
 DELIMITED = StepSettings(delimiter="\n\n", max_step_tokens=20, max_tokens=60)
 
@@ -21,7 +22,7 @@ def tree(codec):
 def steps_of(codec):
     def make(source=None, step=DELIMITED, sampling=None, **options):
         decoding = Decoding(sampling or SamplingSettings(), step, 7)
-        return RemoteSteps(source or Script(), codec, 1024, decoding, **options)
+        return RemoteSteps(source or Script(codec), decoding, **options)
 
     return make
 

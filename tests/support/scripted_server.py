@@ -7,7 +7,7 @@ import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from beamwright.remote.writer import PromptRequest, Reply
+from beamwright.remote.dialects import PromptRequest, Reply
 from beamwright.sections import SamplingSettings
 
 
@@ -218,8 +218,9 @@ class Script:
 
     context, token_ids = 1024, True
 
-    def __init__(self, most=None):
-        self.most, self.asked, self.cancelled, self._replies = most, {}, [], []
+    def __init__(self, codec, most=None):
+        self.codec, self.most = codec, most
+        self.asked, self.cancelled, self._replies = {}, [], []
 
     def ask(self, key, asked):
         self.asked[key] = asked

@@ -106,7 +106,7 @@ def _called(model: ModelSettings, solver: Solver | ClusterSolver) -> str:
     """A name of its own: `hf:ORG/NAME@REVISION`, like its folder, is called NAME, and a model
     elsewhere as it is there."""
     if (remote := getattr(solver, "remote", None)) is not None:
-        return str(model.model.partition("#")[2] or remote.source.name).removesuffix(":plain")
+        return str(model.model.partition("#")[2] or remote.name).removesuffix(":plain")
     called = model.model.partition("@")[0] if model.model.startswith("hf:") else model.model
     return Path(called).name or called
 

@@ -9,16 +9,68 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from beamwright.remote.writer import Continuation, PromptRequest, Reply
+from beamwright.errors import BeamwrightError
+from beamwright.sections import SamplingSettings
+
+Ended = Literal["stop", "eos", "length"]
+"""At a stop string, at the end of a text, or at `max_tokens`."""
 
 OPTIONAL = ("logprobs", "seed")  # left out for a server that refuses them
 STOP_FIELDS = ("stop_reason", "matched_stop")  # vLLM's and Beamwright's; SGLang's
 _MOST_COUNTED = 2**53  # what is no float any more is no count of tokens either
 _MOST_STOPS = 4  # OpenAI's and vLLM's bound; others are found when the text is there
+
+
+@dataclass(frozen=True)
+class PromptRequest:
+    """A prompt that is to be continued `count` times.
+
+    text: the same prompt, special tokens included, for who takes no token ids. seed: the same one
+    gives the same texts, as far as anything elsewhere does. stops: what ends a text, in it.
+    """
+
+    token_ids: tuple[int, ...]
+    text: Callable[[], str]
+    count: int
+    seed: int
+    max_tokens: int
+    sampling: SamplingSettings
+    stops: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """A continuation.
+
+    text: special tokens left out; the stop that ended it included. token_ids: None where they are
+    not said; with the one that ended it, where it is said.
+    """
+
+    text: str
+    token_ids: tuple[int, ...] | None
+    logprobs: tuple[float, ...]
+    ended: Ended
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What became of what was asked under `key`; fewer texts than asked for, or an error.
+
+    prompt_tokens: that were read; cached_tokens: of these, KV that was there; None: not said.
+    tries: requests that it took.
+    """
+
+    key: Hashable
+    written: Sequence[Continuation] = ()
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    tries: int = 1
+    error: BeamwrightError | None = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +159,7 @@ def logprobs_in(choice: Mapping[str, Any]) -> tuple[float, ...]:
     return logprobs_of((choice.get("logprobs") or {}).get("token_logprobs") or ())
 
 
-def end_of(reason: object) -> Literal["stop", "eos", "length"]:
+def end_of(reason: object) -> Ended:
     """What a `finish_reason` means where no stop string is to be seen; raises ConnectionError."""
     word = str(reason).lower()
     if word == "length":
@@ -121,11 +173,7 @@ def end_of(reason: object) -> Literal["stop", "eos", "length"]:
 
 LLAMA = "llamacpp"  # of its models in `/v1/models`
 CROWDED = "Context size has been exceeded"  # by all slots together, where they share one KV cache
-_ENDS: Mapping[object, Literal["stop", "eos", "length"]] = {
-    "word": "stop",
-    "eos": "eos",
-    "limit": "length",
-}
+_ENDS: dict[object, Ended] = {"word": "stop", "eos": "eos", "limit": "length"}
 _LLAMA_FIELDS = (
     "index", "content", "tokens", "stop_type", "stopping_word", "tokens_evaluated", "timings",
     "completion_probabilities",

@@ -1,31 +1,112 @@
-"""RemoteGenerator: a model that `--model` names on a server, and a tokenizer that says the same."""
+"""RemoteGenerator: a model that `--model` names on a server, asked in the richest dialect it knows.
+
+Requests run in an event loop on a thread of its own, each on a connection that is closed where
+nobody wants its text any more: servers take that for giving up. Replies are bounded in bytes and
+seconds; one that is odd is an error of its question, and what may pass is tried again.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+import json
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
-from urllib.parse import urlsplit
+from queue import Empty, SimpleQueue
+from typing import Any
+from urllib.parse import quote, urlsplit
 
-from beamwright.errors import InputError
+import httpx
+
+from beamwright.errors import BeamwrightError, InputError, UnavailableError
 from beamwright.io import read_object, read_text
 from beamwright.models.hub import tokenizer_folder
 from beamwright.models.tokenizer import TextCodec
-from beamwright.remote.writer import TextSource
-from beamwright.sections import ELSEWHERE, ModelSettings
+from beamwright.remote.connection import BROKEN, Refused, ServerClient, events
+from beamwright.remote.dialects import (
+    CROWDED,
+    LLAMA,
+    OPTIONAL,
+    STOP_FIELDS,
+    Completions,
+    Continuation,
+    Dialect,
+    Ended,
+    LlamaServer,
+    PromptRequest,
+    Reply,
+    count_of,
+    end_of,
+    logprobs_in,
+    text_of,
+)
+from beamwright.sections import ELSEWHERE, ModelSettings, SamplingSettings
+
+PLAIN = ":plain"  # one sample, of a model that a Beamwright server searches with
+MOST_TRIES = 8  # a minute in all: servers start anew
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
+_REPLY_S, _TOKEN_S = 600.0, 1.0  # a whole reply, with its wait in the server's queue
+_MODELS_S, _MODELS_BYTES = 30.0, 16 << 20
+_ALIVE_S = 5.0  # until a server that does not say its models counts as gone
+_MOST_HANGS = 2
+_REPLY_BYTES, _PROMPT_BYTES = 64 << 10, 16  # of JSON: in all, per token
+_EVENT_BYTES = 2048  # around a token that comes alone
+_PROMPT = "The answer is"
+_OURS = (401, 402, 403, 404)  # of the key, or of the model: no question will be answered
+_PASSING = (408, 409, 425, 429, 502, 503, 504)  # may go well the next time
+_LOADING = (429, 503)  # waited for at the start
+_MISUNDERSTOOD = (400, 404, 422, BROKEN)  # llama-cpp-python says 500
+_SINGLE = (400, 422, 501)  # may be of n: not every server writes several texts
+_FORMS = ((True, True), (True, False), (False, True), (False, False))  # extras, ids
 
 
-@dataclass(frozen=True)
 class RemoteGenerator:
-    """codec: of the same tokenizer. context: most tokens of a path."""
+    """Writes texts, any number at a time, and its server has been asked what it understands. One
+    thread calls it.
 
-    source: TextSource
-    codec: TextCodec
+    name: of the model there; "" for the only one. codec: of the model's tokenizer. key, login: that
+    the server wants. context: most tokens of a path, 0 where nobody says. most: texts that are
+    asked for in one question. token_ids: it says those that it drew.
+
+    Raises:
+        InputError: if nobody answers there, or has no such model.
+    """
+
+    name: str
     context: int
 
-    @property
-    def vocab(self) -> int:
-        """Token ids that the tokenizer has."""
-        return self.codec.vocab_size
+    def __init__(
+        self, url: str, name: str, codec: TextCodec, key: str | None = None, login: str = ""
+    ) -> None:
+        self.codec, self.vocab = codec, codec.vocab_size
+        self._url, self._key, self._login = url, key, login
+        self._root = url.removesuffix("/v1")
+        self._option = f"--model {ELSEWHERE}{url}#{name}".removesuffix("#")
+        self.dialect: Dialect = Completions()
+        self._turn, self._is_crowded = asyncio.Lock(), False
+        self._work: threading.Thread | None = None
+        self._replies: SimpleQueue[Reply] = SimpleQueue()
+        self._running: dict[Hashable, Future[None]] = {}
+        try:
+            self._start(self._find, name).result()
+        except Exception as error:  # whatever what it says does to who reads it
+            self.close()
+            if isinstance(error, BeamwrightError):
+                raise
+            why, http = "what answers there does not speak OpenAI's protocol", self._http
+            if isinstance(error, Refused | httpx.HTTPError):
+                why = http.failure(error)
+            elif isinstance(error, TimeoutError):
+                why = "what answers there does not end"
+            elif http.last:
+                why += f"; it says {http.line(http.last)}"
+            raise InputError(f"{self._option}: {why}") from error
+        self.most, self.token_ids = self.dialect.most, self.dialect.token_ids
 
     @classmethod
     def find(cls, settings: ModelSettings) -> RemoteGenerator:
@@ -35,8 +116,6 @@ class RemoteGenerator:
             InputError: if there is no such model, or nothing says how its prompts are tokenised.
         """
         spec = settings.model
-        from beamwright.remote.openai import PLAIN, OpenAISource  # noqa: PLC0415 (HTTP)
-
         url, _, name = spec.removeprefix(ELSEWHERE).partition("#")
         if not _is_url(url):
             raise InputError(f"--model {spec}: write openai:http://HOST:PORT/v1#NAME")
@@ -45,13 +124,256 @@ class RemoteGenerator:
         key, login = _read_key(settings.model_key), getattr(spec, "login", "")
         if key and login:
             raise InputError(f"--model {spec}: a login in its URL does not go with --model-key")
-        source = OpenAISource(url.rstrip("/"), name, codec, key, login)
-        known = source.context or read_object(folder / "config.json").get("max_position_embeddings")
+        found = cls(url.rstrip("/"), name, codec, key, login)
+        known = found.context or read_object(folder / "config.json").get("max_position_embeddings")
         limits = [limit for limit in (known, settings.context) if isinstance(limit, int) and limit]
         if not limits:
-            source.close()
+            found.close()
             raise InputError(f"--model {spec}: it does not say its context; give --context N")
-        return cls(source, codec, min(limits))
+        found.context = min(limits)
+        return found
+
+    def ask(self, key: Hashable, prompt: PromptRequest) -> None:
+        """Have a prompt continued; its reply is one of `wait`'s."""
+        self._running[key] = running = self._start(self._answer, key, prompt)
+        running.add_done_callback(lambda _: self._running.pop(key, None))
+
+    def wait(self, timeout_s: float) -> list[Reply]:
+        """What has been answered, at least one reply unless none comes in this time."""
+        replies: list[Reply] = []
+        with suppress(Empty):
+            replies.append(self._replies.get(timeout=timeout_s))
+            while True:
+                replies.append(self._replies.get_nowait())
+        return replies
+
+    def cancel(self, key: Hashable) -> None:
+        """Close the connection of a reply that nobody wants any more; it may come all the same."""
+        running = self._running.pop(key, None)
+        if running is not None:
+            running.cancel()
+
+    def close(self) -> None:
+        """Close all connections, and end the thread. It can be used again."""
+        if self._work is not None:
+            self._stop()
+            self._work.join()
+            self._work = None
+
+    def fault(self) -> str | None:
+        """Why the server does not answer now; None if it does. Any thread may ask."""
+        if self._work is None:
+            return None
+        asked = asyncio.run_coroutine_threadsafe(self._told("models", _ALIVE_S), self._loop)
+        try:
+            asked.result(2 * _ALIVE_S)
+        except Exception as error:  # whatever what it says does to who reads it
+            return self._http.failure(error)
+        return None
+
+    def _start(self, work: Callable[..., Coroutine[Any, Any, None]], *given: Any) -> Future[None]:
+        """Have it run in the loop; who cancels the future cancels it."""
+        if self._work is None:
+            try:
+                self._http = ServerClient(self._url, self._key, self._login)
+            except InputError as error:
+                raise InputError(f"{self._option}: {error}") from error
+            runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)  # not the caller's
+            self._loop = runner.get_loop()
+            # Nobody need close what is forgotten. Waits for nothing: garbage collection calls it.
+            self._stop = weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
+            served = (runner, self._http.client)
+            self._work = threading.Thread(target=_serve, args=served, name="remote", daemon=True)
+            self._work.start()
+        return asyncio.run_coroutine_threadsafe(work(*given), self._loop)
+
+    # --- a question, in the event loop -------------------------------------------------------
+
+    async def _answer(self, key: Hashable, prompt: PromptRequest) -> None:
+        """Put the reply where `wait` finds it, whatever happens."""
+        single = ""
+        for tries in count(1):
+            answer = None
+            try:
+                if self.dialect.streams:
+                    reply = Reply(key, [await self._read(prompt)])
+                else:
+                    async with self._turn if self._is_crowded else nullcontext():
+                        answer = await self._completed(prompt)
+                    reply = self.dialect.reply_of(key, answer, prompt.stops)
+                self._replies.put(replace(reply, tries=tries))
+                return
+            except Exception as error:  # whatever what it says does to who reads it
+                self._is_crowded |= CROWDED in str(error)
+                if prompt.count > 1 and isinstance(error, Refused) and error.status in _SINGLE:
+                    prompt, single = replace(prompt, count=1), str(error)
+                    continue
+                why, most, kind = self._judged(error, prompt, answer)
+                pause_s = _pause_s(tries, error)
+            if tries >= most:
+                times = f" ({tries} tries)" if tries > 1 else ""
+                before = f"{single}; for a single text: " if single not in ("", why) else ""
+                said = self._http.failure(ValueError(before + why))
+                failure = kind(f"the generator at {self._url}: {said}{times}")
+                self._replies.put(Reply(key, tries=tries, error=failure))
+                return
+            await asyncio.sleep(pause_s)
+
+    def _judged(
+        self, error: Exception, prompt: PromptRequest, answer: Any
+    ) -> tuple[str, int, type[BeamwrightError]]:
+        """What to say of it, how often to try, and whose fault it is. answer: what came, whole."""
+        said = f"{type(error).__name__}: {error}".rstrip(": ")
+        if isinstance(error, Refused):
+            most = MOST_TRIES if error.status in (*_PASSING, BROKEN) else 1
+            # What it answers to others, but never to this, is of the question.
+            ours = error.status not in (*_PASSING, *_OURS)
+            return str(error), most, InputError if ours else UnavailableError
+        if isinstance(error, TimeoutError):
+            return f"no whole reply in {_reply_s(prompt):g} s", _MOST_HANGS, UnavailableError
+        if isinstance(error, httpx.HTTPError | json.JSONDecodeError | ConnectionError):
+            return said, MOST_TRIES, UnavailableError
+        shown = ""
+        with suppress(RecursionError):  # as deep as it can be read
+            shown = f" in {json.dumps(answer, ensure_ascii=False):.200}"
+        return f"no completion ({said}){shown * (answer is not None)}", 1, InputError
+
+    async def _completed(self, prompt: PromptRequest) -> Any:
+        """A reply that comes as a whole."""
+        return await self._http.whole(*self._asked(prompt, self.dialect.token_bytes))
+
+    async def _read(self, prompt: PromptRequest) -> Continuation:
+        """A text as it is written, up to its first stop."""
+        text, logprobs = "", list[float]()
+        ended: Ended | None = None
+        async with self._http.stream(*self._asked(prompt, _EVENT_BYTES)) as chunks:
+            async for event in events(chunks):
+                for choice in event.get("choices") or ():
+                    text += text_of(choice.get("text") or "")
+                    logprobs += logprobs_in(choice)
+                    reason = choice.get("finish_reason")  # some say "" for none
+                    ended = end_of(reason) if reason else ended
+                stops = [text.find(s) + len(s) for s in prompt.stops if s in text]
+                if stops:
+                    text, ended = text[: min(stops)], "stop"
+                    break
+        if ended is None:  # the server has dropped it; what is there is no step
+            raise ConnectionAbortedError("the text broke off")
+        return Continuation(text, None, tuple(logprobs), ended)
+
+    def _asked(self, prompt: PromptRequest, per_token: int) -> tuple[str, str, float, int, Any]:
+        """A request for a completion; some servers repeat the prompt's tokens with every text."""
+        per_text = prompt.max_tokens * per_token + len(prompt.token_ids) * _PROMPT_BYTES
+        most, body = _REPLY_BYTES + prompt.count * per_text, self.dialect.body(self.name, prompt)
+        return "POST", self.dialect.path, _reply_s(prompt), most, body
+
+    # --- what the server is ------------------------------------------------------------------
+
+    async def _find(self, wanted: str) -> None:
+        """Look for the model; wait a minute for a server that still loads it."""
+        for tries in count(1):
+            try:
+                return await self._look(wanted)
+            except Refused as error:
+                if error.status not in _LOADING or tries >= MOST_TRIES:
+                    raise
+                await asyncio.sleep(_pause_s(tries, error))
+
+    async def _look(self, wanted: str) -> None:
+        """The model's name there, its context, whether it is a search by another Beamwright, and
+        the richest dialect that the server understands."""
+        answer = await self._told("models", _MODELS_S)
+        models = {text_of(model["id"]): model for model in answer["data"] or ()}
+        name = wanted or (next(iter(models)) if len(models) == 1 else None)
+        if name not in models and f"{name}:latest" in models:  # Ollama's names have a tag
+            name = f"{name}:latest"
+        if name not in models:
+            names = self._http.line(", ".join(sorted(models)[:12]))
+            names = names or "none: load or pull one there"
+            raise InputError(f"{self._option}: say which model, as #NAME; it has {names}")
+        self.name = name
+        self.context = count_of(models[name], "max_model_len") or 0
+        if models[name].get("owned_by") == "beamwright" and not name.endswith(PLAIN):
+            whole = "each of its texts is the answer of a whole search"
+            raise InputError(f"{self._option}: {whole}; its model alone is #{name}{PLAIN}")
+        if models[name].get("owned_by") == LLAMA and await self._is_native():
+            return
+        refusals, forms, without = list[str](), [*_FORMS], frozenset[str]()
+        while forms:
+            extras, ids = forms[0]
+            self.dialect = Completions(ids=ids, extras=extras, without=without)
+            try:
+                self.dialect = await self._learnt(self.dialect)
+                return
+            except Refused as error:
+                if error.status not in _MISUNDERSTOOD:
+                    raise
+                refusals.append(str(error))
+                named = frozenset(name for name in OPTIONAL if name in str(error)) - without
+                without |= named
+                forms = forms if named else forms[1:]
+        said = self._http.failure(ValueError("; ".join(dict.fromkeys(refusals))))
+        raise InputError(f"{self._option}: {said}")
+
+    async def _told(self, path: str, most_s: float) -> Any:
+        """What it says of itself."""
+        return await self._http.whole("GET", path, most_s, _MODELS_BYTES)
+
+    async def _is_native(self) -> bool:
+        """True if it is a llama-server that says which tokens it draws; older ones do not."""
+        try:
+            # One that has several models loads this one.
+            props = await self._told(f"{self._root}/props?model={quote(self.name)}", _REPLY_S)
+            self.dialect = dialect = LlamaServer.of(self._root, props)
+            answer = await self._completed(self._probe(()))
+            (written,) = dialect.reply_of("", answer, ()).written
+        except (Refused, KeyError, TypeError, ValueError) as error:
+            if isinstance(error, Refused) and error.status not in _MISUNDERSTOOD:
+                raise
+            return False
+        self._check_tokenizer(written.text, written.token_ids or ())
+        self.context = self.context or dialect.context or 0
+        return True
+
+    async def _learnt(self, dialect: Completions) -> Completions:
+        """With what else it turns out to say; raises Refused if it does not understand that."""
+        choice = await self._sample(())
+        text, token_ids = text_of(choice["text"]), choice.get("token_ids")
+        returns_ids = dialect.extras and token_ids is not None
+        if returns_ids:
+            self._check_tokenizer(text, token_ids or ())
+        shown = False
+        if text.strip():
+            stop = text.strip()[0]
+            choice = await self._sample((stop,))
+            named = stop in [choice.get(name) for name in STOP_FIELDS]
+            shown = named or str(choice.get("text", "")).endswith(stop)
+        # Texts that are read as they are written are tokenised here, and left at their stop, all
+        # that were asked for together.
+        most = None if shown else 1
+        return replace(dialect, most=most, token_ids=returns_ids and shown, streams=not shown)
+
+    def _check_tokenizer(self, text: str, token_ids: Sequence[int]) -> None:
+        """Raises InputError if what the server wrote is not what its tokens are here."""
+        known = all(0 <= token < self.codec.vocab_size for token in token_ids)
+        here = self.codec.decode(token_ids) if known else None
+        if here is None or here.strip("\ufffd ") != text.strip("\ufffd "):
+            raise InputError(
+                f"{self._option}: its tokens are others than --tokenizer's: it wrote "
+                f"{self._http.line(repr(text))}, and they are {here!r} here"
+            )
+
+    async def _sample(self, stops: tuple[str, ...]) -> Mapping[str, Any]:
+        """A few tokens, the likeliest ones."""
+        choice: Mapping[str, Any] = (await self._completed(self._probe(stops)))["choices"][0]
+        return choice
+
+    def _probe(self, stops: tuple[str, ...]) -> PromptRequest:
+        ids, greedy = tuple(self.codec.encode(_PROMPT)), SamplingSettings(temperature=0.0)
+        return PromptRequest(ids, lambda: _PROMPT, 1, 0, 4, greedy, stops)
+
+
+# --- what is given ------------------------------------------------------------------------------
 
 
 def _is_url(text: str) -> bool:
@@ -81,3 +403,22 @@ def _read_key(file: str | None) -> str | None:
     if len(words) != 1 or not words[0].isascii():
         raise InputError(f"--model-key {file}: one key is expected in it")
     return words[0]
+
+
+def _serve(runner: asyncio.Runner, client: httpx.AsyncClient) -> None:
+    """The loop of a thread, until it is stopped; its connections live in it."""
+    loop = runner.get_loop()
+    loop.run_forever()
+    loop.run_until_complete(client.aclose())
+    runner.close()
+
+
+def _pause_s(tries: int, error: Exception) -> float:
+    """Seconds before the next try: twice as many each time, or as many as the server says."""
+    asked_s = getattr(error, "retry_after_s", 0.0)
+    return min(max(_FIRST_WAIT_S * 2 ** (tries - 1), asked_s), _LONGEST_WAIT_S)
+
+
+def _reply_s(prompt: PromptRequest) -> float:
+    """Seconds in which a whole reply has to be there."""
+    return _REPLY_S + prompt.max_tokens * _TOKEN_S

@@ -9,9 +9,9 @@ dropped, and a thought that its budget ends is closed here, for the next prompt 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING
 
 from beamwright.counters import Counters, Progress
 from beamwright.engine.endings import (
@@ -23,13 +23,15 @@ from beamwright.engine.endings import (
 )
 from beamwright.engine.noise import lineage_key
 from beamwright.engine.row import Decoding, Decodings, Row, RowLimit
-from beamwright.errors import BeamwrightError, InputError, UnavailableError
+from beamwright.errors import InputError, UnavailableError
 from beamwright.kv.segments import Segment
-from beamwright.models.tokenizer import TextCodec
 from beamwright.protocols import Event, Plan, ScheduleView, StepDecoded, StepFailed, StepWriter
+from beamwright.remote.dialects import Continuation, PromptRequest, Reply
 from beamwright.schedule.declare import InGpuSchedule
-from beamwright.sections import SamplingSettings
 from beamwright.tree import Node, StopReason
+
+if TYPE_CHECKING:
+    from beamwright.remote.generator import RemoteGenerator
 
 _TAIL = 32  # tokens at a prompt's end, where a template may have closed an empty thought
 _FEWEST_CUT, _CUT_SHARE = 8, 0.1  # tokens of a prompt whose loss is no other tokenisation
@@ -41,85 +43,6 @@ class ServedSchedule(InGpuSchedule):
     """All beams in depth-first order, so that a prompt follows the one it shares most with."""
 
     name = "served"
-
-
-@dataclass(frozen=True)
-class PromptRequest:
-    """A prompt that is to be continued `count` times.
-
-    text: the same prompt, special tokens included, for who takes no token ids. seed: the same one
-    gives the same texts, as far as anything elsewhere does. stops: what ends a text, in it;
-    stop_ids: tokens that do.
-    """
-
-    token_ids: tuple[int, ...]
-    text: Callable[[], str]
-    count: int
-    seed: int
-    max_tokens: int
-    sampling: SamplingSettings
-    stops: tuple[str, ...] = ()
-    stop_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-
-
-@dataclass(frozen=True)
-class Continuation:
-    """A continuation.
-
-    text: special tokens left out; the stop that ended it included. token_ids: None where they are
-    not said; with the one that ended it, where it is said. ended: at a stop, at the end of a text,
-    or at `max_tokens`.
-    """
-
-    text: str
-    token_ids: tuple[int, ...] | None
-    logprobs: tuple[float, ...]
-    ended: Literal["stop", "eos", "length"]
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What became of what was asked under `key`; fewer texts than asked for, or an error.
-
-    prompt_tokens: that were read; cached_tokens: of these, KV that was there; None: not said.
-    tries: requests that it took.
-    """
-
-    key: Hashable
-    written: Sequence[Continuation] = ()
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    tries: int = 1
-    error: BeamwrightError | None = None
-
-
-class TextSource(Protocol):
-    """Writes texts, any number at a time. One thread calls it.
-
-    most: of texts that are asked for in one question. context: most tokens of a path; None: it does
-    not say. token_ids: it says those that it drew. name: of the model there.
-    """
-
-    name: str
-    most: int | None
-    context: int | None
-    token_ids: bool
-
-    def ask(self, key: Hashable, prompt: PromptRequest) -> None:
-        """Have it written; its reply is one of `wait`'s."""
-
-    def wait(self, timeout_s: float) -> list[Reply]:
-        """What has been answered, at least one reply unless none comes in this time."""
-
-    def cancel(self, key: Hashable) -> None:
-        """Nobody wants this reply any more; it may come all the same."""
-
-    def fault(self) -> str | None:
-        """Why nothing can be written now, as far as that is known. Any thread may ask."""
-
-    def close(self) -> None:
-        """Nothing is written any more. It can be used again."""
 
 
 @dataclass(eq=False)
@@ -136,21 +59,18 @@ class _Question:
 
 @dataclass(eq=False)
 class RemoteSteps(StepWriter):
-    """codec: of the same tokenizer as the generator's. context: most tokens of a path.
-
-    default: how steps are drawn where a tree has no settings of its own. max_batch: most steps at a
-    time; None: all of them, and the server has them wait.
+    """default: how steps are drawn where a tree has no settings of its own. max_batch: most steps
+    at a time; None: all of them, and the server has them wait.
     """
 
-    source: TextSource
-    codec: TextCodec
-    context: int
+    source: RemoteGenerator
     default: Decoding
     max_batch: int | None = None
     progress: Progress = field(default_factory=Progress)
     counts: Counters = field(default_factory=Counters)
 
     def __post_init__(self) -> None:
+        self.codec, self._context = self.source.codec, self.source.context
         self._decodings, self._marks = Decodings(self.default), self.codec.thoughts
         self._ends = StopFinder(self.codec)
         self._waiting: list[Node] = []
@@ -301,7 +221,6 @@ class RemoteSteps(StepWriter):
             max_tokens=limit.tokens,
             sampling=sampling,
             stops=tuple(cuts),
-            stop_ids=marks.end[-1:] if marks is not None and thinks else (),
             ignore_eos=step.ignore_eos,
         )
 
@@ -336,8 +255,8 @@ class RemoteSteps(StepWriter):
         ids, row, closing = self._ids(written), self._row(node), None
         if begins_thought(node, self._marks) is None:
             step = row.decoding.step
-            row.thought, row.otherwise = None, row_limit(node, step, self.context)
-            row.limit = row_limit(node, step, self.context, thought=True)
+            row.thought, row.otherwise = None, row_limit(node, step, self._context)
+            row.limit = row_limit(node, step, self._context, thought=True)
         if written.token_ids is None:  # it may be more tokens here than it was drawn as
             row.limit = RowLimit(max(len(ids), row.limit.tokens), row.limit.reason)
         for token in ids:
@@ -402,7 +321,7 @@ class RemoteSteps(StepWriter):
         if begins is None and marks is not None:
             shown = self.codec.decode_raw(node.replies_to.token_ids[-_TAIL:]).rstrip()
             begins = decoding.step.thinking != "off" and not shown.endswith(marks.family.end)
-        limit = row_limit(node, decoding.step, self.context, thought=bool(begins))
+        limit = row_limit(node, decoding.step, self._context, thought=bool(begins))
         return Row(node, Segment(), decoding, limit, thought=begins)
 
     def _add(self, row: Row, token: int) -> None:

@@ -179,7 +179,7 @@ def health(queue: RequestQueue) -> dict[str, Any]:
     generator elsewhere, why it does not answer."""
     engine, status, more = queue.solver, "ok", dict[str, Any]()
     if isinstance(engine, Solver):
-        fault = engine.remote and engine.remote.source.fault()
+        fault = engine.remote and engine.remote.fault()
         if fault:
             status, more = "degraded", {"generator": fault}
     else:

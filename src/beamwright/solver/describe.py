@@ -173,8 +173,7 @@ class Meter:
             named, why = "off" if rule is None else rule.method, machinery.why_sparse
             sparse = result.SparseStats.of(new["generator"], method=named, why=why)
         if machinery.remote is not None:
-            token_ids = machinery.remote.source.token_ids
-            remote = result.RemoteStats.of(engine, token_ids=token_ids)
+            remote = result.RemoteStats.of(engine, token_ids=machinery.remote.token_ids)
         tokens = _tokens(tree, decoded, remote)
         # A tree's share of the run, by the tokens it generated: shares add up to the wall time.
         most = max(tokens.generated, engine.row_tokens)
@@ -336,7 +335,7 @@ class Meter:
         if settings.schedule.speculation == "truncate":
             lines.append(_TRUNCATED)
         lines += doubts.doubts_about_prompts(tree)
-        if remote is not None and not remote.source.token_ids:
+        if remote is not None and not remote.token_ids:
             lines.append(_TOKENISED_HERE)
         failed = dict.fromkeys(self._machinery.not_captured)
         lines += [f"graphs: failed: {why}; steps run as plain calls" for why in failed]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -50,7 +51,6 @@ from beamwright.protocols import (
     stats_read_by,
     traits_of,
 )
-from beamwright.remote.generator import RemoteGenerator
 from beamwright.remote.writer import RemoteSteps, ServedSchedule
 from beamwright.schedule import schedule_row
 from beamwright.sections import ModelSettings
@@ -59,6 +59,9 @@ from beamwright.solver.memory import MemoryPlan, ModelBytes
 from beamwright.sparse.method import sparse_rule
 from beamwright.sparse.rule import SparseRule
 from beamwright.verify.find import VerifierSource, resolve_verifier
+
+if TYPE_CHECKING:
+    from beamwright.remote.generator import RemoteGenerator
 
 _SMALLER = "take a smaller model, int8 or int4 weights, or a narrower --dtype"
 
@@ -214,6 +217,8 @@ class Machinery:
     def _find(self, verifier: Verifier | None) -> list[AttentionBackend]:
         """A remote generator; the verifier alone is here, and has all the memory."""
         model = self.settings.model
+        from beamwright.remote.generator import RemoteGenerator  # noqa: PLC0415 (HTTP)
+
         self.progress.doing(f"looking for {model.model}")
         self.reader = self.remote = RemoteGenerator.find(model)
         self.settings = with_system_prompt(self.settings, self.remote.codec)
@@ -292,7 +297,7 @@ class Machinery:
             )
         decoding = Decoding(settings.sampling, settings.step, settings.search.seed)
         most = settings.schedule.max_batch
-        return RemoteSteps(remote.source, remote.codec, remote.context, decoding, most, progress)
+        return RemoteSteps(remote, decoding, most, progress)
 
     # --- the memory number -------------------------------------------------------------------
 
@@ -412,7 +417,7 @@ class Machinery:
             for host in (self.tier.generator, *self.tier.verifiers):
                 host.link.close()
         if self.remote is not None:
-            self.remote.source.close()
+            self.remote.close()
 
 
 def _sizes(model: LoadedModel | TreeModel, *, scores: bool = False, parts: int = 1) -> ModelBytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from beamwright.config import Settings, option_owners
 from beamwright.declare import VERIFIERS, load_all
@@ -20,7 +20,6 @@ from beamwright.errors import InputError
 from beamwright.models.load import LoadedModel
 from beamwright.protocols import Strategy, Verifier
 from beamwright.registry import Table, TableRow
-from beamwright.remote.generator import RemoteGenerator
 from beamwright.saved.checkpoint import OWN
 from beamwright.saved.identity import identity_of
 from beamwright.schedule import ScheduleRow, schedule_row
@@ -32,6 +31,9 @@ from beamwright.solver.options import SHARED, ProblemOptions
 from beamwright.sparse.rule import method_of
 from beamwright.tree import Conversation, RawPrompt, Sees
 from beamwright.verify.scorers import WITHOUT_MODEL, CallableVerifier, ObjectVerifier
+
+if TYPE_CHECKING:
+    from beamwright.remote.generator import RemoteGenerator
 
 GivenProblem = str | tuple[str | int, str] | tuple[str | int, str, ProblemOptions]
 """A problem's text, or its id and its text, or these and options of its own."""
