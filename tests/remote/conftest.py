@@ -4,12 +4,11 @@ pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 
 import engines
-from scripted_server import answered, question, speaking
-from served import Served
-
 from beamwright import Solver
 from beamwright.models.tokenizer import TextCodec
 from beamwright.remote import generator as client
+from scripted_server import answered, question, speaking
+from served import Served
 
 
 @pytest.fixture(scope="session")

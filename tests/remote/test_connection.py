@@ -7,10 +7,10 @@ from base64 import b64encode
 from urllib.parse import unquote
 
 import pytest
-from scripted_server import choice, refuses, said, sent, speaking
 
 from beamwright import Solver
 from beamwright.errors import InputError, UnavailableError
+from scripted_server import choice, refuses, said, sent, speaking
 
 PACKED = {"gzip": gzip.compress, "deflate": zlib.compress, "identity": bytes}
 ONE = json.dumps(said(choice("x"))[1]).encode()

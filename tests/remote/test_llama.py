@@ -3,14 +3,14 @@
 import threading
 import time
 
-import engines
 import pytest
-from scripted_server import PROPS, answered, drawn, llama_server, question, refuses, waited
 
+import engines
 from beamwright import Solver
 from beamwright.errors import InputError, UnavailableError
 from beamwright.remote.dialects import CROWDED
 from beamwright.sections import SamplingSettings
+from scripted_server import PROPS, answered, drawn, llama_server, question, refuses, waited
 
 
 def test_it_is_found_by_what_it_says_of_itself(codec, source_of):

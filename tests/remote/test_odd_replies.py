@@ -7,6 +7,14 @@ import time
 from functools import partial
 
 import pytest
+
+from beamwright import Solver
+from beamwright.errors import InputError, UnavailableError
+from beamwright.evaluate.equivalence import AnswerChecker
+from beamwright.evaluate.problems import load_problems
+from beamwright.evaluate.run import run
+from beamwright.remote import generator as client
+from beamwright.solver import scheduler
 from scripted_server import (
     Scripted,
     answered,
@@ -19,14 +27,6 @@ from scripted_server import (
     speaking,
 )
 from served import Served
-
-from beamwright import Solver
-from beamwright.errors import InputError, UnavailableError
-from beamwright.evaluate.equivalence import AnswerChecker
-from beamwright.evaluate.problems import load_problems
-from beamwright.evaluate.run import run
-from beamwright.remote import generator as client
-from beamwright.solver import scheduler
 
 KEY = "sk-very-secret"
 

@@ -8,6 +8,11 @@ from email.utils import formatdate
 from types import SimpleNamespace
 
 import pytest
+
+from beamwright.errors import InputError
+from beamwright.remote import connection
+from beamwright.remote import generator as client
+from beamwright.sections import SamplingSettings
 from scripted_server import (
     Scripted,
     answered,
@@ -19,11 +24,6 @@ from scripted_server import (
     speaking,
     waited,
 )
-
-from beamwright.errors import InputError
-from beamwright.remote import connection
-from beamwright.remote import generator as client
-from beamwright.sections import SamplingSettings
 
 # --- dialects --------------------------------------------------------------------------------
 

@@ -2,9 +2,9 @@
 
 import json
 
-import engines
 import pytest
 
+import engines
 from beamwright.errors import InputError
 
 PROBLEM = "Ann has 3 apples and eats one."

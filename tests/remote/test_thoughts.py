@@ -3,8 +3,6 @@
 import json
 
 import pytest
-from scripted_server import Script
-from served import Served
 
 from beamwright import Solver
 from beamwright.engine.row import Decoding
@@ -16,6 +14,8 @@ from beamwright.remote.dialects import Continuation
 from beamwright.remote.writer import RemoteSteps
 from beamwright.sections import SamplingSettings, StepSettings
 from beamwright.tree import SearchTree, StopReason
+from scripted_server import Script
+from served import Served
 
 FOLDER = BUNDLED / "thinking"
 PROBLEM = json.loads((BUNDLED / "test.jsonl").read_text().splitlines()[0])["problem"]

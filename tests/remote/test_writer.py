@@ -1,7 +1,6 @@
 """Steps that a generator elsewhere writes: what is asked, what becomes of it, what is given up."""
 
 import pytest
-from scripted_server import Script
 
 from beamwright.engine.row import Decoding
 from beamwright.protocols import Plan, StepDecoded, StepFailed
@@ -9,6 +8,7 @@ from beamwright.remote.dialects import Continuation
 from beamwright.remote.writer import RemoteSteps
 from beamwright.sections import SamplingSettings, StepSettings
 from beamwright.tree import NodeState, SearchTree, StopReason
+from scripted_server import Script
 
 DELIMITED = StepSettings(delimiter="\n\n", max_step_tokens=20, max_tokens=60)
 
