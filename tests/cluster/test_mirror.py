@@ -7,7 +7,7 @@ import pytest
 
 from beamwright import Solver
 from beamwright.cluster.mirror import Changes, Mirror
-from beamwright.page.events import PageTree
+from beamwright.page.runs import PageTree
 from beamwright.serve.answers import final_text
 from beamwright.tree import SearchTree, tree_hash
 

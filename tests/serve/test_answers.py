@@ -11,7 +11,7 @@ import engines
 from beamwright.errors import Cancelled
 from beamwright.search import STRATEGIES
 from beamwright.serve.answers import calls_of, final_text, held_back, token_logprobs
-from beamwright.serve.errors import ApiError
+from beamwright.serve.body import ApiError
 from beamwright.serve.job import SearchJob
 from beamwright.solver.solution import Solution
 from beamwright.tree import NodeState, SearchTree

@@ -8,9 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from beamwright.serve import body as body_room
-from beamwright.serve.body import ServerLimits, parsed, read_json
+from beamwright.serve.body import ApiError, ServerLimits, parsed, read_json
 from beamwright.serve.chat import ChatFields, CompletionFields
-from beamwright.serve.errors import ApiError
 from beamwright.serve.responses import ResponseFields
 
 SAID = [{"role": "user", "content": "x"}]

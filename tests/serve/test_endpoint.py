@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from beamwright.serve import endpoint
-from beamwright.serve.errors import ApiError
+from beamwright.serve.body import ApiError
 
 
 class Silent(endpoint.Endpoint):

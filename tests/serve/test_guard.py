@@ -11,7 +11,7 @@ import pytest
 
 from beamwright.serve import server as connections
 from beamwright.serve.body import ServerLimits
-from beamwright.serve.guard import Guard
+from beamwright.serve.server import Guard
 from served import ASKED, held, until
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": ASKED}], "seed": 1}

@@ -10,10 +10,9 @@ from beamwright.models.hub import BUNDLED
 from beamwright.models.tokenizer import TextCodec
 from beamwright.sections import ModelSettings
 from beamwright.serve.answers import calls_of
-from beamwright.serve.body import parsed
+from beamwright.serve.body import ApiError, AsciiJSON, parsed
 from beamwright.serve.chat import ChatFields, conversation
 from beamwright.serve.endpoint import event
-from beamwright.serve.errors import ApiError, AsciiJSON
 from beamwright.serve.responses import ResponseFields
 from beamwright.tree import Conversation, RawPrompt
 

@@ -5,9 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from beamwright.sections import SearchSettings
-from beamwright.serve.body import ServerLimits
+from beamwright.serve.body import ApiError, ServerLimits
 from beamwright.serve.chat import _THOUGHTS, ChatEndpoint, CompletionsEndpoint
-from beamwright.serve.errors import ApiError
 from beamwright.serve.job import RequestReader
 from beamwright.serve.responses import ResponsesEndpoint
 from beamwright.tree import RawPrompt

@@ -6,8 +6,7 @@ import pytest
 
 import feeding
 from beamwright import Solver
-from beamwright.page.events import begin, end
-from beamwright.page.runs import write_tree_page
+from beamwright.page.runs import begin, end, write_tree_page
 from beamwright.serve.feed import Feed
 from beamwright_lab.serve.browser import chromium, chromium_path, running
 from served import Served

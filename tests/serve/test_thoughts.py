@@ -10,9 +10,8 @@ from beamwright import Solver
 from beamwright.models.hub import BUNDLED
 from beamwright.sections import SearchSettings
 from beamwright.serve.answers import final_text, told
-from beamwright.serve.body import ServerLimits, parsed
+from beamwright.serve.body import ApiError, ServerLimits, parsed
 from beamwright.serve.chat import ChatFields
-from beamwright.serve.errors import ApiError
 from beamwright.serve.job import RequestReader, Told, thinking_of
 from beamwright.tree import NodeState, SearchTree, StopReason
 from served import Served, text_of

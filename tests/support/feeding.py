@@ -6,8 +6,7 @@ from types import SimpleNamespace
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
-from beamwright.serve.body import ServerLimits
-from beamwright.serve.errors import ApiError
+from beamwright.serve.body import ApiError, ServerLimits
 from beamwright.serve.feed import feed_routes, page_routes
 
 ASKS = SimpleNamespace(limits=ServerLimits())

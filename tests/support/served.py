@@ -13,9 +13,8 @@ import httpx
 
 from beamwright.serve.app import make_app
 from beamwright.serve.body import ServerLimits
-from beamwright.serve.guard import Guard
 from beamwright.serve.queue import RequestQueue
-from beamwright.serve.server import Server, bind
+from beamwright.serve.server import Guard, Server, bind
 
 HOSTS = {"localhost"}
 ASKED = "Ann has 12 apples. She eats 3 and buys as many again. How many apples has she?"

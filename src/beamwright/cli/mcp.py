@@ -153,7 +153,7 @@ def make_server(load: Callable[[], RequestQueue]) -> Server[Loading]:
     from mcp.server.lowlevel import Server
     from mcp_types import CallToolResult, ListToolsResult, TextContent, Tool
 
-    from beamwright.serve.errors import ApiError
+    from beamwright.serve.body import ApiError
 
     returned = {name: {"type": kind} for name, kind in _RETURNED.items()}
     output = {"type": "object", "properties": returned, "required": [*returned]}

@@ -20,7 +20,7 @@ from beamwright.errors import InputError
 from beamwright.io import check_writable
 
 if TYPE_CHECKING:
-    from beamwright.page.events import Event
+    from beamwright.page.runs import Event
 
 _HOST = "127.0.0.1"
 

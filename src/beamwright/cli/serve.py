@@ -61,9 +61,8 @@ def serve(
         with needs_extra("serve"), first_import("torch"):
             from beamwright.serve.app import make_app
             from beamwright.serve.body import ServerLimits
-            from beamwright.serve.guard import Guard
             from beamwright.serve.queue import RequestQueue
-            from beamwright.serve.server import bind, run
+            from beamwright.serve.server import Guard, bind, run
             from beamwright.solver.solver import Solver
         limits = ServerLimits(
             requests=max_requests,
@@ -141,7 +140,7 @@ def share_of_a_key(requests: int, keys: list[str]) -> int:
 
 
 def _set_up_log(*, as_json: bool) -> None:
-    from beamwright.serve.guard import JsonLines
+    from beamwright.serve.server import JsonLines
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if as_json else logging.Formatter("beamwright: %(message)s"))

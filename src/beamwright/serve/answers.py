@@ -20,8 +20,7 @@ from typing import Any
 
 from beamwright.engine.endings import text_before
 from beamwright.models.tokenizer import TextCodec
-from beamwright.serve.body import read_arguments, strict_json
-from beamwright.serve.errors import ApiError
+from beamwright.serve.body import ApiError, read_arguments, strict_json
 from beamwright.serve.job import SearchJob, Told
 from beamwright.solver.solution import Candidate
 from beamwright.tree import COMPLETE_STOPS, Node, NodeState, SearchTree, StopReason

@@ -11,15 +11,13 @@ from starlette.exceptions import HTTPException
 
 import beamwright
 from beamwright.engine.row import OWNER, GeneratorState
-from beamwright.serve.body import NEUTRAL
+from beamwright.serve.body import NEUTRAL, ApiError, AsciiJSON, api_error, log
 from beamwright.serve.chat import ChatEndpoint, CompletionsEndpoint
 from beamwright.serve.endpoint import Endpoint
-from beamwright.serve.errors import ApiError, AsciiJSON, api_error, log
 from beamwright.serve.feed import Feed, feed_routes, page_routes
 from beamwright.serve.metrics import Metrics, health
 from beamwright.serve.queue import RequestQueue
-from beamwright.serve.responses import ResponsesEndpoint
-from beamwright.serve.score import ScoreEndpoint
+from beamwright.serve.responses import ResponsesEndpoint, ScoreEndpoint
 from beamwright.tree import Node
 
 ENDPOINTS: tuple[type[Endpoint], ...] = (

@@ -14,9 +14,18 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from beamwright.errors import InputError
 from beamwright.serve import answers
-from beamwright.serve.body import INTEGRAL, ITEMS, Count, Fields, Whole, parsed, read_arguments
+from beamwright.serve.body import (
+    INTEGRAL,
+    ITEMS,
+    ApiError,
+    Count,
+    Fields,
+    Whole,
+    api_error,
+    parsed,
+    read_arguments,
+)
 from beamwright.serve.endpoint import Endpoint, event
-from beamwright.serve.errors import ApiError, api_error
 from beamwright.serve.job import SearchJob, Told, without_rounds
 from beamwright.solver.solution import Candidate
 from beamwright.tree import Conversation, RawPrompt, StopReason

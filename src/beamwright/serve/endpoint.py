@@ -19,11 +19,10 @@ from starlette.types import Receive, Scope, Send
 
 from beamwright.io import finite
 from beamwright.serve.answers import search_facts
-from beamwright.serve.body import read_body
-from beamwright.serve.errors import ApiError, AsciiJSON, api_error, log
-from beamwright.serve.guard import owner_of
+from beamwright.serve.body import ApiError, AsciiJSON, api_error, log, read_body
 from beamwright.serve.job import SearchJob
 from beamwright.serve.queue import RequestQueue
+from beamwright.serve.server import owner_of
 
 COMMENT, QUIET_S = b": keep-alive\n\n", 10.0
 """Tells a client, and what stands between, that something happens where nothing else is sent."""

@@ -24,13 +24,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from beamwright.errors import BeamwrightError, Cancelled
 from beamwright.io import finite
-from beamwright.page.events import EndState, Event, PageTree, begin, dotted, end
-from beamwright.page.runs import filled_page
+from beamwright.page.runs import EndState, Event, PageTree, begin, dotted, end, filled_page
 from beamwright.protocols import RoundReport
 from beamwright.search import STRATEGIES
-from beamwright.serve.body import parsed, read_body
-from beamwright.serve.errors import AsciiJSON
-from beamwright.serve.guard import owner_of
+from beamwright.serve.body import AsciiJSON, parsed, read_body
+from beamwright.serve.server import owner_of
 from beamwright.tree import Node
 
 if TYPE_CHECKING:

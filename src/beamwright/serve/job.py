@@ -23,8 +23,7 @@ from beamwright.errors import Cancelled, InputError
 from beamwright.protocols import RoundCallback, RoundReport
 from beamwright.search import DEFAULT_SEARCH, STRATEGIES
 from beamwright.sections import SearchSettings
-from beamwright.serve.body import MOST_STOPS, Fields, ServerLimits
-from beamwright.serve.errors import ApiError, api_error
+from beamwright.serve.body import MOST_STOPS, ApiError, Fields, ServerLimits, api_error
 from beamwright.solver.handle import Handle
 from beamwright.solver.solution import Candidate, Solution
 from beamwright.tree import Conversation, Node, Problem, RawPrompt

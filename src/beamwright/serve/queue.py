@@ -16,8 +16,7 @@ import beamwright
 from beamwright.errors import Cancelled
 from beamwright.protocols import RoundReport
 from beamwright.serve.answers import as_text, final_text, told
-from beamwright.serve.body import Fields, ServerLimits, parsed
-from beamwright.serve.errors import ApiError, api_error, log
+from beamwright.serve.body import ApiError, Fields, ServerLimits, api_error, log, parsed
 from beamwright.serve.job import RequestReader, RoundSummary, SearchJob
 from beamwright.solver.solution import Solution
 from beamwright.tree import Conversation, RawPrompt
