@@ -1,6 +1,5 @@
 """Text that is final: never taken back, and as the answer begins, under every strategy."""
 
-import json
 import random
 from itertools import pairwise
 from types import SimpleNamespace
@@ -10,13 +9,14 @@ import pytest
 import engines
 from beamwright.errors import Cancelled
 from beamwright.search import STRATEGIES
-from beamwright.serve.answers import calls_of, final_text, held_back, token_logprobs
+from beamwright.serve.answers import final_text, held_back, token_logprobs
 from beamwright.serve.body import ApiError
 from beamwright.serve.job import SearchJob
 from beamwright.solver.solution import Solution
 from beamwright.tree import NodeState, SearchTree
 
 COMMITS = [name for name, row in STRATEGIES.items() if row.commits]
+assert not {"lookahead", "deepconf", "revise"} & set(COMMITS), "they come back"
 
 
 def grown(*specs):
@@ -36,22 +36,19 @@ KEPT, OPEN, CANDIDATE = NodeState.KEPT, NodeState.OPEN, NodeState.CANDIDATE
 FINISHED, PRUNED = NodeState.FINISHED, NodeState.PRUNED
 
 
-def test_what_all_that_can_win_begin_with():
-    tree = grown(
-        ((0,), "One. ", KEPT),
-        ((1,), "Two. ", PRUNED),
-        ((0, 0), "So it is 4.", FINISHED),
-        ((0, 1), "So it was 5.", CANDIDATE),
-        ((0, 2), "No.", PRUNED),
-    )
-    assert final_text(tree).said == "One. So it "
-
-
-def test_a_leaf_that_is_being_written_may_say_anything_behind_its_parent():
-    tree = grown(((0,), "One. ", KEPT), ((0, 0), "", OPEN), ((0, 1), "So", FINISHED))
-    assert final_text(tree).said == "One. "
-    assert final_text(grown(((0,), "", OPEN))).said == ""
-    assert final_text(SearchTree(0, (1,), "?")).said == ""
+@pytest.mark.parametrize(
+    ("specs", "said"),
+    [
+        ([((0,), "One. ", KEPT), ((1,), "Two. ", PRUNED), ((0, 0), "So it is 4.", FINISHED),
+          ((0, 1), "So it was 5.", CANDIDATE), ((0, 2), "No.", PRUNED)], "One. So it "),
+        # A leaf that is being written may say anything behind its parent.
+        ([((0,), "One. ", KEPT), ((0, 0), "", OPEN), ((0, 1), "So", FINISHED)], "One. "),
+        ([((0,), "", OPEN)], ""),
+        ([], ""),
+    ],
+)  # fmt: skip
+def test_what_all_that_can_win_begin_with(specs, said):
+    assert final_text(grown(*specs)).said == said
 
 
 def test_what_is_decoded_ahead_of_selection_says_nothing():
@@ -73,11 +70,6 @@ def test_what_is_decoded_ahead_of_selection_says_nothing():
 )
 def test_what_may_yet_change_is_held_back(text, stops, held):
     assert held_back(text, stops) == held
-
-
-def test_strategies_that_come_back_commit_to_nothing():
-    assert set(COMMITS) >= {"beam", "dvts", "mcts", "best-of-n", "majority", "particles"}
-    assert not {"lookahead", "deepconf", "revise"} & set(COMMITS)
 
 
 # --- options drawn at random: whatever is asked for, nothing is taken back --------------------
@@ -142,35 +134,6 @@ def test_it_only_grows_and_the_answer_begins_with_it(generator_folder, speculati
                 assert all(b.startswith(a) for a, b in pairwise(texts)), options
                 early += bool(said[-1])
     assert early > 10, "or nothing was tried"
-
-
-CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-
-
-def test_calls_are_taken_out_of_the_text():
-    text, (first, second) = calls_of(f"Let me add. {CALL}\n{CALL}")
-    assert text == "Let me add."
-    assert first["function"] == {"name": "add", "arguments": '{"a": 1}'}
-    assert first["id"] != second["id"]
-    assert json.loads(second["function"]["arguments"]) == {"a": 1}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "no call",
-        "<tool_call>{not json}</tool_call>",
-        "<tool_call>[1]</tool_call>",
-        '<tool_call>{"arguments": {}}</tool_call>',
-        '<tool_call>{"name": "add"}',
-        '<tool_call>{"name": "add"}</tool_call> <tool_call>{"name"}</tool_call>',
-        '<tool_call>{"name": "add", "arguments": ' + "[" * 100_000 + "}</tool_call>",
-        "<tool_call>{" * 100_000,  # quadratic is an hour
-    ],
-    ids=range(8),
-)
-def test_what_is_no_call_stays_text(text):
-    assert calls_of(text) == (text, [])
 
 
 def test_half_a_character_is_a_token_of_its_own():

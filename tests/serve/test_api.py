@@ -19,6 +19,14 @@ JSON = {"content-type": "application/json"}
 def test_a_chat_is_the_search_that_solve_does(served):
     found = served.chat(seed=3).json()
     solution = served.solver.solve(ASKED, seed=3)
+    warnings = list(solution.warnings)
+    assert warnings, "random weights state no answer"
+    assert (
+        found["search"]["warnings"] == served.stream(seed=3)[-1]["search"]["warnings"] == warnings
+    )
+    (run, *_) = served.http.get("/feed/searches").json()["searches"]
+    lines = served.http.get(f"/feed/searches/{run['id']}").text.splitlines()
+    assert json.loads(lines[-1])["warnings"] == warnings
     assert found["search"]["tree_hash"] == solution.tree_hash
     (choice,) = found["choices"]
     assert choice["message"] == {
@@ -87,6 +95,10 @@ def test_a_slow_client_misses_nothing(served, monkeypatch, path, fields, first):
     whole = served.http.post(f"/v1/{path}", json=body).json()
     assert "".join(map(said_in, events)) == said_in(whole)
     assert took.is_set()
+    if path == "responses":
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert events[-1]["type"] in ("response.completed", "response.incomplete")
+        assert (whole["object"], whole["store"]) == ("response", False)
 
 
 def said_in(reply):
@@ -98,19 +110,6 @@ def said_in(reply):
     if "output" in reply:
         return reply["output"][0]["content"][0]["text"]
     return reply["delta"] if reply["type"] == "response.output_text.delta" else ""
-
-
-def test_what_makes_an_answer_doubtful_is_said_wherever_it_is_given(served):
-    warnings = list(served.solver.solve(ASKED, seed=3).warnings)
-    assert warnings, "random weights state no answer"
-    assert served.chat(seed=3).json()["search"]["warnings"] == warnings
-    assert served.stream(seed=3)[-1]["search"]["warnings"] == warnings
-    for path, asked in (("completions", {"prompt": "x"}), ("responses", {"input": "x"})):
-        body = {"model": "tiny", "seed": 3, **asked}
-        assert served.http.post(f"/v1/{path}", json=body).json()["search"]["warnings"]
-    (run, *_) = served.http.get("/feed/searches").json()["searches"]
-    lines = served.http.get(f"/feed/searches/{run['id']}").text.splitlines()
-    assert json.loads(lines[-1])["warnings"]
 
 
 def test_usage_and_rounds_are_streamed_where_they_are_asked_for(served):
@@ -196,24 +195,6 @@ def test_a_completion_has_all_that_is_known_of_its_tokens(served, fields):
         assert text[offset : offset + len(token)] == token[: len(text) - offset]
 
 
-def test_responses(served):
-    body = {"model": "tiny", "input": ASKED, "seed": 3}
-    found = served.http.post("/v1/responses", json=body).json()
-    assert (found["object"], found["store"]) == ("response", False)
-    (message,) = found["output"]
-    text = message["content"][0]["text"]
-    assert text == served.chat(seed=3).json()["choices"][0]["message"]["content"]
-    with served.http.stream("POST", "/v1/responses", json={**body, "stream": True}) as response:
-        lines = [line for line in response.iter_lines() if line.startswith("data: ")]
-    events = [json.loads(line.removeprefix("data: ")) for line in lines]
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    said = [e["delta"] for e in events if e["type"] == "response.output_text.delta"]
-    assert "".join(said) == text
-    assert events[-1]["type"] in ("response.completed", "response.incomplete")
-    refused = served.http.post("/v1/responses", json={**body, "previous_response_id": "resp_1"})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "previous_response_id")
-
-
 def test_the_document_says_what_bodies_hold(served):
     document = served.http.get("/openapi.json").json()
     for path in ("chat/completions", "completions", "responses"):
@@ -245,49 +226,48 @@ def test_models_health_and_what_there_is_not(served):
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
+CHAT, WRITE, RESPOND = "chat/completions", "completions", "responses"
+
+
 @pytest.mark.parametrize(
-    ("fields", "status", "param"),
+    ("path", "fields", "status", "param"),
     [
-        ({"model": "gpt-6"}, 404, "model"),
-        ({"messages": [{"role": "user", "content": "word " * 500}]}, 400, "messages"),
-        ({"messages": [{"role": "user", "content": " "}]}, 200, None),
-        ({"search": {"width": 3}}, 400, "search"),
-        ({"search": {"model": "other"}}, 400, "search"),
-        ({"search": {"self": 1}}, 400, "search.self"),
-        ({"search": {"priority": 1}}, 400, "search.priority"),
-        ({"search": {"method": ["beam"]}}, 400, "search.method"),
-        ({"stream": True, "search": {"width": 3}}, 400, "search"),
-        ({"search": {"deadline": 10**400}}, 400, "search.deadline"),
-        ({"search": {"token_budget": 10**400, "seed": 10**400}}, 200, None),
-        ({"top_k": 2**63}, 400, "search"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
+        (CHAT, {"model": "gpt-6"}, 404, "model"),
+        (CHAT, {"messages": [{"role": "user", "content": " "}]}, 200, None),
+        (CHAT, {"search": {"width": 3}}, 400, "search"),
+        (CHAT, {"search": {"model": "other"}}, 400, "search"),
+        (CHAT, {"search": {"self": 1}}, 400, "search.self"),
+        (CHAT, {"search": {"priority": 1}}, 400, "search.priority"),
+        (CHAT, {"search": {"method": ["beam"]}}, 400, "search.method"),
+        (CHAT, {"stream": True, "search": {"width": 3}}, 400, "search"),
+        (CHAT, {"search": {"deadline": 10**400}}, 400, "search.deadline"),
+        (CHAT, {"search": {"token_budget": 10**400, "seed": 10**400}}, 200, None),
+        (CHAT, {"top_k": 2**63}, 400, "search"),
+        (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
+        (WRITE, {"prompt": ""}, 400, "prompt"),
+        (WRITE, {"prompt": [True]}, 400, "prompt"),
+        (RESPOND, {"input": [{"type": "function_call_output", "output": 5}]}, 400, "input[0]"),
+        (RESPOND, {"input": "x", "previous_response_id": "r"}, 400, "previous_response_id"),
+        # Half of a character.
+        (CHAT, {"search": {"\ud800": 1}}, 400, "search.\ud800"),
+        (CHAT, {"stop": "\ud800"}, 400, "stop"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "\ud800"}]}]}, 400,
+         "messages[0].content[0]"),
+        (WRITE, {"prompt": "\ud800"}, 400, "prompt"),
+        (WRITE, {"prompt": [1, 10**30]}, 400, "prompt"),
+        (RESPOND, {"input": "\ud800"}, 400, "input"),
     ],
-)
-def test_errors_name_what_is_wrong(served, fields, status, param):
-    content = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], **fields}
-    response = served.http.post("/v1/chat/completions", content=json.dumps(content), headers=JSON)
+)  # fmt: skip
+def test_errors_name_what_is_wrong(served, path, fields, status, param):
+    messages = {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {}
+    content = json.dumps({"model": "tiny", **messages, **fields})
+    response = served.http.post(f"/v1/{path}", content=content, headers=JSON)
     assert response.status_code == status, response.text
     if status != 200:
         assert response.json()["error"]["param"] == param
         assert response.headers["x-should-retry"] == "false"
     assert response.headers["x-request-id"].startswith("req_")
     assert not served.queue.jobs
-
-
-@pytest.mark.parametrize(
-    ("path", "fields", "param"),
-    [
-        ("completions", {"prompt": ""}, "prompt"),
-        ("completions", {"prompt": "word " * 500}, "prompt"),
-        ("completions", {"prompt": [True]}, "prompt"),
-        ("responses", {"input": "word " * 500}, "input"),
-        ("responses", {"input": [{"type": "function_call_output", "output": 5}]},
-         "input[0]"),
-    ],
-)  # fmt: skip
-def test_errors_name_the_fields_of_their_endpoint(served, path, fields, param):
-    response = served.http.post(f"/v1/{path}", json={"model": "tiny", **fields})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
 @pytest.mark.parametrize("words", [500, 50_000])

@@ -71,16 +71,6 @@ def test_openai_chats(client):
     until(lambda: httpx.get(health).json()["searches"] == 0)
 
 
-def test_openai_asks_many_at_once(openai, url):
-    async def ask():
-        async with openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as client:
-            create = client.chat.completions.create
-            asked = (create(model="bundled", messages=MESSAGES, seed=7) for _ in range(8))
-            return [each.choices[0].message.content for each in await asyncio.gather(*asked)]
-
-    assert len(set(asyncio.run(ask()))) == 1
-
-
 def test_openai_completions_and_responses(client):
     done = client.completions.create(model="bundled:plain", prompt=f"{EGGS}\n\n", logprobs=1)
     known = done.choices[0].logprobs

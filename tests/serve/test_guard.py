@@ -47,22 +47,28 @@ def test_the_door(served, headers, status):
     assert response.headers["x-content-type-options"] == "nosniff"
 
 
-def test_request_ids_are_kept_if_they_are_harmless(served):
-    for given, kept in (("abc-1", True), ("x" * 200, False), ('a"b', False)):
-        found = served.http.get("/health", headers={"x-request-id": given}).headers["x-request-id"]
-        assert (found == given) == kept
-
-
 def test_keys(serve):
     server = serve(keys=["one key", "another"])
-    assert server.http.post(CHAT, json=BODY).status_code == 200
+    for given, kept in (("abc-1", True), ("x" * 200, False), ('a"b', False)):
+        found = server.http.get("/health", headers={"x-request-id": given}).headers["x-request-id"]
+        assert (found == given) == kept, "ids of requests are kept if they are harmless"
     for authorization in ("", "Bearer", "Bearer wrong", "Bearer one", "Basic another", "another"):
         with httpx.Client(base_url=server.url, headers={"authorization": authorization}) as http:
             response = http.post(CHAT, json=BODY)
             assert response.status_code == 401
             assert response.json()["error"]["code"] == "invalid_api_key"
-            assert http.get("/v1/models").status_code == 401
-            assert http.get("/health").status_code == 200
+    with httpx.Client(base_url=server.url) as http:
+        for path in ("/", "/docs", "/health", "/ready", "/page/main.js"):
+            assert http.get(path).status_code == 200
+        for path in (
+            "/healthy",
+            "/v1/models",
+            "/metrics",
+            "/page",
+            "/feed/searches",
+            "/openapi.json",
+        ):
+            assert http.get(path).status_code == 401
     with httpx.Client(base_url=server.url, headers={"authorization": "bearer another"}) as http:
         assert http.get("/v1/models").status_code == 200
 
@@ -96,22 +102,6 @@ def test_a_key_may_be_of_any_characters():
     assert guard.owner("Bearer sesam \u00f6ffne dich") is None
 
 
-def test_what_is_open_without_a_key(serve):
-    server = serve(keys=["k"])
-    with httpx.Client(base_url=server.url) as http:
-        for path in ("/", "/docs", "/health", "/ready", "/page/main.js"):
-            assert http.get(path).status_code == 200
-        for path in (
-            "/healthy",
-            "/v1/models",
-            "/metrics",
-            "/page",
-            "/feed/searches",
-            "/openapi.json",
-        ):
-            assert http.get(path).status_code == 401
-
-
 def test_keys_and_prompts_are_in_no_log(serve, caplog):
     server = serve(keys=["top secret key"])
     with caplog.at_level(logging.DEBUG, "beamwright.serve"):
@@ -125,28 +115,6 @@ def test_keys_and_prompts_are_in_no_log(serve, caplog):
     assert "/v1/chat/completions" in logged
     assert "secret" not in logged
     assert "private" not in logged
-
-
-@pytest.mark.parametrize(
-    ("path", "fields", "param"),
-    [
-        (CHAT, {"search": {"\ud800": 1}}, "search.\ud800"),
-        (CHAT, {"stop": "\ud800"}, "stop"),
-        (CHAT, {"messages": [{"role": "user", "content": [{"type": "\ud800"}]}]},
-         "messages[0].content[0]"),
-        ("/v1/completions", {"prompt": "\ud800", "messages": None}, "prompt"),
-        ("/v1/completions", {"prompt": [1, 10**30], "messages": None}, "prompt"),
-        ("/v1/responses", {"input": "\ud800", "messages": None}, "input"),
-        ("/feed/searches", {"problem": "x", "options": {"\ud800": 1}}, "search.\ud800"),
-    ],
-)  # fmt: skip
-def test_half_of_a_character_is_refused_and_named(served, path, fields, param):
-    body = fields if "problem" in fields else {**BODY, **fields}
-    if body.get("messages", 1) is None:
-        del body["messages"]
-    headers = {"content-type": "application/json"}
-    response = served.http.post(path, content=json.dumps(body), headers=headers)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
 def test_a_body_that_is_too_large_is_refused_with_and_without_a_length(serve):

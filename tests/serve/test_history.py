@@ -125,20 +125,26 @@ def test_what_json_lacks_is_refused_before_the_search(served, arguments, stream)
         ('{"name": null, "arguments": {}}', None),
         *((f'{{"name": "f", "arguments": {odd}}}', None) for odd in ("5", "[1]", "true", '"[1]"')),
         ('{"name": "f", "arguments": "{\\"a\\": NaN}"}', None),
+        *((odd, None) for odd in ("", "{not json}", "[1]", '{"arguments": {}}', '{"name"}')),
+        ('{"name": "f", "arguments": ' + "[" * 100_000 + "}", None),
+        ("<tool_call>{" * 100_000, None),  # quadratic is an hour
     ],
+    ids=lambda value: str(value)[:40],
 )
 @pytest.mark.parametrize("template", [AS_JSON, BY_ITEM])
 def test_what_is_told_as_a_call_can_be_sent_back_and_the_rest_is_text(
     shown, call, arguments, template
 ):
     text = f"<tool_call>\n{call}\n</tool_call>"
-    said, calls = calls_of(text)
     if arguments is None:
-        assert (said, calls) == (text, [])
+        assert calls_of(text) == (text, [])
         return
-    assert [each["function"] for each in calls] == [{"name": "f", "arguments": arguments}]
+    said, calls = calls_of(f"Let me see. {text}\n{text}")
+    assert said == "Let me see."
+    assert [each["function"] for each in calls] == [{"name": "f", "arguments": arguments}] * 2
+    assert calls[0]["id"] != calls[1]["id"]
     message = {"role": "assistant", "content": said or None, "tool_calls": calls}
-    assert shown(message, template=template).startswith("assistant:(")
+    assert shown(message, template=template).startswith("assistant:Let me see.(")
 
 
 # --- items of /v1/responses ------------------------------------------------------------------
