@@ -144,7 +144,7 @@ def test_a_head_has_to_come(served, monkeypatch):
     head, data = served.raw(json.dumps(BODY).encode(), connection="close")
     with served.connect() as client:
         client.sendall(head + data[:5])
-        time.sleep(0.6)
+        time.sleep(0.4)
         client.sendall(data[5:])
         found = b"".join(iter(lambda: client.recv(1000), b""))
     assert found.startswith(b"HTTP/1.1 200")
