@@ -63,7 +63,6 @@ def serve(
             from beamwright.serve.body import ServerLimits
             from beamwright.serve.queue import RequestQueue
             from beamwright.serve.server import Guard, bind, run
-            from beamwright.solver.solver import Solver
         limits = ServerLimits(
             requests=max_requests,
             requests_per_key=share_of_a_key(max_requests, keys),
@@ -94,8 +93,8 @@ def serve(
                 return
             held = [each.budget_bytes for each in solver.usage().levels.values()]
             kv = f"; {format_bytes(held[0])} of KV" if held else ""
-            if not isinstance(solver, Solver):
-                kv = f"; replicas: {solver.wanted}{kv}"
+            if solver.roster is not None:
+                kv = f"; replicas: {solver.roster.wanted}{kv}"
             complain(f"serving {name} at {url} (API: {url}/v1{kv}). Ctrl-C ends it.")
 
         run(Guard(make_app(queue), limits, hosts, keys), queue, listening, started)
@@ -104,16 +103,16 @@ def serve(
 def _called(model: ModelSettings, solver: Solver | ClusterSolver) -> str:
     """A name of its own: `hf:ORG/NAME@REVISION`, like its folder, is called NAME, and a model
     elsewhere as it is there."""
-    if (remote := getattr(solver, "remote", None)) is not None:
+    if (remote := solver.remote) is not None:
         return str(model.model.partition("#")[2] or remote.name).removesuffix(":plain")
     called = model.model.partition("@")[0] if model.model.startswith("hf:") else model.model
     return Path(called).name or called
 
 
 def _engine(settings: Settings, cluster: Cluster | None) -> Solver | ClusterSolver:
-    if cluster is None:
-        from beamwright.solver.solver import Solver
+    from beamwright.solver.solver import Solver
 
+    if cluster is None:
         return Solver(settings)
     if settings.model.runs_elsewhere:
         spec = settings.model.model

@@ -55,10 +55,11 @@ class Given:
 
 
 class Roster:
-    """From any thread. deaths: of replicas. Counts of those that are gone stay."""
+    """From any thread. wanted: replicas that there should be; deaths: of replicas. Counts of those
+    that are gone stay."""
 
     def __init__(self) -> None:
-        self.deaths = 0
+        self.wanted = self.deaths = 0
         self._lock = threading.Lock()
         self._alive: dict[str, Pulse] = {}
         self._gone: list[Usage] = []

@@ -187,12 +187,13 @@ class ClusterSolver:
     """Engines elsewhere as one. Use as a context: it ends what it has begun.
 
     in_flight: problems in each replica, None for what keeps it busy. serving: whoever keeps them,
-    None for Ray. roster: who is there.
-    teller: a thread in which whoever listens hears of rounds.
+    None for Ray. roster: who is there. teller: a thread in which whoever listens hears of rounds.
 
     Raises:
         InputError, BeamwrightError: what a Solver with these settings would, or what Ray says.
     """
+
+    remote = None
 
     def __init__(
         self,
@@ -219,7 +220,7 @@ class ClusterSolver:
         self._thread.start()
         begun_s = time.monotonic()
         try:
-            self.wanted = serving.start()
+            self.roster.wanted = serving.start()
             self._call(self._look()).result()
             self._loading_s = time.monotonic() - begun_s
             self._call(self._look_on())
@@ -263,7 +264,7 @@ class ClusterSolver:
         tells: Tells = "rounds",
         **options: Any,
     ) -> Handle:
-        """Have a problem searched by a replica; as `Solver.submit`. tells: see `roster`.
+        """Have a problem searched by a replica; as `Solver.submit`. tells: see `Tells`.
 
         What is wrong with a request is said at once; but of a generator that runs elsewhere, which
         replicas ask, nothing is known here. on_round is called in a thread of this solver's, with a

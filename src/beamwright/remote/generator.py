@@ -416,7 +416,7 @@ def _serve(runner: asyncio.Runner, client: httpx.AsyncClient) -> None:
 def _pause_s(tries: int, error: Exception) -> float:
     """Seconds before the next try: twice as many each time, or as many as the server says."""
     asked_s = getattr(error, "retry_after_s", 0.0)
-    return min(max(_FIRST_WAIT_S * 2 ** (tries - 1), asked_s), _LONGEST_WAIT_S)
+    return min(max(_FIRST_WAIT_S * 2.0 ** (tries - 1), asked_s), _LONGEST_WAIT_S)
 
 
 def _reply_s(prompt: PromptRequest) -> float:

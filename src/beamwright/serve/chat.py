@@ -379,7 +379,7 @@ class CompletionsEndpoint(ChoicesEndpoint):
         given = (text if isinstance(text, str) else tuple(text) for text in prompts)
         reader, limit = self.queue.reader, fields.max_tokens
         # A generator elsewhere says no others.
-        top = fields.logprobs if getattr(self.queue.solver, "remote", None) is None else None
+        top = fields.logprobs if self.queue.solver.remote is None else None
         return [reader.job(fields, RawPrompt(each), limit, "prompt", top) for each in given]
 
     def content(self, job: SearchJob, candidate: Candidate) -> dict[str, Any]:

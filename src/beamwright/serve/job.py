@@ -370,12 +370,10 @@ def thinking_of(
         ApiError: 400, for a budget of a model that marks no thoughts, and for two that contradict
             each other.
     """
-    given = {name: getattr(fields, name) for name in _BUDGETS}
-    asked = fields.reasoning
-    if asked is not None:
+    asked, off = fields.reasoning, _switched_off(fields)
+    given: dict[str, int] = fields.model_dump(include={*_BUDGETS}, exclude_none=True)
+    if asked is not None and asked.max_tokens is not None:
         given["reasoning.max_tokens"] = asked.max_tokens
-    given = {name: tokens for name, tokens in given.items() if tokens is not None}
-    off = _switched_off(fields)
     if given:
         name, tokens = next(iter(given.items()))
         if context is None:

@@ -22,7 +22,6 @@ from beamwright.protocols import RoundReport
 from beamwright.serve.job import SearchJob
 from beamwright.serve.queue import RequestQueue
 from beamwright.solver.solution import Solution
-from beamwright.solver.solver import Solver
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _RATES = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
@@ -121,7 +120,7 @@ class Metrics(Collector):
         requests = {(state,): states[state] for state in ("running", "waiting")}
         families = _of_usage(engine.usage())
         families.append((GAUGE, "requests_now", "Searches that run or wait.", "state", requests))
-        if not isinstance(engine, Solver):
+        if engine.roster is not None:
             replicas = engine.roster.replicas()
             loads = {(replica.name,): replica.candidates for replica in replicas}
             said = "Of the searches that it has: what routing goes by."
@@ -178,13 +177,11 @@ def health(queue: RequestQueue) -> dict[str, Any]:
     """That the server is alive, and whether it takes searches; of replicas, who is there; of a
     generator elsewhere, why it does not answer."""
     engine, status, more = queue.solver, "ok", dict[str, Any]()
-    if isinstance(engine, Solver):
-        fault = engine.remote and engine.remote.fault()
-        if fault:
-            status, more = "degraded", {"generator": fault}
-    else:
-        names = [replica.name for replica in engine.roster.replicas()]
-        status = "ok" if len(names) >= engine.wanted else "degraded"
-        more = {"replicas_wanted": engine.wanted, "replicas": names}
+    if engine.remote is not None and (fault := engine.remote.fault()):
+        status, more = "degraded", {"generator": fault}
+    if engine.roster is not None:
+        names, wanted = [each.name for each in engine.roster.replicas()], engine.roster.wanted
+        status = "ok" if len(names) >= wanted else "degraded"
+        more = {"replicas_wanted": wanted, "replicas": names}
     status = "draining" if queue.draining else status
     return {"status": status, "searches": len(queue.jobs), **more}

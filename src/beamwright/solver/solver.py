@@ -66,6 +66,8 @@ class Solver:
         InputError: for a bad option, model or verifier.
     """
 
+    roster = None  # of replicas, as another engine has it
+
     def __init__(
         self,
         settings: Settings | None = None,
