@@ -102,11 +102,11 @@ class Machinery:
 
     settings: with nothing left open; from here on nobody reads what was given. reader: what reads
     prompts. generator: the model with its KV, None where it is remote. verifiers: that score at a
-    time, one as a rule, which `verifier` is; scorers: their models, over one copy of the weights,
-    none where they have none. tier: None where all KV is on the device. shared: the memory of both
-    models, where it can move between them; moving: what moves it. rule: of sparse decoding;
-    why_sparse: `auto` stands for it, or for none. remote: the generator where it is not here.
-    scored_by: the verifier's model as it was loaded. batch: writes the steps of all trees.
+    time, one as a rule, which `verifier` is; scorers: their models, over one copy of the weights.
+    tier: None where all KV is on the device. shared: the memory of both models, where it can move
+    between them; moving: what moves it. rule: of sparse decoding; why_sparse: why `auto` took it,
+    or none. remote: the generator where it is not here. scored_by: the verifier's model as it was
+    loaded. batch: writes the steps of all trees.
 
     exact: results of what runs here do not depend on the batch. token_stats: that are kept of every
     token. payoff: what problems have taught of speculation. not_captured: why steps are plain.
@@ -216,14 +216,13 @@ class Machinery:
 
     def _find(self, verifier: Verifier | None) -> list[AttentionBackend]:
         """A remote generator; the verifier alone is here, and has all the memory."""
-        model = self.settings.model
         from beamwright.remote.generator import RemoteGenerator  # noqa: PLC0415 (HTTP)
 
-        self.progress.doing(f"looking for {model.model}")
-        self.reader = self.remote = RemoteGenerator.find(model)
+        self.progress.doing(f"looking for {self.settings.model.model}")
+        self.reader = self.remote = RemoteGenerator.find(self.settings.model)
         self.settings = with_system_prompt(self.settings, self.remote.codec)
         self.schedule = ServedSchedule(settings=self.settings.schedule)
-        self.plan, source = MemoryPlan(0, 0), self._source(model, verifier)
+        self.plan, source = MemoryPlan(0, 0), self._source(self.settings.model, verifier)
         if source.model is None:
             return self._add_scorers(source, ())
         alone = self._planned(source.model, None, in_place=False)
@@ -296,8 +295,7 @@ class Machinery:
                 "tokens, which this search or verifier reads"
             )
         decoding = Decoding(settings.sampling, settings.step, settings.search.seed)
-        most = settings.schedule.max_batch
-        return RemoteSteps(remote, decoding, most, progress)
+        return RemoteSteps(remote, decoding, settings.schedule.max_batch, progress)
 
     # --- the memory number -------------------------------------------------------------------
 
@@ -376,8 +374,7 @@ class Machinery:
         return dtype.removeprefix("torch.")
 
     def identities(self) -> dict[str, Digest | None]:
-        """Whose files generator and verifier are; waits until all of these are read. None where
-        there are none."""
+        """Whose files the models are, None where they are none; waits until all have been read."""
         models = {"generator": self.reader, "verifier": self.scored_by or self.verifier}
         digests = {name: getattr(model, "digest", None) for name, model in models.items()}
         return {name: digest and digest.result() for name, digest in digests.items()}
