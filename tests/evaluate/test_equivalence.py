@@ -68,11 +68,6 @@ def no_worker():
         ("B", "(B) 12 cm", True),
         ("101_2", "101_{3}", False),
         ("\\{1,2\\}", "(1,2)", False),
-        ("10, 100", "10100", False),
-        ("3, 105", "105, 3", True),
-        ("1331, 1728", "1331, 1729", False),
-        ("\\frac{1}{2^{60}}", "-\\frac{1}{2^{60}}", False),
-        ("\\frac{2}{3^{40}}", "\\frac{1}{3^{40}}", False),
         ("1-\\frac{1}{2025!}", "1-\\frac{1}{2024!}", False),
         ("\\frac{2^{100}+1}{3 \\cdot 2^{101}}", "\\frac{1}{3 \\cdot 2^{101}}", False),
         ("0.333", "\\frac{1}{3}", False),
@@ -82,13 +77,9 @@ def no_worker():
         ("\\textbf{(B)}\\ 12", "12", True),
         ("\\textbf{(B)}\\ 12", "C", False),
         ("\\textbf{(B) } \\frac{1}{2}", "0.5", True),
-        ("12,345", "12 , 345", False),
         ("A. Lincoln", "A. Einstein", False),
         ("(B) red", "B. red", True),
         ("5", "5 times", True),
-        ("x=1, y=2", "(1, 2)", True),
-        ("2, 1", "y=2, x=1", False),
-        ("B=4, A=3", "A=3, B=4", True),
         ("3", "3^{\\text{rd}}", True),
         ("12", "12th", True),
         ("no solution", "\\text{No solutions}", True),
@@ -105,9 +96,6 @@ def no_worker():
         ("45\u20ac", "$45", False),
         ("25^\\circ\\text{C}", "25^\\circ\\text{F}", False),
         ("5", "5 N", True),
-        ("3:2", "\\frac{3}{2}", True),
-        ("3:2", "2/3", False),
-        ("12", "12:00", False),
         ("3", "3\\text{ million}", False),
     ],
 )
@@ -124,6 +112,18 @@ def test_a_worker_that_cannot_start_is_an_error(no_worker):
     ("gold", "answer", "verdict"),
     [
         ("\\frac{1}{2}", "0.5", True),
+        ("10, 100", "10100", False),
+        ("3, 105", "105, 3", True),
+        ("1331, 1728", "1331, 1729", False),
+        ("12,345", "12 , 345", False),
+        ("x=1, y=2", "(1, 2)", True),
+        ("2, 1", "y=2, x=1", False),
+        ("B=4, A=3", "A=3, B=4", True),
+        ("3:2", "\\frac{3}{2}", True),
+        ("3:2", "2/3", False),
+        ("12", "12:00", False),
+        ("\\frac{1}{2^{60}}", "-\\frac{1}{2^{60}}", False),
+        ("\\frac{2}{3^{40}}", "\\frac{1}{3^{40}}", False),
         ("x+1", "1+x", True),
         ("\\{1,2\\}", "\\{2,1\\}", True),
         ("x+1", "\\frac{1}{", False),
@@ -209,6 +209,13 @@ def read_pairs(name):
     return [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text("utf-8").splitlines()]
 
 
+def test_a_sample_of_the_conformance_file(checker):
+    pairs = read_pairs("answer_pairs")[::8]
+    verdicts = check_many(checker, [(pair["gold"], pair["answer"]) for pair in pairs])
+    assert verdicts == [pair["equal"] for pair in pairs]
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", NUM_RIGHT)
 def test_conformance(checker, name):
     pairs = read_pairs(name)

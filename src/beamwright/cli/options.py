@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
@@ -63,6 +63,8 @@ _ALSO = {
 }  # fmt: skip
 _ONE_BY_ONE = "stop_strings"  # given once for each
 _ESCAPED = ("delimiter", "stop_strings", "close_message")
+_Typed = Mapping[str, tuple[Any, Any]]
+"""Options by name: their type, and what `option` makes."""
 
 
 def option(
@@ -78,25 +80,30 @@ def option(
 
 JSON = option(False, "Print exactly one JSON object on standard output.", flag="--json")
 DEBUG = option(False, "Show the traceback of an error.", flag="--debug")
-_RECIPE = option(None, "YAML file of settings.", "FILE")
-_PLUGIN = option(
-    None, "Python file that declares a strategy, schedule or verifier; it is run.", "FILE.py"
-)
-# `app` makes --help of it.
-_HELP_ALL = option(False, "Show every option and exit.", flag="--help-all")
-
-_RAY = option(
-    None,
+_RAY = (
     "Engines on Ray's workers: local (processes of this machine), auto, or the address of a "
-    "cluster.",
-    "ADDRESS",
+    "cluster."
 )
-_REPLICAS = option(
-    None,
-    "Engines, here where there is no --ray (default: auto, one per GPU, or per --replica-cores).",
-    "N",
+_REPLICAS = (
+    "Engines, here where there is no --ray (default: auto, one per GPU, or per --replica-cores)."
 )
-_REPLICA_CORES = option(None, "Cores of each of these engines (default: 1).", "N", min=1)
+_ENGINES: _Typed = {
+    "ray": (str | None, option(None, _RAY, "ADDRESS")),
+    "replicas": (str | None, option(None, _REPLICAS, "N")),
+    "replica_cores": (
+        int | None,
+        option(None, "Cores of each of these engines (default: 1).", "N", min=1),
+    ),
+}
+_RECIPE: _Typed = {"recipe": (Path | None, option(None, "YAML file of settings.", "FILE"))}
+_PLUGIN = "Python file that declares a strategy, schedule or verifier; it is run."
+_SHARED: _Typed = {
+    "plugin": (list[Path] | None, option(None, _PLUGIN, "FILE.py")),  # `app` loads it
+    "as_json": (bool, JSON),
+    # `app` makes --help of it.
+    "help_all": (bool, option(False, "Show every option and exit.", flag="--help-all")),
+    "debug": (bool, DEBUG),
+}
 
 
 @dataclass(frozen=True)
@@ -126,51 +133,38 @@ def with_settings(
 
     The command gets an Invocation first, then its own parameters. It runs under `guard`.
     """
-    rows: dict[str, inspect.Parameter] = {}
-    engines = {
-        "ray": _parameter("ray", str | None, _RAY),
-        "replicas": _parameter("replicas", str | None, _REPLICAS),
-        "replica_cores": _parameter("replica_cores", int | None, _REPLICA_CORES),
-    }
-    engines = engines if cluster else {}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        _, *own = inspect.signature(command).parameters.values()
+        engines, shared = _ENGINES if cluster else {}, {**(_RECIPE if recipe else {}), **_SHARED}
+
         def wrapper(**values: Any) -> None:
-            options = {name: values.pop(name) for name in rows}
-            path = values.pop("recipe", None)
-            plugins = tuple(values.pop("plugin") or ())  # `app` has loaded them
-            as_json, debug = values.pop("as_json"), values.pop("debug")
-            del values["help_all"]
-            asked = {name: values.pop(name) for name in engines}
-            with guard(debug):
-                given = {name: value for name, value in options.items() if value not in (None, [])}
+            mine = {each.name: values.pop(each.name) for each in own}
+            asked = {name: values.pop(name) for name in {**engines, **shared}}
+            with guard(asked["debug"]):
+                given = {name: value for name, value in values.items() if value not in (None, [])}
                 for name in given.keys() & _ESCAPED:
                     given[name] = _unescape(given[name])
-                settings = Settings.build(path, **given)
+                settings = Settings.build(asked.get("recipe"), **given)
                 if settings.search.search == "list":
                     _print_strategies()
                     return
-                where = _find_cluster(plugins, **asked) if any(asked.values()) else None
-                command(Invocation(settings, given, as_json, where), **values)
+                command(Invocation(settings, given, asked["as_json"], _find_cluster(asked)), **mine)
 
         def declare(everything: bool = True) -> None:
             """Give the command the options that are declared at present.
 
             everything: the help shows them all; else those that most people want.
             """
-            rows.clear()
-            rows.update(_settings_parameters(only, everything, under))
             hints = get_type_hints(command)
-            _, *own = inspect.signature(command).parameters.values()
+            mine = {each.name: (hints[each.name], each.default) for each in own}
+            known = _settings_options(only, everything, under)
             parameters = [
-                *(_parameter(each.name, hints[each.name], each.default) for each in own),
-                *engines.values(),
-                *rows.values(),
-                *([_parameter("recipe", Path | None, _RECIPE)] if recipe else []),
-                _parameter("plugin", list[Path] | None, _PLUGIN),
-                _parameter("as_json", bool, JSON),
-                _parameter("help_all", bool, _HELP_ALL),
-                _parameter("debug", bool, DEBUG),
+                inspect.Parameter(
+                    name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind
+                )
+                for options in (mine, engines, known, shared)
+                for name, (kind, default) in options.items()
             ]
             names = [each.name for each in parameters]
             for name in names:
@@ -187,81 +181,64 @@ def with_settings(
     return decorate
 
 
-def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+def _settings_options(
+    only: Collection[str] | None, everything: bool, under: Collection[str]
+) -> _Typed:
+    """Options of settings; `only` some, with what is declared under them (`search`: its
+    strategies).
 
-
-def _settings_parameters(
-    only: Collection[str] | None = None, everything: bool = True, under: Collection[str] = ()
-) -> dict[str, inspect.Parameter]:
-    """Options by name; `only` some, with what is declared under them (`search`: its strategies).
-
-    everything: see `with_settings`; what a plugin declares is always shown. under: those
-    of which only the latter is taken.
+    everything: see `with_settings`; what a plugin declares is always shown. under: those of which
+    only the latter is taken.
     """
-    parameters = {}
+    options: dict[str, tuple[Any, Any]] = {}
     for section, fields in section_fields().items():
         for name, field in fields.items():
             taken = not extra_of(field, "recipe_only") if only is None else name in only
             if taken:
                 words = escape((field.description or "") + _choices(field) + _declared(name))
-                parameters[name] = _of_field(
-                    name,
-                    field,
-                    words + _shown(field.default),
-                    _PANELS[section],
-                    hidden=not (everything or name in _COMMON),
-                )
+                words += _shown(field.default)
+                hidden = not (everything or name in _COMMON)
+                options[name] = _of_field(name, field, words, _PANELS[section], hidden)
             for row in rows_under(flag_of(name)) if taken or name in under else ():
                 for own in row.options:
+                    rows = declared_rows(own)
+                    hidden = not (everything or any(each.is_plugin for each in rows))
+                    first, words = _declared_field(own, rows)
                     panel = f"Options of one {flag_of(name)}"
-                    parameters[own] = _declared_parameter(own, panel, everything)
-    return parameters
-
-
-def _declared_parameter(name: str, panel: str, everything: bool) -> inspect.Parameter:
-    """The option that one or several strategies (or others) declare under this name."""
-    rows = declared_rows(name)
-    first = rows[0].options[name]
-    for row in rows:
-        if _plain_type(row.options[name].annotation) != _plain_type(first.annotation):
-            places = f"{rows[0].place} and {row.place}"
-            raise InputError(f"{places} declare {flag_of(name)} with different types")
-    hidden = not (everything or any(row.is_plugin for row in rows))
-    return _of_field(name, first, _declared_help(name, rows), panel, hidden=hidden)
+                    options[own] = _of_field(own, first, words, panel, hidden)
+    return options
 
 
 def _of_field(
-    name: str, field: FieldInfo, help_text: str, panel: str, *, hidden: bool
-) -> inspect.Parameter:
+    name: str, field: FieldInfo, help_text: str, panel: str, hidden: bool
+) -> tuple[Any, Any]:
     """The option of a setting, or of what a strategy, say, declares."""
     flag, metavar = flag_of(name), extra_of(field, "metavar")
     # What is written is text where the setting has a parser of its own.
     parsed = any(isinstance(each, BeforeValidator) for each in field.metadata)
     kind = str if parsed else _plain_type(field.annotation)
-    option = typer.Option(
-        None,
-        # Both forms, so that the command line can also switch off what a recipe switched on.
-        f"{flag}/--no-{flag[2:]}" if field.annotation is bool else flag,
-        help=help_text,
-        metavar=metavar or ("CHOICE" if _choices(field) else None),
-        rich_help_panel=panel,
-        hidden=hidden,
-    )
-    return _parameter(name, (list[str] if name == _ONE_BY_ONE else kind) | None, option)
+    # Both forms, so that the command line can also switch off what a recipe switched on.
+    flag = f"{flag}/--no-{flag[2:]}" if field.annotation is bool else flag
+    metavar = metavar or ("CHOICE" if _choices(field) else None)
+    made = option(None, help_text, metavar, flag, rich_help_panel=panel, hidden=hidden)
+    return (list[str] if name == _ONE_BY_ONE else kind) | None, made
 
 
-def _declared_help(name: str, rows: Sequence[TableRow]) -> str:
-    """Whose option it is, and what for: `dynamic, particles: Temperature ...`."""
-    owners: dict[str, list[str]] = {}
+def _declared_field(name: str, rows: Sequence[TableRow]) -> tuple[FieldInfo, str]:
+    """The option that one or several strategies (or others) declare under this name, and whose it
+    is and what for: `dynamic, particles: Temperature ...`."""
+    first, owners = rows[0].options[name], dict[str, list[str]]()
     for row in rows:
+        if _plain_type(row.options[name].annotation) != _plain_type(first.annotation):
+            places = f"{rows[0].place} and {row.place}"
+            raise InputError(f"{places} declare {flag_of(name)} with different types")
         owners.setdefault(row.options[name].description or "", []).append(row.name)
     defaults = {row.name: row.options[name].default for row in rows}
-    default = defaults[rows[0].name]
+    default: Any = first.default
     if len(set(map(repr, defaults.values()))) > 1:
         default = ", ".join(f"{owner} {value}" for owner, value in defaults.items())
     words = " ".join(f"{', '.join(names)}: {text}" for text, names in owners.items())
-    return words + _shown(default) + _choices(rows[0].options[name])
+    return first, words + _shown(default) + _choices(first)
 
 
 def _plain_type(annotation: Any) -> Any:
@@ -349,11 +326,13 @@ def number_or_auto(flag: str, text: str | None, least: int = 0) -> int | None:
     return int(text)
 
 
-def _find_cluster(
-    plugins: Sequence[Path], ray: str | None, replicas: str | None, replica_cores: int | None
-) -> Cluster:
-    number = number_or_auto("--replicas", replicas)
+def _find_cluster(asked: Mapping[str, Any]) -> Cluster | None:
+    """Where --ray, --replicas and --replica-cores want engines; None for this process."""
+    if not any(asked.get(name) for name in _ENGINES):
+        return None
+    number = number_or_auto("--replicas", asked["replicas"])
     from beamwright.cluster.serving import Cluster
 
-    files = tuple(str(file.resolve()) for file in plugins)
-    return Cluster(None if ray == "local" else ray, number, replica_cores or 1, files)
+    address = None if asked["ray"] == "local" else asked["ray"]
+    files = tuple(str(file.resolve()) for file in asked["plugin"] or ())
+    return Cluster(address, number, asked["replica_cores"] or 1, files)

@@ -37,11 +37,8 @@ _WORDS = re.compile(r"[A-Za-z ]{4,}")  # read as mathematics, east = e*a*s*t = s
 _IN_BASE = re.compile(r"(\d[\dA-F]*)_\{?(\d+)\}?")  # x_1 is a variable
 _LISTED_SET = re.compile(r"\\\{[^|:]*,[^|:]*\\\}")
 _TUPLE = re.compile(r"[(\[].*,.*[)\]]")
-_RATIO = re.compile(r"[\d:]+:\d+")
 _DECIMAL = re.compile(r"-?\d*\.?\d*")
 _SIX_DIGITS = re.compile(r"-?(?=[\d.]*\.)[0.]*[1-9](?:\.?\d){5,}")
-_SHAPE = re.compile(r"-?[\da-fx]+(?:/[\da-fx]+)?")
-_EXACT = re.compile(r"(?:-?(?:0x[\da-f]+/0x[\da-f]+|\d+(?:/\d+)?)|[,()\[\]]|\\[{}])++")
 _ANY_UNIT = frozenset(("unit", "square", "sq", "cubic"))
 _START_S = 120.0  # most for a worker to start
 _LONGEST = 4096  # characters of both; longer answers are runaway text, not mathematics
@@ -234,32 +231,25 @@ def _measure_alike(left: Quantity, right: Quantity) -> bool:
 
 
 def _decide_exact(left: Quantity, right: Quantity, scale: Fraction) -> bool | None:
-    """The verdict on numbers, and on lists, sets and tuples of them; None for others.
+    """The verdict on exact numbers, and on values with and without names; None for others.
 
     scale: what `left` is multiplied with to be told in the unit of `right`.
     """
     texts = layout(left.value), layout(right.value)
     gold, answer = map(read_number, texts)
-    if gold is not None and answer is not None:
-        by = Fraction(100 if right.in_percent else 1, 100 if left.in_percent else 1)
-        return (
-            gold * scale == answer
-            or gold * scale * by == answer
-            or (None if _may_stand_for(*texts) or _may_stand_for(*texts[::-1]) else False)
+    if gold is None or answer is None:
+        first, other = (
+            re.findall(r"[{,][^,=]+=([^,]+?)(?=,|\\\})", key_of(each.value))
+            for each in (left, right)
         )
-    keys, values = (key_of(left.value), key_of(right.value)), left.value + right.value
-    named = [re.findall(r"[{,][^,=]+=([^,]+?)(?=,|\\\})", key) for key in keys]
-    if named[0] and keys[0] == keys[1]:
-        return True
-    if bool(named[0]) != bool(named[1]):  # a=1, b=2 is 1, 2 in this order alone
-        plain = split_list(right.value if named[0] else left.value)[1]
-        return (named[0] or named[1]) == [*map(normalise_answer, plain)]
-    if scale != 1 or "=" in values or not all(map(_EXACT.fullmatch, keys)):
-        return None
-    # Mathematics tells a tuple from a list, and what decimals stand for.
-    shapes = {_SHAPE.sub("", key) for key in keys if "(" in key or "[" in key}
-    is_open = "." in values or (shapes and shapes != {_SHAPE.sub("", key) for key in keys})
-    return keys[0] == keys[1] or (None if is_open else False)
+        if bool(first) == bool(other):
+            return None
+        # a=1, b=2 is 1, 2 in this order alone.
+        plain = split_list(right.value if first else left.value)[1]
+        return (first or other) == [*map(normalise_answer, plain)]
+    by = Fraction(100 if right.in_percent else 1, 100 if left.in_percent else 1)
+    equal = answer in (gold * scale, gold * scale * by)
+    return equal or (None if _may_stand_for(*texts) or _may_stand_for(*texts[::-1]) else False)
 
 
 def _may_stand_for(decimal: str, exact: str) -> bool:
@@ -277,9 +267,6 @@ def _decide_text(left: str, right: str) -> bool | None:
     if left_base and right_base:
         return left_base.groups() == right_base.groups()
     for one, other in ((left, right), (right, left)):
-        ratio, number = _RATIO.fullmatch(one), read_number(other)
-        if ratio and number is not None:  # 3:2 is 3/2, and 12:00 is not 12
-            return number.denominator > 1 and read_number(one.replace(":", "/")) == number
         if _LISTED_SET.fullmatch(one) and _TUPLE.fullmatch(other):
             return False
     return None

@@ -23,28 +23,11 @@ _MEMORY_BYTES = 4 * 1024**3
 _GRACE_S = 5  # the parent's deadline comes first
 _DIGITS = 200  # to which two exact values are equal; what is smaller than 10^-15 is not nothing
 
-# Spellings that the parser misreads, and what it reads as meant; signs are spelled already.
-_REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"\\\{\s*\\\}", r"\\emptyset"),
-        (r"\\(?:mathrm|text|mathit)\s*\{\s*i\s*\}", "i"),
-        (r"\\(?:operatorname|mathop)\s*\{\s*([a-z]+)\s*\}", r"\\\1"),
-        (
-            r"(\\(?:sin|cos|tan|cot|sec|csc)\s*\(?)(\d+)\s*\^\s*\{?\\circ\}?",
-            r"\1{\2\\frac{\\pi}{180}}",
-        ),
-        # {x : x > 2} is what x > 2 says.
-        (r"^\s*(?:\\left)?\\\{\s*[a-z]\s*(?:\\mid|\||:)([^|]*?)(?:\\right)?\\\}\s*$", r"\1"),
-    )
+# Spellings that the parser misreads; signs are spelled already.
+_DEGREES = re.compile(r"(\\(?:sin|cos|tan|cot|sec|csc)\s*\(?)(\d+)\s*\^\s*\{?\\circ\}?")
+_SET_OF = re.compile(  # {x : x > 2} is what x > 2 says
+    r"^\s*(?:\\left)?\\\{\s*[a-z]\s*(?:\\mid|\||:)([^|]*?)(?:\\right)?\\\}\s*$"
 )
-
-
-def rewrite(answer: str) -> str:
-    """The same answer in spellings that the parser reads as meant."""
-    for pattern, replacement in _REWRITES:
-        answer = pattern.sub(replacement, answer)
-    return answer
 
 
 def main() -> None:
@@ -82,7 +65,8 @@ def main() -> None:
 def _parse(answer: str) -> list[Any]:
     from math_verify import parse  # noqa: PLC0415
 
-    parsed = list(parse("\\boxed{" + rewrite(answer) + "}", parsing_timeout=None))
+    answer = _SET_OF.sub(r"\1", _DEGREES.sub(r"\1{\2\\frac{\\pi}{180}}", answer))
+    parsed = list(parse("\\boxed{" + answer + "}", parsing_timeout=None))
     return [_union(parsed[0]), *parsed[1:]] if re.search(r"\bor\b", answer) else parsed
 
 
