@@ -119,29 +119,6 @@ def test_a_command_imports_what_it_needs(commands, tmp_path):
         assert not imported & UNWANTED[words], words
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("explore",), "No such command"),
-        (("solve", "p", "--colour"), "No such option"),
-        (("solve", "p", "--n", "x"), "'--n'"),
-        (("solve", "p", "--n", "0"), "--n"),
-        (("solve", "p", "--dtype", "int8"), "'--dtype'"),
-        (("solve", "p", "--memory", "7 lightyears"), "--memory"),
-        (("eval",), "DATASET"),
-        (("eval", "nowhere.jsonl"), "nowhere.jsonl: cannot be read (No such file"),
-        (("eval", "bundled:train"), "no such bundled problem set"),
-        (("solve", "p", "--recipe", "nowhere.yaml"), "nowhere.yaml"),
-        (("doctor", "--parity"), "--parity needs --model"),
-    ],
-)
-def test_bad_usage_is_one_line_and_exit_2(cli, fake, words, message):
-    outcome = cli(*words)
-    assert outcome.code == 2
-    assert message in outcome.complaint
-    assert outcome.out == ""
-
-
 def test_version(cli):
     assert cli("--version").out == f"beamwright {beamwright.__version__}\n"
     citation = (Path(__file__).parents[2] / "CITATION.cff").read_text()

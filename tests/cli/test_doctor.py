@@ -109,22 +109,3 @@ def test_a_verifier_is_shown_with_where_it_reads(cli):
     out = cli("doctor", "--verifier", "bundled", "--show").out
     assert "token_mlp" in out
     assert "tokens there" in out
-
-
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (["--weights", "int8"], "--weights needs --model"),
-        (["--verifier", "bundled"], "--verifier needs --model or --show"),
-        (["--model", "bundled", "--probe"], "--probe measures the machine"),
-        (["--show"], "--show needs --verifier"),
-        (["--show", "--verifier", "bundled", "--model", "bundled"], "--model: --show looks at"),
-        (["--show", "--verifier", "bundled", "--probe"], "--probe: --show looks at"),
-        (["--show", "--verifier", "logprob"], "--verifier logprob is no reward model"),
-        (["--show", "--verifier", "/nowhere/at/all"], "--verifier /nowhere/at/all"),
-    ],
-)
-def test_what_does_not_go_together_is_one_line(cli, words, complaint):
-    outcome = cli("doctor", *words)
-    assert outcome.code == 2
-    assert complaint in outcome.complaint

@@ -202,21 +202,3 @@ def test_a_pipe_or_a_device_is_refused_at_once(cli, fake, tmp_path, words, devic
 
 
 # --- numbers that nothing can hold -----------------------------------------------------------
-
-
-@pytest.mark.parametrize("command", [("solve", "6*7?"), ("simulate",), ("plan",)])
-@pytest.mark.parametrize("option", ["--n", "--width"])
-@pytest.mark.parametrize("number", [10**7, 10**12])
-def test_more_candidates_than_anything_holds(cli, fake, command, option, number):
-    found = cli(*command, option, number)
-    assert found.code == 2
-    assert f"({option})" in found.complaint
-    assert "65536" in found.complaint
-    assert not fake.calls
-
-
-@pytest.mark.parametrize("words", [("--n", 65536), ("--generate", 10**12), ("--step-tokens", 1)])
-def test_a_made_up_tree_has_an_end(cli, words):
-    found = cli("simulate", "--model", "bundled", "--n", "512", *words)
-    assert found.code == 2
-    assert "steps of --step-tokens" in found.complaint

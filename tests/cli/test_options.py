@@ -55,4 +55,3 @@ def test_engines_elsewhere_need_no_address(cli, monkeypatch, command):
     cli(*command, "--replicas", "auto", "--replica-cores", 3, "--model", "nowhere")
     cli(*command, "--ray", "auto", "--replicas", 2, "--model", "nowhere")
     assert asked == [(None, None, 3, ()), ("auto", 2, 1, ())]
-    assert "--replicas many: give a number, or auto" in cli(*command, "--replicas", "many").err

@@ -122,33 +122,6 @@ def test_the_cuda_device_of_this_machine_is_the_default(cli, monkeypatch):
     assert "no profile of this machine's NVIDIA Abacus: figures are for rtx-4090" in out
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--model", "gpt-9"], "--model gpt-9"),
-        (["--model", "random:gpt-9"], "no such shape"),
-        (["--model", "opt-6.7b", "--gpu", "abacus"], "--gpu abacus: no such profile"),
-        (["--model", "opt-6.7b", "--gpu", "rtx-3080-ti"], "nothing is left for KV"),
-        (["--model", "opt-6.7b", "--memory", "12GiB"], "--memory 12.0 GiB: weights take"),
-        (["--model", "opt-6.7b", "--memory", "32GiB"], "rtx-4090 has 24.0 GiB"),
-        (["--model", "opt-6.7b", "--kv-memory", "12GiB"], "rtx-4090, 24.0 GiB: "),
-        (["--model", "opt-6.7b", "--memory", "18GiB", "--kv-memory", "7GiB"], "--memory 18.0"),
-        (["--model", "opt-6.7b", "--memory", "much"], "--memory"),
-        (["--model", "opt-6.7b", "--generate", "1921"], "context of opt-6.7b, 2048 tokens"),
-        (["--model", "opt-6.7b", "--prompt", "2048"], "context of opt-6.7b, 2048 tokens"),
-        (["--model", "opt-6.7b", "--n", "6"], "not a multiple of --width 4"),
-        (["--model", "opt-6.7b", "--step-tokens", "1921"], "--step-tokens 1921"),
-        (["--model", "opt-6.7b", "--prompt", "0"], "'--prompt'"),
-        (["--temperature", "1"], "No such option"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_2(cli, words, message):
-    outcome = cli("plan", *words)
-    assert outcome.code == 2
-    assert message in outcome.complaint
-    assert outcome.out == ""
-
-
 SMALL_CARD = ["plan", "--model", "qwen2.5-7b", "--memory", "12GB"]
 
 
@@ -170,16 +143,6 @@ def test_7b_with_a_verifier_on_a_12_gb_card_needs_int4(cli):
     smaller = cli(*both, "--weights", "int4", "--verifier-weights", "int8").json
     assert smaller["verifier"]["weight_bytes"] < verifier["weight_bytes"]
     assert smaller["kv_budget_bytes"] > report["kv_budget_bytes"]
-
-
-def test_a_model_that_is_not_there_names_the_shapes(cli):
-    outcome = cli("plan", "--model", "nope")
-    assert outcome.code == 2
-    assert "--model nope: no such folder; shapes: opt-2.7b, opt-6.7b, " in outcome.complaint
-    outcome = cli("plan", "--verifier", "nope")
-    assert "--verifier nope: no such folder; known: none, " in outcome.complaint
-    assert "judge:PATH, probe:HEAD; shapes: opt-2.7b, " in outcome.complaint
-    assert "--verifier judge:nope: no such folder" in cli("plan", "--verifier", "judge:nope").err
 
 
 def test_a_hybrid_needs_a_state_for_each_row(cli):

@@ -79,11 +79,9 @@ def test_an_unfinished_run_is_reported_as_far_as_it_is(cli, folder):
 
 
 def test_folders_without_results(cli, fake, tmp_path):
-    (tmp_path / "empty").mkdir()
-    for name, message in [("empty", "holds no results"), ("nowhere", "no such folder")]:
-        outcome = cli("report", tmp_path / name)
-        assert outcome.code == 2
-        assert message in outcome.complaint
+    outcome = cli("report", tmp_path)
+    assert outcome.code == 2
+    assert "holds no results" in outcome.complaint
 
 
 WRONG_RECORDS = [

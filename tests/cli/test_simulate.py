@@ -93,35 +93,6 @@ def test_a_table_for_people(cli):
     assert max(map(len, outcome.out.splitlines())) <= 80
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--schedules", "fast"], "--schedules fast"),
-        (["--schedules", ""], "--schedules"),
-        (["--engines", "slang"], "did you mean sglang?"),
-        (["--engines", ""], "--engines"),
-        (["--search", "mcts"], "--search mcts"),
-        (["--gpu", "abacus"], "--gpu abacus"),
-        (["--model", "opt-9b"], "opt-9b"),
-        (["--width", "3"], "--width 3"),
-        (["--generate", "4000"], "context"),
-        (["--kv-memory", "20GiB"], "--kv-memory"),
-        (["--recorded-tree", "/no/such/file"], "/no/such/file"),
-        (["--link-bandwidth", "fast"], "fast"),
-        (["--link-bandwidth", "1GB/s", "--schedules", "in-gpu"], "--link-bandwidth: does nothing"),
-        (["--speculation", "truncate"], "--speculation truncate"),
-        (["--speculation", "exact", "--schedules", "layerwise"], "--speculation exact"),
-    ],
-)
-def test_bad_input_is_one_line(cli, words, message):
-    base = ["simulate"] if words[0] == "--recorded-tree" else SMALL
-    outcome = cli(*base, *words, "--json")
-    assert outcome.code == 2
-    assert outcome.out == ""
-    (line,) = outcome.err.splitlines()
-    assert message in line
-
-
 # --- engines ---------------------------------------------------------------------------------
 
 FAIR = ["vllm", "vllm-offload", "sglang", "sglang-hicache", "sglang-write-back"]

@@ -102,51 +102,6 @@ def test_problem_from_a_file_and_from_standard_input(cli, fake, tmp_path, monkey
     assert fake.calls == ["from a file", "from stdin", "from stdin"]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "give one of"),
-        (["p", "--prompt-tokens", "8"], "give one of"),
-        (["--prompt-tokens", "0"], "--prompt-tokens"),
-        (["  \n"], "the problem is empty"),
-        (["--problem-file", "nowhere.txt"], "nowhere.txt"),
-    ],
-)
-def test_bad_problems(cli, fake, words, message):
-    outcome = cli("solve", *words)
-    assert outcome.code == 2
-    assert message in outcome.complaint
-    assert fake.calls == []
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (
-            ["--verifier", "nothere"],
-            "--verifier nothere: no such folder; known: none, logprob, min-logprob, entropy, "
-            "deepconf, deepconf-bottom, deepconf-tail, bundled, hf:ORG/NAME, likelihood:PATH, "
-            "family:NAME:PATH, judge:PATH, probe:HEAD\n",
-        ),
-        (["--verifier", "judge:none"], "--verifier judge:none: no such folder\n"),
-        (["--verifier", "./nothere"], "--verifier ./nothere: no such folder\n"),
-        (["--verifier", "likelihood:nothere"], "--verifier likelihood:nothere: no such folder\n"),
-        (["--attention", "fast"], "Invalid value for '--attention': 'fast' is not one of"),
-    ],
-)
-def test_a_name_that_is_not_there(cli, generator_folder, words, line):
-    outcome = cli("solve", "p", "--model", generator_folder, *words)
-    assert outcome.code == 2
-    assert outcome.complaint.startswith(f"beamwright: error: {line}")
-
-
-@pytest.mark.parametrize("search", ["lookahead", "deepconf"])
-def test_a_search_whose_rounds_are_no_depths_is_not_recorded(cli, fake, tmp_path, search):
-    outcome = cli("solve", "p", "--search", search, "--record-tree", tmp_path / "t.json")
-    assert outcome.code == 2
-    assert f"--record-tree does not go with --search {search}: " in outcome.complaint
-
-
 # --- checkpoints and stops, with a small real engine -----------------------------------------
 
 
@@ -228,20 +183,3 @@ def test_ctrl_c_prints_the_best_so_far_and_keeps_the_checkpoint(
     monkeypatch.undo()
     again = cli("solve", *tiny, "--resume", file, "--json").json
     assert again["tree_hash"] == whole["tree_hash"]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--resume", "nowhere.json"], "--resume nowhere.json: no such file"),
-        (["p", "--checkpoint", "no/where.json"], "--checkpoint no/where.json: cannot be written"),
-        (["--prompt-tokens", 8, "--resume", __file__], "--prompt-tokens does not go with --resume"),
-        (["p", "--deadline", "soon"], "'soon' is not a duration: write 30s, 2m or 1h"),
-        (["p", "--token-budget", 0], "--token-budget"),
-    ],
-)
-def test_bad_checkpoints_and_stops(cli, fake, words, message):
-    outcome = cli("solve", *words)
-    assert outcome.code == 2
-    assert message in outcome.complaint
-    assert fake.calls == []

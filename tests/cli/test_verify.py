@@ -289,18 +289,3 @@ def test_foreign_json_is_one_line(cli, tmp_path, content, said):
     found = cli("verify", file)
     assert found.code == 2
     assert said in found.complaint
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("nowhere.json",), "cannot be read"),
-        (("f.json", "--speculation", "truncate"), "another tree each time"),
-        (("f.json", "--in-flight", "0"), "--in-flight 0"),
-        (("f.json", "--n", "3"), "--n"),
-    ],
-)
-def test_bad_words_are_one_line(cli, words, said):
-    found = cli("verify", *words)
-    assert found.code == 2
-    assert said in found.complaint

@@ -50,12 +50,6 @@ def test_a_port_in_use_is_named(cli, page):
     assert f"--port {port}" in outcome.err
 
 
-def test_what_is_no_run_is_refused(cli, tmp_path):
-    outcome = cli("view", tmp_path / "none.json", "--no-browser")
-    assert outcome.code == 2
-    assert "none.json: cannot be read" in outcome.err
-
-
 @pytest.mark.parametrize("missing", ["uvicorn", "fastapi"])
 def test_without_the_extra_it_says_what_to_install(cli, page, monkeypatch, missing):
     for name in list(sys.modules):
