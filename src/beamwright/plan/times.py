@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from beamwright.plan.costs import CHUNK_TOKENS, ModelCosts, Roofline
 from beamwright.plan.fits import Fit, Scorer, in_verifier_tokens, resident_need
@@ -174,7 +175,7 @@ def score(totals: Totals, workload: Workload, scorer: Scorer, hardware: Hardware
     roofline = Roofline(scorer.model, hardware)
     totals.verify_s += roofline.prefill(work.prompt_tokens)
     for step in tree_steps(work):
-        for count, *forward in _forwards(step):
+        for count, forward in _forwards(step):
             totals.verify_s += count * roofline.decode_step(*forward)
         load_bytes = max(0.0, step.group_held_tokens(1) * kv_bytes - scorer.kv_budget_bytes)
         if load_bytes or spilled:
@@ -185,9 +186,9 @@ def score(totals: Totals, workload: Workload, scorer: Scorer, hardware: Hardware
             spilled = True
 
 
-def _forwards(step: TreeStep) -> Iterator[tuple[int, int, float, float]]:
-    """A step's prefills, chunk by chunk of the rows, batch by batch of a chunk: number of them, new
-    tokens of each, and tokens that it reads and sees."""
+def _forwards(step: TreeStep) -> Iterator[tuple[int, tuple[int, float, float]]]:
+    """A step's prefills, chunk by chunk of the rows, batch by batch of a chunk: number of them, and
+    of each the new tokens, and those that it reads and sees."""
     beams = step.workload.num_beams
     for offset in range(0, step.num_tokens, CHUNK_TOKENS):
         chunk = min(CHUNK_TOKENS, step.num_tokens - offset)
@@ -196,7 +197,7 @@ def _forwards(step: TreeStep) -> Iterator[tuple[int, int, float, float]]:
         rows = beams / count
         union = step.grouped_union_tokens(count) / count
         seen = rows * chunk * (step.path_tokens + offset + (chunk + 1) / 2)
-        yield count, round(rows * chunk), union + rows * (offset + chunk), seen
+        yield count, (round(rows * chunk), union + rows * (offset + chunk), seen)
 
 
 # --- both ----------------------------------------------------------------------------------------
@@ -209,19 +210,16 @@ def _finished(
         score(totals, workload, scorer, roofline.hardware)
     prefill_s = roofline.prefill(workload.prompt_tokens)
     time_s = prefill_s + totals.decode_s + totals.verify_s + totals.stall_s
+    sums: dict[str, Any] = {
+        name: round(x) if name.endswith("_bytes") else x for name, x in vars(totals).items()
+    }
     return Estimate(
         fits=fit == "fits",
         borderline=fit == "borderline",
         time_s=time_s,
         prefill_s=prefill_s,
-        decode_s=totals.decode_s,
-        verify_s=totals.verify_s,
-        stall_s=totals.stall_s,
         io_share=totals.stall_s / time_s,
-        h2d_bytes=round(totals.h2d_bytes),
-        d2h_bytes=round(totals.d2h_bytes),
-        groups=totals.groups,
-        peak_kv_bytes=round(totals.peak_kv_bytes),
+        **sums,
         limited_by=_limited_by(workload, roofline, totals, scorer),
     )
 
@@ -234,7 +232,7 @@ def _limited_by(
         return "link"
     if scorer is not None and most == totals.verify_s:
         steps = [*tree_steps(in_verifier_tokens(workload))]
-        _, *forward = next(_forwards(steps[len(steps) // 2]))
+        _, forward = next(_forwards(steps[len(steps) // 2]))
         return f"verifier: {Roofline(scorer.model, roofline.hardware).bound(*forward)}"
     steps = [*tree_steps(workload)]
     num_groups = max(1, round(totals.groups / len(steps)))
