@@ -1,7 +1,7 @@
 """PrmVerifier: a process reward model whose KV stays on the tree, and the head that it reads.
 
 A node's encoding shares the longest common token prefix with its parent's; only the rest is
-prefilled, and belongs to the node (`PathKV`; search-and-learn re-encodes whole paths).
+prefilled, and belongs to the node (search-and-learn re-encodes whole paths).
 A head makes one value per token of hidden states, as `spec.Head` declares it.
 """
 
@@ -52,6 +52,25 @@ _ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@dataclass(eq=False)
+class VerifierState:
+    """What nodes of equal paths hold: their tokens, the last step's segment, and all segments.
+
+    Equal tokens, cut into equal segments, since cuts decide last bits, and read at equal places.
+    score: of the last step. users: nodes that hold it. below: the states that follow it, by what
+    they add; beside: the one of these tables that it is in itself.
+    """
+
+    token_ids: list[int]
+    segment: Segment
+    path: KVPath
+    key: tuple[object, ...] = ()
+    beside: dict[tuple[object, ...], VerifierState] = field(default_factory=dict)
+    below: dict[tuple[object, ...], VerifierState] = field(default_factory=dict)
+    score: float | None = None
+    users: int = 1
+
+
 class PrmVerifier:
     """Scores steps by a declared format (`VerifierSpec`)."""
 
@@ -65,7 +84,6 @@ class PrmVerifier:
         self.probabilities = spec.gives_probabilities
         self.tree_model = tree_model
         self._encoder = PathEncoder(spec, model.codec)
-        self._kv = PathKV(tree_model, self._encoder.encode_prefix)
         self._head = make_head(spec, model)
         # A head that looks back needs the hidden state before the first new token.
         self._look_back = 1 if spec.head.looks_back else 0
@@ -83,9 +101,9 @@ class PrmVerifier:
         """
         work: list[tuple[VerifierState, Encoded, PrefillRequest]] = []
         trees = by_root(nodes)
-        self._kv.begin(trees)
+        self._begin(trees)
         for root, below in trees.items():
-            scored = partial(self._kv.scored_above, beside=frozenset(below))
+            scored = partial(_scored_above, beside=frozenset(below))
             encodings = self._encoder.encode(root.problem_text, below, scored)
             for node, encoded in zip(below, encodings, strict=True):
                 request = self._request(node, encoded)
@@ -98,31 +116,100 @@ class PrmVerifier:
         return [node.handles[OWNER].score for node in nodes]
 
     def release(self, nodes: Sequence[Node]) -> None:
-        """Free the segments of these nodes."""
-        self._kv.release(nodes)
+        """Free the segments of these nodes that no other holds."""
+        for node in nodes:
+            state: VerifierState | None = node.handles.pop(OWNER, None)
+            if state is None:
+                continue
+            state.users -= 1
+            if not state.users:
+                self.tree_model.store.free(state.segment)
+                state.beside.pop(state.key, None)
 
+    @torch.inference_mode()
     def restore(self, nodes: Sequence[Node]) -> None:
-        self._kv.restore(nodes, self._requests)
+        """Give scored nodes of a rebuilt tree their KV again; no score is read.
 
-    def _requests(self, root: Node, nodes: Sequence[Node]) -> Iterable[PrefillRequest | None]:
-        encodings = self._encoder.encode(root.problem_text, nodes, self._kv.scored_above)
-        return map(self._request, nodes, encodings)
+        nodes: parents come first; all ancestors that were scored are among them. Tokens that this
+        costs count as recomputed, not as the nodes' own.
+
+        Raises:
+            CapacityError: if the verifier's KV budget cannot hold them.
+        """
+        scored = (node for node in nodes if node.turn is None and node.answers)
+        for _, same in groupby(scored, key=lambda node: node.depth):
+            level = list(same)
+            usages = [node.usage.copy() for node in level]
+            self._begin(node for node in level if node.parent is None)
+            requests: list[PrefillRequest | None] = []
+            for root, below in by_root(node for node in level if node.parent is not None).items():
+                encodings = self._encoder.encode(root.problem_text, below, _scored_above)
+                requests += map(self._request, below, encodings)
+            self.tree_model.prefill([request for request in requests if request is not None])
+            for node, usage in zip(level, usages, strict=True):
+                spent = node.usage["verifier_prefilled"] - usage["verifier_prefilled"]
+                self.tree_model.store.counts.recomputed_tokens += spent
+                node.usage = usage
+                node.handles[OWNER].score = node.step_score
+
+    def _begin(self, roots: Iterable[Node]) -> None:
+        """Give every root the KV of its problem's prefix, once.
+
+        Raises:
+            CapacityError: if the verifier's KV budget cannot hold it.
+        """
+        new = [root for root in roots if OWNER not in root.handles]
+        requests = []
+        for root in new:
+            token_ids = self._encoder.encode_prefix(root)
+            if len(token_ids) > self.tree_model.decoder.shape.context:
+                token_ids = []  # no path of this problem fits: none will be scored
+            segment = self.tree_model.store.create()
+            path = (PathPart(segment, len(token_ids)),)
+            root.handles[OWNER] = VerifierState(token_ids, segment, path)
+            if token_ids:
+                root.usage["verifier_prefilled"] += len(token_ids)
+                requests.append(PrefillRequest((), segment, token_ids, 0, read=()))
+        try:
+            self.tree_model.prefill(requests)
+        except BaseException:
+            self.release(new)
+            raise
 
     def _request(self, node: Node, encoded: Encoded) -> PrefillRequest | None:
         """What must be computed for this node; its handle is in place afterwards."""
-        token_ids = encoded.token_ids
-        if not encoded.read_at or len(token_ids) > self.tree_model.decoder.shape.context:
-            self._kv.nothing_to_read(node)
+        token_ids, shape, store = (
+            encoded.token_ids,
+            self.tree_model.decoder.shape,
+            self.tree_model.store,
+        )
+        parent = _above(node)
+        if not encoded.read_at or len(token_ids) > shape.context:  # the node is where its parent is
+            node.handles[OWNER] = VerifierState(parent.token_ids, store.create(), parent.path)
             return None
-        if max(token_ids) >= self.tree_model.decoder.shape.vocab:
+        if max(token_ids) >= shape.vocab:
             raise InputError(
                 f"verifier {self.name}: its tokenizer has tokens that it does not know"
             )
-        shared = common_prefix(self._kv.above(node).token_ids, token_ids)
+        shared = common_prefix(parent.token_ids, token_ids)
         shared = min(shared, len(token_ids) - 1, *encoded.read_at)
-        request = self._kv.extend(node, encoded, max(0, shared - self._look_back))
-        if request is not None and not self._look_back:
-            request.read = sorted({index - request.start for index in encoded.read_at})
+        start = max(0, shared - self._look_back)
+        new = token_ids[start:]
+        key = (start, *new, None, *encoded.read_at, None, *encoded.sizes)
+        if (state := parent.below.get(key)) is not None:  # a node of an equal path has had it
+            state.users += 1
+            node.handles[OWNER] = state
+            return None
+        path = truncate_path(parent.path, start)
+        segment = store.create(start=start)
+        whole = (*path, PathPart(segment, len(new)))
+        state = VerifierState(token_ids, segment, whole, key, parent.below)
+        node.handles[OWNER] = parent.below[key] = state
+        node.usage["verifier_prefilled"] += len(new)
+        node.usage["verifier_reused"] += start
+        request = PrefillRequest(path, segment, new, start)
+        if not self._look_back:
+            request.read = sorted({index - start for index in encoded.read_at})
         return request
 
     def _read(
@@ -154,6 +241,23 @@ class PrmVerifier:
             finite = all(math.isfinite(value) for of_step in of_steps for value in of_step)
             scores.append(aggregate([*map(combine, of_steps)]) if finite else math.nan)
         return scores
+
+
+def _above(node: Node) -> VerifierState:
+    """Of the node whose encoding this one's follows: the nearest step above that was scored.
+    Every reply begins behind the problem: turns and earlier replies are not read."""
+    before = _scored_above(node)
+    state: VerifierState | None = before.handles.get(OWNER)
+    if state is None or before is node:
+        raise AssertionError(f"{node!r}: nothing above it was read")
+    return state
+
+
+def _scored_above(node: Node, beside: Container[Node] = ()) -> Node:
+    """The nearest step above it in its reply that was scored, or is with it, `beside` it; or
+    what the reply follows."""
+    steps = reversed(node.reply()[:-1])
+    return next((s for s in steps if OWNER in s.handles or s in beside), node.root)
 
 
 # --- heads -----------------------------------------------------------------------------------
@@ -293,144 +397,3 @@ def _check_layers(layers: Sequence[Linear], names: Sequence[str], width: int, wh
         if bias is not None and list(bias.shape) != [width]:
             raise InputError(f"{where}: {name}.bias is {list(bias.shape)}, [{width}] is expected")
     return width
-
-
-# --- KV of paths on the tree ------------------------------------------------------------------
-
-
-@dataclass(eq=False)
-class VerifierState:
-    """What nodes of equal paths hold: their tokens, the last step's segment, and all segments.
-
-    Equal tokens, cut into equal segments, since cuts decide last bits, and read at equal places.
-    score: of the last step. users: nodes that hold it. below: the states that follow it, by what
-    they add; beside: the one of these tables that it is in itself.
-    """
-
-    token_ids: list[int]
-    segment: Segment
-    path: KVPath
-    key: tuple[object, ...] = ()
-    beside: dict[tuple[object, ...], VerifierState] = field(default_factory=dict)
-    below: dict[tuple[object, ...], VerifierState] = field(default_factory=dict)
-    score: float | None = None
-    users: int = 1
-
-
-class PathKV:
-    """Owns the `verifier` handles of one model's nodes.
-
-    encode_prefix: from a tree's root to the token ids before the first step.
-    """
-
-    def __init__(self, model: TreeModel, encode_prefix: Callable[[Node], list[int]]) -> None:
-        self.model = model
-        self._encode_prefix = encode_prefix
-
-    def begin(self, roots: Iterable[Node]) -> None:
-        """Give every root the KV of its problem's prefix, once.
-
-        Raises:
-            CapacityError: if the verifier's KV budget cannot hold it.
-        """
-        new = [root for root in roots if OWNER not in root.handles]
-        requests = []
-        for root in new:
-            token_ids = self._encode_prefix(root)
-            if len(token_ids) > self.model.decoder.shape.context:
-                token_ids = []  # no path of this problem fits: none will be scored
-            segment = self.model.store.create()
-            path = (PathPart(segment, len(token_ids)),)
-            root.handles[OWNER] = VerifierState(token_ids, segment, path)
-            if token_ids:
-                root.usage["verifier_prefilled"] += len(token_ids)
-                requests.append(PrefillRequest((), segment, token_ids, 0, read=()))
-        try:
-            self.model.prefill(requests)
-        except BaseException:
-            self.release(new)
-            raise
-
-    def extend(self, node: Node, encoded: Encoded, start: int) -> PrefillRequest | None:
-        """Put a node's handle in place; returns what must be prefilled.
-
-        None where a node of an equal path has had it. start: tokens that are read from the parent's
-        KV, which both encodings begin with.
-        """
-        parent, new = self.above(node), encoded.token_ids[start:]
-        key = (start, *new, None, *encoded.read_at, None, *encoded.sizes)
-        if (state := parent.below.get(key)) is not None:
-            state.users += 1
-            node.handles[OWNER] = state
-            return None
-        path = truncate_path(parent.path, start)
-        segment = self.model.store.create(start=start)
-        whole = (*path, PathPart(segment, len(new)))
-        state = VerifierState(encoded.token_ids, segment, whole, key, parent.below)
-        node.handles[OWNER] = parent.below[key] = state
-        node.usage["verifier_prefilled"] += len(new)
-        node.usage["verifier_reused"] += start
-        return PrefillRequest(path, segment, new, start)
-
-    def nothing_to_read(self, node: Node) -> None:
-        """There is nothing to read: the node is where its parent is."""
-        parent = self.above(node)
-        segment = self.model.store.create()
-        node.handles[OWNER] = VerifierState(parent.token_ids, segment, parent.path)
-
-    def release(self, nodes: Sequence[Node]) -> None:
-        """Free the segments of these nodes that no other holds."""
-        for node in nodes:
-            state: VerifierState | None = node.handles.pop(OWNER, None)
-            if state is None:
-                continue
-            state.users -= 1
-            if not state.users:
-                self.model.store.free(state.segment)
-                state.beside.pop(state.key, None)
-
-    @torch.inference_mode()
-    def restore(
-        self,
-        nodes: Sequence[Node],
-        extend: Callable[[Node, Sequence[Node]], Iterable[PrefillRequest | None]],
-    ) -> None:
-        """Give scored nodes of a rebuilt tree their KV again; no score is read.
-
-        nodes: parents come first; all ancestors that were scored are among them. Tokens that this
-        costs count as recomputed, not as the nodes' own.
-
-        Raises:
-            CapacityError: if the verifier's KV budget cannot hold them.
-        """
-        scored = (node for node in nodes if node.turn is None and node.answers)
-        for _, same in groupby(scored, key=lambda node: node.depth):
-            level = list(same)
-            usages = [node.usage.copy() for node in level]
-            self.begin(node for node in level if node.parent is None)
-            steps = [node for node in level if node.parent is not None]
-            requests: list[PrefillRequest | None] = []
-            for root, below in groupby(steps, key=lambda node: node.root):
-                requests += extend(root, list(below))
-            self.model.prefill([request for request in requests if request is not None])
-            for node, usage in zip(level, usages, strict=True):
-                spent = node.usage["verifier_prefilled"] - usage["verifier_prefilled"]
-                self.model.store.counts.recomputed_tokens += spent
-                node.usage = usage
-                node.handles[OWNER].score = node.step_score
-
-    def above(self, node: Node) -> VerifierState:
-        """Of the node whose encoding this one's follows: the nearest step above that was scored.
-        Every reply begins behind the problem: turns and earlier replies are not read."""
-        before = self.scored_above(node)
-        state: VerifierState | None = before.handles.get(OWNER)
-        if state is None or before is node:
-            raise AssertionError(f"{node!r}: nothing above it was read")
-        return state
-
-    @staticmethod
-    def scored_above(node: Node, beside: Container[Node] = ()) -> Node:
-        """The nearest step above it in its reply that was scored, or is with it, `beside` it; or
-        what the reply follows."""
-        steps = reversed(node.reply()[:-1])
-        return next((s for s in steps if OWNER in s.handles or s in beside), node.root)
