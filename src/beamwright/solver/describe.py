@@ -86,14 +86,6 @@ def finals_of(run: TreeRun, search: SearchSettings) -> list[Node]:
     return nodes
 
 
-def ballots(
-    candidates: Sequence[Candidate],
-) -> tuple[list[str | None], list[float | None], list[bool]]:
-    """Votes, scores, and whose path ended by itself: what `search.choose` sees."""
-    complete = [candidate.stop in COMPLETE_STOPS for candidate in candidates]
-    return [each.vote for each in candidates], [each.score for each in candidates], complete
-
-
 def candidate_of(node: Node) -> Candidate:
     """A final node as its user sees it."""
     asked = any(child.turn is not None for child in node.children)
@@ -158,7 +150,9 @@ class Meter:
             raise PolicyError(f"strategy {search.search}: ends the search without a candidate")
         note_answers(run.answers, nodes)
         candidates = tuple(map(candidate_of, nodes))
-        place = choose(*ballots(candidates), search.choose or "best")
+        votes, scores = ([getattr(c, name) for c in candidates] for name in ("vote", "score"))
+        complete = [candidate.stop in COMPLETE_STOPS for candidate in candidates]
+        place = choose(votes, scores, complete, search.choose or "best")
         chosen = candidates[place]
         steps = [node for node in tree.nodes() if node.parent is not None and node.turn is None]
         decoded = [node for node in steps if node.state is not NodeState.OPEN]
@@ -185,11 +179,7 @@ class Meter:
         return Solution(
             problem_id=tree.root.problem_id,
             problem=tree.root.problem_text,
-            answer=chosen.answer,
-            text=chosen.text,
-            score=chosen.score,
-            stop=chosen.stop,
-            lineage=chosen.lineage,
+            **{name: getattr(chosen, name) for name in result.OF_CHOSEN},
             rounds=tree.rounds,
             reason_fewer=tree.reason_fewer,
             warnings=(
@@ -246,21 +236,23 @@ class Meter:
         machinery, tree, settings = self._machinery, run.tree, problem.settings
         generator, device = machinery.generator, settings.model.device
         truncates = settings.schedule.speculation == "truncate"
-        exact = machinery.exact and generator is not None and not truncates
-        # KV that is computed again by a prefill has other last bits, but in float64.
-        exact = exact and (not recomputed or machinery.dtype == "float64")
-        # A resumed path of a sparse search has read all tokens.
-        exact = exact and (machinery.rule is None or run.restore is None)
+        exact = (
+            machinery.exact
+            and generator is not None
+            and not truncates
+            # KV that is computed again by a prefill has other last bits, but in float64.
+            and (not recomputed or machinery.dtype == "float64")
+            # A resumed path of a sparse search has read all tokens.
+            and (machinery.rule is None or run.restore is None)
+        )
         decisive = tree_settings(settings, machinery.dtype, problem.parts.identities())
-        unrepeatable = None
-        if generator is None:
-            unrepeatable = f"--model {settings.model.model} draws its tokens elsewhere"
-        elif truncates:
-            unrepeatable = "--speculation truncate: the tree depends on the time"
-        elif run.given:
-            unrepeatable = "its steps were given, and none was drawn"
-        elif run.ended_by_time or not is_whole:
-            unrepeatable = run.stopped or tree.reason_fewer or "the search was broken off"
+        stopped = run.stopped or tree.reason_fewer or "the search was broken off"
+        reasons = (
+            (generator is None, f"--model {settings.model.model} draws its tokens elsewhere"),
+            (truncates, "--speculation truncate: the tree depends on the time"),
+            (bool(run.given), "its steps were given, and none was drawn"),
+            (run.ended_by_time or not is_whole, stopped),
+        )
         return {
             "format": receipts.FORMAT,
             "tree_hash": tree_hash(tree),
@@ -271,7 +263,7 @@ class Meter:
             "settings": receipts.receipt_settings(settings, decisive),
             "exact": exact,
             "recomputed": recomputed,
-            "unrepeatable": unrepeatable,
+            "unrepeatable": next((why for holds, why in reasons if holds), None),
             **machinery.identities(),
             "machine": {
                 "device": device,

@@ -13,6 +13,8 @@ from beamwright.counters import CounterView, figure
 from beamwright.page.runs import tree_page
 from beamwright.tree import Lineage, SearchTree
 
+OF_CHOSEN = ("answer", "text", "score", "stop", "lineage")
+"""What a solution says of the candidate whose answer it is."""
 _SHOWN = 5  # candidates, in a notebook
 _LIGHT = 300_000
 """Characters of a page that a notebook may keep for each solution it shows."""
