@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from beamwright.errors import InputError
 from beamwright.models.tokenizer import PLACE, TextCodec
@@ -198,17 +199,11 @@ class PathEncoder:
         unique = list(dict.fromkeys(part for parts in paths for part in parts))
         pairs = zip(*self._codec.encode_with_offsets(unique), strict=True)
         coded = dict(zip(unique, pairs, strict=True))
-        all_ids: list[list[int]] = []
+        all_ids = [[token for part in parts for token in coded[part][0]] for parts in paths]
         all_spans: list[list[Bounds]] = []
         for parts in paths:
-            ids: list[int] = []
-            spans: list[Bounds] = []
-            start = 0
-            for part in parts:
-                ids.extend(coded[part][0])
-                spans.extend((start + a, start + b) for a, b in coded[part][1])
-                start += len(part)
-            all_ids.append(ids)
+            begins = zip(parts, accumulate(map(len, parts), initial=0), strict=False)
+            spans = [(begin + a, begin + b) for part, begin in begins for a, b in coded[part][1]]
             all_spans.append(spans)
         return all_ids, all_spans
 
@@ -237,9 +232,5 @@ class PathEncoder:
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     """Length of the longest common token prefix."""
-    count = 0
-    for a, b in zip(left, right, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(left), len(right)))
