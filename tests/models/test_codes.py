@@ -1,11 +1,6 @@
 """Products of weights in codes: those of what the codes stand for, at any number of rows."""
 
-import json
-import os
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +10,7 @@ pytest.importorskip("triton")
 
 import fakes
 from beamwright.attention import make_attention
-from beamwright.models import fused, streaming, trials
+from beamwright.models import streaming, trials
 from beamwright.models.codes import Codes
 from beamwright.models.decoder import Linear
 from beamwright.models.dense import DenseDecoder
@@ -23,7 +18,7 @@ from beamwright.models.grouped import GroupedLinear, JoinedLinear, joined
 from beamwright.models.linear import Int8Linear, quantise_linear
 from beamwright.models.named import shape_from_text
 from beamwright.models.prefill import PrefillRequest
-from beamwright.models.streaming import CodedLinear, StreamedLinear, pieces, product
+from beamwright.models.streaming import CodedLinear, StreamedLinear, product
 from beamwright.models.tree_model import TreeModel
 from beamwright.models.trials import Streaming
 from beamwright.models.weights import random_weights
@@ -92,28 +87,6 @@ def test_a_row_has_the_same_bits_among_any_others(few_parts, monkeypatch):
         assert torch.equal(way(x)[:256], whole)
 
 
-def test_pieces_are_whole_tiles():
-    assert pieces(37888, 3584) == [(at, min(at + 4224, 37888)) for at in range(0, 37888, 4224)]
-    assert pieces(80, 256) == [(0, 80)]
-    assert max((last - first) * 18944 for first, last in pieces(3584, 18944)) < 1.1 * (1 << 24)
-
-
-@pytest.mark.parametrize("rows", [1, 24, 64])
-def test_the_gate_in_the_product_has_the_bits_of_one_behind_it(monkeypatch, rows):
-    monkeypatch.setattr(streaming, "_UNITS", 2)  # wide enough for a whole sum a program
-    codes, x = Codes.of(grouped(4, 64, 256)), drawn(rows, 256) / 64
-    linear = CodedLinear(codes, None, None)
-    assert torch.equal(linear.gated(x, "silu"), fused.gated(linear(x), "silu"))
-    assert linear.gated(drawn(72, 256), "silu") is None
-
-
-def test_parts_that_are_not_added_add_up(few_parts):
-    linear, x = CodedLinear(Codes.of(grouped(8, 128, columns=512)), None, None), drawn(8, 512)
-    parts = linear.unadded(x)
-    assert parts.shape[0] == streaming.parts_of(80, 512) == 2
-    assert torch.equal(parts.sum(0).half(), linear(x))
-
-
 def test_what_the_kernel_takes_goes_there(monkeypatch):
     monkeypatch.setattr(trials, "product", summed)
     streams = Streaming(always=True, dtype=torch.float16)
@@ -175,21 +148,3 @@ def test_a_decoder_reads_codes_as_they_are():
         CodedLinear
     }
     torch.testing.assert_close(*found, atol=2e-3, rtol=2e-3)
-
-
-@pytest.mark.nightly
-def test_the_kernels_compile_for_cards():
-    """Without spills; in the loop codes come in copies of 16 bytes that are under way, nothing goes
-    through shared memory on its way to the matrix unit, and nothing is waited for."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    script = Path(__file__).parent / "compile_codes.py"
-    command = [sys.executable, str(script), "90,120", "int4", "16"]
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    for card, found in json.loads(said.stdout).items():
-        for name, kernel in found.items():
-            assert kernel["stack_bytes"] == 0, (card, name)
-            assert kernel["registers"] <= 128, (card, name)
-            assert kernel["wide_copies"] >= 1, (card, name)
-            assert kernel["stored"] == kernel["read"] == 0, (card, name)
-            assert kernel["ahead"][0] >= 11, (card, name)
-            assert kernel["shared_bytes"] <= 48 * 1024, "two programs on a card of 100 KiB"

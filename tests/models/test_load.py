@@ -6,9 +6,11 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from beamwright.attention import make_attention
 from beamwright.errors import InputError, UnavailableError, UnsupportedModelError
+from beamwright.models import load
 from beamwright.models.hub import resolve_folder
-from beamwright.models.load import free_bytes, inspect_model, load_model
+from beamwright.models.load import free_bytes, inspect_model, load_model, resolve_dtype
 from beamwright.models.named import NAMED_SHAPES, named_shape, shape_from_text
 from beamwright.models.survey import shape_of, survey
 from beamwright.sections import ModelSettings
@@ -215,3 +217,45 @@ def test_a_model_is_known_by_its_name_on_the_hub(text, name):
 def test_a_bad_shape_says_what_is_wrong(text, complaint):
     with pytest.raises(InputError, match=complaint):
         shape_from_text(text)
+
+
+# --- what `--dtype auto` means ----------------------------------------------------------------
+
+SMALL = shape_from_text(
+    "llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=96,vocab=99,context=128"
+)
+LARGE = replace(SMALL, vocab=2_000_000, stored_bfloat16=True)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("invariant", [True, False])
+def test_a_large_checkpoint_in_bfloat16_stays_in_it_where_that_is_fast_and_exact(
+    monkeypatch, fast, invariant
+):
+    monkeypatch.setattr(load, "has_bfloat16", lambda: fast)
+    monkeypatch.setattr(load, "products_are_invariant", lambda *_: invariant)
+    expected = torch.bfloat16 if fast and invariant else torch.float32
+    assert resolve_dtype("auto", "cpu", LARGE) == expected
+    assert resolve_dtype("auto", "cpu", replace(LARGE, stored_bfloat16=False)) == torch.float32
+    assert resolve_dtype("auto", "cpu", replace(SMALL, stored_bfloat16=True)) == torch.float32
+
+
+def test_what_is_asked_for_is_taken_and_a_card_computes_in_bfloat16():
+    for name in ("float32", "float64", "float16", "bfloat16"):
+        assert resolve_dtype(name, "cpu", LARGE) == getattr(torch, name)
+    assert resolve_dtype("auto", "cuda", SMALL) == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "backend"),
+    [((7, 5), torch.float16, "tree"), ((8, 0), torch.bfloat16, "triton-tree")],
+)
+def test_a_card_without_matrix_units_for_bfloat16_computes_in_float16_without_kernels(
+    monkeypatch, capability, dtype, backend
+):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+    found = resolve_dtype("auto", "cuda", SMALL)
+    assert found == dtype
+    assert make_attention("auto", torch.device("cuda"), found).name == backend

@@ -84,33 +84,6 @@ def test_rows_do_not_depend_on_the_batch(write, kind):
     }.get(kind, set())
 
 
-@torch.inference_mode()
-def test_rows_have_the_bits_that_they_have_alone(write):
-    """Prompts of different lengths packed together, then tokens of all rows at once."""
-    decoder, ids = load(write("lfm2"), dtype="float32"), tokens(24)
-    lengths, rows = [5, 9, 2], range(3)
-    starts = [0, 5, 14]
-
-    def run(chosen):
-        view = KeptRows(decoder.shape, decoder.dtype, len(chosen))
-        counts = [lengths[row] for row in chosen]
-        view.begin(range(len(chosen)), counts)
-        prompt = torch.cat([ids[starts[row] : starts[row] + lengths[row]] for row in chosen])
-        places = torch.cat([torch.arange(count) for count in counts])
-        padding = ids[:3]
-        decoder.hidden(torch.cat([prompt, padding]), torch.cat([places, padding]), view)
-        found = []
-        for token in range(4):
-            view.begin(range(len(chosen)))
-            now = torch.stack([ids[16 + token + row] for row in chosen])
-            found.append(decoder.hidden(now, torch.tensor(counts) + token, view))
-        return torch.stack(found)
-
-    together = run(list(rows))
-    for row in rows:
-        assert torch.equal(run([row])[:, 0], together[:, row])
-
-
 def test_the_tree_is_the_same_at_any_budget_and_goes_on_from_a_checkpoint(write, tmp_path):
     folder, file, kept = write("lfm2"), tmp_path / "search.json", tmp_path / "half.json"
     settings = {

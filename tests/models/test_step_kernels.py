@@ -74,6 +74,19 @@ class Pool:
         expected[own[:, : after[0].numel()]] = found.flatten(1)
         assert torch.equal(blocks.storage.view(self.dtype).flatten(), expected)
 
+    def check(self, name, offset, size, inputs, *fixed, **how):
+        """A step's kernel is torch's, leaves other rows alone, and a row follows no batch."""
+        after, blocks = self.before(offset, size), self.blocks()
+        expected = getattr(steps, name)(after, *inputs, *fixed, **how)
+        kernel = getattr(step_kernels, name)
+        found = kernel(Placed(blocks, offset, self.dtype), *inputs, *fixed, **how)
+        assert_close(found[self.went], expected[self.went])
+        assert not found[~self.went].any()
+        self.assert_written(blocks, offset, after)
+        last = Placed(self.blocks(slice(-1, None)), offset, self.dtype)
+        alone = kernel(last, *(x[-1:] for x in inputs), *fixed, **how)
+        assert torch.equal(alone, found[-1:]), "a row follows the batch"
+
 
 # Key heads, heads, key dim and value dim; blocks' bytes over those of a head, an offset in heads.
 SHAPES = {
@@ -87,56 +100,23 @@ SHAPES = {
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kept", DTYPES)
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_gated_delta_rule(name, kept, dtype):
-    (key_heads, heads, keys, values), blocks_over, heads_before = SHAPES[name]
-    head_bytes = keys * values * kept.itemsize
+@pytest.mark.parametrize("step", ["delta_step", "scan_step"])
+def test_the_gated_delta_rule_and_the_step_of_mamba_2(step, name, kept, dtype):
+    (groups, heads, first, second), blocks_over, heads_before = SHAPES[name]
+    head_bytes = first * second * kept.itemsize
     offset = int(heads_before * head_bytes)
     pool = Pool(kept, offset + heads * head_bytes + 64, int(blocks_over * head_bytes))
-    mixed = drawn(len(WAYS), 2 * key_heads * keys + heads * values, dtype=dtype)
-    cut = key_heads * keys
-    query, key = (x.unflatten(1, (key_heads, keys)) for x in mixed[:, : 2 * cut].split(cut, 1))
-    value = mixed[:, 2 * cut :].unflatten(1, (heads, values))
-    gates = -drawn(len(WAYS), heads).abs(), drawn(len(WAYS), heads, dtype=dtype).sigmoid()
-    inputs = query, key, value, *gates
-    after = pool.before(offset, (heads, keys, values))
-    expected = steps.delta_step(after, *inputs)
-    blocks = pool.blocks()
-    found = step_kernels.delta_step(Placed(blocks, offset, kept), *inputs)
-    assert_close(found[pool.went], expected[pool.went])
-    assert not found[~pool.went].any()
-    pool.assert_written(blocks, offset, after)
-    last, inputs = pool.blocks(slice(-1, None)), (x[-1:] for x in inputs)
-    alone = step_kernels.delta_step(Placed(last, offset, kept), *inputs)
-    assert torch.equal(alone, found[-1:]), "a row follows the batch"
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kept", DTYPES)
-@pytest.mark.parametrize("name", SHAPES)
-def test_the_step_of_mamba_2(name, kept, dtype):
-    (groups, heads, values, keys), blocks_over, heads_before = SHAPES[name]
-    head_bytes = keys * values * kept.itemsize
-    offset = int(heads_before * head_bytes)
-    pool = Pool(kept, offset + heads * head_bytes + 64, int(blocks_over * head_bytes))
-    widths = [heads * values, groups * keys, groups * keys, heads]
-    mixed = drawn(len(WAYS), sum(widths), dtype=dtype)
-    x, enters, leaves, rate = mixed.split(widths, dim=1)
-    x, enters, leaves = (
-        part.unflatten(1, (-1, width))
-        for part, width in ((x, values), (enters, keys), (leaves, keys))
-    )
-    inputs = x, rate, enters, leaves
-    fixed = drawn(heads), -drawn(heads).exp(), drawn(heads)
-    after = pool.before(offset, (heads, values, keys))
-    expected = steps.scan_step(after, *inputs, *fixed)
-    blocks = pool.blocks()
-    found = step_kernels.scan_step(Placed(blocks, offset, kept), *inputs, *fixed)
-    assert_close(found[pool.went], expected[pool.went])
-    assert not found[~pool.went].any()
-    pool.assert_written(blocks, offset, after)
-    last, inputs = pool.blocks(slice(-1, None)), (x[-1:] for x in inputs)
-    alone = step_kernels.scan_step(Placed(last, offset, kept), *inputs, *fixed)
-    assert torch.equal(alone, found[-1:]), "a row follows the batch"
+    shared, own = (first, second) if step == "delta_step" else (second, first)
+    widths = [groups * shared, groups * shared, heads * own, heads]
+    mixed = drawn(len(WAYS), sum(widths), dtype=dtype).split(widths, dim=1)
+    two = [part.unflatten(1, (groups, shared)) for part in mixed[:2]]
+    values, size = mixed[2].unflatten(1, (heads, own)), (heads, first, second)
+    if step == "delta_step":
+        gates = -drawn(len(WAYS), heads).abs(), mixed[3].sigmoid()
+        pool.check(step, offset, size, (*two, values, *gates))
+    else:
+        fixed = drawn(heads), -drawn(heads).exp(), drawn(heads)
+        pool.check(step, offset, size, (values, mixed[3], *two), *fixed)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -146,17 +126,9 @@ def test_the_short_convolution(biased, silu, dtype):
     offset, size = 48, channels * taps * dtype.itemsize
     pool = Pool(dtype, offset + size + 16, size // 2 + 8)
     x, weight = drawn(len(WAYS), channels + 9, dtype=dtype)[:, 9:], drawn(channels, taps) / 2
-    weight, bias = weight.to(dtype), drawn(channels, dtype=dtype) if biased else None
-    after = pool.before(offset, (channels, taps))
-    expected = steps.convolution_step(after, x, weight, bias, silu=silu)
-    blocks = pool.blocks()
-    found = step_kernels.convolution_step(Placed(blocks, offset, dtype), x, weight, bias, silu=silu)
-    assert_close(found[pool.went], expected[pool.went])
-    assert not found[~pool.went].any()
-    pool.assert_written(blocks, offset, after)
-    last = Placed(pool.blocks(slice(-1, None)), offset, dtype)
-    alone = step_kernels.convolution_step(last, x[-1:], weight, bias, silu=silu)
-    assert torch.equal(alone, found[-1:]), "a row follows the batch"
+    bias = drawn(channels, dtype=dtype) if biased else None
+    how = {"silu": silu}
+    pool.check("convolution_step", offset, (channels, taps), (x,), weight.to(dtype), bias, **how)
 
 
 def test_the_rule_is_that_of_transformers():

@@ -10,15 +10,16 @@ pytest.importorskip("triton")
 
 import fakes
 from beamwright.models import fused, streaming, trials
+from beamwright.models.codes import Codes
 from beamwright.models.decoder import TILE_ROWS, Linear
 from beamwright.models.dense import DenseDecoder
+from beamwright.models.grouped import as_grouped
 from beamwright.models.linear import packer, prepack
 from beamwright.models.named import shape_from_text
 from beamwright.models.streaming import (
-    FEW_ROWS,
+    CodedLinear,
     FewStreamedLinear,
     StreamedLinear,
-    parts_of,
     product,
 )
 from beamwright.models.trials import Streaming, is_invariant
@@ -53,22 +54,20 @@ def test_large_numbers_of_rows_take_parts_in_turn(few_parts, monkeypatch):
 @pytest.mark.parametrize("rows", [1, 24, 64])
 def test_the_gate_in_the_product_has_the_bits_of_one_behind_it(monkeypatch, rows):
     monkeypatch.setattr(streaming, "_UNITS", 2)  # wide enough for a whole sum a program
-    x, weight = drawn(rows, 256, dtype=torch.float16), drawn(256, 256, dtype=torch.float16) / 8
-    for kind in (StreamedLinear, FewStreamedLinear):
-        linear = kind(weight)
-        assert torch.equal(linear.gated(x, "silu"), fused.gated(product(x, weight, None), "silu"))
+    half = {"dtype": torch.float16}
+    x, weight = drawn(rows, 256, **half), drawn(256, 256, **half) / 8
+    codes = Codes.of(as_grouped(weight))
+    for linear in (
+        StreamedLinear(weight),
+        FewStreamedLinear(weight),
+        CodedLinear(codes, None, None),
+    ):
+        assert torch.equal(linear.gated(x, "silu"), fused.gated(linear(x), "silu"))
         assert linear.gated(x, "gelu") is None
-        assert linear.gated(drawn(72, 256, dtype=torch.float16), "silu") is None
-        assert kind(weight, weight[:, 0].clone()).gated(x, "silu") is None
+        assert linear.gated(drawn(72, 256, **half), "silu") is None
+    assert StreamedLinear(weight, weight[:, 0].clone()).gated(x, "silu") is None
     assert StreamedLinear(weight[:64].contiguous()).gated(x, "silu") is None, "half a tile"
     assert Linear(weight).gated(x, "silu") is None
-
-
-def test_parts_follow_the_shape_alone():
-    assert parts_of(1536, 8960) == 6
-    assert parts_of(3584, 18944) == 5  # else parts would be long
-    assert parts_of(151936, 1536) == 1
-    assert parts_of(64, 256) == 1  # two units of columns are not cut
 
 
 def test_what_the_kernel_does_not_take_stays():
@@ -123,15 +122,6 @@ def test_a_card_on_which_the_kernel_is_wrong_keeps_its_library(monkeypatch):
         Streaming(always=True)(Linear(drawn(80, 256)))
 
 
-def test_few_rows_stream_and_many_are_the_library_s(monkeypatch):
-    asked = []
-    monkeypatch.setattr(streaming, "product", lambda x, *_: asked.append(len(x)))
-    linear = FewStreamedLinear(drawn(32, 128))
-    for rows in (8, FEW_ROWS, FEW_ROWS + 8):
-        linear(drawn(rows, 128))
-    assert asked == [8, FEW_ROWS]
-
-
 def test_rows_that_cancel_tell_the_order_of_a_sum():
     x, weight = (each[:8].float() for each in trials.cancelling(drawn(32, 256)))
 
@@ -171,16 +161,3 @@ def test_narrow_tiles_that_a_card_is_to_try_are_right(rows):
     most = 16 if rows <= 16 else 64
     for tile in (narrow._TILES[most][0], narrow._TILES[most][-1]):
         assert torch.equal(narrow.uncut(x, weight, bias, tile, most), exact)
-
-
-def test_narrow_tiles_stand_in_for_the_library_where_bits_are_its_own(monkeypatch):
-    from beamwright_lab.gpu import narrow
-
-    monkeypatch.setattr(trials, "_streams", lambda weight: True)
-    monkeypatch.setattr(trials, "_choose", lambda weight, bias, always: Linear)
-    best = {16: narrow._TILES[16][0], 64: narrow._TILES[64][0]}
-    weight = drawn(48, 256)
-    with narrow._taken(best) as shapes:
-        found = Streaming(always=False)(Linear(weight, None))
-    assert (type(found) is not Linear) == (shapes == [(48, 256)])
-    assert type(Streaming(always=False)(Linear(weight, None))) is Linear

@@ -4,13 +4,14 @@ import re
 from itertools import pairwise
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from tokenizers.pre_tokenizers import ByteLevel
 
 import fakes
 from beamwright.errors import InputError
 from beamwright.models.hub import BUNDLED
 from beamwright.models.template import template_writer
+from beamwright.models.thinking import FAMILIES
 from beamwright.models.tokenizer import TextCodec, wrapped
 
 TEXT = "the cake: 12 eggs,\n\n  naïve 🎂 日本\tend.\n\n"
@@ -259,3 +260,75 @@ def test_mistrals_rule_is_taken_where_the_folder_says_so(tmp_path, monkeypatch, 
     codec = TextCodec.load(tmp_path)
     assert len(codec.encode("12")) == (2 if fixed else 1)
     assert any("fix_mistral_regex" in remark for remark in codec.remarks) is not fixed
+
+
+# --- thoughts by token ids --------------------------------------------------------------------
+
+
+def codec_with(*tokens, special=False):
+    """The bundled tokenizer, and these tokens."""
+    tokenizer = Tokenizer.from_file(str(BUNDLED / "generator" / "tokenizer.json"))
+    tokenizer.add_tokens([AddedToken(token, special=special, normalized=False) for token in tokens])
+    return TextCodec(tokenizer)
+
+
+def marks_of(codec):
+    marks = codec.thoughts
+    assert marks is not None
+    return marks
+
+
+@pytest.mark.parametrize("name", [family.name for family in FAMILIES])
+def test_a_family_is_known_by_its_tokens(name):
+    family = next(family for family in FAMILIES if family.name == name)
+    tokens = family.tokens or (family.start, family.end)
+    marks = marks_of(codec_with(*tokens))
+    assert marks.family is family
+    assert codec_with(*tokens[:-1]).thoughts is None
+
+
+def test_the_bundled_models_mark_no_thoughts():
+    assert codec_with().thoughts is None
+
+
+def test_a_start_that_the_template_wrote_is_seen_and_one_in_a_question_is_not():
+    codec = codec_with("<think>", "</think>")
+    marks = marks_of(codec)
+    for text, opened in {
+        "<think>": True,
+        "Ada has 3 apples.<think>\n": True,
+        "<think>\n\n</think>\n\n": False,
+        "What is <think> for?": False,
+        "": False,
+    }.items():
+        assert marks.opened(codec.encode(text)) is opened, text
+
+
+def test_a_start_of_several_tokens_is_open_until_the_last_of_them():
+    codec = codec_with("<|channel|>", "<|message|>", "<|end|>", "<|start|>", special=True)
+    marks = marks_of(codec)
+    ids = codec.encode("<|channel|>analysis<|message|>Ada")
+    assert [marks.begins(ids[:count]) for count in range(1, 3)] == [None, None]
+    assert marks.begins(ids) is True
+    assert marks.begins(codec.encode("Ada")) is False
+
+
+def test_marks_are_no_text_of_a_reply():
+    codec = codec_with("<think>", "</think>")
+    reply = codec.encode("<think>\nAda has 3.\n</think>\n\nSo it is 3.")
+    assert codec.reply_text(reply) == "\nAda has 3.\n\n\nSo it is 3."
+    harmony = codec_with("<|channel|>", "<|message|>", "<|end|>", "<|start|>", special=True)
+    reply = harmony.encode(
+        "<|channel|>analysis<|message|>Ada has 3.<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>So it is 3."
+    )
+    assert harmony.reply_text(reply) == "Ada has 3.So it is 3."
+    assert codec_with().reply_text(reply[:0]) == ""
+
+
+def test_an_end_that_is_spelt_out_is_none():
+    codec = codec_with("<think>", "</think>")
+    marks, spelt = marks_of(codec), [id for piece in "</think>" for id in codec.encode(piece)]
+    assert len(spelt) > 1
+    assert codec.decode(spelt) == "</think>"
+    assert marks.shown(spelt) == spelt

@@ -19,11 +19,6 @@ from beamwright.models.session import DecodeSession
 _READS = {"_local_scalar_dense", "item", "is_nonzero", "nonzero", "equal", "masked_select"}
 _READS |= {"_unique2"}
 
-VIEWS = {"view", "slice", "unsqueeze", "expand", "empty", "empty_like", "new_empty", "alias"}
-VIEWS |= {"t", "transpose", "_unsafe_view", "split", "split_with_sizes", "detach", "flatten"}
-VIEWS |= {"unflatten", "lift_fresh", "detach_"}
-"""Operations that launch nothing."""
-
 
 class HostReadError(AssertionError):
     """A captured step must not ask the device for a value, nor bring it one."""

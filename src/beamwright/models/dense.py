@@ -301,9 +301,8 @@ class DenseDecoder(Decoder):
 
     def _inside(self, layer: Layer, normed: Tensor) -> Tensor:
         """What an MLP adds to the residual; as parts, where the norm behind it adds them up."""
-        if layer.after_mlp is not None:
-            return layer.after_mlp(self._opened(layer, normed))
-        return self._opened(layer, normed)
+        found = self._opened(layer, normed)
+        return found if layer.after_mlp is None else layer.after_mlp(found)
 
     def _opened(self, layer: Layer, normed: Tensor) -> Tensor:
         kind = self.shape.activation

@@ -249,14 +249,14 @@ class TensorNames:
 class ModelFamily:
     """One `model_type`, declared in `shape.toml`.
 
-    oddity: what a config has that the decoder does not.
+    oddity: what a config has that the decoder does not, if it may have such.
     """
 
     reads: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     tensors: TensorNames = TensorNames()
     window_if: str | None = None
-    oddity: Callable[[Any], str | None] = lambda config: None
+    oddity: Callable[[Any], str | None] | None = None
 
     def flags(self, config: Any) -> dict[str, Any]:
         """Fields of ModelShape that are not read alike for all families.
@@ -298,7 +298,7 @@ _ODDITIES = {"opt": _opt_oddity, "gemma3_text": _gemma3_oddity}
 FAMILIES = {
     name: ModelFamily(
         **{key: value for key, value in row.items() if key != "tensors"},
-        **({"oddity": _ODDITIES[name]} if name in _ODDITIES else {}),
+        oddity=_ODDITIES.get(name),
         tensors=TensorNames(**row.get("tensors", {})),
     )
     for name, row in read_beside(__file__).items()

@@ -1,6 +1,6 @@
 """Thoughts: which token ids begin and end what a model writes before it answers.
 
-A row of `FAMILIES` for each way of marking them. A tokenizer that has a row's tokens writes
+A row of `thinking.toml` for each way of marking them. A tokenizer that has a row's tokens writes
 thoughts so: the ids are looked for and never the text, which a model may spell out in other tokens,
 or quote. Knows tokenizers' text and ids; no rows, no settings.
 """
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
+
+from beamwright.io import read_beside
 
 
 class ThoughtFamily(NamedTuple):
@@ -26,23 +28,10 @@ class ThoughtFamily(NamedTuple):
     headers: tuple[str, ...] = ()
 
 
-FAMILIES = (
-    ThoughtFamily("think", "<think>", "</think>"),  # Qwen3, DeepSeek-R1, SmolLM3, GLM, ...
-    ThoughtFamily(  # gpt-oss
-        "harmony",
-        "<|channel|>analysis<|message|>",
-        "<|end|>",
-        ("<|channel|>", "<|message|>", "<|end|>", "<|start|>"),
-        ("<|start|>assistant", "<|channel|>final<|message|>"),
-    ),
-    ThoughtFamily("gemma", "<|channel>thought\n", "<channel|>", ("<|channel>", "<channel|>")),
-    ThoughtFamily("magistral", "[THINK]", "[/THINK]"),
-    ThoughtFamily("seed", "<seed:think>", "</seed:think>"),
-    ThoughtFamily("cohere", "<|START_THINKING|>", "<|END_THINKING|>"),
-    ThoughtFamily("exaone", "<thought>", "</thought>"),
+FAMILIES = tuple(
+    ThoughtFamily(**{key: tuple(v) if isinstance(v, list) else v for key, v in row.items()})
+    for row in read_beside(__file__)["families"]
 )
-
-
 # What chat templates read to let a model think, or not to.
 _SWITCHES = ("enable_thinking", "thinking")
 
