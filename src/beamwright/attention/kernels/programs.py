@@ -18,8 +18,14 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from beamwright.attention.kernels.keeping import keep_token, keep_tokens
-from beamwright.attention.kernels.tiles import entries_of, fold, fold_entries, load_queries
+from beamwright.attention.kernels.tiles import (
+    entries_of,
+    fold,
+    fold_entries,
+    keep_token,
+    keep_tokens,
+    load_queries,
+)
 
 
 @triton.jit

@@ -13,12 +13,13 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from beamwright.attention.kernels import is_hopper, is_small, why_no_kernels
+from beamwright.attention.kernels import why_no_kernels
 from beamwright.attention.kernels.launch import (
     Partials,
-    Rule,
     decode_attention,
+    heads_of,
     prefill_attention,
+    tile_of_prefill,
 )
 from beamwright.attention.kernels.own import OwnBlocks
 from beamwright.attention.kernels.worklist import (
@@ -26,25 +27,21 @@ from beamwright.attention.kernels.worklist import (
     DecodeWork,
     HeadLayout,
     Ints,
-    Tile,
     WorkBuffers,
     decode_tile,
     decode_work,
     most_tiles,
     power_of_two,
-    prefill_tile,
     prefill_work,
 )
 from beamwright.attention.protocols import AttentionBackend, AttentionView, DecodeView
 from beamwright.errors import InputError
-from beamwright.kv.pool import KVBlocks
 from beamwright.kv.segments import Path
 from beamwright.kv.store import KVReader, SegmentStore
 from beamwright.plan.costs import ROW_PARTS
 
 _LEAST_ROWS, _LEAST_ITEMS = 64, 256
 _ROW_ENTRIES = 64  # where much is shared
-_CODES: dict[str, int] = {"auto": 0, "int8": 1, "fp8": 2}  # as `programs` calls them
 
 
 class KernelWorkspace:
@@ -127,30 +124,25 @@ class KernelDecode(DecodeView):
 
     def prepare(self, num_heads: int) -> None:
         """Rewrite the work lists if rows or paths have changed, so that tokens only read them."""
-        heads = _heads(self._store, num_heads)
-        if self._stale:
-            self._rebuild(heads, decode_tile(heads, self._store.kv.layout.dtype.itemsize).queries)
+        if not self._stale:
+            return
+        kv, heads = self._store.kv, heads_of(self._store.kv, num_heads)
+        work = decode_work(
+            [path if live else None for path, live in zip(self._paths, self._live, strict=True)],
+            kv.block_tokens,
+            self._cuts,
+            decode_tile(heads, kv.layout.dtype.itemsize).queries,
+        )
+        self._work, self._partials = self._workspace.write(work, heads, len(self._paths))
+        self._stale = False
 
     def attend(
         self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
-        heads = _heads(self._store, query.shape[1])
-        tile = decode_tile(heads, query.element_size(), small=is_small(query.device))
-        if self._stale:
-            self._rebuild(heads, tile.queries)
+        self.prepare(query.shape[1])
         assert self._partials is not None
-        return decode_attention(
-            query,
-            key_value,
-            self._store.kv.storage[:, layer],
-            self._tail.table,
-            self._tail.counts,
-            self._work,
-            self._partials,
-            heads,
-            tile,
-            _rule(self._store.kv, layer, sinks),
-        )
+        given = query, key_value, self._store.kv, layer
+        return decode_attention(*given, self._tail, self._work, self._partials, sinks)
 
     def keep_rows(self, rows: Tensor) -> None:
         """The tables are rebuilt before the next token."""
@@ -170,16 +162,6 @@ class KernelDecode(DecodeView):
         if not self._keeps:
             self._workspace.release()
         self._partials = None
-
-    def _rebuild(self, heads: HeadLayout, queries_per_tile: int) -> None:
-        work = decode_work(
-            [path if live else None for path, live in zip(self._paths, self._live, strict=True)],
-            self._store.kv.block_tokens,
-            self._cuts,
-            queries_per_tile,
-        )
-        self._work, self._partials = self._workspace.write(work, heads, len(self._paths))
-        self._stale = False
 
 
 class KernelPrefill(AttentionView):
@@ -207,29 +189,20 @@ class KernelPrefill(AttentionView):
     def prepare(self, num_heads: int, num_tokens: int) -> None:
         """Write the work lists of a pass over so many tokens, with padding, that is captured: as
         many programs for any chunks."""
-        queries = _prefill_tile(self._store, _heads(self._store, num_heads)).queries
-        self._build(num_tokens, queries)
+        queries = self._build(num_tokens, num_heads)
         self._num_tiles = most_tiles(num_tokens, queries)
 
     def attend(
         self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
-        heads = _heads(self._store, query.shape[1])
-        tile = _prefill_tile(self._store, heads)
         if not self._work:
-            self._build(len(query), tile.queries)
-        return prefill_attention(
-            query,
-            key_value,
-            self._store.kv.storage[:, layer],
-            self._work,
-            self._num_tiles,
-            heads,
-            tile,
-            _rule(self._store.kv, layer, sinks),
-        )
+            self._build(len(query), query.shape[1])
+        given = query, key_value, self._store.kv, layer
+        return prefill_attention(*given, self._work, self._num_tiles, sinks)
 
-    def _build(self, num_tokens: int, queries_per_tile: int) -> None:
+    def _build(self, num_tokens: int, num_heads: int) -> int:
+        """Write the work lists; returns query tokens of a tile."""
+        queries_per_tile = tile_of_prefill(self._store.kv, num_heads).queries
         kv, padding = self._store.kv, num_tokens - sum(self._lengths)
         slots = () if self._slots is None else np.pad(self._slots, (0, padding), constant_values=-1)
         work = prefill_work(
@@ -244,23 +217,7 @@ class KernelPrefill(AttentionView):
         self._work = [*(self._workspace or WorkBuffers(kv.storage.device)).write(work)]
         if self._slots is None:
             self._work[-1] = None
-
-
-def _heads(store: KVReader, num_heads: int) -> HeadLayout:
-    layout = store.kv.layout
-    return HeadLayout(layout.num_kv_heads, num_heads // layout.num_kv_heads, layout.head_dim)
-
-
-def _prefill_tile(store: KVReader, heads: HeadLayout) -> Tile:
-    kv = store.kv
-    return prefill_tile(heads, kv.layout.dtype.itemsize, hopper=is_hopper(kv.storage.device))
-
-
-def _rule(kv: KVBlocks, layer: int, sinks: Tensor | None) -> Rule:
-    layout = kv.layout
-    exponents = None if kv.exponents is None else kv.exponents[:, layer]
-    codes = _CODES[layout.kept]
-    return Rule(layout.window or 0, layout.softcap or 0.0, sinks, codes, exponents)
+        return queries_per_tile
 
 
 _CUTS = {"triton-tree": Cuts(), "triton-dense": Cuts(256, copy_per_row=True)}
@@ -305,8 +262,8 @@ class KernelAttention(AttentionBackend):
         self, store: SegmentStore, num_heads: int, num_tokens: int
     ) -> WorkBuffers:
         """What prefill views of passes over up to so many tokens may share, one after the other."""
-        tile = _prefill_tile(store, _heads(store, num_heads))
-        room = power_of_two(7 * most_tiles(num_tokens, tile.queries))
+        queries = tile_of_prefill(store.kv, num_heads).queries
+        room = power_of_two(7 * most_tiles(num_tokens, queries))
         return WorkBuffers(store.kv.storage.device, room, headroom=2)
 
     def prefill_view(
