@@ -12,7 +12,7 @@ import base64
 import io
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,10 +33,6 @@ if TYPE_CHECKING:
 _DASHES = ("-", "--", ":")  # a second and third turn through matplotlib's ten colours
 _SPREAD = 1.025  # factor between the intervals of neighbours at the same n
 _LABEL = 0.16  # inches of a line of the legend
-_COLUMNS = (
-    "method", "n", "problems", "accuracy", *CHOICES, "pass@1", "pass@n",
-    "tokens", "seconds", "p50, s", "p95, s", "goodput, tok/s", "KV, GiB", "loaded, GiB",
-)  # fmt: skip
 
 # name, title, axis, figure per problem (None: n itself), its unit
 _AXES: tuple[tuple[str, str, str, str | None, float], ...] = (
@@ -140,8 +136,9 @@ def write_report(
         common=common,
         charts=charts,
         missing=missing,
-        columns=_COLUMNS,
-        methods=[(name, run, list(_cells(run))) for name, run in methods],
+        methods=methods,
+        choices=list(CHOICES),
+        forms={"share": "{:.1%}".format, "number": format_number, "gib": _gib},
         trees=_trees([run for _, run in methods], path),
         marks={True: "\u2713 ", False: "\u2717 ", None: ""},
     )
@@ -152,37 +149,16 @@ def write_report(
     return list(pngs), missing
 
 
-def _cells(run: EvaluatedRun) -> Iterator[tuple[str, str]]:
-    """Figures of the columns behind the method's name, and what stands small below each."""
-    summary, per_problem = run.summary, run.summary["per_problem"]
-    latency, passed = summary["latency_s"], list(summary["pass_at"].values()) or [None]
-    judged, problems = summary["judged"], summary["problems"]
-    yield str(run.n), ""
-    yield str(problems), "" if judged == problems else f"{judged} judged"
-    accuracy = {"value": summary["accuracy"], "interval": summary["accuracy_interval"]}
-    for share in (accuracy, *(summary["top1"][how] for how in CHOICES), passed[0], passed[-1]):
-        yield _cell(share, "{:.1%}".format)
-    for estimate in (
-        *(per_problem["tokens"], per_problem["seconds"], latency["p50"], latency["p95"]),
-        summary["precise_goodput_tok_s"],
-    ):
-        yield _cell(estimate, format_number)
-    for name in ("kv_device_peak_bytes", "h2d_bytes"):
-        yield _cell(per_problem[name], lambda size: format_number(size / GIB))
-
-
-def _cell(estimate: Mapping[str, Any] | None, form: Callable[[float], str]) -> tuple[str, str]:
-    if estimate is None or estimate["interval"] is None:
-        return "-", ""
-    return form(estimate["value"]), " - ".join(map(form, estimate["interval"]))
-
-
 def format_number(value: float) -> str:
     """Three significant digits, with k and M."""
     for size, unit in ((1e6, "M"), (1e3, "k")):
         if value >= 10 * size or (value >= size and unit == "M"):
             return f"{value / size:.3g}{unit}"
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _gib(size: float) -> str:
+    return format_number(size / GIB)
 
 
 def _trees(runs: Sequence[EvaluatedRun], page: Path) -> dict[tuple[int, str], dict[str, Any]]:
