@@ -26,43 +26,31 @@ def test_help_shows_what_most_people_want_and_help_all_the_rest(cli, command):
     assert {"--verify-ahead", "--warmup", "--sparse"} <= whole
 
 
-def test_mistyped_options_are_answered_by_what_was_meant(cli):
-    for word, meant in [
-        ("--beam", "did you mean --n or --width?"),
-        ("--kv", "did you mean --kv-memory?"),
-        ("--prm", "did you mean --verifier?"),
-        ("--temprature", "did you mean --temperature?"),
-        ("--warm-up", "did you mean --warmup?"),
-        ("--no-prefetch", "it is a recipe's key, schedule: {prefetch: ...}"),
-        ("--planner", "it is a recipe's key, schedule: {planner: ...}"),
-        ("--score-cache", gone()["score_cache"]),
-        ("--compat", gone()["compat"]),
-        ("--check-transfers", gone()["check_transfers"]),
-        ("--check-point", "did you mean --checkpoint?"),
-        ("--no-seed", "did you mean --seed?"),
-    ]:
-        outcome = cli("solve", "p", word, "4")
-        assert outcome.code == 2
-        assert outcome.complaint.strip().endswith(f"error: No such option: {word}. {meant}")
+UNKNOWN = {
+    "solve p --beam 4": "did you mean --n or --width?",
+    "solve p --kv 4": "did you mean --kv-memory?",
+    "solve p --prm 4": "did you mean --verifier?",
+    "solve p --temprature 4": "did you mean --temperature?",
+    "solve p --check-point 4": "did you mean --checkpoint?",
+    "solve p --no-seed 4": "did you mean --seed?",
+    "solve p --no-prefetch 4": "it is a recipe's key, schedule: {prefetch: ...}",
+    "solve p --score-cache 4": gone()["score_cache"],
+    "solve p --check-transfers 4": gone()["check_transfers"],
+    "plan --schedule locality": "it is an option of other commands",
+    "plan --paper": gone()["paper"],
+    "report --kv": "",
+    "--nonsense": "",
+}
+"""What is said of words whose option is none."""
 
 
-def test_a_value_that_is_gone_says_so(cli):
-    outcome = cli("solve", "p", "--choose", "pairwise")
+@pytest.mark.parametrize("words", UNKNOWN)
+def test_an_unknown_option_is_answered_by_what_was_meant(cli, words):
+    flag = next(word for word in words.split() if word.startswith("--"))
+    outcome = cli(*words.split())
     assert outcome.code == 2
-    why = "was removed; a vote (--choose majority) chose right more often"
-    assert outcome.complaint.strip().endswith(f"error: --choose pairwise: {why}")
-
-
-def test_an_option_of_another_command_is_not_offered(cli):
-    for words, line in [
-        (("plan", "--schedule", "locality"), "--schedule. it is an option of other commands"),
-        (("plan", "--paper"), f"--paper. {gone()['paper']}"),
-        (("report", "--kv"), "--kv."),
-        (("--nonsense",), "--nonsense."),
-    ]:
-        outcome = cli(*words)
-        assert outcome.code == 2
-        assert outcome.complaint.strip().endswith(f"error: No such option: {line}")
+    said = f"error: No such option: {flag}. {UNKNOWN[words]}".rstrip()
+    assert outcome.complaint.strip().endswith(said)
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,10 @@ def test_out_resumes_and_a_complete_folder_needs_no_model(cli, fake, dataset, tm
     assert cli("eval", dataset, "--out", out, "--limit", "1", "--json").json["problems"] == 1
     first = cli("eval", dataset, "--out", out, "--json").json
     assert len(fake.calls) == 3
+    assert {file.stat().st_mode & 0o077 for file in out.iterdir()} == {0}, "its user's alone"
     fake.error = RuntimeError("no model")
-    assert cli("eval", dataset, "--out", out, "--json").json == first
+    relative = dataset.parent / "." / dataset.name
+    assert cli("eval", relative, "--out", out, "--json").json == first
 
 
 def test_progress_in_a_terminal(cli, fake, dataset, monkeypatch):

@@ -36,7 +36,14 @@ REFUSED = {
         ("p --verifier judge:none", "error: --verifier judge:none: no such folder\n"),
         ("p --verifier ./nothere", "error: --verifier ./nothere: no such folder\n"),
         ("p --verifier likelihood:no", "error: --verifier likelihood:no: no such folder\n"),
+        ("p --choose pairwise", "was removed; a vote (--choose majority) chose right more often"),
         ("p --attention fast", "Invalid value for '--attention': 'fast' is not one of"),
+    ],
+    "solve --n 4": [
+        ("p --search guess", "guess"),
+        ("p --model nowhere", "nowhere"),
+        ("p --plugin nowhere.py", "nowhere.py"),
+        ("p --zeal 0.25", "--zeal"),
     ],
     "eval": [
         ("", "give DATASET"),

@@ -36,17 +36,6 @@ def test_json_holds_every_run(cli, folder):
     assert made["runs"][0]["pass_at"]["1"]["value"] == pytest.approx(2 / 3 / 16)
 
 
-def test_the_numbers_are_those_of_eval(cli, folder, tmp_path):
-    made = cli("report", folder / "beam-n4", "--no-png", "--json").json
-    dataset = tmp_path / "set.jsonl"
-    out = ("--out", folder / "beam-n4")
-    whole = cli("eval", dataset, *out, "--n", "4", "--search", "beam", "--json").json
-    (run,) = made["runs"]
-    assert {key: whole[key] for key in run if key != "name"} == {
-        key: value for key, value in run.items() if key != "name"
-    }
-
-
 def test_a_page_elsewhere_of_several_folders(cli, folder, tmp_path):
     page = tmp_path / "pages" / "all.html"
     page.parent.mkdir()

@@ -120,32 +120,9 @@ def test_mistakes_are_one_line_that_names_the_place(write, text, message):
     assert "\n" not in line
 
 
-@pytest.mark.parametrize(
-    ("name", "num_runs"),
-    [
-        ("asyncspade", 9),
-        ("bundled_methods", 21),
-        ("decoupled_chapter4", 21),
-        ("flashtts_fig11", 28),
-        ("flashtts_fig12", 21),
-        ("flashtts_fig13", 21),
-        ("flashtts_fig14", 3),
-        ("flashtts_fig16", 7),
-        ("flashtts_fig17", 28),
-        ("lbs", 315),
-        ("search_and_learn", 60),
-    ],
-)
-def test_shipped_recipes_are_valid(name, num_runs):
-    assert len(read_recipe(SHIPPED / f"{name}.yaml", {}).runs) == num_runs
-
-
-def test_every_shipped_recipe_is_tested_and_described():
-    names = {path.stem for path in SHIPPED.glob("*.yaml")}
-    (marked,) = [m for m in test_shipped_recipes_are_valid.pytestmark if m.name == "parametrize"]
-    assert names == {name for name, _ in marked.args[1]}
+def test_every_shipped_recipe_is_described():
     described = (SHIPPED / "README.md").read_text()
-    assert all(f"`{name}.yaml`" in described for name in names)
+    assert all(f"`{path.name}`" in described for path in SHIPPED.glob("*.yaml"))
 
 
 def test_the_bundled_recipe_runs_every_strategy_that_grows_a_tree_of_its_own():

@@ -1,7 +1,6 @@
 """The page that compares evaluations: self-contained, safe, every run on it; its charts."""
 
 import re
-import sys
 from html.parser import HTMLParser
 
 import pytest
@@ -184,18 +183,3 @@ def test_an_axis_has_more_than_one_tick(xs):
     (axes,) = draw({"m": [(x, 0.5, [0.4, 0.6]) for x in xs]}, "t", "x").axes
     low, high = axes.get_xlim()
     assert sum(low <= tick <= high for tick in axes.get_xticks()) > 1
-
-
-def test_a_png_per_chart(tmp_path, run_of):
-    pngs, _ = write_report([run_of(), run_of("dvts", 16)], tmp_path / "report.html", "x", png=True)
-    names = [f"report-{name}.png" for name in ("n", "tokens", "seconds", "kv")]
-    assert [file.name for file in pngs] == names
-    assert all(file.read_bytes().startswith(b"\x89PNG") for file in pngs)
-
-
-def test_without_matplotlib_there_are_tables_and_one_line_says_why(write_page, run_of, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    page = write_page(run_of(), run_of(n=16))
-    assert "no charts: they need matplotlib (pip install 'beamwright[plot]')" in page.words
-    assert "figure" not in page.tags
-    assert page.words.count("50.0%") == 12

@@ -72,20 +72,6 @@ def test_a_truncated_answer_does_not_vote_and_candidates_may_be_missing(
     assert (report["by_choice"]["majority"], report["fewer_candidates"]) == (0.8, 1)
 
 
-def test_text_that_is_not_unicode_is_kept(write_jsonl, kept, lines):
-    odd = load_problems(write_jsonl('{"problem": "\\ud800 \u00e9", "answer": "1"}'))
-    assert kept(odd) == kept(odd)
-    assert lines()[0]["problem"] == "\ud800 \u00e9"
-
-
-def test_a_finished_run_solves_nothing_again(problem_set, fake_solver, kept, tmp_path):
-    other = load_problems(problem_set.name.replace("set.jsonl", "./set.jsonl"))
-    assert kept() == {**kept(other), "dataset": problem_set.name}
-    assert len(fake_solver.asked) == 5
-    modes = {file.name: file.stat().st_mode & 0o077 for file in (tmp_path / "out").iterdir()}
-    assert modes == {"results.jsonl": 0, "settings.json": 0}, "its user's alone"
-
-
 def test_a_larger_limit_goes_on_and_progress_starts_with_what_was_finished(
     problem_set, fake_solver, kept
 ):

@@ -48,17 +48,6 @@ def test_expected_unions_match_random_searches(num_beams, width, most_above):
         assert -0.02 <= step.union_tokens / mean(simulated) - 1 <= most_above
 
 
-@pytest.mark.parametrize(
-    ("num_beams", "width", "least", "most"),
-    [(64, 2, 0.12, 0.15), (64, 4, 0.065, 0.08), (256, 4, 0.06, 0.07), (512, 4, 0.06, 0.07)],
-)
-def test_share_of_the_sum_of_paths(num_beams, width, least, most):
-    work = Workload(num_beams, width, 128, 1920, 32)
-    union = mean(step.union_tokens + num_beams * 16 for step in tree_steps(work))
-    paths = mean(num_beams * (step.path_tokens + 16) for step in tree_steps(work))
-    assert least <= union / paths <= most
-
-
 def test_ancestors_by_hand():
     # Of 2 parents with 2 children each, 2 random children share a parent in 1 of 3 cases.
     assert expected_ancestors(4, 2, 2) == pytest.approx([2, 5 / 3])
