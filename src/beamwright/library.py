@@ -17,10 +17,15 @@ _ALLOWED = {"DEFAULT": 0, "AVX2": 1}  # by what torch calls them
 _NUMBER, _PLACE = ctypes.c_int64, ctypes.c_void_p
 
 
+def _each(names: str, kind: Any) -> list[tuple[str, Any]]:
+    """Fields of one type that follow one another."""
+    return [(name, kind) for name in names.split()]
+
+
 class NativePart(ctypes.Structure):
     """Outputs of a projection that have one type of blocks."""
 
-    _fields_: ClassVar = [("kind", _NUMBER), ("outputs", _NUMBER), ("tiles", _PLACE)]
+    _fields_: ClassVar = [*_each("kind outputs", _NUMBER), ("tiles", _PLACE)]
 
 
 class Projection(ctypes.Structure):
@@ -28,7 +33,7 @@ class Projection(ctypes.Structure):
 
     _fields_: ClassVar = [
         ("parts", ctypes.POINTER(NativePart)),
-        *((name, _NUMBER) for name in ("num_parts", "columns", "outputs")),
+        *_each("num_parts columns outputs", _NUMBER),
         ("bias", _PLACE),
     ]
 
@@ -36,10 +41,7 @@ class Projection(ctypes.Structure):
 class NativeSource(ctypes.Structure):
     """Keys and values of many entries and layers."""
 
-    _fields_: ClassVar = [
-        ("keys", _PLACE),
-        *((name, _NUMBER) for name in ("layer", "values", "head")),
-    ]
+    _fields_: ClassVar = [("keys", _PLACE), *_each("layer values head", _NUMBER)]
 
 
 class Attention(ctypes.Structure):
@@ -53,26 +55,21 @@ class Attention(ctypes.Structure):
         ("most", _NUMBER),
         ("own", NativeSource),
         ("own_row", _NUMBER),
-        *((name, _PLACE) for name in ("ends", "own_rows", "slots", "written")),
-        ("num_written", _NUMBER),
-        ("window", _NUMBER),
+        *_each("ends own_rows slots written", _PLACE),
+        *_each("num_written window", _NUMBER),
         ("softcap", ctypes.c_float),
         ("sinks", _PLACE),
         ("narrow", _NUMBER),
     ]
 
 
-_NORMS = "norm follow after_attention after_mlp query_norm key_norm cos sin"
-
-
 class NativeLayer(ctypes.Structure):
     """Weights of a layer, and where its keys and values are."""
 
     _fields_: ClassVar = [
-        *((name, Projection) for name in ("qkv", "out", "gate_up", "down")),
-        *((name, _PLACE) for name in _NORMS.split()),
-        ("group", _NUMBER),
-        ("place", _NUMBER),
+        *_each("qkv out gate_up down", Projection),
+        *_each("norm follow after_attention after_mlp query_norm key_norm cos sin", _PLACE),
+        *_each("group place", _NUMBER),
     ]
 
 
@@ -82,10 +79,7 @@ class Model(ctypes.Structure):
     _fields_: ClassVar = [
         ("layers", ctypes.POINTER(NativeLayer)),
         ("first_norm", _PLACE),
-        *(
-            (name, _NUMBER)
-            for name in ("hidden", "heads", "kv_heads", "head_dim", "inner", "activation")
-        ),
+        *_each("hidden heads kv_heads head_dim inner activation", _NUMBER),
         ("eps", ctypes.c_float),
     ]
 
@@ -94,11 +88,10 @@ class Pass(ctypes.Structure):
     """Stages of a model, and the rows that go through them."""
 
     _fields_: ClassVar = [
-        *((name, _NUMBER) for name in ("begin", "end", "rows")),
-        *((name, _PLACE) for name in ("x", "normed", "turned", "context", "positions")),
+        *_each("begin end rows", _NUMBER),
+        *_each("x normed turned context positions", _PLACE),
         ("attentions", ctypes.POINTER(ctypes.POINTER(Attention))),
-        ("threads", _NUMBER),
-        ("set", _NUMBER),
+        *_each("threads set", _NUMBER),
     ]
 
 

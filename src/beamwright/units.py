@@ -104,29 +104,18 @@ THOUGHT_STEPS = ("auto", "whole", "paragraphs", "sentences", "markers")
 
 
 def _word_or_tokens(
-    text: str | int, words: Sequence[str], said: str, least: int = 1, most: float = math.inf
-) -> str | int:
+    takes: Any, words: Sequence[str], said: str, least: int = 1, most: float = math.inf
+) -> BeforeValidator:
     """One of these words, or a number of tokens. said: of all else."""
-    if text in words:
-        return text
-    if not isinstance(text, bool) and str(text).isdigit() and least <= int(text) <= most:
-        return int(text)
-    raise InputError(f"{text!r} {said}")
 
+    def parse(text: str | int) -> str | int:
+        if text in words:
+            return text
+        if not isinstance(text, bool) and str(text).isdigit() and least <= int(text) <= most:
+            return int(text) or "off"
+        raise InputError(f"{text!r} {said}")
 
-def _parse_drafts(text: str | int) -> str | int:
-    said = f"drafts nothing: write auto, off or tokens, 1 to {MOST_DRAFTS}"
-    return _word_or_tokens(text, ("auto", "off"), said, most=MOST_DRAFTS)
-
-
-def _parse_thinking(text: str | int) -> str | int:
-    said = "is no thinking: write auto, on, off or tokens"
-    return _word_or_tokens(text, ("auto", "on", "off"), said, least=0) or "off"
-
-
-def _parse_thought_steps(text: str | int) -> str | int:
-    said = f"cuts no thoughts: write {', '.join(THOUGHT_STEPS)} or tokens"
-    return _word_or_tokens(text, THOUGHT_STEPS, said)
+    return _parsed(parse, takes)
 
 
 def parse_close_message(text: str) -> str:
@@ -243,14 +232,19 @@ Split = Annotated[Literal["auto"] | float, _parsed(parse_split, Literal["auto"] 
 Select = Annotated[int | float, _parsed(parse_select, int | float | str)]
 # Tokens that are drafted for a row, at most.
 _Drafts = Literal["auto", "off"] | int
-Drafts = Annotated[_Drafts, _parsed(_parse_drafts, _Drafts)]
+_NO_DRAFTS = f"drafts nothing: write auto, off or tokens, 1 to {MOST_DRAFTS}"
+Drafts = Annotated[_Drafts, _word_or_tokens(_Drafts, ("auto", "off"), _NO_DRAFTS, most=MOST_DRAFTS)]
 # Whether a model thinks, and for how many tokens.
 _Thinking = Literal["auto", "on", "off"] | int
-Thinking = Annotated[_Thinking, _parsed(_parse_thinking, _Thinking)]
+_NO_THINKING = "is no thinking: write auto, on, off or tokens"
+Thinking = Annotated[
+    _Thinking, _word_or_tokens(_Thinking, ("auto", "on", "off"), _NO_THINKING, least=0)
+]
 CloseMessage = Annotated[str, _parsed(parse_close_message, str)]
 # How thoughts are cut into steps.
 _ThoughtSteps = Literal["auto", "whole", "paragraphs", "sentences", "markers"] | int
-ThoughtSteps = Annotated[_ThoughtSteps, _parsed(_parse_thought_steps, _ThoughtSteps)]
+_NO_STEPS = f"cuts no thoughts: write {', '.join(THOUGHT_STEPS)} or tokens"
+ThoughtSteps = Annotated[_ThoughtSteps, _word_or_tokens(_ThoughtSteps, THOUGHT_STEPS, _NO_STEPS)]
 # Seconds, such as `30s`, `2m` or `1h`.
 Duration = Annotated[float | None, _parsed(parse_duration, float | str | None)]
 Time = Annotated[str | None, _parsed(_parse_time, str | None)]
