@@ -357,7 +357,8 @@ class Solution:
         """
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         for name, value in found.items():
-            found[name] = asdict(value) if is_dataclass(value) else value
+            if is_dataclass(value) and not isinstance(value, type):
+                found[name] = asdict(value)
         if not self.tokens.thought:
             del found["tokens"]["thought"]
         found["candidates"] = [candidate.to_json() for candidate in self.candidates]
