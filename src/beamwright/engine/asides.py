@@ -70,8 +70,7 @@ class AsideWriter:
     def __init__(
         self, model: TreeModel, num_tokens: int, who: str, sampling: SamplingSettings = GREEDY
     ) -> None:
-        self._model, self._num_tokens = model, num_tokens
-        self._who, self._sampling = who, sampling
+        self._model, self._who, self._sampling = model, who, sampling
         decoder = model.decoder
         self._sampler = Sampler(num_tokens, decoder.device, (), decoder.tile_rows)
 
@@ -92,7 +91,7 @@ class AsideWriter:
 
         Raises:
             CapacityError: if their KV does not fit; DeviceMemoryError: if there is no working
-                memory even for one; NotFiniteError: if the largest logit of one is no number.
+                memory even for one; NotFiniteError: if logits are NaN or infinite.
         """
         try:
             self._write(asides)
@@ -155,14 +154,10 @@ class AsideWriter:
         starts = [aside.start + len(aside.given) for aside in padded]
         positions = torch.tensor(starts, device=decoder.device)
         keys = stack_keys([aside.stream for aside in padded], decoder.device)
+        how = RowSampling.of([self._sampling] * len(padded), decoder.device)
         while True:
-            logits = decoder.logits(hidden)[:, : self._num_tokens]
-            likeliest = logits.max(-1)
-            tokens = likeliest.indices
-            if self._sampling.temperature:
-                how = RowSampling.of([self._sampling] * len(present), decoder.device)
-                tokens, _ = self._sampler.sample(logits, keys, positions, how)
-            going = self._append(present, tokens.tolist(), likeliest.values.tolist(), session)
+            tokens, logprobs = self._sampler.sample(decoder.logits(hidden), keys, positions, how)
+            going = self._append(present, tokens.tolist(), logprobs.tolist(), session)
             if not going:
                 return
             if padded_rows(len(going)) < session.num_rows:
@@ -171,6 +166,7 @@ class AsideWriter:
                 present = [*(present[i] for i in going), *([None] * spare)]
                 index = torch.tensor([*going, *[going[0]] * spare], device=decoder.device)
                 tokens, positions, keys = tokens[index], positions[index], keys[index]
+                how = how.picked(index)
             hidden = session.forward(tokens, positions)
             # Rows that have stopped stay inside the context; what they decode is dropped.
             positions.add_(1).clamp_(max=decoder.shape.context - 1)
@@ -179,19 +175,20 @@ class AsideWriter:
         self,
         present: Sequence[Aside | None],
         tokens: Sequence[int],
-        logits: Sequence[float],
+        logprobs: Sequence[float],
         session: DecodeSession,
     ) -> list[int]:
         """Add a token to every row that goes on; returns those that still do."""
         going: list[int] = []
         done: list[int] = []
-        for index, (aside, token, logit) in enumerate(zip(present, tokens, logits, strict=True)):
+        drawn = enumerate(zip(present, tokens, logprobs, strict=True))
+        for index, (aside, token, logprob) in drawn:
             if aside is None:
                 continue
             if aside.stopped:
                 aside.node.usage["overrun"] += 1
                 continue
-            if not math.isfinite(logit):
+            if not math.isfinite(logprob):
                 place = f"problem {aside.node.problem_id}, step {aside.node.depth}"
                 raise NotFiniteError(f"{self._who}: NaN or infinite logits at {place}")
             aside.token_ids.append(token)

@@ -104,8 +104,10 @@ class RunningBatch(StepWriter):
     def view(self, beams: tuple[Node, ...]) -> ScheduleView:
         """What a schedule may know of these open nodes."""
         longest = max(map(self._lengths.expected, beams), default=1)
-        self._most_rows = self._memory.max_rows(longest, self._rows.held_bytes)
-        return self._capacity.view(beams, longest, self._most_rows, self._memory.costs)
+        most = self._most_rows = self._memory.max_rows(longest, self._rows.held_bytes)
+        exact = all(map(self._lengths.exact, {beam.root for beam in beams}))
+        demand, costs = self._capacity.demand(beams), self._memory.costs
+        return ScheduleView(beams, demand, most, longest, exact, costs)
 
     def submit(self, plan: Plan) -> None:
         """Replace what waits; running rows go on."""

@@ -8,8 +8,7 @@ Makes a node's row. Knows rows, segments and lengths; no queue, no order, no ten
 
 from __future__ import annotations
 
-from bisect import bisect
-from collections import Counter
+from bisect import bisect, bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
 from beamwright.engine.endings import begins_thought, row_limit
@@ -25,10 +24,10 @@ from beamwright.engine.row import (
     state_of,
 )
 from beamwright.kv.cache import CacheManager
-from beamwright.kv.segments import Lease, Path, Segment, copies_needed, segments_read, whole
+from beamwright.kv.segments import Lease, Path, Segment, copies_needed
 from beamwright.models.decoder import padded_rows
 from beamwright.plan.machines import PassCosts
-from beamwright.protocols import KVDemand, Plan, ScheduleView
+from beamwright.protocols import KVDemand, Plan
 from beamwright.tree import Node, SearchTree
 
 ITERATION_TOKENS = 16
@@ -212,40 +211,19 @@ class Capacity:
     def first_that_fit(self, rows: Sequence[Row]) -> Sequence[Row]:
         """As many of these, from the first on, as there is room for: for what they read, and for
         what their steps will write."""
-        cache, per_beam = self._cache, self._cache.copies_per_beam
-        if cache.stays and self._all_fit(rows):
-            return rows
-        needs, grown, taken = Counter[Segment](), dict[Segment, int](), dict[Segment, int]()
-        stays = not per_beam and not cache.evicts  # what is read needs no room
-        room, total, parents = cache.room, 0, set[Node | None]()
-        for index, row in enumerate(rows):
-            growing = {row.segment: self._reserved(row)}
-            if row.node.parent not in parents:
-                parents.add(row.node.parent)
-                growing |= self._incomplete(row.node.parent)
-            growing = whole(growing)
-            grown |= growing
-            changed = dict.fromkeys(growing)
-            for segment in () if stays else segments_read(row.parts_read):
-                if per_beam or segment not in needs:
-                    needs[segment] += 1
-                    changed[segment] = None
-            wanted = cache.beside_others({s: needs[s] for s in changed if s in needs})
-            for segment in changed:
-                blocks = cache.taken(segment, wanted.get(segment, 0), grown.get(segment, 0))
-                total += blocks - taken.get(segment, 0)
-                taken[segment] = blocks
-            if total > room:
-                return rows[:index]
-        return rows
+        cache = self._cache
 
-    def _all_fit(self, rows: Sequence[Row]) -> bool:
-        """True if there is room whatever these have already: then nobody asks row by row."""
-        size, parents = self._cache.device.block_tokens, {row.node.parent for row in rows}
-        tokens = [self._reserved(row) for row in rows]
-        for parent in parents:
-            tokens += self._incomplete(parent).values()
-        return sum([-(-count // size) for count in tokens]) <= self._cache.room
+        def too_many(count: int) -> bool:
+            first = rows[:count]
+            needs = {} if cache.stays else self.read_by(first)
+            grown = self.written_by(first)
+            for parent in dict.fromkeys(row.node.parent for row in first):
+                grown |= self._incomplete(parent)
+            return not cache.fits(cache.beside_others(needs), grown)
+
+        if not rows or not too_many(len(rows)):
+            return rows
+        return rows[: bisect_left(range(1, len(rows)), True, key=too_many)]
 
     def is_free(self, rows: Sequence[Row]) -> bool:
         """Is it there at once, so that nothing has to come or to leave for these rows?"""
@@ -289,14 +267,6 @@ class Capacity:
         return self._cache.room > before
 
     # --- what a schedule sees ----------------------------------------------------------------
-
-    def view(
-        self, beams: tuple[Node, ...], longest: int, most_rows: int | None, costs: PassCosts | None
-    ) -> ScheduleView:
-        """What a schedule may know of these open nodes, whose steps have `longest` tokens at
-        most."""
-        exact = all(map(self._lengths.exact, {beam.root for beam in beams}))
-        return ScheduleView(beams, self.demand(beams), most_rows, longest, exact, costs)
 
     def demand(self, beams: Sequence[Node]) -> KVDemand | None:
         """The KV that a round's open nodes need, its segments numbered as paths first meet them;

@@ -107,16 +107,19 @@ class Chains:
         if len(tokens) > 1 or node.parent is None:
             node.usage["generator_prefilled"] += len(tokens)
         node.usage["generator_reused"] -= len(tokens)
-        start = node.start + segment.length
-        return PrefillRequest(path_to(node.parent), segment, tokens, start)
+        return _request(node, segment, tokens)
+
+
+def _request(node: Node, segment: Segment, tokens: Sequence[int]) -> PrefillRequest:
+    """Tokens of a node behind those that its segment holds."""
+    return PrefillRequest(path_to(node.parent), segment, tokens, node.start + segment.length)
 
 
 def _given(row: Row) -> PrefillRequest:
     """Tokens of a row that nobody has decoded for it."""
-    stored = row.segment.length
-    tokens = tuple(row.tokens[stored : row.forwarded])
+    tokens = row.tokens[row.segment.length : row.forwarded]
     row.node.usage["generator_prefilled"] += len(tokens)
-    return PrefillRequest(path_to(row.node.parent), row.segment, tokens, row.node.start + stored)
+    return _request(row.node, row.segment, tokens)
 
 
 def _owing(parents: Iterable[Node]) -> list[list[Node]]:
@@ -194,16 +197,11 @@ def restore_kv(
 @torch.inference_mode()
 def _restore_level(model: TreeModel, nodes: Sequence[Node]) -> None:
     """Segments of nodes of one depth, and the last hidden states of those that have tokens."""
-    requests: list[PrefillRequest] = []
-    owners: list[Node] = []
-    for node in nodes:
+    for node in nodes:  # before anything can fail, so that it is released
         segment = model.store.create(segment_name(node), node.start)
-        state = GeneratorState(segment, extended=_extended(node))
-        node.handles[OWNER] = state  # before anything can fail, so that it is released
-        tokens = _stored(node)
-        if tokens:
-            requests.append(PrefillRequest(path_to(node.parent), state.segment, tokens, node.start))
-            owners.append(node)
+        node.handles[OWNER] = GeneratorState(segment, extended=_extended(node))
+    owners = [node for node in nodes if _stored(node)]
+    requests = [_request(node, node.handles[OWNER].segment, _stored(node)) for node in owners]
     for node, hidden in zip(owners, model.prefill(requests), strict=True):
         node.handles[OWNER].hidden = hidden[-1:].clone()
     model.store.counts.recomputed_tokens += sum(len(r.token_ids) for r in requests)

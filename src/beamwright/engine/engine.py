@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from beamwright.engine.decisions import planned
@@ -33,6 +33,7 @@ from beamwright.sections import Explore
 from beamwright.tree import Node, NodeState
 
 
+@dataclass(eq=False)
 class Engine:
     """Runs trees to their end with one schedule and one executor.
 
@@ -50,29 +51,27 @@ class Engine:
     come; None where they surely will.
     """
 
-    def __init__(
-        self,
-        executor: PlainExecutor,
-        schedule: SchedulePolicy,
-        accounting: Accounting,
-        clock: Callable[[], float] = time.perf_counter,
-        payoff: Payoff | None = None,
-        *,
-        explore: Explore = "continuous",
-        verify_ahead: bool = False,
-        listwise: bool = False,
-        truncation: float = 0.85,
-        patience_s: float | None = None,
-    ) -> None:
-        self._executor, self._writer = executor, executor.writer
-        self._schedule, self._accounting, self._clock = schedule, accounting, clock
-        self._payoff, self._explore = payoff or Payoff(), explore
-        self._scores_ahead, self._listwise = verify_ahead and not listwise, listwise
-        self._truncation, self._patience_s = truncation, patience_s
-        self._live: dict[Node, TreeRun] = {}
-        self._changed = self._foresee = False
-        # What each tree foresees, until something becomes of it.
-        self._foreseen: dict[TreeRun, list[tuple[float, list[Node]]]] = {}
+    _executor: PlainExecutor
+    _schedule: SchedulePolicy
+    _accounting: Accounting
+    clock: Callable[[], float] = time.perf_counter
+    payoff: Payoff = field(default_factory=Payoff)
+    explore: Explore = "continuous"
+    verify_ahead: bool = False
+    listwise: bool = False
+    truncation: float = 0.85
+    patience_s: float | None = None
+    _live: dict[Node, TreeRun] = field(default_factory=dict, init=False)
+    _changed: bool = field(default=False, init=False)
+    _foresee: bool = field(default=False, init=False)
+    # What each tree foresees, until something becomes of it.
+    _foreseen: dict[TreeRun, list[tuple[float, list[Node]]]] = field(
+        default_factory=dict, init=False
+    )
+
+    def __post_init__(self) -> None:
+        self._writer = self._executor.writer
+        self._scores_ahead = self.verify_ahead and not self.listwise
 
     @property
     def num_open(self) -> int:
@@ -115,7 +114,7 @@ class Engine:
 
     def admit(self, run: TreeRun) -> list[TreeRun]:
         """Take a tree in: decide what it begins, or goes on, with; itself if that is its end."""
-        run.clock, run.started_s = self._clock, self._clock()
+        run.clock, run.started_s = self.clock, self.clock()
         # A newcomer is behind all others, however many come.
         run.served = max((other.served for other in self._live.values()), default=0)
         self._live[run.tree.root] = run
@@ -178,7 +177,7 @@ class Engine:
         if run.waits:
             return
         run.tree.rounds += not run.carried()  # within a round, while some steps are unjudged
-        run.note_costs(self._payoff, self._accounting.counts.copy(), alone=len(self._live) == 1)
+        run.note_costs(self.payoff, self._accounting.counts.copy(), alone=len(self._live) == 1)
         run.save_round()
         self._select(run)
 
@@ -187,7 +186,7 @@ class Engine:
     def _whose_round_is_over(self) -> list[TreeRun]:
         """Trees with nothing left to be decoded, or to be scored, before they go on."""
         runs = [run for run in self._live.values() if not run.waits]
-        if self._explore == "lockstep" and len(runs) < len(self._live):
+        if self.explore == "lockstep" and len(runs) < len(self._live):
             return [run for run in runs if run.cut]
         return runs
 
@@ -203,7 +202,7 @@ class Engine:
         if run.error is not None:
             return
         if self._writer.speculation == "truncate":
-            for node, begun, share in run.duplicates(self._truncation):
+            for node, begun, share in run.duplicates(self.truncation):
                 self._writer.begin_like(node, begun, share)
         self._drop_rest(run)
         report = run.report(candidates)
@@ -245,8 +244,8 @@ class Engine:
     def _speculate(self) -> None:
         """Say which children of finished steps may be decoded where nothing else can be."""
         self._foresee, ahead = False, self._writer
-        pays = ahead.speculation != "auto" or (len(self._live) == 1 and self._payoff.pays)
-        if ahead.speculation == "off" or not (pays or self._explore == "decoupled"):
+        pays = ahead.speculation != "auto" or (len(self._live) == 1 and self.payoff.pays)
+        if ahead.speculation == "off" or not (pays or self.explore == "decoupled"):
             self._foreseen.clear()
             ahead.speculate(())
             return
@@ -254,7 +253,7 @@ class Engine:
             unsure = [run for run in self._live.values() if not run.traits.certain]
             self._foreseen.update({run: [] for run in unsure})
         for run in [run for run in self._live.values() if run not in self._foreseen]:
-            if run.scores_early and not self._listwise:
+            if run.scores_early and not self.listwise:
                 self._submit_scores(run)
             if run.error is None:
                 with self._fails_alone(run):
@@ -271,7 +270,7 @@ class Engine:
     def _drop_rest(self, run: TreeRun) -> None:
         """Free what was decoded ahead and cannot be opened any more."""
         left = run.speculative.rest(run.tree)
-        self._payoff.speculated += sum(node.usage["speculated"] for node in left)
+        self.payoff.speculated += sum(node.usage["speculated"] for node in left)
         self._executor.release(left)
 
     # --- trees that end ----------------------------------------------------------------------
@@ -282,7 +281,7 @@ class Engine:
         Where scores may never come, they go without those that are not in after a while; where
         steps may never come, a tree without any fails.
         """
-        steps_s, scores_s = self._patience_s, self._executor.patience_s
+        steps_s, scores_s = self.patience_s, self._executor.patience_s
         for run in list(self._live.values()):
             if run.overdue():
                 run.cut = True

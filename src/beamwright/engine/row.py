@@ -106,19 +106,14 @@ def state_of(node: Node) -> GeneratorState | None:
 
 def path_to(node: Node | None) -> Path:
     """The segments from the root to a node, itself included, as far as they hold anything."""
-    parts, above = list[PathPart](), node
-    while above is not None:
-        if (state := state_of(above)) is not None:
-            if state.path is not None:
-                if above is node:
-                    return state.path
-                parts += reversed(state.path)
-                break
-            if state.segment.length:
-                parts.append(PathPart(state.segment, state.segment.length))
-        above = above.parent
-    path = tuple(reversed(parts))
-    state = None if node is None else state_of(node)
+    if node is None:
+        return ()
+    state = state_of(node)
+    if state is not None and state.path is not None:
+        return state.path
+    path = path_to(node.parent)
+    if state is not None and state.segment.length:
+        path = (*path, PathPart(state.segment, state.segment.length))
     if state is not None and state.hidden is not None:  # complete, and so is all above it
         state.path = path
     return path

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from functools import partial
-from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -263,20 +262,19 @@ class Sampler:
         read = [row for row in range(len(logits)) if row not in unread]
 
         @torch.inference_mode()
-        def draw(share: Sequence[int]) -> list[tuple[int, float] | None]:
-            return [self._draw_alone(logits[row], words[row], *numbers[row]) for row in share]
+        def draw(row: int) -> tuple[int, float] | None:
+            return self._draw_alone(logits[row], words[row], *numbers[row])
 
         # Top-p adds up whole rows, for which torch takes all threads.
         threads = 1 if ways.top_p else min(torch.get_num_threads(), len(read) // _ROWS_OF_THREAD)
         if threads > 1:
             with ThreadPoolExecutor(threads) as pool:
-                shares = [read[first::threads] for first in range(threads)]
-                found = [*chain(*zip_longest(*pool.map(draw, shares)))]
+                found = [*pool.map(draw, read)]
         else:
-            found = draw(read)
+            found = [*map(draw, read)]
         chosen = torch.zeros(len(logits), dtype=torch.long)
         logprobs = torch.zeros(len(logits))
-        for row, pair in zip(read, found, strict=False):
+        for row, pair in zip(read, found, strict=True):
             if pair is not None:
                 chosen[row], logprobs[row] = pair
                 continue

@@ -64,7 +64,7 @@ class TensorRows:
         self._decoder, self._codec = model.decoder, codec
         device, vocab = model.decoder.device, model.decoder.shape.vocab
         self.num_tokens = min(vocab, codec.vocab_size) if codec is not None else vocab
-        self._model = model
+        self._model, self._num_likeliest = model, min(MOST_LIKELIEST, self.num_tokens)
         self._sampler = Sampler(
             self.num_tokens,
             device,
@@ -268,7 +268,7 @@ class TensorRows:
         parents = dict.fromkeys(row.node.parent for row in rows)
         places = {parent: place for place, parent in enumerate(parents)}
         hidden = torch.cat([last_hidden(parent) for parent in parents])
-        buffers = self._make_buffers(len(rows), hidden[:, :0])
+        buffers = StepBuffers(len(rows), self._stats, hidden[:, :0], self._num_likeliest)
         buffers.load(rows, self._arrangement, self._stops)
         siblings = [places[row.node.parent] for row in rows]
         self._draw(buffers, self._decoder.logits(hidden)[sent(siblings, hidden.device)])
@@ -311,12 +311,9 @@ class TensorRows:
         if self.num_rows not in self._buffers:
             decoder, sizes = self._decoder, (self.num_rows, self._decoder.shape.hidden)
             hidden = torch.empty(sizes, dtype=decoder.dtype, device=decoder.device)
-            self._buffers[self.num_rows] = self._make_buffers(self.num_rows, hidden)
+            parts = self.num_rows, self._stats, hidden, self._num_likeliest
+            self._buffers[self.num_rows] = StepBuffers(*parts)
         return self._buffers[self.num_rows]
-
-    def _make_buffers(self, num_rows: int, hidden: torch.Tensor) -> StepBuffers:
-        num_likeliest = min(MOST_LIKELIEST, self.num_tokens)
-        return StepBuffers(num_rows, self._stats, hidden, num_likeliest)
 
 
 def _overrun(row: Row | None, num_tokens: int) -> None:
