@@ -78,6 +78,9 @@ R = TypeVar("R", bound=TableRow)
 _TABLES: list[Table[Any]] = []
 
 
+OF_LAB = "comes with the lab: pip install -e lab"
+
+
 class Table(dict[str, R]):
     """Rows by name, open to plugins, who `add` theirs.
 
@@ -128,7 +131,7 @@ class Table(dict[str, R]):
         if name in self:
             return self[name]
         if name in self.of_lab:
-            raise InputError(f"{self.flag} {name}: comes with the lab: pip install -e lab")
+            raise InputError(f"{self.flag} {name}: {OF_LAB}")
         if not self:
             raise InputError(f"{self.flag} {name!r}: none is declared; a --plugin declares some")
         hint = did_you_mean(name, self)

@@ -3,7 +3,7 @@
 import pytest
 
 from beamwright.search import make_strategy
-from beamwright.search.prospects import by_bins, by_scores, certain, ranks
+from beamwright.search.prospects import FORESIGHTS, by_scores, certain, ranks
 from beamwright.sections import SearchSettings
 from beamwright.tree import StopReason
 from fakes import add_step, new_tree
@@ -24,28 +24,11 @@ def second_round(parent_scores, children=2, complete=None):
     return beams
 
 
-def test_bins_are_quantiles_of_the_scores_before():
-    beams = second_round([0.9, 0.1, 0.5, 0.7])
-    found = {each.node: each.children for each in by_bins(beams, 4)}
-    assert [found[beam] for beam in beams] == [4, 4, 1, 1, 2, 2, 3, 3]
-    assert [each.children for each in by_bins(beams, 4)] == [4, 4, 3, 3, 2, 2, 1, 1]
-
-
-def test_beam_search_foresees_by_bins_where_it_is_asked_to():
-    """And then wants no score before the round is over: SelectSPEC costs no call."""
-    beams = second_round([0.9, 0.1, 0.5, 0.7])
-    settings = SearchSettings(search="beam", n=8, width=4, foresight="bins")
-    policy = make_strategy(settings)
-    assert [each.children for each in policy.prospects(None, beams, [])] == [4, 4, 3, 3, 2, 2, 1, 1]
-    assert not policy.foresees_by_score
-    assert make_strategy(SearchSettings(search="beam", n=8, width=4)).foresees_by_score
-
-
 def test_only_complete_steps_that_can_go_on_are_foreseen():
     beams = second_round([0.9, 0.1], complete=3)
     beams[0].stop = StopReason.EOS
-    for found in (by_bins(beams, 2), by_scores(beams, 2)):
-        assert {each.node for each in found} == set(beams[1:3])
+    for by in FORESIGHTS.values():
+        assert {each.node for each in by(beams, 2)} == set(beams[1:3])
 
 
 def test_own_scores_count_where_they_are_known():
@@ -92,14 +75,6 @@ def test_subtrees_of_dvts_do_not_compete_beforehand_either():
     foreseen = {each.node for each in found[:2]}
     assert foreseen == {beams[0], beams[2]}
     assert beams[2] not in {each.node for each in by_scores(beams, 2) if each.potential > 1}
-
-
-def test_subtrees_of_dvts_have_bins_of_their_own():
-    beams = second_round([0.9, 0.8, 0.2, 0.1], children=1, complete=4)
-    found = strategy("dvts", foresight="bins").prospects(None, beams, [])
-    assert {each.node: each.children for each in found} == dict(
-        zip(beams, [2, 1, 2, 1], strict=True)
-    )
 
 
 def test_dynamic_foresees_as_many_children_as_scores_would_give():

@@ -3,6 +3,7 @@
 An entry point of this package: what it declares joins the wheel's wherever the lab is installed.
 """
 
+from beamwright_lab.baselines.bins import by_bins
 from beamwright_lab.baselines.layerwise.declare import LayerwiseSchedule
 
-__all__ = ["LayerwiseSchedule"]
+__all__ = ["LayerwiseSchedule", "by_bins"]

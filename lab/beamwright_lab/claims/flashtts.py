@@ -148,9 +148,9 @@ CLAIMS = (
     Claim(
         "SelectSPEC: bins of the last score, M = B - j + 1",
         "4.1.1",
-        "search/prospects.py",
+        "lab/beamwright_lab/baselines/bins.py",
         "flashtts_fig16.yaml: bins",
-        "search/test_prospects.py::test_bins_are_quantiles_of_the_scores_before",
+        "lab/test_bins.py::test_bins_are_quantiles_of_the_scores_before",
         "has none",
         how="by a test",
         ours="the default guesses by a step's own score",

@@ -23,9 +23,10 @@ from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.fits import MARK_TOKENS
 from beamwright.plan.machines import find_profile
 from beamwright.protocols import Foresees, Prospect
-from beamwright.search.prospects import by_bins, can_go_on
+from beamwright.search.prospects import can_go_on
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.tree import Node
+from beamwright_lab.baselines.bins import by_bins
 from beamwright_lab.common import finish, say, table
 from beamwright_lab.simulator.bench import Simulation
 from beamwright_lab.simulator.costs import RooflineCosts

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from beamwright.errors import InputError
 from beamwright.protocols import Action, Prospect
-from beamwright.registry import option
+from beamwright.registry import OF_LAB, option
 from beamwright.search import SearchPolicy, strategy
-from beamwright.search.prospects import by_bins, by_scores
+from beamwright.search.prospects import FORESIGHTS
 from beamwright.search.rounds import even_shares, give_children, open_round, ranked
 from beamwright.tree import Node, SearchTree
 
@@ -51,6 +51,8 @@ class BeamSearch(SearchPolicy):
             raise InputError(f"--n {n} is smaller than --width {width}")
         if n % width:
             raise InputError(f"--n {n} is not a multiple of --width {width}")
+        if self.foresight not in FORESIGHTS:
+            raise InputError(f"--foresight {self.foresight}: {OF_LAB}")
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         this = open_round(tree, self.search)
@@ -70,8 +72,7 @@ class BeamSearch(SearchPolicy):
 
     def likely(self, beams: Sequence[Node]) -> list[Prospect]:
         """Of beams that compete with each other, those whose children are foreseen."""
-        by = by_bins if self.foresight == "bins" else by_scores
-        return by(beams, self.search.width, self.search.max_rounds)
+        return FORESIGHTS[self.foresight](beams, self.search.width, self.search.max_rounds)
 
 
 def extend_best(best_first: Sequence[Node], slots: int, width: int) -> list[Action]:

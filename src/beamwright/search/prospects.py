@@ -1,11 +1,9 @@
 """What selection may extend, said before all scores are in (FlashTTS section 4.1.1).
 
 Scores of consecutive steps are correlated, so a step is as likely to be kept as the step before it
-was good: the last scores of a round's beams are divided into `width` bins of equal size, and a step
-whose score lies in bin j, the best one being 1, may get width - j + 1 children ahead of selection.
-SelectSPEC (`by_bins`) looks at the step before; `by_scores` at a step's own score where it is
-known, because steps are scored as they end; `by_shares` likewise, for dynamic branching. Nothing is
-foreseen below `max_depth` (None: there is no such depth).
+was good. `by_scores` looks at a step's own score where it is known, because steps are scored as
+they end; `by_shares` likewise, for dynamic branching. Nothing is foreseen below `max_depth` (None:
+there is no such depth).
 """
 
 from __future__ import annotations
@@ -38,15 +36,8 @@ def by_scores(beams: Sequence[Node], width: int, max_depth: int | None = None) -
     )
 
 
-def by_bins(beams: Sequence[Node], width: int, max_depth: int | None = None) -> list[Prospect]:
-    """SelectSPEC as published: M_i = width - j + 1 children by the bin of the score before."""
-    shares = ranks([None if beam.parent is None else beam.parent.score for beam in beams])
-    branches = [min(width, 1 + int(share * width)) for share in shares]
-    return best_first(
-        Prospect(beam, most, potential=most)
-        for beam, most in zip(beams, branches, strict=True)
-        if can_go_on(beam, max_depth)
-    )
+FORESIGHTS = {"scores": by_scores}
+"""By the value of `--foresight`; the lab adds FlashTTS's SelectSPEC, `bins`."""
 
 
 def by_shares(
