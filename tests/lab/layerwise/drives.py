@@ -29,7 +29,7 @@ class Drive:
         self.budget_bytes, self.real = budget_bytes, real
         self.tail, self.length = attention.make_tail(self.store), 0
         self.tail.arrange([], len(rows))
-        self.contexts, self.resident, self.held = [], [], []
+        self.contexts, self.resident, self.held, self.charged = [], [], [], []
         self.open()
 
     def open(self):
@@ -71,10 +71,9 @@ class Drive:
             )
         held = (sealed + len(real) * self.length) * self.token_bytes
         whole = held + len(real) * self.token_bytes
-        fits = self.layout.num_layers * whole <= self.budget_bytes
-        self.resident.append(
-            self.layout.num_layers if fits else max(0, self.budget_bytes // whole - 2)
-        )
+        most, fitting = self.layout.num_layers, self.budget_bytes // whole
+        self.resident.append(most if most <= fitting else max(0, fitting - 2))
+        self.charged.append(min(most, self.resident[-1] + 2) * whole)
         self.held.append(held)
         self.begin(self.length)
         layers = []
@@ -166,6 +165,6 @@ def pair(make_forest, name, link, layers_that_fit, *, real=None, **shape):
     budget_bytes = int(layers_that_fit * layer_bytes(forests[0], name))
     forests[1] = layered(forests[1], link, budget_bytes)
     backend, rows = LayerwiseAttention(make_attention(name)), range(FIRST_ROWS)
-    plain = Drive(forests[0], make_attention(name), rows)
+    plain = Drive(forests[0], make_attention(name), rows, real=real)
     streamed = Drive(forests[1], backend, rows, budget_bytes=budget_bytes, real=real)
     return plain, streamed
