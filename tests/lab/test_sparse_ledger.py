@@ -10,7 +10,7 @@ import torch
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.problems import load_problems
 from beamwright.search.answers import extract_answer
-from beamwright.sparse.rule import asyncspade, regressed
+from beamwright.sparse.predict import predict, weigh
 from beamwright_lab.sparse.ledger import load_maker
 from beamwright_lab.sparse.locality import READINGS, guesses
 
@@ -62,9 +62,9 @@ def test_what_is_guessed_of_a_query_is_what_asyncspade_predicts():
     found = guesses(query, 20)
     for token in (20, 39):
         window = query[:, token - 17 : token]
-        for reading in READINGS:
+        for reading, weigh_by in READINGS.items():
             own = found[f"predicted, {reading}"][:, token - 20]
-            torch.testing.assert_close(own, asyncspade(window, reading))
+            torch.testing.assert_close(own, predict(window, weigh_by))
         assert torch.equal(found["16 before"][:, token - 20], query[:, token - 16])
-        shown = regressed(query[:, token - 16 : token + 1])[:, -1, None] @ window[:, 1:].flip(1)
+        shown = weigh(query[:, token - 16 : token + 1])[:, -1, None] @ window[:, 1:].flip(1)
         torch.testing.assert_close(found["not shifted, text"][:, token - 20], shown[:, 0])

@@ -3,7 +3,12 @@
 import pytest
 import torch
 
-from beamwright.sparse.rule import RIDGE, asyncspade, regressed
+from beamwright.errors import InputError
+from beamwright.sparse.predict import RIDGE, predict, weigh
+from beamwright.sparse.rule import METHODS, method_of
+from beamwright_lab.baselines import weigh_as_printed, weigh_by_ridge
+
+READINGS = pytest.mark.parametrize("reading", [weigh, weigh_as_printed, weigh_by_ridge])
 
 
 def windows(width=6, dim=8, seed=0):
@@ -26,16 +31,16 @@ def by_the_equations(queries, reading):
         past = queries[-1 - k : -1]
         gram = past @ past.T + RIDGE * scale * torch.eye(k)
         weights = torch.linalg.solve(gram, past @ queries[-1])
-        if reading == "text":
+        if reading is weigh:
             weights = torch.softmax(weights, -1)
         candidates.append(weights @ queries[-k:])
     return torch.stack(candidates).mean(0)
 
 
-@pytest.mark.parametrize("reading", ["text", "ridge"])
+@pytest.mark.parametrize("reading", [weigh, weigh_by_ridge])
 def test_asyncspade_is_its_equations(reading):
     queries = windows()
-    found = asyncspade(queries, reading)
+    found = predict(queries, reading)
     for index in torch.cartesian_prod(torch.arange(2), torch.arange(3)).tolist():
         one = queries[tuple(index)]
         torch.testing.assert_close(found[tuple(index)], by_the_equations(one, reading))
@@ -54,7 +59,7 @@ def test_as_printed_eq_2_is_minimised():
     """Nothing near is smaller, and what the text says is larger."""
     generator = torch.Generator().manual_seed(1)
     for queries in windows().flatten(0, 1):
-        printed, text = (regressed(queries[None], each)[0] for each in ("printed", "text"))
+        printed, text = (by(queries[None])[0] for by in (weigh_as_printed, weigh))
         for k in range(2, len(queries)):
             found = printed[k - 1, :k]
             assert found.sum() == pytest.approx(1)
@@ -66,24 +71,31 @@ def test_as_printed_eq_2_is_minimised():
                 assert least <= eq_2(queries, other) + 1e-3
 
 
-@pytest.mark.parametrize("reading", ["text", "printed", "ridge"])
+@READINGS
 def test_a_row_is_predicted_alike_whoever_is_beside_it(reading):
     for width in (3, 16):
         queries = windows(width).repeat(5, 1, 1, 1)
-        alone = torch.cat([asyncspade(row[None], reading) for row in queries])
-        assert torch.equal(asyncspade(queries, reading), alone)
+        alone = torch.cat([predict(row[None], reading) for row in queries])
+        assert torch.equal(predict(queries, reading), alone)
 
 
 @pytest.mark.parametrize("count", [1, 7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("reading", ["text", "printed", "ridge"])
+@READINGS
 def test_queries_that_stand_still_stay(reading, count, dtype):
     queries = windows()[..., -1:, :].expand(2, 3, count, 8).to(dtype)
-    found = asyncspade(queries, reading)
+    found = predict(queries, reading)
     assert found.dtype == dtype
     torch.testing.assert_close(found, queries[..., -1, :], rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("reading", ["text", "printed", "ridge"])
+@READINGS
 def test_zeros_are_no_singular_system(reading):
-    assert asyncspade(torch.zeros(1, 5, 4), reading).isfinite().all()
+    assert predict(torch.zeros(1, 5, 4), reading).isfinite().all()
+
+
+def test_readings_of_the_lab_are_refused_by_name_where_it_is_not(monkeypatch):
+    method_of.cache_clear()
+    monkeypatch.delitem(METHODS, "asyncspade-ridge")
+    with pytest.raises(InputError, match=r"^--sparse asyncspade-ridge: comes with the lab: pip"):
+        method_of("asyncspade-ridge,pack=2")

@@ -16,13 +16,9 @@ from beamwright.kv.segments import PathPart
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import RowTails
 from beamwright.plan.sparse import RECENT, SINKS
+from beamwright.sparse.predict import predict, weigh
 from beamwright.sparse.rank import CacheRank
-from beamwright.sparse.rule import (
-    CANDIDATES,
-    METHODS,
-    SparseRule,
-    asyncspade,
-)
+from beamwright.sparse.rule import CANDIDATES, METHODS, SparseRule
 from beamwright.sparse.select import bounded, choose, in_few_bits, of_few_bits, page_bounds
 from beamwright.sparse.view import SparseDecode
 
@@ -136,7 +132,7 @@ class Oracle:
         if how == "ahead" and layer:
             guess = drawn(token, layer, "ahead")[self.row]
         elif how == "predicted" and known:
-            guess = asyncspade(torch.stack(known[-17:], 1), rule.how.reading)
+            guess = predict(torch.stack(known[-17:], 1), rule.how.weigh or weigh)
         if guess is None:
             return query, False
         if rule.correct is None:

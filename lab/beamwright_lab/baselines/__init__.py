@@ -5,5 +5,6 @@ An entry point of this package: what it declares joins the wheel's wherever the 
 
 from beamwright_lab.baselines.bins import by_bins
 from beamwright_lab.baselines.layerwise.declare import LayerwiseSchedule
+from beamwright_lab.baselines.readings import weigh_as_printed, weigh_by_ridge
 
-__all__ = ["LayerwiseSchedule", "by_bins"]
+__all__ = ["LayerwiseSchedule", "by_bins", "weigh_as_printed", "weigh_by_ridge"]

@@ -161,7 +161,7 @@ CLAIMS = (
     Claim(
         "Ridge regression and a softmax, Eq. 2 and 3 as section 4.2 says",
         "3, 4.2",
-        "sparse/rule.py",
+        "sparse/predict.py",
         "asyncspade.yaml: asyncspade",
         "sparse/test_predict.py::test_asyncspade_is_its_equations",
         "selects as the true query does (Fig. 5, no number)",
@@ -172,7 +172,7 @@ CLAIMS = (
     Claim(
         "Eq. 2 as printed: the softmax inside",
         "3",
-        "sparse/rule.py",
+        "lab/beamwright_lab/baselines/readings.py",
         "asyncspade.yaml: asyncspade-printed",
         "sparse/test_predict.py::test_as_printed_eq_2_is_minimised",
         "Fig. 5, no number",
@@ -183,7 +183,7 @@ CLAIMS = (
     Claim(
         "Without any softmax",
         "3",
-        "sparse/rule.py",
+        "lab/beamwright_lab/baselines/readings.py",
         "asyncspade.yaml: asyncspade-ridge",
         "sparse/test_predict.py::test_a_row_is_predicted_alike_whoever_is_beside_it",
         "has none",
@@ -194,7 +194,7 @@ CLAIMS = (
     Claim(
         "The shift by one token, Eq. 4",
         "4.2",
-        "sparse/rule.py",
+        "sparse/predict.py",
         "asyncspade.yaml: asyncspade",
         "sparse/test_predict.py::test_asyncspade_is_its_equations",
         "no loss, even a gain (Fig. 5)",
@@ -205,7 +205,7 @@ CLAIMS = (
     Claim(
         "All windows up to 16, averaged, Eq. 5",
         "4.2",
-        "sparse/rule.py",
+        "sparse/predict.py",
         "asyncspade.yaml: window-path",
         "sparse/test_view.py::test_a_window_that_goes_on_ends_where_its_step_does",
         "has none",

@@ -24,14 +24,16 @@ import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
 
 import beamwright
-from beamwright.sparse.rule import WINDOW, Reading, regressed
+from beamwright.sparse.predict import weigh
+from beamwright.sparse.rule import WINDOW
+from beamwright_lab.baselines import weigh_as_printed, weigh_by_ridge
 from beamwright_lab.common import fingerprint, finish, say, table
 from beamwright_lab.sparse.ledger import MODEL, load_maker
 
 BUNDLED = Path(beamwright.__file__).parent / "bundled"
 SHARE = 1 / 8
 DISTANCES = (1, 16)
-READINGS: tuple[Reading, ...] = ("text", "printed", "ridge")
+READINGS = {"text": weigh, "printed": weigh_as_printed, "ridge": weigh_by_ridge}
 Text = tuple[str, str]
 """What is read, and the solution whose tokens count."""
 
@@ -97,8 +99,8 @@ def guesses(query: torch.Tensor, first: int) -> dict[str, torch.Tensor]:
     before, itself = windows[:, :-1], windows[:, 1:]
     count = query.shape[1] - first
     found = {f"{d} before": query[:, first - d :][:, :count] for d in DISTANCES}
-    for reading in READINGS:
-        weights = regressed(windows, reading)  # of every token, by all windows before it
+    for reading, weigh_by in READINGS.items():
+        weights = weigh_by(windows)  # of every token, by all windows before it
         newest_first = before[..., 1:, :].flip(-2)
         found[f"predicted, {reading}"] = (weights[:, :-1] @ newest_first).mean(-2)
         # Fig. 5: one window of 16, its weights of the token before, and of the token itself.

@@ -1,22 +1,19 @@
 """SparseRule: which tokens of a long path a row attends to. A row's own path decides it alone.
 
-AsyncSpade (sections 3 and 4.2) selects the tokens of step t + 1 while step t is computed, so it has
-to predict the query, from one row's own queries.
+One row of a table per method; imports no torch, so that settings are read without it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from types import MappingProxyType
 from typing import Any, Literal
-
-import torch
 
 from beamwright.errors import InputError
 from beamwright.plan.sparse import selected_tokens
+from beamwright.registry import OF_LAB
 
 PAGE, COARSE_PAGE = 4, 16
 """Tokens that share a bound of their scores; pages do not cross segments. Coarse ones, in whole
@@ -29,78 +26,13 @@ CANDIDATES = 4
 WINDOW = 16
 """Queries before the newest that a prediction reads."""
 
-RIDGE = 1e-2
-"""Of the mean squared norm of the window's queries: the paper gives neither value nor scale."""
-
-Reading = Literal["text", "printed", "ridge"]
-
-_LEAST_SCALE = 1e-20
-_STEPS, _RATE = 80, 0.2
-
-
-def regressed(values: torch.Tensor, reading: Reading = "text") -> torch.Tensor:
-    """Equations 2 and 3: for every k = 1 .. W the newest query is regressed on the k before it.
-
-    The paper can be read in three ways. text: ridge regression and then a softmax, as section 4.2
-    says; its weights are nearly flat. printed: Eq. 2, which has the softmax inside what is
-    minimised and so no closed form. ridge: without any softmax.
-
-    values: float32 [..., W + 1, dim], the newest last. Returns weights [..., W, W], a row for each
-    k, the newest of the past first.
-    """
-    past, newest = values[..., :-1, :].flip(-2), values[..., -1, :]
-    width = past.shape[-2]
-    gram, eye = past @ past.transpose(-1, -2), torch.eye(width, device=past.device)
-    scale = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].clamp_min(_LEAST_SCALE)
-    target = (past @ newest[..., None]).squeeze(-1)
-    inside = torch.ones(width, width, device=past.device, dtype=torch.bool).tril()
-    if reading == "printed":
-        return _descended(gram / scale, target / scale[..., 0], inside)
-    # One system for each k: the first k rows and columns; the rest is the identity, and 0.
-    both = inside[:, :, None] & inside[:, None, :]
-    systems = torch.where(both, (gram + RIDGE * scale * eye)[..., None, :, :], eye)
-    found = torch.linalg.solve(systems, torch.where(inside, target[..., None, :], 0.0))
-    return found if reading == "ridge" else torch.where(inside, found, -torch.inf).softmax(-1)
-
-
-def _descended(gram: torch.Tensor, target: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
-    """Weights [..., W, W] whose logits minimise Eq. 2, by Adam: a fixed number of steps, so that
-    every row's bits are its own. In float64: what is nearly still is divided by how still it is."""
-    gram, target = gram.double(), target.double()
-    logits = target.new_zeros(*target.shape, target.shape[-1])
-    mean, square = torch.zeros_like(logits), torch.zeros_like(logits)
-    for step in range(1, _STEPS + 1):
-        weights = torch.where(inside, logits, -torch.inf).softmax(-1)
-        slope = weights @ gram - target[..., None, :]
-        slope = weights * (slope - (weights * slope).sum(-1, keepdim=True)) + RIDGE * logits
-        mean = 0.9 * mean + 0.1 * slope
-        square = 0.99 * square + 0.01 * slope * slope
-        away = (square / (1 - 0.99**step)).sqrt() + 1e-8
-        logits = logits - _RATE * (mean / (1 - 0.9**step)) / away
-    return torch.where(inside, logits, -torch.inf).softmax(-1).float()
-
-
-def asyncspade(queries: torch.Tensor, reading: Reading = "text") -> torch.Tensor:
-    """Equations 2 to 5: the weights of every k (`regressed`), shifted by one token; the candidates
-    are averaged.
-
-    queries: a window [..., W + 1, dim], the newest last, shorter while a row is young. Returns
-    [..., dim].
-    """
-    width = queries.shape[-2] - 1
-    if not width:
-        return queries[..., -1, :]
-    values = queries.float()
-    shifted = values[..., 1:, :].flip(-2)
-    found = torch.einsum("...kw,...wd->...d", regressed(values, reading), shifted)
-    return found.div(width).to(queries.dtype)
-
 
 @dataclass(frozen=True)
 class Method:
     """query: what is scored with: the token's own, the layer's own from the residual of the layer
-    before (ahead: InfiniGen's rehearsal), or one predicted from earlier tokens, by a reading of
-    AsyncSpade's equations. scores: of every key, of pages (Quest), or of keys of the best pages.
+    before (ahead: InfiniGen's rehearsal), or one predicted from earlier tokens (AsyncSpade). weigh:
+    weights of these by another reading of its equations than `predict.weigh`. scores: of every key,
+    of pages (Quest), or of keys of the best pages.
 
     pack: layers whose selections are one piece of work and one copy, where earlier tokens tell all
     of them (AsyncSpade, section 4.3). share: layers that select what the first of them does
@@ -110,7 +42,7 @@ class Method:
 
     query: Literal["own", "ahead", "predicted"] = "own"
     scores: Literal["keys", "pages", "both"] = "keys"
-    reading: Reading = "text"
+    weigh: Callable[[Any], Any] | None = None
     pack: int = 1
     share: int = 1
     each: Literal["kv", "query"] = "kv"
@@ -122,20 +54,17 @@ class Method:
         return COARSE_PAGE if self.scores == "pages" else PAGE
 
 
-METHODS: Mapping[str, Method] = MappingProxyType(
-    {
-        "exact": Method(),
-        "pages": Method(scores="both"),
-        "quest": Method(scores="pages"),
-        "ahead": Method("ahead"),
-        "ahead-pages": Method("ahead", "both"),
-        "asyncspade": Method("predicted"),
-        "asyncspade-printed": Method("predicted", reading="printed"),
-        "asyncspade-ridge": Method("predicted", reading="ridge"),
-    }
-)
-"""By the name that `--sparse` has. `exact` is AsyncSpade's Eq. 8."""
+METHODS = {
+    "exact": Method(),
+    "pages": Method(scores="both"),
+    "quest": Method(scores="pages"),
+    "ahead": Method("ahead"),
+    "ahead-pages": Method("ahead", "both"),
+    "asyncspade": Method("predicted"),
+}
+"""By the name that `--sparse` has. `exact` is AsyncSpade's Eq. 8. The lab adds two."""
 
+_OF_LAB = ("asyncspade-printed", "asyncspade-ridge")
 _OPTIONS = {"pack": r"[1-9]\d*", "share": r"[1-9]\d*", "each": "kv|query", "window": "step|path"}
 
 
@@ -147,6 +76,8 @@ def method_of(text: str) -> Method:
         InputError: for what is none, or does nothing.
     """
     name, *options = text.split(",")
+    if name in _OF_LAB and name not in METHODS:
+        raise InputError(f"--sparse {name}: {OF_LAB}")
     if name not in METHODS:
         raise InputError(f"--sparse {text!r}: expected off, auto, {', '.join(METHODS)}")
     given: dict[str, Any] = {}

@@ -26,8 +26,9 @@ from beamwright.errors import InputError
 from beamwright.kv.segments import Path, Segment
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import Tail
+from beamwright.sparse.predict import predict, weigh
 from beamwright.sparse.rank import CacheRank, LayerSelection, Pack, Selected
-from beamwright.sparse.rule import WINDOW, SparseRule, asyncspade
+from beamwright.sparse.rule import WINDOW, SparseRule
 from beamwright.sparse.select import Selector, Token
 
 _REMEMBERED = WINDOW + 2 * 16
@@ -315,7 +316,7 @@ class SparseDecode(DecodeView):
             held = [[of[row][-count:] for row in rows] for of in known.values()]  # type: ignore[index]
             windows = torch.stack([torch.stack(each) for each in held]).transpose(2, 3)
             index = torch.tensor(rows, device=query.device)
-            guess[:, index] = asyncspade(windows, self._rule.how.reading).to(guess.dtype)
+            guess[:, index] = predict(windows, self._rule.how.weigh or weigh).to(guess.dtype)
             foreseen[index] = True
         return guess, foreseen
 

@@ -1,0 +1,49 @@
+"""Other readings of AsyncSpade's equations: `--sparse asyncspade-printed` and `asyncspade-ridge`.
+
+printed: Eq. 2, which has the softmax inside what is minimised and so no closed form. ridge: without
+any softmax.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from beamwright.sparse.rule import METHODS, Method
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_STEPS, _RATE = 80, 0.2
+
+
+def weigh_as_printed(values: Tensor) -> Tensor:
+    """Weights [..., W, W] whose logits minimise Eq. 2, by Adam: a fixed number of steps, so that
+    every row's bits are its own. In float64: what is nearly still is divided by how still it is."""
+    import torch
+
+    from beamwright.sparse.predict import RIDGE, inside_of, normal_equations
+
+    gram, target, scale = normal_equations(values)
+    gram, target = (gram / scale).double(), (target / scale[..., 0]).double()
+    logits, inside = target.new_zeros(*target.shape, target.shape[-1]), inside_of(gram)
+    mean, square = torch.zeros_like(logits), torch.zeros_like(logits)
+    for step in range(1, _STEPS + 1):
+        weights = torch.where(inside, logits, -torch.inf).softmax(-1)
+        slope = weights @ gram - target[..., None, :]
+        slope = weights * (slope - (weights * slope).sum(-1, keepdim=True)) + RIDGE * logits
+        mean = 0.9 * mean + 0.1 * slope
+        square = 0.99 * square + 0.01 * slope * slope
+        away = (square / (1 - 0.99**step)).sqrt() + 1e-8
+        logits = logits - _RATE * (mean / (1 - 0.9**step)) / away
+    return torch.where(inside, logits, -torch.inf).softmax(-1).float()
+
+
+def weigh_by_ridge(values: Tensor) -> Tensor:
+    """Ridge regression alone."""
+    from beamwright.sparse.predict import regress
+
+    return regress(values)
+
+
+METHODS["asyncspade-printed"] = Method("predicted", weigh=weigh_as_printed)
+METHODS["asyncspade-ridge"] = Method("predicted", weigh=weigh_by_ridge)
