@@ -3,13 +3,7 @@ from dataclasses import replace
 import pytest
 
 from beamwright.schedule.forest import Forest
-from beamwright.schedule.ranges import (
-    Sweep,
-    estimated_loads,
-    inner_orders,
-    plan_ranges,
-    shared_classes,
-)
+from beamwright.schedule.ranges import plan_ranges
 from schedule.forests import (
     GROUP_SIZES,
     allowed,
@@ -41,14 +35,6 @@ def test_figure_8_groups_beams_with_common_prefixes():
     assert plan(demand) == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_shared_segments_are_held_once_in_the_tree_layout():
-    paths = ["pqrs" + leaf for leaf in "abcdef"]
-    fits = 40 + 6 * 10 + 6
-    assert plan(demand_of(paths, capacity=fits)) == [[0, 1, 2, 3, 4, 5]]
-    assert len(plan(demand_of(paths, capacity=fits - 1))) == 2
-    assert len(plan(demand_of(paths, capacity=fits, copies=True))) == 3
-
-
 def test_the_sweep_begins_where_the_last_one_ended():
     paths = ["a", "b", "c", "d"]
     left = demand_of(paths, capacity=22, resident=("a", "b"))
@@ -70,13 +56,6 @@ def test_max_batch_limits_groups():
     assert sizes(plan(demand, max_batch=3)) == [2, 2, 3]
     assert sizes(plan(demand, max_batch=3, balance=False)) == [3, 3, 1]
     assert plan(demand, max_batch=7) == [[0, 1, 2, 3, 4, 5, 6]]
-
-
-def test_a_beam_over_capacity_is_alone():
-    demand = demand_of(["a", "bcdefg", "h", "i"], capacity=25)
-    groups = plan(demand)
-    assert [1] in groups
-    assert sorted(groups) == [[0], [1], [2, 3]]
 
 
 @pytest.mark.parametrize("copies", [False, True])
@@ -115,34 +94,3 @@ def test_the_largest_group_is_the_smallest_possible_when_nothing_is_resident():
         cuts = contiguous(demand)
         best = min(max(slow_need(demand, group) for group in groups) for groups in cuts)
         assert largest == best
-
-
-# --- parts -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("backwards", [False, True])
-def test_survivors_of_a_sweep_are_exact_to_within_a_segment(backwards):
-    for seed in range(120):
-        demand = random_demand(seed, num_beams=9, copies=seed % 2 == 1)
-        forest = Forest(demand)
-        sweep = Sweep(forest, backwards=backwards)
-        ends = sweep.cut(balance=True)
-        union = sum(demand.segment_bytes)
-        exact = union - loaded_bytes(demand, sweep.ranges(ends))
-        assert 0 <= sweep.survivors(ends) - exact < max(demand.segment_bytes)
-
-
-def test_estimates_of_any_order_are_close_to_the_replay():
-    for seed in range(60):
-        demand = random_demand(seed, num_beams=10, copies=seed % 2 == 1)
-        forest = Forest(demand)
-        groups = sorted(plan_ranges(forest), key=lambda group: group.start)
-        classes = shared_classes(forest, groups)
-        assert sum(c.total_bytes for c in classes) == sum(demand.segment_bytes)
-        assert sum(c.resident_bytes for c in classes) == sum(
-            size for size, held in zip(demand.segment_bytes, demand.resident, strict=True) if held
-        )
-        for order in inner_orders(len(groups)):
-            exact = loaded_bytes(demand, [groups[number] for number in order])
-            estimate = estimated_loads(forest, groups, classes, order)
-            assert abs(exact - estimate) < len(groups) * max(demand.segment_bytes)
