@@ -27,7 +27,6 @@ from transformers import (
     AutoModelForTokenClassification,
     LlamaConfig,
     MistralConfig,
-    PretrainedConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
@@ -125,80 +124,73 @@ def _change_config(folder: Path, **changes: object) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
-def write_math_shepherd(folder: Path) -> None:
-    num_tokens = _sentence_piece(folder)
-    config = MistralConfig(**{**SHAPE, "vocab_size": num_tokens}, sliding_window=None)
-    fakes.write_checkpoint(folder, config, seed=1, noise=0.15)
+def _write_decoder(
+    folder: Path, kind: type, num_tokens: int, seed: int, noise: float = 0.1, **more: object
+) -> None:
+    config = kind(**{**SHAPE, "vocab_size": num_tokens, **more})
+    fakes.write_checkpoint(folder, config, seed=seed, noise=noise)
 
 
-def write_rlhflow(folder: Path) -> None:
-    num_tokens = _byte_level(folder, LLAMA_3_TOKENS, LLAMA_3)
-    config = LlamaConfig(**{**SHAPE, "vocab_size": num_tokens})
-    fakes.write_checkpoint(folder, config, seed=2, noise=0.15)
-
-
-def write_skywork(folder: Path) -> None:
-    num_tokens = _byte_level(folder, CHAT_ML_TOKENS, CHAT_ML)
-    config = Qwen2Config(**{**SHAPE, "vocab_size": num_tokens})
-    fakes.write_checkpoint(folder, config, seed=3, noise=0.1)
-    _add_head(folder, {"v_head.summary": (32, 1)}, keep_lm_head=True)
-
-
-def write_qwen(folder: Path) -> None:
-    num_tokens = _byte_level(folder, CHAT_ML_TOKENS, CHAT_ML)
-    config = Qwen2Config(**{**SHAPE, "vocab_size": num_tokens})
-    fakes.write_checkpoint(folder, config, seed=4, noise=0.1)
-    _add_head(folder, {"score.0": (32, 32), "score.2": (32, 2)}, keep_lm_head=False)
-    remote = {"AutoConfig": "configuration_qwen2_rm.Qwen2RMConfig"}  # a file that is not there
-    _change_config(folder, architectures=["Qwen2ForProcessRewardModel"], auto_map=remote)
-
-
-def _write_classifier(folder: Path, kind: type, config: PretrainedConfig) -> None:
+def _write_classifier(
+    folder: Path, kind: type, config: type, num_tokens: int, **more: object
+) -> None:
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(5)
-        model = kind.from_config(config, dtype=torch.float32)
+        shape = config(**{**SHAPE, "vocab_size": num_tokens, **more})
+        model = kind.from_config(shape, dtype=torch.float32)
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape), alpha=0.1)
     model.save_pretrained(folder)
 
 
+def write_math_shepherd(folder: Path) -> None:
+    _write_decoder(folder, MistralConfig, _sentence_piece(folder), 1, 0.15, sliding_window=None)
+
+
+def write_rlhflow(folder: Path) -> None:
+    _write_decoder(folder, LlamaConfig, _byte_level(folder, LLAMA_3_TOKENS, LLAMA_3), 2, 0.15)
+
+
+def write_skywork(folder: Path) -> None:
+    _write_decoder(folder, Qwen2Config, _byte_level(folder, CHAT_ML_TOKENS, CHAT_ML), 3)
+    _add_head(folder, {"v_head.summary": (32, 1)}, keep_lm_head=True)
+
+
+def write_qwen(folder: Path) -> None:
+    _write_decoder(folder, Qwen2Config, _byte_level(folder, CHAT_ML_TOKENS, CHAT_ML), 4)
+    _add_head(folder, {"score.0": (32, 32), "score.2": (32, 2)}, keep_lm_head=False)
+    remote = {"AutoConfig": "configuration_qwen2_rm.Qwen2RMConfig"}  # a file that is not there
+    _change_config(folder, architectures=["Qwen2ForProcessRewardModel"], auto_map=remote)
+
+
 def write_outcome(folder: Path) -> None:
-    num_tokens = _byte_level(folder, LLAMA_3_TOKENS, LLAMA_3)
-    config = LlamaConfig(**{**SHAPE, "vocab_size": num_tokens}, num_labels=1)
-    _write_classifier(folder, AutoModelForSequenceClassification, config)
+    num_tokens, kind = _byte_level(folder, LLAMA_3_TOKENS, LLAMA_3), LlamaConfig
+    _write_classifier(folder, AutoModelForSequenceClassification, kind, num_tokens, num_labels=1)
 
 
 def write_outcome_qwen3(folder: Path) -> None:
-    num_tokens = _byte_level(folder, CHAT_ML_TOKENS, QWEN_3)
-    config = Qwen3Config(**{**SHAPE, "vocab_size": num_tokens}, head_dim=8, num_labels=1)
-    _write_classifier(folder, AutoModelForSequenceClassification, config)
+    num_tokens, more = _byte_level(folder, CHAT_ML_TOKENS, QWEN_3), {"head_dim": 8, "num_labels": 1}
+    _write_classifier(folder, AutoModelForSequenceClassification, Qwen3Config, num_tokens, **more)
 
 
 def write_trl(folder: Path) -> None:
-    num_tokens = _byte_level(folder, [], None)
-    config = Qwen2Config(**{**SHAPE, "vocab_size": num_tokens}, num_labels=2)
-    _write_classifier(folder, AutoModelForTokenClassification, config)
+    num_tokens, kind = _byte_level(folder, [], None), Qwen2Config
+    _write_classifier(folder, AutoModelForTokenClassification, kind, num_tokens, num_labels=2)
 
 
 def write_reasonflux_small(folder: Path) -> None:
-    num_tokens = _cut_by_words(folder, 4)
-    config = Qwen2Config(**{**SHAPE, "vocab_size": num_tokens})
-    fakes.write_checkpoint(folder, config, seed=7, noise=0.1)
+    _write_decoder(folder, Qwen2Config, _cut_by_words(folder, 4), 7)
     with torch.random.fork_rng():
         torch.manual_seed(8)
         torch.save(torch.nn.Linear(32, 1).state_dict(), folder / "reward_head.pt")
 
 
 def write_versaprm(folder: Path) -> None:
-    num_tokens = _cut_by_words(folder, 4)
-    config = LlamaConfig(**{**SHAPE, "vocab_size": num_tokens})
-    fakes.write_checkpoint(folder, config, seed=9, noise=0.15)
+    _write_decoder(folder, LlamaConfig, _cut_by_words(folder, 4), 9, 0.15)
 
 
 def write_math_psa(folder: Path) -> None:
-    num_tokens = _cut_by_words(folder, 5, bos=False)
-    config = Qwen2Config(**{**SHAPE, "vocab_size": num_tokens})
-    fakes.write_checkpoint(folder, config, seed=10, noise=0.15)
+    _write_decoder(folder, Qwen2Config, _cut_by_words(folder, 5, bos=False), 10, 0.15)
 
 
 # --- judges that are asked for one word -------------------------------------------------------
@@ -220,8 +212,7 @@ def write_generative(folder: Path) -> None:
     wrapped.add_tokens([AddedToken(t, special=False) for t in ("<think>", "</think>")])
     wrapped.chat_template = R1
     wrapped.save_pretrained(folder)
-    options = {**SHAPE, "vocab_size": len(wrapped), "max_position_embeddings": 2048}
-    fakes.write_checkpoint(folder, Qwen2Config(**options), seed=11, noise=0.2)
+    _write_decoder(folder, Qwen2Config, len(wrapped), 11, 0.2, max_position_embeddings=2048)
 
 
 # --- judges ----------------------------------------------------------------------------------
@@ -233,8 +224,7 @@ def write_random_judge(folder: Path, template: str, ends: list[int]) -> None:
     """A random chat model. ends: ids that end its turn, so that critiques differ in length."""
     tokens = LLAMA_3_TOKENS if template == LLAMA_3 else CHAT_ML_TOKENS
     num_tokens = _byte_level(folder, tokens, template)
-    options = {**SHAPE, "vocab_size": num_tokens, "eos_token_id": ends}
-    fakes.write_checkpoint(folder, LlamaConfig(**options), seed=6, noise=0.2)
+    _write_decoder(folder, LlamaConfig, num_tokens, 6, 0.2, eos_token_id=ends)
 
 
 def write_made_judge(folder: Path) -> None:

@@ -8,7 +8,7 @@ The checkpoints are those of `prm_checkpoints`.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,17 +32,8 @@ from beamwright.verify.find import resolve_verifier
 from beamwright.verify.prm import PrmVerifier
 
 PROBLEM = "Ann has 12 eels. How many see the sea?"
-WORDS = [
-    "the sea is wide.",
-    "12+3=15",
-    "a - b",
-    "+",
-    "she\n  sees",
-    "x" * 30,
-    "We\nthe",
-    "so\n\nhe",
-    "eel.",
-]
+WORDS = ["the sea is wide.", "12+3=15", "a - b", "+", "she\n  sees", "x" * 30]
+WORDS += ["We\nthe", "so\n\nhe", "eel."]
 
 Recipe = Callable[[str, list[str]], list[float]]
 """From a problem and a path's steps (no delimiters) to every score that the authors would read."""
@@ -51,19 +42,47 @@ Recipe = Callable[[str, list[str]], list[float]]
 # --- published recipes -----------------------------------------------------------------------
 
 
-def recipe_math_shepherd(folder: Path) -> Recipe:
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    good, bad = tokenizer.encode("+ -")[1:]
-    (tag,) = tokenizer.encode("ки")[1:]
+def recipe_at_tags(
+    text: Callable[[str, list[str]], str],
+    pair: Callable[[PreTrainedTokenizerFast], Sequence[int]],
+    tag: Callable[[PreTrainedTokenizerFast], int],
+) -> Callable[[Path], Recipe]:
+    """The good token's probability against the bad one's, read wherever the tag stands.
 
-    def score(problem: str, steps: list[str]) -> list[float]:
-        text = f"{problem} " + "\n".join(f"{step} ки" for step in steps) + "\n"
-        ids = torch.tensor([tokenizer.encode(text)])
-        probabilities = model(ids).logits[0][:, [good, bad]].softmax(-1)[:, 0]
-        return probabilities[ids[0] == tag].tolist()
+    text: a path's. pair, tag: ids of the good and the bad token, and of the tag.
+    """
 
-    return score
+    def make(folder: Path) -> Recipe:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder).eval()
+
+        def score(problem: str, steps: list[str]) -> list[float]:
+            ids = torch.tensor([tokenizer.encode(text(problem, steps))])
+            probabilities = model(ids).logits[0][:, pair(tokenizer)].softmax(-1)[:, 0]
+            found = probabilities[ids[0] == tag(tokenizer)].tolist()
+            assert len(found) == len(steps)
+            return found
+
+        return score
+
+    return make
+
+
+recipe_math_shepherd = recipe_at_tags(
+    lambda problem, steps: f"{problem} " + "\n".join(f"{step} ки" for step in steps) + "\n",
+    lambda tokenizer: tokenizer.encode("+ -")[1:],
+    lambda tokenizer: tokenizer.encode("ки")[1],
+)
+recipe_versaprm = recipe_at_tags(
+    lambda problem, steps: f"{problem} \n\n" + "".join(f"{step} \n\n\n\n" for step in steps),
+    lambda tokenizer: [tokenizer.encode(sign)[1] for sign in "+-"],
+    lambda tokenizer: tokenizer.encode(" \n\n\n\n")[1],
+)
+recipe_math_psa = recipe_at_tags(
+    lambda problem, steps: f"{problem} " + "".join(f"{step} \n\n\n\n\n " for step in steps),
+    lambda tokenizer: tokenizer.encode(" + -"),
+    lambda tokenizer: tokenizer.encode(" \n\n\n\n\n")[-1],
+)
 
 
 def recipe_rlhflow(folder: Path) -> Recipe:
@@ -111,29 +130,38 @@ def recipe_skywork(step_token: str | None) -> Callable[[Path], Recipe]:
     return make
 
 
-def recipe_qwen(folder: Path) -> Recipe:
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    model = AutoModel.from_pretrained(folder, trust_remote_code=False).eval()
-    tensors = load_file(folder / "model.safetensors")
-    (separator,) = tokenizer.encode("<extra_0>")
+def recipe_two_layer(system: str | None) -> Callable[[Path], Recipe]:
+    """A head of two layers, read at every separator. system: the message before the problem."""
 
-    def linear(name: str, x: torch.Tensor) -> torch.Tensor:
-        return x @ tensors[f"{name}.weight"].T + tensors[f"{name}.bias"]
+    def make(folder: Path) -> Recipe:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+        model = AutoModel.from_pretrained(folder, trust_remote_code=False).eval()
+        tensors = load_file(folder / "model.safetensors")
+        (separator,) = tokenizer.encode("<extra_0>")
 
-    def score(problem: str, steps: list[str]) -> list[float]:
-        system = r"Please reason step by step, and put your final answer within \boxed{}."
-        messages = [
-            {"role": "system", "content": system},
-            {"role": "user", "content": problem},
-            {"role": "assistant", "content": "<extra_0>".join(steps) + "<extra_0>"},
-        ]
-        text = tokenizer.apply_chat_template(messages, tokenize=False)
-        ids = torch.tensor([tokenizer.encode(text)])
-        hidden = model(ids).last_hidden_state[0]
-        classes = linear("score.2", linear("score.0", hidden).relu()).softmax(-1)
-        return classes[ids[0] == separator][:, 1].tolist()
+        def linear(name: str, x: torch.Tensor) -> torch.Tensor:
+            return x @ tensors[f"{name}.weight"].T + tensors[f"{name}.bias"]
 
-    return score
+        def score(problem: str, steps: list[str]) -> list[float]:
+            messages = [] if system is None else [{"role": "system", "content": system}]
+            messages.append({"role": "user", "content": problem})
+            answer = "<extra_0>".join(steps) + "<extra_0>"
+            messages.append({"role": "assistant", "content": answer})
+            text = tokenizer.apply_chat_template(messages, tokenize=False)
+            ids = torch.tensor([tokenizer.encode(text)])
+            hidden = model(ids).last_hidden_state[0]
+            classes = linear("score.2", linear("score.0", hidden).relu()).softmax(-1)
+            return classes[ids[0] == separator][:, 1].tolist()
+
+        return score
+
+    return make
+
+
+recipe_reasonflux = recipe_two_layer(None)
+recipe_qwen = recipe_two_layer(
+    r"Please reason step by step, and put your final answer within \boxed{}."
+)
 
 
 def recipe_outcome(folder: Path) -> Recipe:
@@ -148,27 +176,6 @@ def recipe_outcome(folder: Path) -> Recipe:
         text = tokenizer.apply_chat_template(messages, tokenize=False)
         ids = torch.tensor([tokenizer.encode(text, add_special_tokens=False)])
         return [float(model(ids).logits[0, 0].sigmoid())]
-
-    return score
-
-
-def recipe_reasonflux(folder: Path) -> Recipe:
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    model = AutoModel.from_pretrained(folder, trust_remote_code=False).eval()
-    tensors = load_file(folder / "model.safetensors")
-    (separator,) = tokenizer.encode("<extra_0>")
-
-    def score(problem: str, steps: list[str]) -> list[float]:
-        messages = [
-            {"role": "user", "content": problem},
-            {"role": "assistant", "content": "<extra_0>".join(steps) + "<extra_0>"},
-        ]
-        text = tokenizer.apply_chat_template(messages, tokenize=False)
-        ids = torch.tensor([tokenizer.encode(text)])
-        x = model(ids).last_hidden_state[0]
-        x = torch.nn.functional.linear(x, tensors["score.0.weight"], tensors["score.0.bias"]).relu()
-        logits = torch.nn.functional.linear(x, tensors["score.2.weight"], tensors["score.2.bias"])
-        return logits.softmax(-1)[ids[0] == separator][:, 1].tolist()
 
     return score
 
@@ -210,39 +217,6 @@ def recipe_trl(separator: str) -> Callable[[Path], Recipe]:
         return score
 
     return make
-
-
-def recipe_versaprm(folder: Path) -> Recipe:
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    bad, good, tag = (tokenizer.encode(text)[1] for text in ("-", "+", " \n\n\n\n"))
-
-    def score(problem: str, steps: list[str]) -> list[float]:
-        text = f"{problem} \n\n" + "".join(f"{step} \n\n\n\n" for step in steps)
-        ids = torch.tensor([tokenizer.encode(text)])
-        probabilities = model(ids).logits[0][:, [bad, good]].softmax(-1)[:, 1]
-        found = probabilities[ids[0] == tag].tolist()
-        assert len(found) == len(steps)
-        return found
-
-    return score
-
-
-def recipe_math_psa(folder: Path) -> Recipe:
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    candidates = tokenizer.encode(" + -")
-    tag = tokenizer.encode(" \n\n\n\n\n")[-1]
-
-    def score(problem: str, steps: list[str]) -> list[float]:
-        text = f"{problem} " + "".join(f"{step} \n\n\n\n\n " for step in steps)
-        ids = torch.tensor([tokenizer.encode(text)])
-        probabilities = model(ids).logits[0][:, candidates].softmax(-1)[:, 0]
-        found = probabilities[ids[0] == tag].tolist()
-        assert len(found) == len(steps)
-        return found
-
-    return score
 
 
 @dataclass(frozen=True)
