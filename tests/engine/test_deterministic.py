@@ -12,10 +12,7 @@ from beamwright.models.decoder import TILE_ROWS
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.named import shape_from_text
 from beamwright.models.weights import random_weights
-from engines import exact_dtype, grow
-from fakes import Grouping
 
-SMALL = {"n": 9, "width": 3, "max_rounds": 3}
 TINY = "llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=128,vocab=256,context=256"
 
 
@@ -53,26 +50,6 @@ def test_a_library_that_follows_the_batch_is_found_out_and_tiles_defeat_it(monke
     attention = make_attention("reference")
     assert not batches_are_exact(tiny_decoder(None), attention)
     assert batches_are_exact(tiny_decoder(TILE_ROWS), attention)
-
-
-@pytest.mark.parametrize(
-    ("verifier", "sampling"), [("logprob", {}), ("entropy", {"top_p": 0.9, "min_p": 0.1})]
-)
-def test_the_tree_is_the_plain_one_whatever_the_groups(make_solver, verifier, sampling):
-    options = {**SMALL, "verifier": verifier, "dtype": exact_dtype(), **sampling}
-    plain, fixed = make_solver(**options), make_solver(deterministic=True, **options)
-    expected = grow(plain)[0].tree_hash
-    for size in (None, 1, 5):
-        fixed.schedule = Grouping(size)
-        assert grow(fixed)[0].tree_hash == expected
-
-
-def test_a_verifier_s_head_runs_in_tiles_too(make_solver, verifier_folder):
-    options = {**SMALL, "verifier": str(verifier_folder), "dtype": exact_dtype()}
-    expected = grow(make_solver(**options))[0]
-    solver = make_solver(deterministic=True, **options)
-    assert {m.decoder.tile_rows for m in solver._machinery.tree_models} == {TILE_ROWS}
-    assert grow(solver)[0].tree_hash == expected.tree_hash
 
 
 def test_on_a_gpu_attention_needs_fixed_shapes():

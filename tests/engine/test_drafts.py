@@ -9,15 +9,12 @@ import fakes
 from beamwright import Solver
 from beamwright.engine.drafts import SUFFIXES, Drafts, TextIndex, Trials, Worth
 from beamwright.engine.passes import DraftPasses
-from beamwright.errors import InputError, Interrupted
+from beamwright.errors import InputError
 from engines import (
-    PROBLEM,
     WAYS,
-    assert_nothing_allocated,
     exact_dtype,
     facts,
     grow,
-    tiny_checkpoint,
 )
 
 SMALL = {"n": 8, "width": 2, "max_rounds": 5, "max_step_tokens": 24, "max_tokens": 60}
@@ -105,74 +102,6 @@ def test_trees_are_equal_bit_for_bit(make_solver, draft_from, attention, most):
 )
 def test_trees_are_equal_however_rows_are_drawn_and_end(make_solver, draft_from, options):
     same(make_solver, draft_from, 4, **{**SMALL, "dtype": exact_dtype(), **options})
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_trees_are_equal_where_memory_is_short(make_solver, draft_from, seed):
-    """Rows leave in the middle of drafts, and come back."""
-    options = {**SMALL, "dtype": "float64"}
-    _, tree = grow(make_solver(**options))
-    draft_from(tree, 4, seed)
-    scarce = {"schedule": "locality", "kv_memory": 20 * 8192, "host_memory": "2MiB"}
-    how = [{}, {"batching": "grouped"}, {"batching": "continuous", "max_batch": 5}]
-    where = how[seed] if seed < len(how) else {"evict": "recompute"}
-    found, drafted = grow(make_solver(**options, **scarce, **where, drafts=4))
-    assert facts(drafted) == facts(tree)
-    assert found.kv.groups > 1
-
-
-@pytest.mark.parametrize(
-    "seed", [2, 7, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (3, 6))]
-)
-def test_long_steps_outlive_their_tails(make_solver, draft_from, seed):
-    """Drafts stop where a tail is full, and go on in the next."""
-    attention = ("tree", "dense")[seed % 2]
-    options = {"max_step_tokens": 300, "max_tokens": 320, "delimiter": "Zq", "ignore_eos": True}
-    options |= {"n": 4, "width": 2, "attention": attention, "dtype": exact_dtype(attention)}
-    same(make_solver, draft_from, seed, **options)
-
-
-@pytest.mark.parametrize(
-    ("kind", "attention"),
-    [
-        ("qwen3", "dense"),
-        ("gpt_oss", "tree"),
-        pytest.param("gemma3_text", "tree", marks=pytest.mark.nightly),
-        pytest.param("gemma3_text", "dense", marks=pytest.mark.nightly),
-    ],
-)
-def test_trees_are_equal_with_windows_and_sinks(tmp_path, draft_from, kind, attention):
-    make = tiny_checkpoint(tmp_path, kind)
-    options = {**SMALL, "dtype": "float64", "max_step_tokens": 40, "max_tokens": 80}
-    same(make, draft_from, 5, **options, attention=attention)
-
-
-def test_several_problems_draft_from_their_own_text(make_solver):
-    problems = [(i, f"Ann has {i} apples. Ann has {i} apples. Ann has") for i in range(4)]
-    options = {**SMALL, "dtype": exact_dtype(), "temperature": 0.5}
-    expected = [s.tree_hash for s in make_solver(**options).solve_many(problems)]
-    solver = make_solver(**options, drafts=3, executor="overlapped", speculation="exact")
-    found = solver.solve_many(problems)
-    assert [solution.tree_hash for solution in found] == expected
-    assert sum(solution.tokens.drafted for solution in found) > 0
-    assert_nothing_allocated(solver)
-
-
-def test_searches_are_resumed_and_broken_off(make_solver, draft_from, tmp_path):
-    options, file = {**SMALL, "dtype": "float64"}, tmp_path / "search.json"
-    plain, tree = grow(make_solver(**options))
-    draft_from(tree, 4)
-    solver = make_solver(**options, drafts=4)
-
-    def stop(report):
-        if report.round == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises((KeyboardInterrupt, Interrupted)):
-        solver.solve(PROBLEM, on_round=stop, checkpoint=file)
-    assert_nothing_allocated(solver)
-    assert solver.resume(file).tree_hash == plain.tree_hash
-    assert_nothing_allocated(solver)
 
 
 @pytest.mark.parametrize(
@@ -298,12 +227,3 @@ def test_iterations_go_the_way_that_is_faster(faster):
     assert taken[:4] == [True, True, False, False]
     assert sum(each == faster for each in taken) >= 92
     assert any(each != faster for each in taken[4:]), "what is slower is tried again"
-
-
-@pytest.mark.parametrize("attention", ["tree", "dense"])
-def test_auto_changes_no_tree(make_solver, attention):
-    options = {**SMALL, "dtype": exact_dtype(attention), "attention": attention}
-    _, expected = grow(make_solver(**options))
-    solver = make_solver(**options, drafts="auto")
-    for _ in range(6):
-        assert facts(grow(solver)[1]) == facts(expected)

@@ -22,26 +22,6 @@ PROBLEMS = [f"Ann has {k} apples. She eats {k % 3}." for k in range(6)]
 FAST = {"search": "beam", "n": 4, "width": 2, "max_rounds": 4, "max_step_tokens": 12}
 
 
-@pytest.fixture(scope="module")
-def alone(generator_folder):
-    from engines import tiny_solver
-
-    with tiny_solver(generator_folder, **FAST, dtype=exact_dtype()) as solver:
-        found = [solver.solve(text, problem_id=k) for k, text in enumerate(PROBLEMS)]
-    return {solution.problem_id: solution.tree_hash for solution in found}
-
-
-@pytest.mark.parametrize("explore", ["lockstep", "continuous", "decoupled"])
-@pytest.mark.parametrize("executor", ["plain", "overlapped"])
-@pytest.mark.parametrize("in_flight", [3, "auto"])
-def test_the_trees_are_those_of_each_alone(make_solver, alone, explore, executor, in_flight):
-    options = {**FAST, "dtype": exact_dtype(), "explore": explore, "executor": executor}
-    with make_solver(**options, speculation="exact" if in_flight == 3 else "auto") as solver:
-        found = dict(solver.solve_many(PROBLEMS, in_flight=in_flight))
-        assert {key: each.tree_hash for key, each in found.items()} == alone
-        assert_nothing_allocated(solver)
-
-
 @pytest.mark.parametrize("search", ["best-of-n", "beam"])
 def test_a_path_that_waits_for_no_other_goes_on_before_its_round_is_over(search):
     """Decoupled exploration, Alg. 5; the trees are those that each grows by rounds."""

@@ -13,10 +13,9 @@ from beamwright.engine.scoring import Judged
 from beamwright.engine.timeline import Accounting
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import InputError
-from beamwright.saved.checkpoint import CheckpointWriter, read_checkpoint
 from beamwright.search import STRATEGIES, make_strategy, round_rng
 from beamwright.sections import SearchSettings, StopSettings
-from beamwright.tree import NodeState, StopReason, tree_hash
+from beamwright.tree import NodeState, StopReason
 from beamwright.verify.spec import aggregate
 from fakes import Grouping, ScriptedExecutor, new_tree
 
@@ -131,41 +130,6 @@ def test_unjudged_steps_of_a_rollout_are_as_greedy_as_it():
     assert all(node.greedy for each in greedy for node in each.children)
     scored = {node for nodes in executor.scored for node in nodes}
     assert all(node in scored or len(node.children) == 1 for node in greedy)
-
-
-@pytest.mark.parametrize("name", ["beam", "mcts", "lookahead", "revise"])
-def test_a_search_that_is_resumed_within_a_round_goes_on_alike(name, tmp_path):
-    whole, _, _ = search(name, verify_every=3)
-    files = []
-
-    def search_and_save():
-        found = SearchSettings(search=name, n=4, width=2, max_rounds=6, verify_every=3)
-
-        def save(run, elapsed_s):
-            files.append(tmp_path / f"{len(files)}.json")
-            CheckpointWriter(files[-1], found.model_dump())(run, elapsed_s)
-
-        run = TreeRun(
-            new_tree(),
-            make_strategy(found),
-            partial(aggregate, how="last"),
-            partial(round_rng, found),
-            Judged(3),
-            save=save,
-            rule=StopRule(StopSettings(), found),
-        )
-        engine = Engine(ScriptedExecutor(by_chance), Grouping(), Accounting())
-        engine.admit(run)
-        while engine.num_live:
-            engine.step()
-        return run
-
-    assert tree_hash(search_and_save().tree) == tree_hash(whole.tree)
-    assert len(files) > whole.tree.rounds + 1
-    for file in files:
-        again, _, _ = search(name, tree=read_checkpoint(file).tree, verify_every=3)
-        assert tree_hash(again.tree) == tree_hash(whole.tree)
-        assert again.tree.rounds == whole.tree.rounds
 
 
 def test_blanks_behind_a_thought_are_not_judged():

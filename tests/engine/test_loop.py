@@ -7,7 +7,7 @@ from beamwright.schedule.declare import InGpuSchedule
 from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings
 from beamwright.tree import NodeState, StopReason, tree_hash
-from fakes import Grouping, ScriptedExecutor, new_tree
+from fakes import ScriptedExecutor, new_tree
 from played import Loop, new_run
 
 
@@ -69,14 +69,6 @@ def test_every_step_is_scored_once_and_every_node_released_once():
     assert set(scored) == set(decoded) == every - {found.tree.root}
     assert len(executor.released) == len(set(executor.released))
     assert set(executor.released) == every
-
-
-@pytest.mark.parametrize("schedule", [Grouping(1), Grouping(3), Grouping(3, reverse=True)])
-def test_groups_change_the_work_and_not_the_tree(schedule):
-    executor, (found,) = run(ordinal_wins, n=8, width=4, schedule=schedule)
-    _, (expected,) = run(ordinal_wins, n=8, width=4)
-    assert max(len(group) for group in executor.groups) == schedule.size
-    assert tree_hash(found.tree) == tree_hash(expected.tree)
 
 
 def test_beams_reach_the_schedule_in_depth_first_order():

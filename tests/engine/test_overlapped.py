@@ -1,6 +1,5 @@
 """Whole searches with the verifier on a thread of its own: the trees of the plain executor."""
 
-import shutil
 import threading
 
 import pytest
@@ -8,13 +7,11 @@ import torch
 
 from beamwright.engine import executor
 from beamwright.engine.executor import overlaps
-from beamwright.engine.timeline import Accounting
 from beamwright.errors import Cancelled, InputError, Interrupted, LinkError
 from beamwright.kv.link import StreamLink
 from beamwright.solver import machinery
 from beamwright.verify.prm import PrmVerifier
 from engines import assert_nothing_allocated, exact_dtype, tiny_solver
-from prm_checkpoints import write_made_judge
 from streams import LateStreams
 
 PROBLEMS = [(i, f"Ann has {i + 3} apples. She eats {i % 3}.") for i in range(6)]
@@ -63,16 +60,6 @@ def test_trees_are_those_of_the_plain_executor(make_pair, expected):
     solver = make_pair(executor="overlapped")
     for in_flight in (5, len(PROBLEMS), 1):
         assert trees(solver, in_flight) == expected
-
-
-def test_with_a_quarter_of_the_kv(make_pair, expected, quarter):
-    with make_pair(**quarter, executor="plain") as solver:
-        assert trees(solver) == expected
-    with make_pair(**quarter, executor="overlapped") as solver:
-        assert trees(solver) == expected
-        moved = solver._machinery.tier.generator.link.bytes_moved
-        assert min(moved.values()) > 0
-        assert solver._machinery.tier.verifiers[0].link.bytes_moved is moved
 
 
 @pytest.mark.parametrize(("schedule", "share"), [("locality", 0.25), ("layerwise", 1.0)])
@@ -175,28 +162,6 @@ def test_several_verifiers_divide_the_kv(make_pair, expected, quarter):
         used = solver.usage()
         assert used.levels["verifier", "device"].budget_bytes == sum(verifiers)
         assert used.counters["verifier"].loaded_tokens > 0
-
-
-def test_several_judges_say_what_one_says(make_solver, tmp_path):
-    write_made_judge(tmp_path)
-    options = {**SMALL, "verifier": f"judge:{tmp_path}", "dtype": exact_dtype(), "max_rounds": 2}
-    found = []
-    for way in ({"executor": "plain"}, {"executor": "auto", "verifiers": 2}):
-        solved = dict(make_solver(**way, **options).solve_many(PROBLEMS[:3], in_flight=2))
-        found.append({name: (each.tree_hash, each.score) for name, each in solved.items()})
-    assert found[0] == found[1]
-
-
-def test_a_search_is_resumed_with_several_verifiers(make_pair, tmp_path):
-    file, kept = tmp_path / "search.json", tmp_path / "kept.json"
-    with make_pair(executor="auto", verifiers=2) as solver:
-        alone = solver.solve(
-            PROBLEMS[0][1],
-            checkpoint=file,
-            on_round=lambda report: kept.exists() or shutil.copy(file, kept),
-        )
-        assert solver.resume(kept).tree_hash == alone.tree_hash
-        assert_nothing_allocated(solver)
 
 
 @pytest.mark.parametrize(
@@ -349,19 +314,3 @@ def test_auto_overlaps_on_a_card_where_kernels_read_kv(make_pair, monkeypatch):
 def test_what_the_settings_name_is_what_runs(make_pair, two_cores):
     assert not chosen(make_pair(executor="plain"))
     assert chosen(make_pair(executor="overlapped"), in_flight=1, num_threads=2)
-
-
-def test_every_run_scores_on_the_same_streams_of_a_card(make_pair, monkeypatch):
-    """torch hands out the same few in turn: run after run, a worker's would come to be the one on
-    which another verifier's passes are captured, and its launches would be captured with them."""
-    made = []
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(device) or len(made))
-    with make_pair(verifiers=2, executor="overlapped") as solver:
-        found = solver._machinery
-        monkeypatch.setattr(found.scorers[0].decoder, "device", torch.device("cuda"))
-        models, shown = (found.generator, *found.scorers), (found.timeline, found.progress)
-        for _ in range(3):
-            given = found.settings.schedule, found.batch, found.verifiers, Accounting()
-            made_executor = executor.make_executor(*given, models, *shown, beside=True)
-            assert [worker._stream for worker in made_executor._workers] == [1, 2]
-    assert len(made) == 2

@@ -1,7 +1,5 @@
 """Rows that park on the host and come back: same trees, nothing computed twice, nothing leaks."""
 
-import shutil
-
 import pytest
 
 from beamwright.engine.batch import RunningBatch
@@ -13,7 +11,6 @@ from engines import (
     check_conservation,
     exact_dtype,
     grow,
-    tiny_checkpoint,
 )
 
 FIXED = {
@@ -67,81 +64,6 @@ def test_pools_are_conserved_while_rows_come_and_go(make_solver, parked, monkeyp
             )
         assert_nothing_allocated(solver)
     assert len(parked) > 9
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"speculation": "exact"},
-        {"write_back": "lazy"},
-        {"write_back": "eager", "link_bandwidth": "200MB/s"},
-        {"attention": "reference"},
-        {"max_batch": 5},
-        {"evict": "recompute", "host_memory": None, "dtype": "float64"},
-        {"split": 0.5, "kv_memory": 72 * 4096},
-    ],
-    ids=lambda options: "-".join(map(str, options.items())),
-)
-def test_parking_composes(make_solver, verifier_folder, parked, options):
-    base = {**FIXED, "verifier": str(verifier_folder)}
-    options = {**base, **options}
-    ample = {name: value for name, value in options.items() if name not in ("kv_memory", "split")}
-    expected = make_solver(**ample, kv_memory="64MiB").solve(PROBLEM).tree_hash
-    with make_solver(**{"kv_memory": 56 * 4096, **options, "batching": "continuous"}) as solver:
-        assert solver.solve(PROBLEM).tree_hash == expected
-        assert_nothing_allocated(solver)
-
-
-def test_several_trees_park_in_turns(make_solver, parked):
-    problems = [PROBLEM, "Tom has 4 hats.", "Eve eats 7 figs a day."]
-    expected = dict(make_solver(**FIXED).solve_many(problems, in_flight=1))
-    with make_solver(**FIXED, kv_memory=32 * 4096, batching="continuous") as solver:
-        found = dict(solver.solve_many(problems, in_flight=3))
-        assert all(each.tree_hash == expected[key].tree_hash for key, each in found.items())
-        assert_nothing_allocated(solver)
-    assert parked
-
-
-def test_a_resumed_search_goes_on_as_it_would_have(make_solver, parked, tmp_path):
-    options = {**FIXED, "dtype": "float64", "kv_memory": 56 * 4096, "batching": "continuous"}
-    file, kept = tmp_path / "search.json", tmp_path / "round2.json"
-    with make_solver(**options) as solver:
-
-        def keep(report):
-            if report.tree.rounds == 2:
-                shutil.copy(file, kept)
-
-        expected = solver.solve(PROBLEM, on_round=keep, checkpoint=file)
-    for batching in BATCHING:
-        with make_solver(**{**options, "batching": batching}) as solver:
-            assert solver.resume(kept).tree_hash == expected.tree_hash
-            assert_nothing_allocated(solver)
-    assert parked
-
-
-@pytest.mark.parametrize("kind", ["qwen3", pytest.param("gemma3_text", marks=pytest.mark.nightly)])
-def test_rows_with_windows_park(tmp_path, parked, kind):
-    make = tiny_checkpoint(tmp_path, kind)
-    options = {**FIXED, "dtype": "float64", "n": 8}
-    expected = make(**options).solve(PROBLEM).tree_hash
-    with make(**options, kv_memory=40 * 8192, batching="continuous") as solver:
-        assert solver.solve(PROBLEM).tree_hash == expected
-        assert_nothing_allocated(solver)
-    assert parked
-
-
-def test_trees_of_other_priorities_park(make_solver, parked):
-    """Whoever goes first, rows come back to what they were."""
-    problems = [PROBLEM, "Tom has 4 hats.", "Eve eats 7 figs a day."]
-    expected = dict(make_solver(**FIXED).solve_many(problems, in_flight=1))
-    with make_solver(**FIXED, kv_memory=32 * 4096, batching="continuous") as solver:
-        handles = {
-            number: solver.submit(text, problem_id=number, priority=number)
-            for number, text in enumerate(problems)
-        }
-        found = {number: handle.result(600).tree_hash for number, handle in handles.items()}
-    assert found == {number: each.tree_hash for number, each in expected.items()}
-    assert parked
 
 
 def test_the_least_budget_is_one_path_and_its_step(make_solver):

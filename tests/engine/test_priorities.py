@@ -13,7 +13,7 @@ from beamwright.engine.tree_run import TreeRun
 from beamwright.protocols import Plan
 from beamwright.search import make_strategy, round_rng
 from beamwright.sections import SearchSettings
-from beamwright.tree import StopReason, tree_hash
+from beamwright.tree import StopReason
 from beamwright.verify.spec import aggregate
 from fakes import Grouping, ScriptedExecutor, new_tree
 
@@ -77,15 +77,6 @@ def test_a_stream_of_newcomers_does_not_keep_another_of_their_priority_waiting()
     newcomers = [a_run(k, rounds=1) for k in range(100)]
     ended = finish(an_engine(), [a_run("patient"), *newcomers[:3]], newcomers[3:])
     assert ended.index("patient") <= 6 * 4 * 2
-
-
-def test_no_tree_depends_on_priorities():
-    def trees(priorities):
-        runs = [a_run(k, priority) for k, priority in enumerate(priorities)]
-        finish(an_engine(3), runs)
-        return [tree_hash(run.tree) for run in runs]
-
-    assert trees([0, 0, 0, 0]) == trees([3, -1, 7, 0])
 
 
 # --- lines -----------------------------------------------------------------------------------

@@ -15,8 +15,6 @@ import pytest
 import beamwright
 from beamwright.errors import CapacityError, InputError, Interrupted
 from beamwright.saved.checkpoint import read_checkpoint
-from beamwright.search import STRATEGIES
-from declared import real_options
 from engines import PROBLEM, assert_nothing_allocated, check_conservation, tiny_solver
 from hybrids import write_hybrid
 
@@ -61,57 +59,6 @@ def resume(solver, file, **options):
     solution = solver.resume(file, on_round=on_round, **options)
     assert_nothing_allocated(solver)
     return solution, seen.get("tree")
-
-
-def facts(tree):
-    return [
-        (n.lineage, n.token_ids, n.text, n.stop, n.state, n.usage, n.greedy) for n in tree.nodes()
-    ]
-
-
-SEARCHES = {name: real_options(name, reply_tokens=30) for name in STRATEGIES} | {
-    "fixed steps": {"step_tokens": 1, "max_tokens": 4, "ignore_eos": True},
-}
-
-
-@pytest.mark.parametrize("changes", SEARCHES.values(), ids=SEARCHES)
-def test_resuming_after_any_round_grows_the_same_tree(with_prm, tmp_path, changes):
-    solver = with_prm(**changes)
-    expected, tree, files = saved_rounds(solver, tmp_path)
-    assert len(files) == expected.rounds >= 3
-    # The last is of a search that is over; of the others, the first has most before it.
-    for file in (files[0], files[len(files) // 2], files[-1]):
-        solution, again = resume(solver, file)
-        assert solution.tree_hash == expected.tree_hash
-        assert facts(again) == facts(tree)
-        assert solution.tokens == expected.tokens
-        assert solution.answer == expected.answer
-        assert [c.score for c in solution.candidates] == pytest.approx(
-            [c.score for c in expected.candidates], abs=1e-9
-        )
-        assert solution.rounds == expected.rounds
-        assert solution.kv.dm_lower_bound_bytes == expected.kv.dm_lower_bound_bytes
-
-
-@pytest.mark.parametrize(
-    "where",
-    [
-        {"schedule": "in-gpu"},
-        {"schedule": "locality", "kv_memory": 30 * 4096},
-        {"schedule": "locality", "kv_memory": 30 * 4096, "evict": "recompute"},
-        {"schedule": "layerwise"},
-        {"attention": "dense"},
-    ],
-    ids=lambda where: "-".join(map(str, where.values())),
-)
-def test_a_search_may_be_resumed_on_another_machine(with_prm, tmp_path, where):
-    """Whatever does not decide the tree may differ: schedule, budgets, attention."""
-    expected, _, files = saved_rounds(with_prm(), tmp_path)
-    with with_prm(**where) as solver:
-        for file in files[1:3]:
-            solution, _ = resume(solver, file)
-            assert solution.tree_hash == expected.tree_hash
-            assert solution.kv.recomputed_tokens > 0
 
 
 def test_a_resumed_search_saves_its_rounds_and_counts_all_its_time(with_prm, tmp_path):

@@ -2,7 +2,6 @@
 
 import pytest
 
-from beamwright.checks import machine
 from beamwright.checks.machine import run_selftest
 from beamwright.engine.selftest import batches_are_exact
 from beamwright.models.decoder import padded_rows
@@ -34,32 +33,6 @@ def test_trees_do_not_depend_on_grouping(make_solver, attention):
         assert other.kv.groups >= solution.kv.groups
 
 
-def test_long_steps_do_not_depend_on_grouping_either(make_solver):
-    options = {"max_step_tokens": 300, "max_tokens": 320, "delimiter": "Zq", "ignore_eos": True}
-    solver = make_solver(n=10, width=5, dtype=exact_dtype(), **options)
-    expected = grow(solver)[0].tree_hash
-    for schedule in GROUPINGS[1:]:
-        solver.schedule = schedule
-        assert grow(solver)[0].tree_hash == expected
-
-
-def test_float64_trees_do_not_depend_on_the_backend(make_solver):
-    found = []
-    for attention in BACKENDS:
-        solver = make_solver(attention=attention, dtype="float64")
-        hashes = [grow(solver, problem_id=i)[0].tree_hash for i in range(3)]
-        found.append(hashes)
-    assert found[0] == found[1] == found[2]
-    assert len(set(found[0])) == 3
-
-
-def test_max_batch_changes_the_time_only(make_solver):
-    expected = grow(make_solver(dtype=exact_dtype()))[0]
-    split = grow(make_solver(max_batch=3, dtype=exact_dtype()))[0]
-    assert split.tree_hash == expected.tree_hash
-    assert split.kv.groups > expected.kv.groups
-
-
 def test_seeds_and_problem_ids_grow_different_trees(make_solver):
     solver = make_solver(seed=0)
     hashes = [grow(solver, problem_id=i)[0].tree_hash for i in (0, 1, "0")]
@@ -86,17 +59,6 @@ def test_a_child_draws_the_same_whoever_its_siblings_are(make_solver):
 def test_the_self_test_covers_every_backend():
     """What it finds is this machine's; that trees keep what it promises is tested above."""
     assert [*run_selftest()][: len(BACKENDS)] == BACKENDS
-
-
-def test_the_self_test_asks_what_the_search_runs(make_solver, monkeypatch):
-    """A loaded model's products are prepacked where they can be, and so are the self-test's."""
-    asked = []
-    monkeypatch.setattr(machine, "batches_are_exact", lambda decoder, _: asked.append(decoder))
-    run_selftest()
-    searching = make_solver(dtype="float32").generator.decoder.weights
-    kind = type(searching.layers[0].qkv)
-    for decoder in asked[: len(BACKENDS)]:
-        assert {type(decoder.weights.layers[0].down), type(decoder.weights.lm_head)} == {kind}
 
 
 @pytest.mark.parametrize("rows", [8, 24, 100])

@@ -50,11 +50,6 @@ def assert_same_tree(make_solver, name):
         assert found.tree_hash == expected.tree_hash, options
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_the_tree_is_the_same_under_every_schedule(make_solver, name):
-    assert_same_tree(make_solver, name)
-
-
 def test_a_declared_schedule_goes_by_its_name(make_solver, chunks):
     assert {"chunk": 5} in options_of("chunks")
     assert_same_tree(make_solver, "chunks")

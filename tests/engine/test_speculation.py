@@ -21,12 +21,6 @@ from engines import PROBLEM, assert_nothing_allocated, exact_dtype
 from fakes import add_step, new_tree
 
 FAST = {"n": 8, "width": 2, "max_rounds": 12, "max_step_tokens": 24, "max_tokens": 48}
-PLACES = {
-    "room": {"schedule": "in-gpu"},
-    "slots": {"schedule": "in-gpu", "max_batch": 3},
-    "little": {"schedule": "locality", "kv_memory": 24 * 4096, "host_memory": "1MiB"},
-    "barriers": {"schedule": "locality", "kv_memory": 24 * 4096, "batching": "grouped"},
-}
 
 
 def facts(solver, problem=PROBLEM):
@@ -82,20 +76,6 @@ def test_the_tree_is_the_same_with_every_strategy(make_solver, monkeypatch, name
             chaos.rng.seed(seed)
             assert facts(solver)[0] == expected
     assert chaos.num_dropped + chaos.num_parked
-
-
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("executor", ["plain", "overlapped"])
-def test_the_tree_is_the_same_wherever_it_is_kept(make_solver, monkeypatch, place, executor):
-    options = {**FAST, "search": "beam", "dtype": exact_dtype()}
-    expected, _ = facts(make_solver(**options))
-    changed = {**options, **PLACES[place], "speculation": "exact", "executor": executor}
-    with make_solver(**changed) as solver:
-        assert facts(solver)[0] == expected
-        chaos = Chaos(monkeypatch)
-        for seed in range(2):
-            chaos.rng.seed(seed)
-            assert facts(solver)[0] == expected
 
 
 @pytest.mark.parametrize("executor", ["plain", "overlapped"])

@@ -1,26 +1,11 @@
 """Searches whose paths end at strings: where, what is left, and that no schedule matters."""
 
-import shutil
-
-import pytest
-
-from beamwright.errors import InputError
-from beamwright.tree import NodeState
-from engines import CHAT, PROBLEM, exact_dtype, grow
+from engines import CHAT, exact_dtype, grow
 
 STOPS = ["M", "a", " 7", *(f"e{letter}" for letter in "tTgGkKpP#$%&")]
 LIMITS = {"delimiter": "e", "max_step_tokens": 12, "max_tokens": 60, "max_rounds": 8}
 LONG = {"delimiter": "Zq", "max_step_tokens": 300, "max_tokens": 320, "ignore_eos": True}
 BEAM = {"search": "beam", "n": 8, "width": 2, "stop_strings": STOPS, **LIMITS}
-PLACES = {
-    "max-batch": {"max_batch": 3},
-    "grouped": {"batching": "grouped", "max_batch": 5},
-    "continuous": {"batching": "continuous", "max_batch": 3},
-    "ahead": {"speculation": "exact"},
-    "ahead beside": {"speculation": "exact", "executor": "overlapped", "max_batch": 3},
-    "little": {"schedule": "locality", "host_memory": "4MiB"},
-    "captured": {"graphs": "on"},
-}
 
 
 def written(tree):
@@ -78,17 +63,6 @@ def test_a_path_is_the_beginning_of_what_it_is_without(make_solver):
     assert len(written(tree)) < len(written(whole))
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_the_tree_does_not_depend_on_the_schedule(make_solver, place):
-    expected = grow(make_solver(**BEAM, dtype=exact_dtype()))
-    room = {"kv_memory": expected[0].kv.device_peak_bytes * 3 // 4} if place == "little" else {}
-    with make_solver(**BEAM, dtype=exact_dtype(), **PLACES[place], **room) as solver:
-        found = solver.solve(PROBLEM)
-    assert found.tree_hash == expected[0].tree_hash
-    assert [each.text for each in found.candidates] == [e.text for e in expected[0].candidates]
-    assert place != "little" or found.kv.d2h_bytes
-
-
 def test_a_long_step_ends_soon_and_a_preempted_one_at_the_same_token(make_solver):
     options = {**BEAM, **LONG, "n": 6, "stop_strings": ["q", "}}"]}
     base = make_solver(**options, schedule="in-gpu", dtype=exact_dtype())
@@ -110,25 +84,3 @@ def test_each_reply_is_searched_for_itself(make_solver):
     _, tree = grow(solver)
     ended = check_ends(tree, solver._machinery.reader.codec, STOPS)
     assert any(node.replies_to.turn is not None for node in ended)
-
-
-def test_a_resumed_tree_ends_at_them_too(make_solver, tmp_path):
-    solver, file, files = make_solver(**BEAM, dtype="float64"), tmp_path / "search.json", []
-
-    def keep(report):
-        files.append(shutil.copy(file, tmp_path / f"{report.round}.json"))
-        trees.append(report.tree)
-
-    trees = []
-    expected = solver.solve(PROBLEM, on_round=keep, checkpoint=file)
-    assert any(
-        n.stop == "stop_string" and n.state is not NodeState.PRUNED for n in trees[0].nodes()
-    )
-    for saved in files:
-        found = solver.resume(saved)
-        assert found.tree_hash == expected.tree_hash
-        assert [each.text for each in found.candidates] == [e.text for e in expected.candidates]
-    with make_solver(**{**BEAM, "stop_strings": ()}, dtype="float64") as other:
-        with pytest.raises(InputError, match="saved with --stop-strings"):
-            other.resume(files[0])
-        assert "stop_strings" not in other._decisive(other._problem_settings({}))

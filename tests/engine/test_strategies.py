@@ -1,29 +1,8 @@
 """Every strategy with a real model: exactly n, and the same tree whatever the schedule."""
 
-import pytest
-
-from beamwright.search import STRATEGIES
-from declared import real_options
 from engines import grow
-from fakes import Grouping
 
 FAST = {"n": 8, "width": 2, "max_rounds": 12, "max_step_tokens": 12, "max_tokens": 30}
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_trees_do_not_depend_on_grouping_or_tiers(make_solver, name):
-    options = real_options(name, **FAST)
-    solver = make_solver(**options)
-    expected, tree = grow(solver)
-    if STRATEGIES[name].fills:
-        assert len(expected.candidates) == FAST["n"]
-    solver.schedule = Grouping(3, reverse=True)
-    assert grow(solver)[0].tree_hash == expected.tree_hash
-    least = max(node.end // 16 + 2 * node.depth for node in tree.nodes()) + 4
-    with make_solver(
-        **options, schedule="locality", kv_memory=least * 4096, host_memory="1MiB"
-    ) as tight:
-        assert grow(tight)[0].tree_hash == expected.tree_hash
 
 
 def test_step_limits_hold_by_depth(make_solver):

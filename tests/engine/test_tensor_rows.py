@@ -14,17 +14,6 @@ LONG = {"delimiter": "Zq", "max_step_tokens": 75, "max_tokens": 160, "ignore_eos
 SAME = {"dtype": "float64", "n": 16, "max_rounds": 3, "max_step_tokens": 12, "max_tokens": 36}
 
 
-def both(build, **options):
-    """(solution, facts) of plain steps and of steps that could be captured."""
-    found = []
-    for graphs in ("off", "on"):
-        with build(graphs=graphs, **options) as solver:
-            assert solver._machinery.batch._rows._stays == (graphs == "on")
-            solution, tree = grow(solver)
-            found.append((solution, facts(tree)))
-    return found
-
-
 @pytest.fixture
 def on_tape(monkeypatch):
     """A solver with tapes; see `tape.put_on_tape`."""
@@ -33,29 +22,6 @@ def on_tape(monkeypatch):
         return put_on_tape(monkeypatch, solver, FixedAttention(solver.generator.backend))
 
     return make
-
-
-# --- bursts ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"attention": "reference", "max_rounds": 3},
-        {"attention": "dense", "max_rounds": 3},
-        {"temperature": 0, "max_rounds": 2},
-        {"top_k": 4, "top_p": 0.9, "min_p": 0.01, "max_rounds": 2},
-        {"context": 60, "max_tokens": None, "ignore_eos": True, "n": 4, "width": 2},
-        {"step_tokens": 280, "max_tokens": 280, "ignore_eos": True, "n": 3, "width": 3},
-        {**LONG, "attention": "dense", "max_step_tokens": 90, "max_tokens": 100},
-    ],
-    ids=str,
-)
-def test_every_way_to_draw_and_to_end(make_solver, options):
-    (plain, expected), (burst, found) = both(make_solver, **options)
-    assert found == expected
-    assert burst.tree_hash == plain.tree_hash
-    assert burst.tokens.generated == plain.tokens.generated
 
 
 # --- captured steps --------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """What is kept of every token's distribution: it changes no token, and depends on no schedule."""
 
 import math
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from beamwright.search import make_strategy
 from beamwright.sections import ModelSettings
 from beamwright.tree import NodeState
 from beamwright.verify.find import resolve_verifier
-from engines import PROBLEM, grow
+from engines import grow
 
 BUNDLED = Path(beamwright.__file__).parent / "bundled"
 CONFIDENT = {"verifier": "deepconf:8", "n": 6, "width": 2, "max_rounds": 4}
@@ -104,42 +103,6 @@ def test_scores_of_a_real_search_are_those_of_the_paper(bundled_logits, names):
             assert scorer.score([node]) == pytest.approx([expected[name]], rel=1e-4)
         checked += len(path) > 25
     assert checked
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"verifier": "entropy"},
-        {"verifier": "deepconf-tail:6"},
-        {"search": "deepconf", "warmup": 2, "keep": 0.5, "max_rounds": 9},
-    ],
-    ids=lambda options: "-".join(map(str, options.values())),
-)
-def test_a_resumed_search_scores_to_the_same_values(make_solver, tmp_path, options):
-    solver = make_solver(**{**CONFIDENT, "dtype": "float64", **options})
-    file, files, trees = tmp_path / "search.json", [], []
-
-    def on_round(report):
-        files.append(shutil.copy(file, tmp_path / f"{len(files)}.json"))
-        trees.append(report.tree)
-
-    expected = solver.solve(PROBLEM, on_round=on_round, checkpoint=file)
-    assert len(files) == expected.rounds >= 3
-    for saved in files[:-1:2]:
-        found = []
-        solution = solver.resume(saved, on_round=lambda report, to=found: to.append(report.tree))
-        assert solution.tree_hash == expected.tree_hash
-        assert solution.answer == expected.answer
-        assert solution.reason_fewer == expected.reason_fewer
-        for (*same, stats, score), (*others, stats_then, score_then) in zip(
-            kept(found[-1]), kept(trees[-1]), strict=True
-        ):
-            assert same == others
-            assert score == pytest.approx(score_then, abs=1e-6)
-            assert stats.keys() == stats_then.keys()
-            for name, values in stats.items():
-                assert values == pytest.approx(stats_then[name], abs=1e-5)
 
 
 def test_online_deepconf_writes_a_part_of_best_of_n(make_solver):

@@ -18,31 +18,6 @@ def kept(tree):
     return [(node.lineage, node.token_ids, node.logprobs, node.top) for node in written(tree)]
 
 
-def bare(tree):
-    return [facts[:3] for facts in kept(tree)]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"dtype": "float32"},
-        {"speculation": "exact", "max_batch": 4},
-        {"deterministic": True},
-        {"temperature": 0.7, "top_p": 0.9, "top_k": 30},
-        {"verifier": "entropy"},
-    ],
-    ids=str,
-)
-def test_asking_changes_no_bit_of_what_is_drawn(make_solver, options):
-    options = {**SMALL, **options}
-    plain, without = grow(make_solver(**options))
-    solution, tree = grow(make_solver(**options, top_logprobs=20))
-    assert solution.tree_hash == plain.tree_hash
-    assert bare(tree) == bare(without)
-    assert all(node.top == () for node in without.nodes())
-
-
 @pytest.mark.parametrize("count", [1, 5, 20])
 def test_they_are_those_of_a_plain_forward_pass(make_solver, generator_folder, count):
     model = AutoModelForCausalLM.from_pretrained(generator_folder, dtype=torch.float64).eval()

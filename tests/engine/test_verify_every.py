@@ -8,17 +8,9 @@ import pytest
 
 from beamwright import Solver
 from beamwright.errors import InputError
-from engines import PROBLEM, check_conservation, exact_dtype, grow
+from engines import PROBLEM, exact_dtype, grow
 
 SMALL = {"n": 8, "width": 2, "max_rounds": 3, "step_tokens": 4, "ignore_eos": True}
-WAYS = {
-    "little memory": {"schedule": "locality", "kv_memory": 40 * 4096},
-    "parking": {"kv_memory": 56 * 4096, "batching": "continuous"},
-    "small batches": {"max_batch": 3},
-    "ahead": {"speculation": "exact"},
-    "ahead, in two lanes": {"speculation": "exact", "executor": "overlapped"},
-    "truncated memory, recomputed": {"kv_memory": 48 * 4096, "evict": "recompute"},
-}
 
 
 @pytest.fixture
@@ -30,44 +22,9 @@ def with_prm(make_solver, verifier_folder):
     return make
 
 
-def scores(tree):
-    return [(node.lineage, node.step_score, node.score) for node in tree.nodes()]
-
-
-@pytest.mark.parametrize("every", [2, 3])
-def test_no_tree_depends_on_the_schedule(with_prm, every):
-    solution, tree = grow(with_prm(verify_every=every))
-    assert solution.rounds == 3
-    assert max(node.depth for node in tree.nodes()) == 3 * every
-    assert all(n.step_score is None or n.depth % every == 0 for n in tree.nodes() if n.parent)
-    for way, changes in WAYS.items():
-        with with_prm(verify_every=every, **changes) as solver:
-            other = solver.solve(PROBLEM)
-            assert other.tree_hash == solution.tree_hash, way
-            assert scores(other.tree) == scores(tree), way
-
-
 def test_what_is_opened_for_sure_is_kept(with_prm):
     solution, _ = grow(with_prm(verify_every=3, speculation="exact", max_batch=3))
     assert solution.tokens.speculated_kept > 0
-
-
-@pytest.mark.parametrize("search", ["beam", "lookahead", "mcts", "particles", "deepconf"])
-def test_a_search_is_resumed_from_within_a_round(with_prm, tmp_path, search):
-    solver = with_prm(search=search, verify_every=2, dtype="float64")
-    file, files = tmp_path / "search.json", []
-
-    def keep(report):
-        files.append(shutil.copy(file, tmp_path / f"{len(files)}.json"))
-        check_conservation(solver, [report.tree])
-
-    expected = solver.solve(PROBLEM, on_round=keep, checkpoint=file)
-    assert len(files) > expected.rounds
-    for saved in {files[0], files[1], files[len(files) // 2], files[-1]}:
-        again = solver.resume(saved)
-        assert again.tree_hash == expected.tree_hash
-        assert again.tokens == expected.tokens
-        assert again.score == pytest.approx(expected.score, abs=1e-9)
 
 
 def test_fewer_calls_score_fewer_steps(make_solver, verifier_folder):

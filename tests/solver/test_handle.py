@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from beamwright.errors import Cancelled, InputError
-from engines import PROBLEM, assert_nothing_allocated, check_conservation
+from engines import PROBLEM, assert_nothing_allocated
 
 SMALL = {"n": 4, "width": 2, "max_rounds": 3, "dtype": "float64"}
 LONG_S = 120.0
@@ -48,15 +48,6 @@ def test_the_thread_that_searches_has_the_model_s_card_as_its_current_one(solver
     monkeypatch.setattr("beamwright.solver.scheduler.check_device", check)
     solver.submit(PROBLEM).result(LONG_S)
     assert asked == [("solver", solver.settings.model.device)]
-
-
-def test_what_is_submitted_together_has_the_trees_of_problems_alone(solver):
-    handles = [solver.submit(PROBLEM, problem_id=i, seed=i % 3) for i in range(12)]
-    found = [handle.result(LONG_S) for handle in handles]
-    assert all(handle.done() for handle in handles)
-    alone = [solver.solve(PROBLEM, problem_id=i, seed=i % 3) for i in range(12)]
-    assert [each.tree_hash for each in found] == [each.tree_hash for each in alone]
-    check_conservation(solver, [each.tree for each in found])
 
 
 def test_one_that_is_cancelled_stops_and_the_others_do_not_notice(solver, gate):

@@ -1,7 +1,5 @@
 """What `auto` stands for: settled once, before anything is built, and never what cannot run."""
 
-import random
-
 import pytest
 
 from beamwright.engine import executor
@@ -22,10 +20,6 @@ def scored(make_solver, verifier_folder):
         return make_solver(**{"verifier": str(verifier_folder), **TINY, **changes})
 
     return make
-
-
-def hashes(outcomes):
-    return [each if isinstance(each, Exception) else each.tree_hash for each in outcomes]
 
 
 # --- one object ------------------------------------------------------------------------------
@@ -85,25 +79,3 @@ def test_a_problem_that_two_lanes_have_no_room_for_is_solved_in_turns(scored, mo
         together = solver.solve_many([PROBLEM, PROBLEM])
         assert_nothing_allocated(solver)
     assert alone.tree_hash == together[0].tree_hash == expected
-
-
-# --- all of it together ----------------------------------------------------------------------
-
-
-def test_auto_grows_the_same_trees_whatever_it_has_and_whoever_is_beside(scored):
-    alone = hashes(scored(**ROOM).solve(text, problem_id=i) for i, text in enumerate(PROBLEMS))
-    draw = random.Random(53).choice
-    for _ in range(6):
-        options = {
-            "kv_memory": draw(["96KiB", "128KiB", "192KiB", "512KiB", "4MiB"]),
-            "executor": draw(["auto", "plain", "overlapped"]),
-            "speculation": draw(["off", "exact", "auto", "auto"]),
-            "explore": draw(["lockstep", "continuous", "decoupled"]),
-            "split": draw(["auto", 0.4, 0.4]),
-        }
-        with scored(**options) as solver:
-            found = dict(solver.solve_many(PROBLEMS, in_flight=draw([1, 2, "auto"])))
-        fixed = options["executor"] == "overlapped" or options["split"] == 0.4
-        for place, outcome in found.items():
-            if not (fixed and isinstance(outcome, CapacityError)):
-                assert hashes([outcome]) == [alone[place]], options

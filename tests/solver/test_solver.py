@@ -14,8 +14,6 @@ from beamwright.tree import NodeState, tree_hash
 from engines import (
     PROBLEM,
     assert_nothing_allocated,
-    assert_same,
-    check_conservation,
     grow,
     tiny_solver,
 )
@@ -152,27 +150,6 @@ def test_likelihood_under_another_model(make_solver, generator_folder):
 # --- several problems ------------------------------------------------------------------------
 
 PROBLEMS = [(i, f"Ann has {i} apples. " * (1 + i % 3)) for i in range(5)]
-
-
-@pytest.mark.parametrize("kind", ["logprob", "prm"])
-def test_problems_in_flight_together_are_solved_as_if_alone(make_solver, with_prm, kind):
-    solver = make_solver(n=8) if kind == "logprob" else with_prm(n=8)
-    trees = {}
-
-    def on_round(report):
-        trees[report.tree.root.problem_id] = report.tree
-        if len(trees) == len(PROBLEMS):
-            for model in solver._machinery.tree_models:
-                model.store.check()
-            check_conservation(solver, trees.values())
-
-    together = solver.solve_many(PROBLEMS, on_round=on_round)
-    assert_nothing_allocated(solver)
-    for (problem_id, problem), solution in zip(PROBLEMS, together, strict=True):
-        alone = solver.solve(problem, problem_id=problem_id)
-        assert solution.problem_id == problem_id
-        assert_same(solution, alone)
-        assert solution.tokens.verifier_prefilled == alone.tokens.verifier_prefilled
 
 
 def test_a_problems_own_error_takes_its_place(make_solver):

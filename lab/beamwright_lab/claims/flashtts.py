@@ -315,7 +315,7 @@ CLAIMS = (
         "6.3",
         "engine/noise.py",
         "flashtts_fig14.yaml: 1.5B+7B",
-        "engine/test_speculation.py::test_the_tree_is_the_same_wherever_it_is_kept",
+        "engine/test_same_tree.py::test_the_tree_is_the_same",
         "comparable accuracy (Fig. 14)",
         "schedules",
         same_trees,

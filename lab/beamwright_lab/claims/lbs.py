@@ -260,7 +260,7 @@ CLAIMS = (
         "4.1",
         "engine/noise.py",
         "lbs.yaml: lbs",
-        "engine/test_schedules.py::test_the_tree_is_the_same_under_every_schedule",
+        "engine/test_same_tree.py::test_the_tree_is_the_same",
         "said",
         "schedules",
         same_trees,
