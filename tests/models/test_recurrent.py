@@ -84,8 +84,6 @@ def test_rows_do_not_depend_on_the_batch(write, kind):
     }.get(kind, set())
 
 
-
-
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
