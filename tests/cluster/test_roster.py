@@ -1,7 +1,5 @@
 """Who has how many candidates to write."""
 
-import pickle
-
 from beamwright.cluster.roster import Given, Pulse, Roster
 from beamwright.counters import Counters, Usage
 
@@ -34,16 +32,3 @@ def test_the_one_with_the_fewest_candidates_is_first_and_what_moves_counts_once(
     roster.take_back(large)
     roster.give(large, "a")
     assert loads(roster) == {"a": 0, "b": 16}, "it was cancelled while it was routed"
-
-
-def test_counts_of_those_that_are_gone_stay():
-    roster = Roster()
-    used = Usage({}, {"engine": Counters(row_tokens=3)})
-    roster.update(Pulse(name, 1, True, used) for name in "ab")
-    roster.update([Pulse("b", 1, True, used)])
-    assert (roster.deaths, roster.usage().engine.row_tokens) == (1, 6)
-
-
-def test_a_search_leaves_the_roster_behind():
-    sent = pickle.loads(pickle.dumps(given(Roster(), "a", 1)))
-    assert (sent.id, sent.roster) == ("a", None)

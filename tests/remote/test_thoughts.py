@@ -55,52 +55,52 @@ def written(thinker):
 THOUGHT = "<think>\nAda has 3.\n\nWait, 4.\n</think>"
 
 
-@pytest.mark.parametrize("ids", [True, False])
-def test_a_thought_is_asked_for_up_to_its_end(written, thinker, ids):
-    asked, event = written(THOUGHT, ids=ids)
-    assert asked.stops == ("</think>",)
-    assert (event.thought, event.stop) == (True, StopReason.THOUGHT_END)
-    assert event.text == "\nAda has 3.\n\nWait, 4.\n"
-    assert event.token_ids == tuple(thinker.encode(THOUGHT))
-    assert len(event.logprobs) == (len(event.token_ids) if ids else 0)
+END, DELIMITER = ("</think>",), ("\n\n",)
+SAID, CUT = "It is 3.\n\n", "<think>\nAda has 3 plums"
+TOLD = "\nAda has 3.\n\nWait, 4.\n"
+OPENED, CLOSED = "How many?<think>\n", "Hm.\n\n<think>\n\n</think>\n\n"
+STOPS = {"stop_strings": ("Wait", "3")}
 
 
-@pytest.mark.parametrize("ids", [True, False])
-def test_stop_strings_are_of_what_is_said(written, ids):
-    asked, event = written(THOUGHT, ids=ids, stop_strings=("Wait", "3"))
-    assert asked.stops == ("</think>",)
-    assert (event.text, event.stop) == ("\nAda has 3.\n\nWait, 4.\n", StopReason.THOUGHT_END)
-    _, event = written("It is 3. Wait", ids=ids, ended="eos", stop_strings=("Wait", "3"))
-    assert (event.text, event.stop) == ("It is ", StopReason.STOP_STRING)
-
-
-def test_an_end_by_its_token_is_no_end_of_the_reply(written):
-    _, event = written(THOUGHT, ended="eos")
-    assert event.stop is StopReason.THOUGHT_END
+@pytest.mark.parametrize(
+    ("text", "options", "stops", "shown", "stop"),
+    [
+        *((THOUGHT, {"ids": ids}, END, TOLD, StopReason.THOUGHT_END) for ids in (True, False)),
+        # Stop strings are of what is said.
+        *((THOUGHT, {"ids": ids, **STOPS}, END, TOLD, StopReason.THOUGHT_END)
+          for ids in (True, False)),
+        *(("It is 3. Wait", {"ids": ids, "ended": "eos", **STOPS}, END, "It is ",
+           StopReason.STOP_STRING) for ids in (True, False)),
+        # An end by its token is no end of the reply.
+        (THOUGHT, {"ended": "eos"}, END, TOLD, StopReason.THOUGHT_END),
+        # A reply that does not think is cut where its steps end.
+        (f"{SAID}Or is it?\n\nNo.", {"ended": "eos"}, END, SAID, StopReason.DELIMITER),
+        (SAID, {"prompt": CLOSED}, DELIMITER, SAID, StopReason.DELIMITER),
+        (SAID, {"thinking": "off"}, DELIMITER, SAID, StopReason.DELIMITER),
+        # A start that the template wrote counts.
+        ("Ada has 3.\n</think>", {"prompt": OPENED}, END, "Ada has 3.\n", StopReason.THOUGHT_END),
+        # A step that a budget of thoughts has cut off goes on where nothing is thought.
+        ("It is 3.", {"ended": "length", "tokens": 3, "thinking": 3, "max_tokens": None}, END,
+         None, StopReason.STEP_LIMIT),
+        # The last token of a path is a limit above all.
+        (CUT, {"ended": "length", "tokens": 5, "thinking": 40, "max_tokens": 5}, END, None,
+         StopReason.PATH_LIMIT),
+        ("<think>\nAda has 3.\n\n", {"thought_steps": "paragraphs"}, (*END, "\n\n"), None,
+         StopReason.DELIMITER),
+    ],
+)  # fmt: skip
+def test_what_is_asked_and_where_a_step_ends(written, text, options, stops, shown, stop):
+    asked, event = written(text, **options)
+    assert (asked.stops, event.stop) == (stops, stop)
+    assert event.thought == (text.startswith("<think>") or ("prompt" in options and "<" in text))
+    assert shown is None or event.text == shown
 
 
 def test_what_is_behind_the_end_of_a_thought_is_dropped_and_counted(written, thinker):
     _, event = written(f"{THOUGHT}\n\nIt is 4.", ended="eos")
     assert event.token_ids == tuple(thinker.encode(THOUGHT))
+    assert len(event.logprobs) == len(event.token_ids)
     assert event.node.usage["overrun"] == len(thinker.encode("\n\nIt is 4.")) + 1
-
-
-def test_a_reply_that_does_not_think_is_cut_where_its_steps_end(written):
-    _, event = written("It is 3.\n\nOr is it?\n\nNo.", ended="eos")
-    assert (event.text, event.thought, event.stop) == ("It is 3.\n\n", False, StopReason.DELIMITER)
-
-
-@pytest.mark.parametrize("prompt", ["Hm.\n\n<think>\n\n</think>\n\n", "How many?"])
-def test_steps_that_are_not_to_think_end_at_the_delimiter(written, prompt):
-    thinking = "off" if prompt == "How many?" else "auto"
-    asked, event = written("It is 3.\n\n", prompt=prompt, thinking=thinking)
-    assert asked.stops == ("\n\n",)
-    assert (event.thought, event.stop) == (False, StopReason.DELIMITER)
-
-
-def test_a_start_that_the_template_wrote_counts(written):
-    _, event = written("Ada has 3.\n</think>", prompt="How many?<think>\n")
-    assert (event.thought, event.stop) == (True, StopReason.THOUGHT_END)
 
 
 @pytest.mark.parametrize("ids", [True, False])
@@ -113,31 +113,8 @@ def test_a_budget_is_asked_for_and_the_end_put_behind_it(written, thinker, ids):
     assert event.token_ids == (*drawn, *thinker.encode(" Stop."), *thinker.thoughts.end)
     assert (event.thought, event.stop) == (True, StopReason.THOUGHT_END)
     assert event.text.endswith(" Stop.")
-
-
-def test_no_thought_at_all_is_closed_before_it_says_anything(written, thinker):
-    asked, event = written("Ada", prompt="How many?<think>\n", ended="length", tokens=1, thinking=0)
-    assert asked.max_tokens == 1
-    assert event.token_ids == thinker.thoughts.end
-    assert event.stop is StopReason.THOUGHT_END
-
-
-def test_a_step_that_a_budget_of_thoughts_has_cut_off_goes_on_where_nothing_is_thought(written):
-    _, event = written("It is 3.", ended="length", tokens=3, thinking=3, max_tokens=None)
-    assert (event.thought, event.stop) == (False, StopReason.STEP_LIMIT)
-
-
-def test_the_last_token_of_a_path_is_a_limit_above_all(written):
-    _, event = written(
-        "<think>\nAda has 3 plums", ended="length", tokens=5, thinking=40, max_tokens=5
-    )
-    assert (event.thought, event.stop) == (True, StopReason.PATH_LIMIT)
-
-
-def test_paragraphs_of_a_thought_are_steps(written):
-    asked, event = written("<think>\nAda has 3.\n\n", thought_steps="paragraphs")
-    assert asked.stops == ("</think>", "\n\n")
-    assert (event.thought, event.stop) == (True, StopReason.DELIMITER)
+    asked, event = written("Ada", prompt=OPENED, ended="length", tokens=1, thinking=0, ids=ids)
+    assert (asked.max_tokens, event.token_ids) == (1, thinker.thoughts.end), "before it says any"
 
 
 # --- a server, and what it writes -----------------------------------------------------------------

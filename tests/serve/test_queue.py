@@ -8,6 +8,7 @@ from threading import Event
 import pytest
 
 from beamwright.errors import Cancelled
+from beamwright.serve import endpoint
 from beamwright.serve.body import ServerLimits
 from beamwright.serve.chat import ChatEndpoint
 from beamwright.serve.job import Told
@@ -192,6 +193,18 @@ def test_a_bug_in_a_stream_is_logged_and_told(serve, monkeypatch, caplog):
     assert event["error"]["code"] == "internal_error"
     assert "ZeroDivisionError" in caplog.text
     until(lambda: not server.queue.jobs)
+
+
+def test_a_silent_stream_says_that_it_is_there(serve, monkeypatch):
+    monkeypatch.setattr(endpoint, "QUIET_S", 0.02)
+    server = serve()
+    head, body = server.raw(json.dumps({**BODY, "stream": True}).encode(), connection="close")
+    with held(server), server.connect() as client:
+        client.sendall(head + body)
+        found = b""
+        while endpoint.COMMENT not in found:
+            found += client.recv(1000)
+    assert b"data: " not in found.split(endpoint.COMMENT)[1]
 
 
 def test_a_search_that_began_again_and_ended_otherwise_takes_nothing_back(served, monkeypatch):
