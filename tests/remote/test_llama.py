@@ -164,7 +164,7 @@ def test_slots_that_share_too_small_a_cache_are_asked_in_turn(codec, source_of):
         with lock:
             running += 1
             most.append(running)
-        time.sleep(0.2)
+        time.sleep(0.05)
         with lock:
             crowded, running = running > 1, running - 1
         return refuses(CROWDED, 500) if crowded else (200, drawn(codec, "x"))

@@ -50,18 +50,6 @@ def test_the_likeliest_tokens_are_those_of_the_model_here(far_solver, generator_
     assert node.logprobs == pytest.approx(here.tree.node(node.lineage).logprobs, abs=1e-4)
 
 
-def test_several_verifiers_score_what_a_server_writes(far_solver, verifier_folder):
-    texts, options = ["Ann has 3 apples.", "the thing", "1 + 12 ="], {"memory": "64MiB", **GREEDY}
-    ways = ({"executor": "plain"}, {"executor": "auto", "verifiers": 2})
-    plain, several = (far_solver(verifier=str(verifier_folder), **options, **way) for way in ways)
-    assert several._machinery.plan.kv_bytes < plain._machinery.plan.kv_bytes, (
-        "working memory of two"
-    )
-    found = [[each.tree_hash for each in one.solve_many(texts)] for one in (plain, several)]
-    assert found[0] == found[1]
-    engines.assert_nothing_allocated(several)
-
-
 @pytest.mark.nightly
 def test_drawn_trees_do_not_depend_on_who_else_is_asked_for(far_solver):
     texts = ["Ann has 3 apples.", "the thing", "1 + 12 =", "a b c"]

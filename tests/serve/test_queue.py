@@ -120,13 +120,6 @@ def test_one_key_leaves_places_to_the_others(serve):
     assert [each.result(60).status_code for each in asked] == [200, 200]
 
 
-def test_a_deadline_gives_the_best_so_far(serve):
-    server = serve(limits=ServerLimits(seconds=0.001, drain_s=5.0))
-    found = server.chat(seed=1).json()
-    assert found["search"]["stop_reason"]
-    assert found["choices"][0]["message"]["content"]
-
-
 def test_who_waits_when_the_server_ends_may_ask_again(serve):
     server = serve(limits=ServerLimits(drain_s=0.0))
     with held(server) as gate:
@@ -185,14 +178,21 @@ def test_who_leaves_in_the_middle_of_a_body_is_no_bug(served, caplog):
     assert not caplog.records
 
 
-def test_a_bug_in_a_stream_is_logged_and_told(serve, monkeypatch, caplog):
+def test_a_bug_in_a_reply_is_logged_and_told(serve, monkeypatch, caplog):
     server = serve()
-    monkeypatch.setattr(ChatEndpoint, "delta", lambda *args: 1 // 0)
+    for name in ("delta", "content"):
+        monkeypatch.setattr(ChatEndpoint, name, lambda *args: 1 // 0)
     with caplog.at_level(logging.ERROR):
         (event,) = server.stream()
     assert event["error"]["code"] == "internal_error"
     assert "ZeroDivisionError" in caplog.text
     until(lambda: not server.queue.jobs)
+    ports = set()
+    for _ in range(3):
+        response = server.chat()
+        assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
+        ports.add(response.extensions["network_stream"].get_extra_info("client_addr"))
+    assert len(ports) == 1, "it does not cost the connection"
 
 
 def test_a_silent_stream_says_that_it_is_there(serve, monkeypatch):

@@ -101,12 +101,6 @@ def test_what_is_wrong_is_said_in_a_line(server, fields, param, words):
     assert "\n" not in error["message"]
 
 
-def test_a_verifier_that_reads_what_was_drawn_is_refused(serve):
-    reply = score(serve(), ["one"])
-    assert reply.status_code == 400
-    assert "--verifier logprob: reads what the generator drew" in reply.json()["error"]["message"]
-
-
 def test_scores_come_while_a_search_is_under_way_and_are_bounded_like_it(serve):
     server = serve({"verifier": lengths}, limits=ServerLimits(requests=3))
     server.solver.most_submitted = 1
@@ -123,11 +117,3 @@ def test_scores_come_while_a_search_is_under_way_and_are_bounded_like_it(serve):
     assert scored.result(PATIENCE).json()["data"][0]["score"] == 1 / 4
     assert search.result(PATIENCE).status_code == 200
     assert waiting.result(PATIENCE).json()["search"]["tree_hash"] == expected
-
-
-def test_keys_are_asked_for(serve):
-    server = serve({"verifier": lengths}, keys=["secret"])
-    body = {"problem": "1+1", "steps": ["one"]}
-    assert server.http.post("/v1/score", json=body).status_code == 200
-    headers = {"authorization": "Bearer other"}
-    assert server.http.post("/v1/score", json=body, headers=headers).status_code == 401

@@ -14,7 +14,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from beamwright.config import option_owners
@@ -202,12 +201,8 @@ class SearchJob:
 
 # --- what is asked ---------------------------------------------------------------------------
 
-_PLAIN: Mapping[str, Any] = MappingProxyType(
-    {"search": "best-of-n", "n": 1, "width": 1, "choose": "best", "max_rounds": 100_000}
-)
-_EFFORTS: Mapping[str | None, tuple[int, int]] = MappingProxyType(
-    {"low": (4, 2), "high": (64, 4), "xhigh": (256, 4)}
-)
+_PLAIN = {"search": "best-of-n", "n": 1, "width": 1, "choose": "best", "max_rounds": 100_000}
+_EFFORTS = {"low": (4, 2), "high": (64, 4), "xhigh": (256, 4)}
 """n and width that a `reasoning_effort` stands for; `none` and `minimal` are one sample, and
 `medium` is the recipe."""
 
@@ -241,7 +236,7 @@ class RequestReader:
         if method == "plain" or effort in ("none", "minimal"):
             return dict(_PLAIN)
         options: dict[str, Any] = {"search": method} if method else {}
-        if effort in _EFFORTS:
+        if effort is not None and effort in _EFFORTS:
             n, width = _EFFORTS[effort]
             options |= {"n": min(n, self.limits.n // width * width) or n, "width": width}
         return options
@@ -352,9 +347,7 @@ _BUDGETS = (
     "thinking_token_budget", "thinking_budget_tokens", "reasoning_budget_tokens",
     "reasoning_budget",
 )  # fmt: skip
-_SHARES: Mapping[str | None, float] = MappingProxyType(
-    {"minimal": 1 / 32, "low": 1 / 8, "high": 1 / 2, "xhigh": 3 / 4}
-)
+_SHARES = {"minimal": 1 / 32, "low": 1 / 8, "high": 1 / 2, "xhigh": 3 / 4}
 """Of the context, or of a reply's most tokens, what an effort lets it think; `medium` is as
 started. A context of 32,768 has 1,024 and 4,096, as people want it of vLLM (its issue 55382)."""
 
@@ -387,8 +380,8 @@ def thinking_of(
         return None
     if off:
         return "off"
-    if fields.effort in _SHARES:
-        return max(1, int(min(context, max_tokens or context) * _SHARES[fields.effort]))
+    if share := _SHARES.get(fields.effort or ""):
+        return max(1, int(min(context, max_tokens or context) * share))
     return "on" if asked is not None and asked.enabled else None
 
 

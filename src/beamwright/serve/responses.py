@@ -7,8 +7,7 @@ the page. Scores come between iterations of the searches that are under way.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -64,14 +63,13 @@ class ResponsesEndpoint(Endpoint):
     path, takes = "/v1/responses", ResponseFields
     fields: ResponseFields
     _number, _sent = 0, ""
-    _place: Mapping[str, Any] = MappingProxyType({})
 
     def read(self, body: dict[str, Any]) -> list[SearchJob]:
         """One search."""
         fields = self.fields = parsed(ResponseFields, body)
         if fields.n not in (None, 1):
             raise ApiError(400, "n: one response only", "n")
-        self.streamed = bool(fields.stream)
+        self.streamed, self._place = bool(fields.stream), dict[str, Any]()
         problem = conversation(fields.input, "input")
         if fields.instructions:
             said = {"role": "system", "content": fields.instructions}
