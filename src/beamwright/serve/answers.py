@@ -83,22 +83,20 @@ def final_text(
 def held_back(text: str, stops: Sequence[str]) -> str:
     """Without what may yet become another character, or be cut off as a stop string."""
     text = text.rstrip(_BROKEN)
-    keep = len(text)
-    for stop in stops:
-        for length in range(min(len(stop), len(text)), 0, -1):
-            if stop.startswith(text[-length:]):
-                keep = min(keep, len(text) - length)
-                break
-    return text[:keep]
+    tails = ((stop, range(max(0, len(text) - len(stop)), len(text))) for stop in stops)
+    begun = (start for stop, starts in tails for start in starts if stop.startswith(text[start:]))
+    return text[: min(begun, default=len(text))]
 
 
 def choices_of(job: SearchJob) -> list[Candidate]:
     """The best candidates of a job that is done, the chosen one first."""
     solution = job.found
-    chosen = next(c for c in solution.candidates if c.lineage == solution.lineage)
-    others = [c for c in solution.candidates if c is not chosen]
-    others.sort(key=lambda c: -math.inf if c.score is None else c.score, reverse=True)
-    return [chosen, *others][: job.choices]
+
+    def rank(candidate: Candidate) -> tuple[bool, float]:
+        score = candidate.score
+        return candidate.lineage != solution.lineage, math.inf if score is None else -score
+
+    return sorted(solution.candidates, key=rank)[: job.choices]
 
 
 def finish_of(candidate: Candidate) -> str:

@@ -6,7 +6,7 @@ Chunks have no `id:` or `retry:` field, no named event: clients of OpenAI's fail
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -118,8 +118,11 @@ class CompletionFields(Fields):
     include_stop_str_in_output: bool | None = Field(None, strict=True)
 
 
-def conversation(messages: list[Message], param: str) -> Conversation:
-    """As chat templates take it. param: where the messages stand. Raises ApiError."""
+def conversation(
+    messages: list[Message], param: str, args: Mapping[str, Any] | None = None
+) -> Conversation:
+    """As chat templates take it. param: where the messages stand; args: the template's. Raises
+    ApiError."""
     shown = []
     for number, message in enumerate(messages):
         text, where = message.content, f"{param}[{number}].content"
@@ -139,13 +142,8 @@ def conversation(messages: list[Message], param: str) -> Conversation:
         if thought := without_rounds(next(filter(None, thoughts), "")):
             given |= dict.fromkeys(_THOUGHTS, thought)
         shown.append({**given, "content": text})
-    return Conversation(tuple(shown))
-
-
-def with_args(problem: Conversation, fields: Fields) -> Conversation:
-    """With the request's arguments of the chat template. Raises ApiError."""
     try:
-        return replace(problem, template_args=fields.chat_template_kwargs or {})
+        return Conversation(tuple(shown), template_args=args or {})
     except InputError as error:
         raise api_error(error, "chat_template_kwargs") from error
 
@@ -314,7 +312,7 @@ class ChatEndpoint(ChoicesEndpoint):
             raise ApiError(400, "top_logprobs: needs logprobs", "top_logprobs")
         self.streamed = bool(fields.stream)
         self._tools = bool(fields.tools) and fields.tool_choice != "none"
-        problem = with_args(conversation(fields.messages, "messages"), fields)
+        problem = conversation(fields.messages, "messages", fields.chat_template_kwargs)
         if self._tools:
             codec = self.queue.solver.codec
             if codec is None or not codec.takes_tools:

@@ -18,9 +18,8 @@ from prometheus_client.metrics import Counter, Histogram
 from prometheus_client.registry import Collector
 
 from beamwright.counters import Usage
-from beamwright.protocols import RoundReport
 from beamwright.serve.job import SearchJob
-from beamwright.serve.queue import RequestQueue
+from beamwright.serve.queue import Listener, RequestQueue
 from beamwright.solver.solution import Solution
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -36,7 +35,7 @@ Family = tuple[Any, str, str, str, Mapping[Any, float]]
 GAUGE, COUNTER = GaugeMetricFamily, CounterMetricFamily
 
 
-class Metrics(Collector):
+class Metrics(Collector, Listener):
     """Counts what a queue's jobs do. registry: of this server alone."""
 
     def __init__(self, queue: RequestQueue) -> None:
@@ -63,9 +62,6 @@ class Metrics(Collector):
     def begun(self, job: SearchJob) -> None:
         """A search waits, or begins."""
         self._tokens.labels("prompt").inc(job.prompt_tokens)
-
-    def round(self, job: SearchJob, report: RoundReport) -> None:
-        """Nothing is counted of it."""
 
     def ended(self, job: SearchJob, outcome: Solution | BaseException) -> None:
         """It has a solution, or none."""

@@ -30,8 +30,10 @@ class Listener(Protocol):
     the tree is alive: all of them are quick. What one raises is logged, and nobody else's."""
 
     def begun(self, job: SearchJob) -> None: ...
-    def round(self, job: SearchJob, report: RoundReport) -> None: ...
     def ended(self, job: SearchJob, outcome: Solution | BaseException) -> None: ...
+
+    def round(self, job: SearchJob, report: RoundReport) -> None:
+        """Of a round that is decided; not everybody wants to know."""
 
 
 class RequestQueue:

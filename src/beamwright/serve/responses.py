@@ -8,16 +8,16 @@ the page. Scores come between iterations of the searches that are under way.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from beamwright.serve.answers import behind, choices_of, finish_of, told, usage
 from beamwright.serve.body import ITEMS, ApiError, Count, Fields, parsed
-from beamwright.serve.chat import Message, conversation, with_args
+from beamwright.serve.chat import Message, conversation
 from beamwright.serve.endpoint import Endpoint, event
 from beamwright.serve.job import SearchJob, text_of
-from beamwright.tree import Conversation
 
 _MISSING = {
     "item_reference": ": nothing is stored here, so send the item (clients do with store: false)",
@@ -70,11 +70,10 @@ class ResponsesEndpoint(Endpoint):
         if fields.n not in (None, 1):
             raise ApiError(400, "n: one response only", "n")
         self.streamed, self._place = bool(fields.stream), dict[str, Any]()
-        problem = conversation(fields.input, "input")
+        problem = conversation(fields.input, "input", fields.chat_template_kwargs)
         if fields.instructions:
             said = {"role": "system", "content": fields.instructions}
-            problem = Conversation((said, *problem.messages))
-        problem = with_args(problem, fields)
+            problem = replace(problem, messages=(said, *problem.messages))
         limit = fields.max_output_tokens or fields.max_tokens
         return [self.queue.reader.job(fields, problem, limit, "input")]
 
