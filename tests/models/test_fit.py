@@ -90,9 +90,15 @@ def shards(folder, tensors, index=(0, 1), names=("model-0000{}-of-00002.safetens
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
 
 
-def pickled(folder, tensors, **how):
+def pickled(folder, tensors, parts=1, **how):
     (folder / "model.safetensors").unlink()
-    torch.save(tensors, folder / "pytorch_model.bin", **how)
+    if parts == 1:
+        torch.save(tensors, folder / "pytorch_model.bin", **how)
+        return
+    where = {name: f"pytorch_model-{n % parts}.bin" for n, name in enumerate(tensors)}
+    for file in {*where.values()}:
+        torch.save({n: t for n, t in tensors.items() if where[n] == file}, folder / file)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": where}))
 
 
 def adapter(folder, tensors):
@@ -133,6 +139,11 @@ REFUSED = {
     "adapted": ("gemma2", lambda t: {**t, "extra.weight": torch.ones(2)}, {}, "extra.weight is"),
     "scales": ("llama", scaled_parts, {}, "_scale is not one of .* does not tell"),
     "parts": ("llama", scaled_parts, compressed(ROWS), r"up_proj.*scales \(2,\) .* take the orig"),
+    "no tokenizer": ("llama", same, {}, "no tokenizer in this folder", lambda f, _: [
+        file.unlink() for file in f.glob("tokenizer*")]),
+    "no method": ("llama", same, {"quantization_config": {"bits": 4}}, "by an unknown method are"),
+    "a format": ("llama", same, {"quantization_config": {
+        "quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}}, "nvfp4"),
     "MLX": ("llama", same, {"quantization": {"bits": 4}}, "quantised by MLX are not read"),
     "rotated": ("llama", same, {"quantization_config": {
         **compressed(ROWS)["quantization_config"], "transform_config": {"config_groups": {"R4": 1}},
@@ -218,6 +229,8 @@ READ = {
     "no index": ("llama", same, {}, lambda *at: shards(*at, index=())),
     "old pickle": ("llama", same, {}, lambda *at: pickled(*at, **LEGACY)),
     "pickle": ("opt", same, {}, pickled),
+    "pickles": ("llama", same, {}, lambda *at: pickled(*at, parts=3)),
+    "an OPT of before": ("opt", lambda t: {n.removeprefix("model."): v for n, v in t.items()}, {}),
     "window of a llama": ("llama", same, {"sliding_window": 16}),
     "biases of a mistral": ("mistral", same, {"attention_bias": True, "mlp_bias": True}),
     "a ministral": ("mistral", same, {"layer_types": ["full_attention"] * 2}),

@@ -10,7 +10,7 @@ from beamwright.attention import make_attention
 from beamwright.errors import InputError, UnavailableError, UnsupportedModelError
 from beamwright.models import load
 from beamwright.models.hub import resolve_folder
-from beamwright.models.load import free_bytes, inspect_model, load_model, resolve_dtype
+from beamwright.models.load import free_bytes, load_model, resolve_dtype
 from beamwright.models.named import NAMED_SHAPES, named_shape, shape_from_text
 from beamwright.models.survey import shape_of, survey
 from beamwright.sections import ModelSettings
@@ -23,15 +23,6 @@ def test_a_missing_folder_names_the_option(tmp_path):
         resolve_folder(str(tmp_path / "gone"), "generator")
     with pytest.raises(InputError, match=r"--verifier .*gone: no such folder"):
         resolve_folder(str(tmp_path / "gone"), "verifier")
-
-
-def test_a_folder_without_tokenizer_says_so(llama_folder):
-    for file in llama_folder.glob("tokenizer*"):
-        file.unlink()
-    with pytest.raises(InputError, match="no tokenizer in this folder"):
-        load_model(str(llama_folder), ModelSettings())
-    with pytest.raises(UnsupportedModelError, match="no tokenizer in this folder"):
-        inspect_model(ModelSettings(model=str(llama_folder)))
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,12 @@
 """The decoder against `transformers`, for every family and backend."""
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig
 
-import fakes
 from beamwright.checks.model import check_parity
 from beamwright.errors import UnavailableError
-from beamwright.models.load import inspect_model, load_model, read_reference
+from beamwright.models.load import inspect_model, read_reference
 from beamwright.sections import ModelSettings
 
 
@@ -32,44 +28,6 @@ def test_parameters_and_kv_bytes_are_those_of_the_checkpoint(write_family, famil
     assert found["kv_bytes_per_token"] == 2 * 3 * kv_heads * head_dim * 4
     assert (found["architecture"], found["supported"]) == (config.model_type, True)
     assert (found["context"], found["dtype"]) == (256, "float32")
-
-
-@pytest.mark.parametrize("num_shards", [1, 3])
-def test_pickled_weights_are_read_too(tmp_path, num_shards):
-    fakes.write_tokenizer(tmp_path)
-    config = LlamaConfig(**fakes.SMALL, num_key_value_heads=2)
-    model = fakes.write_checkpoint(tmp_path, config)
-    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    expected = check_parity(ModelSettings(model=str(tmp_path)))
-    (tmp_path / "model.safetensors").rename(tmp_path / "kept.safetensors.bak")
-    names = list(tensors)
-    if num_shards == 1:
-        torch.save(tensors, tmp_path / "pytorch_model.bin")
-    else:
-        where = {}
-        for shard in range(num_shards):
-            file = f"pytorch_model-{shard + 1:05}-of-{num_shards:05}.bin"
-            mine = names[shard::num_shards]
-            torch.save({name: tensors[name] for name in mine}, tmp_path / file)
-            where.update(dict.fromkeys(mine, file))
-        index = {"metadata": {}, "weight_map": where}
-        (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    assert check_parity(ModelSettings(model=str(tmp_path))) == expected
-
-
-@pytest.mark.usefixtures("unpacked")
-def test_an_opt_checkpoint_without_the_outer_prefix_is_read(tmp_path, write_family):
-    """facebook/opt-* hold "decoder.layers..." where transformers writes "model.decoder...."."""
-    folder, model = write_family("opt")
-    for file in folder.iterdir():
-        if file.suffix == ".json":
-            (tmp_path / file.name).write_text(file.read_text())
-    tensors = {k.removeprefix("model."): v for k, v in model.state_dict().items()}
-    torch.save({k: v.clone() for k, v in tensors.items()}, tmp_path / "pytorch_model.bin")
-    settings = ModelSettings()
-    ours, theirs = (load_model(str(f), settings).decoder.weights for f in (tmp_path, folder))
-    assert torch.equal(ours.layers[2].qkv.weight, theirs.layers[2].qkv.weight)
-    assert torch.equal(ours.embedding, theirs.embedding)
 
 
 @pytest.mark.parametrize(

@@ -213,23 +213,25 @@ class _Loader:
         module, placing = self._found.model.get_submodule(path), self._placing
         if name == self._head and not placing.head:
             return
+        like = self._wanted[name]
         if isinstance(value, GroupedLinear | BlockLinear):
-            size = tuple(self._wanted[name].shape)
+            module._parameters.pop(leaf)
             if name == self._embedding:
-                module._parameters.pop(leaf)
-                rows = EmbeddingRows(self._rows, self._wanted[name], placing.device)
-                module.__dict__[leaf] = rows
+                module.__dict__[leaf] = EmbeddingRows(self._rows, like, placing.device)
                 return
-            kept = value.placed(size, placing.device, f"model {self._where}: weight {name}")
-            self._keep(module, leaf, placing.pack(kept), name)
+            what = f"model {self._where}: weight {name}"
+            kept = value.placed(tuple(like.shape), placing.device, what)
+            module.__dict__[leaf] = self._product(kept, like)
             return
         placed = self._cast(name, value)
-        if name == self._head:
-            head = head_linear(Linear(placed), placing.storage)
-            self._keep(module, leaf, placing.pack(head), name)
-        elif name in self._found.products:
-            quantised = placing.storage if self._found.quantises(name) else Storage.PLAIN
-            self._keep(module, leaf, placing.pack(quantise_linear(Linear(placed), quantised)), name)
+        if name == self._head or name in self._found.products:
+            module._parameters.pop(leaf, None)
+            if name == self._head:
+                linear = head_linear(Linear(placed), placing.storage)
+            else:
+                quantised = placing.storage if self._found.quantises(name) else Storage.PLAIN
+                linear = quantise_linear(Linear(placed), quantised)
+            module.__dict__[leaf] = self._product(linear, like)
         elif leaf in module._buffers:
             module._buffers[leaf] = placed
         else:
@@ -246,13 +248,10 @@ class _Loader:
         check_finite(placed, value, what)
         return placed
 
-    def _keep(self, module: Any, leaf: str, linear: Linear, name: str) -> None:
-        """A product's weight: our projection stands in its place."""
-        module._parameters.pop(leaf, None)
+    def _product(self, linear: Linear, like: Tensor) -> Product:
+        """What stands in the place of a weight that products read."""
         placing = self._placing
-        module.__dict__[leaf] = Product(
-            linear, self._wanted[name], placing.device, placing.tile_rows
-        )
+        return Product(placing.pack(linear), like, placing.device, placing.tile_rows)
 
     def _keep_experts(self, module: Any, path: str) -> None:
         placing = self._placing

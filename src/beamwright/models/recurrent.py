@@ -228,18 +228,25 @@ class Recurrent:
             for kind, (size, dtype) in self.parts.items()
         }
 
+    def drawn(
+        self, rows: int, tokens: int, width: int, device: torch.device
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Random tokens [rows, tokens, width] and states of rows, for trials."""
+        generator = torch.Generator().manual_seed(0)
+        hidden = torch.randn(rows, tokens, width, generator=generator).to(device, self.dtype)
+        return hidden, {
+            kind: torch.randn(rows, *size, generator=generator).to(device, dtype)
+            for kind, (size, dtype) in self.parts.items()
+        }
+
     @torch.inference_mode()
     def agrees(self, width: int, device: torch.device, *, behind: bool) -> bool:
         """Whether random tokens [1, tokens, width] together are what they are one by one.
 
         behind: a random state; else from nothing.
         """
-        generator = torch.Generator().manual_seed(0)
-        hidden = torch.randn(1, _PROBED, width, generator=generator).to(device, self.dtype)
-        start = self._zeros(1, device)
-        if behind:
-            for part in start.values():
-                part.copy_(torch.randn(part.shape, generator=generator))
+        hidden, drawn = self.drawn(1, _PROBED, width, device)
+        start = drawn if behind else self._zeros(1, device)
         together = StateCache({kind: part.clone() for kind, part in start.items() if behind})
         one_by_one = StateCache(start)
         found = self.plain(hidden, together)

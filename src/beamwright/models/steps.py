@@ -221,12 +221,7 @@ def _agrees(
     recurrent: Recurrent, step: _Step, width: int, device: torch.device, *, in_blocks: bool
 ) -> bool:
     """Whether a step of random rows behind random states is the module's own."""
-    generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(_ROWS, 1, width, generator=generator).to(device, recurrent.dtype)
-    states = {
-        kind: torch.randn(_ROWS, *size, generator=generator).to(device, dtype)
-        for kind, (size, dtype) in recurrent.parts.items()
-    }
+    hidden, states = recurrent.drawn(_ROWS, 1, width, device)
     own = StateCache({kind: state.clone() for kind, state in states.items()})
     expected = recurrent.plain(hidden, own)
     try:

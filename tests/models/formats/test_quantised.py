@@ -11,7 +11,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 import fakes
 import packed_files
 from beamwright import Solver
-from beamwright.errors import InputError, UnsupportedModelError
+from beamwright.errors import InputError
 from beamwright.models.formats import open_checkpoint
 from beamwright.models.grouped import GroupedLinear
 from beamwright.models.hf_config import read_shape
@@ -90,25 +90,6 @@ def test_experts_of_mxfp4_are_what_transformers_makes_of_them(tmp_path):
     expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
     assert torch.equal(stored.tensor(name), expected)
     assert torch.equal(stored.tensor(f"{name}_bias"), bias)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"quant_method": "hqq"}, "weights quantised by hqq are not read"),
-        ({"quant_method": None}, "weights quantised by an unknown method are not read"),
-        ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "nvfp4"),
-    ],
-)
-def test_another_method_is_named(write, change, said):
-    folder, _, _ = write("awq")
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] |= change
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UnsupportedModelError, match=said):
-        read_shape(folder, None)
-    with pytest.raises(UnsupportedModelError, match=said):
-        open_checkpoint(folder)
 
 
 def test_a_version_that_is_not_read_is_named(write):
