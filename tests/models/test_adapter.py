@@ -17,10 +17,8 @@ from beamwright.models import adapter, survey
 from beamwright.models.adapter import AdaptedDecoder
 from beamwright.models.hf_config import read_shape
 from beamwright.models.load import inspect_model, load_model, read_reference
-from beamwright.models.prefill import PrefillRequest
-from beamwright.models.tree_model import TreeModel
 from beamwright.sections import ModelSettings
-from engines import exact_dtype
+from engines import exact_dtype, logprobs, prefilled
 
 TINY = {
     **{"vocab_size": fakes.VOCAB, "hidden_size": 64, "num_hidden_layers": 2, "head_dim": 16},
@@ -88,14 +86,6 @@ def write(tmp_path_factory):
 def load(folder, **settings):
     settings = {"decoder": "transformers", "dtype": "float32", **settings}
     return load_model(str(folder), ModelSettings(model=str(folder), **settings))
-
-
-@torch.inference_mode()
-def logprobs(decoder, token_ids, attention="reference"):
-    budget = 1024 * decoder.shape.kv_bytes_per_token(decoder.dtype.itemsize)
-    model = TreeModel(decoder, make_attention(attention), budget)
-    hidden = model.prefill([PrefillRequest((), model.store.create(), token_ids, 0)])[0]
-    return decoder.logits(hidden).log_softmax(-1)
 
 
 def tokens(count=64):
@@ -246,11 +236,9 @@ def test_a_backbone_with_another_head_is_loaded_without_logits(tmp_path):
     loaded = load_model(str(tmp_path), settings, role="verifier", reads_logits=False)
     ids = tokens(32)
     decoder = loaded.decoder
-    tree = TreeModel(decoder, make_attention("tree"), 2**20)
     with torch.inference_mode():
-        (found,) = tree.prefill([PrefillRequest((), tree.store.create(), ids, 0)])
         expected = model.model(torch.tensor([ids])).last_hidden_state[0]
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(prefilled(decoder, ids, "tree"), expected, atol=1e-5, rtol=0)
     assert decoder.shape.num_parameters == sum(p.numel() for p in model.model.parameters())
 
 

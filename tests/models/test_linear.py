@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from beamwright.attention import make_attention
 from beamwright.models.decoder import Linear
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.grouped import (
@@ -26,8 +25,6 @@ from beamwright.models.linear import (
 )
 from beamwright.models.load import inspect_model, load_model
 from beamwright.models.named import shape_from_text
-from beamwright.models.prefill import PrefillRequest
-from beamwright.models.tree_model import TreeModel
 from beamwright.models.weights import random_weights
 from beamwright.plan.costs import (
     INT4_GROUP,
@@ -35,6 +32,7 @@ from beamwright.plan.costs import (
     weight_bytes,
 )
 from beamwright.sections import ModelSettings
+from engines import prefilled
 
 QUANTISED = ["int8", "int4"]
 PROJECTIONS = ("qkv", "out", "gate_up", "down")
@@ -48,15 +46,9 @@ def load(folder, weights, **settings):
     return load_model(str(folder), ModelSettings(model=str(folder), weights=weights, **settings))
 
 
-@torch.inference_mode()
-def logits(decoder, num_tokens=40):
-    token_ids = torch.randint(
-        decoder.shape.vocab, (num_tokens,), generator=torch.Generator().manual_seed(3)
-    ).tolist()
-    budget = 1024 * decoder.shape.kv_bytes_per_token(decoder.dtype.itemsize)
-    model = TreeModel(decoder, make_attention("reference"), budget)
-    hidden = model.prefill([PrefillRequest((), model.store.create(), token_ids, 0)])[0]
-    return decoder.logits(hidden)
+def logits(decoder):
+    ids = torch.randint(decoder.shape.vocab, (40,), generator=torch.Generator().manual_seed(3))
+    return decoder.logits(prefilled(decoder, ids.tolist()))
 
 
 def tensors_in(value):
@@ -69,6 +61,7 @@ def tensors_in(value):
 
 
 @pytest.mark.parametrize("weights", QUANTISED)
+@torch.inference_mode()
 def test_logits_stay_near_those_of_the_weights_as_they_were(write_family, family, weights):
     folder, _ = write_family(family)
     plain, found = (logits(load(folder, each).decoder) for each in ("auto", weights))

@@ -8,8 +8,10 @@ from transformers import AutoConfig, Qwen3Config
 
 import fakes
 from beamwright import Solver
+from beamwright.attention import make_attention
 from beamwright.checks.machine import run_selftest
 from beamwright.models.dense import DenseDecoder
+from beamwright.models.prefill import PrefillRequest
 from beamwright.models.tree_model import TreeModel
 from beamwright.schedule import SCHEDULES
 
@@ -81,6 +83,20 @@ def tiny_checkpoint(folder, kind):
     fakes.write_tokenizer(folder)
     fakes.write_checkpoint(folder, config, noise=0.15)
     return partial(tiny_solver, folder)
+
+
+@torch.inference_mode()
+def prefilled(decoder, token_ids, attention="reference"):
+    """Hidden states of tokens that begin a path."""
+    budget = 1024 * decoder.shape.kv_bytes_per_token(decoder.dtype.itemsize)
+    model = TreeModel(decoder, make_attention(attention), budget)
+    return model.prefill([PrefillRequest((), model.store.create(), token_ids, 0)])[0]
+
+
+@torch.inference_mode()
+def logprobs(decoder, token_ids, attention="reference"):
+    """Of what follows each token of a path."""
+    return decoder.logits(prefilled(decoder, token_ids, attention)).log_softmax(-1)
 
 
 def facts(tree):

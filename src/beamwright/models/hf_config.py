@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from beamwright.errors import InputError, UnsupportedModelError, line_of
-from beamwright.io import read_object
+from beamwright.io import read_beside, read_object
 from beamwright.models.formats import described
 from beamwright.models.formats.files import check_method, packed_bytes, quantisation, read_written
 from beamwright.models.formats.header import is_gguf
@@ -34,19 +34,7 @@ SUPPORTED = (
     f"rope types {', '.join(_ROPE_TYPES)}"
 )
 """By the own decoder."""
-_ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-}
-# Of all families.
-_COUNTS = (
-    "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size",
-    "intermediate_size", "ffn_dim", "word_embed_proj_dim", "vocab_size", "max_position_embeddings",
-)  # fmt: skip
+_KEYS = read_beside(__file__)
 _FIELD = re.compile(r"[Ff]ield '(\w+)'|(RoPE)")
 _LARGEST = 2**31 - 1
 _WIDEST_HEAD = 2**14
@@ -204,9 +192,10 @@ def _shape_of(given: Any, max_context: int | None) -> ModelShape:
         "tied": bool(config.tie_word_embeddings),
         **family.flags(config),
     }
-    if fields["activation"] not in _ACTIVATIONS:
+    activations = _KEYS["activations"]
+    if fields["activation"] not in activations:
         raise NotBuiltError(f"activation {fields['activation']!r} is not supported; {SUPPORTED}")
-    fields["activation"] = _ACTIVATIONS[fields["activation"]]
+    fields["activation"] = activations[fields["activation"]]
     if "learned_positions" not in fields:
         fields |= _rotary(given, head_dim)
     if fields.get("lifted"):
@@ -276,7 +265,7 @@ def _check_weights(values: Mapping[str, Any]) -> None:
 
 def _check_counts(values: Mapping[str, Any]) -> None:
     """Raises UnsupportedModelError for the first count or width that is given and is none."""
-    for name in _COUNTS:
+    for name in _KEYS["counts"]:
         value = values.get(name)
         every = value if isinstance(value, list) else [value]  # of some families, one for a layer
         if value is not None and not all(type(v) is int and 1 <= v <= _LARGEST for v in every):

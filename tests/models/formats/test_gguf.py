@@ -17,7 +17,6 @@ from transformers.integrations.gguf.dequant import dequantize
 
 import fakes
 import gguf_files
-from beamwright.attention import make_attention
 from beamwright.errors import InputError, UnsupportedModelError
 from beamwright.library import library
 from beamwright.models.formats import open_checkpoint
@@ -30,15 +29,13 @@ from beamwright.models.grouped import GroupedLinear, JoinedLinear
 from beamwright.models.hf_config import read_shape
 from beamwright.models.hub import resolve_folder
 from beamwright.models.load import inspect_model, load_model
-from beamwright.models.prefill import PrefillRequest
-from beamwright.models.tree_model import TreeModel
 from beamwright.plan.costs import weight_bytes
 from beamwright.sections import ModelSettings
+from engines import logprobs
 
 WIDE = {**fakes.SMALL, "hidden_size": 256, "intermediate_size": 512, "num_key_value_heads": 2}
 OURS = [BLOCKS[kind][0] for kind in PARTS if BLOCKS[kind][0] not in ("Q5_0", "Q5_1")]
 needs_library = pytest.mark.skipif(library() is None, reason="built without a C compiler")
-THEIRS = ["Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS"]
 
 
 @pytest.fixture
@@ -66,13 +63,9 @@ def load(path, **settings):
 @torch.inference_mode()
 def differs(path, model, **settings):
     """How far log-probabilities are off those of `transformers`, at most, over 40 tokens."""
-    decoder = load(path, **settings).decoder
-    token_ids = torch.randint(fakes.VOCAB, (40,), generator=torch.Generator().manual_seed(3))
-    budget = 256 * decoder.shape.kv_bytes_per_token(decoder.dtype.itemsize)
-    tree = TreeModel(decoder, make_attention("reference"), budget)
-    request = PrefillRequest((), tree.store.create(), token_ids.tolist(), 0)
-    found = decoder.logits(tree.prefill([request])[0]).log_softmax(-1)
-    expected = model(token_ids[None]).logits[0].log_softmax(-1)
+    ids = torch.randint(fakes.VOCAB, (40,), generator=torch.Generator().manual_seed(3))
+    found = logprobs(load(path, **settings).decoder, ids.tolist())
+    expected = model(ids[None]).logits[0].log_softmax(-1)
     return float((found - expected).abs().max())
 
 
@@ -122,11 +115,28 @@ def test_a_config_leaves_nothing_for_transformers_to_fill_in(named, request, wri
     assert found.architecture in (named, "llama", "gemma3_text")
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
-def test_a_file_is_the_model_that_it_was_made_of(write, kind):
-    path, _, model = write(kind, {})
-    assert differs(path, model) < 2e-5
-    assert read_shape(path, None).packed is not None
+SEVERAL = {"*": "Q4_0", "attn_v": "Q6_K", "ffn_gate": "Q8_0"}
+FILES = {  # architecture, types of blocks, and how far log-probabilities may be off
+    **{kind: (kind, {}, 0, 2e-5) for kind in ("llama", "qwen2", "qwen3")},
+    **{name: ("llama", {"*": name}, 0, 2e-5)
+       for name in ("Q8_0", "Q4_0", "Q6_K", "Q5_K", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS")},
+    "scales of eleven bits": ("qwen2", {"*": "Q4_K"}, 1e-9, 5e-3),
+    "several types": ("qwen2", SEVERAL, 0, 2e-5),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("unpacked")
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_is_the_model_that_it_was_made_of(write, name):
+    """Blocks are kept, or turned back, without a loss."""
+    kind, types, least, most = FILES[name]
+    path, _, model = write(kind, types)
+    assert least <= differs(path, model) < most
+    layer = load(path).decoder.weights.layers[0]
+    assert isinstance(layer.out, GroupedLinear) == (gguf_files.KINDS.get(types.get("*")) in KEPT)
+    if types is SEVERAL:
+        assert isinstance(layer.qkv, JoinedLinear)
+        assert differs(path, model, dtype="bfloat16") < 0.5
 
 
 @pytest.mark.usefixtures("unpacked")
@@ -156,38 +166,11 @@ def test_norms_windows_and_caps_of_gemma_are_read(tmp_path, kind):
     assert differs(path, model) < 5e-5
 
 
-@pytest.mark.usefixtures("unpacked")
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q6_K", "Q5_K", *THEIRS])
-def test_blocks_are_kept_or_turned_back_without_a_loss(write, name):
-    path, _, model = write("llama", {"*": name})
-    assert differs(path, model) < 2e-5
-    kept = isinstance(load(path).decoder.weights.layers[0].down, GroupedLinear)
-    assert kept == (gguf_files.KINDS[name] in KEPT)
-
-
-@pytest.mark.usefixtures("unpacked")
-def test_four_bits_of_a_k_type_keep_scales_of_eleven_bits(write):
-    path, _, model = write("qwen2", {"*": "Q4_K"})
-    assert 0 < differs(path, model) < 5e-3
-
-
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_K"])
 def test_four_bits_are_multiplied_by_a_kernel_that_rounds_to_bfloat16(write, name):
     path, _, model = write("qwen2", {"*": name})
     assert differs(path, model) < 0.5
     assert differs(path, model.double(), dtype="float64") < 5e-3
-
-
-@pytest.mark.usefixtures("unpacked")
-def test_projections_of_several_types_stand_beside_each_other(write):
-    types = {"*": "Q4_0", "attn_v": "Q6_K", "ffn_up": "F32", "ffn_gate": "Q8_0"}
-    types = {name: kind for name, kind in types.items() if kind != "F32"}
-    path, _, model = write("qwen2", types)
-    layer = load(path).decoder.weights.layers[0]
-    assert isinstance(layer.qkv, JoinedLinear)
-    assert isinstance(layer.out, GroupedLinear)
-    assert differs(path, model) < 2e-5
-    assert differs(path, model, dtype="bfloat16") < 0.5
 
 
 @pytest.mark.usefixtures("unpacked")
@@ -270,14 +253,21 @@ def test_tokenizer_template_and_ends_come_from_the_file(write):
     assert of_file.conversation([{"role": "user", "content": "hi"}]) == "<bos>hi"
 
 
-@pytest.mark.usefixtures("unpacked")
-def test_a_folder_with_one_file_is_that_file(write):
-    path, _, model = write("qwen2", {"*": "Q8_0"})
-    assert resolve_folder(str(path.parent), "generator") == path
-    assert differs(path.parent, model) < 2e-5
+def test_a_file_is_known_by_its_content_and_a_folder_by_its_one_file(write, tmp_path):
+    path, _, _ = write("qwen2", {"*": "Q8_0"})
+    blob = tmp_path / "sha256-0123"
+    blob.write_bytes(path.read_bytes())
+    for place, file in ((path.parent, path), (blob, blob)):
+        assert resolve_folder(str(place), "generator") == file
     (path.parent / "other.gguf").write_bytes(path.read_bytes())
-    with pytest.raises(InputError, match="which of its GGUF files"):
-        resolve_folder(str(path.parent), "generator")
+    (tmp_path / "page.gguf").write_text("<html>")
+    for place, line in {
+        path.parent: "which of its GGUF files",
+        tmp_path / "page.gguf": "no GGUF file",
+        tmp_path / "nope.gguf": "no such file",
+    }.items():
+        with pytest.raises(InputError, match=line):
+            resolve_folder(str(place), "generator")
 
 
 def test_of_the_hub_one_file_is_downloaded(write, monkeypatch, tmp_path):
@@ -393,19 +383,6 @@ def test_a_tensor_that_the_model_does_not_have_is_refused(write):
         gguf_files.write_gguf(path, gguf_files.metadata_of(folder, "llama"), tensors | more)
         with pytest.raises(InputError, match=r"weight (blk|model\.layers)\.0.* is (not|missing)"):
             load(path)
-
-
-@pytest.mark.usefixtures("unpacked")
-def test_what_a_file_is_is_known_by_its_content(write, tmp_path):
-    path, _, model = write("qwen2", {"*": "Q8_0"})
-    blob = path.rename(tmp_path / "sha256-0123")
-    assert resolve_folder(str(blob), "generator") == blob
-    assert differs(blob, model) < 2e-5
-    page = tmp_path / "page.gguf"
-    page.write_text("<html>")
-    for place, line in ((page, "no GGUF file"), (tmp_path / "nope.gguf", "no such file")):
-        with pytest.raises(InputError, match=line):
-            resolve_folder(str(place), "generator")
 
 
 def test_every_key_of_published_files_is_in_the_table(smollm2, gemma):
