@@ -29,9 +29,14 @@ class ThoughtFamily(NamedTuple):
 
 
 FAMILIES = tuple(
-    ThoughtFamily(**{key: tuple(v) if isinstance(v, list) else v for key, v in row.items()})
+    ThoughtFamily(
+        *(row[name] for name in ("name", "start", "end")),
+        *(tuple(row.get(name, ())) for name in ("tokens", "headers")),
+    )
     for row in read_beside(__file__)["families"]
 )
+
+
 # What chat templates read to let a model think, or not to.
 _SWITCHES = ("enable_thinking", "thinking")
 
