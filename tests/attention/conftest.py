@@ -13,6 +13,8 @@ from beamwright.kv.segments import PathPart, truncate_path
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import RowTails
 
+ORACLE = "reference"
+
 
 @dataclass
 class Forest:
@@ -48,6 +50,38 @@ class Forest:
             found.append(batch.token())
         batch.close()
         return found
+
+    def distance(self, backend, rows, num_tokens, lengths=(), num_padding=0, **how):
+        """Largest difference from the reference: of decoded tokens, and of these chunks."""
+        found, expected = (self.decode(each, rows, num_tokens, **how) for each in (backend, ORACLE))
+        if lengths:
+            found.append(map(torch.cat, self.prefill(backend, rows, lengths, num_padding)))
+            expected.append(map(torch.cat, self.prefill(ORACLE, rows, lengths)))
+        return largest_difference(found, expected)
+
+    def assert_bits(self, backend, batches, num_tokens, lengths, held=None):
+        """A row has the bits in any batch, decoded and prefilled, that it has in the whole one."""
+        rows, layers = range(len(lengths)), range(self.layout.num_layers)
+        whole = self.decode(backend, rows, num_tokens, held=held)
+        filled = self.prefill(backend, rows, lengths)
+        for batch in batches:
+            part = self.decode(backend, batch, num_tokens, held=held)
+            some = self.prefill(backend, batch, [lengths[row] for row in batch])
+            for layer in layers:
+                for token in range(num_tokens):
+                    assert torch.equal(whole[token][layer][batch], part[token][layer])
+                for place, row in enumerate(batch):
+                    assert torch.equal(filled[layer][row], some[layer][place])
+
+    def chain(self, *lengths, seed=0):
+        """A path of new segments of so many tokens."""
+        layout, path = self.layout, []
+        for number, length in enumerate(lengths):
+            segment = self.store.create()
+            size = (length, layout.num_layers, 2, layout.num_kv_heads, layout.head_dim)
+            self.store.append([segment], [self.draw(100 * seed + number, *size)])
+            path.append(PathPart(segment, length))
+        return tuple(path)
 
     def _token(self, seed, token, layer):
         """What every path of the forest asks and stores for one token."""
@@ -224,7 +258,7 @@ def make_forest():
 
 def largest_difference(left, right):
     pairs = [pair for x, y in zip(left, right, strict=True) for pair in zip(x, y, strict=True)]
-    return max(float((a - b).abs().max()) for a, b in pairs)
+    return max(float((a.double() - b.double()).abs().max()) for a, b in pairs)
 
 
 def plain_softmax(forest, rows, num_tokens, seed=0):

@@ -1,98 +1,136 @@
+"""Every torch backend computes what the definition says, with windows, soft caps and sinks."""
+
+from itertools import product
+
 import pytest
 import torch
 
 from attention.conftest import largest_difference, plain_softmax
 from beamwright.attention import BACKENDS, make_attention
 from beamwright.attention.dense import DenseDecode
-from beamwright.attention.shared import SharedSegments
-from beamwright.kv.segments import PathPart
+from beamwright.attention.reference import plain_attention
+from beamwright.attention.shared import tokens_behind
+from beamwright.kv.pool import KVLayout
 from beamwright.kv.tails import RowTails
 
-FAST = ["dense", "tree"]
-CLOSE = {torch.float64: 1e-10, torch.float32: 1e-5}
-# The depth seeds the tree. Every two of (depth, backend, dtype) meet, and so each backend has six
-# trees in each dtype; nothing in a backend asks for all three.
-TREES = [
-    (depth, backend, [*CLOSE][(depth + place) % 2])
-    for depth in range(1, 13)
-    for place, backend in enumerate(FAST)
-]
+CLOSE = {torch.float64: 1e-10, torch.float32: 2e-5}
+KINDS = {
+    "plain": {},
+    "window-16": {"window": 16},
+    "window-64": {"window": 64},
+    "softcap": {"softcap": 2.0},
+    "window-and-softcap": {"window": 16, "softcap": 2.0},
+}
+WAYS = [*product(KINDS, ["dense", "tree"], CLOSE)]
+HEADS = [(16, 2, 2), (8, 1, 1), (12, 1, 4), (24, 3, 1), (40, 3, 2), (64, 2, 4), (80, 1, 4)]
+
+
+def by_definition(query, keys, values, window, softcap, sinks):
+    """One token's context [heads, head_dim]; it is the last of keys, values [all, kv_heads, dim].
+
+    Head by head and key by key, without a mask: what is not seen is not there.
+    """
+    first = 0 if window is None else max(0, len(keys) - window)
+    found, group = [], len(query) // keys.shape[1]
+    for head, asked in enumerate(query):
+        seen, held = keys[first:, head // group], values[first:, head // group]
+        scores = seen @ asked / len(asked) ** 0.5
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        weights = scores.exp()
+        total = weights.sum() + (0 if sinks is None else sinks[head].exp())
+        found.append((weights / total) @ held)
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_the_oracle_is_the_definition(kind, with_sinks):
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*size):
+        return torch.randn(size, generator=generator, dtype=torch.float64)
+
+    query, keys, values = draw(5, 4, 8), draw(40, 2, 8), draw(40, 2, 8)
+    layout = KVLayout(1, 2, 8, torch.float64, **KINDS[kind])
+    rule = layout.window, layout.softcap, draw(4) if with_sinks else None
+    found = plain_attention(query, keys, values, layout, rule[-1])
+    for place in range(5):
+        seen = 40 - 4 + place
+        expected = by_definition(query[place], keys[:seen], values[:seen], *rule)
+        assert (found[place] - expected).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("group", [1, 4])
-def test_every_backend_is_softmax_attention(make_forest, backend, group):
-    forest = make_forest(3, group=group, rows=5)
-    rows = list(range(5))
-    found = forest.decode(backend, rows, 3)
-    assert largest_difference(found, plain_softmax(forest, rows, 3)) < 1e-10
+def test_rows_with_tails_of_any_lengths_are_softmax_attention(make_forest, backend):
+    """The reference too: each row alone, from its first token on, by the definition."""
+    forest, held = make_forest(3, rows=4), {0: 3, 2: 20, 3: 1}
+    found = forest.decode(backend, range(4), 2, held=held)
+    for row in range(4):
+        alone = plain_softmax(forest, [row], held.get(row, 0) + 2)[-2:]
+        mine = [[layer[row : row + 1] for layer in token] for token in found]
+        assert largest_difference(mine, alone) < 1e-10
 
 
-@pytest.mark.parametrize(("depth", "backend", "dtype"), TREES)
-def test_prefill_on_random_trees_equals_the_reference(make_forest, backend, dtype, depth):
-    forest = make_forest(depth, dtype=dtype, seed=depth)
-    rows, lengths = list(range(7)), [1, 5, 16, 17, 33, 2, 8]
-    found = forest.prefill(backend, rows, lengths, num_padding=depth % 8)
-    assert largest_difference(found, forest.prefill("reference", rows, lengths)) < CLOSE[dtype]
+@pytest.mark.parametrize("number", range(60))
+def test_every_backend_is_the_oracle(make_forest, number):
+    """On random trees of any heads, while windows slide, rows leave and tails fill up."""
+    kind, backend, dtype = WAYS[number % len(WAYS)]
+    head_dim, kv_heads, group = HEADS[number % len(HEADS)]
+    shape = {"head_dim": head_dim, "kv_heads": kv_heads, "group": group, **KINDS[kind]}
+    forest = make_forest(1 + number % 12, dtype=dtype, seed=number, **shape)
+    forest.sinks = forest.draw(5, forest.num_heads) if number % 3 else None
+    num_tokens = 20 if number % 4 == 1 else 2
+    most = make_attention(backend).tail_tokens - num_tokens
+    edges = [0, 1, 15, 16, 17, 32, 33, most - 1, most] if number % 4 == 2 else range(40)
+    held = {row: edges[(7 * row + number) % len(edges)] for row in range(11)}
+    how = {"held": held, "keep": {num_tokens // 2: [10, 0, 4, 5, 2, 7]}}
+    rows, lengths = range(11), [1, 5, 16, 17, 70, 2, 8, 33, 1, 2, 3]
+    found = forest.distance(backend, rows, num_tokens, lengths, number % 8, **how)
+    assert found < CLOSE[dtype]
 
 
-# Every two of (head_dim, heads, backend) meet.
-HEADS = [
-    (head_dim, *heads, FAST[(row + column) % 2])
-    for row, head_dim in enumerate([8, 12, 24, 40, 64, 80])
-    for column, heads in enumerate([(1, 1), (1, 4), (3, 1), (3, 2), (2, 4)])
-]
-
-
-@pytest.mark.parametrize(("head_dim", "kv_heads", "group", "backend"), HEADS)
-def test_grouped_heads_of_any_size(make_forest, backend, head_dim, kv_heads, group):
-    forest = make_forest(3, kv_heads=kv_heads, group=group, head_dim=head_dim, rows=6)
-    rows = list(range(6))
-    found = forest.decode(backend, rows, 2)
-    assert largest_difference(found, forest.decode("reference", rows, 2)) < 1e-10
-    lengths = [1, 9, 3, 16, 2, 20]
-    found = forest.prefill(backend, rows, lengths)
-    assert largest_difference(found, forest.prefill("reference", rows, lengths)) < 1e-10
-
-
-@pytest.mark.parametrize(("rows", "asked"), [(1, 8), (2, 16), (5, 40), (8, 56)])
-def test_of_a_segment_eight_queries_are_a_multiple_not_eight_rows(make_forest, rows, asked):
-    forest = make_forest(2, group=7, dtype=torch.float32)
-    paths = [forest.paths[0][:1]] * rows
-    shared = SharedSegments(forest.store, paths)
-    index, real = shared.query_index(shared.slots.rows[0], 7)
-    assert real == 7 * rows
-    assert len(index) == asked * forest.layout.num_kv_heads
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rows_bits_do_not_depend_on_its_batch(make_forest, backend, kind):
+    forest = make_forest(8, dtype=torch.float32, rows=12, seed=5, **KINDS[kind])
+    forest.sinks = forest.draw(5, forest.num_heads)
+    batches = [7], [11, 3], [*range(12)][::-1], [4, 1, 9], [0, 2, 3, 5, 6, 8, 10]
+    lengths = [1, 40, 7, 16, 17, 3, 8, 25, 31, 2, 12, 5]
+    held = {row: 11 * row % 50 for row in range(12)}
+    forest.assert_bits(backend, batches, 3, lengths, held)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_prefill_equals_decoding_the_same_tokens(make_forest, backend):
     """The new tokens see each other causally: their last context is that of a decode."""
     forest = make_forest(2, rows=4)
-    rows = list(range(4))
-    tokens = [[forest._token(0, t, layer) for t in range(6)] for layer in range(2)]
     view = make_attention(backend).prefill_view(forest.store, forest.paths, [6] * 4)
-    decoded = forest.decode(backend, rows, 6)
+    decoded = forest.decode(backend, range(4), 6)
     for layer in range(2):
-        query = torch.stack([q for q, _ in tokens[layer]], dim=1).flatten(0, 1)
-        key_value = torch.stack([kv for _, kv in tokens[layer]], dim=1).flatten(0, 1)
-        context = view.attend(layer, query, key_value).view(4, 6, *query.shape[1:])
-        for token in range(6):
-            assert (context[:, token] - decoded[token][layer]).abs().max() < 1e-10
+        tokens = zip(*[forest._token(0, t, layer) for t in range(6)], strict=True)
+        query, key_value = (torch.stack(each, dim=1) for each in tokens)
+        context = view.attend(layer, query.flatten(0, 1), key_value.flatten(0, 1))
+        expected = torch.stack([token[layer] for token in decoded], dim=1)
+        assert (context.view_as(query) - expected).abs().max() < 1e-10
     view.close()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_rows_bits_do_not_depend_on_order_or_split_when_prefilling(make_forest, backend):
-    forest = make_forest(5, dtype=torch.float32, rows=12, seed=2)
-    lengths = [1, 40, 7, 16, 17, 3, 8, 25, 31, 2, 12, 5]
-    whole = forest.prefill(backend, list(range(12)), lengths)
-    for split in ([list(range(12))[::-1]], [[r] for r in range(12)], [[4, 1, 9], [0, 2, 3]]):
-        for batch in split:
-            part = forest.prefill(backend, batch, [lengths[row] for row in batch])
-            for layer in range(2):
-                for i, row in enumerate(batch):
-                    assert torch.equal(whole[layer][row], part[layer][i])
+def test_what_lies_before_every_window_may_be_left_out(make_forest, backend):
+    """Distances count, not positions: a path without its first parts is as good."""
+    forest = make_forest(8, seed=3, window=16)
+    whole = forest.decode(backend, range(11), 20)
+    short = []
+    for path in forest.paths:
+        reach = zip(path, tokens_behind(path), strict=True)
+        short.append(tuple(part for part, behind in reach if behind + 1 < 16))
+    assert sum(map(len, short)) < sum(map(len, forest.paths)) / 2
+    forest.paths = short
+    assert largest_difference(whole, forest.decode(backend, range(11), 20)) < 1e-10
+
+
+# --- working memory --------------------------------------------------------------------------
 
 
 def test_per_beam_copies_are_counted_and_given_back(make_forest, make_batch):
@@ -109,8 +147,7 @@ def test_per_beam_copies_are_counted_and_given_back(make_forest, make_batch):
 
 def test_shared_segments_are_counted_once(make_forest):
     forest = make_forest(3)
-    path = forest.paths[0]
-    counted = []
+    path, counted = forest.paths[0], []
     for rows in (1, 4):
         view = make_attention("tree").prefill_view(forest.store, [path] * rows, [1] * rows)
         counted.append(forest.store.scratch.used_bytes)
@@ -122,13 +159,12 @@ def test_shared_segments_are_counted_once(make_forest):
 def test_each_row_reads_its_own_device_copy(make_forest):
     """The k-th row through a segment gathers from its k-th copy; more rows read the last one."""
     forest = make_forest(1, dtype=torch.float32)
-    store, segment = forest.store, forest.store.create()
-    store.append([segment], [forest.draw(7, 20, 2, 2, 2, 16)])
-    first = segment.copies[0]
-    segment.copies.append(store.pool.allocate(len(first)))
-    store.copy_on_device(first, segment.copies[1])
-    store.pool.storage[segment.copies[1]] += 1.0
-    view = DenseDecode(store, [(PathPart(segment, 20),)] * 3, RowTails(store, 0))
+    store, path = forest.store, forest.chain(20)
+    copies = path[0].segment.copies
+    copies.append(store.pool.allocate(len(copies[0])))
+    store.copy_on_device(*copies)
+    store.pool.storage[copies[1]] += 1.0
+    view = DenseDecode(store, [path] * 3, RowTails(store, 0))
     for layer in range(2):
         one, two, three = view._layers.layer(layer)[:, :, :, :20].unbind(1)
         assert torch.equal(one + 1.0, two)

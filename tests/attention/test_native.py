@@ -1,4 +1,5 @@
-"""Attention by the library: like torch's, and in bits that follow from a row's tokens alone."""
+"""Attention by the library: bits follow from a row's tokens alone. What they are, `test_backends`
+compares with the reference."""
 
 from itertools import chain
 
@@ -17,21 +18,6 @@ KINDS = [{}, {"window": 20}, {"softcap": 2.0}, {"group": 1, "kv_heads": 5}, {"gr
 
 def same(found, expected):
     return all(map(torch.equal, chain(*found), chain(*expected)))
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_is_softmax_attention(make_forest, kind):
-    forest, rows = make_forest(5, **HOW, **kind), list(range(9))
-    found = forest.decode("tree", rows, 5, held={2: 30, 5: 7})
-    expected = forest.decode("reference", rows, 5, held={2: 30, 5: 7})
-    assert largest_difference(found, expected) < 1e-5
-
-
-def test_sinks_join_the_softmax(make_forest):
-    forest, rows = make_forest(3, **HOW), list(range(9))
-    forest.sinks = torch.linspace(-2, 3, forest.num_heads)
-    found = forest.decode("tree", rows, 2)
-    assert largest_difference(found, forest.decode("reference", rows, 2)) < 1e-5
 
 
 def test_of_bfloat16_sums_in_float32(make_forest):
@@ -58,11 +44,7 @@ def test_has_the_same_bits_by_every_instruction_set_and_number_of_threads(
 def test_has_the_same_bits_in_any_batch_and_however_a_path_is_cut(make_forest, window):
     forest = make_forest(5, **HOW, window=window)
     whole = forest.decode("tree", list(range(9)), 3, held={4: 20})
-    for row in (0, 4, 8):
-        alone = forest.decode("tree", [row], 3, held={4: 20})
-        for token, layers in enumerate(alone):
-            for layer, context in enumerate(layers):
-                assert torch.equal(context[0], whole[token][layer][row])
+    forest.assert_bits("tree", [[0], [4], [8]], 3, [1] * 9, held={4: 20})
     for row, path in enumerate(forest.paths):
         held = [forest.store.gather(part.segment, part.visible) for part in path]
         joined = forest.store.create()

@@ -1,7 +1,13 @@
 import pytest
 import torch
 
-from beamwright.attention.partial import attend_few, attend_part, attend_part_oracle, merge_parts
+from beamwright.attention.partial import (
+    attend_few,
+    attend_part,
+    attend_part_oracle,
+    hide,
+    merge_parts,
+)
 
 CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.03}
 
@@ -82,3 +88,19 @@ def test_an_absent_part_changes_no_bit():
     assert torch.equal(
         merge_parts(padded, torch.cat([lse, minus], dim=1)), merge_parts(context, lse)
     )
+
+
+@pytest.mark.parametrize("attend", [attend_part, attend_part_oracle])
+def test_a_part_that_is_not_seen_has_no_weight_and_is_a_number(attend):
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(1, 2, 8, 16, generator=generator)
+    keys, values = torch.randn(2, 1, 2, 32, 16, generator=generator).unbind()
+    mask = torch.zeros(1, 1, 8, 32)
+    mask[:, :, :3] = -torch.inf
+    blind = mask.isinf().all(-1).squeeze(1)
+    context, lse = hide(attend(query, keys, values, mask), blind)
+    assert torch.equal(context[:, :3], torch.zeros(1, 3, 2, 16))
+    assert lse[:, :3].isneginf().all()
+    assert lse[:, 3:].isfinite().all()
+    seen, _ = attend(query, keys, values, None)
+    assert (context[:, 3:] - seen[:, 3:]).abs().max() < 1e-6

@@ -1,15 +1,11 @@
-"""Rows whose tails are of different lengths in one batch, on every torch backend."""
+"""A row's bits beside rows whose tails have other lengths, on every torch backend."""
 
 import random
 
 import pytest
 import torch
 
-from attention.conftest import largest_difference, plain_softmax
 from beamwright.attention import BACKENDS, make_attention
-
-FAST = ["dense", "tree"]
-CLOSE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
 def lengths_up_to(most, num_rows, seed=0):
@@ -18,31 +14,6 @@ def lengths_up_to(most, num_rows, seed=0):
     edges = [n for n in (0, 1, 15, 16, 17, 31, 32, 33, 63, 64, 127, 128, 254, 255) if n < most]
     lengths = [0, most - 1, *(rng.choice([*edges, rng.randrange(most)]) for _ in range(num_rows))]
     return dict(enumerate(lengths[:num_rows]))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_rows_with_tails_of_any_lengths_are_softmax_attention(make_forest, backend):
-    """The reference too: each row alone, from its first token on, by the definition."""
-    forest = make_forest(3, rows=4)
-    held = {0: 3, 2: 20, 3: 1}
-    found = forest.decode(backend, range(4), 2, held=held)
-    for row in range(4):
-        alone = plain_softmax(forest, [row], held.get(row, 0) + 2)[-2:]
-        for token in range(2):
-            for a, b in zip(found[token], alone[token], strict=True):
-                assert (a[row] - b[0]).abs().max() < 1e-10
-
-
-@pytest.mark.parametrize("backend", FAST)
-@pytest.mark.parametrize("dtype", CLOSE, ids=["float64", "float32"])
-@pytest.mark.parametrize("seed", range(4))
-def test_ragged_tails_on_random_trees_equal_the_reference(make_forest, backend, dtype, seed):
-    forest = make_forest(3 + seed, dtype=dtype, seed=seed)
-    most = make_attention(backend).tail_tokens
-    held = {row: min(n, most - 2) for row, n in lengths_up_to(most, 11, seed).items()}
-    found = forest.decode(backend, range(11), 2, held=held)
-    expected = forest.decode("reference", range(11), 2, held=held)
-    assert largest_difference(found, expected) < CLOSE[dtype]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -1,6 +1,6 @@
 """Compiles the kernels for a card that need not be there, and says what came out, as JSON.
 
-Run without TRITON_INTERPRET: python compile_kernels.py CAPABILITY (heads | KIND...)
+Run without TRITON_INTERPRET: python compile_kernels.py CAPABILITY (heads | copies | KIND...)
 """
 
 import json
@@ -17,14 +17,16 @@ from triton.compiler import ASTSource
 
 from beamwright.attention.kernels import is_interpreted, programs, why_no_kernels
 from beamwright.attention.kernels.worklist import HeadLayout, decode_tile, prefill_tile
+from beamwright.kv import copy_kernel
 
 HEADS = HeadLayout(kv_heads=4, group=7, head_dim=128)
 WIDE_HEADS = HeadLayout(kv_heads=1, group=8, head_dim=256)  # of Gemma 2B
-NUMBERS = ("scale", "num_rows", "first_own_slot")
+NUMBERS = ("scale", "num_rows", "first_own_slot", "count", "units")
 CODES = ("keys", "values", "key_exponents", "value_exponents")
 LISTS = (
     *("num_own", "own_blocks", "items", "entry_blocks", "entry_tokens", "entry_firsts"),
     *("slot_rows", "slot_reach", "tiles", "row_parts", "row_slots", "slots"),
+    *("there", "here", "numbers"),  # of blocks that are copied, in words
 )
 
 
@@ -64,6 +66,8 @@ def build(kernel, sizes, capability, warps, stages):
         "tensor_cores": "mma" in ptx,
         "pipelined": "cp.async" in ptx,
         "tf32": "tf32" in ptx,
+        "loads": re.findall(r"ld\.global\S*", ptx),
+        "stores": re.findall(r"st\.global\S*", ptx),
     }
 
 
@@ -136,6 +140,11 @@ def merging(heads, model, capability):
     return build(programs.merge_rows, sizes, capability, 2, 3)
 
 
+def copying(capability):
+    sizes, warps = {"UNITS": copy_kernel._TILE_UNITS}, copy_kernel._WARPS
+    return build(copy_kernel.move_blocks, sizes, capability, warps, 3)
+
+
 KINDS = {
     **{model: (HEADS, model) for model in MODELS},
     **{"_wide": (WIDE_HEADS, ""), "_wide_int8": (WIDE_HEADS, "_int8")},
@@ -150,6 +159,8 @@ def main(capability, *kinds):
                 for name, built in attending(HeadLayout(4, group, dim), model, capability).items():
                     found[f"{name}{model} {group} x {dim}"] = built["stack_bytes"]
         return found
+    if kinds == ("copies",):
+        return {"move_blocks": copying(capability)}
     for mark in kinds:
         for name, built in attending(*KINDS[mark], capability).items():
             found[name + mark] = built

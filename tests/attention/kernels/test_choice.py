@@ -20,7 +20,6 @@ from beamwright.attention.kernels.worklist import (
     prefill_tile,
 )
 from beamwright.errors import InputError
-from beamwright.sections import ModelSettings
 
 CUDA = torch.device("cuda")
 
@@ -30,24 +29,25 @@ def without_triton(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
 
 
-def test_kernels_are_chosen_on_cuda_only_and_by_name_anywhere():
+@pytest.mark.parametrize(
+    ("name", "dtype", "chosen"),
+    [
+        ("auto", torch.bfloat16, "triton-tree"),
+        ("tree", torch.bfloat16, "triton-tree"),
+        ("dense", torch.bfloat16, "triton-dense"),
+        ("reference", torch.bfloat16, "reference"),
+        ("auto", torch.float64, "tree"),
+        *((name, torch.float16, name) for name in KERNEL_BACKENDS),
+    ],
+)
+def test_kernels_are_chosen_on_cuda_where_they_know_the_dtype(name, dtype, chosen):
     pytest.importorskip("triton")
-    for name, chosen in (
-        ("auto", "triton-tree"),
-        ("tree", "triton-tree"),
-        ("dense", "triton-dense"),
-    ):
-        assert make_attention(name, CUDA, torch.bfloat16).name == chosen
-    assert make_attention("reference", CUDA, torch.bfloat16).name == "reference"
-    assert make_attention("auto").name == "tree"
-    for name in KERNEL_BACKENDS:
-        backend = make_attention(name, CUDA, torch.float16)
-        assert backend.name == name
-        assert backend.copies_per_beam is (name == "triton-dense")
+    backend = make_attention(name, CUDA, dtype)
+    assert (backend.name, make_attention("auto").name) == (chosen, "tree")
+    assert backend.copies_per_beam is (chosen == "triton-dense")
 
 
-def test_float64_stays_with_torch_unless_kernels_are_asked_for():
-    assert make_attention("auto", CUDA, torch.float64).name == "tree"
+def test_kernels_that_are_asked_for_are_not_replaced():
     with pytest.raises(InputError, match=r"^--attention triton-dense: .* (float64|not installed)"):
         make_attention("triton-dense", CUDA, torch.float64)
 
@@ -79,11 +79,6 @@ def test_what_a_card_can_do_is_said_by_its_capability(
     assert not begins_early(torch.device("cpu"))
 
 
-def test_the_settings_know_the_names():
-    for name in KERNEL_BACKENDS:
-        assert ModelSettings(attention=name).attention == name
-
-
 @pytest.mark.parametrize("choose", [decode_tile, prefill_tile, partial(prefill_tile, hopper=True)])
 def test_tiles_hold_whole_queries_and_their_stages_fit(choose):
     groups, head_dims = (1, 2, 3, 4, 6, 7, 8, 16, 71), (20, 64, 80, 96, 128, 256)
@@ -96,10 +91,8 @@ def test_tiles_hold_whole_queries_and_their_stages_fit(choose):
         if group <= 16 or head_dim <= 64:  # no model has wide heads in larger groups
             held = 2 * (tile.stages - 1) * tile.tokens * tile.dim
             held += tile.pairs * (tile.dim + tile.tokens)
-            assert (
-                held * element_bytes
-                <= (99 if choose in (decode_tile, prefill_tile) else 227) * 1024
-            )
+            most_kib = 99 if choose in (decode_tile, prefill_tile) else 227
+            assert held * element_bytes <= most_kib * 1024
 
 
 @pytest.fixture
@@ -160,3 +153,12 @@ def test_copies_are_a_tile_ahead_and_three_programs_share_a_multiprocessor(compi
 def test_no_kernel_spills_on_any_card(compiled, capability):
     """Of any heads; two numbers of a thread may lie outside its registers."""
     assert {name: size for name, size in compiled(capability, "heads").items() if size > 8} == {}
+
+
+@pytest.mark.nightly
+def test_blocks_are_copied_16_bytes_at_a_time_without_shared_memory(compiled):
+    for capability in ("80", "120"):
+        built = compiled(capability, "copies")["move_blocks"]
+        assert built["stack_bytes"] == built["shared_bytes"] == 0
+        assert built["loads"].count("ld.global.cg.v4.b32") == 8
+        assert set(built["stores"]) == {"st.global.cs.v4.b32"}

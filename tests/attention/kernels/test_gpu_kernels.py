@@ -12,25 +12,6 @@ def bench(monkeypatch):
     return attention_kernels
 
 
-def test_a_tree_shares_its_trunk_and_fans_out_depth_first(bench):
-    built = bench.build(bench.Attended("x", "tiny", "tree", 8, 40, step=8), torch.float32, "cpu")
-    assert [sum(part.visible for part in path) for path in built.paths] == [40] * 8
-    # 3 steps of trunk, 4 segments below it and, for 8 of the 16 leaves, 2 of those 4.
-    assert built.stored_tokens == 24 + 2 * 8 + 8 * 8
-    token_bytes = 2 * 16 * 4
-    kv = (built.stored_tokens + 8 * 16) * token_bytes
-    assert built.needed_bytes == kv + 8 * token_bytes + 2 * 8 * 2 * 16 * 4
-    assert built.flops == 4 * 2 * 16 * 8 * (40 + 17)
-
-
-def test_a_copy_each_counts_every_path_and_a_prompt_its_causal_half(bench):
-    case = bench.Attended("x", "tiny", "separate", 3, 40, step=8)
-    built = bench.build(case, torch.float32, "cpu")
-    assert built.stored_tokens == 120
-    prompt = bench.Attended("x", "tiny", "shared", 2, 0, chunk=5)
-    assert bench.build(prompt, torch.float32, "cpu").flops == 4 * 2 * 16 * 2 * 15
-
-
 @pytest.mark.parametrize("chunk", [None, 3])
 @pytest.mark.parametrize("layout", ["tree", "shared", "separate"])
 def test_its_steps_compute_what_the_reference_does(bench, layout, chunk):

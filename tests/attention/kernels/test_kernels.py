@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from attention.conftest import largest_difference
 from beamwright.kv.codes import rounded
 from beamwright.kv.segments import PathPart
 
@@ -23,36 +24,51 @@ SHAPES = [
 ]
 
 
-def largest_difference(left, right):
-    pairs = [pair for x, y in zip(left, right, strict=True) for pair in zip(x, y, strict=True)]
-    return max(float((a.float() - b.float()).abs().max()) for a, b in pairs)
+KEPT = ["auto", "int8", "fp8"]
+KINDS = {
+    "window": {"window": 16},
+    "softcap": {"softcap": 2.0},
+    "all": {"window": 40, "softcap": 2.0},
+}
 
 
+@pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize(("name", "dtype", "kv_heads", "group", "head_dim"), SHAPES)
-def test_kernels_equal_the_reference(make_small, kernels, name, dtype, kv_heads, group, head_dim):
-    shape = {"dtype": dtype, "kv_heads": kv_heads, "group": group, "head_dim": head_dim}
-    forest = make_small(3, **shape)
-    backend = kernels(name, dtype)
-    found = forest.decode(backend, [0, 1], 2)
-    assert largest_difference(found, forest.decode("reference", [0, 1], 2)) < CLOSE[dtype]
-    chunk = forest.prefill(backend, [0, 1], [1, 18], num_padding=2)
-    assert largest_difference(chunk, forest.prefill("reference", [0, 1], [1, 18])) < CLOSE[dtype]
-
-
-@pytest.mark.parametrize("kept", ["int8", "fp8"])
-@pytest.mark.parametrize(
-    ("name", "dtype", "kv_heads", "group", "head_dim"), [SHAPES[0], *SHAPES[2:4], *SHAPES[5:]]
-)
-def test_codes_are_read_as_the_reference_reads_them(
+def test_kernels_equal_the_reference(
     make_small, kernels, name, dtype, kv_heads, group, head_dim, kept
 ):
     shape = {"dtype": dtype, "kv_heads": kv_heads, "group": group, "head_dim": head_dim}
-    forest = make_small(3, **shape, kept=kept, layers=2, window=20 if group == 20 else None)
-    backend = kernels(name, dtype)
-    found = forest.decode(backend, [0, 1], 2)
-    assert largest_difference(found, forest.decode("reference", [0, 1], 2)) < CLOSE[dtype]
-    chunk = forest.prefill(backend, [0, 1], [1, 18], num_padding=2)
-    assert largest_difference(chunk, forest.prefill("reference", [0, 1], [1, 18])) < CLOSE[dtype]
+    window = 20 if kept != "auto" and group == 20 else None
+    forest = make_small(3, **shape, kept=kept, layers=1 + (kept != "auto"), window=window)
+    assert forest.distance(kernels(name, dtype), [0, 1], 2, [1, 18], 2) < CLOSE[dtype]
+
+
+@pytest.fixture
+def make_sunk(make_small):
+    """Paths of up to 150 tokens; every head has a sink."""
+
+    def make(kind, **options):
+        forest = make_small(6, rows=6, seed=3, **KINDS[kind], **options)
+        forest.sinks = forest.draw(5, forest.num_heads)
+        return forest
+
+    return make
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_windows_and_sinks_equal_the_reference(make_sunk, kernels, name, kind):
+    """While the window slides; rows hold more and less than it in their tails."""
+    forest, lengths = make_sunk(kind), [70, 1, 2, 30, 1, 9]
+    found = forest.distance(kernels(name), range(6), 3, lengths, 2, held={1: 3, 2: 70, 4: 17})
+    assert found < 1e-5
+
+
+@pytest.mark.parametrize("block_tokens", [1, 64, 256])
+def test_blocks_may_be_smaller_and_larger_than_a_tile(make_sunk, kernels, block_tokens):
+    """Those of groups of layers are: all have as many bytes, and hold as many tokens as fit."""
+    forest = make_sunk("window", block_tokens=block_tokens, pool_tokens=16384)
+    assert forest.distance(kernels("triton-tree"), range(6), 2, [9] * 6) < 1e-5
 
 
 @pytest.mark.parametrize("kept", ["int8", "fp8"])
@@ -63,8 +79,8 @@ def test_every_code_is_decoded_exactly(make_small, kernels, kept):
     codes = codes[codes != -128] if kept == "int8" else codes[(codes & 0x7F) != 0x7F]
     exponents = torch.tensor([-60, -9, 0, 3, 60], dtype=torch.int8)
     for exponent in exponents:
-        forest.paths = [(PathPart(segment := forest.store.create(), 1),)]
-        forest.store.append([segment], [forest.draw(0, 1, 1, 2, 1, 256)])
+        forest.paths = [forest.chain(1)]
+        segment = forest.paths[0][0].segment
         kv, block = forest.store.pool.kv, segment.blocks[0]
         kv.storage[block, 0, 1, 0, 0, : len(codes)] = codes.to(kv.storage.device)
         kv.exponents[block, 0, 1, 0, 0] = exponent
@@ -76,7 +92,7 @@ def test_every_code_is_decoded_exactly(make_small, kernels, kept):
         assert torch.equal(found, read / 2)  # of two tokens that weigh the same, one is zero
 
 
-@pytest.mark.parametrize("kept", ["auto", "int8", "fp8"])
+@pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_what_a_chunk_keeps_is_what_would_be_put_there(make_small, kernels, kept, dtype):
     """Numbers of every size, and none: to the byte, and nothing beside them."""
@@ -102,48 +118,21 @@ def test_what_a_chunk_keeps_is_what_would_be_put_there(make_small, kernels, kept
 
 
 def test_a_group_larger_than_a_tile_widens_it(make_small, kernels):
-    forest = make_small(2, dtype=torch.bfloat16, group=71)
-    found = forest.decode(kernels("triton-tree", torch.bfloat16), [0], 1)
-    assert largest_difference(found, forest.decode("reference", [0], 1)) < CLOSE[torch.bfloat16]
-
-
-@pytest.fixture
-def cut_forest(make_small):
-    """Paths around the sizes at which they are cut: 128 or 256 tokens a part, 32 a tile."""
-    forest = make_small(1, group=2)
-    forest.paths = []
-    lengths = [(), (128,), (256,), (257, 1), (129, 64), (40, 200, 30, 7, 250)]
-    for place, segments in enumerate(lengths):
-        path = ()
-        for number, length in enumerate(segments):
-            segment = forest.store.create()
-            drawn = forest.draw(100 * place + number, length, 1, 2, 1, 16)
-            forest.store.append([segment], [drawn])
-            path = (*path, PathPart(segment, length))
-        forest.paths.append(path)
-    return forest
+    forest, dtype = make_small(2, dtype=torch.bfloat16, group=71), torch.bfloat16
+    assert forest.distance(kernels("triton-tree", dtype), [0], 1) < CLOSE[dtype]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_long_paths_are_split_and_merged(cut_forest, kernels, name):
-    rows = range(len(cut_forest.paths))
-    found = cut_forest.decode(kernels(name), rows, 1)
-    assert largest_difference(found, cut_forest.decode("reference", rows, 1)) < 1e-5
-    lengths = [70, 1, 2, 3, 1, 9]
-    chunk = cut_forest.prefill(kernels(name), rows, lengths)
-    assert largest_difference(chunk, cut_forest.prefill("reference", rows, lengths)) < 1e-5
-
-
-def test_more_parts_than_the_merge_takes_at_once(make_small, kernels):
-    forest = make_small(1)
-    path = ()
-    for number in range(20):
-        segment = forest.store.create()
-        forest.store.append([segment], [forest.draw(number, 3, 1, 2, 1, 16)])
-        path = (*path, PathPart(segment, 3))
+def test_long_paths_are_split_and_merged(make_small, kernels, name):
+    """Around the sizes at which paths are cut: 128 or 256 tokens a part, 32 a tile; and more parts
+    than the merge takes at once."""
+    forest = make_small(1, group=2)
+    cuts = [(), (128,), (256,), (257, 1), (129, 64), (40, 200, 30, 7, 250)]
+    forest.paths = [forest.chain(*lengths, seed=place) for place, lengths in enumerate(cuts)]
+    assert forest.distance(kernels(name), range(6), 1, [70, 1, 2, 3, 1, 9]) < 1e-5
+    path = forest.chain(*[3] * 20, seed=7)
     forest.paths = [path, path[:15], path[:16]]
-    found = forest.decode(kernels("triton-tree"), range(3), 1)
-    assert largest_difference(found, forest.decode("reference", range(3), 1)) < 1e-5
+    assert forest.distance(kernels(name), range(3), 1) < 1e-5
 
 
 # --- rows of different lengths ---------------------------------------------------------------
@@ -179,7 +168,7 @@ def test_a_rows_bits_do_not_depend_on_the_tails_beside_it(make_small, kernels, n
             assert torch.equal(found[0][0][1], alone[0][0][0])
 
 
-@pytest.mark.parametrize("kept", ["auto", "int8", "fp8"])
+@pytest.mark.parametrize("kept", KEPT)
 def test_the_current_token_is_stored_where_the_next_one_reads_it(
     make_small, make_batch, kernels, kept
 ):
@@ -236,22 +225,22 @@ def test_who_is_not_read_leaves_all_blocks_alone(make_small, make_batch, kernels
 def test_a_rows_bits_do_not_depend_on_its_company(make_small, kernels, name):
     """Other rows beside it, in another order, padded, more of them under the same segments."""
     forest = make_small(3, rows=4, seed=2)
-    trunk = ()
-    for number in range(14):
-        segment = forest.store.create()
-        forest.store.append([segment], [forest.draw(number, 50, 1, 2, 1, 16)])
-        trunk = (*trunk, PathPart(segment, 50))
+    trunk = forest.chain(*[50] * 14)
     forest.paths += [trunk, trunk[:12], (*trunk[:13], PathPart(trunk[13].segment, 9))]
-    whole = forest.decode(kernels(name), range(7), 2)
-    for batch in ([4], [6, 2, 4, 1], [5, 3, 5, 5]):
-        part = forest.decode(kernels(name), batch, 2)
-        for token in range(2):
-            assert torch.equal(whole[token][0][batch], part[token][0])
-    lengths = [1, 40, 7, 16, 17, 3, 8]
-    chunks = forest.prefill(kernels(name), range(7), lengths)
-    for batch in ([1], [4, 0, 3]):
-        alone = forest.prefill(kernels(name), batch, [lengths[row] for row in batch])
-        assert all(torch.equal(chunks[0][row], alone[0][i]) for i, row in enumerate(batch))
+    batches = [4], [6, 2, 5, 5]
+    forest.assert_bits(kernels(name), batches, 2, [1, 40, 7, 16, 17, 3, 8])
+
+
+def test_windows_and_sinks_follow_from_a_rows_own_path(make_sunk, kernels):
+    """What lies before every window may be left out; and no bit depends on the batch."""
+    forest, held = make_sunk("all"), {1: 3, 2: 70, 4: 17}
+    forest.assert_bits(kernels("triton-tree"), [[3], [5, 2], [4, 1, 0]], 2, [9] * 6, held)
+    forest = make_sunk("window")
+    whole = forest.decode(kernels("triton-tree"), range(6), 2)
+    forest.paths = [path[-1:] if path and path[-1].visible >= 16 else path for path in forest.paths]
+    assert any(len(path) == 1 for path in forest.paths)
+    found = forest.decode(kernels("triton-tree"), range(6), 2)
+    assert largest_difference(found, whole) < 1e-5
 
 
 def test_dropped_rows_leave_the_others_alone_when_their_blocks_are_used_again(
@@ -259,9 +248,8 @@ def test_dropped_rows_leave_the_others_alone_when_their_blocks_are_used_again(
 ):
     forest = make_small(3)
     store = forest.store
-    own = store.create()
-    store.append([own], [forest.draw(1, 20, 1, 2, 1, 16)])
-    forest.paths = [forest.paths[0], (*forest.paths[0], PathPart(own, 20))]
+    ((own, _, _),) = part = forest.chain(20)
+    forest.paths = [forest.paths[0], (*forest.paths[0], *part)]
     first, second = (step[0] for step in forest.decode(kernels("triton-tree"), [0], 2))
     batch = make_batch(forest, kernels("triton-tree"))
     batch.arrange([], [0, 1])
@@ -281,11 +269,11 @@ def test_dropped_rows_leave_the_others_alone_when_their_blocks_are_used_again(
 def test_a_copy_may_go_with_the_row_that_read_it(make_small, make_batch, kernels):
     """Two rows, two copies; one row stops, the second copy is evicted: the other row moves up."""
     forest = make_small(1, rows=3)
-    store, segment = forest.store, forest.store.create()
-    store.append([segment], [forest.draw(7, 20, 1, 2, 1, 16)])
+    store, path = forest.store, forest.chain(20)
+    segment = path[0].segment
     segment.copies.append(store.pool.allocate(store.device.blocks_for(20)))
     store.copy_on_device(segment.copies[0], segment.copies[1])
-    forest.paths = [(PathPart(segment, 20),)] * 2
+    forest.paths = [path] * 2
     batch = make_batch(forest, kernels("triton-dense"))
     batch.arrange([], [0, 1])
     first = batch.token()[0]

@@ -133,9 +133,3 @@ def test_a_search_captures_few_steps_and_voids_none(monkeypatch, changes, rows):
     assert {size for (size, _), _ in replay.captured} <= {8, 16, 32, *rows}
     assert len(replay.captured) == len(set(replay.captured)) <= 4
     assert replay.num_void == 0
-
-
-def test_batches_that_are_captured_have_few_sizes():
-    sizes = {decoder.captured_rows(count) for count in range(1, 400)}
-    assert sizes == {8, 16, 32, 64, 96, 128, 192, 256, 320, 384, 448}
-    assert all(decoder.captured_rows(count) >= count for count in range(1, 400))
