@@ -213,20 +213,45 @@ def captured(profile: HardwareProfile) -> HardwareProfile:
     return replace(profile, launch_s=launch_s, decode_ops_per_layer=CAPTURED_LAUNCHES)
 
 
+_ADVICE = "run `beamwright doctor --probe`"
+
+
+def default_cache_file() -> Path:
+    """`~/.cache/beamwright/profile.json`."""
+    return Path.home() / ".cache" / "beamwright" / "profile.json"
+
+
+def write_profile(profile: HardwareProfile, file: Path | None = None) -> Path:
+    """Store the profile and return where. A reader sees the old file or the whole of the other.
+
+    Raises:
+        InputError: if the folder or the file cannot be written.
+    """
+    file = file or default_cache_file()
+    with suppress(OSError):  # of which the next line complains
+        file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, json.dumps(asdict(profile), indent=2), option="measured profile ")
+    return file
+
+
+def read_profile(file: Path | None = None) -> HardwareProfile:
+    """The stored profile.
+
+    Raises:
+        InputError: if there is none, or it is not a valid profile.
+    """
+    file = file or default_cache_file()
+    try:
+        return TypeAdapter(HardwareProfile).validate_json(file.read_bytes())
+    except FileNotFoundError as error:
+        raise InputError(f"no measured profile ({file}): {_ADVICE}") from error
+    except (OSError, ValidationError) as error:
+        reason = error if isinstance(error, OSError) else error.errors()[0]["msg"]
+        raise InputError(f"{file}: not a hardware profile ({reason}); {_ADVICE}") from error
+
+
 # Two cores of a server CPU with AVX-512 under a hypervisor, from `measure_profile`.
-_EPYC_2CORE = HardwareProfile(
-    name="epyc-2core",
-    device_memory_bytes=24 * GIB,
-    device_bandwidth=22e9,
-    flops=200e9,
-    h2d_bandwidth=16e9,
-    d2h_bandwidth=16e9,
-    launch_s=3.2e-6,
-    copy_launch_s=7e-6,
-    decode_ops_per_layer=35,
-    flops_share=0.62,
-    element_bytes=4,
-)
+_EPYC_2CORE = read_profile(Path(__file__).with_name("epyc-2core.json"))
 
 NAMED_PROFILES = MappingProxyType(
     {**{name: card_profile(card) for name, card in CARDS.items()}, _EPYC_2CORE.name: _EPYC_2CORE}
@@ -299,40 +324,3 @@ def _custom_profile(text: str) -> HardwareProfile:
         )
     except (ValueError, InputError) as error:
         raise InputError(f"--gpu {text}: write {_CUSTOM_FORM}") from error
-
-
-_ADVICE = "run `beamwright doctor --probe`"
-
-
-def default_cache_file() -> Path:
-    """`~/.cache/beamwright/profile.json`."""
-    return Path.home() / ".cache" / "beamwright" / "profile.json"
-
-
-def write_profile(profile: HardwareProfile, file: Path | None = None) -> Path:
-    """Store the profile and return where. A reader sees the old file or the whole of the other.
-
-    Raises:
-        InputError: if the folder or the file cannot be written.
-    """
-    file = file or default_cache_file()
-    with suppress(OSError):  # of which the next line complains
-        file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, json.dumps(asdict(profile), indent=2), option="measured profile ")
-    return file
-
-
-def read_profile(file: Path | None = None) -> HardwareProfile:
-    """The stored profile.
-
-    Raises:
-        InputError: if there is none, or it is not a valid profile.
-    """
-    file = file or default_cache_file()
-    try:
-        return TypeAdapter(HardwareProfile).validate_json(file.read_bytes())
-    except FileNotFoundError as error:
-        raise InputError(f"no measured profile ({file}): {_ADVICE}") from error
-    except (OSError, ValidationError) as error:
-        reason = error if isinstance(error, OSError) else error.errors()[0]["msg"]
-        raise InputError(f"{file}: not a hardware profile ({reason}); {_ADVICE}") from error
