@@ -8,6 +8,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -193,14 +194,11 @@ class _Evaluation:
         self, settings: Settings, out: Path | None, prefix: str
     ) -> tuple[dict[str, Any], Mapping[str, Record]]:
         """The report of one setting, and its records by their problem's id."""
-        pages = {}
-        if out is not None:
-            for each in self.problem_set.problems[: self.num_trees]:
-                pages[each.unique_id] = out / "trees" / f"{each.index:04d}.html"
-        with ExitStack() as stack:
-            stack.enter_context(quiet_stdout())
-            status = Status()
-            tally = _Tally(stack.enter_context(_bar()), prefix, status)
+        first = self.problem_set.problems[: self.num_trees] if out is not None else ()
+        pages = {each.unique_id: out / "trees" / f"{each.index:04d}.html" for each in first if out}
+        status = Status()
+        with quiet_stdout(), _bar() as bar, ExitStack() as stack:
+            tally = _Tally(bar, prefix, status)
             solve_many = partial(self._solve_many, settings, pages, stack, status)
             try:
                 work = self.problem_set, solve_many, settings, self.checker, out
@@ -234,24 +232,23 @@ class _Evaluation:
             tells: Tells = "tree" if pages or self.paths else "nothing"
             outcomes = stack.enter_context(engines).solve_many(problems, tells=tells)
         for problem_id, outcome in outcomes:
-            if not isinstance(outcome, BeamwrightError):
-                self._write_page(outcome, pages)
+            file = pages.get(str(problem_id))
+            if file is not None and not isinstance(outcome, BeamwrightError):
+                try:
+                    _write_tree(file, outcome)
+                except InputError as error:  # the results go on without pages
+                    self.failures.append(error)
+                    pages.clear()
             yield problem_id, outcome
 
-    def _write_page(self, solution: Solution, pages: dict[str, Path]) -> None:
-        """The page of a tree, if it is to have one. The results go on without any if that fails."""
-        file = pages.pop(str(solution.problem_id), None) if pages else None
-        if file is None:
-            return
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_page(file, solution)
-            return
-        except InputError as error:
-            self.failures.append(error)
-        except OSError as error:
-            self.failures.append(InputError(f"{file.parent}: cannot be made ({error.strerror})"))
-        pages.clear()
+
+def _write_tree(file: Path, solution: Solution) -> None:
+    """The page of a tree in a folder of its own. Raises InputError where it cannot be written."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{file.parent}: cannot be made ({error.strerror})") from error
+    write_page(file, solution)
 
 
 # --- progress --------------------------------------------------------------------------------
@@ -262,24 +259,27 @@ class _Tally:
 
     def __init__(self, bar: Progress, prefix: str, status: Status) -> None:
         self._bar, self._prefix, self.records = bar, prefix, dict[str, Record]()
-        self._done = self._total = self._judged = self._right = 0
         self._task = bar.add_task(f"{prefix}no problem finished", total=None, status=status)
 
     def __call__(self, record: Record, done: int, total: int) -> None:
-        self._done, self._total, self.records[record.unique_id] = done, total, record
-        if record.correct is not None:
-            self._judged += 1
-            self._right += record.correct
-        share = f"{self._right / self._judged:.1%}" if self._judged else "not judged"
+        self.records[record.unique_id] = record
+        verdicts = self._verdicts
+        share = f"{fmean(verdicts):.1%}" if verdicts else "not judged"
         line = f"{self._prefix}accuracy {share}"
         self._bar.update(self._task, description=line, completed=done, total=total)
 
+    @property
+    def _verdicts(self) -> list[bool]:
+        found = (record.correct for record in self.records.values())
+        return [verdict for verdict in found if verdict is not None]
+
     def so_far(self, out: Path | None) -> str:
         """What an interrupted run has found, and how to go on with it."""
-        line = f"{self._done} of {self._total or '?'} problems finished"
-        if self._judged:
-            share = self._right / self._judged
-            low, high = wilson_interval(share, self._judged)
+        total, verdicts = self._bar.tasks[0].total, self._verdicts
+        line = f"{len(self.records)} of {int(total) if total else '?'} problems finished"
+        if verdicts:
+            share = fmean(verdicts)
+            low, high = wilson_interval(share, len(verdicts))
             line += f", accuracy so far {share:.1%} (95 %: {low:.1%} to {high:.1%})"
         if out is None:
             return f"{line}; with --out DIR they would have been kept"
