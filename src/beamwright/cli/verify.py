@@ -131,20 +131,20 @@ def read_claims(run: Path, limit: int | None = None, problem: str | None = None)
     if limit is not None or problem is not None:
         raise InputError(f"{run}: --limit and --problem are for folders of `eval --out`")
     content = read_object(run, "JSON with a receipt")
-    if content.get("format") == "beamwright checkpoint":
+    form, searches = str(content.get("format")), content.get("search")
+    if form == "beamwright checkpoint":
         yield _of_checkpoint(run, content)
-    elif isinstance(content.get("search"), dict | list):
-        facts = content["search"]
-        several = facts if isinstance(facts, list) else [facts]
+    elif form.startswith("beamwright receipt"):  # alone
+        yield _claim(str(run), content, {})
+    elif not isinstance(searches, dict | list):
+        yield _claim(str(run), content.get("receipt"), content)
+    else:
+        several = searches if isinstance(searches, list) else [searches]
         for number, each in enumerate(several):
             place = str(run) if len(several) == 1 else f"{run}, search {number}"
             if not isinstance(each, dict):
                 raise InputError(f"{place}: not a reply of the server")
             yield _claim(place, each.get("receipt"), {**each, **_message(content)})
-    elif str(content.get("format")).startswith("beamwright receipt"):  # alone
-        yield _claim(str(run), content, {})
-    else:
-        yield _claim(str(run), content.get("receipt"), content)
 
 
 def _of_folder(run: Path, limit: int | None, problem: str | None) -> Iterator[Claim]:
@@ -267,9 +267,9 @@ def _check_models_are(claim: Claim, here: Mapping[str, Mapping[str, Any] | None]
         then, files = was.get("files"), now["files"]
         then = then if isinstance(then, dict) else {}
         names = [name for name in then | files if then.get(name) != files.get(name)]
-        by = f"by {', '.join(names) or 'its sha256'}"
-        where = f"; it was revision {was['revision']}" if was.get("revision") else ""
-        raise InputError(f"{claim.place}: the {role} here is another, {by}{where}")
+        by = ", ".join(names) or "its sha256"
+        by += f"; it was revision {was['revision']}" if was.get("revision") else ""
+        raise InputError(f"{claim.place}: the {role} here is another, by {by}")
 
 
 def _begin(solver: Solver, claim: Claim) -> Callable[[], Solution]:
@@ -304,54 +304,52 @@ class _Report:
     def compare(self, claim: Claim, solution: Solution) -> str:
         """A line for people."""
         was, now = claim.receipt, solution.receipt
-        for part in ("machine", "versions"):
-            then = getattr(was, part)
-            for name in then | now[part]:
-                if then.get(name) != now[part].get(name):
-                    self.differs[name] = [then.get(name), now[part].get(name)]
+        for then, here in ((was.machine, now["machine"]), (was.versions, now["versions"])):
+            pairs = {name: [then.get(name), here.get(name)] for name in then | here}
+            self.differs |= {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
         self.recomputed |= was.recomputed or now["recomputed"]
         found, line = self._difference(claim, solution)
-        if found is None:
-            self.equal += 1
-            answer = "" if solution.answer is None else f", answer {solution.answer}"
-            return f"equal {was.problem_id}: tree {was.tree_hash[:_SHOWN]}{answer}"
-        self.parted.append({"problem_id": was.problem_id, **found})
-        return f"parts {was.problem_id}: {line}"
+        if found:
+            self.parted.append({"problem_id": was.problem_id, **found})
+            return f"parts {was.problem_id}: {line}"
+        self.equal += 1
+        answer = "" if solution.answer is None else f", answer {solution.answer}"
+        return f"equal {was.problem_id}: tree {was.tree_hash[:_SHOWN]}{answer}"
 
-    def _difference(self, claim: Claim, solution: Solution) -> tuple[dict[str, Any] | None, str]:
-        """The first, and in words; None if all is equal."""
+    def _difference(self, claim: Claim, solution: Solution) -> tuple[dict[str, Any], str]:
+        """The first, and in words; nothing if all is equal."""
         from beamwright.tree import first_other, where_they_part
 
         was, now = claim.receipt, solution.receipt
         if was.prompt != now["prompt"]:
             return {"what": "prompt"}, "the prompt has other tokens"
         number = first_other(was.rounds, now["rounds"])
-        if number is None and was.tree_hash == solution.tree_hash:
-            now_said = {name: _stated(name, solution) for name in claim.said}
-            said = [n for n, value in claim.said.items() if not _same(value, now_said[n])]
-            if not said:
-                return None, ""
-            other = ", ".join(
-                f"{name} is {now_said[name]!r:.60}" if name != "candidates" else "candidates differ"
+        if number is None and was.tree_hash != solution.tree_hash:
+            return {"what": "decisions"}, "all steps are equal; they were kept or pruned otherwise"
+        if number is None:
+            stated = {name: _stated(name, solution) for name in claim.said}
+            said = [name for name in stated if not _same(claim.said[name], stated[name])]
+            words = (
+                f"{name} is {stated[name]!r:.60}" if name != "candidates" else "candidates differ"
                 for name in said
             )
-            return {"what": "answer", "said": said}, f"the tree is equal, but its {other}"
-        if number is None:
-            return {"what": "decisions"}, "all steps are equal; they were kept or pruned otherwise"
-        line = f"in round {number} of {len(was.rounds)}"
-        found: dict[str, Any] = {"what": "round", "round": number}
-        parting = None if claim.tree is None else where_they_part(claim.tree, solution.tree)
-        if parting is not None:
-            found = asdict(parting)
-            step = ".".join(map(str, parting.lineage))
-            line = f"in round {parting.round} of {len(was.rounds)}, step {step}: "
-            line += {
-                "tokens": f"position {parting.position} was {self._token(parting.was)}, "
-                f"is {self._token(parting.now)}",
-                "stop": "it stops otherwise",
-                "steps": "one tree alone has it; scores chose otherwise the round before",
-            }[parting.what]
-        return found, line
+            line = f"the tree is equal, but its {', '.join(words)}"
+            return ({"what": "answer", "said": said}, line) if said else ({}, "")
+        parting = claim.tree and where_they_part(claim.tree, solution.tree)
+        if parting is None:
+            line = f"in round {number} of {len(was.rounds)}"
+            return {"what": "round", "round": number}, line
+        tokens = [self._token(token) for token in (parting.was, parting.now)]
+        said_of = {
+            "tokens": f"position {parting.position} was {tokens[0]}, is {tokens[1]}",
+            "stop": "it stops otherwise",
+            "steps": "one tree alone has it; scores chose otherwise the round before",
+        }
+        step = ".".join(map(str, parting.lineage))
+        line = (
+            f"in round {parting.round} of {len(was.rounds)}, step {step}: {said_of[parting.what]}"
+        )
+        return asdict(parting), line
 
     def _token(self, token: int | None) -> str:
         if token is None:

@@ -18,8 +18,6 @@ import queue
 import re
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
@@ -142,16 +140,17 @@ class AnswerChecker:
 
 
 class _Worker:
-    """One process that answers JSON lines; any missed deadline ends it."""
+    """One process that answers JSON lines; whoever gets no answer from it has to end it."""
 
     def __init__(self, command: Sequence[str]) -> None:
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self._process = subprocess.Popen(
             command, **pipes, stderr=subprocess.DEVNULL, text=True, encoding="utf-8"
         )
+        self._reader = ThreadPoolExecutor(1)
 
     def ask(self, question: dict[str, Any]) -> bool | None:
-        """Its verdict, or None if the process hung (and was killed) or died."""
+        """Its verdict, or None if the process hangs or has died."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(question) + "\n")
@@ -162,27 +161,22 @@ class _Worker:
         return equal if isinstance(equal, bool) else None
 
     def read(self, deadline_s: float) -> dict[str, Any] | None:
-        """The next line; a timer kills a process that is late, which ends the wait."""
+        """The next line; None where there is none in time."""
         assert self._process.stdout is not None
-        timer = threading.Timer(deadline_s, self._process.kill)
-        timer.daemon = True
-        until_s = time.monotonic() + deadline_s
-        timer.start()
         try:
-            reply = json.loads(self._process.stdout.readline())
-        except ValueError:
+            line = self._reader.submit(self._process.stdout.readline).result(deadline_s)
+            reply = json.loads(line)
+        except (TimeoutError, ValueError):
             return None
-        finally:
-            timer.cancel()
-            timer.join()
-        # A reply that came as the timer fired is dropped too: the process is gone either way.
-        return reply if isinstance(reply, dict) and time.monotonic() < until_s else None
+        return reply if isinstance(reply, dict) else None
 
     def kill(self) -> None:
-        """End the process and close its pipes."""
+        """End the process, which ends what still reads from it, and close its pipes."""
+        self._process.kill()
+        self._reader.shutdown()
         # What cannot be closed is unsent input of a process that has died.
         with contextlib.suppress(OSError), self._process:
-            self._process.kill()
+            pass
 
 
 def _decide(gold: str, answer: str) -> bool | tuple[str, str]:
