@@ -142,7 +142,7 @@ class Meter:
         off.
         """
         settings, is_whole = problem.settings, nodes is None
-        machinery, tree, search = self._machinery, run.tree, settings.search
+        tree, search = run.tree, settings.search
         (began_s, before), (now_s, now) = since, self.mark()
         if nodes is None:
             nodes = finals_of(run, search)
@@ -154,64 +154,20 @@ class Meter:
         complete = [candidate.stop in COMPLETE_STOPS for candidate in candidates]
         place = choose(votes, scores, complete, search.choose or "best")
         chosen = candidates[place]
-        steps = [node for node in tree.nodes() if node.parent is not None and node.turn is None]
-        decoded = [node for node in steps if node.state is not NodeState.OPEN]
         new = {name: counted - before[name] for name, counted in now.items()}
-        cache = {
-            name: result.CacheStats.of(new[name])
-            for name, model in machinery.models
-            if not model.store.streams_layers
-        }
-        engine, rule, remote, sparse = new["engine"], machinery.rule, None, None
-        if rule is not None or machinery.why_sparse is not None:
-            named, why = "off" if rule is None else rule.method, machinery.why_sparse
-            sparse = result.SparseStats.of(new["generator"], method=named, why=why)
-        if machinery.remote is not None:
-            remote = result.RemoteStats.of(engine, token_ids=machinery.remote.token_ids)
-        tokens = _tokens(tree, decoded, remote)
-        # A tree's share of the run, by the tokens it generated: shares add up to the wall time.
-        most = max(tokens.generated, engine.row_tokens)
-        share = tokens.generated / most if most else 1.0
-        total_s = share * (now_s - began_s + run.elapsed_s)
-        phases = {f"{name}_s": share * getattr(engine, f"{name}_s") for name in PHASES}
         recomputed = any(counted.recomputed_tokens for counted in new.values())
         receipt = self._receipt(run, problem, asked, is_whole=is_whole, recomputed=recomputed)
+        warnings = self._warnings(run, candidates, chosen, settings)
         return Solution(
             problem_id=tree.root.problem_id,
             problem=tree.root.problem_text,
             **{name: getattr(chosen, name) for name in result.OF_CHOSEN},
             rounds=tree.rounds,
             reason_fewer=tree.reason_fewer,
-            warnings=(
-                *self._warnings(run, candidates, chosen, settings),
-                *self._unread(asked, settings),
-            ),
+            warnings=(*warnings, *self._unread(asked, settings)),
             last_step=_last_step(nodes[place]) if chosen.answer is None else None,
             candidates=candidates,
-            tree_stats=result.TreeStats(
-                nodes=len(decoded),
-                pruned=sum(node.state is NodeState.PRUNED for node in decoded),
-                unique_tokens=sum(len(node.token_ids) for node in decoded),
-                path_tokens=sum(candidate.tokens for candidate in candidates),
-            ),
-            tokens=tokens,
-            kv=self._kv(run, settings, new),
-            cache=result.CacheReport(cache.get("generator"), cache.get("verifier")),
-            sparse=sparse,
-            memory=self._memory(settings),
-            batch=result.BatchStats.of(engine, slots=settings.schedule.max_batch),
-            remote=remote,
-            speculation=result.SpeculationStats.of(
-                engine,
-                mode=settings.schedule.speculation,
-                tokens=tokens.speculated,
-                kept=tokens.speculated_kept,
-                kept_share=share_of(tokens.speculated_kept, tokens.speculated),
-            ),
-            time=result.TimeStats(
-                total_s=total_s, other_s=max(0.0, total_s - sum(phases.values())), **phases
-            ),
-            io_share=phases["stall_s"] / total_s if total_s else 0.0,
+            **self._figures(run, settings, candidates, new, now_s - began_s),
             goodput_tok_s=run.goodput_tok_s(nodes, best_answer),
             tree_hash=receipt["tree_hash"],
             exact=receipt["exact"],
@@ -222,6 +178,62 @@ class Meter:
             receipt=receipt,
             tree=tree,
         )
+
+    def _figures(
+        self,
+        run: TreeRun,
+        settings: Settings,
+        candidates: Sequence[Candidate],
+        new: Mapping[str, Counters],
+        wall_s: float,
+    ) -> dict[str, Any]:
+        """A solution's views of what was counted. new: in the `wall_s` since it was admitted."""
+        machinery, engine = self._machinery, new["engine"]
+        sparse: result.SparseStats | None = None
+        remote: result.RemoteStats | None = None
+        steps = [node for node in run.tree.nodes() if node.parent is not None and node.turn is None]
+        decoded = [node for node in steps if node.state is not NodeState.OPEN]
+        if machinery.rule is not None or machinery.why_sparse is not None:
+            named = "off" if machinery.rule is None else machinery.rule.method
+            sparse = result.SparseStats.of(new["generator"], method=named, why=machinery.why_sparse)
+        if machinery.remote is not None:
+            remote = result.RemoteStats.of(engine, token_ids=machinery.remote.token_ids)
+        cache = {
+            name: result.CacheStats.of(new[name])
+            for name, model in machinery.models
+            if not model.store.streams_layers
+        }
+        tokens = _tokens(run.tree, decoded, remote)
+        # A tree's share of the run, by the tokens it generated: shares add up to the wall time.
+        most = max(tokens.generated, engine.row_tokens)
+        share = tokens.generated / most if most else 1.0
+        total_s = share * (wall_s + run.elapsed_s)
+        phases = {f"{name}_s": share * getattr(engine, f"{name}_s") for name in PHASES}
+        other_s = max(0.0, total_s - sum(phases.values()))
+        return {
+            "tree_stats": result.TreeStats(
+                nodes=len(decoded),
+                pruned=sum(node.state is NodeState.PRUNED for node in decoded),
+                unique_tokens=sum(len(node.token_ids) for node in decoded),
+                path_tokens=sum(candidate.tokens for candidate in candidates),
+            ),
+            "tokens": tokens,
+            "kv": self._kv(run, settings, new),
+            "cache": result.CacheReport(cache.get("generator"), cache.get("verifier")),
+            "memory": self._memory(settings),
+            "batch": result.BatchStats.of(engine, slots=settings.schedule.max_batch),
+            "sparse": sparse,
+            "remote": remote,
+            "speculation": result.SpeculationStats.of(
+                engine,
+                mode=settings.schedule.speculation,
+                tokens=tokens.speculated,
+                kept=tokens.speculated_kept,
+                kept_share=share_of(tokens.speculated_kept, tokens.speculated),
+            ),
+            "time": result.TimeStats(total_s=total_s, other_s=other_s, **phases),
+            "io_share": phases["stall_s"] / total_s if total_s else 0.0,
+        }
 
     def _receipt(
         self,
