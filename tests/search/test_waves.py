@@ -82,13 +82,12 @@ def test_it_needs_waves_and_a_majority(search, said):
 
 
 def test_waves_alone_change_nothing_but_the_time():
-    shared = {"search": "majority", "verifier": "none", "n": 6, "dtype": "float64"}
-    found = []
-    for options in ({}, {"wave": 2}, {"wave": 4, "kv_memory": "600KiB"}):
+    shared = {"search": "majority", "verifier": "none", "n": 4, "dtype": "float64"}
+    hashes = set()
+    for options in ({}, {"wave": 3, "kv_memory": "600KiB"}):
         with Solver(**shared, **options) as solver:
-            found.append(solver.solve(PROBLEM))
-    assert len({solution.tree_hash for solution in found}) == 1
-    assert len({solution.answer for solution in found}) == 1
+            hashes.add(solver.solve(PROBLEM).tree_hash)
+    assert len(hashes) == 1
 
 
 def test_a_clear_vote_spares_the_other_waves():

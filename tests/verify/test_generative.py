@@ -175,7 +175,7 @@ class Oracle:
 CASES = [
     ("think-prm", {}),
     ("think-prm", {"stops": ("i", "{next}")}),
-    ("think-prm", {"samples": 3, "sampling": DRAWN}),
+    ("think-prm", {"samples": 2, "sampling": DRAWN}),
     ("gen-prm", {}),
     ("gen-prm", {"stops": ("e", "th"), "samples": 2}),
 ]
