@@ -99,11 +99,6 @@ def test_hostile_text_stays_text(write_page):
     assert "<" not in page.source.split('id="data">')[1].split("</script>")[0]
 
 
-def test_a_page_that_cannot_be_written_is_an_input_error(tmp_path, searched):
-    with pytest.raises(InputError, match="cannot be written"):
-        write_tree_page(*searched, tmp_path / "missing" / "page.html", "title")
-
-
 # --- the tree --------------------------------------------------------------------------------
 
 
@@ -145,11 +140,6 @@ def test_deep_and_wide_trees_are_written_whole(write_page):
 # --- what is read ----------------------------------------------------------------------------
 
 
-def test_the_trees_of_an_evaluation(write_page, searched, tmp_path):
-    write_page(*searched)
-    assert [run[0]["id"] for run in read_runs(tmp_path)] == ["0007"]
-
-
 def test_a_checkpoint(tmp_path, make_solver):
     file = tmp_path / "saved.json"
     with make_solver(n=4, width=2, max_rounds=3, seed=5) as solver:
@@ -166,15 +156,10 @@ def test_a_checkpoint(tmp_path, make_solver):
 
 
 def test_a_checkpoint_of_a_search_that_was_stopped_has_no_answer(tmp_path, make_solver):
-    def stop(report):
-        if report.round == 2:
-            raise ZeroDivisionError
-
-    file = tmp_path / "saved.json"
-    with make_solver(n=4, width=2, max_rounds=3, seed=5) as solver:
-        with pytest.raises(ZeroDivisionError):
-            solver.solve("1+1", checkpoint=file, on_round=stop)
-        (run,) = read_runs(file)
+    stopped = {"checkpoint": tmp_path / "saved.json", "on_round": lambda report: 1 // 0}
+    with make_solver(n=4, width=2, seed=5) as solver, pytest.raises(ZeroDivisionError):
+        solver.solve("1+1", **stopped)
+    (run,) = read_runs(stopped["checkpoint"])
     assert (run[-1]["chosen"], run[-1]["answer"]) == (None, None)
 
 
@@ -216,11 +201,14 @@ def test_what_is_no_run_is_refused(tmp_path, content, why):
     assert "run.json" in str(refused.value)
 
 
-def test_a_folder_without_trees_and_a_missing_file_are_refused(tmp_path):
-    with pytest.raises(InputError, match="holds no trees"):
-        read_runs(tmp_path)
-    with pytest.raises(InputError, match="cannot be read"):
-        read_runs(tmp_path / "none.json")
+def test_files_and_folders_that_are_not_there_are_named(write_page, searched, tmp_path):
+    for path, why in ((tmp_path, "holds no trees"), (tmp_path / "none.json", "cannot be read")):
+        with pytest.raises(InputError, match=why):
+            read_runs(path)
+    with pytest.raises(InputError, match="cannot be written"):
+        write_tree_page(*searched, tmp_path / "missing" / "page.html", "title")
+    write_page(*searched)
+    assert [run[0]["id"] for run in read_runs(tmp_path)] == ["0007"], "trees of an evaluation"
 
 
 def test_ids_are_told_apart_and_stand_in_an_address():

@@ -231,23 +231,6 @@ def test_the_key_is_asked_for_and_kept_for_this_tab_only(serve_runs, visit):
 # --- reading a tree --------------------------------------------------------------------------
 
 
-def test_keys_walk_the_tree_and_a_click_reads_a_step(serve_runs, visit):
-    page = visit(serve_runs(a_run()))
-    page.wait_for_selector("#votes li")
-    assert drawn_tree(page)["selected"] == "0.0"  # the chosen one, at first
-    seen = []
-    for key in ("ArrowDown", "ArrowRight", "ArrowLeft", "ArrowLeft", "ArrowLeft"):
-        page.keyboard.press(key)
-        seen.append(drawn_tree(page)["selected"])
-    assert seen == ["0.1", "0.1.0", "0.1", "0", ""]
-    page.click("#votes li:nth-child(2) button")
-    assert drawn_tree(page)["selected"] == "0.1.0"
-    assert "step 0.1.0" in page.inner_text("#details")
-    assert "2 tokens before it was selected" not in page.inner_text("#details")
-    page.click("#details li:nth-child(2) button")
-    assert "2 tokens before it was selected" in page.inner_text("#details")
-
-
 def test_the_saved_tree_page_draws_without_a_word_on_the_console(visit, tmp_path, searched):
     tree, chosen = searched
     write_tree_page(tree, chosen, tmp_path / "page.html", "A search")
@@ -285,8 +268,3 @@ def test_what_is_exported_can_be_opened_again(serve_runs, visit, tmp_path):
     tags = {each.tag.split("}")[1] for each in root.iter()}
     assert tags == {"svg", "path", "rect", "text"}
     assert any("</script>" in (each.text or "") for each in root.iter())
-
-
-def test_the_api_is_listed(serve, visit):
-    page = visit(f"{serve().url}/docs")
-    page.wait_for_selector("#routes h2:has-text('POST /v1/chat/completions')")
