@@ -1,4 +1,4 @@
-"""A tree that grows in one process, seen in another: what has changed of it, and its mirror.
+"""Mirror a tree that grows in another process: what has changed of it, and the copy.
 
 Steps cross by what they are: no KV, and no links, whose pickle would be as deep as the tree.
 """
@@ -24,7 +24,7 @@ _REPORTED = ("candidates", "survivors", "pruned", "finished")
 
 @dataclass(frozen=True)
 class StepDelta:
-    """A step that has changed.
+    """The change of one step.
 
     attributes: of its `Node`, those that are others now, but for its text: so many characters of
     its parent's, and what follows.
@@ -50,7 +50,7 @@ class TreeNews:
 
 
 class Changes:
-    """What of a search's tree has changed since it was last told, in the thread that grows it.
+    """Collects what a search's tree has changed since the last call, in the thread that grows it.
 
     A search that did not fit beside others has another tree when it begins again.
     """
@@ -60,7 +60,7 @@ class Changes:
         self._known: dict[Node, dict[str, Any]] = {}
 
     def of(self, tree: SearchTree, report: RoundReport | None = None) -> TreeNews:
-        """All that is not known of it; in a round known pruned branches are looked past."""
+        """Return all changes; in a round, known pruned branches are skipped."""
         fresh, self._tree = tree is not self._tree, tree
         steps = tree.changed(self._change, whole=report is None)
         told: dict[str, Any] = {}
@@ -85,7 +85,7 @@ class Changes:
 
 
 class Mirror:
-    """The same tree in another process.
+    """A copy of the tree in another process.
 
     A search that begins again, elsewhere, has the same nodes again: whoever knows them by what they
     are hears nothing twice.
@@ -98,12 +98,12 @@ class Mirror:
 
     @property
     def tree(self) -> SearchTree:
-        """The tree as it was last told of."""
+        """The copy as of the last news."""
         assert self._tree is not None
         return self._tree
 
     def hear(self, news: TreeNews) -> None:
-        """Steps have changed."""
+        """Apply changes to the copy."""
         if news.fresh and self._tree is not None:
             self._before |= self._nodes
             self._nodes = {}
@@ -119,7 +119,7 @@ class Mirror:
             setattr(self.tree, name, value)
 
     def report(self, news: TreeNews) -> RoundReport:
-        """The round, of this tree; its steps have been heard."""
+        """Return the round as a report of the copy, after its changes were applied."""
         told = dict(news.report)
         for name in _REPORTED:
             told[name] = tuple(self._nodes[ordinals] for ordinals in told[name])

@@ -1,4 +1,4 @@
-"""Replica: one engine in a process of its own; what it finds goes out as it comes.
+"""Replica: one engine in a process of its own, which streams rounds and outcomes.
 
 Knows nothing of Ray: a deployment is made of it.
 """
@@ -26,15 +26,15 @@ from beamwright.solver.solver import Solver
 from beamwright.tree import SearchTree
 
 MOST_BUGS = 3
-"""Searches in a row that end with no error of ours, before the engine counts as broken."""
+"""Searches in a row that may end by a bug before the engine counts as broken."""
 
 ABANDONED_S = 120.0
-"""Without anybody who asks for its pulse: a server that was killed takes no replicas with it."""
+"""Timeout without a question for its pulse: a server that was killed cannot end its replicas."""
 
 
 @dataclass(frozen=True)
 class Decided:
-    """A round."""
+    """A round is decided."""
 
     tree: TreeNews
     usage: Usage
@@ -42,7 +42,7 @@ class Decided:
 
 @dataclass(frozen=True)
 class Ended:
-    """Its outcome. solution: without its tree; the best until then where there is an error, too.
+    """A search has ended. solution: without its tree; beside an error, the best so far.
 
     tree: what of it was not told; None where it is not to be told. error: see `sent`. bug: an error
     that nobody raised on purpose; its class and words.
@@ -56,7 +56,7 @@ class Ended:
 
 
 News = str | Decided | Ended
-"""First the name of the replica that has taken the search."""
+"""The first is the name of the replica that has taken the search."""
 
 
 class Replica:
@@ -84,19 +84,19 @@ class Replica:
         self._bugs = 0
 
     async def pulse(self) -> Pulse:
-        """That it is there."""
+        """Say that it is alive, and what it uses."""
         if self._watch is not None:
             self._watch.cancel()
         self._watch = asyncio.get_running_loop().call_later(ABANDONED_S, self._abandoned)
         return Pulse(self._name(), os.getpid(), self._solver.exact, self._solver.usage())
 
     async def check_health(self) -> None:
-        """Raises RuntimeError once it fails at everything: its device may be lost."""
+        """Raises RuntimeError after several bugs in a row: the device may be lost."""
         if self._bugs >= MOST_BUGS:
             raise RuntimeError(f"{self._bugs} searches in a row have failed")
 
     async def search(self, given: Given) -> AsyncIterator[News]:
-        """Search beside the others. Whoever stops listening has it cancelled."""
+        """Search beside the others, and stream the news; closing the stream cancels the search."""
         yield self._name()
         loop, heard = asyncio.get_running_loop(), asyncio.Queue[News]()
         changes = Changes()
@@ -138,7 +138,7 @@ class Replica:
             handle.cancel()
 
     async def cancel(self, search: str) -> None:
-        """Give it up; what there is of it comes as its end. Nothing, if it is somebody else's."""
+        """Cancel a search of this replica, which then ends with the best so far."""
         handle = self._handles.get(search)
         if handle is not None:
             handle.cancel()
@@ -161,8 +161,8 @@ class Replica:
 
 
 def sent(error: BeamwrightError) -> BeamwrightError:
-    """As it crosses processes; a user's own is the nearest of ours: another process may not have
-    its class."""
+    """Make an error fit to cross processes: a user's own class becomes the nearest of ours, which
+    every process has."""
     if type(error).__module__ == errors.__name__:
         return error
     kinds = (kind for kind in (InputError, NotFiniteError) if isinstance(error, kind))

@@ -1,4 +1,4 @@
-"""Roster: which replicas are there, what they use, and who has how many candidates to write.
+"""Roster: which replicas are alive, what they use, and how many candidates each has to write.
 
 Searches are given by these loads. No Ray, no torch.
 """
@@ -22,7 +22,7 @@ Tells = Literal["rounds", "tree", "nothing"]
 
 @dataclass(frozen=True)
 class Pulse:
-    """That a replica is there, and what it uses. process: its id, where it runs. exact: as of its
+    """A replica is alive, and uses this much. process: its id, where it runs. exact: as of its
     solver. candidates: of the searches that it has, by the roster."""
 
     name: str
@@ -70,11 +70,11 @@ class Roster:
 
     @property
     def absent_s(self) -> float:
-        """Seconds since anything was heard of any."""
+        """Seconds since any replica was heard of."""
         return time.monotonic() - self._heard_s
 
     def update(self, pulses: Iterable[Pulse]) -> None:
-        """These are there, and nobody else is."""
+        """Replace the replicas that are alive."""
         there = {pulse.name: pulse for pulse in pulses}
         for name in self._alive.keys() - there.keys():
             self.forget(name)
@@ -84,14 +84,14 @@ class Roster:
                 self._heard_s = time.monotonic()
 
     def note(self, name: str | None, usage: Usage) -> None:
-        """It has been heard of."""
+        """Note what a replica uses now."""
         with self._lock:
             self._heard_s = time.monotonic()
             if name in self._alive:
                 self._alive[name] = replace(self._alive[name], usage=usage)
 
     def forget(self, name: str) -> None:
-        """It is gone."""
+        """Count a replica as dead."""
         with self._lock:
             pulse = self._alive.pop(name, None)
             if pulse is not None:
@@ -99,12 +99,12 @@ class Roster:
                 self._gone = [reduce(add, [*self._gone, pulse.usage.over()])]
 
     def usage(self) -> Usage:
-        """Of all together; counts of those that are gone included."""
+        """Sum over all replicas, with the counts of dead ones."""
         with self._lock:
             return reduce(add, [*(pulse.usage for pulse in self._alive.values()), *self._gone])
 
     def replicas(self) -> list[Pulse]:
-        """Those that are there, by their names, with what they have to do."""
+        """List the live replicas by name, with their loads."""
         with self._lock:
             alive, loads = sorted(self._alive.items()), self._loads()
         return [replace(pulse, candidates=loads[name]) for name, pulse in alive]
@@ -112,25 +112,25 @@ class Roster:
     # --- what they have to do ----------------------------------------------------------------
 
     def ranked(self, names: Iterable[str]) -> list[str]:
-        """The one with the fewest candidates first."""
+        """Sort replicas by load, the fewest candidates first."""
         with self._lock:
             loads = self._loads()
         return sorted(names, key=lambda name: (loads[name], name))
 
     def enter(self, given: Given) -> None:
-        """It waits for a replica, for the first time or again."""
+        """Add a search that waits for a replica, for the first time or again."""
         with self._lock:
             self._given[given.id] = given
             given.replica = None
 
     def give(self, given: Given, name: str) -> None:
-        """It goes, or went, there; nothing, if it is over by now."""
+        """Assign a search to a replica, unless it is over by now."""
         with self._lock:
             if given.id in self._given:
                 given.replica = name
 
     def take_back(self, given: Given) -> None:
-        """It is nobody's any more."""
+        """Remove a search that is over."""
         with self._lock:
             self._given.pop(given.id, None)
 

@@ -14,14 +14,14 @@ from beamwright.cluster.roster import Given
 
 
 class ByLoad(RequestRouter):  # type: ignore[misc]
-    """Ranks replicas; who is full, or gone, is passed over by what Ray makes of the ranks."""
+    """Ranks replicas by load; Ray skips those that are full or gone."""
 
     async def choose_replicas(
         self,
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """One rank each. What is given counts at once: others may be routed before it arrives."""
+        """Rank each replica alone. A search counts at once: others are routed before it arrives."""
         match None if pending_request is None else pending_request.args:
             case [Given(roster=roster) as given] if roster is not None:
                 by_name: dict[str, Any] = {

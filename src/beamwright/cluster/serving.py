@@ -60,7 +60,7 @@ class RayServing:
         self._begun = False
 
     def start(self) -> int:
-        """Returns how many replicas there are, all loaded.
+        """Start all replicas, wait until they are loaded, and return their number.
 
         Raises:
             InputError: if there is no cluster at the address, or they do not fit;
@@ -96,7 +96,7 @@ class RayServing:
         return number
 
     def stop(self) -> None:
-        """End the replicas, and what else was begun here."""
+        """End the replicas, and Ray where it was started here."""
         if self._ray.is_initialized():
 
             def delete() -> None:
@@ -113,7 +113,7 @@ class RayServing:
 
     @property
     def died(self) -> tuple[type[Exception], ...]:
-        """What its callers see of a replica's end; an error of its own code is none of these."""
+        """Errors of a call whose replica has died, none of which its own code raises."""
         names = (
             "RayActorError", "ObjectLostError", "WorkerCrashedError", "TaskCancelledError",
             "NodeDiedError",
@@ -121,15 +121,15 @@ class RayServing:
         return tuple(getattr(self._ray.exceptions, name) for name in names)
 
     def search(self, given: Given) -> Any:
-        """News of it, as they come; an asynchronous iterator with `cancel`."""
+        """Start a search; returns an asynchronous iterator of its news, with `cancel`."""
         return self._engines.options(stream=True).search.remote(given)
 
     async def cancel(self, search: str) -> None:
-        """Tell whoever has it."""
+        """Cancel a search in whichever replica has it."""
         await self._broadcast("cancel", search)
 
     async def pulses(self) -> list[Pulse]:
-        """Of all that are there. Raises TimeoutError where one does not answer."""
+        """Ask all replicas. Raises TimeoutError where one does not answer."""
         answers = await self._broadcast("pulse")
         return [answer for answer in answers if not isinstance(answer, BaseException)]
 
@@ -143,7 +143,7 @@ class RayServing:
     # --- inside ------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        """Be the cluster's driver, or begin one in processes of this machine."""
+        """Connect to the cluster, or start Ray in processes of this machine."""
         if self._ray.is_initialized():
             return
         self._begun = True
@@ -171,7 +171,7 @@ class RayServing:
         return number
 
     def _why(self, error: RuntimeError) -> BeamwrightError:
-        """What a replica's constructor has raised, where it was on purpose."""
+        """Find the error that a replica's constructor raised."""
         app = self._serve.status().applications.get(self._name)
         told = [state.message for state in app.deployments.values()] if app else []
         line = last_line("\n".join(told) or error)
@@ -183,25 +183,25 @@ class RayServing:
 
 
 def replica_name() -> str:
-    """Of the replica that asks, as Ray's routers know it."""
+    """Return the name of the calling replica, as Ray's routers know it."""
     name: str = _import_ray()[1].get_replica_context().replica_id.unique_id
     return name
 
 
 def abandon() -> None:
-    """End the application of the replica that asks."""
+    """End the application of the calling replica."""
     serve = _import_ray()[1]
     serve.delete(serve.get_replica_context().app_name, _blocking=False)
 
 
 def last_line(error: object) -> str:
-    """The last line of what Ray says: a remote traceback ends with its error."""
+    """Return the last line of Ray's message: a remote traceback ends with its error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
 
 
 def _check_answers(address: str | None) -> None:
-    """Ray itself asks for minutes."""
+    """Raises InputError at once where nothing answers; Ray itself would retry for minutes."""
     host, _, port = (address or "").rpartition(":")
     if not host or "/" in host or not port.isdecimal():
         return

@@ -1,4 +1,4 @@
-"""ClusterSolver: what a server or an evaluation needs of a Solver, over engines that Ray keeps.
+"""ClusterSolver: a Solver for servers and evaluations, over engines that Ray keeps.
 
 A search goes to the replica with the fewest candidates, and whoever listens hears what one
 process would say. Of many problems a replica is given as many as it has in flight, and one more:
@@ -49,19 +49,19 @@ from beamwright.solver.solution import Solution
 from beamwright.tree import Problem
 
 MOST_DEATHS = 3
-"""Of a search's replica, before it fails: it is presumably the search that kills them."""
+"""Replicas that may die under one search before it fails: presumably it kills them."""
 
 CANCEL_S = 20.0
-"""Until a cancelled search is over even if its replica says nothing of it."""
+"""Timeout of a cancelled search whose replica does not answer."""
 
 _PLACE_S = 30.0
-"""Beyond its deadline, for a replica to take it: so long none has been there."""
+"""Grace period beyond its deadline for a replica to take a search."""
 
 Outcome = Solution | BaseException
 
 PULSE_S = 2.0
 _ABSENT_S = 60.0
-"""That no replica is there before many problems end, or twice as long as they took to load."""
+"""Timeout of `solve_many` without a live replica; at least twice the time of their loading."""
 
 _DECOUPLED_ROWS = 1024
 """Candidates that a replica is given where its passes take as many as they have room for."""
@@ -94,13 +94,13 @@ class RemoteSearch:
         self._cancelling: asyncio.Task[None] | None = None
 
     def start(self) -> asyncio.Task[Outcome]:
-        """Have it searched; in the loop."""
+        """Start the search; in the loop."""
         self._owner.roster.enter(self.given)
         self._task = asyncio.get_running_loop().create_task(self._run())
         return self._task
 
     def give_up(self) -> None:
-        """Its replica ends it, and says what there was; where none has it, it is over."""
+        """Have its replica cancel it and return the best so far; where none has it, end it here."""
         if self._task is None or self._task.done():
             return
         if not self.begun:
@@ -156,7 +156,7 @@ class RemoteSearch:
         return self._outcome(news)
 
     async def _hear(self, news: Decided) -> None:
-        """A round. The mirror stays as it is until whoever listens has looked."""
+        """Apply a round to the mirror, which does not change until the listener has returned."""
         self._owner.roster.note(self.given.replica, news.usage)
         self._mirror.hear(news.tree)
         if news.tree.report["round"] > self._told:
@@ -184,7 +184,7 @@ class RemoteSearch:
 
 
 class ClusterSolver:
-    """Engines elsewhere as one. Use as a context: it ends what it has begun.
+    """Several engines as one. Use as a context: it ends what it has started.
 
     in_flight: problems in each replica, None for what keeps it busy. serving: whoever keeps them,
     None for Ray. roster: who is there. teller: a thread in which whoever listens hears of rounds.
@@ -231,7 +231,7 @@ class ClusterSolver:
         self.exact = bool(replicas) and all(replica.exact for replica in replicas)
 
     def close(self) -> None:
-        """Cancel what is submitted, and end the replicas."""
+        """Cancel all searches, and end the replicas."""
         if self._closed:
             return
         self._closed = True
@@ -252,7 +252,7 @@ class ClusterSolver:
     # --- as a Solver -------------------------------------------------------------------------
 
     def prompt_tokens(self, problem: Problem) -> int:
-        """Tokens of a problem's prompt, by any thread; raises what is wrong with it."""
+        """Count the tokens of a problem's prompt; any thread may. Raises what is wrong with it."""
         return len(self._prompts.tree(0, problem).root.token_ids)
 
     def submit(
@@ -264,7 +264,7 @@ class ClusterSolver:
         tells: Tells = "rounds",
         **options: Any,
     ) -> Handle:
-        """Have a problem searched by a replica; as `Solver.submit`. tells: see `Tells`.
+        """Submit a problem to a replica; as `Solver.submit`. tells: see `Tells`.
 
         What is wrong with a request is said at once; but of a generator that runs elsewhere, which
         replicas ask, nothing is known here. on_round is called in a thread of this solver's, with a
@@ -289,8 +289,8 @@ class ClusterSolver:
         on_round: RoundCallback | None = None,
         **options: Unpack[ScoreOptions],
     ) -> Handle:
-        """Have given paths scored by a replica; as `Solver.submit_score`, but that what its
-        verifier, or its tokenizer, does not take is the handle's result."""
+        """Submit given paths to be scored by a replica; as `Solver.submit_score`, but what its
+        verifier or tokenizer refuses is the handle's result."""
         check_problem(problem, problem_id, on_round)
         named = dict[str, Any](options)
         take_priority(named)
@@ -303,7 +303,7 @@ class ClusterSolver:
     def _send(
         self, given: Given, deadline_s: float | None, on_round: RoundCallback | None
     ) -> Handle:
-        """Give it to a replica."""
+        """Send a search to a replica."""
         search, problem_id = RemoteSearch(self, given, deadline_s, on_round), given.problem_id
         handle = Handle(problem_id, search, partial(self._withdraw, search), self._check_outside)
         self._loop.call_soon_threadsafe(self._begin, search, handle)
@@ -312,7 +312,7 @@ class ClusterSolver:
     def solve_many(
         self, problems: Iterable[GivenProblem], *, tells: Tells = "nothing"
     ) -> Iterator[tuple[str | int, Solution | BeamwrightError]]:
-        """(id, outcome) as they end; a problem's own error is its outcome. tells: of solutions.
+        """Yield (id, outcome) as problems end, an outcome being a solution or the problem's error.
 
         Raises:
             BeamwrightError: for a bug in a replica;
@@ -347,7 +347,7 @@ class ClusterSolver:
                 handle.cancel()
 
     def _withdraw(self, search: RemoteSearch) -> None:
-        """Its handle says that it is cancelled."""
+        """Cancel a search whose handle was cancelled."""
         self._loop.call_soon_threadsafe(search.give_up)
 
     def _check_outside(self) -> None:
@@ -356,13 +356,13 @@ class ClusterSolver:
             raise InputError("a callback of a search cannot wait for one of the same ClusterSolver")
 
     def usage(self) -> Usage:
-        """Of all replicas together; counts of those that are gone included."""
+        """Sum over all replicas, with the counts of dead ones."""
         return self.roster.usage()
 
     # --- in the loop -------------------------------------------------------------------------
 
     def _most_given(self) -> int:
-        """Problems of many that are under way at a time, over all replicas that are there."""
+        """Number of problems in flight over all live replicas."""
         n, most = self.settings.search.n, self._in_flight
         if most is None:
             decoupled = self.settings.schedule.explore == "decoupled"
@@ -382,7 +382,7 @@ class ClusterSolver:
             handle.settle(task.exception() or task.result())
 
     async def _look(self) -> None:
-        """Who is there."""
+        """Look which replicas are alive."""
         self.roster.update(await self.serving.pulses())
 
     async def _look_on(self) -> None:
@@ -404,8 +404,8 @@ class ClusterSolver:
 
 
 def _known(settings: Settings) -> tuple[TextCodec | None, int, int]:
-    """The tokenizer, context and vocabulary of the generator that replicas load, without its
-    weights; a context of 0, where nothing is known of it."""
+    """Return tokenizer, context and vocabulary of the replicas' generator, without its weights; a
+    context of 0 where it runs elsewhere."""
     model, spec = settings.model, settings.model.model
     if model.runs_elsewhere:
         return None, 0, 0

@@ -32,7 +32,7 @@ _SSE = {"content-type": "text/event-stream; charset=utf-8-sig"}
 
 
 class Refused(Exception):
-    """The server has said no. status: HTTP's, or that of an error inside a reply. text: in its
+    """The server has refused. status: HTTP's, or that of an error inside a reply. text: in its
     words; retry_after_s: when it may be asked again."""
 
     def __init__(self, status: int, text: str, retry_after_s: float = 0.0, how: str = "") -> None:
@@ -74,19 +74,19 @@ class ServerClient:
         )
 
     def line(self, said: str) -> str:
-        """What a server has said, fit to be shown."""
+        """Make a server's words printable, without the key, on one line."""
         shown = self._secrets.sub("(the key)", said)
         printable = "".join(char if char.isprintable() else " " for char in shown)
         return " ".join(printable.split())[:_ERROR_CHARS]
 
     def failure(self, error: BaseException) -> str:
-        """What went wrong, in a line."""
+        """Describe an error in one line."""
         return f"{self.line(str(error)) or type(error).__name__}{self._hint}"
 
     async def whole(
         self, method: str, path: str, most_s: float, most: int, body: Any = None
     ) -> Any:
-        """A whole reply; raises as `stream`, and Refused for an error inside it."""
+        """Return a whole reply; raises as `stream`, and Refused for an error inside it."""
         async with self.stream(method, path, most_s, most, body) as chunks:
             said = b"".join([chunk async for chunk in chunks])
         self.last = said[:_SHOWN].decode(errors="replace")
@@ -96,7 +96,7 @@ class ServerClient:
     async def stream(
         self, method: str, path: str, most_s: float, most: int, body: Any = None
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Of a reply, of which there may be so many, in so many seconds.
+        """Stream the bytes of a reply: at most `most` of them, in at most `most_s` seconds.
 
         Raises:
             Refused: if it says no; TimeoutError; ValueError: if there are more.
@@ -118,7 +118,7 @@ class ServerClient:
 
 
 async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[Mapping[str, Any]]:
-    """The JSON of server-sent events; raises Refused for an error among them.
+    """Yield the JSON of server-sent events; raises Refused for an error among them.
 
     Values may have lines of their own, though no blank one parts them. A server that does not
     stream says all in one value, which is no event.
@@ -147,7 +147,7 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[Mapping[str, Any
 
 
 def _checked(value: Any) -> Any:
-    """A reply; raises Refused for an error in it, whatever the status that it came with."""
+    """Return a reply; raises Refused for an error in it, whatever its HTTP status was."""
     if isinstance(value, dict):
         error = value if value.get("object") == "error" else value.get("error")
         choices = value.get("choices")
@@ -162,7 +162,7 @@ def _checked(value: Any) -> Any:
 
 
 async def _bounded(response: httpx.Response, most: int) -> AsyncIterator[bytes]:
-    """Its bytes as they come, unpacked; raises ValueError where there are more."""
+    """Yield a reply's bytes, unpacked; raises ValueError for more than `most`."""
     encoding, size = response.headers.get("content-encoding", "identity"), 0
     if encoding.lower() not in ("identity", "gzip", "deflate"):
         raise httpx.DecodingError(f"it is in {encoding}, which was not asked for")
@@ -175,7 +175,7 @@ async def _bounded(response: httpx.Response, most: int) -> AsyncIterator[bytes]:
 
 
 def _retry_after_s(said: str) -> float:
-    """Seconds, or a date."""
+    """Read a `Retry-After`: seconds, or a date."""
     with suppress(ValueError):
         return float(said)
     with suppress(ValueError, TypeError):
@@ -184,7 +184,7 @@ def _retry_after_s(said: str) -> float:
 
 
 def _proxy_for(url: str) -> str | None:
-    """The proxy that the environment, or the system, names for this URL."""
+    """Find the proxy that the environment, or the system, names for this URL."""
     address, proxies = urlsplit(url), getproxies()
     proxy = proxies.get(address.scheme) or proxies.get("all")
     if not proxy or proxy_bypass(address.netloc):

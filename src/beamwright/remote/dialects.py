@@ -89,11 +89,11 @@ class Dialect(ABC):
 
     @abstractmethod
     def body(self, model: str, prompt: PromptRequest) -> dict[str, Any]:
-        """The request. model: which, where it has several."""
+        """Build the request. model: which, where the server has several."""
 
     @abstractmethod
     def reply_of(self, key: Hashable, answer: Any, stops: Sequence[str]) -> Reply:
-        """The texts of a whole reply; raises KeyError, TypeError or ValueError for what is none."""
+        """Read a whole reply; raises KeyError, TypeError or ValueError for what is none."""
 
 
 @dataclass(frozen=True)
@@ -155,12 +155,12 @@ def _written(choice: Mapping[str, Any], stops: Sequence[str]) -> Continuation:
 
 
 def logprobs_in(choice: Mapping[str, Any]) -> tuple[float, ...]:
-    """Of the tokens of a choice, or of a piece of one; raises ValueError for what is no number."""
+    """Read the log-probabilities of a choice, or of a piece of one; raises as `logprobs_of`."""
     return logprobs_of((choice.get("logprobs") or {}).get("token_logprobs") or ())
 
 
 def end_of(reason: object) -> Ended:
-    """What a `finish_reason` means where no stop string is to be seen; raises ConnectionError."""
+    """Read a `finish_reason` of a text without a stop string; raises ConnectionError."""
     word = str(reason).lower()
     if word == "length":
         return "length"
@@ -202,7 +202,7 @@ class LlamaServer(Dialect):
 
     @classmethod
     def of(cls, url: str, props: Any) -> LlamaServer:
-        """As its `/props` say."""
+        """Read the slots and the context from its `/props`."""
         context = count_of(props, "default_generation_settings", "n_ctx")
         slots = count_of(props, "total_slots") or 1
         return cls(f"{url}/completion", most=slots, context=context or None)
@@ -256,7 +256,7 @@ def _written_by_llama(said: Mapping[str, Any]) -> Continuation:
 
 
 def text_of(value: object) -> str:
-    """A text as a server says it; raises TypeError or ValueError for what is none."""
+    """Check a text of a server's; raises TypeError or ValueError for what is none."""
     if not isinstance(value, str):
         raise TypeError(f"a text that is {type(value).__name__}")
     value.encode()  # halves of characters, which no tokenizer takes
@@ -264,7 +264,7 @@ def text_of(value: object) -> str:
 
 
 def ids_of(values: Iterable[object]) -> tuple[int, ...]:
-    """Token ids as a server says them; raises TypeError for what are none."""
+    """Check token ids of a server's; raises TypeError for what are none."""
     ids = tuple(value for value in values if type(value) is int)
     if len(ids) != len(tuple(values)):
         raise TypeError("token ids that are no integers")
@@ -272,7 +272,7 @@ def ids_of(values: Iterable[object]) -> tuple[int, ...]:
 
 
 def logprobs_of(values: Iterable[Any]) -> tuple[float, ...]:
-    """Those that are said; raises ValueError for what is no number."""
+    """Check log-probabilities, nulls left out; raises ValueError for what is no number."""
     values = [value for value in values if value is not None]
     if not all(type(value) in (int, float) and math.isfinite(value) for value in values):
         raise ValueError("log-probabilities that are no numbers")
@@ -280,7 +280,7 @@ def logprobs_of(values: Iterable[Any]) -> tuple[float, ...]:
 
 
 def count_of(value: Any, *names: str) -> int | None:
-    """A count as a server says it, under these names; None for what is none."""
+    """Find a count under these names; None for what is none."""
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
     return value if type(value) is int and 0 <= value <= _MOST_COUNTED else None

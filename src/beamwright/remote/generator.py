@@ -110,7 +110,7 @@ class RemoteGenerator:
 
     @classmethod
     def find(cls, settings: ModelSettings) -> RemoteGenerator:
-        """What `--model` names, asked whether it is there, and a tokenizer for it.
+        """Connect to what `--model` names, with a tokenizer for it.
 
         Raises:
             InputError: if there is no such model, or nothing says how its prompts are tokenised.
@@ -172,7 +172,7 @@ class RemoteGenerator:
         return None
 
     def _start(self, work: Callable[..., Coroutine[Any, Any, None]], *given: Any) -> Future[None]:
-        """Have it run in the loop; who cancels the future cancels it."""
+        """Run a coroutine in the loop; cancelling the future cancels it."""
         if self._work is None:
             try:
                 self._http = ServerClient(self._url, self._key, self._login)
@@ -222,7 +222,7 @@ class RemoteGenerator:
     def _judged(
         self, error: Exception, prompt: PromptRequest, answer: Any
     ) -> tuple[str, int, type[BeamwrightError]]:
-        """What to say of it, how often to try, and whose fault it is. answer: what came, whole."""
+        """Judge an error: its message, how often to try, and its class. answer: the whole reply."""
         said = f"{type(error).__name__}: {error}".rstrip(": ")
         if isinstance(error, Refused):
             most = MOST_TRIES if error.status in (*_PASSING, BROKEN) else 1
@@ -239,11 +239,11 @@ class RemoteGenerator:
         return f"no completion ({said}){shown * (answer is not None)}", 1, InputError
 
     async def _completed(self, prompt: PromptRequest) -> Any:
-        """A reply that comes as a whole."""
+        """Ask for a reply that comes as a whole."""
         return await self._http.whole(*self._asked(prompt, self.dialect.token_bytes))
 
     async def _read(self, prompt: PromptRequest) -> Continuation:
-        """A text as it is written, up to its first stop."""
+        """Read a text as it is written, up to its first stop."""
         text, logprobs = "", list[float]()
         ended: Ended | None = None
         async with self._http.stream(*self._asked(prompt, _EVENT_BYTES)) as chunks:
@@ -262,7 +262,7 @@ class RemoteGenerator:
         return Continuation(text, None, tuple(logprobs), ended)
 
     def _asked(self, prompt: PromptRequest, per_token: int) -> tuple[str, str, float, int, Any]:
-        """A request for a completion; some servers repeat the prompt's tokens with every text."""
+        """Build a request, with bounds; some servers repeat the prompt's tokens with every text."""
         per_text = prompt.max_tokens * per_token + len(prompt.token_ids) * _PROMPT_BYTES
         most, body = _REPLY_BYTES + prompt.count * per_text, self.dialect.body(self.name, prompt)
         return "POST", self.dialect.path, _reply_s(prompt), most, body
@@ -280,8 +280,8 @@ class RemoteGenerator:
                 await asyncio.sleep(_pause_s(tries, error))
 
     async def _look(self, wanted: str) -> None:
-        """The model's name there, its context, whether it is a search by another Beamwright, and
-        the richest dialect that the server understands."""
+        """Find the model's name there, its context, and the richest dialect that the server
+        understands; refuse a search by another Beamwright."""
         answer = await self._told("models", _MODELS_S)
         models = {text_of(model["id"]): model for model in answer["data"] or ()}
         name = wanted or (next(iter(models)) if len(models) == 1 else None)
@@ -316,7 +316,7 @@ class RemoteGenerator:
         raise InputError(f"{self._option}: {said}")
 
     async def _told(self, path: str, most_s: float) -> Any:
-        """What it says of itself."""
+        """Ask the server about itself."""
         return await self._http.whole("GET", path, most_s, _MODELS_BYTES)
 
     async def _is_native(self) -> bool:
@@ -336,7 +336,7 @@ class RemoteGenerator:
         return True
 
     async def _learnt(self, dialect: Completions) -> Completions:
-        """With what else it turns out to say; raises Refused if it does not understand that."""
+        """Try a dialect, and return it with what the server turns out to say; raises Refused."""
         choice = await self._sample(())
         text, token_ids = text_of(choice["text"]), choice.get("token_ids")
         returns_ids = dialect.extras and token_ids is not None
@@ -364,7 +364,7 @@ class RemoteGenerator:
             )
 
     async def _sample(self, stops: tuple[str, ...]) -> Mapping[str, Any]:
-        """A few tokens, the likeliest ones."""
+        """Ask for a few tokens, the likeliest ones."""
         choice: Mapping[str, Any] = (await self._completed(self._probe(stops)))["choices"][0]
         return choice
 
@@ -406,7 +406,7 @@ def _read_key(file: str | None) -> str | None:
 
 
 def _serve(runner: asyncio.Runner, client: httpx.AsyncClient) -> None:
-    """The loop of a thread, until it is stopped; its connections live in it."""
+    """Run the loop of a thread until it is stopped, then close its connections."""
     loop = runner.get_loop()
     loop.run_forever()
     loop.run_until_complete(client.aclose())
@@ -420,5 +420,5 @@ def _pause_s(tries: int, error: Exception) -> float:
 
 
 def _reply_s(prompt: PromptRequest) -> float:
-    """Seconds in which a whole reply has to be there."""
+    """Timeout of a whole reply."""
     return _REPLY_S + prompt.max_tokens * _TOKEN_S

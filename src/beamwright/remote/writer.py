@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _TAIL = 32  # tokens at a prompt's end, where a template may have closed an empty thought
 _FEWEST_CUT, _CUT_SHARE = 8, 0.1  # tokens of a prompt whose loss is no other tokenisation
 _WAIT_S = 0.05
-"""After so long without a reply the loop looks at deadlines, and at who has given up."""
+"""Without a reply for so long, the loop checks deadlines and cancellations."""
 
 
 class ServedSchedule(InGpuSchedule):
@@ -47,7 +47,7 @@ class ServedSchedule(InGpuSchedule):
 
 @dataclass(eq=False)
 class _Question:
-    """Siblings that are written together; those that nobody wants any more are None."""
+    """Siblings that are written together; cancelled ones are None."""
 
     nodes: list[Node | None]
     limit: RowLimit
@@ -91,7 +91,7 @@ class RemoteSteps(StepWriter):
 
     @property
     def num_groups(self) -> int:
-        """Questions that were asked."""
+        """Number of questions asked."""
         return self.counts.groups
 
     def decode_as(self, root: Node, decoding: Decoding) -> None:
@@ -111,22 +111,22 @@ class RemoteSteps(StepWriter):
         self._decodings.set(root, decoding)
 
     def view(self, beams: tuple[Node, ...]) -> ScheduleView:
-        """KV is the server's affair."""
+        """Return a view without KV, which the server manages."""
         return ScheduleView(beams)
 
     def submit(self, plan: Plan) -> None:
-        """Replace what waits; what was asked is being written."""
+        """Replace the waiting steps; those that were asked for go on."""
         nodes = (node for group in plan.groups for node in group)
         self._waiting = [node for node in nodes if node not in self._running]
 
     def cancel(self, nodes: Iterable[Node]) -> None:
-        """Give these nodes' steps up."""
+        """Cancel the steps of these nodes."""
         gone = set(nodes)
         self._waiting = [node for node in self._waiting if node not in gone]
         self.release(gone)
 
     def release(self, nodes: Iterable[Node]) -> None:
-        """What nobody wants any more is not written to its end."""
+        """Forget these nodes; a question without any left is cancelled."""
         for node in nodes:
             self._decodings.forget(node)
             question = self._running.pop(node, None)
@@ -137,13 +137,13 @@ class RemoteSteps(StepWriter):
                 self.source.cancel(question)
 
     def abort(self) -> None:
-        """Give up everything that runs or waits."""
+        """Cancel everything that runs or waits."""
         self.cancel([*self._running, *self._waiting])
 
     # --- what is written ---------------------------------------------------------------------
 
     def iterate(self) -> list[Event]:
-        """Ask for what waits, and wait for a reply, but not for long."""
+        """Ask for the waiting steps, and wait a moment for replies."""
         self._ask()
         if not self._running:
             return []
@@ -184,8 +184,8 @@ class RemoteSteps(StepWriter):
             self.source.ask(question, self._prompt(nodes, question.limit))
 
     def _siblings(self) -> list[Node]:
-        """The first that waits, with all that were opened with it, so that what they are drawn
-        with does not depend on who else is asked for."""
+        """Take the first waiting step with all siblings opened with it, so that their seeds do not
+        depend on other steps."""
         first = self._waiting[0]
         greedy = first.greedy or not self._decodings.of(first).sampling.temperature
         if self._alone or greedy:  # the likeliest text is asked for once: servers refuse more
@@ -225,8 +225,7 @@ class RemoteSteps(StepWriter):
         )
 
     def _settled(self, question: _Question, reply: Reply) -> list[Event]:
-        """Steps that were written, or have failed. What is missing of several is asked for again,
-        one by one."""
+        """Turn a reply into events of its steps. Missing texts are asked for again, one by one."""
         for node in question.wanted:
             del self._running[node]
         error = reply.error or (None if reply.written else UnavailableError("nothing was written"))
@@ -249,7 +248,7 @@ class RemoteSteps(StepWriter):
         return events
 
     def _step(self, node: Node, written: Continuation, limit: RowLimit) -> StepDecoded | StepFailed:
-        """The step in a text: its tokens one by one, as if they had been drawn here."""
+        """Cut a step from a text, token by token, as if it had been drawn here."""
         if (failed := self._failed(node, written, limit)) is not None:
             return failed
         ids, row, closing = self._ids(written), self._row(node), None
@@ -279,7 +278,7 @@ class RemoteSteps(StepWriter):
         return row.decoded(self._text(row, written, whole=whole))
 
     def _ids(self, written: Continuation) -> tuple[int, ...]:
-        """Its tokens, with the one that ended a text."""
+        """Return the tokens, with the one that ended the text."""
         ids, marks, eos = written.token_ids, self._marks, self.codec.eos_ids
         ids = tuple(self.codec.encode(written.text)) if ids is None else ids
         closed = marks is not None and ids[-len(marks.end) :] == marks.end
@@ -287,7 +286,7 @@ class RemoteSteps(StepWriter):
         return (*ids, *sorted(eos)[:1]) if at_end else ids
 
     def _text(self, row: Row, written: Continuation, *, whole: bool) -> str:
-        """Of the reply so far; as it was written, where only that is known of it."""
+        """Return the text of the reply so far; as written, where no token ids are known."""
         above, text = row.node.parent, self.codec.reply_text(row.reply_ids())
         if written.token_ids is None and self._marks is None and whole and above is not None:
             text = above.text + written.text
@@ -296,7 +295,7 @@ class RemoteSteps(StepWriter):
         return text
 
     def _failed(self, node: Node, written: Continuation, limit: RowLimit) -> StepFailed | None:
-        """What is wrong with a text, if anything is."""
+        """Check a text; returns its failure, if any."""
         token_ids, most = written.token_ids, limit.tokens
         if token_ids is None:
             most *= 2  # a text may be other tokens here than it was drawn as
@@ -314,8 +313,8 @@ class RemoteSteps(StepWriter):
     # --- thoughts ----------------------------------------------------------------------------
 
     def _row(self, node: Node) -> Row:
-        """A step as it is asked for. Where its first tokens will say whether it thinks, that is
-        expected, unless the prompt or `--thinking off` speaks against it."""
+        """Make the row of a step that is asked for. Where only its first tokens tell whether it
+        thinks, assume so, unless the prompt or `--thinking off` speaks against it."""
         decoding, marks = self._decodings.of(node), self._marks
         begins = begins_thought(node, marks)
         if begins is None and marks is not None:

@@ -25,12 +25,12 @@ from beamwright.serve.queue import RequestQueue
 from beamwright.serve.server import owner_of
 
 COMMENT, QUIET_S = b": keep-alive\n\n", 10.0
-"""Tells a client, and what stands between, that something happens where nothing else is sent."""
+"""Sent after so many silent seconds, so that neither client nor proxy takes the stream for dead."""
 
 
 class Endpoint(ABC):
-    """One request to a route, and its reply. takes: its body; end: the last that a stream says, in
-    any case. One that never streams needs neither `parts` nor `failed`."""
+    """One request to a route, and its reply. takes: model of the body; end: last bytes of every
+    stream. An endpoint that never streams needs neither `parts` nor `failed`."""
 
     path: ClassVar[str]
     takes: ClassVar[type[BaseModel]]
@@ -43,26 +43,26 @@ class Endpoint(ABC):
 
     @abstractmethod
     def read(self, body: dict[str, Any]) -> list[SearchJob]:
-        """What a body asks for, in a thread. Raises ApiError."""
+        """Turn a body into jobs, in a thread. Raises ApiError."""
 
     @abstractmethod
     def whole(self) -> dict[str, Any]:
-        """The reply of jobs that are done."""
+        """Build the whole reply once all jobs are done."""
 
     def parts(self) -> AsyncIterator[bytes]:
-        """All events of jobs that are under way, as long as nothing goes wrong."""
+        """Yield the events of running jobs; raises what goes wrong."""
         raise NotImplementedError
 
     def facts(self, job: SearchJob) -> dict[str, Any]:
-        """What is said of a search beside OpenAI's fields."""
+        """Describe a search, beside OpenAI's fields."""
         return search_facts(job, receipt=self.queue.receipts)
 
     def failed(self, error: ApiError) -> bytes:
-        """The event that says what did."""
+        """Build the event of a failure."""
         raise NotImplementedError
 
     async def respond(self, request: Request) -> Response:
-        """All of its searches begin, or none."""
+        """Begin all searches or none, and reply."""
         self.jobs = await read_body(request, self.queue.limits, self.read)
         try:
             for job in self.jobs:
@@ -88,7 +88,7 @@ class Endpoint(ABC):
         yield self.end
 
     async def _finish(self, request: Request) -> None:
-        """Wait for all; where one fails, or the client has gone, the others are cancelled."""
+        """Wait for all jobs; cancel the others where one fails or the client disconnects."""
         gone: asyncio.Future[None] = asyncio.ensure_future(_until_gone(request.receive))
         solving: asyncio.Future[Any] = asyncio.gather(*(job.solution() for job in self.jobs))
         try:
@@ -103,7 +103,7 @@ class Endpoint(ABC):
             await asyncio.gather(gone, solving, return_exceptions=True)  # or asyncio complains
 
     def _cancel(self) -> None:
-        """Those that have ended stay as they are."""
+        """Cancel the jobs that still run."""
         for job in self.jobs:
             job.cancel()
 
@@ -134,7 +134,7 @@ async def _until_gone(receive: Receive) -> None:
 
 
 class EventStream(StreamingResponse):
-    """Sends what an iterator yields. gone: called when the client has gone, and at the end."""
+    """Send what an iterator yields. gone: called at the end, or when the client disconnects."""
 
     media_type = "text/event-stream"
 
@@ -151,5 +151,5 @@ class EventStream(StreamingResponse):
 
 
 def event(data: Mapping[str, Any]) -> bytes:
-    """One event; ASCII, so that no character can be cut."""
+    """Encode one event in ASCII, so that no character can be cut."""
     return b"data: " + json.dumps(finite(data), allow_nan=False).encode() + b"\n\n"

@@ -1,4 +1,4 @@
-"""RequestQueue: searches of all requests, in the solver's thread, and who hears of them."""
+"""RequestQueue: runs the searches of all requests in the solver's thread, and tells listeners."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 
 class Listener(Protocol):
-    """Hears of every job. `begun`, `ended` in the event loop, `round` in the solver's thread, where
-    the tree is alive: all of them are quick. What one raises is logged, and nobody else's."""
+    """Hears of every job: `begun` and `ended` in the event loop, `round` in the solver's thread,
+    where the tree is alive. All have to be quick; what one raises is logged and stops no other."""
 
     def begun(self, job: SearchJob) -> None: ...
     def ended(self, job: SearchJob, outcome: Solution | BaseException) -> None: ...
 
     def round(self, job: SearchJob, report: RoundReport) -> None:
-        """Of a round that is decided; not everybody wants to know."""
+        """A round is decided. Optional."""
 
 
 class RequestQueue:
-    """Takes requests for an engine.
+    """Admit requests, submit them to an engine, and drain them at the end.
 
     seed: of searches that name none; None: drawn anew. receipts: replies hold them.
     """
@@ -64,13 +64,13 @@ class RequestQueue:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of everything but the request that decides an answer."""
+        """A hash of all that decides an answer besides the request."""
         settings = self.solver.settings.model_dump(mode="json")
         facts = json.dumps([beamwright.__version__, settings], sort_keys=True, default=str)
         return f"bw_{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
 
     async def begin(self, job: SearchJob, owner: str | None = None) -> SearchJob:
-        """Have it searched.
+        """Submit a search.
 
         Raises:
             ApiError: 503 while the server ends, 429 where too many are here, 400 for what is wrong.
@@ -118,7 +118,7 @@ class RequestQueue:
     async def begin_search(
         self, problem: str, options: Mapping[str, Any], owner: str | None = None
     ) -> SearchJob:
-        """A problem with options of a search, by recipes' names. Raises as `begin`."""
+        """Submit a problem with options by the names of recipes. Raises as `begin`."""
 
         def read() -> SearchJob:
             fields = parsed(Fields, {"model": self.reader.name, "search": dict(options)})
@@ -127,7 +127,7 @@ class RequestQueue:
         return await self.begin(await asyncio.to_thread(read), owner)
 
     async def drain(self) -> None:
-        """Take in nobody else; wait for those who are here, and then no longer."""
+        """Admit no more; wait for the searches that run until the grace period is over."""
         self.draining = True
         deadline = time.monotonic() + self.limits.drain_s
         while self._num_here() and time.monotonic() < deadline and not self._hurried:
@@ -138,7 +138,7 @@ class RequestQueue:
             await asyncio.wait(self._waits)
 
     def hurry(self) -> None:
-        """Whoever drains waits no longer."""
+        """End the grace period now."""
         self._hurried = True
 
     def _check_room(self, owner: str | None) -> None:
@@ -154,7 +154,7 @@ class RequestQueue:
         raise ApiError(429, f"running or waiting: {full}", code="queue_full", retry_after_s=5)
 
     def _num_here(self, owner: str | None = None) -> int:
-        """Searches that run, wait, or are being looked at; of one owner, or all."""
+        """Count searches that run, wait or are being submitted; of one owner, or of all."""
         if owner is None:
             return len(self.jobs) + self._coming.total()
         return sum(job.owner == owner for job in self.jobs.values()) + self._coming[owner]

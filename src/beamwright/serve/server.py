@@ -36,16 +36,16 @@ if TYPE_CHECKING:
     from beamwright.serve.queue import RequestQueue
 
 _REQUEST: ContextVar[str | None] = ContextVar("request", default=None)
-"""Id of the request that a task, and whatever it begins, is for: in every line that it logs."""
+"""Id of the request that a task works for; every line that it logs has it."""
 
 _LOGGED = ("method", "path", "status", "seconds")
 _SMALL_BYTES = 64 * 1024
-"""Of a body that others' large ones never keep out; ServerLimits.bodies_bytes bounds the rest."""
+"""Bytes of each body that are always admitted; ServerLimits.bodies_bytes bounds the rest of all."""
 
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 _OPEN = ("/", "/docs", "/health", "/ready")
-"""For anybody, as is what is below /page/."""
+"""Paths that need no key, as is everything below /page/."""
 
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -55,13 +55,13 @@ _HEADERS = (
 
 
 def owner_of(request: Request) -> str | None:
-    """Whose key a request came with, as a digest; None where there are no keys."""
+    """Return the digest of the key that a request came with; None where there are no keys."""
     owner: str | None = getattr(request.state, "owner", None)
     return owner
 
 
 class Guard:
-    """Checks a request, gives it an id, bounds its body, and logs how it ended.
+    """Check each request, give it an id, bound its body, and log how it ended.
 
     hosts: names that a request may use, beside addresses, which are no name that somebody's DNS
     could point here. keys: kept as digests only; empty: no key is needed.
@@ -130,7 +130,7 @@ class Guard:
         log.info("request %s", number, extra=dict(zip(_LOGGED, logged, strict=True)))
 
     def _check(self, scope: Scope, headers: Mapping[str, str]) -> str | None:
-        """Whose request it is (`owner`). Raises ApiError."""
+        """Return the owner of a request that is allowed in. Raises ApiError for any other."""
         if _has_two_lengths(headers):
             raise ApiError(400, "content-length beside transfer-encoding")
         host, origin = headers.get("host", "").strip().lower(), headers.get("origin")
@@ -154,7 +154,7 @@ class Guard:
         return owner
 
     def owner(self, authorization: str) -> str | None:
-        """Who has this key: its digest; None for a wrong one. Takes as long for every key."""
+        """Return the digest of a known key, None for another; in the same time for every key."""
         scheme, _, key = authorization.partition(" ")
         given = hashlib.sha256(key.strip().encode("latin-1")).digest()  # as headers are read
         known = False
@@ -171,7 +171,7 @@ def _is_address(host: str) -> bool:
 
 
 def _has_two_lengths(headers: Mapping[str, str]) -> bool:
-    """Whoever stands between may have gone by the other one."""
+    """True if a proxy may have read another length than this server would (request smuggling)."""
     return "transfer-encoding" in headers and "content-length" in headers
 
 
@@ -179,7 +179,7 @@ class JsonLines(logging.Formatter):
     """A log record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """ASCII, so that no text can break a line or a terminal."""
+        """Write ASCII only, so that no text can break a line or a terminal."""
         line: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)),
             "level": record.levelname.lower(),
@@ -196,24 +196,24 @@ class JsonLines(logging.Formatter):
 # --- the socket ------------------------------------------------------------------------------
 
 READ_BYTES = 16 * 1024
-"""Read at a time. A chunk of a byte takes the parser 60 us, and the event loop has others, too."""
+"""Bytes read at a time: a chunk of one byte costs the parser 60 us, and others wait meanwhile."""
 
 HEAD_S = 30.0
-"""Seconds that the head of a request may take to come, from its connection or first byte on."""
+"""Timeout of a request's head, from its connection or its first byte on."""
 
 MOST_CONNECTIONS = 512
-"""At a time. One more takes the place of the one without a request that has been silent longest;
-where all have one it is closed."""
+"""Open connections. One more replaces the idle one that has been silent longest; where none is idle
+the new one is closed."""
 
 
 class Connection(H11Protocol):
-    """HTTP over one socket: uvicorn's, which waits without end for the head of a request."""
+    """uvicorn's connection with a timeout for the head of a request, which uvicorn lacks."""
 
     _late: asyncio.TimerHandle | None = None
     _heard_s = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Somebody has come."""
+        """Start the timeout of the first head; make room where there are too many connections."""
         super().connection_made(transport)
         self._heard_s = self.loop.time()
         if len(self.connections) > MOST_CONNECTIONS:
@@ -224,7 +224,7 @@ class Connection(H11Protocol):
         self._late = self.loop.call_later(HEAD_S, transport.close)
 
     def data_received(self, data: bytes) -> None:
-        """More of a head or a body."""
+        """Parse more of a request; end its timeout with its head, start one for the next."""
         self._heard_s = self.loop.time()
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
@@ -233,7 +233,7 @@ class Connection(H11Protocol):
             self._late = self.loop.call_later(HEAD_S, self.transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is over."""
+        """Stop the timeout."""
         self._in_time()
         super().connection_lost(exc)
 
@@ -249,8 +249,8 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Ends in order: SIGTERM or Ctrl-C stops new searches and waits for those that run; a second
-    one ends these with the best so far."""
+    """Shut down gracefully: SIGTERM or Ctrl-C refuses new searches and waits for those that run; a
+    second one ends these with the best so far."""
 
     def __init__(self, app: ASGIApp, queue: RequestQueue) -> None:
         config = uvicorn.Config(
@@ -269,7 +269,7 @@ class Server(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: object) -> None:
-        """uvicorn's handler of signals; by any thread."""
+        """Handle a signal for uvicorn; any thread may call it."""
         del sig, frame
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._end)
@@ -291,7 +291,7 @@ class Server(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens there; port 0 is any free one.
+    """Open a socket that listens there; port 0 is any free one.
 
     Raises:
         InputError: if it cannot.
