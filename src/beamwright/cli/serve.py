@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from contextlib import ExitStack, redirect_stdout
@@ -62,7 +63,7 @@ def serve(
             from beamwright.serve.app import make_app
             from beamwright.serve.body import ServerLimits
             from beamwright.serve.queue import RequestQueue
-            from beamwright.serve.server import Guard, bind, run
+            from beamwright.serve.server import Guard, Server, bind
         limits = ServerLimits(
             requests=max_requests,
             requests_per_key=share_of_a_key(max_requests, keys),
@@ -97,7 +98,9 @@ def serve(
                 kv = f"; replicas: {solver.roster.wanted}{kv}"
             complain(f"serving {name} at {url} (API: {url}/v1{kv}). Ctrl-C ends it.")
 
-        run(Guard(make_app(queue), limits, hosts, keys), queue, listening, started)
+        server = Server(Guard(make_app(queue), limits, hosts, keys), queue)
+        started()
+        asyncio.run(server.serve(sockets=[listening]))
 
 
 def _called(model: ModelSettings, solver: Solver | ClusterSolver) -> str:

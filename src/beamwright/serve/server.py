@@ -19,7 +19,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -304,12 +304,3 @@ def bind(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"--host {host} --port {port}: {reason}") from error
-
-
-def run(
-    app: ASGIApp, queue: RequestQueue, listening: socket.socket, started: Callable[[], None]
-) -> None:
-    """Serve on this socket. started: called when it listens."""
-    server = Server(app, queue)
-    started()
-    asyncio.run(server.serve(sockets=[listening]))
