@@ -34,6 +34,7 @@ class Listener(Protocol):
 
     def round(self, job: SearchJob, report: RoundReport) -> None:
         """A round is decided. Optional."""
+        return
 
 
 class RequestQueue:
