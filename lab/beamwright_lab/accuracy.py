@@ -22,7 +22,8 @@ from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import Record, estimate_mean, wilson_interval
 from beamwright.evaluate.problems import load_problems
 from beamwright.models.hub import resolve_folder
-from beamwright.search.choose import Choice, choose
+from beamwright.search.choose import choose
+from beamwright.sections import Choice
 from beamwright.tree import COMPLETE_STOPS
 from beamwright_lab.common import RESULTS, fingerprint, finish, say, table
 from beamwright_lab.evaluated import records_of

@@ -29,12 +29,14 @@ Explore = Literal["lockstep", "continuous", "decoupled"]
 # Whether children of finished steps are decoded before selection has chosen among those.
 Speculation = Literal["off", "exact", "truncate", "auto"]
 
+# From step scores to a path's score, and which candidate is the answer.
+Reduction = Literal["last", "min", "prod", "mean"]
+Choice = Literal["best", "majority", "weighted"]
+
 Weights = Literal["auto", "int8", "int4"]
 KVDtype = Literal["auto", "int8", "fp8"]
 DecoderChoice = Literal["auto", "own", "transformers"]
 TOKENS = "TOKENS"
-
-# What a path is asked for its answer so far: Dynasor's way, in the words that answers are read by.
 
 
 class Section(BaseModel):
@@ -237,7 +239,7 @@ class SearchSettings(OpenSection):
     filter_duplicates: bool = option(
         False, "Keep one of several candidates with the same text; dvts: in each subtree."
     )
-    aggregate: Literal["last", "min", "prod", "mean"] | None = option(
+    aggregate: Reduction | None = option(
         None, "From step scores to a path's score (default: the verifier's)."
     )
     verify_every: int = option(
@@ -246,9 +248,7 @@ class SearchSettings(OpenSection):
         ge=1,
         metavar="STEPS",
     )
-    choose: Literal["best", "majority", "weighted"] | None = option(
-        None, "How the answer is chosen (default: the strategy's)."
-    )
+    choose: Choice | None = option(None, "How the answer is chosen (default: the strategy's).")
     answers: str = option(
         "math",
         "What of a reply is its answer, and when two are the same: math, code, or a plugin's.",

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, WrapValidator
 
@@ -100,7 +100,6 @@ def parse_select(text: str | float) -> int | float:
 
 MOST_CLOSING = 200
 MOST_DRAFTS = 15  # an iteration writes up to 16 tokens
-THOUGHT_STEPS = ("auto", "whole", "paragraphs", "sentences", "markers")
 
 
 def _word_or_tokens(
@@ -242,9 +241,11 @@ Thinking = Annotated[
 ]
 CloseMessage = Annotated[str, _parsed(parse_close_message, str)]
 # How thoughts are cut into steps.
-_ThoughtSteps = Literal["auto", "whole", "paragraphs", "sentences", "markers"] | int
-_NO_STEPS = f"cuts no thoughts: write {', '.join(THOUGHT_STEPS)} or tokens"
-ThoughtSteps = Annotated[_ThoughtSteps, _word_or_tokens(_ThoughtSteps, THOUGHT_STEPS, _NO_STEPS)]
+_Cut = Literal["auto", "whole", "paragraphs", "sentences", "markers"]
+_CUTS = get_args(_Cut)
+_ThoughtSteps = _Cut | int
+_NO_STEPS = f"cuts no thoughts: write {', '.join(_CUTS)} or tokens"
+ThoughtSteps = Annotated[_ThoughtSteps, _word_or_tokens(_ThoughtSteps, _CUTS, _NO_STEPS)]
 # Seconds, such as `30s`, `2m` or `1h`.
 Duration = Annotated[float | None, _parsed(parse_duration, float | str | None)]
 Time = Annotated[str | None, _parsed(_parse_time, str | None)]

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import get_args
 
 from beamwright.search.rounds import TIE
+from beamwright.sections import Choice
 
-Choice = Literal["best", "majority", "weighted"]
-CHOICES: tuple[Choice, ...] = ("best", "majority", "weighted")
+CHOICES: tuple[Choice, ...] = get_args(Choice)
 
 
 def choose(

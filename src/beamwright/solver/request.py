@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from beamwright.config import Settings, option_owners
 from beamwright.declare import VERIFIERS, load_all
@@ -26,7 +26,7 @@ from beamwright.schedule import ScheduleRow, schedule_row
 from beamwright.schedule.declare import GROUPING
 from beamwright.search import DEFAULT_SEARCH, STRATEGIES, SearchPolicy, make_strategy
 from beamwright.search.defaults import with_defaults
-from beamwright.sections import SearchSettings, Section, SparseSettings, StopSettings
+from beamwright.sections import Reduction, SearchSettings, Section, SparseSettings, StopSettings
 from beamwright.solver.options import SHARED, ProblemOptions
 from beamwright.sparse.rule import method_of
 from beamwright.tree import Conversation, RawPrompt, Sees
@@ -47,7 +47,7 @@ class ScoreOptions(TypedDict, total=False):
     """
 
     delimiter: str | None
-    aggregate: Literal["last", "min", "prod", "mean"] | None
+    aggregate: Reduction | None
     deadline: str | float | None
     priority: int
 

@@ -33,7 +33,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator, mo
 
 from beamwright.errors import InputError
 from beamwright.io import read_yaml
-from beamwright.sections import SamplingSettings, Section
+from beamwright.sections import Reduction, SamplingSettings, Section
 from beamwright.tree import Sees
 
 JUDGE_FILE = "judge.yaml"
@@ -45,7 +45,6 @@ _PLACEHOLDER = re.compile(r"(?<![\\\w{])\{\s*([A-Za-z_]\w*)\s*\}(?!\})")
 
 _S = TypeVar("_S", bound=Section)
 Feature = Literal["previous_hidden", "token_embedding", "logprob", "entropy", "gap"]
-Reduction = Literal["last", "min", "prod", "mean"]
 AGGREGATES: dict[str, Callable[[list[float]], float]] = {
     "last": lambda scores: scores[-1],
     "min": min,
