@@ -1,17 +1,14 @@
 """Outputs that cannot be written, failures half way, and text that would act on a terminal."""
 
 import errno
-import io
 import json
 import os
 from types import SimpleNamespace
 
 import pytest
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from beamwright.cli.output import add_row, guard, plain
+from beamwright.cli.output import guard
 from beamwright.errors import CapacityError
 
 ESCAPES = "\x1b]0;PWN\x07\x1b[2J\x9b1m\u202e\ud800"
@@ -161,17 +158,6 @@ def test_names_in_data_are_neither_markup_nor_escapes(cli, fake, tmp_path):
     assert "level [/x]" in found.out
     assert "level :x:" in found.out
     assert clean(found.out)
-
-
-@pytest.mark.parametrize("text", ["[red]x[/]", "[/x]", ":smile:", ESCAPES, "a\nb", "[link=x]y"])
-def test_a_table_shows_text_as_it_is(text):
-    stream = io.StringIO()
-    table = Table(title=plain(text))
-    add_row(table, text, text)
-    Console(file=stream, width=200, force_terminal=False).print(table)
-    shown = stream.getvalue()
-    assert clean(shown)
-    assert all(part in shown for part in text.split("\n") if clean(part))
 
 
 # --- inputs that never end, or never begin ---------------------------------------------------

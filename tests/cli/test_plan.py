@@ -10,17 +10,6 @@ INLINE = "random:llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=128,vo
 GIB = 2**30
 
 
-def test_the_whole_report(cli):
-    report = cli(*PAPER, "--width", "2", "--kv-memory", "7GiB", "--json").json
-    assert (report["model"], report["gpu"]) == ("opt-6.7b", "rtx-4090")
-    assert (report["n"], report["width"], report["step_tokens"]) == (64, 2, 32)
-    assert report["kv_bytes_per_token"] == 512 * 1024
-    assert report["weight_bytes"] == 2 * 6_658_473_984
-    assert report["kv_budget_bytes"] == 7 * GIB
-    assert report["fits"] == report["schedules"]["in-gpu/tree"]["fits"]
-    assert report["max_beams_in_gpu"] % 2 == 0
-
-
 @pytest.mark.parametrize("model", ["OPT-2.7b", "random:qwen2.5-1.5b", INLINE, "bundled"])
 def test_models_by_name_shape_and_folder(cli, model):
     report = cli("plan", "--model", model, "--prompt", "64", "--json").json

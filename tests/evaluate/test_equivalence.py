@@ -178,14 +178,6 @@ def test_a_lost_worker_leaves_the_other_pairs_alone():
     assert verdicts == [True, None, True, None, True, None, True]
 
 
-def test_one_thread_keeps_to_one_worker(tmp_path):
-    echo = TOGETHER.replace("< 2", "< 1")
-    command = (sys.executable, "-c", echo, str(tmp_path))
-    with AnswerChecker(command=command, num_workers=3) as checker:
-        assert [checker.compare("y", f"x+{i}") for i in range(5)] == [True] * 5
-    assert len(list(tmp_path.iterdir())) == 1
-
-
 @pytest.mark.nightly
 def test_a_real_tower_of_powers_costs_one_answer():
     before = set(threading.enumerate())

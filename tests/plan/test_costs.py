@@ -28,22 +28,6 @@ def roofline(opt, gpu):
     return Roofline(opt, gpu)
 
 
-def test_costs_of_a_shape_by_its_attributes(opt):
-    class Shape:
-        layers, heads, head_dim, num_parameters = 32, 32, 128, 6_658_473_984
-        active_parameters = num_parameters
-        kv_groups = states = ()
-
-        def state_bytes(self, element_bytes):
-            return 0
-
-        def kv_bytes_per_token(self, element_bytes, kv_dtype):
-            return 2 * 32 * 32 * 128 * element_bytes
-
-    assert replace(ModelCosts.of(Shape(), 2), coded_rows=0) == opt
-    assert ModelCosts.of(Shape(), 4).weight_bytes == 2 * opt.weight_bytes
-
-
 def test_a_memory_bound_step_is_weights_and_kv_over_bandwidth_plus_launches(roofline, opt, gpu):
     launches_s = 32 * gpu.decode_ops_per_layer * gpu.launch_s
     read_bytes = opt.weight_bytes + 10_000 * opt.kv_bytes_per_token

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from beamwright.checks.machine import measure_profile
 from beamwright.errors import InputError
 from beamwright.plan.machines import (
     CARDS,
@@ -162,15 +161,3 @@ def test_a_broken_file_is_named_with_what_to_do(tmp_path, text):
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(InputError, match=r"profile\.json: not a hardware profile.*--probe"):
         read_profile(file)
-
-
-def test_this_machine_gets_a_valid_profile_that_survives_the_cache(tmp_path):
-    profile = measure_profile(
-        gemm_size=128, read_bytes=2**20, copy_bytes=2**21, num_small_ops=20, repeats=2
-    )
-    assert profile.name == "measured"
-    assert profile.element_bytes == 4
-    # Any machine that runs this: over 64 MiB of RAM, and an operator costs less than a second.
-    assert profile.device_memory_bytes > 2**26
-    assert 0 < profile.launch_s < 1
-    assert read_profile(write_profile(profile, tmp_path / "p.json")) == profile

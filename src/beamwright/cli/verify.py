@@ -335,7 +335,7 @@ class _Report:
             )
             line = f"the tree is equal, but its {', '.join(words)}"
             return ({"what": "answer", "said": said}, line) if said else ({}, "")
-        parting = claim.tree and where_they_part(claim.tree, solution.tree)
+        parting = None if claim.tree is None else where_they_part(claim.tree, solution.tree)
         if parting is None:
             line = f"in round {number} of {len(was.rounds)}"
             return {"what": "round", "round": number}, line

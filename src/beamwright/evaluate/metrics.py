@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import partial
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 from typing import Annotated, Any, TypedDict, TypeVar
 
 import numpy as np
@@ -28,6 +28,16 @@ _MEAN_RESAMPLES = 2_000
 _CHUNK = 1_000_000  # drawn values held at once
 _INTERVAL = (2.5, 97.5)  # percent
 _NORMAL = NormalDist().inv_cdf(0.975)
+
+_PER_PROBLEM = {
+    "tokens": ("tokens", "generated"),
+    "seconds": ("time", "total_s"),
+    "kv_device_peak_bytes": ("kv", "device_peak_bytes"),
+    "kv_host_peak_bytes": ("kv", "host_peak_bytes"),
+    "h2d_bytes": ("kv", "h2d_bytes"),
+    "d2h_bytes": ("kv", "d2h_bytes"),
+}
+"""Figures of a problem by name: the part of its record that has it, and as what."""
 
 _Array = NDArray[np.float64]
 _BOUNDS = Field(gt=-(2**63), lt=2**63)  # of tokens, bytes, seconds
@@ -114,21 +124,10 @@ def summarise(records: Sequence[Record], num_candidates: int | None = None) -> d
         )
         for how in CHOICES
     }
-    rounds = [record.rounds for record in records if record.rounds is not None]
-    paths = [  # tokens and seconds of a problem's mean candidate, and how many it has
-        (record.mean_path_tokens, record.mean_path_tokens / record.goodput_tok_s, record.candidates)
-        for record in records
-        if record.goodput_tok_s and record.mean_path_tokens
-    ]
-    sums = [(tokens * len(found), seconds * len(found)) for tokens, seconds, found in paths]
-    goodput = _estimate(sums, lambda drawn: drawn[..., 0].sum(axis=1) / drawn[..., 1].sum(axis=1))
-    per_problem: dict[str, Sequence[float | None]] = {
-        "tokens": [record.tokens.get("generated") for record in records],
-        "seconds": [record.time.get("total_s") for record in records],
-        "kv_device_peak_bytes": [record.kv.get("device_peak_bytes") for record in records],
-        "kv_host_peak_bytes": [record.kv.get("host_peak_bytes") for record in records],
-        "h2d_bytes": [record.kv.get("h2d_bytes") for record in records],
-        "d2h_bytes": [record.kv.get("d2h_bytes") for record in records],
+    rounds = _known(record.rounds for record in records)
+    per_problem = {
+        name: _known(getattr(record, part).get(key) for record in records)
+        for name, (part, key) in _PER_PROBLEM.items()
     }
     warned = [record.warnings for record in records if record.warnings]
     return {
@@ -145,14 +144,27 @@ def summarise(records: Sequence[Record], num_candidates: int | None = None) -> d
         "warnings": {"problems": len(warned), "example": warned[0][0] if warned else None},
         "system_prompt": next((r.system_prompt for r in records if r.system_prompt), None),
         "fewer_candidates": sum(record.reason_fewer is not None for record in records),
-        "mean_rounds": sum(rounds) / len(rounds) if rounds else None,
+        "mean_rounds": fmean(rounds) if rounds else None,
         "tokens": _sums(record.tokens for record in records),
         "time": _sums(record.time for record in records),
+        **_goodput(records),
+        "latency_s": _percentiles(per_problem["seconds"]),
+        "per_problem": {name: estimate_mean(found) for name, found in per_problem.items()},
+    }
+
+
+def _goodput(records: Sequence[Record]) -> dict[str, Any]:
+    paths = [  # tokens and seconds of a problem's mean candidate, and how many it has
+        (record.mean_path_tokens, record.mean_path_tokens / record.goodput_tok_s, record.candidates)
+        for record in records
+        if record.goodput_tok_s and record.mean_path_tokens
+    ]
+    sums = [(tokens * len(found), seconds * len(found)) for tokens, seconds, found in paths]
+    goodput = _estimate(sums, lambda drawn: drawn[..., 0].sum(axis=1) / drawn[..., 1].sum(axis=1))
+    return {
         "goodput_tok_s": goodput and goodput["value"],
         "precise_goodput_tok_s": goodput,
-        "latency_s": _percentiles(_known(per_problem["seconds"])),
         "completion_s": _percentiles([seconds for _, seconds, _ in paths]),
-        "per_problem": {name: estimate_mean(_known(found)) for name, found in per_problem.items()},
     }
 
 

@@ -12,8 +12,9 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module, resources
 from inspect import signature
 from pathlib import Path
@@ -103,6 +104,8 @@ def load_problems(
     if not rows:
         raise InputError(f"{source}: holds no problems")
     questions = QUESTION_FIELDS if problem_field is None else (problem_field,)
+    is_judged = answer_field != NO_ANSWERS
+    named = answer_field if is_judged else None
     problems: dict[str, Problem] = {}
     for index, row in enumerate(rows):
         level = row.fields.get("level")
@@ -111,21 +114,12 @@ def load_problems(
         name = str([*ids, index][0])
         while name in problems:
             name += f"#{index}"
-        text, named = (
-            _question(row, questions),
-            None if answer_field == NO_ANSWERS else answer_field,
-        )
-        unique_id = str(ids[0]) if ids else ""
-        listed = with_options(
-            row, text, unique_id, named, is_whole=problem_field not in (None, *QUESTION_FIELDS)
-        )
-        if answer_field == NO_ANSWERS:
-            text, answer = listed[0] if listed else text, None
-        else:
-            text, answer = listed or (text, _answer(row, named))
-        problems[name] = Problem(text, answer, name, index, level)
+        text, is_whole = _question(row, questions), problem_field not in (None, *QUESTION_FIELDS)
+        listed = with_options(row, text, str(ids[0]) if ids else "", named, is_whole=is_whole)
+        text, answer = listed or (text, _answer(row, named) if is_judged else None)
+        problems[name] = Problem(text, answer if is_judged else None, name, index, level)
     answers = [problem.answer for problem in problems.values()]
-    if answer_field != NO_ANSWERS and None in answers:
+    if is_judged and None in answers:
         _refuse_holes(rows, answers, problem_field, answer_field)
     if problem_field or answer_field:
         fingerprint += f", --problem-field {problem_field}, --answer-field {answer_field}"
@@ -275,12 +269,12 @@ def _first_line(error: Exception) -> str:
 
 def _parse(content: bytes, name: str, limit: int | None) -> tuple[list[ProblemRow], str]:
     """The rows of one file. name: for messages, and its ending tells the format."""
-    parsers = {".json": _parse_json, ".csv": _parse_csv}
-    suffix = Path(name).suffix.lower()
-    if suffix == ".parquet":
-        rows = list(_parse_parquet(content, name, limit))
-    else:
-        rows = list(parsers.get(suffix, _parse_jsonl)(content, name))
+    parsers: dict[str, Callable[[bytes, str], Iterator[ProblemRow]]] = {
+        ".json": _parse_json,
+        ".csv": _parse_csv,
+        ".parquet": partial(_parse_parquet, limit=limit),
+    }
+    rows = [*parsers.get(Path(name).suffix.lower(), _parse_jsonl)(content, name)]
     for row in rows:
         if not isinstance(row.fields, dict):
             raise InputError(f"{row.where}: not a JSON object")

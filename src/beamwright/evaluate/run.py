@@ -75,10 +75,9 @@ def make_record(
     right |= dict.fromkeys(hung, False)
     complete = [candidate["stop"] in COMPLETE_STOPS for candidate in candidates]
     scores = [candidate["score"] for candidate in candidates]
-    choices: dict[str, Mapping[str, Any]] = {}
-    for how in CHOICES:
-        answer = answers[choose(votes, scores, complete, how)] if answers else None
-        choices[how] = {"answer": answer, "correct": right[answer]}
+    chosen = {
+        how: answers[choose(votes, scores, complete, how)] if answers else None for how in CHOICES
+    }
     ended = [answer for answer, whole in zip(answers, complete, strict=True) if whole]
     lengths = [candidate["tokens"] for candidate in candidates]
     if tree is not None:
@@ -98,7 +97,7 @@ def make_record(
         ],
         system_prompt=solution.get("settings", {}).get("model", {}).get("system_prompt"),
         candidates=candidates,
-        choices=choices,
+        choices={how: {"answer": a, "correct": right[a]} for how, a in chosen.items()},
         num_correct=None if problem.answer is None else sum(bool(right[a]) for a in ended),
         mean_path_tokens=sum(lengths) / len(lengths) if lengths else None,
         receipt=solution.get("receipt"),
