@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beamwright.attention.protocols import AttentionBackend, DecodeView
+from beamwright.attention.protocols import AttentionBackend, DecodeView, Workspace
 from beamwright.kv.segments import Path, within_reach
 from beamwright.kv.store import SegmentStore
+from beamwright.kv.tails import SessionTail
 from beamwright.library import Attention
 
 Places = Mapping[int, tuple[int, int]]
@@ -32,21 +33,28 @@ def to_each(name: str) -> Callable[..., None]:
 
 
 class GroupTails:
-    """Tails of all groups, whose rows are the same: to a session as one of them (`tails.Tail`).
+    """Tails of all groups, whose rows are the same, as one `SessionTail`.
 
     What is restored and taken of a row are a group's tokens, by group.
     """
 
-    def __init__(self, parts: Sequence[Any]) -> None:
-        self.parts, self.capacity = tuple(parts), int(parts[0].capacity)
+    def __init__(self, parts: Sequence[SessionTail]) -> None:
+        self.parts = tuple(parts)
 
     arrange, begin, advance = to_each("arrange"), to_each("begin"), to_each("advance")
     find = to_each("find")
     spread, together = to_each("spread"), to_each("together")
     close, release = to_each("close"), to_each("release")
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.parts[0], name)  # how many rows and tokens there are, and where
+    @property
+    def num_rows(self) -> int:
+        """Of any group."""
+        return self.parts[0].num_rows
+
+    @property
+    def num_tokens(self) -> int:
+        """Of any group."""
+        return self.parts[0].num_tokens
 
     @property
     def num_moves(self) -> int:
@@ -74,7 +82,7 @@ class GroupedView(DecodeView):
     def __init__(self, places: Places, views: Sequence[Any]) -> None:
         self._places, self.parts = places, views
 
-    prepare, close = to_each("prepare"), to_each("close")  # only some have a workspace to prepare
+    prepare, close = to_each("prepare"), to_each("close")
     keep_rows, spread = to_each("keep_rows"), to_each("spread")
     count_rows, drop_rows = to_each("count_rows"), to_each("drop_rows")
 
@@ -91,9 +99,9 @@ class GroupedView(DecodeView):
 
 
 class GroupedWorkspace:
-    """What each group's views share, one after the other."""
+    """The `Workspace` of each group's views."""
 
-    def __init__(self, parts: Sequence[Any]) -> None:
+    def __init__(self, parts: Sequence[Workspace]) -> None:
         self.parts = parts
 
     release = to_each("release")
@@ -114,19 +122,21 @@ class GroupedAttention(AttentionBackend):
         self.holds_places = inner.holds_places
         self._inner, self._places = inner, places
 
-    def make_tail(self, store: Any, group: int = 0, *, stays: bool = False) -> Any:
+    def make_tail(self, store: Any, group: int = 0, *, stays: bool = False) -> SessionTail:
         groups = enumerate(store.groups, start=group)
         tails = [self._inner.make_tail(each, n, stays=stays) for n, each in groups]
         return tails[0] if len(tails) == 1 else GroupTails(tails)
 
     def workspace(self, store: SegmentStore) -> GroupedWorkspace | None:
         parts = [self._inner.workspace(group) for group in store.groups]
-        return None if None in parts else GroupedWorkspace(parts)
+        shared = [part for part in parts if part is not None]
+        return GroupedWorkspace(shared) if shared else None
 
-    def prefill_workspace(self, store: SegmentStore, *sizes: int) -> GroupedWorkspace:
-        """Where the backend `keeps`, and so has one."""
-        inner: Any = self._inner
-        return GroupedWorkspace([inner.prefill_workspace(group, *sizes) for group in store.groups])
+    def prefill_workspace(
+        self, store: SegmentStore, num_heads: int, num_tokens: int
+    ) -> GroupedWorkspace:
+        make, sizes = self._inner.prefill_workspace, (num_heads, num_tokens)
+        return GroupedWorkspace([make(group, *sizes) for group in store.groups])
 
     def decode_view(
         self, store: SegmentStore, paths: Sequence[Path], tail: Any, *workspace: GroupedWorkspace

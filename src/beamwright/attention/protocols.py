@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -12,7 +12,7 @@ from beamwright.kv.link import Link
 from beamwright.kv.pool import BlockPool, ByteBudget
 from beamwright.kv.segments import Segment
 from beamwright.kv.store import KVReader, SegmentStore
-from beamwright.kv.tails import RowTails
+from beamwright.kv.tails import RowTails, SessionTail
 from beamwright.library import Attention
 
 
@@ -38,6 +38,9 @@ class AttentionView:
 
     def foresee(self, layer: int, query: Any) -> None:
         """query [tokens, heads, head_dim]; only where it `looks_ahead`."""
+
+    def prepare(self, num_heads: int, num_tokens: int = 1) -> None:
+        """Write what layers only read from here on; of a pass over so many tokens."""
 
     def close(self) -> None:
         """Give back what the view charged to the budget."""
@@ -71,6 +74,17 @@ class DecodeView(AttentionView):
         """Nothing that is done ahead of its token reads the tail or the store any more."""
 
 
+class Workspace(Protocol):
+    """What views share, one after the other."""
+
+    @property
+    def num_moves(self) -> int:
+        """How often memory was allocated anew."""
+
+    def release(self) -> None:
+        """Give working memory back."""
+
+
 class AttentionBackend:
     """Makes views over stored paths.
 
@@ -95,13 +109,18 @@ class AttentionBackend:
     holds_places: bool = False
     tested: AttentionBackend | None = None
 
-    def make_tail(self, store: KVReader, group: int = 0, *, stays: bool = False) -> Any:
+    def make_tail(self, store: KVReader, group: int = 0, *, stays: bool = False) -> SessionTail:
         """Rows' newest tokens in this group's layers. stays: see `RowTails`."""
         del group
         return RowTails(store, self.tail_tokens, stays=stays)
 
-    def workspace(self, store: Any) -> Any:
-        """What decode views of this store may share, one after the other; None: nothing."""
+    def workspace(self, store: Any) -> Workspace | None:
+        """Of decode views of this store; None: they share nothing."""
+        return None
+
+    def prefill_workspace(self, store: Any, num_heads: int, num_tokens: int) -> Workspace:
+        """Of prefill views of passes over up to so many tokens, where the backend `keeps`."""
+        raise NotImplementedError
 
 
 StoreMaker = Callable[[BlockPool, torch.device, Link, ByteBudget], SegmentStore]

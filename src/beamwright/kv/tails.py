@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from beamwright.kv.segments import Segment
 from beamwright.kv.store import KVReader
 from beamwright.kv.streams import sent
 
@@ -49,47 +50,42 @@ def padded_path(count: int, head_dim: int) -> int:
     return 384 if 192 < tokens < 384 else tokens
 
 
-class Tail(Protocol):
-    """What a decode session and its attention views ask of a tail, wherever its layers reside.
+class SessionTail(Protocol):
+    """What a decode session asks of its rows' newest tokens, in all groups of layers.
 
-    `RowTails` has them on the device; a baseline has a tail whose layers are streamed.
-    capacity: most tokens of a row. num_rows: padding included. num_tokens: for which every row has
-    places. num_moves: how often memory was allocated anew.
-    places: [rows] where each row's current token is written. mask: additive [rows, 1, 1, tokens]
-    over what `read` returns; None where all of it is seen.
+    `RowTails` copies them, `attention.kernels.own` reads them in blocks, `attention.groups` has a
+    tail for each group.
     """
 
-    capacity: int
-    num_rows: int
-    num_tokens: int
-    num_moves: int
+    @property
+    def num_rows(self) -> int:
+        """Rows, padding included."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens for which every row has places."""
+
+    @property
+    def num_moves(self) -> int:
+        """How often memory was allocated anew."""
 
     @property
     def num_bytes(self) -> int: ...
-
-    @property
-    def places(self) -> torch.Tensor: ...
-
-    @property
-    def mask(self) -> torch.Tensor | None: ...
 
     def arrange(self, kept: Sequence[int], num_rows: int) -> None:
         """Go on with these rows in this order, and with free ones behind them."""
 
     def restore(self, row: int, held: Any) -> None:
-        """Put back a row's tokens [layers, 2, tokens, kv_heads, head_dim]."""
+        """Put back a row's tokens [layers, 2, tokens, kv_heads, head_dim]; of groups, a list."""
+
+    def find(self, rows: Sequence[tuple[Segment, int] | None]) -> None:
+        """Rows go on in the blocks of these segments, behind so many tokens of them."""
 
     def begin(self, lengths: Sequence[int | None], max_tokens: int) -> None:
         """Rows hold so many tokens each, and get up to `max_tokens` more; None for unread rows."""
 
     def advance(self) -> None:
         """The current token is complete."""
-
-    def write(self, layer: int, key_value: torch.Tensor) -> None:
-        """Store the current token of every row: [rows, 2, kv_heads, head_dim]."""
-
-    def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [rows, kv_heads, tokens, head_dim], the current token included."""
 
     def take(self, parts: Sequence[tuple[int, int, int]]) -> Sequence[Any]:
         """Tokens [first, end) of rows, each (row, first, end), as their store's `append` wants
@@ -100,6 +96,28 @@ class Tail(Protocol):
 
     def release(self) -> None:
         """Give the memory back."""
+
+
+class Tail(SessionTail, Protocol):
+    """What an attention view asks of the tail of its group of layers.
+
+    capacity: most tokens of a row. places: [rows] where each row's current token is written. mask:
+    additive [rows, 1, 1, tokens] over what `read` returns; None where all of it is seen.
+    """
+
+    capacity: int
+
+    @property
+    def places(self) -> torch.Tensor: ...
+
+    @property
+    def mask(self) -> torch.Tensor | None: ...
+
+    def write(self, layer: int, key_value: torch.Tensor) -> None:
+        """Store the current token of every row: [rows, 2, kv_heads, head_dim]."""
+
+    def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [rows, kv_heads, tokens, head_dim], the current token included."""
 
 
 class _Spread(NamedTuple):
@@ -194,6 +212,9 @@ class RowTails:
         if count:
             self._grow(count)
             self.storage[:, :, row, :, :count] = held.transpose(2, 3)
+
+    def find(self, rows: Sequence[tuple[Segment, int] | None]) -> None:
+        """Nothing: tokens are here, wherever their blocks are."""
 
     def take(self, parts: Sequence[tuple[int, int, int]]) -> list[torch.Tensor]:
         """Tokens [first, end) of rows in the pool's order [tokens, layers, 2, kv_heads, dim]."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from beamwright.attention.kernels.worklist import LEAST_CHUNK
-from beamwright.attention.protocols import AttentionView
+from beamwright.attention.protocols import AttentionBackend, AttentionView, Workspace
 from beamwright.kv.segments import Path
 from beamwright.kv.states import StateRows
+from beamwright.kv.store import SegmentStore
 from beamwright.models.decoder import Decoder, padded_rows
 from beamwright.plan.costs import CAPTURED_TOKENS
 
@@ -139,9 +140,12 @@ class CapturedPasses:
     backend: its views keep keys and values themselves. failed: why passes cannot be captured.
     """
 
-    def __init__(self, decoder: Decoder, store: Any, backend: Any, replay: Replay) -> None:
+    def __init__(
+        self, decoder: Decoder, store: SegmentStore, backend: AttentionBackend, replay: Replay
+    ) -> None:
         self._decoder, self._store, self._backend = decoder, store, backend
-        self._replay, self._workspace = replay, cast(Any, None)
+        self._replay = replay
+        self._workspace: Workspace | None = None
         self._inputs = self._found = torch.empty(0)
 
     @property

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from beamwright.attention.protocols import AttentionBackend
+from beamwright.attention.protocols import AttentionBackend, DecodeView
 from beamwright.kv.segments import Path, Segment, state_before, visible_path
 from beamwright.kv.states import StateRows, StateTables
 from beamwright.kv.store import SegmentStore
+from beamwright.kv.tails import RowTails, SessionTail
 from beamwright.models.decoder import Decoder, captured_rows, padded_rows
+
+_CLOSED = DecodeView()
+"""The view of a session without rows: every call does nothing."""
 
 
 @dataclass(eq=False)
@@ -63,11 +67,11 @@ class DecodeSession:
     ) -> None:
         self._decoder, self._store, self._backend = decoder, store, backend
         self._in_blocks = backend.writes_blocks
-        self._tail: Any = backend.make_tail(store, stays=stays)
+        self._tail: SessionTail = backend.make_tail(store, stays=stays)
         self._spread: Sequence[int] | None = None  # rows that the view is over, if not all once
-        self._workspace: Any = backend.workspace(store)
+        self._workspace = backend.workspace(store)
         self._stays = stays
-        self._view: Any = None
+        self._view = _CLOSED
         self._seen = store.num_relocated  # as far as this session knows
         self._states: StateRows | None = None
         cells = store.pool.states if steps_in_place(decoder, store) else None
@@ -88,8 +92,7 @@ class DecodeSession:
     @property
     def tail_shape(self) -> tuple[int, int]:
         """Rows and tokens that the tail has places for: the kernels' strides depend on them."""
-        shape: tuple[int, int] = (self._tail.num_rows, self._tail.num_tokens)
-        return shape
+        return self._tail.num_rows, self._tail.num_tokens
 
     @property
     def num_moves(self) -> int:
@@ -100,7 +103,7 @@ class DecodeSession:
     @property
     def held_bytes(self) -> int:
         """Bytes of the tail's memory."""
-        return int(self._tail.num_bytes)
+        return self._tail.num_bytes
 
     # --- rows --------------------------------------------------------------------------------
 
@@ -120,13 +123,13 @@ class DecodeSession:
         num_rows = self.pad(len(rows))
         spare = [row for row in range(self.num_rows) if row not in set(kept)]
         index = [*kept, *spare[: num_rows - len(kept)]]
-        self._settle()
+        self._view.settle()
         self._tail.arrange(kept, num_rows)
         for place, row in enumerate(fresh, start=len(kept)):
             if row.held and not self._in_blocks:
                 held = self._store.held(row.segment, row.flushed, row.num_tokens)
                 self._tail.restore(place, held)
-        compacts = self._view is not None and not fresh and len(index) == num_rows
+        compacts = self._view is not _CLOSED and not fresh and len(index) == num_rows
         self._rows, self._states = [*rows, *([None] * (num_rows - len(rows)))], None
         if compacts:
             self._spread_view(None)
@@ -141,8 +144,7 @@ class DecodeSession:
         for row in rows:
             self._rows[row] = None
         self.stop(rows)
-        if self._view is not None:
-            self._view.drop_rows(rows)
+        self._view.drop_rows(rows)
 
     def stop(self, rows: Sequence[int]) -> None:
         """These rows have forwarded their last token: recurrent layers keep their states as they
@@ -202,15 +204,12 @@ class DecodeSession:
             self._open_view()
         self._spread_view(None)
         lengths = [row.held if row is not None else None for row in self._rows]
-        self._settle()
-        if self._in_blocks:
-            own = [None if row is None else (row.segment, row.flushed) for row in self._rows]
-            self._tail.find(own)
+        self._view.settle()
+        self._tail.find([None if r is None else (r.segment, r.flushed) for r in self._rows])
         self._tail.begin(lengths, max_tokens)
         if self._store.pool.states is not None:
             self._find_states()
-        if self._workspace is not None:
-            self._view.prepare(self._decoder.shape.heads)
+        self._view.prepare(self._decoder.shape.heads)
 
     def has_room(self, num_tokens: int) -> bool:
         """Whether so many tokens of every row have places; takes blocks that nobody has."""
@@ -248,10 +247,11 @@ class DecodeSession:
         columns = torch.tensor([rows, places, *given], device=self._decoder.device)
         index, where, ids, positions = columns
         copied = torch.tensor([(at, row, held[row] + n) for at, row, n in written])
-        self._tail.spread(index, where, copied.T.to(self._decoder.device))
+        tail = cast(RowTails, self._tail)  # what `spreads` has tails of rows
+        tail.spread(index, where, copied.T.to(self._decoder.device))
         self._spread_view(rows, index)
         hidden = self._decoder.hidden(ids, positions, self._view)
-        self._tail.together()
+        tail.together()
         return hidden
 
     def advance_by(self, num_tokens: Mapping[int, int]) -> None:
@@ -291,7 +291,7 @@ class DecodeSession:
                 for place, row, count in missing
             ]
         )
-        self._settle()
+        self._view.settle()
         self._store.append(segments, taken, lengths)
 
     # --- inside ------------------------------------------------------------------------------
@@ -310,11 +310,6 @@ class DecodeSession:
             ]
             self._states = self._store.state_rows(begins, own, tables=self._state_tables)
         self._view.states = self._states
-
-    def _settle(self) -> None:
-        """Nothing that is done ahead of its token reads the tail or the store any more."""
-        if self._view is not None:
-            self._view.settle()
 
     def _spread_view(self, rows: Sequence[int] | None, index: Any = None) -> None:
         if rows != self._spread:
@@ -336,6 +331,5 @@ class DecodeSession:
         self._view.drop_rows([i for i, row in enumerate(self._rows) if row is None])
 
     def _close_view(self) -> None:
-        if self._view is not None:
-            self._view.close()
-        self._view, self._spread = None, None
+        self._view.close()
+        self._view, self._spread = _CLOSED, None

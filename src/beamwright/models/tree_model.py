@@ -231,8 +231,7 @@ class TreeModel:
         found = None if self.captured is None else self.captured.hidden(packed, slots)
         if found is not None:
             return found
-        backend: Any = self.backend
-        view = backend.prefill_view(self.store, packed.paths, packed.lengths, slots)
+        view = self.backend.prefill_view(self.store, packed.paths, packed.lengths, slots)
         return packed.hidden(self.decoder, view)
 
     def _written(

@@ -237,6 +237,9 @@ class LayeredTail:
         """Rows are parked only where KV can be evicted, and here it cannot."""
         raise AssertionError("a layered tail has no parked rows")
 
+    def find(self, rows: Sequence[object]) -> None:
+        """Nothing: tokens are here, wherever their blocks are."""
+
     def begin(self, lengths: Sequence[int | None], max_tokens: int) -> None:
         """All rows hold what the tail holds, or nothing any more; see `make_room` for the rest."""
         del max_tokens

@@ -60,6 +60,13 @@ class OwnBlocks:
             self.num_moves += 1
         self.num_rows = num_rows
 
+    def restore(self, row: int, held: object) -> None:
+        """Nothing: a row's tokens are in its blocks."""
+
+    def take(self, parts: Sequence[tuple[int, int, int]]) -> list[torch.Tensor]:
+        """Nothing is missing in the blocks of segments."""
+        return []
+
     def find(self, rows: Sequence[tuple[Segment, int] | None]) -> None:
         """Rows go on in the blocks of these segments, behind so many tokens of them."""
         size, shape = self._size, (self.num_rows, max(1, self.capacity // self._size))

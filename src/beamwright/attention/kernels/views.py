@@ -122,7 +122,7 @@ class KernelDecode(DecodeView):
         self._partials: Partials | None = None
         self._stale = True
 
-    def prepare(self, num_heads: int) -> None:
+    def prepare(self, num_heads: int, num_tokens: int = 1) -> None:
         """Rewrite the work lists if rows or paths have changed, so that tokens only read them."""
         if not self._stale:
             return
@@ -186,7 +186,7 @@ class KernelPrefill(AttentionView):
         self._work: list[Tensor | None] = []
         self._num_tiles = 0
 
-    def prepare(self, num_heads: int, num_tokens: int) -> None:
+    def prepare(self, num_heads: int, num_tokens: int = 1) -> None:
         """Write the work lists of a pass over so many tokens, with padding, that is captured: as
         many programs for any chunks."""
         queries = self._build(num_tokens, num_heads)

@@ -422,3 +422,6 @@ class WorkBuffers:
             first += size
         self._flat.copy_(torch.from_numpy(host))
         return list(self._flat.split(list(self._sizes)))
+
+    def release(self) -> None:
+        """Nothing: lists are small, and stay."""
