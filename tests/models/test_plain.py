@@ -8,9 +8,10 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+import fakes
 from beamwright.models.hf_config import read_shape
 from beamwright.models.hub import BUNDLED
-from beamwright.models.tokenizer import TextCodec, _to_latin1, wrapped
+from beamwright.models.tokenizer import TextCodec, _to_latin1
 
 TEXTS = ["", "the cake: 12 eggs,\n\n", " naïve 🎂 日本\tend", "<|bos|>12<|eos|>x"]
 CHAT = [
@@ -46,7 +47,7 @@ def outcome(codec):
 def test_the_bundled_tokenizer_says_what_transformers_says(pair):
     assert not TextCodec.load(pair[0]).remarks
     theirs = PreTrainedTokenizerFast.from_pretrained(pair[1])
-    assert outcome(codec := TextCodec.load(pair[0])) == outcome(wrapped(theirs))
+    assert outcome(codec := TextCodec.load(pair[0])) == outcome(fakes.codec_of(theirs))
     assert codec.chat(CHAT) == theirs.apply_chat_template(CHAT, tokenize=False)
 
 

@@ -29,16 +29,10 @@ def test_a_template_that_does_not_end_is_stopped(codec, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "text", ["{{ 10**(10**10) }}", "{% set a = 9 ** messages|length %}{{ a }}"]
-)
-def test_powers_are_refused_before_they_are_computed(codec, text):
-    with pytest.raises(InputError, match=r"powers \(\*\*\) are not allowed"):
-        codec(text)
-
-
-@pytest.mark.parametrize(
     ("text", "why"),
     [
+        ("{{ 10**(10**10) }}", "powers (**) are not allowed"),
+        ("{% set a = 9 ** messages|length %}{{ a }}", "powers (**) are not allowed"),
         ("{{ 1" + "+1" * 50_000 + " }}", "nested too deeply"),
         ("{% if 1 %}" * 3_000 + "x" + "{% endif %}" * 3_000, "nested too deeply"),
         ("{{ " + "9" * 5_000 + " }}", "ValueError"),
@@ -68,15 +62,11 @@ def test_what_would_take_all_memory_or_cannot_be_compiled_is_refused(generator_f
         "{{ '  ' * depth }}{{ 2 * loop.index0 }}",
         "{{ '%05.2f of %d' % (a, b) }}{{ '{:>8} {}'.format(a, b) }}{{ x % 2 }}",
         "{% for m in messages %}{% generation %}{{ m }}{% endgeneration %}{% break %}{% endfor %}",
+        {"default": "**{{ 'a**b' }}** {{ f(**k) }}", "tool": None},
     ],
 )
 def test_what_templates_do_is_let_through(text):
     check_template(text, "here")
-
-
-def test_two_stars_in_text_are_no_power(codec):
-    check_template({"default": "**{{ 'a**b' }}** {{ f(**k) }}", "tool": None}, "here")
-    assert codec("**{{ messages[0].content }}**").render("x")
 
 
 @pytest.mark.parametrize(

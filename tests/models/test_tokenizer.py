@@ -12,14 +12,14 @@ from beamwright.errors import InputError
 from beamwright.models.hub import BUNDLED
 from beamwright.models.template import template_writer
 from beamwright.models.thinking import FAMILIES
-from beamwright.models.tokenizer import TextCodec, wrapped
+from beamwright.models.tokenizer import TextCodec
 
 TEXT = "the cake: 12 eggs,\n\n  naïve 🎂 日本\tend.\n\n"
 
 
 def byte_level_codec():
     letters = sorted(ByteLevel.alphabet())
-    return wrapped(fakes.wrap(fakes.byte_level_bpe(letters=letters)))
+    return fakes.codec_of(fakes.wrap(fakes.byte_level_bpe(letters=letters)))
 
 
 def sentencepiece_like_codec():
@@ -34,7 +34,7 @@ def sentencepiece_like_codec():
     bare.decoder = decoders.Sequence(
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
-    return wrapped(fakes.wrap(bare))
+    return fakes.codec_of(fakes.wrap(bare))
 
 
 @pytest.mark.parametrize("make", [byte_level_codec, sentencepiece_like_codec])
@@ -51,7 +51,7 @@ def test_token_bytes_concatenate_to_the_text(make):
 def test_special_tokens_add_nothing_and_added_text_adds_itself():
     tokenizer = fakes.wrap(fakes.byte_level_bpe())
     tokenizer.add_tokens(["[step]"])
-    pieces = wrapped(tokenizer).token_bytes
+    pieces = fakes.codec_of(tokenizer).token_bytes
     assert [pieces[i] for i in range(3)] == [b"", b"", b""]
     assert pieces[-1] == b"[step]"
 
@@ -66,10 +66,7 @@ def test_a_reply_grows_by_what_it_would_say_as_a_whole():
             assert said is None or said == codec.reply_text(ids[:end])
             grown += said is not None
     assert 2000 < grown < 6000, "most do, and not all"
-
-
-def test_a_blank_that_a_text_begins_with_takes_all_tokens_to_know():
-    assert sentencepiece_like_codec().reply_grown("", [5]) is None
+    assert sentencepiece_like_codec().reply_grown("", [5]) is None, "a text begins with a blank"
 
 
 # --- rendering -------------------------------------------------------------------------------
@@ -162,14 +159,9 @@ def test_the_bundled_template_is_rendered_with_arguments():
 
 
 def test_the_template_can_be_overridden_by_text_or_file(load, tmp_path):
-    override = "Q: {{ messages[0]['content'] }}"
-    assert (codec := load(override, TEMPLATE)).decode_raw(codec.render("a")) == "Q: a"
-    file = tmp_path / "own.jinja"
-    file.write_text(override)
-    assert (codec := load(str(file), TEMPLATE)).decode_raw(codec.render("a")) == "Q: a"
-
-
-def test_a_template_that_is_neither_file_nor_template_is_an_input_error(load):
+    (tmp_path / "own.jinja").write_text(override := "Q: {{ messages[0]['content'] }}")
+    for given in (override, str(tmp_path / "own.jinja")):
+        assert (codec := load(given, TEMPLATE)).decode_raw(codec.render("a")) == "Q: a"
     with pytest.raises(InputError, match=r"--chat-template 'missing\.jinja'"):
         load("missing.jinja")
 
@@ -285,9 +277,6 @@ def test_a_family_is_known_by_its_tokens(name):
     marks = marks_of(codec_with(*tokens))
     assert marks.family is family
     assert codec_with(*tokens[:-1]).thoughts is None
-
-
-def test_the_bundled_models_mark_no_thoughts():
     assert codec_with().thoughts is None
 
 

@@ -9,6 +9,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from beamwright.models.token_files import of_transformers
+from beamwright.models.tokenizer import TextCodec
 from beamwright.protocols import Plan, ScheduleView, StepDecoded, StepScored, StepWriter
 from beamwright.tree import SearchTree, StopReason
 
@@ -50,6 +52,12 @@ def wrap(tokenizer, **options):
     """The `transformers` tokenizer over a bare one."""
     names = dict(zip(("pad_token", "bos_token", "eos_token"), SPECIAL, strict=True))
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names, **options)
+
+
+def codec_of(loaded):
+    """The codec of a tokenizer of `transformers`."""
+    tokenizer, special_tokens, chat_template, *_ = of_transformers(loaded)
+    return TextCodec(tokenizer, frozenset(), special_tokens, chat_template)
 
 
 def write_tokenizer(folder, merges=MERGES, **options):

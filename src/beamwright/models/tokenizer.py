@@ -32,7 +32,6 @@ from beamwright.models.thinking import ThoughtMarks, template_switch
 from beamwright.models.token_files import (
     check_tokenizer,
     is_panic,
-    of_transformers,
     read_token_files,
 )
 
@@ -405,9 +404,3 @@ def _to_latin1() -> dict[int, str | None]:
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {**dict.fromkeys(others)} | {256 + at: chr(byte) for at, byte in enumerate(others)}
-
-
-def wrapped(loaded: Any) -> TextCodec:
-    """The codec of a tokenizer of `transformers`. Raises InputError as `of_transformers`."""
-    tokenizer, special_tokens, chat_template, *_ = of_transformers(loaded)
-    return TextCodec(tokenizer, frozenset(), special_tokens, chat_template)
