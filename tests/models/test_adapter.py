@@ -162,16 +162,11 @@ def test_one_kernel_for_all_experts_says_what_one_by_one_do(monkeypatch, tokens_
     for grouped in (False, True):
         monkeypatch.setattr(adapter, "multiplies_groups", lambda weight, value=grouped: value)
         module = Qwen3MoeExperts(config)
-        with torch.no_grad():
-            for parameter in module.parameters():
-                parameter.copy_(
-                    torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
-                )
-        both.append(
-            adapter.Experts(module, None, lambda *which: None, None)(
-                hidden, chosen, weights
-            ).detach()
-        )
+        for parameter in module.parameters():
+            drawn = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+            parameter.data.copy_(drawn)
+        made = adapter.Experts(module, None, lambda *which: None, None)
+        both.append(made(hidden, chosen, weights).detach())
         assert all(parameter.is_meta for parameter in module.parameters())
     torch.testing.assert_close(*both)
 
@@ -288,16 +283,8 @@ def test_shapes_of_one_kind_differ_where_their_layers_do(write):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("kind", "kv_dtype"),
-    [
-        ("gemma2", "int8"),
-        ("gemma3n_text", "fp8"),
-        ("gemma3_text", "int8"),
-        ("gemma3_text", "fp8"),
-        ("gemma3n_text", "int8"),
-    ],
-)
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3_text", "gemma3n_text"])
 def test_windows_sizes_and_shared_kv_in_8_bits(write, make_solver, kind, kv_dtype):
     """Close to full precision, and the same tree with half of the room."""
     folder, ids = write(kind), tokens()
