@@ -29,7 +29,7 @@ from beamwright.plan.costs import Storage
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 drawn = partial(fakes.whole_numbers, device=DEVICE, dtype=torch.bfloat16)
 ROWS = (1, 40, 136)  # each tile, and more than one of the largest
-SHAPES = [(torch.float16, 80, 256), (torch.bfloat16, 80, 640)]  # the last tile is not full
+SHAPES = [(torch.float16, 80, 256), (torch.bfloat16, 80, 384)]  # the last tile is not full
 SMALL = "llama,layers=1,hidden=128,heads=4,kv_heads=2,intermediate=256,vocab=256,context=64"
 
 

@@ -33,7 +33,7 @@ def test_a_template_that_does_not_end_is_stopped(codec, monkeypatch):
     [
         ("{{ 10**(10**10) }}", "powers (**) are not allowed"),
         ("{% set a = 9 ** messages|length %}{{ a }}", "powers (**) are not allowed"),
-        ("{{ 1" + "+1" * 50_000 + " }}", "nested too deeply"),
+        ("{{ 1" + "+1" * 5_000 + " }}", "nested too deeply"),
         ("{% if 1 %}" * 3_000 + "x" + "{% endif %}" * 3_000, "nested too deeply"),
         ("{{ " + "9" * 5_000 + " }}", "ValueError"),
         ("x" * (1 << 20) + "{{ 1 }}", "1,048,583 characters"),
