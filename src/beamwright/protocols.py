@@ -13,6 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from beamwright.counters import Counters
     from beamwright.errors import BeamwrightError
     from beamwright.plan.machines import PassCosts
     from beamwright.tree import Node, SearchTree, Sees, StopReason, TopTokens, Turn
@@ -85,7 +86,7 @@ class StepWriter(Protocol):
     """Writes the steps of open nodes: running batch, remote generator, simulation, script.
 
     running_nodes: whose steps are under way; a plan says nothing about them. busy: steps are under
-    way, or wait in the order of a plan. num_groups: groups begun so far.
+    way, or wait in the order of a plan. counts: groups begun so far, and what else it counts.
 
     A writer that decodes children before selection has opened them (FlashTTS 4.1) says more.
     speculation: whether it ever does ("off"), always ("exact", "truncate"), or where it pays.
@@ -93,6 +94,7 @@ class StepWriter(Protocol):
     open, and speculative ones; None where it has no rows.
     """
 
+    counts: Counters
     speculation: str = "off"
     last_rows: tuple[int, int] | None = None
 
@@ -100,8 +102,6 @@ class StepWriter(Protocol):
     def running_nodes(self) -> Collection[Node]: ...
     @property
     def busy(self) -> bool: ...
-    @property
-    def num_groups(self) -> int: ...
     @property
     def speculating(self) -> bool:
         return False

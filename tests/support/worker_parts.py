@@ -3,6 +3,7 @@
 import random
 import threading
 
+from beamwright.counters import Counters
 from beamwright.engine.executor import OverlappedExecutor, PlainExecutor, VerifierWorker
 from beamwright.engine.scoring import Scoring
 from beamwright.engine.timeline import Accounting
@@ -17,11 +18,11 @@ from played import Loop, new_run
 class Writer(StepWriter):
     """Decodes up to `most` nodes per iteration, by a script: node -> (stop, score)."""
 
-    running_nodes, num_groups = frozenset(), 0
+    running_nodes = frozenset()
 
     def __init__(self, script=None, most=2):
         self.script, self.most = script or (lambda node: (StopReason.EOS, 0.5)), most
-        self.queue, self.released = [], []
+        self.queue, self.released, self.counts = [], [], Counters()
 
     @property
     def busy(self):
@@ -32,7 +33,7 @@ class Writer(StepWriter):
 
     def submit(self, plan):
         self.queue = [node for group in plan.groups for node in group]
-        self.num_groups += 1
+        self.counts.groups += 1
 
     def iterate(self):
         done, self.queue = self.queue[: self.most], self.queue[self.most :]

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from beamwright.counters import Progress
+from beamwright.counters import Counters, Progress
 from beamwright.errors import CapacityError
 from beamwright.kv.link import Transfer
 from beamwright.kv.pool import ByteBudget
@@ -35,7 +35,6 @@ class SimulatedLayerwise(StepWriter):
     """
 
     running_nodes: frozenset[Node] = frozenset()
-    num_groups = 0
 
     def __init__(
         self,
@@ -60,6 +59,7 @@ class SimulatedLayerwise(StepWriter):
         self._ahead: tuple[Transfer, int] | None = None
         self._forwarded: set[Node] = set()
         self._groups: deque[tuple[Node, ...]] = deque()
+        self.counts = Counters()
 
     @property
     def busy(self) -> bool:
@@ -84,7 +84,7 @@ class SimulatedLayerwise(StepWriter):
     def iterate(self) -> list[StepDecoded | StepFailed]:
         """Decode a group to the end of its steps."""
         beams = self._groups.popleft()
-        self.num_groups += 1
+        self.counts.groups += 1
         try:
             return [*self._decode(beams)]
         except CapacityError as error:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+from beamwright.counters import Counters
 from beamwright.engine.engine import Engine
 from beamwright.engine.executor import PlainExecutor
 from beamwright.engine.scoring import Scoring
@@ -134,7 +135,7 @@ def _settings(search: SyntheticSearch) -> SearchSettings:
 class _Chance(StepWriter):
     """A step writer that draws lengths, and a verifier that draws scores."""
 
-    default_aggregate, probabilities, num_groups = "last", False, 0
+    default_aggregate, probabilities, counts = "last", False, Counters()
     running_nodes: frozenset[Node] = frozenset()
 
     def __init__(self, search: SyntheticSearch) -> None:

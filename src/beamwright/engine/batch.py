@@ -88,11 +88,6 @@ class RunningBatch(StepWriter):
         return frozenset(row.node for row in self.running)
 
     @property
-    def num_groups(self) -> int:
-        """How often the batch was filled from empty, or with barriers, from the next group."""
-        return self.counts.groups
-
-    @property
     def waiting(self) -> list[Node]:
         """Nodes that wait, the next one first."""
         return self._queue.nodes
@@ -333,7 +328,8 @@ class RunningBatch(StepWriter):
                 cache.write_back(cache.dirty())
             with suppress(CapacityError):  # block by block then; the last ones may be preempted
                 cache.reserve(self._capacity.written_by(rows))
-            self._capacity.hold(rows)
+            for row in () if cache.stays else rows:
+                row.hold()
             self._tried = len(self.running) + len(rows)
             before = [len(row.tokens) for row in rows]
             self._rows.admit(self.running, rows)

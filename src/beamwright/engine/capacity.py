@@ -195,11 +195,6 @@ class Capacity:
         """Have on the device what these rows read, and hold it; see `CacheManager.stays`."""
         return Lease({}) if self._cache.stays else self._cache.acquire(self.read_by(rows))
 
-    def hold(self, rows: Iterable[Row]) -> None:
-        """Let each of these rows hold what it reads and writes."""
-        for row in () if self._cache.stays else rows:
-            row.hold()
-
     def written_by(self, rows: Iterable[Row]) -> dict[Segment, int]:
         """Tokens that blocks are kept for when these rows are admitted."""
         return {row.segment: self._reserved(row) for row in rows}

@@ -98,7 +98,7 @@ class PlainExecutor:
         self._lanes = lanes or [Lane(scoring, progress)]
         self._lane_of: dict[Node, Lane] = {}  # of a tree, by its root
         self._accounting, self._timeline = scoring.accounting, scoring.timeline
-        self._groups_before = writer.num_groups - self._accounting.counts.groups
+        self._groups_before = writer.counts.groups - self._accounting.counts.groups
 
     def verify(self, nodes: Sequence[Node], priority: int = 0) -> None:
         """Score these finished steps of one tree; those of a larger priority first.
@@ -163,7 +163,7 @@ class PlainExecutor:
         """Return when results are there, or none will come; here they come when they are taken."""
 
     def _iterate(self) -> list[Event]:
-        number = self.writer.num_groups - self._groups_before
+        number = self.writer.counts.groups - self._groups_before
         with (
             no_more_memory("a round cannot be finished (decode)", LESS),
             self._accounting.phase("decode", self._stalled_s),
@@ -172,7 +172,7 @@ class PlainExecutor:
             events = list(self.writer.iterate())
             if (rows := self.writer.last_rows) is not None:
                 facts["open_rows"], facts["rows_ahead"] = rows
-        self._accounting.counts.groups = self.writer.num_groups - self._groups_before
+        self._accounting.counts.groups = self.writer.counts.groups - self._groups_before
         return events
 
 

@@ -248,16 +248,13 @@ class Row:
         """Take in tokens, and what is known of each; not behind one without a distribution."""
         count = len(tokens)
         logprobs = values["logprobs"][:count]
-        for number, logprob in enumerate(() if math.isfinite(sum(logprobs)) else logprobs):
-            if not math.isfinite(logprob):
-                at = f"step {self.node.depth}, token {len(self.tokens) + number + 1}"
-                count = number
-                self.error = NotFiniteError(
-                    "the generator's logits are NaN or infinite: problem "
-                    f"{self.node.problem_id}, {at} "
-                    "(a damaged checkpoint, or an overflow: try another --dtype)"
-                )
-                break
+        if not math.isfinite(sum(logprobs)):
+            count = [*map(math.isfinite, logprobs)].index(False)
+            at = f"step {self.node.depth}, token {len(self.tokens) + count + 1}"
+            self.error = NotFiniteError(
+                f"the generator's logits are NaN or infinite: problem {self.node.problem_id}, {at} "
+                "(a damaged checkpoint, or an overflow: try another --dtype)"
+            )
         self.tokens += tokens[:count]
         for name, numbers in values.items():
             kept = self.logprobs if name == "logprobs" else self.stats.setdefault(name, [])

@@ -395,11 +395,10 @@ def _working_memory(
         return beside + shape.working_bytes_per_row(pool.layout.dtype.itemsize)
 
     free = free_bytes(model.decoder.device)
-    if free is None:
-        known = None if rows_bytes is None else partial(int, rows_bytes)
-        return WorkingMemory(known, row_bytes, costs, pad)
 
     def left() -> int:
-        return free() - sum(scorer.idle_bytes for scorer in scorers)
+        all_bytes = free() if free is not None else rows_bytes or 0
+        return all_bytes - sum(scorer.idle_bytes for scorer in scorers)
 
-    return WorkingMemory(left, row_bytes, costs, pad)
+    is_known = free is not None or rows_bytes is not None
+    return WorkingMemory(left if is_known else None, row_bytes, costs, pad)

@@ -89,11 +89,6 @@ class RemoteSteps(StepWriter):
         """True if a step runs or waits."""
         return bool(self._running or self._waiting)
 
-    @property
-    def num_groups(self) -> int:
-        """Number of questions asked."""
-        return self.counts.groups
-
     def decode_as(self, root: Node, decoding: Decoding) -> None:
         """Give the tree of this root settings of its own, until its root is released.
 
