@@ -2,7 +2,6 @@
 
 import math
 import random
-import threading
 from dataclasses import replace
 from itertools import accumulate, chain
 
@@ -306,19 +305,6 @@ def test_what_the_next_token_reads_is_pushed_behind_this_one_s_queries(method, t
     rank = SpiedRank()
     decoded(Batch(), replace(RULE, method=method), rank=rank)
     assert rank.asked == token * TOKENS
-
-
-def test_a_layer_waits_for_what_is_late():
-    counts, gate = Counters(), threading.Event()
-    rank = CacheRank(counts, threaded=True)
-    rank.push(0, lambda: gate.wait(10) and "found")
-    rank.push(0, lambda: pytest.fail("only the first counts"))
-    threading.Timer(0.05, gate.set).start()
-    assert rank.take(0) == "found"
-    assert rank.take(0) is None
-    assert (counts.rank_takes, counts.rank_late) == (1, 1)
-    assert counts.rank_waited_s > 0
-    rank.close()
 
 
 def test_what_sees_few_tokens_has_the_bits_of_tree():
