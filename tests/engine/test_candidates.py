@@ -2,21 +2,14 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
-from beamwright.engine import noise
 from beamwright.engine.noise import (
     LEAST_NOISE,
     MOST_NOISE,
     NOISE_BITS,
-    RowStream,
-    gumbel_noise,
-    half_spread,
     lineage_key,
-    row_words,
-    spread_tokens,
     stack_keys,
 )
 from beamwright.engine.sampling import RowSampling, Sampler
@@ -93,22 +86,6 @@ def test_rows_that_draw_otherwise_are_drawn_in_any_number_of_threads(kind, threa
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("kind", ["flat", "of a trained model"])
-def test_few_tokens_get_noise(kind, monkeypatch):
-    seen = []
-    whole = noise._gumbel
-
-    def counted(bits):
-        seen.append(bits.numel())
-        return whole(bits)
-
-    monkeypatch.setattr(noise, "_gumbel", counted)
-    keys = stack_keys([lineage_key(0, (0, row)) for row in range(ROWS)], CPU)
-    how = RowSampling.of([SamplingSettings(temperature=0.8)] * ROWS, CPU)
-    Sampler(VOCAB, CPU).sample(logits_of(kind, 0), keys, torch.arange(ROWS), how)
-    assert 0 < sum(seen) < 0.3 * ROWS * VOCAB
-
-
 def test_logits_that_are_not_numbers_are_left_to_whole_rows():
     logits = logits_of("flat", 0)
     logits[0, 5] = math.nan
@@ -120,14 +97,3 @@ def test_noise_is_within_its_bounds():
     uniform = (torch.tensor([0, 2**NOISE_BITS - 1]).float() + 0.5) * 2.0**-NOISE_BITS
     bounds = uniform.log().neg().log().neg().tolist()
     assert bounds == pytest.approx([LEAST_NOISE, MOST_NOISE], rel=1e-6)
-
-
-def test_both_hashes_are_one():
-    spread = spread_tokens(torch.arange(VOCAB))
-    keys, positions = stack_keys([lineage_key(3, (0, 1))], CPU), torch.tensor([17])
-    row = RowStream(torch.stack(row_words(keys, positions), dim=1)[0].tolist(), half_spread(spread))
-    words, some = row.hashed(), np.array([0, 7, 19_999])
-    assert np.array_equal(row.hashed(some), words[some])
-    uniform = ((words >> (32 - NOISE_BITS)).astype(np.float32) + 0.5) * 2.0**-NOISE_BITS
-    mine = torch.from_numpy(uniform.astype(np.float32)).log_().neg_().log_().neg_()
-    assert torch.equal(mine, gumbel_noise(keys, positions, spread)[0])

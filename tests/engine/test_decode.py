@@ -9,10 +9,9 @@ from transformers import AutoModelForCausalLM
 from beamwright.attention import make_attention
 from beamwright.engine.noise import lineage_key, stack_keys
 from beamwright.engine.sampling import RowSampling, Sampler
-from beamwright.errors import CapacityError
 from beamwright.sections import SamplingSettings
 from beamwright.tree import NodeState, StopReason
-from engines import PROBLEM, assert_nothing_allocated, grow
+from engines import grow
 
 
 @pytest.fixture(scope="module")
@@ -127,38 +126,3 @@ def test_every_token_is_counted(make_solver):
     parents = [node for node in tree.nodes() if node.children]
     # A step's last token is forwarded with the step: only the prompt is computed for its children.
     assert tokens.generator_reused == sum(node.end for node in parents if node.parent)
-
-
-# --- capacity --------------------------------------------------------------------------------
-
-
-LONG_STEPS = {"max_step_tokens": 80, "max_tokens": 120, "delimiter": "Zq"}
-
-
-@pytest.mark.parametrize("attention", ["reference", "dense", "tree"])
-def test_a_budget_too_small_is_an_error_and_never_another_tree(make_solver, attention):
-    """The budget runs out in the prompt or in a step: all of it is freed."""
-    options = {"attention": attention, "schedule": "in-gpu", **LONG_STEPS}
-    solver = make_solver(**options)
-    expected, _ = grow(solver)
-    peak = expected.kv.device_peak_bytes
-    block = solver.generator.store.pool.layout.bytes_per_block
-    errors = []
-    # In what part of the search it ends is the same with each attention: one tries all of them.
-    shares = (0.005, 0.1, 0.3, 0.5, 0.98)
-    if attention == "tree":
-        shares = (*shares, 0.02, 0.7, 0.8, 0.9)
-    for budget in (*(int(peak * share) for share in shares), peak + block):
-        tight = make_solver(kv_memory=budget, **options)
-        try:
-            solution = tight.solve(PROBLEM)
-        except CapacityError as error:
-            errors.append((error, budget))
-        else:
-            assert solution.tree_hash == expected.tree_hash
-            assert solution.kv.device_peak_bytes <= budget
-        assert_nothing_allocated(tight)
-    assert 4 <= len(errors) <= len(shares)
-    for error, budget in errors:
-        assert error.needed_bytes > error.free_bytes
-        assert (error.budget_bytes, error.exit_code) == (budget, 1)

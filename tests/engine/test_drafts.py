@@ -159,17 +159,6 @@ def test_the_index_finds_what_going_through_all_texts_finds(seed):
             assert index.after(asked) == longest_suffix(texts, asked)
 
 
-def test_a_script_is_copied():
-    index = TextIndex()
-    end = index.add((), [1, 2, 3, 4, 5, 6])
-    assert index.after((9, 2, 3)) == (4, 2)
-    assert index.after((1, 2, 3)) == (4, 3)
-    assert index.after((9, 3)) is None
-    index.add(end, [2, 3, 7, 2, 3, 7])
-    assert index.after((9, 2, 3)) == (7, 2), "what followed most often"
-    assert index.after((1, 2, 3)) == (4, 3), "the longest suffix first"
-
-
 # --- what pays -----------------------------------------------------------------------------------
 
 
@@ -177,16 +166,6 @@ def told(worth, seconds_of, rows):
     for _ in range(20):
         for count in rows:
             worth.seconds.note(count, seconds_of(count))
-
-
-def test_passes_are_a_line_and_one_slow_pass_does_not_bend_it():
-    worth = Worth()
-    told(worth, lambda rows: 2 + rows / 100, (8, 16, 24))
-    worth.seconds.note(16, 1000.0)
-    told(worth, lambda rows: 2 + rows / 100, (8, 16, 24))
-    assert worth.seconds.of(64) == pytest.approx(2.64, rel=0.1)
-    told(worth, lambda rows: rows / 10, (8, 16, 24))
-    assert worth.seconds.of(64) == pytest.approx(6.4, rel=0.1)
 
 
 def test_drafts_are_as_many_as_pay():
@@ -206,14 +185,6 @@ def test_drafts_are_as_many_as_pay():
     assert taken["fair"] == [2, 0, 1, 1, 1, 1, 1, 1]
     assert worth.chosen([[2, 2]]) == [2], "rows that would only pad the batch cost nothing"
     assert worth.chosen([[2, 2]], 2) == [1]
-
-
-def test_what_an_ended_row_would_have_drawn_says_nothing():
-    worth = Worth()
-    worth.note([8, 4, 2], 1, stopped=True)
-    assert (worth.chance(8), worth.chance(4), worth.chance(2)) == (2 / 3, 0.5, 0.5)
-    worth.note([8, 4, 2], 1, stopped=False)
-    assert (worth.chance(8), worth.chance(4), worth.chance(2)) == (3 / 4, 1 / 3, 0.5)
 
 
 @pytest.mark.parametrize("faster", [True, False])

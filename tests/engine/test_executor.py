@@ -6,7 +6,6 @@ import threading
 import pytest
 
 from beamwright.counters import Progress
-from beamwright.engine.scoring import without
 from beamwright.engine.timeline import Accounting
 from beamwright.errors import (
     BeamwrightError,
@@ -16,7 +15,7 @@ from beamwright.errors import (
     LinkError,
 )
 from beamwright.protocols import Plan, StepDecoded, StepFailed, StepScored
-from beamwright.tree import tree_hash, unborn
+from beamwright.tree import tree_hash
 from fakes import new_tree
 from worker_parts import OPEN, Scorer, Writer, by_lineage, overlapped, plain, search, workers
 
@@ -122,16 +121,6 @@ def test_a_tree_that_has_failed_is_not_scored_any_more(make, kind):
     assert (type(failed), failed.node) == (StepFailed, first)
     assert [event.node for event in (*executor.wait(), *executor.wait())] == [third]
     assert scorer.scored == [(first,), (third,)]
-
-
-def test_a_batch_waits_for_its_open_steps():
-    tree = new_tree()
-    first, second = tree.expand(tree.root, 2)
-    ahead = unborn(first, 0)
-    batches = [(first, ahead), (second,)]
-    assert [without(batch, [ahead]) for batch in batches] == [(first,), (second,)]
-    assert [without(batch, [first]) for batch in batches] == [None, (second,)]
-    assert [without(batch, [second]) for batch in batches] == [(first, ahead), None]
 
 
 # --- a worker --------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """How several problems share the device: who waits for whom, and that no tree depends on it."""
 
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -54,25 +53,6 @@ def test_in_lockstep_nobody_decides_before_all_are_scored(make_solver, monkeypat
     assert rounds == sorted(rounds), "all of a round before any of the next"
 
 
-def in_flight_over_time(make_solver, monkeypatch, **options):
-    """How many problems were in flight at every step."""
-    step, counts = Engine.step, []
-
-    def noted(engine):
-        counts.append(engine.num_live)
-        return step(engine)
-
-    monkeypatch.setattr(Engine, "step", noted)
-    with make_solver(**FAST, **options) as solver:
-        assert len(list(solver.solve_many(PROBLEMS, in_flight=3))) == len(PROBLEMS)
-    return counts
-
-
-def test_problems_that_begin_wait_for_a_batch_in_lockstep(make_solver, monkeypatch):
-    counts = in_flight_over_time(make_solver, monkeypatch, explore="lockstep")
-    assert all(a <= 1 for a, b in pairwise(counts) if b > a)
-
-
 def admission(explore="continuous", in_flight=None, room=2**20, host=None, fixed=0, **settings):
     """host: bytes of a host tier, whose clock stands at `ticks`. fixed: blocks of a row's state."""
     budget = SimpleNamespace(
@@ -123,13 +103,6 @@ def test_decoupled_takes_in_what_fits(verifiers):
     """A tree is one verifier's, and each of them has a part of the room."""
     for room, place in ((1000, True), (999, False)):
         each = admission("decoupled", room=room // verifiers, verifiers=verifiers)
-        each.has_place(live([16], tokens=20), 8)
-        assert each.has_place(live([16] * 4, tokens=10), 8) is place
-
-
-def test_decoupled_counts_a_state_for_each_candidate():
-    for room, place in ((1000 + 5 * 16 * 2 * 80, True), (999 + 5 * 16 * 2 * 80, False)):
-        each = admission("decoupled", room=room, fixed=2)
         each.has_place(live([16], tokens=20), 8)
         assert each.has_place(live([16] * 4, tokens=10), 8) is place
 
@@ -203,11 +176,3 @@ def test_what_fails_beside_others_fails_alone(error):
     assert failed == {trees[1].root}
     assert scored == [*nodes[:2], *nodes[4:]]
     assert scorer.calls == [6, 2, 2, 2]
-
-
-def test_what_does_not_fit_together_is_scored_one_tree_at_a_time():
-    trees = [new_tree(k) for k in range(2)]
-    nodes = [node for tree in trees for node in tree.expand(tree.root, 2)]
-    scorer = Scorer(most=2, error=CapacityError("a thing", 8, 4, 4))
-    events = Scoring(scorer, Accounting()).score(nodes)
-    assert [event.node for event in events if isinstance(event, StepScored)] == nodes

@@ -96,13 +96,6 @@ def test_every_run_runs_the_step_once(cuda, replay):
     assert cuda.calls == [*WARM, "capture into pool 0", "replay", "replay", "replay"]
 
 
-def test_each_shape_has_a_graph_and_they_share_the_pool(cuda, replay):
-    for key in (SHAPE, OTHER, SHAPE, OTHER, OTHER, SHAPE):
-        replay.run(key, 0, cuda.launch(key))
-    assert cuda.ran == [SHAPE, OTHER, SHAPE, OTHER, OTHER, SHAPE]
-    assert cuda.calls.count("capture into pool 0") == 2
-
-
 def test_what_was_captured_before_a_move_is_never_replayed(cuda, replay):
     for key in (SHAPE, SHAPE, OTHER, OTHER):
         replay.run(key, 0, cuda.launch("old"))

@@ -99,19 +99,6 @@ def test_thoughts_that_nobody_sees_are_carried_to_their_answers(name):
     assert all(len(node.children) == 1 for node in thoughts)
 
 
-def test_rounds_are_those_that_the_strategy_decides():
-    def endless(node):
-        return by_chance(node, ends=0)
-
-    for every in (1, 2, 3):
-        run, executor, reports = search(script=endless, verify_every=every, max_rounds=5)
-        assert run.tree.rounds == 5
-        assert max(node.depth for node in run.tree.nodes()) == 5 * every
-        assert run.tree.candidates()[0].level == 5
-        assert len(executor.scored) == 5
-        assert [report.round for report in reports] == [k // every + 1 for k in range(5 * every)]
-
-
 def test_a_judged_path_waits_for_those_that_go_on():
     """One path's thought is a step long, the other's four: both are ranked in one round."""
     _, _, reports = search(judges=Judged(1, "answer"), executor=Thinking(by_chance))
@@ -121,15 +108,6 @@ def test_a_judged_path_waits_for_those_that_go_on():
     assert not any(report.pruned for report in before)
     assert len(last.candidates) == 4
     assert {node.round for node in last.candidates} == {1}
-
-
-def test_unjudged_steps_of_a_rollout_are_as_greedy_as_it():
-    run, executor, _ = search("lookahead", verify_every=2, lookahead=1)
-    greedy = [node for node in steps_of(run.tree) if node.greedy]
-    assert greedy
-    assert all(node.greedy for each in greedy for node in each.children)
-    scored = {node for nodes in executor.scored for node in nodes}
-    assert all(node in scored or len(node.children) == 1 for node in greedy)
 
 
 def test_blanks_behind_a_thought_are_not_judged():

@@ -131,11 +131,6 @@ def test_only_paths_that_ended_by_themselves_vote():
     assert not vote_is_settled(cut, 0)
 
 
-def test_pruned_tokens_were_generated_too():
-    _, (tree,) = run(endless, token_budget=17)
-    assert num_generated(tree) == 2 * sum(1 for node in tree.nodes() if node.parent)
-
-
 # --- in the loop -----------------------------------------------------------------------------
 
 
@@ -185,12 +180,6 @@ def test_a_weighted_vote_is_settled_by_scores(score, rounds):
     _, (tree,) = run(script, search={"choose": "weighted"}, **votes)
     assert (tree.rounds, len(tree.finished())) == (rounds, 5)
     assert run(script, search={"choose": "majority"}, **votes)[1][0].rounds == 1
-
-
-def test_a_natural_end_needs_no_reason():
-    _, (tree,) = run(lambda node: (EOS, 0.9), token_budget=1, deadline=0.5)
-    assert tree.reason_fewer is None
-    assert len(tree.finished()) == 8
 
 
 # --- within a round --------------------------------------------------------------------------
@@ -256,15 +245,6 @@ def test_candidates_that_wait_take_no_more_places_than_there_are(deadline, size,
     left = 8 - len(tree.finished())
     why = f"{left} of 8 paths were unfinished when --deadline {deadline}s had passed"
     assert tree.reason_fewer == (why if left else None)
-
-
-def test_a_budget_leaves_the_best_of_those_that_wait():
-    _, (tree,) = run(endless, search=MCTS, width=2, token_budget=64)
-    assert num_generated(tree) == 64
-    waiting = [node.score for node in tree.candidates()]
-    dropped = [node.score for node in tree.nodes() if node.state is NodeState.PRUNED]
-    assert len(waiting) == 8
-    assert min(waiting) >= max(dropped)
 
 
 def test_one_trees_deadline_does_not_stop_another():

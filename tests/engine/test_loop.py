@@ -3,7 +3,6 @@
 import pytest
 
 from beamwright.protocols import Extend, Finish
-from beamwright.schedule.declare import InGpuSchedule
 from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings
 from beamwright.tree import NodeState, StopReason, tree_hash
@@ -71,20 +70,6 @@ def test_every_step_is_scored_once_and_every_node_released_once():
     assert set(executor.released) == every
 
 
-def test_beams_reach_the_schedule_in_depth_first_order():
-    seen = []
-
-    class Watching(InGpuSchedule):
-        def plan(self, view):
-            seen.append([node.lineage for node in view.beams])
-            return super().plan(view)
-
-    run(ordinal_wins, trees=[new_tree(0), new_tree(1)], n=8, width=4, schedule=Watching())
-    assert len(seen[0]) == len(seen[-1]) == 16  # a round of both, whoever was scored first
-    for lineages in seen:
-        assert lineages == sorted(lineages)
-
-
 # --- several trees ---------------------------------------------------------------------------
 
 
@@ -107,16 +92,6 @@ def test_trees_in_flight_do_not_know_of_each_other():
 
 
 # --- reports ---------------------------------------------------------------------------------
-
-
-def test_a_callback_sees_every_round():
-    reports = []
-    run(ordinal_wins, n=8, width=4, on_round=reports.append)
-    assert [report.round for report in reports] == [1, 2, 3]
-    first, _, last = reports
-    assert (len(first.candidates), len(first.survivors), len(first.pruned)) == (8, 2, 6)
-    assert (len(last.finished), len(last.survivors), len(last.pruned)) == (8, 0, 0)
-    assert all(set(r.candidates) == {*r.survivors, *r.pruned, *r.finished} for r in reports)
 
 
 def test_any_strategy_can_be_plugged_in():

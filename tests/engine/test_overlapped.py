@@ -254,16 +254,6 @@ def test_a_verifier_that_hangs_costs_its_own_problem_its_scores(make_solver, stu
     assert {name: each.tree_hash for name, each in found.items()} | {3: expected[3]} == expected
 
 
-def test_one_that_hangs_can_be_cancelled(make_solver, stuck):
-    solver, hangs = stuck
-    handles = {name: solver.submit(text, problem_id=name) for name, text in PROBLEMS}
-    assert hangs.stuck.wait(600)
-    handles.pop(3).cancel()
-    found = {name: handle.result(600).tree_hash for name, handle in handles.items()}
-    expected = without_it(make_solver)
-    assert found | {3: expected[3]} == expected
-
-
 def test_a_solver_closes_while_its_verifier_hangs(stuck):
     solver, hangs = stuck
     handle = solver.submit(PROBLEMS[3][1], problem_id=3)
@@ -309,8 +299,3 @@ def test_auto_overlaps_on_a_card_where_kernels_read_kv(make_pair, monkeypatch):
     assert not chosen(solver, exact=False)
     monkeypatch.setattr(solver.generator.backend, "name", "tree")
     assert not chosen(solver)
-
-
-def test_what_the_settings_name_is_what_runs(make_pair, two_cores):
-    assert not chosen(make_pair(executor="plain"))
-    assert chosen(make_pair(executor="overlapped"), in_flight=1, num_threads=2)

@@ -89,14 +89,6 @@ def test_a_line_is_by_priority_then_by_who_came_first():
     assert [line.take() for _ in range(len(line))] == ["b", "d", "a", "c", "e"]
 
 
-def test_who_is_removed_waits_no_more():
-    line = PriorityQueue()
-    for k in range(4):
-        line.put(k)
-    line.change(lambda each: None if each == 2 else each)
-    assert list(line) == [0, 1, 3]
-
-
 def test_a_batch_of_a_higher_priority_is_scored_first():
     queue, trees = ScoringQueue(), [new_tree(k) for k in range(4)]
     first, *urgent = [tuple(tree.expand(tree.root, 1)) for tree in trees]

@@ -7,7 +7,7 @@ import pytest
 from beamwright.engine.batch import RunningBatch
 from beamwright.engine.tensor_rows import TensorRows
 from beamwright.models.packed import Replay
-from engines import PROBLEM, assert_nothing_allocated, check_conservation, exact_dtype, facts, grow
+from engines import PROBLEM, assert_nothing_allocated, exact_dtype, facts, grow
 from recurring import load_recurring
 from tape import put_late
 
@@ -83,19 +83,3 @@ def test_random_schedules_write_the_same_tokens(make_solver, monkeypatch, seed, 
             assert_nothing_allocated(solver)
     assert not tight or chaos.num_preempted > num_schedules
     assert (chaos.num_begun > num_schedules) == (seed < 8)
-
-
-def test_pools_are_conserved_after_every_iteration(make_solver, monkeypatch):
-    real, checked = RunningBatch.iterate, []
-
-    def iterate(batch):
-        events = real(batch)
-        batch._cache.check()
-        checked.append(len(batch.running))
-        return events
-
-    monkeypatch.setattr(RunningBatch, "iterate", iterate)
-    options = {**SMALL, "schedule": "locality", "kv_memory": 12 * 4096, "host_memory": "1MiB"}
-    with make_solver(**options) as solver:
-        solver.solve(PROBLEM, on_round=lambda report: check_conservation(solver, [report.tree]))
-    assert len(checked) > 4

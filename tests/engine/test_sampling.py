@@ -13,7 +13,6 @@ from beamwright.engine.sampling import (
     allow,
     likeliest,
 )
-from beamwright.protocols import stats_read_by
 from beamwright.sections import SamplingSettings
 
 INF = float("inf")
@@ -282,18 +281,6 @@ def test_statistics_see_drawable_tokens_only():
     assert stats_of(impossible)["entropy"] == pytest.approx(stats_of(logits)["entropy"])
 
 
-def test_verifiers_and_strategies_say_what_they_read():
-    class Reads:
-        token_stats = frozenset({"entropy"})
-
-    class ReadsMore:
-        token_stats = frozenset({"confidence", "entropy"})
-
-    assert stats_read_by(object()) == frozenset()
-    assert stats_read_by(object(), Reads()) == {"entropy"}
-    assert stats_read_by(Reads(), ReadsMore()) == {"confidence", "entropy"}
-
-
 # --- the likeliest tokens --------------------------------------------------------------------
 
 
@@ -330,8 +317,3 @@ def test_the_likeliest_tokens_are_those_of_a_sort_ties_in_the_order_of_their_ids
     pairs = zip(ids.tolist(), logprobs.tolist(), strict=True)
     found = [list(zip(*pair, strict=True)) for pair in pairs]
     assert found == [row[:MOST_LIKELIEST] for row in ordered]
-
-
-def test_nobody_can_ask_for_more():
-    metadata = SamplingSettings.model_fields["top_logprobs"].metadata
-    assert [each.le for each in metadata if hasattr(each, "le")] == [MOST_LIKELIEST]

@@ -9,8 +9,7 @@ from beamwright import Solver
 from beamwright.engine.batch import RunningBatch
 from beamwright.engine.decisions import foreseen
 from beamwright.engine.scoring import Scoring
-from beamwright.engine.tree_run import TreeRun
-from beamwright.errors import CapacityError, PolicyError
+from beamwright.errors import PolicyError
 from beamwright.evaluate.problems import load_problems
 from beamwright.models.prefill import PrefillRequest
 from beamwright.protocols import Prospect
@@ -78,39 +77,6 @@ def test_the_tree_is_the_same_with_every_strategy(make_solver, monkeypatch, name
     assert chaos.num_dropped + chaos.num_parked
 
 
-@pytest.mark.parametrize("executor", ["plain", "overlapped"])
-def test_scores_that_come_too_early_for_their_memory_come_later(monkeypatch, executor):
-    to_score, level = TreeRun.to_score, Scoring._call
-    early, refused, ahead = set(), [], [False]
-
-    def noted(run):
-        new = to_score(run)
-        (early.update if run.open else early.difference_update)(new)
-        return new
-
-    def sometimes(scoring, nodes):
-        is_ahead = any(node.speculative for node in nodes)
-        if is_ahead if ahead[0] else len(refused) % 2 == 0 and early.intersection(nodes):
-            refused.append(is_ahead)
-            raise CapacityError("a segment", 8, 4, 4)
-        if early.intersection(nodes):
-            refused.append(None)
-        return level(scoring, nodes)
-
-    problem = load_problems("bundled:test", 2).problems[1].problem
-    options = {"model": "bundled", "verifier": "bundled", "search": "beam", "n": 16, "width": 2}
-    options |= {"dtype": exact_dtype(), "executor": executor, "verify_ahead": "slack"}
-    with Solver(**options, speculation="off") as solver:
-        expected, _ = facts(solver, problem)
-    monkeypatch.setattr(TreeRun, "to_score", noted)
-    monkeypatch.setattr(Scoring, "_call", sometimes)
-    with Solver(**options, speculation="exact") as solver:
-        for ahead[0] in (False, True):
-            assert facts(solver, problem)[0] == expected
-    # With a worker it is a matter of time who is scored early.
-    assert executor == "overlapped" or {True, False} < set(refused)
-
-
 def test_the_verifier_may_be_kept_from_what_is_ahead(monkeypatch):
     """Decoupled exploration, Alg. 4: the PRM never scores speculation; the tree is the same."""
     level, ahead = Scoring._call, []
@@ -130,13 +96,6 @@ def test_the_verifier_may_be_kept_from_what_is_ahead(monkeypatch):
             assert solution.tokens.speculated > 0
         assert bool(ahead) == (verify_ahead == "slack")
     assert found["never"] == found["slack"]
-
-
-def test_what_is_certain_is_never_dropped(make_solver):
-    """Best-of-n runs ahead without end: no path waits for another."""
-    options = {**FAST, "search": "best-of-n", "dtype": exact_dtype()}
-    _, solution = facts(make_solver(**options, speculation="exact"))
-    assert solution.tokens.speculated_kept == solution.tokens.speculated > 0
 
 
 def test_truncated_duplicates_are_written_as_any_step_is(make_solver):

@@ -2,10 +2,7 @@
 
 import pytest
 
-from beamwright.engine.graphs import make_replay
 from beamwright.engine.tensor_rows import TensorRows
-from beamwright.models.packed import Replay
-from beamwright.sections import ScheduleSettings
 from engines import assert_nothing_allocated, facts, grow
 from tape import FixedAttention, HostReadError, put_late, put_on_tape
 
@@ -103,16 +100,3 @@ def test_a_step_that_is_begun_ahead_changes_nothing(make_solver, monkeypatch, op
     assert solution.tree_hash == expected.tree_hash
     assert any(kept) == is_kept
     assert any(dropped) <= (solution.tokens.overrun > expected.tokens.overrun)
-
-
-# --- when ------------------------------------------------------------------------------------
-
-
-def test_when_steps_stay_in_place(make_solver):
-    model = make_solver().generator
-    assert ScheduleSettings().graphs == "auto"
-    assert make_replay("auto", model, print) is None
-    assert make_replay("off", model, print) is None
-    assert isinstance(make_replay("on", model, print), Replay)
-    streamed = make_solver(schedule="layerwise", graphs="on", host_memory="8MiB")
-    assert make_replay("on", streamed.generator, print) is None

@@ -9,7 +9,6 @@ from beamwright.counters import Counters
 from beamwright.engine.timeline import (
     TRACKS,
     Accounting,
-    NullTimeline,
     Span,
     Timeline,
 )
@@ -93,14 +92,3 @@ def test_what_is_written_down_is_timed_by_the_given_clock():
         Span("score", "verify", 3.0, 4.0, {}),
     ]
     assert [span.track for span in timeline.spans[3:]] == [*TRACKS]
-
-
-def test_a_null_timeline_runs_the_block_and_keeps_nothing():
-    timeline, ran = NullTimeline(), []
-    with timeline.span("group 0", "compute", beams=4):
-        ran.append(True)
-    with pytest.raises(KeyError), timeline.span("score", "verify"):
-        raise KeyError
-    timeline.add("load", "h2d", 0.0, 1.0, bytes=8)
-    assert ran == [True]
-    assert timeline.spans == []

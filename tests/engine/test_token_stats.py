@@ -27,19 +27,6 @@ def kept(tree):
     return [(node.lineage, node.token_ids, node.stats, node.score) for node in written(tree)]
 
 
-def test_asking_for_statistics_changes_no_token(make_solver):
-    options = {"search": "best-of-n", "n": 3, "max_rounds": 6}
-    _, plain = grow(make_solver(**options))
-    assert all(node.stats == {} for node in plain.nodes())
-    for verifier, name in (("entropy", "entropy"), ("deepconf", "confidence")):
-        _, tree = grow(make_solver(**options, verifier=verifier))
-        for node, other in zip(written(tree), written(plain), strict=True):
-            assert (node.token_ids, node.logprobs) == (other.token_ids, other.logprobs)
-            assert {key: len(values) for key, values in node.stats.items()} == {
-                name: len(node.token_ids)
-            }
-
-
 def test_statistics_are_those_of_a_plain_forward_pass(make_solver, generator_folder):
     model = AutoModelForCausalLM.from_pretrained(generator_folder, dtype=torch.float64).eval()
     solver = make_solver(**CONFIDENT, dtype="float64", temperature=0.5, top_k=9)

@@ -70,13 +70,6 @@ def test_counters_come_from_the_spans_that_name_them(events_of):
     ]
 
 
-def test_work_from_before_the_timeline_moves_the_origin(events_of):
-    timeline = Timeline(lambda: 10.0)
-    timeline.add("early", "compute", 9.0, 11.0)
-    timeline.add("late", "compute", 12.0, 13.0)
-    assert [e["ts"] for e in events_of(timeline, "X")] == [0.0, 3e6]
-
-
 def test_titles_and_names_may_hold_anything(events_of, tmp_path):
     timeline = Timeline(lambda: 0.0)
     timeline.add('"</script>\ud800', "compute", 0.0, 1.0, beams=(1, 2), where=tmp_path)

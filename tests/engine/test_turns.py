@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from beamwright.errors import InputError
-from beamwright.tree import Conversation
-from engines import CHAT, PROBLEM, grow
+from engines import CHAT, grow
 
 EOS = 2
 TALK = {
@@ -59,18 +58,6 @@ def test_a_turn_is_rendered_by_the_chat_template_behind_the_reply(make_solver):
     assert ended_by_eos
 
 
-def test_turns_are_rendered_with_the_arguments_of_the_problem(make_solver):
-    template = CHAT + "{% if think is defined %}{{ think }}{% endif %}"
-    solver = make_solver(**{**TALK, "chat_template": template, "template_args": {"think": "cab"}})
-    said = ({"role": "user", "content": PROBLEM},)
-    for args, ending in (({}, "cab"), ({"think": "dad"}, "dad")):
-        tree = solver.solve(Conversation(said, (), args)).tree
-        turns = [node for node in tree.nodes() if node.turn is not None]
-        assert turns
-        texts = [solver.codec.decode_raw(node.token_ids) for node in (tree.root, *turns)]
-        assert all(text.endswith(f" a:{ending}") for text in texts)
-
-
 def test_critiques_are_not_scored_and_turns_are_not_generated(make_solver, verifier_folder):
     solver = make_solver(**TALK, verifier=str(verifier_folder))
     solution, tree = grow(solver)
@@ -119,19 +106,6 @@ def test_without_a_chat_template_the_search_does_not_begin(make_solver):
         make_solver(search="revise")
     with pytest.raises(InputError, match="leaves out what the assistant has said"):
         make_solver(search="revise", chat_template="{{ messages[0].content }}")
-
-
-def test_a_turn_beyond_the_context_is_refused_before_it_is_tokenised(make_solver, monkeypatch):
-    solver = make_solver(**TALK)
-    encoded, encode = [], type(solver.codec).encode
-    monkeypatch.setattr(
-        type(solver.codec),
-        "encode",
-        lambda codec, text: encoded.append(len(text)) or encode(codec, text),
-    )
-    with pytest.raises(InputError, match="has 2,000,000 characters"):
-        solver.submit("1+1", critique_prompt="be a " * 400_000)
-    assert sum(encoded) < 100_000
 
 
 @pytest.mark.parametrize("revisions", [0, 65, 30_000_000])

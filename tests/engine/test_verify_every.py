@@ -8,23 +8,9 @@ import pytest
 
 from beamwright import Solver
 from beamwright.errors import InputError
-from engines import PROBLEM, exact_dtype, grow
+from engines import PROBLEM
 
 SMALL = {"n": 8, "width": 2, "max_rounds": 3, "step_tokens": 4, "ignore_eos": True}
-
-
-@pytest.fixture
-def with_prm(make_solver, verifier_folder):
-    def make(**changes):
-        fixed = {"verifier": str(verifier_folder), "dtype": exact_dtype(), **SMALL}
-        return make_solver(**{**fixed, **changes})
-
-    return make
-
-
-def test_what_is_opened_for_sure_is_kept(with_prm):
-    solution, _ = grow(with_prm(verify_every=3, speculation="exact", max_batch=3))
-    assert solution.tokens.speculated_kept > 0
 
 
 def test_fewer_calls_score_fewer_steps(make_solver, verifier_folder):

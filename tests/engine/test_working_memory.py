@@ -1,11 +1,8 @@
 """The device runs out of working memory: the group shrinks, the tree stays the same."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
-from beamwright.engine import tensor_rows
 from beamwright.errors import DeviceMemoryError
 from engines import PROBLEM, FailingDevice, assert_nothing_allocated, assert_same, grow
 
@@ -73,18 +70,6 @@ def test_a_prefill_that_does_not_fit_is_halved(make_solver, verifier_folder, mon
     assert_same(solution, expected)
 
 
-def test_logits_that_a_verifier_has_no_memory_for_are_halved(
-    make_solver, generator_folder, monkeypatch
-):
-    how = {**SMALL, "verifier": f"likelihood:{generator_folder}"}
-    expected, _ = grow(make_solver(**how))
-    device = FailingDevice(monkeypatch, lambda name, rows, _: name == "logits" and rows > 32)
-    solution, _ = grow(make_solver(**how))
-    assert device.num_failures
-    assert solution.tree_hash == expected.tree_hash
-    assert [c.score for c in solution.candidates] == [c.score for c in expected.candidates]
-
-
 def test_a_problem_that_runs_out_of_memory_costs_the_others_nothing(make_solver, monkeypatch):
     problems = [(name, PROBLEM) for name in "abc"]
     solver = make_solver(**SMALL)
@@ -113,17 +98,3 @@ def test_running_out_anywhere_else_is_one_line_too(make_solver, verifier_folder,
     with pytest.raises(DeviceMemoryError, match=r"out of memory: a round .* \(verify\)"):
         solver.solve(PROBLEM)
     assert_nothing_allocated(solver)
-
-
-def test_what_a_verifier_s_captured_passes_hold_is_not_free_for_rows(
-    make_solver, verifier_folder, monkeypatch
-):
-    """A card's allocator calls it idle, but nobody else gets memory from a graph's pool."""
-    monkeypatch.setattr(tensor_rows, "free_bytes", lambda device: lambda: 40 << 20)
-    with make_solver(**SMALL, verifier=str(verifier_folder)) as solver:
-        machinery = solver._machinery
-        (scorer,) = machinery.scorers
-        assert scorer.captured is None
-        free = machinery.batch._memory.max_rows(12)
-        scorer.captured = SimpleNamespace(idle_bytes=30 << 20)
-        assert machinery.batch._memory.max_rows(12) == pytest.approx(free / 4, rel=0.01)

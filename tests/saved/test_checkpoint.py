@@ -110,13 +110,6 @@ def test_the_file_is_json_in_ascii_and_is_replaced_as_a_whole(file):
     assert [path.name for path in file.parent.iterdir()] == ["search.json"]
 
 
-def test_a_writer_saves_what_its_run_has_reached(tmp_path):
-    run = new_run(small_tree(), round_tokens=[8])
-    CheckpointWriter(tmp_path / "a.json", {"seed": 3})(run, 9.0)
-    found = read_checkpoint(tmp_path / "a.json")
-    assert (found.settings, found.elapsed_s, found.round_tokens) == ({"seed": 3}, 9.0, (8,))
-
-
 # --- damage ----------------------------------------------------------------------------------
 
 

@@ -82,23 +82,6 @@ def test_cancelling_in_the_middle_frees_its_kv_and_keeps_what_it_has(solver):
     assert solver.solve(PROBLEM).rounds == 3
 
 
-def test_rounds_come_as_they_are_decided_and_end_with_the_search(solver):
-    rounds = []
-    handle = solver.submit(PROBLEM, on_round=lambda report: rounds.append(report.round))
-    assert handle.result(LONG_S).rounds == 3
-    assert rounds == [1, 2, 3]
-
-
-def test_what_a_callback_raises_ends_its_own_search(solver):
-    def fail(report):
-        raise ValueError("not mine")
-
-    bad, good = solver.submit(PROBLEM, on_round=fail), solver.submit(PROBLEM, problem_id=1)
-    with pytest.raises(ValueError, match="not mine"):
-        bad.result(LONG_S)
-    assert good.result(LONG_S).tree_hash == solver.solve(PROBLEM, problem_id=1).tree_hash
-
-
 def test_a_callback_cannot_wait_for_its_own_solver(solver):
     said, submitted = [], threading.Event()
 

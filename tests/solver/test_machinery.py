@@ -41,13 +41,6 @@ def test_every_request_has_the_settled_settings(make_solver):
 # --- what auto may choose --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "sizes", [{}, {"kv_memory": "100KiB"}, {"kv_memory": "100KiB", "split": 0.5}]
-)
-def test_auto_is_locality_whatever_the_memory(scored, sizes):
-    assert scored(**sizes, schedule="auto").settings.schedule.schedule == "locality"
-
-
 @pytest.mark.parametrize("attention", ["tree", "dense"])
 def test_layers_of_fewer_rows_are_streamed_where_those_of_all_do_not_fit(make_solver, attention):
     tiny = {**TINY, **LONG, "attention": attention}

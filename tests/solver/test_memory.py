@@ -13,8 +13,8 @@ from beamwright.plan import machines
 from beamwright.plan.costs import Storage
 from beamwright.plan.machines import DEFAULT_PROFILE, find_profile
 from beamwright.sections import MemorySettings
-from beamwright.solver import machinery, memory, settled
-from beamwright.solver.memory import DEFAULT_KV_BYTES, ModelBytes, memory_needed, plan_memory
+from beamwright.solver import memory, settled
+from beamwright.solver.memory import ModelBytes, memory_needed, plan_memory
 
 GIB = 2**30
 BIG = "llama,layers=4,hidden=64,heads=4,kv_heads=4,intermediate=128,vocab=100,context=256"
@@ -63,10 +63,6 @@ def test_verifiers_that_run_at_a_time_each_need_a_part(generator, verifier):
     found = plan_memory(MemorySettings(memory=needed), generator, three, 16)
     assert found.generator_kv_bytes >= path[0]
     assert found.verifier_kv_bytes // 3 >= path[1]
-
-
-def test_without_a_number_there_is_a_default(generator):
-    assert plan_memory(MemorySettings(), generator, None, 16).kv_bytes == DEFAULT_KV_BYTES
 
 
 def test_memory_that_leaves_nothing_for_kv_says_where_it_goes(generator):
@@ -144,15 +140,6 @@ def test_a_card_s_free_memory_is_the_default(generator):
         assert 0 <= plain.kv_bytes - beside // 2 - asked.kv_bytes <= 1, "libraries have some"
     with pytest.raises(InputError, match="the card has 1000 B free, activations"):
         plan_memory(MemorySettings(), generator, None, 16, free_bytes=1000)
-
-
-def test_a_solver_asks_the_card_what_is_free(monkeypatch):
-    monkeypatch.setattr(machinery, "free_bytes", lambda device: lambda: 2**26)
-    sizes = ModelBytes(shape_from_text(BIG), 4)
-    with Solver(model=f"random:{BIG}", verifier="none", n=4, width=2) as solver:
-        found = solver.synthetic(9).kv.device_budget_bytes
-    expected = plan_memory(MemorySettings(), sizes, None, 4, free_bytes=2**26)
-    assert found == expected.kv_bytes
 
 
 @pytest.mark.parametrize(

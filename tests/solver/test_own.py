@@ -10,7 +10,6 @@ from beamwright.errors import InputError, PolicyError
 from beamwright.protocols import Complete, Extend, Finish, Prune
 from beamwright.saved.checkpoint import read_checkpoint, resumed_settings
 from beamwright.saved.identity import identity_of
-from beamwright.search.particles import ParticleFilter
 from engines import PROBLEM
 
 SMALL = {"n": 4, "width": 2, "max_rounds": 3, "dtype": "float64"}
@@ -113,12 +112,6 @@ class PrunesAll:
 def test_a_strategy_that_leaves_no_candidate_is_named(make_solver):
     with pytest.raises(PolicyError, match="ends the search without a candidate"):
         make_solver(**SMALL, strategy=PrunesAll()).solve(PROBLEM)
-
-
-def test_a_declared_strategy_is_the_same_as_an_object(make_solver):
-    named = make_solver(**SMALL, search="particles", ess=0.5)
-    given = make_solver(**SMALL, strategy=ParticleFilter(ess=0.5))
-    assert given.settings == named.settings
 
 
 @pytest.mark.parametrize(

@@ -40,11 +40,6 @@ def test_a_strategy_and_a_stop_of_ones_own(make_solver):
     assert solver.solve(PROBLEM, search="beam").rounds > beam.rounds
 
 
-def test_another_strategy_does_not_inherit_options_of_the_solvers(make_solver):
-    solver = make_solver(**SMALL, search="lookahead", lookahead=1)
-    assert "lookahead" not in solver.solve(PROBLEM, search="beam").settings.search.model_extra
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -214,28 +214,6 @@ def test_a_deadline_leaves_no_half_of_the_scores(solver):
     assert solver.score("1+1", ["two"], deadline=1e-6).score == 1 / 4
 
 
-def test_a_callback_cannot_wait_for_scores(solver):
-    refused = []
-
-    def on_round(report):
-        with pytest.raises(InputError, match="in the middle of a search"):
-            solver.score("1+1", ["two"])
-        refused.append(report.round)
-
-    solver.solve(PROBLEM, on_round=on_round)
-    solver.submit(PROBLEM, on_round=on_round).result(LONG_S)
-    assert refused == [1, 2, 3, 1, 2, 3]
-
-
-def test_own_settings_of_searches_do_not_count(make_solver):
-    stop = lambda tree: "it is late"  # noqa: E731
-    solver = make_solver(
-        **{**SMALL, "max_rounds": 1}, search="majority", stop_votes=True, token_budget=1,
-        deadline=1e-6, stop=stop, verifier=Lengths(),
-    )  # fmt: skip
-    assert solver.score("1+1", ["one, e", "two, e", "three"]).step_scores == (1 / 7, 1 / 7, 1 / 6)
-
-
 # --- what is refused -------------------------------------------------------------------------
 
 

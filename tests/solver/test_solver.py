@@ -1,4 +1,3 @@
-import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
@@ -55,18 +54,6 @@ def test_a_solution_describes_its_tree(make_solver):
     (chosen,) = [c for c in solution.candidates if c.lineage == solution.lineage]
     assert (solution.text, solution.score) == (chosen.text, chosen.score)
     assert solution.kv.device_peak_bytes > 0
-
-
-def test_json_keeps_all_but_the_tree(make_solver):
-    """Problem, settings and every candidate can be read back from it."""
-    solver = make_solver(n=4, width=2)
-    solution = solver.solve(PROBLEM, problem_id="p1")
-    found = json.loads(json.dumps(solution.to_json()))
-    assert (found["problem_id"], found["problem"]) == ("p1", PROBLEM)
-    assert Settings.model_validate(found["settings"]) == solver.settings
-    assert [c["text"] for c in found["candidates"]] == [c.text for c in solution.candidates]
-    assert all(c["lineage"][0] == "p1" and c["step_scores"] for c in found["candidates"])
-    assert found["lineage"] in [c["lineage"] for c in found["candidates"]]
 
 
 def test_hits_and_misses_of_both_models(with_prm, make_solver):
@@ -140,13 +127,6 @@ def test_a_prm_searches_with_its_own_kv_on_the_tree(with_prm):
     assert with_prm(n=8, aggregate="last").settings.search.aggregate == "last"
 
 
-def test_likelihood_under_another_model(make_solver, generator_folder):
-    """The generator judged by itself: each step's score is its least likely token."""
-    solver = make_solver(verifier=f"likelihood:{generator_folder}", n=4, width=2)
-    _, tree = grow(solver)
-    assert all(0 < node.step_score < 1 for node in tree.nodes() if node.parent and node.step_text)
-
-
 # --- several problems ------------------------------------------------------------------------
 
 PROBLEMS = [(i, f"Ann has {i} apples. " * (1 + i % 3)) for i in range(5)]
@@ -164,14 +144,6 @@ def test_a_problems_own_error_takes_its_place(make_solver):
     assert found[3].tree_hash == solver.solve("2+2", problem_id=3).tree_hash
     assert [type(each) for each in solver.solve_many([(0, "")])] == [InputError]
     assert solver.solve_many([]) == []
-
-
-def test_plain_problems_have_their_places_for_ids(make_solver):
-    solver = make_solver(n=4, width=2)
-    together = solver.solve_many(["1+1", ("b", "2+2"), "3+3"])
-    assert [each.problem_id for each in together] == [0, "b", 2]
-    assert together[2].tree_hash == solver.solve("3+3", problem_id=2).tree_hash
-    assert [each.problem for each in solver.solve_many(iter(["1+1"]))] == ["1+1"]
 
 
 # --- progress --------------------------------------------------------------------------------
@@ -358,22 +330,6 @@ def test_without_an_answer_the_last_step_stands(make_solver):
 # --- as they finish --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("in_flight", [1, 8])
-def test_solutions_come_as_they_finish(make_solver, in_flight):
-    solver = make_solver(n=8)
-    alone = {i: solver.solve(problem, problem_id=i) for i, problem in PROBLEMS}
-    seen = []
-    for problem_id, solution in solver.solve_many(PROBLEMS, in_flight=in_flight):
-        assert solution.problem_id == problem_id
-        assert solution.tree_hash == alone[problem_id].tree_hash
-        assert solution.tokens.generated == alone[problem_id].tokens.generated
-        assert 0 < solution.time.total_s < 60
-        seen.append(problem_id)
-    assert sorted(seen) == [i for i, _ in PROBLEMS]
-    assert in_flight > 1 or seen == sorted(seen)
-    assert_nothing_allocated(solver)
-
-
 def test_a_stream_that_is_closed_frees_everything_and_the_solver(make_solver):
     solver = make_solver(n=8)
     expected = solver.solve("1+1").tree_hash
@@ -386,21 +342,3 @@ def test_a_stream_that_is_closed_frees_everything_and_the_solver(make_solver):
     assert solver.solve("1+1").tree_hash == expected
     with pytest.raises(InputError, match="in_flight must be at least 1"):
         solver.solve_many(PROBLEMS, in_flight=0)
-
-
-def test_a_stream_that_is_left_by_an_error_ends_with_its_solver(make_solver):
-    """What was raised is not hidden by a solver that is still in use."""
-    solver = make_solver(n=8)
-
-    def left():
-        with solver:
-            stream = solver.solve_many(PROBLEMS, in_flight=2)
-            raise KeyError(next(stream))
-
-    with pytest.raises(KeyError):
-        left()
-    assert_nothing_allocated(solver)
-    with make_solver(n=4) as solver:
-        within = solver.solve_many(PROBLEMS, in_flight=2, on_round=lambda _: solver.close())
-        with pytest.raises(InputError, match="in the middle of a search"):
-            next(within)
