@@ -4,10 +4,6 @@ from functools import cache
 
 import pytest
 
-from beamwright.engine.row import Decoding
-from beamwright.errors import InputError
-from beamwright.sections import SamplingSettings, StepSettings
-from beamwright.solver.scheduler import listed
 from engines import PROBLEM, assert_nothing_allocated, facts, tiny_solver
 
 COMMON = {"n": 6, "width": 2, "max_rounds": 3, "dtype": "float64"}
@@ -25,26 +21,16 @@ REQUESTS = {
 }
 
 
-def decoding(options):
-    own = {"temperature": 1.0, **LIMITS, **options}
-    parts = [
-        kind.model_validate({name: own[name] for name in kind.model_fields if name in own})
-        for kind in (SamplingSettings, StepSettings)
-    ]
-    return Decoding(*parts, own.get("seed", 0))
-
-
 def together(solver, requests):
     """The trees of these requests, all in flight at a time."""
-    names = {
-        solver._request(PROBLEM, name, {**LIMITS, **options}): name
+    handles = {
+        name: solver.submit(PROBLEM, problem_id=name, **{**LIMITS, **options})
         for name, options in requests.items()
     }
-    ended = solver._run(listed(names), len(names))
-    trees = {names[request]: solution.tree for request, solution in ended}
+    trees = {name: handle.result(600).tree for name, handle in handles.items()}
+    solver.close()
     assert_nothing_allocated(solver)
-    assert not solver._machinery.batch._lengths.decodings._by_root, "what was released is forgotten"
-    return {name: facts(trees[name]) for name in requests}
+    return {name: facts(tree) for name, tree in trees.items()}
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +38,9 @@ def alone(generator_folder):
     """What each request's tree is where the whole solver has its settings."""
 
     @cache
-    def solve(name, **common):
-        seen = []
-        options = {**COMMON, **common, **LIMITS, **REQUESTS[name]}
-        with tiny_solver(generator_folder, **options) as solver:
-            solver.solve(PROBLEM, problem_id=name, on_round=lambda report: seen.append(report.tree))
-        return facts(seen[-1])
+    def solve(name):
+        with tiny_solver(generator_folder, **{**COMMON, **LIMITS, **REQUESTS[name]}) as solver:
+            return facts(solver.solve(PROBLEM, problem_id=name).tree)
 
     return solve
 
@@ -66,33 +49,13 @@ def alone(generator_folder):
     "options",
     [
         {},
-        {"max_batch": 5},
-        {"attention": "dense"},
         {"graphs": "on", "max_batch": 11},
         {"schedule": "locality", "kv_memory": 15 * 8192, "host_memory": "4MiB", **CONTINUOUS},
-        {"deterministic": True},
     ],
     ids=str,
 )
 def test_mixed_requests_grow_the_trees_that_they_grow_alone(make_solver, alone, options):
-    common = {name: options[name] for name in ("attention", "deterministic") if name in options}
     with make_solver(**COMMON, **options) as solver:
         found = together(solver, REQUESTS)
-        preempted = solver._machinery.batch.counts.preempted
-    assert {name: alone(name, **common) for name in REQUESTS} == found
+    assert {name: alone(name) for name in REQUESTS} == found
     assert len({str(tree) for tree in found.values()}) == len(REQUESTS)
-    assert "schedule" not in options or preempted
-
-
-def test_settings_are_forgotten_with_the_root(make_solver):
-    solver = make_solver(**COMMON)
-    expected = together(solver, {"plain": {}})
-    assert together(solver, {"plain": {"temperature": 0.0}}) != expected
-    assert together(solver, {"plain": {}}) == expected
-
-
-def test_a_delimiter_has_to_be_short(make_solver):
-    solver = make_solver(**COMMON)
-    tree = solver._prompts.tree("x", PROBLEM)
-    with pytest.raises(InputError, match="at most 256 bytes"):
-        solver._machinery.batch.decode_as(tree.root, decoding({"delimiter": "ab" * 200}))

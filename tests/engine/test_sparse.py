@@ -28,55 +28,40 @@ def trees(make_solver):
     return find
 
 
-@pytest.mark.parametrize("method", ["ahead", "asyncspade"])
-def test_with_everything_selected_the_tree_is_the_same(trees, method):
+def test_with_everything_selected_the_tree_is_the_same(trees):
     full = trees()
-    assert trees(sparse=method, select=10_000, sparse_from=0) == full
-    assert trees(sparse=method, select=24) == full, "no path is that long"
-    assert trees(sparse=method, select="all") == full
+    assert trees(sparse="ahead", select=10_000, sparse_from=0) == full
+    assert trees(sparse="asyncspade", select=24) == full, "no path is that long"
+    assert trees(sparse="exact", select="all") == full
+
+
+TIGHT = {"kv_memory": "160KiB", "schedule": "locality", "host_memory": "16MiB"}
+ROWS = {"max_batch": 3, "speculation": "exact", "executor": "overlapped"}
+AT_HOME = {**HOME, "kv_memory": "600KiB"}
 
 
 @pytest.mark.parametrize(
-    "method",
-    ["exact", "pages", "quest", "ahead-pages", "asyncspade-ridge", "asyncspade,pack=2,window=path"],
-)
-def test_the_tree_does_not_depend_on_the_schedule(trees, method):
-    options = {"sparse": method, **FEW}
-    expected = trees(in_flight=1, **options)
-    assert expected != trees(), "it selects"
-    tight = {"kv_memory": "160KiB", "schedule": "locality", "host_memory": "16MiB"}
-    assert trees(in_flight=1, **tight, **options) == expected
-    assert trees(max_batch=3, speculation="exact", **options) == expected
-
-
-@pytest.mark.parametrize(
-    "options",
+    ("method", "how", "ways"),
     [
-        {"sparse": "quest", "select": "1/4", "sparse_from": 30},
-        {"sparse": "exact", "sparse_layers": 1, **FEW},
-        {"sparse": "asyncspade", "sparse_correct": 0.5, **FEW},
-        {"sparse": "asyncspade,pack=2,window=path", **FEW},
-        {"sparse": "pages,share=2,each=query", **FEW},
+        ("exact", {"select": "1/4"}, [TIGHT, AT_HOME]),  # rows that select differently many
+        ("exact", {"sparse_layers": 1}, [ROWS]),
+        ("pages", {}, [ROWS]),
+        ("pages,share=2,each=query", {}, [ROWS]),
+        ("quest", {}, [AT_HOME]),
+        ("quest", {"select": "1/4", "sparse_from": 30}, [TIGHT]),
+        ("ahead-pages", {}, [TIGHT]),
+        ("ahead-pages,share=2", {}, [AT_HOME]),
+        ("asyncspade", {"sparse_correct": 0.5}, [ROWS]),
+        ("asyncspade-ridge", {}, [TIGHT]),
+        ("asyncspade,pack=2,window=path", {}, [ROWS, AT_HOME]),
     ],
-    ids=["share", "layers", "predicted", "path", "shared"],
 )
-def test_nor_with_other_options(trees, options):
+def test_the_tree_does_not_depend_on_the_schedule(trees, method, how, ways):
+    """Nor on where KV is at home: on the host a thread finds what is selected."""
+    options = {"sparse": method, **FEW, **how}
     expected = trees(in_flight=1, **options)
-    assert trees(max_batch=5, executor="overlapped", **options) == expected
-
-
-@pytest.mark.parametrize(
-    "method",
-    ["exact", "ahead-pages,share=2", "asyncspade", "asyncspade,pack=2,window=path", "quest"],
-)
-def test_nor_on_where_kv_is_at_home(trees, method):
-    """On the host a thread finds what is selected."""
-    options = {"sparse": method, **FEW}
-    if method == "exact":
-        options["select"] = "1/4"  # rows that select differently many
-    expected = trees(in_flight=1, **options)
-    home = {"sparse_home": "host", "kv_memory": "600KiB", "host_memory": "16MiB"}
-    assert trees(**home, **options) == expected
+    for way in ways:
+        assert trees(**way, **options) == expected
 
 
 def test_the_verifiers_kv_leaves_where_the_generators_is_at_home(make_solver):

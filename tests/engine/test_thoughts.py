@@ -58,58 +58,29 @@ class Written:
         return nodes
 
 
-def test_the_end_of_a_thought_ends_its_step_and_what_follows_is_said(codec: TextCodec) -> None:
-    steps = Written(codec).write("<think>\nAda has 3.\n</think>\n\nIt is 3.\n\nSo 3.")
-    assert [step.stop for step in steps[:1]] == [StopReason.THOUGHT_END]
-    assert [step.thought for step in steps] == [True] + [False] * (len(steps) - 1)
-    assert [step.thinking for step in steps] == [False] * len(steps)
-    assert steps[-1].said == "It is 3.\n\nSo 3."
-    assert steps[0].said == ""
-
-
-def test_paragraphs_of_a_thought_are_steps_of_it(codec: TextCodec) -> None:
-    steps = Written(codec).write("<think>\nAda has 3.\n\nWait, 4.\n</think>\n\n4.")
-    assert [step.thought for step in steps[:2]] == [True, True]
-    assert [step.thinking for step in steps[:2]] == [True, False]
-    assert steps[0].said == ""
-
-
-def test_a_start_that_the_template_wrote_counts(codec: TextCodec) -> None:
-    steps = Written(codec, "How many?<think>\n").write("Ada has 3.\n</think>\n\nIt is 3.")
-    assert steps[0].thought
-    assert steps[0].stop is StopReason.THOUGHT_END
-    assert steps[-1].said == "It is 3."
-
-
-def test_a_thought_that_is_closed_in_the_prompt_is_none_of_the_reply(codec: TextCodec) -> None:
-    steps = Written(codec, "How many?<think>\n\n</think>\n\n").write("It is 3.")
-    assert [step.thought for step in steps] == [False]
-    assert steps[-1].said == "It is 3."
-
-
-def test_a_thought_without_an_end_says_nothing(codec: TextCodec) -> None:
-    (step,) = Written(codec).write("<think>\nAda has 3.")
-    assert step.thinking
-    assert step.said == ""
-
-
-def test_an_end_without_a_start_ends_what_was_a_thought(codec: TextCodec) -> None:
-    steps = Written(codec).write("Ada has 3.\n</think>\n\nIt is 3.")
-    assert steps[0].thought
-    assert steps[-1].said == "It is 3."
-
-
-def test_a_start_in_a_thought_opens_no_second_one(codec: TextCodec) -> None:
-    steps = Written(codec).write("<think>\nAda <think> has 3.\n</think>\n\nIt is 3.")
-    assert steps[0].stop is StopReason.THOUGHT_END
-    assert steps[-1].said == "It is 3."
-
-
-def test_a_thought_behind_text_begins_a_step_of_its_own(codec: TextCodec) -> None:
-    steps = Written(codec).write("Well.<think>\nAda has 3.\n</think>\n\nIt is 3.")
-    assert [step.thought for step in steps[:2]] == [False, True]
-    assert steps[0].stop is StopReason.DELIMITER
-    assert steps[-1].said == "It is 3."
+@pytest.mark.parametrize(
+    ("prompt", "reply", "thoughts", "said"),
+    [
+        ("?", "<think>\nAda has 3.\n</think>\n\n3.\n\nSo 3.", [True, False, False], "3.\n\nSo 3."),
+        ("?", "<think>\nAda has 3.\n\nWait, 4.\n</think>\n\n4.", [True, True, False], "4."),
+        ("?<think>\n", "Ada has 3.\n</think>\n\nIt is 3.", [True, False], "It is 3."),
+        ("?<think>\n\n</think>\n\n", "It is 3.", [False], "It is 3."),
+        ("?", "Ada has 3.\n</think>\n\nIt is 3.", [True, False], "It is 3."),
+        ("?", "<think>\nAda <think> has 3.\n</think>\n\nIt is 3.", [True, False], "It is 3."),
+        ("?", "Well.<think>\nAda has 3.\n</think>\n\n3.", [False, True, False], "3."),
+        ("?", "<think>\nAda has 3.", [True], ""),
+    ],
+)
+def test_where_thoughts_end_and_what_is_said(codec, prompt, reply, thoughts, said) -> None:
+    """A template may begin one, or close it; an end without a start ends what was a thought."""
+    steps = Written(codec, "How many" + prompt).write(reply)
+    found = [step.thought for step in steps]
+    assert found[: len(thoughts)] == thoughts
+    assert not any(found[len(thoughts) :])
+    assert steps[-1].said == said
+    assert steps[-1].thinking is (said == "")
+    ended = [step for step in steps if step.thought and not step.thinking]
+    assert [step.stop for step in ended] == [StopReason.THOUGHT_END] * len(ended)
 
 
 @pytest.mark.parametrize(

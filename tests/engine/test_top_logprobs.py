@@ -4,7 +4,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from beamwright.solver.scheduler import listed
 from engines import PROBLEM, grow
 
 SMALL = {"n": 6, "width": 2, "max_rounds": 4, "dtype": "float64"}
@@ -41,26 +40,12 @@ def test_they_are_those_of_a_plain_forward_pass(make_solver, generator_folder, c
     assert found_among
 
 
-REQUESTS = {"none": 0, "one": 1, "five": 5, "all": 20}
-
-
-@pytest.mark.parametrize("options", [{}, {"graphs": "on"}, {"max_batch": 5}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"graphs": "on", "max_batch": 5}], ids=str)
 def test_each_problem_gets_what_it_asks_for(make_solver, options):
-    with make_solver(**SMALL, top_logprobs=20) as solver:
-        every = {}
-        for name in REQUESTS:
-            solver.solve(
-                PROBLEM, problem_id=name, on_round=lambda r, n=name: every.update({n: r.tree})
-            )
     with make_solver(**SMALL, **options) as solver:
-        requests = {
-            solver._request(PROBLEM, name, {"top_logprobs": count}): name
-            for name, count in REQUESTS.items()
-        }
-        for request, solution in solver._run(listed(requests), len(requests)):
-            name = requests[request]
-            expected = [
-                (*facts, tuple(each[: REQUESTS[name]] for each in top) if REQUESTS[name] else ())
-                for *facts, top in kept(every[name])
-            ]
-            assert kept(solution.tree) == expected
+        handles = {count: solver.submit(PROBLEM, top_logprobs=count) for count in (0, 1, 5, 20)}
+        trees = {count: handle.result(600).tree for count, handle in handles.items()}
+    every = kept(trees[20])
+    for count, tree in trees.items():
+        tops = [tuple(each[:count] for each in top) if count else () for *_, top in every]
+        assert kept(tree) == [(*f[:3], top) for f, top in zip(every, tops, strict=True)]
