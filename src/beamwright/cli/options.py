@@ -25,6 +25,7 @@ import beamwright.schedule  # noqa: F401 (what it declares are options)
 from beamwright.cli.output import guard
 from beamwright.config import Settings, gone, section_fields
 from beamwright.errors import InputError
+from beamwright.io import read_yaml
 from beamwright.registry import TableRow, declared_rows, did_you_mean, extra_of, flag_of, rows_under
 from beamwright.search import STRATEGIES
 
@@ -47,20 +48,6 @@ _COMMON = frozenset((
     "thinking",
     "search", "n", "width", "seed", "deadline", "memory", "kv_memory",
 ))  # fmt: skip
-# What else people look for an option by.
-_ALSO = {
-    "model": "generator llm", "verifier": "prm reward scorer judge", "device": "cuda cpu gpu",
-    "dtype": "precision float", "context": "ctx ctx-size max-model-len",
-    "weights": "quantize quantization int8 int4 bits",
-    "kv_dtype": "kv-cache-dtype cache-type-k fp8 int8 bits quantize", "temperature": "temp",
-    "thinking": "think reasoning reasoning-budget enable-thinking",
-    "step_tokens": "step", "max_tokens": "max-new-tokens length tokens",
-    "stop_strings": "stop stop-string", "search": "strategy method algorithm",
-    "n": "beam beams samples candidates best-of num-samples", "width": "beam branch branching",
-    "seed": "random", "deadline": "timeout time", "memory": "vram gpu ram",
-    "kv_memory": "kv cache kv-cache gpu-memory-utilization",
-    "link_bandwidth": "pcie bandwidth link", "max_batch": "batch batch-size",
-}  # fmt: skip
 _ONE_BY_ONE = "stop_strings"  # given once for each
 _ESCAPED = ("delimiter", "stop_strings", "close_message")
 _Typed = Mapping[str, tuple[Any, Any]]
@@ -308,9 +295,9 @@ def meant_by(flag: str, offered: Collection[str]) -> str:
     known = dict.fromkeys(flag.removeprefix("--") for flag in offered if flag.startswith("--"))
     if name in fields and name not in known:
         return "it is an option of other commands"
-    close = [
-        key for key in known if name == key or name in _ALSO.get(key.replace("-", "_"), "").split()
-    ]
+    also: dict[str, str] = read_yaml(Path(__file__).with_name("also.yaml"), "words")
+    words = {key: [key, *also.get(key.replace("-", "_"), "").split()] for key in known}
+    close = [key for key in known if name in words[key]]
     close = close or [key for key in known if set(name.split("-")) <= set(key.split("-"))]
     if not close:
         return did_you_mean(name, known).rstrip().replace("mean ", "mean --")
