@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 import beamwright
@@ -34,10 +35,15 @@ def make_app(queue: RequestQueue) -> FastAPI:
     for endpoint in ENDPOINTS:
         _add_endpoint(app, queue, endpoint)
     _add_states(app, queue)
-    feed, metrics = Feed(places=kv_place), Metrics(queue)
-    queue.listeners += [feed, metrics]
-    for routes in (feed_routes(feed, queue, metrics.gauges), page_routes(), metrics.routes()):
+    feed, counted = Feed(places=kv_place), Metrics(queue)
+    queue.listeners += [feed, counted]
+    for routes in (feed_routes(feed, queue, counted.gauges), page_routes()):
         app.include_router(routes)
+
+    @app.get("/metrics")
+    def metrics() -> Response:
+        return Response(counted.text(), media_type=CONTENT_TYPE_LATEST)
+
     for kind in (ApiError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _refused)
     return app

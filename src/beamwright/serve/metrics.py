@@ -10,9 +10,7 @@ from collections import Counter as CountOf
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fastapi import APIRouter
-from fastapi.responses import Response
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.metrics import Counter, Histogram
 from prometheus_client.registry import Collector
@@ -83,15 +81,9 @@ class Metrics(Collector, Listener):
 
     # --- who reads ---------------------------------------------------------------------------
 
-    def routes(self) -> APIRouter:
-        """`GET /metrics`."""
-        routes = APIRouter()
-
-        @routes.get("/metrics")
-        def metrics() -> Response:
-            return Response(generate_latest(self.registry), media_type=CONTENT_TYPE_LATEST)
-
-        return routes
+    def text(self) -> bytes:
+        """Render all metrics in Prometheus's format."""
+        return generate_latest(self.registry)
 
     def gauges(self) -> list[dict[str, Any]]:
         """What the page shows of this moment, see `feed.Gauges`."""
