@@ -166,24 +166,24 @@ class ChoicesEndpoint(Endpoint):
 
     @abstractmethod
     def content(self, job: SearchJob, candidate: Candidate) -> dict[str, Any]:
-        """What a choice says, whole."""
+        """Build what a whole choice says."""
 
     @abstractmethod
     def delta(self, said: dict[str, Any]) -> dict[str, Any]:
-        """What a choice of a chunk says."""
+        """Build what a choice of a chunk says."""
 
     def spoken(self, job: SearchJob, candidate: Candidate) -> tuple[Told, list[dict[str, Any]]]:
-        """A candidate's reply, and the calls in it."""
+        """Return a candidate's reply, and the calls in it."""
         node = job.reply(candidate)[-1]
         return answers.as_text(node, self.queue.solver.codec, job.stops), []
 
     def logprobs(self, job: SearchJob, candidate: Candidate) -> dict[str, Any] | None:
-        """As a choice has them."""
+        """Return the log-probabilities of a choice, None where they are not asked for."""
         del job, candidate
         return None
 
     def whole(self) -> dict[str, Any]:
-        """Every job's choices behind those of the one before."""
+        """Build a reply with the choices of all jobs, one job after the other."""
         choices = [
             {
                 "index": number * job.choices + index,
@@ -203,7 +203,7 @@ class ChoicesEndpoint(Endpoint):
         }
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """The searches one behind the other, each as far as it is decided."""
+        """Stream the searches one after the other, each as far as it is decided."""
         for number, job in enumerate(self.jobs):
             offset, sent = number * job.choices, Told()
             if self.talks:
@@ -222,26 +222,23 @@ class ChoicesEndpoint(Endpoint):
                 {**self._head(self.chunk), "choices": [], "usage": answers.usage(self.jobs)}
             )
 
-    def _told(self, index: int, sent: Told, now: Told) -> Iterator[bytes]:
-        """What is told now, and was not."""
+    def _told(
+        self, index: int, sent: Told, now: Told, logprobs: dict[str, Any] | None = None
+    ) -> Iterator[bytes]:
+        """Yield what is told now and was not. logprobs: of the whole text."""
         if (new := answers.behind(now.thought, sent.thought)) and self.fields.shows_thoughts:
             yield self._chunk(index, _thought(new))
-        if new := answers.behind(now.said, sent.said):
-            yield self._chunk(index, {"content": new})
+        if (new := answers.behind(now.said, sent.said)) or logprobs:
+            yield self._chunk(index, {"content": new}, logprobs=logprobs)
 
     def _ends(self, job: SearchJob, offset: int, sent: Told) -> Iterator[bytes]:
-        """What is left of the first choice, all of the others, and how each has ended."""
+        """Yield the rest of the first choice, all of the others, and how each ended."""
         for index, candidate in enumerate(answers.choices_of(job), offset):
             if index > offset and self.talks:
                 yield self._chunk(index, ROLE)
             now, calls = self.spoken(job, candidate)
-            tokens, before = self.logprobs(job, candidate), sent if index == offset else Told()
-            if tokens:
-                yield from self._told(index, before, before._replace(thought=now.thought))
-                left = answers.behind(now.said, before.said)
-                yield self._chunk(index, {"content": left}, logprobs=tokens)
-            else:
-                yield from self._told(index, before, now)
+            before = sent if index == offset else Told()
+            yield from self._told(index, before, now, self.logprobs(job, candidate))
             if calls:
                 numbered = [{"index": number, **call} for number, call in enumerate(calls)]
                 yield self._chunk(index, {"tool_calls": numbered})
