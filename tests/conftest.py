@@ -17,8 +17,7 @@ from transformers import LlamaConfig
 
 import engines
 import fakes
-import interpreted
-from asked_once import AskedOnce
+import quicker
 from beamwright.engine.batch import RunningBatch
 from beamwright.engine.decisions import note_answers
 from beamwright.engine.moving import MovingSplit
@@ -27,11 +26,12 @@ from beamwright.search.reading import Mathematics
 from beamwright.tree import StopReason
 from beamwright_lab.baselines import LayerwiseSchedule
 from beamwright_lab.models.published_files import FILES
+from quicker import AskedOnce
 
 torch.set_num_threads(1)
 assert LayerwiseSchedule.name == "layerwise"  # declared before tests list what there is
 if "TRITON_INTERPRET" in os.environ and find_spec("triton") is not None:
-    interpreted.quicken()
+    quicker.quicken()
 
 
 def pytest_collection_finish():

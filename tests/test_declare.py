@@ -16,8 +16,8 @@ from beamwright.search.best_of_n import BestOfN
 from beamwright.sections import ModelSettings, Section
 from beamwright.verify.find import known_verifiers, resolve_verifier
 from beamwright.verify.scorers import WITHOUT_MODEL
+from declared import restored
 from engines import PROBLEM
-from restored import restored
 
 SMALL = {"n": 4, "width": 2, "max_rounds": 3, "dtype": "float64", "search": "beam"}
 

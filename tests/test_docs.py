@@ -19,8 +19,8 @@ from beamwright.cli import app as cli_app
 from beamwright.cli.demo import PROBLEM
 from beamwright.search.doubts import doubts_about_problem
 from beamwright_lab.site import GENERATED
+from declared import restored
 from documents import PAGES, ROOT, Fence, commands, fences, parts_of
-from restored import restored
 
 RUN = {"demo", "doctor", "eval", "plan", "report", "simulate", "solve", "verify"}
 ELSEWHERE = re.compile(

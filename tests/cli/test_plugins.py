@@ -2,7 +2,7 @@
 
 import pytest
 
-from restored import restored
+from declared import restored
 
 PLUGIN = """
 from beamwright.registry import option

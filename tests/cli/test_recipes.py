@@ -8,7 +8,7 @@ from beamwright import Solver
 from beamwright.errors import CapacityError
 from beamwright.evaluate.recipes import read_recipe
 from beamwright.schedule import SCHEDULES
-from restored import restored
+from declared import restored
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "recipes").glob("*.yaml"))

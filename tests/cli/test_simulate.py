@@ -3,7 +3,7 @@ import json
 import pytest
 
 from beamwright.tree import NodeState, StopReason
-from restored import restored
+from declared import restored
 
 SMALL = ["simulate", "--model", "opt-6.7b", "--n", "8", "--width", "2", "--generate", "128"]
 TIGHT = [*SMALL, "--kv-memory", "600MiB"]

@@ -17,7 +17,7 @@ from beamwright.errors import (
     UnavailableError,
 )
 from beamwright.tree import tree_hash
-from far import FakeServing
+from clusters import FakeServing
 from served import Served
 
 PROBLEM = "Ann has 12 apples. She eats 3."

@@ -7,9 +7,8 @@ from beamwright.protocols import Plan
 from beamwright.registry import option
 from beamwright.schedule import SCHEDULES, Schedule, make_schedule, schedule
 from beamwright.sections import ScheduleSettings
-from declared import value_of
+from declared import restored, value_of
 from engines import PROBLEM
-from restored import restored
 
 SMALL = {"n": 6, "width": 2, "max_rounds": 3, "dtype": "float64"}
 SETTINGS = ({}, {"max_batch": 2}, {"inter_beam": False, "prefetch": False}, {"planner": "greedy"})

@@ -15,7 +15,7 @@ from beamwright.errors import CapacityError, InputError, ProblemTooLongError, Un
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.problems import load_problems
 from beamwright.evaluate.run import run
-from restored import restored
+from declared import restored
 
 IDS = [f"id{i}" for i in range(5)]
 

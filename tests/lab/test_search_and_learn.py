@@ -9,9 +9,9 @@ from beamwright.declare import load_plugin
 from beamwright.engine.decisions import StopRule
 from beamwright.sections import SearchSettings, StopSettings
 from beamwright.tree import StopReason
+from declared import restored
 from fakes import ScriptedExecutor, add_step, new_tree
 from played import Loop, actions_of, new_run, obey
-from restored import restored
 
 with restored():  # other rooms' tests run for every strategy that there is
     from beamwright_lab import search_and_learn

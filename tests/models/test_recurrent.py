@@ -15,8 +15,7 @@ from beamwright.models.adapter import AdaptedDecoder
 from beamwright.models.hf_config import read_shape
 from beamwright.models.load import load_model, read_reference
 from beamwright.sections import ModelSettings
-from hybrids import FAMILIES, write_hybrid
-from kept_states import KeptRows
+from hybrids import FAMILIES, KeptRows, write_hybrid
 
 STEP = 140
 """Tokens of the prompt; the others are decoded one by one."""

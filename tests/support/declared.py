@@ -1,9 +1,11 @@
-"""What the tests that run for every declared strategy need to know of one: nothing by hand."""
+"""Declarations: those that a test makes, and what tests of every declared strategy need of one."""
 
+from contextlib import contextmanager
 from typing import Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 
+from beamwright import registry
 from beamwright.search import STRATEGIES
 from engines import CHAT
 
@@ -44,3 +46,15 @@ def real_options(name, reply_tokens=10, **changes):
         if "critique_prompt" in row.options:
             options["critique_prompt"] = "be"
     return {**changes, **options}
+
+
+@contextmanager
+def restored():
+    """Forget on leaving what was declared inside."""
+    before = [dict(table) for table in registry._TABLES]
+    try:
+        yield
+    finally:
+        for table, rows in zip(registry._TABLES, before, strict=False):
+            table.clear()
+            table.update(rows)

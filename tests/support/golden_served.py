@@ -10,8 +10,7 @@ from contextlib import contextmanager
 
 import httpx
 
-from golden_commands import PROBLEM
-from masked import masked
+from golden_commands import PROBLEM, masked
 
 SERVER = ["--port", "0", "--dtype", "float64", "--n", "4", "--width", "2", "--json"]
 ASKED = {"messages": [{"role": "user", "content": PROBLEM}], "model": "bundled", "seed": 3}

@@ -8,9 +8,10 @@ The checkpoints are those of `prm_checkpoints`.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -42,24 +43,41 @@ Recipe = Callable[[str, list[str]], list[float]]
 # --- published recipes -----------------------------------------------------------------------
 
 
-def recipe_at_tags(
-    text: Callable[[str, list[str]], str],
-    pair: Callable[[PreTrainedTokenizerFast], Sequence[int]],
-    tag: Callable[[PreTrainedTokenizerFast], int],
-) -> Callable[[Path], Recipe]:
-    """The good token's probability against the bad one's, read wherever the tag stands.
+def _loaded(folder: Path, model: type) -> tuple[Any, Any, dict[str, torch.Tensor]]:
+    """Tokenizer, model, and the tensors of its file."""
+    loaded = model.from_pretrained(folder).eval()
+    file = folder / "model.safetensors"
+    return PreTrainedTokenizerFast.from_pretrained(folder), loaded, load_file(file)
 
-    text: a path's. pair, tag: ids of the good and the bad token, and of the tag.
+
+def _last(hidden: torch.Tensor, tensors: dict[str, torch.Tensor], *layers: str) -> torch.Tensor:
+    """A head of linear layers with ReLU between them."""
+    for number, name in enumerate(layers):
+        hidden = hidden.relu() if number else hidden
+        hidden = hidden @ tensors[f"{name}.weight"].T + tensors[f"{name}.bias"]
+    return hidden
+
+
+def _chat(problem: str, answer: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": problem}, {"role": "assistant", "content": answer}]
+
+
+def recipe_pair(
+    text_of: Callable[[str, list[str]], str], words: Callable[[Any], tuple[int, int, int]]
+) -> Callable[[Path], Recipe]:
+    """Of two rows of the LM head, good and bad, the first one's share at every tag.
+
+    words: from the tokenizer to the tokens of good, bad and tag.
     """
 
     def make(folder: Path) -> Recipe:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder).eval()
+        tokenizer, model, _ = _loaded(folder, AutoModelForCausalLM)
+        good, bad, tag = words(tokenizer)
 
         def score(problem: str, steps: list[str]) -> list[float]:
-            ids = torch.tensor([tokenizer.encode(text(problem, steps))])
-            probabilities = model(ids).logits[0][:, pair(tokenizer)].softmax(-1)[:, 0]
-            found = probabilities[ids[0] == tag(tokenizer)].tolist()
+            ids = torch.tensor([tokenizer.encode(text_of(problem, steps))])
+            shares = model(ids).logits[0][:, [good, bad]].softmax(-1)[:, 0]
+            found: list[float] = shares[ids[0] == tag].tolist()
             assert len(found) == len(steps)
             return found
 
@@ -68,35 +86,29 @@ def recipe_at_tags(
     return make
 
 
-recipe_math_shepherd = recipe_at_tags(
+recipe_math_shepherd = recipe_pair(
     lambda problem, steps: f"{problem} " + "\n".join(f"{step} ки" for step in steps) + "\n",
-    lambda tokenizer: tokenizer.encode("+ -")[1:],
-    lambda tokenizer: tokenizer.encode("ки")[1],
+    lambda tokenizer: (*tokenizer.encode("+ -")[1:], tokenizer.encode("ки")[1]),
 )
-recipe_versaprm = recipe_at_tags(
+recipe_versaprm = recipe_pair(
     lambda problem, steps: f"{problem} \n\n" + "".join(f"{step} \n\n\n\n" for step in steps),
-    lambda tokenizer: [tokenizer.encode(sign)[1] for sign in "+-"],
-    lambda tokenizer: tokenizer.encode(" \n\n\n\n")[1],
+    lambda tokenizer: tuple(tokenizer.encode(text)[1] for text in ("+", "-", " \n\n\n\n")),
 )
-recipe_math_psa = recipe_at_tags(
+recipe_math_psa = recipe_pair(
     lambda problem, steps: f"{problem} " + "".join(f"{step} \n\n\n\n\n " for step in steps),
-    lambda tokenizer: tokenizer.encode(" + -"),
-    lambda tokenizer: tokenizer.encode(" \n\n\n\n\n")[-1],
+    lambda tokenizer: (*tokenizer.encode(" + -"), tokenizer.encode(" \n\n\n\n\n")[-1]),
 )
 
 
 def recipe_rlhflow(folder: Path) -> Recipe:
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer, model, _ = _loaded(folder, AutoModelForCausalLM)
     pair = [tokenizer.encode("+")[-1], tokenizer.encode("-")[-1]]
 
     def score(problem: str, steps: list[str]) -> list[float]:
         conversation: list[dict[str, str]] = []
         found = []
         for number, step in enumerate(steps):
-            content = step if number else f"{problem} {step}"
-            conversation.append({"role": "user", "content": content})
-            conversation.append({"role": "assistant", "content": "+"})
+            conversation += _chat(step if number else f"{problem} {step}", "+")
             text = tokenizer.apply_chat_template(conversation, tokenize=False)
             ids = torch.tensor([tokenizer.encode(text, add_special_tokens=False)])
             found.append(float(model(ids).logits[0, -3, pair].softmax(-1)[0]))
@@ -107,73 +119,54 @@ def recipe_rlhflow(folder: Path) -> Recipe:
 
 def recipe_skywork(step_token: str | None) -> Callable[[Path], Recipe]:
     def make(folder: Path) -> Recipe:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-        model = AutoModel.from_pretrained(folder).eval()
-        tensors = load_file(folder / "model.safetensors")
-        weight, bias = (tensors[f"v_head.summary.{part}"] for part in ("weight", "bias"))
+        tokenizer, model, tensors = _loaded(folder, AutoModel)
         ending = tokenizer.encode(step_token or "\n")[-1]
 
         def score(problem: str, steps: list[str]) -> list[float]:
             ids = tokenizer.encode(tokenizer.bos_token + problem + "\n")
-            flags = [0] * len(ids)
+            ends = []
             pieces = steps if step_token is None else step_token.join(steps).split(step_token)
             for piece in filter(str.strip, pieces):  # the authors' code also reads empty pieces
-                own = [*tokenizer.encode(piece), ending]
-                ids += own
-                flags += [0] * (len(own) - 1) + [1]
+                ids += [*tokenizer.encode(piece), ending]
+                ends.append(len(ids) - 1)
             hidden = model(torch.tensor([ids])).last_hidden_state[0]
-            rewards = (hidden @ weight.T + bias)[:, 0].sigmoid()
-            return rewards[torch.tensor(flags) == 1].tolist()
+            rewards: list[float] = _last(hidden, tensors, "v_head.summary")[ends, 0].sigmoid()
+            return rewards.tolist()
 
         return score
 
     return make
 
 
-def recipe_two_layer(system: str | None) -> Callable[[Path], Recipe]:
-    """A head of two layers, read at every separator. system: the message before the problem."""
+def recipe_qwen(system: str | None) -> Callable[[Path], Recipe]:
+    """system: None for ReasonFlux, which has no system message."""
 
     def make(folder: Path) -> Recipe:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-        model = AutoModel.from_pretrained(folder, trust_remote_code=False).eval()
-        tensors = load_file(folder / "model.safetensors")
+        tokenizer, model, tensors = _loaded(folder, AutoModel)
         (separator,) = tokenizer.encode("<extra_0>")
 
-        def linear(name: str, x: torch.Tensor) -> torch.Tensor:
-            return x @ tensors[f"{name}.weight"].T + tensors[f"{name}.bias"]
-
         def score(problem: str, steps: list[str]) -> list[float]:
-            messages = [] if system is None else [{"role": "system", "content": system}]
-            messages.append({"role": "user", "content": problem})
-            answer = "<extra_0>".join(steps) + "<extra_0>"
-            messages.append({"role": "assistant", "content": answer})
-            text = tokenizer.apply_chat_template(messages, tokenize=False)
-            ids = torch.tensor([tokenizer.encode(text)])
+            messages = _chat(problem, "<extra_0>".join(steps) + "<extra_0>")
+            if system is not None:
+                messages.insert(0, {"role": "system", "content": system})
+            ids = torch.tensor(
+                [tokenizer.encode(tokenizer.apply_chat_template(messages, tokenize=False))]
+            )
             hidden = model(ids).last_hidden_state[0]
-            classes = linear("score.2", linear("score.0", hidden).relu()).softmax(-1)
-            return classes[ids[0] == separator][:, 1].tolist()
+            classes = _last(hidden, tensors, "score.0", "score.2").softmax(-1)
+            found: list[float] = classes[ids[0] == separator][:, 1].tolist()
+            return found
 
         return score
 
     return make
-
-
-recipe_reasonflux = recipe_two_layer(None)
-recipe_qwen = recipe_two_layer(
-    r"Please reason step by step, and put your final answer within \boxed{}."
-)
 
 
 def recipe_outcome(folder: Path) -> Recipe:
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer, model, _ = _loaded(folder, AutoModelForSequenceClassification)
 
     def score(problem: str, steps: list[str]) -> list[float]:
-        messages = [
-            {"role": "user", "content": problem},
-            {"role": "assistant", "content": "\n\n".join(steps)},
-        ]
-        text = tokenizer.apply_chat_template(messages, tokenize=False)
+        text = tokenizer.apply_chat_template(_chat(problem, "\n\n".join(steps)), tokenize=False)
         ids = torch.tensor([tokenizer.encode(text, add_special_tokens=False)])
         return [float(model(ids).logits[0, 0].sigmoid())]
 
@@ -181,8 +174,7 @@ def recipe_outcome(folder: Path) -> Recipe:
 
 
 def recipe_reasonflux_small(folder: Path) -> Recipe:
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer, model, _ = _loaded(folder, AutoModelForCausalLM)
     head = torch.nn.Linear(32, 1)
     head.load_state_dict(torch.load(folder / "reward_head.pt"))
 
@@ -198,25 +190,26 @@ def recipe_trl(separator: str) -> Callable[[Path], Recipe]:
     """Tokens and places of the labels as `PRMTrainer.tokenize_row` makes them."""
 
     def make(folder: Path) -> Recipe:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-        model = AutoModelForTokenClassification.from_pretrained(folder).eval()
+        tokenizer, model, _ = _loaded(folder, AutoModelForTokenClassification)
 
         def encode(text: str) -> list[int]:
-            return tokenizer.encode(text, add_special_tokens=False)
+            found: list[int] = tokenizer.encode(text, add_special_tokens=False)
+            return found
 
         def score(problem: str, steps: list[str]) -> list[float]:
-            completions = [encode(step) + encode(separator) for step in steps]
-            ids = [tokenizer.bos_token_id, *encode(problem)]
-            labelled = []
-            for completion in completions:
-                ids += completion
+            ids, labelled = [tokenizer.bos_token_id, *encode(problem)], []
+            for step in steps:
+                ids += encode(step) + encode(separator)
                 labelled.append(len(ids) - 1)
-            logits = model(torch.tensor([ids])).logits[0]
-            return logits.softmax(-1)[labelled, 1].tolist()
+            shares: torch.Tensor = model(torch.tensor([ids])).logits[0].softmax(-1)
+            return shares[labelled, 1].tolist()
 
         return score
 
     return make
+
+
+QWEN_SYSTEM = r"Please reason step by step, and put your final answer within \boxed{}."
 
 
 @dataclass(frozen=True)
@@ -253,7 +246,7 @@ GOLDENS = {
         recipe_skywork("\n\n"),
         "family:skywork-o1-paragraphs:{folder}",
     ),
-    "qwen2.5-math-prm": Golden("qwen", prm_checkpoints.write_qwen, recipe_qwen),
+    "qwen2.5-math-prm": Golden("qwen", prm_checkpoints.write_qwen, recipe_qwen(QWEN_SYSTEM)),
     "outcome": Golden("outcome", prm_checkpoints.write_outcome, recipe_outcome),
     "skywork-reward-v2": Golden(
         "Skywork-Reward-V2-Qwen3-0.6B",
@@ -265,7 +258,7 @@ GOLDENS = {
     "trl-paragraphs": Golden(
         "trl", prm_checkpoints.write_trl, recipe_trl("\n\n"), "family:trl-paragraphs:{folder}"
     ),
-    "reasonflux-prm": Golden("ReasonFlux-PRM-7B", prm_checkpoints.write_qwen, recipe_reasonflux),
+    "reasonflux-prm": Golden("ReasonFlux-PRM-7B", prm_checkpoints.write_qwen, recipe_qwen(None)),
     "reasonflux-prm-1.5b": Golden(
         "ReasonFlux-PRM-1.5B", prm_checkpoints.write_reasonflux_small, recipe_reasonflux_small
     ),

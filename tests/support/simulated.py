@@ -1,4 +1,4 @@
-"""The search that tests of the simulator share: OPT-6.7B in 16 bits on an RTX 4090."""
+"""The searches that tests of the simulator share, and what they compare of replayed trees."""
 
 from dataclasses import replace
 
@@ -6,6 +6,7 @@ from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import find_profile
 from beamwright.sections import ScheduleSettings, StepSettings
+from beamwright.tree.recorded import record_tree
 from beamwright_lab.simulator.bench import Simulation
 from beamwright_lab.simulator.costs import RooflineCosts
 from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
@@ -41,3 +42,14 @@ def many(found, budget, schedule, verifier=None, **options):
         )
         for tree in found
     ]
+
+
+def steps_of(tree):
+    """Of a tree that has grown."""
+    found = record_tree(tree)
+    return [(tuple(node["lineage"]), node["tokens"], node["state"]) for node in found["nodes"]]
+
+
+def replayed(tree):
+    """Of the tree that it follows."""
+    return [(node.lineage, node.tokens, str(node.state)) for node in tree.nodes]

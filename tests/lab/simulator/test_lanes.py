@@ -7,8 +7,7 @@ from beamwright.plan.costs import Layout
 from beamwright_lab.simulator.costs import RooflineCosts, Work
 from beamwright_lab.simulator.lanes import RunningWork, SharedClock
 from beamwright_lab.simulator.many import simulate_many
-from replayed import replayed, steps_of
-from simulated import COSTS, GIB, many, trees
+from simulated import COSTS, GIB, many, replayed, steps_of, trees
 
 TREES = trees(6)
 

@@ -3,8 +3,7 @@ from dataclasses import replace
 import pytest
 
 from beamwright_lab.simulator.many import simulate_many
-from replayed import replayed, steps_of
-from simulated import GIB, many, trees
+from simulated import GIB, many, replayed, steps_of, trees
 
 TREES = trees(4)
 
