@@ -149,7 +149,6 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
         "[]",
         json.dumps({**asdict(PROFILE), "extra": 1}),
         json.dumps({**asdict(PROFILE), "flops": "fast"}),
-        json.dumps({**asdict(PROFILE), "flops": -1.0}),
         json.dumps({**asdict(PROFILE), "device_memory_bytes": 1.5}),
         json.dumps({**asdict(PROFILE), "link_share": 2.0}),
         json.dumps({**asdict(PROFILE), "launch_s": 0}),

@@ -8,7 +8,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -258,28 +257,26 @@ class _Tally:
     """Finished problems and their verdicts, shown on a bar. prefix: before what the bar says."""
 
     def __init__(self, bar: Progress, prefix: str, status: Status) -> None:
-        self._bar, self._prefix, self.records = bar, prefix, dict[str, Record]()
+        self._bar, self._prefix = bar, prefix
+        self.records, self._verdicts = dict[str, Record](), list[bool]()
         self._task = bar.add_task(f"{prefix}no problem finished", total=None, status=status)
 
     def __call__(self, record: Record, done: int, total: int) -> None:
         self.records[record.unique_id] = record
-        verdicts = self._verdicts
-        share = f"{fmean(verdicts):.1%}" if verdicts else "not judged"
+        if record.correct is not None:
+            self._verdicts.append(record.correct)
+        judged = len(self._verdicts)
+        share = f"{sum(self._verdicts) / judged:.1%}" if judged else "not judged"
         line = f"{self._prefix}accuracy {share}"
         self._bar.update(self._task, description=line, completed=done, total=total)
 
-    @property
-    def _verdicts(self) -> list[bool]:
-        found = (record.correct for record in self.records.values())
-        return [verdict for verdict in found if verdict is not None]
-
     def so_far(self, out: Path | None) -> str:
         """What an interrupted run has found, and how to go on with it."""
-        total, verdicts = self._bar.tasks[0].total, self._verdicts
+        total, judged = self._bar.tasks[0].total, len(self._verdicts)
         line = f"{len(self.records)} of {int(total) if total else '?'} problems finished"
-        if verdicts:
-            share = fmean(verdicts)
-            low, high = wilson_interval(share, len(verdicts))
+        if judged:
+            share = sum(self._verdicts) / judged
+            low, high = wilson_interval(share, judged)
             line += f", accuracy so far {share:.1%} (95 %: {low:.1%} to {high:.1%})"
         if out is None:
             return f"{line}; with --out DIR they would have been kept"

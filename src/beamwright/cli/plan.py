@@ -303,9 +303,9 @@ def _total(report: Mapping[str, Any]) -> str:
             f"needs {least} to {most} of {limit} GiB: borderline "
             "(searches differ; the largest go to host memory)"
         )
-    fits_by_groups = schedules["locality/tree"]["time_s"] is not None
-    rest = "locality keeps the rest in host memory (below)"
-    rest = rest if fits_by_groups else "a path alone does not fit"
+    rest = "a path alone does not fit"
+    if schedules["locality/tree"]["time_s"] is not None:
+        rest = "locality keeps the rest in host memory (below)"
     return f"needs {least} of {limit} GiB: does not fit; {rest}"
 
 
