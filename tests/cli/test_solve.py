@@ -42,16 +42,9 @@ def test_a_synthetic_prompt_is_a_measurement(cli, fake, generator_folder):
 def test_no_answer_prints_the_last_step_and_says_so(cli, fake):
     fake.solution |= {"answer": None, "last_step": "so 42", "warnings": ["no candidate states one"]}
     outcome = cli("solve", "6*7?")
-    assert outcome.code == 0
-    assert outcome.out == "so 42\n"
+    assert (outcome.code, outcome.out) == (0, "so 42\n")
     assert "warning: no candidate states one" in outcome.err
-
-
-def test_warnings_are_shown(cli, fake):
-    fake.solution["warnings"] = ["39 of 40 steps got no score"]
-    outcome = cli("solve", "6*7?", "--json")
-    assert outcome.json["warnings"] == ["39 of 40 steps got no score"]
-    assert "warning: 39 of 40 steps" in outcome.err
+    assert cli("solve", "6*7?", "--json").json["warnings"] == fake.solution["warnings"]
 
 
 def test_progress_is_one_line_per_round(cli, fake):

@@ -1,8 +1,5 @@
 """How large a tree becomes: expected, by hand, and against searches that are played."""
 
-import random
-from statistics import mean
-
 import pytest
 
 from beamwright.errors import InputError
@@ -17,35 +14,6 @@ from beamwright.plan.workload import (
     tree_steps,
 )
 from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
-
-
-def simulated_unions(work, rng):
-    """Distinct tokens at the start of each step of one search that selects at random."""
-    paths = [(node,) for node in range(work.num_beams)]
-    next_node = work.num_beams
-    unions = [work.prompt_tokens]
-    for _ in range(work.generate_tokens // work.step_tokens - 1):
-        survivors = rng.sample(paths, work.num_beams // work.width)
-        nodes = {node for path in survivors for node in path}
-        unions.append(work.prompt_tokens + work.step_tokens * len(nodes))
-        paths = []
-        for path in survivors:
-            for _ in range(work.width):
-                paths.append((*path, next_node))
-                next_node += 1
-    return unions
-
-
-@pytest.mark.parametrize(
-    ("num_beams", "width", "most_above"), [(64, 2, 0.03), (64, 4, 0.04), (16, 4, 0.07)]
-)
-def test_expected_unions_match_random_searches(num_beams, width, most_above):
-    """A few per cent above, as the spread of the number of ancestors is ignored."""
-    work = Workload(num_beams, width, 128, 640, 32)
-    rng = random.Random(0)
-    runs = [simulated_unions(work, rng) for _ in range(150)]
-    for step, simulated in zip(tree_steps(work), zip(*runs, strict=True), strict=True):
-        assert -0.02 <= step.union_tokens / mean(simulated) - 1 <= most_above
 
 
 def test_ancestors_by_hand():
