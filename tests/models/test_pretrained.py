@@ -128,17 +128,6 @@ def test_a_file_that_may_never_end_is_not_read(folder, name, kind):
         resolve_folder(str(folder), "generator")
 
 
-def spoil_tokenizer(folder, normalizer):
-    change(folder / "tokenizer.json", normalizer=normalizer)
-
-
-def test_a_tokenizer_that_panics_is_one_line(folder):
-    spoil_tokenizer(folder, {"type": "Precompiled", "precompiled_charsmap": "AAAA"})
-    with pytest.raises(InputError, match=r"cannot be read \(tokenizer.json: damaged, or") as caught:
-        TextCodec.load(folder)
-    assert "\n" not in str(caught.value)
-
-
 def test_a_tokenizer_that_panics_over_a_text_is_one_line(folder):
     class Panics:
         def encode_batch(self, *given, **named):
@@ -148,16 +137,6 @@ def test_a_tokenizer_that_panics_over_a_text_is_one_line(folder):
     with pytest.raises(InputError, match=r"tokenizer: PanicException: called .* value") as caught:
         TextCodec(Panics()).encode("text")
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("pattern", [{"String": "q"}, {"Regex": "q"}])
-def test_a_tokenizer_that_multiplies_text_is_refused(folder, pattern):
-    each = {"type": "Replace", "pattern": pattern, "content": "a" * 30}
-    spoil_tokenizer(folder, each)
-    TextCodec.load(folder)
-    spoil_tokenizer(folder, {"type": "Sequence", "normalizers": [each, each]})
-    with pytest.raises(InputError, match=r"normalizer makes 900 characters of one"):
-        TextCodec.load(folder)
 
 
 # --- weights ---------------------------------------------------------------------------------

@@ -209,28 +209,28 @@ def test_ids_are_those_of_tokenizer_json_whatever_class_is_named(tmp_path, kind)
 
 LOWER = {"type": "Lowercase"}
 NO_BLANKS = {"type": "Replace", "pattern": {"String": " "}, "content": ""}
-SPOILT = {
-    "blanks are lost": ("tokenizer.json", {"normalizer": NO_BLANKS}, "'Jackhas70eggs"),
-    "a token does not come back": (
-        "tokenizer.json",
-        {"decoder": {"type": "Replace", "pattern": {"String": "eos"}, "content": "x"}},
-        "'<eos>' is token 2",
-    ),
-    "a gap": (
-        "tokenizer_config.json",
-        {"added_tokens_decoder": {"999": {"content": "[A]"}}},
-        "leaves a gap",
-    ),
-    "no tokens": ("tokenizer_config.json", {"added_tokens_decoder": {"x": 3}}, "holds none"),
-    "no template": ("tokenizer_config.json", {"chat_template": 3}, "neither a text nor several"),
+PANICS = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+THIRTYFOLD = [
+    {"type": "Replace", "pattern": {kind: "q"}, "content": "a" * 30} for kind in ("String", "Regex")
+]
+NO_EOS = {"type": "Replace", "pattern": {"String": "eos"}, "content": "x"}
+SPOILT = {  # keys of tokenizer.json, of tokenizer_config.json
+    "cannot be read (tokenizer.json: damaged, or": {"normalizer": PANICS},
+    "normalizer makes 900 characters of one": {
+        "normalizer": {"type": "Sequence", "normalizers": THIRTYFOLD}},
+    "'Jackhas70eggs": {"normalizer": NO_BLANKS},
+    "'<eos>' is token 2": {"decoder": NO_EOS},
+    "leaves a gap": {"added_tokens_decoder": {"999": {"content": "[A]"}}},
+    "holds none": {"added_tokens_decoder": {"x": 3}},
+    "neither a text nor several": {"chat_template": 3},
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SPOILT)
-def test_a_tokenizer_that_does_not_give_texts_back_is_refused(load, tmp_path, name):
+@pytest.mark.parametrize("why", SPOILT)
+def test_a_tokenizer_that_does_not_give_texts_back_is_refused(load, tmp_path, why):
     load()
-    file, keys, why = SPOILT[name]
-    spoil(tmp_path, file, **keys)
+    own = SPOILT[why].keys() & {"normalizer", "decoder"}
+    spoil(tmp_path, "tokenizer.json" if own else "tokenizer_config.json", **SPOILT[why])
     with pytest.raises(InputError, match=re.escape(why)) as caught:
         TextCodec.load(tmp_path)
     assert "\n" not in str(caught.value)
@@ -238,6 +238,8 @@ def test_a_tokenizer_that_does_not_give_texts_back_is_refused(load, tmp_path, na
 
 def test_a_tokenizer_that_changes_texts_is_remarked_on(load, tmp_path):
     load(own_template=TEMPLATE)
+    spoil(tmp_path, "tokenizer.json", normalizer=THIRTYFOLD[0])
+    TextCodec.load(tmp_path)
     spoil(tmp_path, "tokenizer.json", normalizer=LOWER)
     (remark,) = TextCodec.load(tmp_path).remarks
     assert "its tokenizer gives 'jack has 70 eggs" in remark
