@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+import beamwright_lab.baselines  # noqa: F401 (declared where the lab is on the path, not installed)
 from beamwright.cores import num_cores
 from beamwright.models.shape import ModelShape
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
+import beamwright_lab.baselines  # noqa: F401 (declared where the lab is on the path, not installed)
 from beamwright import Solution, Solver
 from beamwright_lab.gpu import trace
 from beamwright_lab.gpu.context import Context
