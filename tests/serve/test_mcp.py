@@ -59,6 +59,7 @@ def solve(client, problem=ASKED, **arguments):
 # --- the command -----------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_client_starts_it_and_gets_an_answer():
     odd = []
 
