@@ -43,8 +43,6 @@ class Written:
                 row_limit(node, self.step, CONTEXT, thought=thought) for thought in (True, False)
             )
             row = Row(node, Segment(), Decoding(step=self.step), limit, 0, begins, otherwise)
-            if begins is False:
-                row.limit = otherwise
             while left and row.stop is None:
                 row.stop = self.stops.reason(row, left[:1])
                 row.tokens.append(left.pop(0))

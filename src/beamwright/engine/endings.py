@@ -245,7 +245,7 @@ class StopFinder:
     def _turn(row: Row, drawn: Sequence[int], marks: ThoughtMarks) -> StopReason | None:
         """Why a row ends where a thought ends, or one begins behind text; None elsewhere."""
         if row.thought is None and (begins := marks.begins([*row.tokens, *drawn])) is not None:
-            row.know(thought=begins)
+            row.thought = begins
         last = [*row.tokens, *drawn][-len(marks.end) :] if drawn[-1] == marks.end[-1] else ()
         if tuple(last) == marks.end:
             row.thought = True  # also where nobody has seen it begin

@@ -57,8 +57,7 @@ class Admission:
     _filling: bool = field(default=True, init=False)
     _largest_tokens: int = field(default=0, init=False)
     _before: frozenset[TreeRun] = field(default=frozenset(), init=False)
-    _ended: bool = field(default=False, init=False)
-    _pressed: bool = field(default=False, init=False)
+    _pressed: bool | None = field(default=None, init=False)  # not known until one has ended
     _evicted: int = field(default=0, init=False)
     _stalled_s: float = field(default=0.0, init=False)
     _since_s: float = field(default=0.0, init=False)
@@ -95,7 +94,7 @@ class Admission:
             seconds = self.clock() - self._since_s
             waited = stalled_s - self._stalled_s > _MOST_STALLED * seconds
             self._pressed = waited if self._hosted else evicted > self._evicted
-            self._evicted, self._stalled_s, self._ended = evicted, stalled_s, True
+            self._evicted, self._stalled_s = evicted, stalled_s
             self._since_s += seconds
         self._before = now
         for run in live:
@@ -103,7 +102,7 @@ class Admission:
 
     def _fits(self, sizes: Sequence[int]) -> bool:
         """True if one more has room, were all as large as the largest so far."""
-        if not self._ended or self._pressed:
+        if self._pressed is not False:
             return False
         devices = [store.device for store in self.stores]
         devices = devices[: len(devices) + 1 - self.settings.verifiers]  # one verifier has the tree

@@ -148,8 +148,8 @@ class Row:
     A step that is to be extended stays for one more token than it has, which forwards its last one:
     children begin at once, and what a row computes does not depend on who goes on with it.
 
-    decoding: how its tokens are drawn. limit: the most tokens that the step may have.
-    group: of the plan that it came with.
+    decoding: how its tokens are drawn. first_limit: the most tokens that the step may have,
+    unless it is found to be of no thought. group: of the plan that it came with.
     thought: it is of a thought; None as long as that is open, and then `otherwise` is the limit
     that it has if it is none.
     logprobs, stats, top: one value per token, as in `Node`.
@@ -162,7 +162,7 @@ class Row:
     node: Node
     segment: Segment
     decoding: Decoding
-    limit: RowLimit
+    first_limit: RowLimit
     group: int = 0
     thought: bool | None = False
     otherwise: RowLimit | None = None
@@ -175,7 +175,6 @@ class Row:
     drawn_from: list[Any] = field(default_factory=list)
     error: NotFiniteError | None = None
     lease: Lease = field(default_factory=lambda: Lease({}))
-    _was_open: RowLimit | None = None
 
     @cached_property
     def key(self) -> tuple[int, int]:
@@ -193,6 +192,11 @@ class Row:
         if self.error is not None or self.hidden is not None:
             return True
         return self.stop is not None and self.stop.ends_path
+
+    @property
+    def limit(self) -> RowLimit:
+        """The most tokens that the step may have, as far as is known what it is of."""
+        return self.otherwise if self.otherwise and self.thought is False else self.first_limit
 
     @property
     def speculative(self) -> bool:
@@ -235,14 +239,8 @@ class Row:
         self.tokens, self.logprobs, self.stats, self.top = [], [], {}, []
         self.drawn_from = []
         self.stop = self.hidden = None
-        if self._was_open is not None:
-            self.thought, self.limit, self._was_open = None, self._was_open, None
-
-    def know(self, *, thought: bool) -> None:
-        """Its first tokens have said whether it is of a thought."""
-        self.thought, self._was_open = thought, self.limit
-        if not thought and self.otherwise is not None:
-            self.limit = self.otherwise
+        if self.otherwise is not None:
+            self.thought = None
 
     def add(self, tokens: Sequence[int], values: Mapping[str, Sequence[float]]) -> None:
         """Take in tokens, and what is known of each; not behind one without a distribution."""

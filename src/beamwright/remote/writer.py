@@ -250,9 +250,9 @@ class RemoteSteps(StepWriter):
         if begins_thought(node, self._marks) is None:
             step = row.decoding.step
             row.thought, row.otherwise = None, row_limit(node, step, self._context)
-            row.limit = row_limit(node, step, self._context, thought=True)
+            row.first_limit = row_limit(node, step, self._context, thought=True)
         if written.token_ids is None:  # it may be more tokens here than it was drawn as
-            row.limit = RowLimit(max(len(ids), row.limit.tokens), row.limit.reason)
+            row.first_limit = RowLimit(max(len(ids), row.limit.tokens), row.limit.reason)
         for token in ids:
             closing = closing or self._ends.closing(row)
             if row.stop is not None or (closing and node.start + len(row.tokens) >= closing.at):
