@@ -41,7 +41,6 @@ from beamwright.engine import selftest
 from beamwright.errors import BeamwrightError
 from beamwright.models.load import has_bfloat16
 from beamwright.solver import machinery, memory
-from beamwright.solver.machinery import _sizes
 from beamwright_lab.checks.papers import GOOD, PLAIN, _said
 from beamwright_lab.common import finish, say, table
 
@@ -220,8 +219,7 @@ def _alone(decide: tuple[tuple[str, Any], ...]) -> tuple[Solution, int]:
     """What a search finds with all KV on the device, and the least KV that it needs."""
     with _cheaply(), Solver(**dict(decide), **PLAIN, system_prompt="") as solver:
         found = solver.solve(PROBLEM)
-        sizes = [_sizes(each) for each in solver._machinery.tree_models]
-        prompt = len(found.tree.root.token_ids)
+        sizes, prompt = solver._machinery.sizes, len(found.tree.root.token_ids)
         return found, memory.least_kv_bytes(solver.settings, sizes, prompt)
 
 

@@ -89,6 +89,7 @@ class TreeModel:
     in that, and its budget on the device. shared: memory of two models, the generator first, where
     this model's budget is a part that `CacheManager.resize` may change.
     captured: passes that are run as captured steps; None where none is, see `capture`.
+    tested: the attention that the start-up self-test checks.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class TreeModel:
         make_store: StoreMaker | None = None,
         shared: SharedMemory | None = None,
     ) -> None:
-        shape = decoder.shape
+        shape, self.tested = decoder.shape, backend.tested or backend
         layouts, states = kv_layouts(decoder), state_layout(decoder)
         self._places = layer_places(shape)
         if shape.groups or shape.shared:

@@ -300,7 +300,7 @@ class Meter:
             new["engine"],
             device_budget_bytes=plan.kv_bytes,
             device_peak_bytes=machinery.device_peak_bytes,
-            host_peak_bytes=None if machinery.tier is None else sum(hosts),
+            host_peak_bytes=sum(hosts) if machinery.tiers else None,
             dm_lower_bound_bytes=dm_lower_bound_bytes(
                 (tokens * token_bytes for tokens in run.round_tokens), budget_bytes
             ),

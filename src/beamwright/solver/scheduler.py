@@ -34,6 +34,7 @@ from beamwright.search import round_rng
 from beamwright.search.reading import make_answers
 from beamwright.solver.describe import Mark, Meter, complete_nodes, final_nodes
 from beamwright.solver.machinery import Machinery
+from beamwright.solver.memory import advice
 from beamwright.solver.request import ProblemSettings
 from beamwright.solver.solution import Solution
 from beamwright.tree import Problem, SearchTree
@@ -315,7 +316,8 @@ class RequestScheduler:
             request = next(iter(ended.values()))[0]
             settings = request.problem.settings
             prompt_tokens = max(len(run.tree.root.token_ids) for run in ended)
-            error.hint = self._machinery.advice(self._schedule.name, settings, prompt_tokens)
+            kv_bytes, sizes = self._machinery.plan.kv_bytes, self._machinery.sizes
+            error.hint = advice(self._schedule.name, settings, kv_bytes, sizes, prompt_tokens)
             if not request.draws:
                 error.hint = "raise --memory or --kv-memory, or give fewer paths at a time"
         if len(ended) == 1:

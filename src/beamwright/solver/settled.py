@@ -6,6 +6,7 @@ for. Knows settings, sizes and this machine; loads no models (LBS, section 4; As
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -13,10 +14,8 @@ import torch
 from beamwright.attention.protocols import AttentionBackend, KVMethod
 from beamwright.config import Settings
 from beamwright.errors import InputError
-from beamwright.models.adapter import AdaptedDecoder
 from beamwright.models.decoder import Decoder
 from beamwright.models.hf_config import find_shape
-from beamwright.models.load import LoadedModel
 from beamwright.plan.costs import Roofline
 from beamwright.plan.fits import Scorer
 from beamwright.plan.machines import (
@@ -36,8 +35,7 @@ from beamwright.sections import SparseSettings
 from beamwright.solver.memory import MemoryPlan, ModelBytes
 from beamwright.sparse.method import sparse_method
 
-TYPICAL_PROMPT_TOKENS = 128
-_TYPICAL_STEP_TOKENS = 32
+_PROMPT_TOKENS, _STEP_TOKENS = 128, 32  # of a usual prompt, and of a step
 
 
 def with_schedule(settings: Settings) -> Settings:
@@ -64,14 +62,6 @@ def kv_method(settings: Settings) -> KVMethod:
     return sparse_method(settings, method)
 
 
-def check_verifiers(settings: Settings, decoder: Decoder) -> None:
-    """Raises InputError if there are to be several verifiers, and their model is one thread's."""
-    count = settings.schedule.verifiers
-    if count > 1 and isinstance(decoder, AdaptedDecoder):
-        why = "runs transformers' modules, which one thread at a time may call"
-        raise InputError(f"--verifiers {count}: --verifier {settings.model.scorer} {why}")
-
-
 def check_layers(settings: Settings) -> None:
     """Raises InputError if what was asked for does not know the model's layers."""
     kept, method = settings.model.kv_dtype, kv_method(settings)
@@ -90,22 +80,6 @@ def check_layers(settings: Settings) -> None:
         raise InputError(
             f"{asked or copies}: --model {settings.model.model} has {own}, which it does not know"
         )
-
-
-def expected_workload(settings: Settings, context: int) -> Workload:
-    """The longest search that the settings allow, behind a prompt of usual length."""
-    search = settings.search
-    step_tokens = settings.step.step_tokens or _TYPICAL_STEP_TOKENS
-    longest = context - TYPICAL_PROMPT_TOKENS
-    most_steps = search.max_rounds * search.verify_every
-    limits = [longest, most_steps * step_tokens, settings.step.max_tokens or longest]
-    return Workload(
-        num_beams=search.n,
-        width=search.width if search.n % search.width == 0 else 1,
-        prompt_tokens=TYPICAL_PROMPT_TOKENS,
-        generate_tokens=max(1, min(limits)),
-        step_tokens=step_tokens,
-    )
 
 
 def machine_profile(device: str, *, graphs: bool = True) -> HardwareProfile:
@@ -128,34 +102,42 @@ def machine_profile(device: str, *, graphs: bool = True) -> HardwareProfile:
 
 def with_sparse(
     settings: Settings,
-    loaded: LoadedModel,
+    decoder: Decoder,
     backend: AttentionBackend,
-    sizes: ModelBytes,
+    models: Sequence[ModelBytes],
     plan: MemoryPlan,
-    scored_by: ModelBytes | None,
 ) -> tuple[Settings, str]:
-    """What `--sparse auto` stands for (`plan.sparse`), and why."""
-    model, schedule, sparse = settings.model, settings.schedule, settings.sparse
+    """What `--sparse auto` stands for (`plan.sparse`), and why, for the longest search that the
+    settings allow behind a usual prompt.
+
+    models: the generator and, where it has KV, the verifier.
+    """
+    schedule, sparse, generator = settings.schedule, settings.sparse, models[0]
     # Rows that read everything would have all of it cross the link.
     usual = sparse.sparse_from == SparseSettings().sparse_from
     known = {"sparse": "exact", "sparse_home": "host"} | ({"sparse_from": 0} if usual else {})
     found = settings.model_copy(update={"sparse": sparse.model_copy(update=known)})
-    profiles = (machine_profile(model.device, graphs=graphs) for graphs in (True, False))
     full, plain = (
-        Roofline(sizes.costs, over_link(profile, schedule.link_bandwidth)) for profile in profiles
+        Roofline(generator.costs, over_link(profile, schedule.link_bandwidth))
+        for profile in (machine_profile(settings.model.device, graphs=on) for on in (True, False))
     )
     scorer, kv_bytes = None, plan.generator_kv_bytes
-    if scored_by is not None:
-        scorer = Scorer(scored_by.costs, plan.verifier_kv_bytes // scored_by.parts)
+    for verifier in models[1:]:
+        scorer = Scorer(verifier.costs, plan.verifier_kv_bytes // verifier.parts)
     try:
         if schedule.schedule != "auto":
             raise InputError(f"--schedule {schedule.schedule} says where KV is")
         method = kv_method(found)
         assert method.attend is not None
-        method.attend(found, backend, loaded.decoder)
-        with_most_rows(found, method, sizes, kv_bytes)
+        method.attend(found, backend, decoder)
+        with_most_rows(found, method, generator, kv_bytes)
         check_layers(found)
-        workload = expected_workload(settings, sizes.shape.context)
+        search, step_tokens = settings.search, settings.step.step_tokens or _STEP_TOKENS
+        longest = generator.shape.context - _PROMPT_TOKENS
+        most = search.max_rounds * search.verify_every * step_tokens
+        tokens = max(1, min(longest, most, settings.step.max_tokens or longest))
+        width = search.width if search.n % search.width == 0 else 1
+        workload = Workload(search.n, width, _PROMPT_TOKENS, tokens, step_tokens)
         here = full, plain, processor(), kv_bytes
         choice = choose_sparse(workload, *here, sparse.select, scorer)
     except InputError as error:

@@ -40,7 +40,7 @@ def both(solver, solve, file):
     """What the real engine moved, and what the simulator moves for the tree that it grew."""
     trees = {}
     # Pruning cancels what happens to be under way; waiting for it makes the bytes repeatable.
-    link = solver._machinery.tier.generator.link
+    link = solver._machinery.tiers[0].link
     link.cancel = link.wait
     with solver:
         solution = solve(lambda report: trees.update(last=report.tree))
