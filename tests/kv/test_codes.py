@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from beamwright.attention.protocols import AttentionView
-from beamwright.kv.codes import decoded, encoded, hadamard, powers, rounded
+from beamwright.kv.codes import decoded, encoded, hadamard, rounded
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.kv.store import SegmentStore
 from beamwright.models.decoder import RoundedView, turns_of
@@ -44,11 +44,6 @@ def test_what_was_rounded_is_rounded_to_itself_and_coded_exactly(kind, dtype):
     largest = values.double().abs().amax(-1, keepdim=True)
     limit = largest if kind == "int8" else values.double().abs() + largest / 2**12
     assert ((once.double() - values.double()).abs() <= CLOSE[kind] * limit).all()
-
-
-def test_scales_are_exact_powers_of_two():
-    exponents = torch.arange(-100, 101, dtype=torch.int8)
-    assert powers(exponents).tolist() == [2.0**e for e in range(-100, 101)]
 
 
 @pytest.mark.parametrize("kind", KINDS)

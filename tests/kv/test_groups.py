@@ -23,18 +23,6 @@ def store():
     return SegmentStore(BlockPool(layouts(1, 5), ByteBudget(1 << 20)))
 
 
-@pytest.mark.parametrize(
-    ("sizes", "expected"),
-    [
-        ([100], (800, [8])),
-        ([100, 100], (800, [8, 8])),
-        ([100, 500], (2000, [16, 4])),
-    ],
-)
-def test_blocks_of_all_groups_have_equal_bytes(sizes, expected):
-    assert group_blocks(sizes) == expected
-
-
 @pytest.mark.parametrize("sizes", [[3, 5], [1, 26], [100, 300, 700], [7, 7, 9]])
 def test_little_of_a_block_is_left_over(sizes):
     block_bytes, tokens = group_blocks(sizes)

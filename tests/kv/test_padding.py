@@ -17,12 +17,6 @@ def test_lengths_are_few_and_hold_all_tokens(padded, most, head_dim):
         assert head_dim < 26 or length < 2 * count + 16
 
 
-def test_a_tail_is_as_long_as_its_capacity_and_a_path_hardly_longer_than_it_is():
-    assert padded_tail(256, 64) == 256
-    for count in range(321, 3000):
-        assert padded_path(count, 64) < count + 64
-
-
 @pytest.mark.parametrize(("padded", "most"), [(padded_tail, 256), (padded_path, 700)])
 @pytest.mark.parametrize("head_dim", [8, 20, 64])
 @pytest.mark.parametrize("group", [1, 4, 7])

@@ -28,16 +28,6 @@ def check_leased(store, expected, copies=1):
         store.check()
 
 
-def test_dirty_segments_are_written_back_before_their_blocks_are_reused(tiers, layout):
-    """With a link so slow that the bytes would be overwritten if nobody waited."""
-    store = tiers(device=4, bandwidth=200_000)
-    expected = several(store, 5)  # ten blocks through four
-    assert store.outgrown
-    assert sum(segment.resident for segment in expected) == 2
-    check_leased(store, expected)
-    assert moved(store)[Direction.D2H] > 0
-
-
 def test_unsealed_segments_store_whole_blocks_and_the_tail_later(tiers, layout):
     store = tiers()
     segment, _ = filled(store, 7)
@@ -116,23 +106,6 @@ def test_write_ahead_stores_what_the_next_group_will_displace(tiers, layout):
     assert [s.resident for s in expected] == [False, True, True]
     assert moved(store) == before
     check_leased(store, expected)
-
-
-@pytest.mark.parametrize("bandwidth", [None, 100_000])
-def test_freed_segments_free_both_tiers_at_once(tiers, layout, bandwidth):
-    store = tiers(device=4, bandwidth=bandwidth)
-    expected = several(store, 3)
-    first, second, third = expected
-    store.prefetch({first: 1})
-    store.write_back(expected)
-    for segment, left in ((third, 4), (first, 2), (second, 0)):
-        store.free(segment)
-        store.check()
-        assert store.host.ledger.num_blocks - store.host.ledger.num_free == left
-    assert store.pool.num_free == 4
-    assert store.host.ledger.num_free == 64
-    assert store.host.ledger.budget.used_bytes == store.pool.budget.used_bytes == 0
-    check_leased(store, several(store, 3))  # and nothing late writes into them
 
 
 @pytest.mark.parametrize("share_loads", [True, False])

@@ -98,13 +98,6 @@ def test_a_part_is_found_however_it_lies_in_blocks(block_bytes):
     assert not untouched.any()
 
 
-def test_recurrent_parts_are_in_front():
-    layout = StateLayout(TENSORS)
-    assert list(layout.offsets.values()) == [0, 480, 1056, 1104]
-    assert [kind for _, kind in layout.parts] == ["recurrent", "recurrent", "conv", "conv"]
-    assert layout.num_bytes == 1136
-
-
 def test_a_state_has_its_blocks_at_once_and_for_good(store):
     fixed = store.pool.groups[-1].fixed
     assert fixed == -(-1136 // store.pool.bytes_per_block) == 2
@@ -142,15 +135,6 @@ def test_rows_read_one_state_and_write_another(store):
     rows.stop([0, 1, 2])
     write(rows, first)
     assert_equal(read(rows), kept)
-
-
-def test_a_pass_that_is_tried_again_has_changed_nothing(store):
-    segment, before = grown(store, 5)
-    rows = store.state_rows([segment.group_segments[-1]], [segment], [2], deferred=True)
-    write(rows, drawn(1, 3))
-    assert_equal(read(store.state_rows([segment.group_segments[-1]], [segment])), before)
-    rows.commit()
-    assert_equal(read(store.state_rows([segment.group_segments[-1]], [segment])), drawn(1, 3))
 
 
 def test_states_leave_the_device_and_come_back(store):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from beamwright.errors import LinkError
-from beamwright.kv.link import StreamLink, TransferState, Wire
+from beamwright.kv.link import StreamLink, Wire
 from beamwright.kv.streams import Piece
 from beamwright.protocols import Direction
 from streams import Copied, EagerStreams
@@ -44,18 +44,6 @@ def test_a_store_waits_for_the_compute_that_writes_its_block():
 def test_a_load_waits_for_the_last_reader_of_its_block():
     assert read(EagerStreams()) == [1] * 8
     assert read(EagerStreams(careless=True)) == [5] * 8, "the race is there without the event"
-
-
-def test_cancelling_waits_because_a_queued_copy_cannot_be_recalled():
-    streams = EagerStreams()
-    link, host = StreamLink(streams), np.zeros(4)
-    streams.queue(lambda: None)
-    transfer = link.submit(Direction.D2H, "store", [piece(host, np.ones(4))])
-    link.cancel([transfer])
-    assert transfer.finished
-    assert transfer.state is TransferState.CANCELLED
-    assert host.tolist() == [1] * 4, "its bytes have moved before anyone gets its blocks"
-    link.close()
 
 
 def test_links_over_one_wire_share_its_bandwidth_and_its_counters():

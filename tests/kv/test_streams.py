@@ -84,13 +84,6 @@ def test_a_copy_waits_for_compute_and_compute_for_the_copy(card):
     assert held() == 0.0, "it had arrived before compute was ready for it"
 
 
-def test_a_strided_piece_is_refused(card):
-    streams = CudaStreams(torch.device("cuda"))
-    strided = torch.zeros(4, 4)[:, 0]
-    with pytest.raises(AssertionError):
-        streams.copy(Direction.D2H, [Piece(torch.zeros(4), strided, 16)])
-
-
 # --- blocks by number ------------------------------------------------------------------------
 
 

@@ -6,11 +6,9 @@ import torch
 pytest.importorskip("triton")
 
 from beamwright import Solver
-from beamwright.attention.kernels import views
 from beamwright.engine import tensor_rows
 from beamwright.engine.graphs import CudaGraphReplay
 from beamwright.models import decoder
-from beamwright.models.packed import Replay
 from beamwright.models.session import DecodeSession
 from engines import assert_nothing_allocated
 from tape import Late, put_on_tape
@@ -96,40 +94,3 @@ def test_a_step_that_is_begun_ahead_writes_where_it_is_read(monkeypatch):
     monkeypatch.setattr(tensor_rows, "make_replay", lambda *_: Late())
     assert drawn("cpu", "on", **changes)[0] == expected
     assert True in asked
-
-
-class Counted(Replay):
-    """Counts what `CudaGraphReplay` would capture, and what of it would be void."""
-
-    is_plain = False
-
-    def __init__(self):
-        self.version, self.runs, self.captured, self.num_void = None, {}, [], 0
-
-    def run(self, key, version, step):
-        if version != self.version:
-            self.num_void += sum(count > 1 for count in self.runs.values())
-            self.version, self.runs = version, {}
-        self.runs[key] = self.runs.get(key, 0) + 1
-        if self.runs[key] == 2:
-            self.captured.append(key)
-        step()
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the solver of this test is on the CPU")
-@pytest.mark.parametrize(("changes", "rows"), [({}, {64}), ({"max_batch": 24}, {32})])
-def test_a_search_captures_few_steps_and_voids_none(monkeypatch, changes, rows):
-    """Steps end at a delimiter. What attention finds does not matter here, and takes long."""
-    for name in ("decode_attention", "prefill_attention"):
-        monkeypatch.setattr(views, name, lambda query, *_: query.clone())
-    replay = Counted()
-    monkeypatch.setattr(tensor_rows, "make_replay", lambda *_: replay)
-    found, steps = [], {"delimiter": " ", "max_step_tokens": 200, "max_rounds": 4}
-    wide = {"n": 64, "width": 4, "kv_memory": "32MiB", "verifier": "none", "graphs": "on"}
-    with Solver(model="bundled", attention="triton-tree", **wide, **steps, **changes) as solver:
-        solver.solve("What is 17 * 23?", on_round=lambda report: found.append(report.tree))
-        assert_nothing_allocated(solver)
-    assert len({len(node.token_ids) for node in found[-1].nodes()}) > 5
-    assert {size for (size, _), _ in replay.captured} <= {8, 16, 32, *rows}
-    assert len(replay.captured) == len(set(replay.captured)) <= 4
-    assert replay.num_void == 0
