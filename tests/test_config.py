@@ -57,10 +57,6 @@ def test_flat_options_override_the_recipe_and_none_means_not_given(recipe):
     assert settings.search.max_rounds == 40
 
 
-def test_an_empty_recipe_is_the_defaults(recipe):
-    assert Settings.build(recipe("# nothing\n")) == Settings()
-
-
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [

@@ -38,15 +38,6 @@ def test_a_new_file_is_its_users_alone_and_an_old_one_stays_whose_it_was(tmp_pat
     assert (file.read_text(), file.stat().st_mode & 0o777) == ("y", 0o644)
 
 
-def test_a_failed_write_keeps_what_was_there(tmp_path):
-    path = tmp_path / "page.html"
-    write_whole(path, "old")
-    with pytest.raises(UnicodeEncodeError):
-        write_whole(path, "\u00e9")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_a_link_goes_on_pointing_to_the_file(tmp_path):
     (tmp_path / "real").write_text("old")
     (tmp_path / "link").symlink_to("real")

@@ -3,7 +3,6 @@
 import threading
 
 import pytest
-import torch
 
 from beamwright.engine import executor
 from beamwright.engine.executor import overlaps
@@ -285,17 +284,4 @@ def test_auto_overlaps_only_where_it_was_measured_to_be_faster(make_pair, make_s
     assert not chosen(make_solver(verifier="logprob", executor="auto"))
     assert chosen(make_solver(verifier=OwnBeside(), executor="auto"), in_flight=1), "it may hang"
     solver.generator.store.outgrown = True
-    assert not chosen(solver)
-
-
-def test_auto_overlaps_on_a_card_where_kernels_read_kv(make_pair, monkeypatch):
-    """Whatever the cores: what is planned for there is both models' working memory."""
-    solver = make_pair(executor="auto")
-    for model in solver._machinery.tree_models:
-        monkeypatch.setattr(model.decoder, "device", torch.device("cuda"))
-        monkeypatch.setattr(model.backend, "name", "triton-tree")
-    assert chosen(solver, num_threads=64)
-    assert not chosen(solver, in_flight=1)
-    assert not chosen(solver, exact=False)
-    monkeypatch.setattr(solver.generator.backend, "name", "tree")
     assert not chosen(solver)

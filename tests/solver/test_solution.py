@@ -8,7 +8,6 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-import beamwright
 import engines
 from beamwright import Settings
 from beamwright.counters import Progress
@@ -63,11 +62,6 @@ def test_the_tree_is_a_folded_page_that_reaches_nothing(solution, monkeypatch):
     heavy = replace(solution, text="a < b")._repr_html_()
     assert "<iframe" not in heavy
     assert "<pre>a &lt; b</pre>" in heavy
-
-
-def test_tab_shows_what_the_package_has_and_only_that():
-    assert dir(beamwright) == sorted(beamwright.__all__)
-    assert "Solver" in dir(beamwright)
 
 
 def test_settings_show_what_differs_from_the_defaults():
