@@ -30,13 +30,13 @@ def test_a_group_that_is_too_large_is_halved(make_solver, monkeypatch, how):
     "how", [*(pytest.param(how, marks=pytest.mark.nightly) for how in HOW[:1]), *HOW[1:]]
 )
 def test_any_call_may_fail_once(make_solver, verifier_folder, monkeypatch, how):
-    how = {**SMALL, "n": 8, "max_rounds": 4, **how, "verifier": str(verifier_folder)}
+    how = {**SMALL, "n": 4, "max_rounds": 3, **how, "verifier": str(verifier_folder)}
     solver = make_solver(**how)
     with monkeypatch.context() as patched:
         counting = FailingDevice(patched, lambda *_: False)
         expected, _ = grow(solver)
     single = 0
-    for call in range(1, counting.num_calls + 1, max(1, counting.num_calls // 9)):
+    for call in range(1, counting.num_calls + 1, max(1, counting.num_calls // 5)):
         solver = make_solver(**how)
         with monkeypatch.context() as patched:
             FailingDevice(patched, lambda name, rows, number, call=call: number == call)
