@@ -153,7 +153,7 @@ class Batch:
                 self.own.append(self.forest.store.create())
                 self.forest.store.append(self.own[-1:], [decoded.permute(2, 0, 1, 3, 4)])
             else:
-                self.tail.restore(place, decoded)
+                self.tail.restore(place, [decoded])
         if self.view is not None and not joining:
             self.view.keep_rows(torch.tensor(kept, device=self.forest.device))
             return
@@ -228,7 +228,7 @@ def make_forest():
         rng = random.Random(seed)
         layout = KVLayout(layers, kv_heads, head_dim, dtype, block_tokens, window, softcap, kept)
         budget = ByteBudget(pool_tokens * layout.bytes_per_token)
-        store = SegmentStore(BlockPool(layout, budget, device))
+        store = SegmentStore(BlockPool([layout], budget, device))
         forest = Forest(store, [], kv_heads * group, device)
         level, seen = [()], []
         for at in range(depth):

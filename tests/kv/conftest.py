@@ -27,9 +27,9 @@ def tiers(layout):
         host_options = {name: options.pop(name) for name in HOST_OPTIONS if name in options}
         if host:
             links.append(StreamLink(HostStreams(), bandwidth))
-            host_pool = BlockPool(layout, ByteBudget(host * size, "host KV budget"))
+            host_pool = BlockPool([layout], ByteBudget(host * size, "host KV budget"))
             tier = HostTier(host_pool, links[-1], **host_options)
-        pool = BlockPool(layout, budget or ByteBudget(device * size), shared=shared)
+        pool = BlockPool([layout], budget or ByteBudget(device * size), shared=shared)
         return SegmentStore(pool, tier, **options)
 
     yield make

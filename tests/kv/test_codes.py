@@ -69,7 +69,7 @@ def test_a_store_gives_back_what_was_rounded_from_blocks_of_fewer_bytes(kind, dt
     layout = KVLayout(2, 3, 16, dtype, block_tokens=4, kept=kind)
     assert layout.bytes_per_token == 2 * 2 * 3 * 17
     assert layout.read_bytes_per_token == plain.bytes_per_token
-    store = SegmentStore(BlockPool(layout, ByteBudget(6 * layout.bytes_per_block)))
+    store = SegmentStore(BlockPool([layout], ByteBudget(6 * layout.bytes_per_block)))
     assert store.pool.num_blocks == 6
     values = torch.randn(11, 2, 2, 3, 16, generator=torch.Generator().manual_seed(1)).to(dtype)
     segment = store.create()

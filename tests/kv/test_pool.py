@@ -12,7 +12,7 @@ from beamwright.kv.pool import BlockPool, ByteBudget
 
 @pytest.fixture
 def pool(layout):
-    return BlockPool(layout, ByteBudget(5 * layout.bytes_per_block + 7))
+    return BlockPool([layout], ByteBudget(5 * layout.bytes_per_block + 7))
 
 
 def test_allocation_is_all_or_nothing_and_the_error_has_the_numbers(pool, layout):
@@ -92,7 +92,7 @@ class Registry:
 
 
 def locked(layout, num_blocks=2000):
-    return BlockPool(layout, ByteBudget(num_blocks * layout.bytes_per_block), pinned=True)
+    return BlockPool([layout], ByteBudget(num_blocks * layout.bytes_per_block), pinned=True)
 
 
 def test_host_memory_is_locked_as_it_comes_into_use(layout, monkeypatch):

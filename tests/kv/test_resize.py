@@ -88,7 +88,7 @@ def test_blocks_from_both_ends_never_meet(sizes, total):
     """However the bytes are divided; and nobody's block is nobody else's."""
     layouts = [KVLayout(1, 1, 4 * size, torch.bfloat16, 1) for size in sizes]
     shared = SharedMemory(total, max(each.bytes_per_block for each in layouts))
-    pools = [BlockPool(each, ByteBudget(0), shared=shared) for each in layouts]
+    pools = [BlockPool([each], ByteBudget(0), shared=shared) for each in layouts]
     for pool in pools:
         assert pool.by_block.data_ptr() % 16 == 0
     for part in range(0, total + 1, max(1, total // 97)):

@@ -31,7 +31,7 @@ class Traffic:
     def __init__(self, link, seed):
         self.rng, self.numbers = random.Random(seed), iter(range(1 << 30))
         device, host = (
-            BlockPool(KV, ByteBudget(count * KV.bytes_per_block), states=STATES)
+            BlockPool([KV], ByteBudget(count * KV.bytes_per_block), states=STATES)
             for count in (DEVICE_BLOCKS, HOST_BLOCKS)
         )
         self.store = SegmentStore(device, HostTier(host, link))

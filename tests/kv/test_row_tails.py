@@ -32,7 +32,7 @@ class Plain:
         layout = self.layout
         for count in restored:
             held = self.draw(layout.num_layers, 2, count, layout.num_kv_heads, layout.head_dim)
-            self.tails.restore(len(self.rows), held)
+            self.tails.restore(len(self.rows), [held])
             self.rows.append(list(held.unbind(2)))
 
     def decode(self, num_tokens, max_tokens=None):

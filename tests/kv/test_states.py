@@ -22,7 +22,7 @@ TENSORS = (
 
 def new_pool(num_blocks=64):
     budget = ByteBudget(num_blocks * LAYOUT.bytes_per_block)
-    return BlockPool(LAYOUT, budget, states=StateLayout(TENSORS))
+    return BlockPool([LAYOUT], budget, states=StateLayout(TENSORS))
 
 
 @pytest.fixture

@@ -173,7 +173,7 @@ def test_segments_go_to_the_host_and_come_back_by_number(launches, monkeypatch, 
     cudart = SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
     device, host = (
-        BlockPool(layout, ByteBudget(64 * layout.bytes_per_block), pinned=True) for _ in "ab"
+        BlockPool([layout], ByteBudget(64 * layout.bytes_per_block), pinned=True) for _ in "ab"
     )
     link = StreamLink(CudaStreams(torch.device("cuda")))
     store = SegmentStore(device, HostTier(host, link))
@@ -198,8 +198,8 @@ def test_segments_go_to_the_host_and_come_back_by_number(launches, monkeypatch, 
 def test_blocks_cross_a_card_s_link_in_one_launch(layout, direction):
     size = 600 * layout.bytes_per_block
     device, host = (
-        BlockPool(layout, ByteBudget(size), "cuda"),
-        BlockPool(layout, ByteBudget(size), pinned=True),
+        BlockPool([layout], ByteBudget(size), "cuda"),
+        BlockPool([layout], ByteBudget(size), pinned=True),
     )
     host.allocate(600)
     there, here = (host, device) if direction is Direction.D2H else (device, host)

@@ -32,7 +32,7 @@ class Batch:
 
     def __init__(self, seed=0, lengths=(40, 13, 5, 70)):
         torch.manual_seed(seed)
-        self.store = SegmentStore(BlockPool(LAYOUT, ByteBudget(2**22)))
+        self.store = SegmentStore(BlockPool([LAYOUT], ByteBudget(2**22)))
         self.held = {}
         root, *others = (self._segment(n) for n in lengths)
         rng = random.Random(seed)

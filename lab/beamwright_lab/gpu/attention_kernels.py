@@ -172,7 +172,7 @@ def build(case: Attended, dtype: torch.dtype, device: str) -> Kernels:
     layout = KVLayout(_LAYERS, kv_heads, head_dim, dtype)
     tokens = (case.rows if case.per_beam else 1) * case.length + 4 * case.rows * case.step + 1024
     budget = ByteBudget(2 * tokens * layout.bytes_per_token)
-    store = SegmentStore(BlockPool(layout, budget, device))
+    store = SegmentStore(BlockPool([layout], budget, device))
     generator = torch.Generator(device).manual_seed(0)
 
     def draw(*size: int) -> torch.Tensor:

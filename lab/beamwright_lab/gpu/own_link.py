@@ -55,8 +55,8 @@ class LinkBench:
         self.device, self.traffic = device, traffic
         on_gpu = device != "cpu"
         num_bytes = 2 * traffic.num_blocks * traffic.layout.bytes_per_block
-        self.device_pool = BlockPool(traffic.layout, ByteBudget(num_bytes), device)
-        self.host_pool = BlockPool(traffic.layout, ByteBudget(num_bytes), pinned=on_gpu)
+        self.device_pool = BlockPool([traffic.layout], ByteBudget(num_bytes), device)
+        self.host_pool = BlockPool([traffic.layout], ByteBudget(num_bytes), pinned=on_gpu)
         for pool in (self.device_pool, self.host_pool):
             pool.storage[:1].normal_()
             pool.storage[1:] = pool.storage[:1]

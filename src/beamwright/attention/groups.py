@@ -69,7 +69,7 @@ class GroupTails:
     def restore(self, row: int, held: Sequence[torch.Tensor]) -> None:
         """Put back a row's tokens, [layers, 2, tokens, kv_heads, head_dim] by group."""
         for part, tokens in zip(self.parts, held, strict=True):
-            part.restore(row, tokens)
+            part.restore(row, [tokens])
 
     def take(self, parts: Sequence[tuple[int, int, int]]) -> list[torch.Tensor]:
         """Tokens of rows, by group."""

@@ -327,8 +327,8 @@ def group_layouts(layouts: Sequence[KVLayout]) -> tuple[KVLayout, ...]:
 class BlockPool(BlockLedger):
     """Blocks [block, layer, K or V, token, kv_head, head_dim] of one tier, in `storage`.
 
-    layout: one, or those of several groups, see `group_layouts`; then `layouts` and `groups_kv`
-    have one each, over the same bytes. kv, storage: of the first.
+    layouts: of each group of layers, see `group_layouts`. groups_kv: what blocks hold of each, over
+    the same bytes. layout, kv, storage: of the first.
     states: of recurrent layers; they are the last group, in blocks of those bytes.
 
     Behind the others is a block that nobody owns: there kernels put what is not kept.
@@ -339,7 +339,7 @@ class BlockPool(BlockLedger):
 
     def __init__(
         self,
-        layout: KVLayout | Sequence[KVLayout],
+        layouts: Sequence[KVLayout],
         budget: ByteBudget,
         device: str = "cpu",
         *,
@@ -347,7 +347,7 @@ class BlockPool(BlockLedger):
         shared: SharedMemory | None = None,
         states: StateLayout | None = None,
     ) -> None:
-        self.layouts = (layout,) if isinstance(layout, KVLayout) else tuple(layout)
+        self.layouts = tuple(layouts)
         self.layout = layout = self.layouts[0]
         block_bytes = max(each.bytes_per_block for each in self.layouts)
         groups = [GroupBlocks(each.block_tokens, each.window) for each in self.layouts]

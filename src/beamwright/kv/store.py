@@ -192,11 +192,10 @@ class SegmentStore(CacheManager, KVReader):
         copied = [part for part, segment in parts for _ in segment.copies]
         return blocks_index, offsets, torch.cat(copied or [blocks_index])
 
-    def held(self, segment: Segment, first: int, end: int) -> Any:
-        """A segment's tokens [first, end), as `restore` of a tail wants them."""
+    def held(self, segment: Segment, first: int, end: int) -> list[torch.Tensor]:
+        """A segment's tokens [first, end) by group, as `restore` of a tail wants them."""
         pairs = zip(self.groups, segment.group_segments, strict=False)  # states are behind them
-        parts = [group.gather(each, end)[:, :, first:] for group, each in pairs]
-        return parts[0] if len(parts) == 1 else parts
+        return [group.gather(each, end)[:, :, first:] for group, each in pairs]
 
     def state_rows(
         self,

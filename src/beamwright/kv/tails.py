@@ -75,8 +75,8 @@ class SessionTail(Protocol):
     def arrange(self, kept: Sequence[int], num_rows: int) -> None:
         """Go on with these rows in this order, and with free ones behind them."""
 
-    def restore(self, row: int, held: Any) -> None:
-        """Put back a row's tokens [layers, 2, tokens, kv_heads, head_dim]; of groups, a list."""
+    def restore(self, row: int, held: Sequence[torch.Tensor]) -> None:
+        """Put back a row's tokens, [layers, 2, tokens, kv_heads, head_dim] by group."""
 
     def find(self, rows: Sequence[tuple[Segment, int] | None]) -> None:
         """Rows go on in the blocks of these segments, behind so many tokens of them."""
@@ -206,12 +206,13 @@ class RowTails:
         # Of a row that has left, NaN may be here, and a weight of zero does not mask it.
         self.storage[:, :, len(kept) :] = 0
 
-    def restore(self, row: int, held: torch.Tensor) -> None:
-        """Put back a row's tokens [layers, 2, tokens, kv_heads, head_dim]."""
-        count = held.shape[2]
+    def restore(self, row: int, held: Sequence[torch.Tensor]) -> None:
+        """Put back a row's tokens [layers, 2, tokens, kv_heads, head_dim] of the one group."""
+        (tokens,) = held
+        count = tokens.shape[2]
         if count:
             self._grow(count)
-            self.storage[:, :, row, :, :count] = held.transpose(2, 3)
+            self.storage[:, :, row, :, :count] = tokens.transpose(2, 3)
 
     def find(self, rows: Sequence[tuple[Segment, int] | None]) -> None:
         """Nothing: tokens are here, wherever their blocks are."""

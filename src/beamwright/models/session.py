@@ -127,8 +127,8 @@ class DecodeSession:
         self._tail.arrange(kept, num_rows)
         for place, row in enumerate(fresh, start=len(kept)):
             if row.held and not self._in_blocks:
-                held = self._store.held(row.segment, row.flushed, row.num_tokens)
-                self._tail.restore(place, held)
+                tokens = self._store.held(row.segment, row.flushed, row.num_tokens)
+                self._tail.restore(place, tokens)
         compacts = self._view is not _CLOSED and not fresh and len(index) == num_rows
         self._rows, self._states = [*rows, *([None] * (num_rows - len(rows)))], None
         if compacts:

@@ -116,7 +116,7 @@ class TreeModel:
             assert host is not None
             hint, on_device = "raise --host-memory, or lower --n", self.budget
             self.budget = ByteBudget(host.budget_bytes, HOST_TIER, hint)
-            pool = BlockPool(layouts[0], self.budget, pinned=pinned)
+            pool = BlockPool([layouts[0]], self.budget, pinned=pinned)
             self.store = make_store(pool, decoder.device, host.link, on_device)
         else:
             device = str(decoder.device)

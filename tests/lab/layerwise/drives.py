@@ -145,7 +145,7 @@ def same(left, right):
 def layered(forest, link, budget_bytes=LARGE):
     """The same forest in a layered store; everything on the device."""
     device, total = torch.device(forest.device), forest.store.pool.budget.total_bytes
-    pool = BlockPool(forest.layout, ByteBudget(total), pinned=device.type == "cuda")
+    pool = BlockPool([forest.layout], ByteBudget(total), pinned=device.type == "cuda")
     store = LayeredStore(pool, device, link, ByteBudget(int(budget_bytes)))
     moved = {}
     for segment in {part.segment: None for path in forest.paths for part in path}:

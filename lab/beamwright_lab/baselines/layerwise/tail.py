@@ -233,7 +233,7 @@ class LayeredTail:
             self._on_host[number][: self.length] = old[: self.length, rows]
         self._measure()
 
-    def restore(self, row: int, held: torch.Tensor) -> None:
+    def restore(self, row: int, held: Sequence[torch.Tensor]) -> None:
         """Rows are parked only where KV can be evicted, and here it cannot."""
         raise AssertionError("a layered tail has no parked rows")
 
