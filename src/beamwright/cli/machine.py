@@ -6,7 +6,7 @@ What `plan` and `simulate` agree on, and the table of all profiles.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 
@@ -65,20 +65,22 @@ def find_machine(name: str | None) -> Machine:
         InputError: for an unknown name, or if nothing has been measured here yet.
     """
     if name is not None:
-        profile = find_profile(name)
-        return Machine(profile, _source_of(profile.name))
+        return _known(find_profile(name))
     instead = f"figures are for {DEFAULT_PROFILE}; --gpu list shows the others"
-    why = f"no --gpu, and no CUDA device here: {instead}"
     device = cuda_device()
-    if device is not None:
-        device_name, memory_bytes = device
-        card = card_of_device(device_name, memory_bytes)
-        if card is not None:
-            here = replace(card_profile(card), device_memory_bytes=memory_bytes)
-            why = f"no --gpu: figures are for this machine's {device_name}, by its data sheet"
-            return Machine(here, _source_of(card.name), why)
+    if device is None:
+        why = f"no --gpu, and no CUDA device here: {instead}"
+        return _known(find_profile(DEFAULT_PROFILE), why)
+    device_name, memory_bytes = device
+    card = card_of_device(device_name, memory_bytes)
+    if card is None:
         why = f"no --gpu, and no profile of this machine's {device_name}: {instead}"
-    profile = find_profile(DEFAULT_PROFILE)
+        return _known(find_profile(DEFAULT_PROFILE), why)
+    why = f"no --gpu: figures are for this machine's {device_name}, by its data sheet"
+    return _known(replace(card_profile(card), device_memory_bytes=memory_bytes), why)
+
+
+def _known(profile: HardwareProfile, why: str | None = None) -> Machine:
     return Machine(profile, _source_of(profile.name), why)
 
 
@@ -145,17 +147,19 @@ class Models:
     profile: HardwareProfile
 
     @property
-    def weight_bytes(self) -> int:
-        """Weights of both."""
-        verifier = 0 if self.verifier is None else self.verifier.sizes.weights
-        return self.generator.sizes.weights + verifier
+    def sizes(self) -> tuple[ModelBytes, ModelBytes | None]:
+        """Of both, as `solver.memory` takes them."""
+        return self.generator.sizes, None if self.verifier is None else self.verifier.sizes
 
-    def activation_bytes(self, num_rows: int) -> int:
-        """Working memory: two models never run at the same time, but for several verifiers."""
-        from beamwright.solver.memory import beside_kv
+    def memory_rules(self, settings: Settings) -> dict[str, Any]:
+        """How KV is planned, as `plan_memory` takes it.
 
-        both = [self.generator, *([] if self.verifier is None else [self.verifier])]
-        return beside_kv([model.sizes for model in both], num_rows)[1]
+        Hybrids on a card have no attention that copies; of others the page is for any. Beside a
+        card, the memory number holds rows' tails, too: the longest step of each.
+        """
+        if not _is_card(self.profile):
+            return {"in_place": False, "step_tokens": settings.step.longest}
+        return {"in_place": self.generator.costs.state_bytes > 0, "step_tokens": None}
 
 
 def read_models(settings: Settings, machine: Machine) -> Models:
@@ -168,48 +172,36 @@ def read_models(settings: Settings, machine: Machine) -> Models:
     from beamwright.solver.memory import ModelBytes
     from beamwright.verify.find import find_verifier_shape
 
-    model = settings.model
-    element_bytes = _ELEMENT_BYTES.get(model.dtype, machine.profile.element_bytes)
-    card = CARDS.get(machine.profile.name)
-    has_kernel = card is None or card.has_kernels
+    model, profile = settings.model, machine.profile
+    element_bytes = _ELEMENT_BYTES.get(model.dtype, profile.element_bytes)
 
     def sized(
         name: str, shape: ModelShape, weights: str, *, scores: bool = False, parts: int = 1
     ) -> SizedModel:
         storage = storage_of(weights, is_packed=shape.packed is not None)
-        if machine.profile.coded_flops is not None:
+        if profile.coded_flops is not None:
             storage = in_library(storage, shape)
-        kept = shape, element_bytes, storage, model.kv_dtype
-        costs = ModelCosts.of(*kept)
-        costs = costs if has_kernel else replace(costs, coded_rows=0)
-        return SizedModel(name, ModelBytes(*kept, scores, parts), costs)
+        sizes = ModelBytes(shape, element_bytes, storage, model.kv_dtype, scores, parts)
+        costs = sizes.costs
+        if profile.name in CARDS and not CARDS[profile.name].has_kernels:
+            costs = replace(costs, coded_rows=0)
+        return SizedModel(name, sizes, costs)
 
     generator = sized(model.model, find_shape(model), model.weights)
-    shape = find_verifier_shape(model)
-    given, count = (model.verifier_weights, settings.memory.split), settings.schedule.verifiers
-    if shape is None and (*given, count) != ("auto", "auto", 1):
-        needs = "need --verifier with a model of its own"
-        raise InputError(f"--verifier-weights, --split, --verifiers: {needs}")
+    shape, count = find_verifier_shape(model), settings.schedule.verifiers
     verifier = None
     if shape is not None:
-        scores, kept = _is_card(machine.profile), model.verifier_weights
+        kept, scores = model.verifier_weights, _is_card(profile)
         verifier = sized(model.scorer, shape, kept, scores=scores, parts=count)
-    profile = in_precision(machine.profile, element_bytes)
-    return Models(generator, verifier, captured(profile) if _is_card(profile) else profile)
+    elif (model.verifier_weights, settings.memory.split, count) != ("auto", "auto", 1):
+        needs = "need --verifier with a model of its own"
+        raise InputError(f"--verifier-weights, --split, --verifiers: {needs}")
+    here = in_precision(profile, element_bytes)
+    return Models(generator, verifier, captured(here) if _is_card(here) else here)
 
 
 def _is_card(profile: HardwareProfile) -> bool:
     return profile.name in CARDS or profile.name == CUSTOM
-
-
-def tails_of(settings: Settings, models: Models) -> int | None:
-    """The longest step, where the number holds rows' tails, too: see `plan_memory`."""
-    return None if _is_card(models.profile) else settings.step.longest
-
-
-def in_place(models: Models) -> bool:
-    """See `plan_memory`. Hybrids have no attention that copies; of others the page is for any."""
-    return _is_card(models.profile) and models.generator.costs.state_bytes > 0
 
 
 def split_memory(settings: Settings, models: Models) -> tuple[int, MemoryPlan]:
@@ -222,24 +214,17 @@ def split_memory(settings: Settings, models: Models) -> tuple[int, MemoryPlan]:
     """
     from beamwright.solver.memory import plan_memory
 
-    memory, kv_memory = settings.memory.memory, settings.memory.kv_memory
-    profile, device_bytes = models.profile, models.profile.device_memory_bytes
-    if memory is not None and memory > device_bytes:
-        raise InputError(
-            f"--memory {format_bytes(memory)}: {profile.name} has {format_bytes(device_bytes)}"
-        )
+    asked, profile = settings.memory, models.profile
+    device_bytes = profile.device_memory_bytes
     limit = device_bytes - (_RESERVED_BYTES if _is_card(profile) else 0)
-    limit = limit if memory is None else min(memory, limit)
-    asked = MemorySettings(memory=limit, kv_memory=kv_memory, split=settings.memory.split)
-    verifier = None if models.verifier is None else models.verifier.sizes
+    if asked.memory is not None:
+        if asked.memory > device_bytes:
+            has = f"{profile.name} has {format_bytes(device_bytes)}"
+            raise InputError(f"--memory {format_bytes(asked.memory)}: {has}")
+        limit = min(asked.memory, limit)
+    asked = MemorySettings(memory=limit, kv_memory=asked.kv_memory, split=asked.split)
     try:
-        return limit, plan_memory(
-            asked,
-            models.generator.sizes,
-            verifier,
-            settings.search.n,
-            in_place=in_place(models),
-            step_tokens=tails_of(settings, models),
-        )
+        rules = models.memory_rules(settings)
+        return limit, plan_memory(asked, *models.sizes, settings.search.n, **rules)
     except InputError as error:
         raise InputError(f"{profile.name}, {format_bytes(device_bytes)}: {error}") from error

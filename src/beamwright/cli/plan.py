@@ -19,11 +19,9 @@ from beamwright.cli.machine import (
     Models,
     SizedModel,
     find_machine,
-    in_place,
     print_profiles,
     read_models,
     split_memory,
-    tails_of,
 )
 from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import (
@@ -106,26 +104,24 @@ def _report(
 ) -> dict[str, Any]:
     models = read_models(settings, machine)
     workload = _workload(settings, models.generator.sizes.shape.context, prompt, generate)
-    path_tokens = workload.prompt_tokens + workload.generate_tokens
-    costs = models.generator.costs.on_paths(path_tokens, workload.step_tokens)
+    costs = models.generator.costs.on_paths(workload.longest, workload.step_tokens)
     models = replace(models, generator=replace(models.generator, costs=costs))
-    generator, verifier = models.generator, models.verifier
-    limit, budgets = split_memory(settings, models)
-    budget, scorer = budgets.generator_kv_bytes, _scorer(models, budgets)
-    estimates = estimate(workload, generator.costs, models.profile, budget, scorer)
+    limit, budgets, scorer = _budgets(settings, models)
+    budget = budgets.generator_kv_bytes
+    estimates = estimate(workload, costs, models.profile, budget, scorer)
     resident = estimates[_RESIDENT]
-    most = max_beams_in_gpu(workload, generator.costs, budget, scorer)
+    most = max_beams_in_gpu(workload, costs, budget, scorer)
     if resident.fits:
         most, advice = max(most, workload.num_beams), "nothing has to change"
     else:  # what was sampled for this number rules what is reckoned from moderate ones
         most = min(most, workload.num_beams - workload.width)
         has_tier = estimates["locality/tree"].time_s is not None
         advice = _advice(settings, machine, workload, most, has_tier=has_tier)
-    need = resident_need(workload, generator.costs, scorer)
+    need = resident_need(workload, costs, scorer)
     mean_fits = need.generator.mean <= budget
     mean_fits = mean_fits and (scorer is None or need.verifier.mean <= scorer.kv_budget_bytes)
     return {
-        **_about(generator, budget),
+        **_about(models.generator, budget),
         "gpu": machine.profile.name,
         "gpu_source": machine.source,
         "n": workload.num_beams,
@@ -134,13 +130,13 @@ def _report(
         "generate": workload.generate_tokens,
         "step_tokens": workload.step_tokens,
         "weight_traffic_bytes": round(costs.read_bytes(workload.num_beams)),
-        "verifier": verifier and _about(verifier, budgets.verifier_kv_bytes),
+        "verifier": models.verifier and _about(models.verifier, budgets.verifier_kv_bytes),
         "memory": _memory_report(settings, models, workload, need, limit, budgets.kv_bytes),
         "fits": resident.fits,
         "borderline": resident.borderline and mean_fits,
         "max_beams_in_gpu": most,
         "advice": advice,
-        "sparse_auto": _sparse(settings, machine, models, workload, budgets),
+        "sparse_auto": asdict(_sparse(settings, machine, models, workload, budget, scorer)),
         "schedules": {
             name: {"schedule": schedule, "attention": layout, **asdict(each)}
             for name, each in estimates.items()
@@ -149,17 +145,30 @@ def _report(
     }
 
 
+def _budgets(settings: Settings, models: Models) -> tuple[int, MemoryPlan, Scorer | None]:
+    """The limit, KV of both, and the search's verifier: one of several has its part of their KV."""
+    limit, budgets = split_memory(settings, models)
+    if models.verifier is None:
+        return limit, budgets, None
+    part = budgets.verifier_kv_bytes // models.verifier.sizes.parts
+    return limit, budgets, Scorer(models.verifier.costs, part)
+
+
 def _sparse(
-    settings: Settings, machine: Machine, models: Models, workload: Workload, budgets: MemoryPlan
-) -> dict[str, str]:
+    settings: Settings,
+    machine: Machine,
+    models: Models,
+    workload: Workload,
+    budget: int,
+    scorer: Scorer | None,
+) -> Choice:
     """What `--sparse auto` would stand for."""
     costs, shape = models.generator.costs, models.generator.sizes.shape
     if shape.groups or shape.states or settings.model.kv_dtype != "auto":
-        return asdict(Choice("off", "it knows neither windows nor states, nor KV in 8 bits"))
+        return Choice("off", "it knows neither windows nor states, nor KV in 8 bits")
     plain = Roofline(costs, in_precision(machine.profile, costs.element_bytes))
-    known = Roofline(costs, models.profile), plain, processor(), budgets.generator_kv_bytes
-    scorer = _scorer(models, budgets)
-    return asdict(choose_sparse(workload, *known, settings.sparse.select, scorer))
+    known = Roofline(costs, models.profile), plain, processor(), budget
+    return choose_sparse(workload, *known, settings.sparse.select, scorer)
 
 
 def _about(model: SizedModel, kv_budget_bytes: int) -> dict[str, Any]:
@@ -187,14 +196,6 @@ def _workload(settings: Settings, context: int, prompt: int, generate: int | Non
     return Workload(settings.search.n, settings.search.width, prompt, generate, step_tokens)
 
 
-def _scorer(models: Models, budgets: MemoryPlan) -> Scorer | None:
-    """A search's verifier: one of several has its part of their KV."""
-    if models.verifier is None:
-        return None
-    part = budgets.verifier_kv_bytes // models.verifier.sizes.parts
-    return Scorer(models.verifier.costs, part)
-
-
 def _advice(
     settings: Settings, machine: Machine, workload: Workload, most: int, *, has_tier: bool
 ) -> str:
@@ -204,26 +205,16 @@ def _advice(
         smaller = settings.model_copy(update={"model": changed})
         try:
             models = read_models(smaller, machine)
-            _, budgets = split_memory(smaller, models)
+            _, budgets, scorer = _budgets(smaller, models)
         except InputError:  # still too large, or there is no verifier
             continue
-        budget, scorer = budgets.generator_kv_bytes, _scorer(models, budgets)
-        beams = max_beams_in_gpu(workload, models.generator.costs, budget, scorer)
+        costs, budget = models.generator.costs, budgets.generator_kv_bytes
+        beams = max_beams_in_gpu(workload, costs, budget, scorer)
         if beams >= workload.num_beams:
             return f"{flag_of(name)} {value} makes it {beams:,}"
     ways = [f"about --n {most}"] if most > 0 else []
     ways += ["--schedule locality keeps the rest in host memory"] if has_tier else []
     return ", or ".join(ways) or "shorter steps, a smaller --width or smaller models may"
-
-
-def _least_kv(settings: Settings, models: Models, workload: Workload) -> int:
-    """Device KV that holds any path of this search: below it the search may be refused."""
-    from beamwright.solver.memory import least_kv_bytes
-
-    step = settings.step.model_copy(update={"max_tokens": workload.generate_tokens})
-    sizes = [each.sizes for each in (models.generator, models.verifier) if each is not None]
-    search = settings.model_copy(update={"step": step})
-    return least_kv_bytes(search, sizes, workload.prompt_tokens)
 
 
 def _memory_report(
@@ -234,41 +225,36 @@ def _memory_report(
     limit: int,
     kv_bytes: int,
 ) -> dict[str, Any]:
-    """What everything resident takes, least and most over single searches, beside the limit."""
-    from beamwright.solver.memory import memory_needed
+    """What everything resident takes, least and most over single searches, beside the limit.
 
-    # Attention's working copies; not where --kv-memory says what KV may use.
+    Attention's working copies are counted, but where --kv-memory says what KV may use.
+    `least_kv_bytes` holds any path of this search: below it the search may be refused.
+    """
+    from beamwright.solver.memory import beside_kv, least_kv_bytes, memory_needed
+
+    present = [model for model in models.sizes if model is not None]
     num_beams, has_copies = settings.search.n, settings.memory.kv_memory is None
-    verifier = models.verifier
-    sizes = (models.generator.sizes, None if verifier is None else verifier.sizes)
-    scored, parts = need.verifier, 1 if verifier is None else verifier.sizes.parts
-    scored_bytes = parts * scored.worst
-    least, most = (
-        memory_needed(
-            sizes,
-            needed,
-            num_beams,
-            has_copies=has_copies,
-            in_place=in_place(models),
-            split=settings.memory.split,
-            step_tokens=tails_of(settings, models),
-        )
-        for needed in ((need.generator.least, scored.least), (need.generator.worst, scored.worst))
-    )
-    activations = models.activation_bytes(num_beams)
-    fixed = models.weight_bytes + activations
+    weights, activations = beside_kv(present, num_beams)
+    step = settings.step.model_copy(update={"max_tokens": workload.generate_tokens})
+    search = settings.model_copy(update={"step": step})
+    rules: dict[str, Any] = {"has_copies": has_copies, "split": settings.memory.split}
+    rules |= models.memory_rules(settings)
+    both = need.generator, need.verifier
+    kv_needs = zip(*((each.least, each.worst) for each in both), strict=True)
+    least, most = (memory_needed(models.sizes, kv, num_beams, **rules) for kv in kv_needs)
+    scored = present[-1].parts * need.verifier.worst  # nothing without a verifier
     return {
-        "limit_bytes": limit if has_copies else fixed + kv_bytes,
+        "limit_bytes": limit if has_copies else weights + activations + kv_bytes,
         "device_bytes": models.profile.device_memory_bytes,
         "least_bytes": least,
         "needed_bytes": most,
-        "least_kv_bytes": _least_kv(settings, models, workload),
-        "generator_weight_bytes": models.generator.sizes.weights,
-        "verifier_weight_bytes": models.weight_bytes - models.generator.sizes.weights,
+        "least_kv_bytes": least_kv_bytes(search, present, workload.prompt_tokens),
+        "generator_weight_bytes": present[0].weights,
+        "verifier_weight_bytes": weights - present[0].weights,
         "activation_bytes": activations,
         "generator_kv_bytes": need.generator.worst,
-        "verifier_kv_bytes": None if verifier is None else scored_bytes,
-        "copies_bytes": most - fixed - need.generator.worst - scored_bytes,
+        "verifier_kv_bytes": None if models.verifier is None else scored,
+        "copies_bytes": most - weights - activations - need.generator.worst - scored,
     }
 
 
@@ -282,14 +268,17 @@ def _page(report: Mapping[str, Any], machine: Machine) -> Group:
     budgets = f"{format_bytes(report['kv_budget_bytes'])} of KV for the generator"
     if report["verifier"] is not None:
         budgets += f", {format_bytes(report['verifier']['kv_budget_bytes'])} for the verifier"
-    parts: list[RenderableType] = [answer, _total(report), _memory_table(report), ""]
-    parts += [_schedule_table(report), _MEANINGS, *([_STATES] if report["state_bytes"] else [])]
-    parts += ["", "--sparse auto: {method} ({why})".format_map(report["sparse_auto"])]
     least = format_bytes(report["memory"]["least_kv_bytes"])
-    parts += [f"{budgets}; {least} of KV hold any path (--kv-memory)"]
-    parts += [] if machine.why is None else [machine.why]
-    parts += [f"{machine.profile.name}: {machine.source}"]
-    return Group(*(plain(part) if isinstance(part, str) else part for part in parts))
+    parts: list[RenderableType | None] = [
+        *(answer, _total(report), _memory_table(report), ""),
+        *(_schedule_table(report), _MEANINGS, _STATES if report["state_bytes"] else None, ""),
+        "--sparse auto: {method} ({why})".format_map(report["sparse_auto"]),
+        f"{budgets}; {least} of KV hold any path (--kv-memory)",
+        machine.why,
+        f"{machine.profile.name}: {machine.source}",
+    ]
+    shown = (part for part in parts if part is not None)
+    return Group(*(plain(part) if isinstance(part, str) else part for part in shown))
 
 
 def _total(report: Mapping[str, Any]) -> str:
