@@ -7,9 +7,6 @@ import pytest
 from beamwright.plan.costs import ModelCosts
 from beamwright.plan.machines import find_profile
 from beamwright.plan.workload import Workload
-from beamwright_lab.studies.lbs import LbsCase
-
-GIB = 2**30
 
 
 @pytest.fixture
@@ -29,15 +26,5 @@ def paper():
 
     def make(num_beams=64, step_tokens=32, **changes):
         return replace(Workload(num_beams, 2, 128, 1920, step_tokens), **changes)
-
-    return make
-
-
-@pytest.fixture
-def case():
-    """The paper's analytic case: 7 GiB for KV."""
-
-    def make(**changes):
-        return replace(LbsCase(32, 512 * 1024, 64, 128, 1920, 32, 7 * GIB), **changes)
 
     return make
