@@ -21,22 +21,19 @@ from beamwright.errors import PolicyError
 from beamwright.plan.workload import dm_lower_bound_bytes
 from beamwright.protocols import SchedulePolicy
 from beamwright.saved import receipt as receipts
-from beamwright.saved.checkpoint import tree_settings
 from beamwright.search import doubts, strategy_row
 from beamwright.search.choose import choose
 from beamwright.search.revise import asked_again, best_answer
 from beamwright.search.rounds import ranked
-from beamwright.sections import SearchSettings
 from beamwright.solver import solution as result
 from beamwright.solver.machinery import Machinery
-from beamwright.solver.request import ProblemSettings
+from beamwright.solver.request import Mark, Request
 from beamwright.solver.solution import Candidate, Solution
 from beamwright.tree import (
     COMPLETE_STOPS,
     Conversation,
     Node,
     NodeState,
-    Problem,
     SearchTree,
     repeated_tokens,
     round_digests,
@@ -78,14 +75,6 @@ def complete_nodes(tree: SearchTree) -> list[Node]:
     return [best_answer(leaf) for leaf in (*tree.finished(), *unfinished)]
 
 
-def finals_of(run: TreeRun, search: SearchSettings) -> list[Node]:
-    """Final candidates of a search that has ended."""
-    nodes, finals = final_nodes(run.tree, search.n), strategy_row(search).finals
-    if finals is not None:
-        nodes = finals(run.tree.finished(), search.n) or nodes
-    return nodes
-
-
 def candidate_of(node: Node) -> Candidate:
     """A final node as its user sees it."""
     asked = any(child.turn is not None for child in node.children)
@@ -108,10 +97,6 @@ def candidate_of(node: Node) -> Candidate:
 # --- what is measured ------------------------------------------------------------------------
 
 
-Mark = tuple[float, Mapping[str, Counters]]
-"""A moment, and all counters at it, see `Machinery.counted`."""
-
-
 class Meter:
     """Measures what happens while a tree is in flight, as the difference of two counts.
 
@@ -128,43 +113,33 @@ class Meter:
         self.accounting.now()
         return time.perf_counter(), self._machinery.counted()
 
-    def solution(
-        self,
-        run: TreeRun,
-        problem: ProblemSettings,
-        asked: Problem | int,
-        since: Mark,
-        nodes: list[Node] | None = None,
-    ) -> Solution:
-        """The solution of a tree that was admitted `since` then.
-
-        problem: what it was solved with; asked: for. nodes: its candidates, where it was broken
-        off.
-        """
-        settings, is_whole = problem.settings, nodes is None
-        tree, search = run.tree, settings.search
-        (began_s, before), (now_s, now) = since, self.mark()
+    def solution(self, run: TreeRun, request: Request, nodes: list[Node] | None = None) -> Solution:
+        """The solution of a request. nodes: its candidates, where it was broken off."""
+        settings, is_whole, tree = request.problem.settings, nodes is None, run.tree
+        search = settings.search
+        (began_s, before), (now_s, now) = request.since, self.mark()
         if nodes is None:
-            nodes = finals_of(run, search)
+            nodes, finals = final_nodes(tree, search.n), strategy_row(search).finals
+            if finals is not None:
+                nodes = finals(tree.finished(), search.n) or nodes
         if not nodes:
             raise PolicyError(f"strategy {search.search}: ends the search without a candidate")
         note_answers(run.answers, nodes)
         candidates = tuple(map(candidate_of, nodes))
-        votes, scores = ([getattr(c, name) for c in candidates] for name in ("vote", "score"))
-        complete = [candidate.stop in COMPLETE_STOPS for candidate in candidates]
+        ended = [(each.vote, each.score, each.stop in COMPLETE_STOPS) for each in candidates]
+        votes, scores, complete = map(list, zip(*ended, strict=True))
         place = choose(votes, scores, complete, search.choose or "best")
         chosen = candidates[place]
         new = {name: counted - before[name] for name, counted in now.items()}
         recomputed = any(counted.recomputed_tokens for counted in new.values())
-        receipt = self._receipt(run, problem, asked, is_whole=is_whole, recomputed=recomputed)
-        warnings = self._warnings(run, candidates, chosen, settings)
+        receipt = self._receipt(run, request, is_whole=is_whole, recomputed=recomputed)
         return Solution(
             problem_id=tree.root.problem_id,
             problem=tree.root.problem_text,
             **{name: getattr(chosen, name) for name in result.OF_CHOSEN},
             rounds=tree.rounds,
             reason_fewer=tree.reason_fewer,
-            warnings=(*warnings, *self._unread(asked, settings)),
+            warnings=self._warnings(run, request, candidates, chosen),
             last_step=_last_step(nodes[place]) if chosen.answer is None else None,
             candidates=candidates,
             **self._figures(run, settings, candidates, new, now_s - began_s),
@@ -236,16 +211,10 @@ class Meter:
         }
 
     def _receipt(
-        self,
-        run: TreeRun,
-        problem: ProblemSettings,
-        asked: Problem | int,
-        *,
-        is_whole: bool,
-        recomputed: bool,
+        self, run: TreeRun, request: Request, *, is_whole: bool, recomputed: bool
     ) -> dict[str, Any]:
         """See `saved.receipt`."""
-        machinery, tree, settings = self._machinery, run.tree, problem.settings
+        machinery, tree, settings = self._machinery, run.tree, request.problem.settings
         generator, device = machinery.generator, settings.model.device
         truncates = settings.schedule.speculation == "truncate"
         exact = (
@@ -257,7 +226,7 @@ class Meter:
             # A resumed path of a sparse search has read all tokens.
             and (machinery.rule is None or run.restore is None)
         )
-        decisive = tree_settings(settings, machinery.dtype, problem.parts.identities())
+        decisive = request.problem.decisive(machinery.dtype)
         stopped = run.stopped or tree.reason_fewer or "the search was broken off"
         reasons = (
             (generator is None, f"--model {settings.model.model} draws its tokens elsewhere"),
@@ -270,7 +239,7 @@ class Meter:
             "tree_hash": tree_hash(tree),
             "rounds": round_digests(tree),
             "problem_id": tree.root.problem_id,
-            "problem": receipts.asked_as(asked),
+            "problem": receipts.asked_as(request.asked),
             "prompt": receipts.prompt_digest(tree.root),
             "settings": receipts.receipt_settings(settings, decisive),
             "exact": exact,
@@ -319,13 +288,19 @@ class Meter:
         return result.MemoryStats(settings.memory.split, *shares, moved.moves, moved.moved_bytes)
 
     def _warnings(
-        self, run: TreeRun, candidates: Sequence[Candidate], chosen: Candidate, settings: Settings
+        self, run: TreeRun, request: Request, candidates: Sequence[Candidate], chosen: Candidate
     ) -> tuple[str, ...]:
-        tree, remote = run.tree, self._machinery.remote
+        machinery, tree, settings = self._machinery, run.tree, request.problem.settings
         lines = doubts.doubts_about_problem(tree.root.problem_text, settings)
         lines += doubts.doubts_about_scores(tree, settings)
+        codec, args = machinery.reader.codec, settings.model.template_args
+        if isinstance(request.asked, Conversation):
+            args = {**args, **request.asked.template_args}
+        names = [] if codec is None else codec.unread(args)
+        unread = f"--template-args: the chat template does not read {', '.join(names)}"
+        last = [unread] if names else []
         if run.given:  # nobody has searched, and the best of them need not be right
-            return tuple(lines)
+            return (*lines, *last)
         scores = [candidate.score for candidate in candidates]
         lines = lines or doubts.doubts_about_trust(scores, settings)
         if chosen.answer is None and tree.root.problem_text:  # a synthetic prompt asks nothing
@@ -339,20 +314,11 @@ class Meter:
         if settings.schedule.speculation == "truncate":
             lines.append(_TRUNCATED)
         lines += doubts.doubts_about_prompts(tree)
-        if remote is not None and not remote.token_ids:
+        if machinery.remote is not None and not machinery.remote.token_ids:
             lines.append(_TOKENISED_HERE)
-        failed = dict.fromkeys(self._machinery.not_captured)
+        failed = dict.fromkeys(machinery.not_captured)
         lines += [f"graphs: failed: {why}; steps run as plain calls" for why in failed]
-        return tuple(lines)
-
-    def _unread(self, asked: Problem | int, settings: Settings) -> list[str]:
-        """A line about arguments that the chat template does not read."""
-        codec, args = self._machinery.reader.codec, settings.model.template_args
-        if isinstance(asked, Conversation):
-            args = {**args, **asked.template_args}
-        names = [] if codec is None else codec.unread(args)
-        said = f"--template-args: the chat template does not read {', '.join(names)}"
-        return [said] if names else []
+        return (*lines, *last)
 
 
 def _last_step(node: Node) -> str | None:

@@ -19,7 +19,8 @@ from typing import Any, Protocol
 from beamwright.engine.scoring import PriorityQueue
 from beamwright.errors import Cancelled, InputError
 from beamwright.protocols import RoundCallback, RoundReport
-from beamwright.solver.scheduler import Arrivals, Outcome, Places, Request
+from beamwright.solver.request import Request
+from beamwright.solver.scheduler import Arrivals, Outcome, Places
 from beamwright.solver.solution import Solution
 
 Stream = Generator[tuple[Request, Outcome], None, None]

@@ -2,25 +2,28 @@
 
 A part is an object in the place of a name: a strategy, a verifier, stop rules. Each is
 checked for what it has to have, and named in checkpoints by what it is; one that is declared
-becomes a setting by its name. Knows no models.
+becomes a setting by its name. A request is a problem on its way. Knows no models.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from beamwright.config import Settings, option_owners
+from beamwright.config import Settings, option_owners, section_fields
+from beamwright.counters import Counters
 from beamwright.declare import VERIFIERS, load_all
-from beamwright.engine.decisions import StopFunction, StopRule, check_stops
+from beamwright.engine.decisions import StopFunction, check_stops
 from beamwright.engine.row import Decoding
+from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import InputError
 from beamwright.models.load import LoadedModel
-from beamwright.protocols import Strategy, Verifier
-from beamwright.registry import Table, TableRow
-from beamwright.saved.checkpoint import OWN
+from beamwright.protocols import RoundCallback, Strategy, Verifier
+from beamwright.registry import Table, flag_of
+from beamwright.saved.checkpoint import OWN, CheckpointWriter, tree_settings
 from beamwright.saved.identity import identity_of
 from beamwright.schedule import ScheduleRow, schedule_row
 from beamwright.schedule.declare import GROUPING
@@ -29,7 +32,7 @@ from beamwright.search.defaults import with_defaults
 from beamwright.sections import Reduction, SearchSettings, Section, SparseSettings, StopSettings
 from beamwright.solver.options import SHARED, ProblemOptions
 from beamwright.sparse.rule import method_of
-from beamwright.tree import Conversation, RawPrompt, Sees
+from beamwright.tree import Conversation, Problem, RawPrompt, SearchTree, Sees
 from beamwright.verify.scorers import WITHOUT_MODEL, CallableVerifier, ObjectVerifier
 
 if TYPE_CHECKING:
@@ -52,8 +55,8 @@ class ScoreOptions(TypedDict, total=False):
     priority: int
 
 
-BatchProblem = tuple[str | int, str, dict[str, Any]]
-"""One of several problems: its id, its text, and its own options."""
+Mark = tuple[float, Mapping[str, Counters]]
+"""A moment, and all counters at it, see `Machinery.counted`."""
 
 _NOT_REMOTE = (
     "weights", "top_logprobs", "split", "schedule", *GROUPING, "inter_beam", "prefetch", "reuse",
@@ -197,9 +200,47 @@ class ProblemSettings:
             step = step.model_copy(update={"thought_steps": "whole"})
         return Decoding(self.settings.sampling, step, self.settings.search.seed)
 
-    def rule(self) -> StopRule:
-        """What may stop the search early."""
-        return StopRule(self.settings.stop, self.settings.search, self.parts.stops)
+    def decisive(self, dtype: str) -> dict[str, Any]:
+        """What the tree depends on. dtype: the generator's."""
+        return tree_settings(self.settings, dtype, self.parts.identities())
+
+
+@dataclass(eq=False)
+class Request:
+    """One problem on its way.
+
+    make_tree: called once more where the tree did not fit beside others. asked: what the problem
+    is, or the tokens of a synthetic prompt.
+    save: writes its checkpoints. prepare: gives a run what there is already: rounds of an earlier
+    process, or the steps of given paths. draws: it takes rows; one that does not needs no place.
+    priority: a larger one goes first. submitted_s: on `time.perf_counter`: what its deadline counts
+    from; None: from where its search starts.
+    begun: it is, or was, in flight. cancelled: is to be given up; set by any thread.
+    had_company: others were in flight beside it. since: when it was admitted last.
+    """
+
+    make_tree: Callable[[], SearchTree]
+    problem: ProblemSettings
+    asked: Problem | int
+    on_round: RoundCallback | None = None
+    save: CheckpointWriter | None = None
+    prepare: Callable[[TreeRun], None] | None = None
+    draws: bool = True
+    priority: int = 0
+    submitted_s: float | None = None
+    begun: bool = False
+    cancelled: bool = False
+    had_company: bool = False
+    since: Mark = (0.0, {})
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that its deadline counts so far; no more than all of them, so that scores still
+        have the time that an executor gives them."""
+        deadline_s = self.problem.settings.stop.deadline
+        if self.submitted_s is None or deadline_s is None:
+            return 0.0
+        return min(deadline_s, time.perf_counter() - self.submitted_s)
 
 
 def check_meant(settings: Settings, parts: UserParts) -> None:
@@ -207,22 +248,20 @@ def check_meant(settings: Settings, parts: UserParts) -> None:
 
     One that has its default counts as not given.
     """
-    model, row = settings.model, schedule_row(settings.schedule)
+    row = schedule_row(settings.schedule)
     row.policy(settings.schedule)
-    given = {}
-    sections = (settings.search, settings.stop, settings.sampling, settings.memory)
-    for part in (model, *sections, settings.schedule, settings.sparse):
-        for name, field in type(part).model_fields.items():
-            if getattr(part, name) != field.default:
-                given[name] = getattr(part, name)
+    given = {
+        name: value
+        for section, fields in section_fields().items()
+        for name, field in fields.items()
+        if (value := getattr(getattr(settings, section), name)) != field.default
+    }
     for why, names in _idle(settings, parts, row).items():
-        for name in names:
-            if name in given:
-                flag, value = name.replace("_", "-"), given[name]
-                written = f"--{flag} {value}"
-                if isinstance(value, bool):
-                    written = f"--{flag}" if value else f"--no-{flag}"
-                raise InputError(f"{written}: does nothing with {why}")
+        for name in (name for name in names if name in given):
+            written = f"{flag_of(name)} {given[name]}"
+            if isinstance(given[name], bool):
+                written = flag_of(name if given[name] else f"no_{name}")
+            raise InputError(f"{written}: does nothing with {why}")
 
 
 def _idle(settings: Settings, parts: UserParts, row: ScheduleRow) -> dict[str, tuple[str, ...]]:
@@ -261,10 +300,24 @@ def take_parts(options: dict[str, Any]) -> UserParts:
     Raises:
         InputError: if one lacks what it has to have, or is given twice.
     """
-    return UserParts(_strategy(options), _verifier(options), _stops(options))
+    strategy, stop = _take_strategy(options), options.pop("stop", None)
+    given: Any = options.get("verifier")
+    verifier: Verifier | None = None
+    if not _name_declared(VERIFIERS, "verifier", given, options):
+        if callable(getattr(given, "score", None)):
+            verifier = ObjectVerifier(given)
+        elif callable(given):
+            verifier = CallableVerifier(given)
+        if verifier is not None:
+            options["verifier"] = "none"
+    stops = () if stop is None else tuple(stop) if isinstance(stop, Sequence) else (stop,)
+    for function in stops:
+        if not callable(function):
+            raise InputError(f"stop: {type(function).__name__} is no function of a tree")
+    return UserParts(strategy, verifier, stops)
 
 
-def _strategy(options: dict[str, Any]) -> Strategy | None:
+def _take_strategy(options: dict[str, Any]) -> Strategy | None:
     strategy: Any = options.pop("strategy", None)
     if strategy is None:
         return None
@@ -275,60 +328,36 @@ def _strategy(options: dict[str, Any]) -> Strategy | None:
         strategy = strategy()
     if not callable(getattr(strategy, "select", None)):
         raise InputError(f"strategy: {type(strategy).__name__} has no method select")
-    declared = _declared(STRATEGIES, strategy)
-    if declared is None:
-        return strategy  # type: ignore[no-any-return]
-    options.update(search=declared.name, **_options_of(declared, strategy))
-    return None
+    return None if _name_declared(STRATEGIES, "search", strategy, options) else strategy
 
 
-def _verifier(options: dict[str, Any]) -> Verifier | None:
-    verifier: Any = options.get("verifier")
-    declared = _declared(VERIFIERS, verifier)
-    if declared is not None:
-        options.update(verifier=declared.name, **_options_of(declared, verifier))
-        return None
-    scores = callable(getattr(verifier, "score", None))
-    if not scores and not callable(verifier):
-        return None
-    options["verifier"] = "none"
-    return ObjectVerifier(verifier) if scores else CallableVerifier(verifier)
-
-
-def _stops(options: dict[str, Any]) -> tuple[StopFunction, ...]:
-    stop: Any = options.pop("stop", None)
-    stops = () if stop is None else tuple(stop) if isinstance(stop, Sequence) else (stop,)
-    for function in stops:
-        if not callable(function):
-            raise InputError(f"stop: {type(function).__name__} is no function of a tree")
-    return stops
-
-
-def _declared(table: Table[Any], part: Any) -> TableRow | None:
-    """The declaration over this function or class, or over the class of a strategy or the like."""
+def _name_declared(table: Table[Any], option: str, part: Any, options: dict[str, Any]) -> bool:
+    """Put the name and the options of a declared part into the options; False for another one."""
     for row in table.values():
-        if row.make is part or (row.make is type(part) and isinstance(part, Section)):
-            return row  # type: ignore[no-any-return]
-    return None
-
-
-def _options_of(row: TableRow, part: Any) -> dict[str, Any]:
-    """The options that an instance has."""
-    return {} if row.make is part else {name: getattr(part, name) for name in row.options}
+        # A function or class that is declared, or an instance of a strategy or the like.
+        if row.make is part:
+            options[option] = row.name
+            return True
+        if row.make is type(part) and isinstance(part, Section):
+            options.update(
+                {option: row.name}, **{name: getattr(part, name) for name in row.options}
+            )
+            return True
+    return False
 
 
 # --- problems ----------------------------------------------------------------------------------
 
 
-def read_problems(problems: Iterable[GivenProblem]) -> list[BatchProblem]:
-    """Several problems; the id of a plain text is its place, from 0.
+def read_problems(problems: Iterable[GivenProblem]) -> list[tuple[str | int, str, dict[str, Any]]]:
+    """Ids, texts and own options of several problems; the id of a plain text is its place, from 0.
 
     Raises:
         InputError: if it is one text, or holds something else than texts and such tuples.
     """
     if isinstance(problems, str) or not isinstance(problems, Iterable):
         raise InputError(f"solve_many takes a list of problems, not {type(problems).__name__}")
-    batch: list[BatchProblem] = []
+    batch: list[tuple[str | int, str, dict[str, Any]]] = []
     for place, problem in enumerate(problems):
         match problem:
             case str():

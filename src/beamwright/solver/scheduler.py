@@ -5,13 +5,12 @@ Knows who is in flight, who has to be alone and how a search ends; no settings, 
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
+from beamwright.engine.decisions import StopRule
 from beamwright.engine.engine import Engine
 from beamwright.engine.executor import PATIENCE_S, make_executor, overlaps
 from beamwright.engine.queue import REMOTE_ROWS, USUAL_ROWS, Admission
@@ -28,56 +27,17 @@ from beamwright.errors import (
     LinkError,
 )
 from beamwright.models.load import check_device
-from beamwright.protocols import RoundCallback, SchedulePolicy, traits_of
-from beamwright.saved.checkpoint import CheckpointWriter
+from beamwright.protocols import SchedulePolicy, traits_of
 from beamwright.search import round_rng
 from beamwright.search.reading import make_answers
-from beamwright.solver.describe import Mark, Meter, complete_nodes, final_nodes
+from beamwright.solver.describe import Meter, complete_nodes, final_nodes
 from beamwright.solver.machinery import Machinery
 from beamwright.solver.memory import advice
-from beamwright.solver.request import ProblemSettings
+from beamwright.solver.request import Request
 from beamwright.solver.solution import Solution
-from beamwright.tree import Problem, SearchTree
 from beamwright.verify.spec import aggregate
 
 Outcome = Solution | BeamwrightError
-
-
-@dataclass(eq=False)
-class Request:
-    """One problem on its way.
-
-    make_tree: called once more where the tree did not fit beside others. asked: what the problem
-    is, or the tokens of a synthetic prompt.
-    save: writes its checkpoints. prepare: gives a run what there is already: rounds of an earlier
-    process, or the steps of given paths. draws: it takes rows; one that does not needs no place.
-    priority: a larger one goes first. submitted_s: on `time.perf_counter`: what its deadline counts
-    from; None: from where its search starts.
-    begun: it is, or was, in flight. cancelled: is to be given up; set by any thread.
-    had_company: others were in flight beside it.
-    """
-
-    make_tree: Callable[[], SearchTree]
-    problem: ProblemSettings
-    asked: Problem | int
-    on_round: RoundCallback | None = None
-    save: CheckpointWriter | None = None
-    prepare: Callable[[TreeRun], None] | None = None
-    draws: bool = True
-    priority: int = 0
-    submitted_s: float | None = None
-    begun: bool = False
-    cancelled: bool = False
-    had_company: bool = False
-
-    @property
-    def waited_s(self) -> float:
-        """Seconds that its deadline counts so far; no more than all of them, so that scores still
-        have the time that an executor gives them."""
-        deadline_s = self.problem.settings.stop.deadline
-        if self.submitted_s is None or deadline_s is None:
-            return 0.0
-        return min(deadline_s, time.perf_counter() - self.submitted_s)
 
 
 class Places(Enum):
@@ -130,7 +90,7 @@ class RequestScheduler:
         self._admission = Admission(schedule_settings, in_flight, stores, rows)
         if machinery.moving is not None:
             machinery.moving.restart()
-        self._live: dict[TreeRun, tuple[Request, Mark]] = {}
+        self._live: dict[TreeRun, Request] = {}
         self._alone: deque[Request] = deque()
         self._ended: deque[tuple[Request, Outcome]] = deque()
 
@@ -223,11 +183,8 @@ class RequestScheduler:
             self._begin(request)
 
     def _places(self) -> Places:
-        drawn = {
-            run: request.problem.settings.search.n
-            for run, (request, _) in self._live.items()
-            if request.draws
-        }
+        live = self._live.items()
+        drawn = {run: each.problem.settings.search.n for run, each in live if each.draws}
         if not self._admission.has_place(drawn, self._engine.num_open):
             return Places.NONE
         return Places.SOME if self._live else Places.ALL
@@ -255,7 +212,7 @@ class RequestScheduler:
             judges,
             self._turn,
             on_round=request.on_round,
-            rule=problem.rule(),
+            rule=StopRule(problem.settings.stop, search, problem.parts.stops),
             answers=answers,
             priority=request.priority,
             waited_s=request.waited_s,
@@ -263,16 +220,15 @@ class RequestScheduler:
         )
         if request.prepare is not None:
             request.prepare(run)
-        self._live[run] = request, self._meter.mark()
-        if len(self._live) > 1:
-            for other, _ in self._live.values():
-                other.had_company = True
+        self._live[run], request.since = request, self._meter.mark()
+        for other in self._live.values():
+            other.had_company |= len(self._live) > 1
         self._settle(self._engine.admit(run))
 
     # --- how they end ------------------------------------------------------------------------
 
     def _cancel(self) -> None:
-        for run in [run for run, (request, _) in self._live.items() if request.cancelled]:
+        for run in [run for run, request in self._live.items() if request.cancelled]:
             self._engine.cancel(run)
             run.error = Cancelled()
             self._settle([run])
@@ -280,53 +236,46 @@ class RequestScheduler:
     def _settle(self, ended: Sequence[TreeRun]) -> None:
         """These trees have ended: say how, or try again alone."""
         for run in ended:
-            request, since = self._live.pop(run)
+            request = self._live.pop(run)
             too_large = isinstance(run.error, CapacityError | DeviceMemoryError)
             if too_large and (request.had_company or self._may_take_turns):
                 request.had_company = False
                 self._alone.append(request)
             elif run.error is not None:
-                self._stopped(run.error, {run: (request, since)})
+                self._stopped(run.error, {run: request})
                 self._ended.append((request, run.error))
             else:
-                found = self._meter.solution(run, request.problem, request.asked, since)
+                found = self._meter.solution(run, request)
                 if request.save is not None:
                     chosen = ".".join(map(str, found.lineage[1:]))
-                    request.save.end(
-                        answer=found.answer,
-                        chosen=chosen,
-                        reason_fewer=found.reason_fewer,
-                        receipt=found.receipt,
-                    )
+                    said = {"reason_fewer": found.reason_fewer, "receipt": found.receipt}
+                    request.save.end(answer=found.answer, chosen=chosen, **said)
                 self._ended.append((request, found))
 
     def _stopped(
-        self,
-        error: BeamwrightError | KeyboardInterrupt,
-        ended: Mapping[TreeRun, tuple[Request, Mark]],
+        self, error: BeamwrightError | KeyboardInterrupt, ended: Mapping[TreeRun, Request]
     ) -> BeamwrightError | Interrupted:
         """What is raised for an error that ended these trees, with what was finished of one alone.
 
         Where its user has stopped it, unfinished paths stand where none is finished.
         """
+        machinery = self._machinery
         stopped = error if isinstance(error, BeamwrightError) else Interrupted()
         if isinstance(error, LinkError):
-            self._machinery.stop_threads()  # one that died starts afresh with the next problem
+            machinery.stop_threads()  # one that died starts afresh with the next problem
         if isinstance(error, CapacityError) and error.tier == DEVICE_TIER and ended:
-            request = next(iter(ended.values()))[0]
-            settings = request.problem.settings
-            prompt_tokens = max(len(run.tree.root.token_ids) for run in ended)
-            kv_bytes, sizes = self._machinery.plan.kv_bytes, self._machinery.sizes
-            error.hint = advice(self._schedule.name, settings, kv_bytes, sizes, prompt_tokens)
+            request, kv_bytes = next(iter(ended.values())), machinery.plan.kv_bytes
+            most = max(len(run.tree.root.token_ids) for run in ended)
+            known = request.problem.settings, kv_bytes, machinery.sizes, most
+            error.hint = advice(self._schedule.name, *known)
             if not request.draws:
                 error.hint = "raise --memory or --kv-memory, or give fewer paths at a time"
         if len(ended) == 1:
-            ((run, (request, since)),) = ended.items()
-            problem = request.problem
+            ((run, request),) = ended.items()
             run.tree.reason_fewer = str(error) or "interrupted"
             nodes = complete_nodes(run.tree)
             if not nodes and isinstance(stopped, Interrupted | Cancelled):
-                nodes = final_nodes(run.tree, problem.settings.search.n)
+                nodes = final_nodes(run.tree, request.problem.settings.search.n)
             if nodes:
-                stopped.partial = self._meter.solution(run, problem, request.asked, since, nodes)
+                stopped.partial = self._meter.solution(run, request, nodes)
         return stopped

@@ -22,7 +22,7 @@ from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import BeamwrightError, InputError
 from beamwright.models.digest import Digest
 from beamwright.protocols import RoundCallback, Strategy, stats_read_by, traits_of
-from beamwright.saved.checkpoint import CheckpointWriter, read_checkpoint, tree_settings
+from beamwright.saved.checkpoint import CheckpointWriter, read_checkpoint
 from beamwright.search import SearchPolicy
 from beamwright.solver.handle import Handle, OneAtATime, Stream, SubmitQueue
 from beamwright.solver.machinery import Machinery
@@ -31,6 +31,7 @@ from beamwright.solver.options import ProblemOptions, RequestOptions, SolverOpti
 from beamwright.solver.request import (
     GivenProblem,
     ProblemSettings,
+    Request,
     ScoreOptions,
     check_problem,
     expect,
@@ -38,7 +39,7 @@ from beamwright.solver.request import (
     read_problems,
     take_priority,
 )
-from beamwright.solver.scheduler import Arrivals, Request, RequestScheduler, listed
+from beamwright.solver.scheduler import Arrivals, RequestScheduler, listed
 from beamwright.solver.solution import Candidate, Solution
 from beamwright.tree import Problem
 from beamwright.verify.find import declared_verifier
@@ -203,7 +204,7 @@ class Solver:
         file = Path(file)
         saved = read_checkpoint(file)
         asked = self._problem_settings({"strategy": strategy, **options}, saved.tree.root.now)
-        saved.check_settings(file, self._decisive(asked))
+        saved.check_settings(file, asked.decisive(self._machinery.dtype))
 
         def begin(run: TreeRun) -> None:
             run.restore = partial(restore_kv, self.generator, self.verifier, run.judges)
@@ -416,18 +417,13 @@ class Solver:
         saving = self._saving(checkpoint, asked)
         return Request(make_tree, asked, problem, on_round, saving, priority=priority)
 
-    def _decisive(self, asked: ProblemSettings) -> dict[str, Any]:
-        """What the tree depends on, for checkpoints."""
-        owners = asked.parts.identities()
-        return tree_settings(asked.settings, self._machinery.dtype, owners)
-
     def _saving(
         self, checkpoint: str | os.PathLike[str] | None, asked: ProblemSettings
     ) -> CheckpointWriter | None:
         if checkpoint is None:
             return None
         expect(checkpoint, str | os.PathLike, "checkpoint: a path is a str or a Path")
-        return CheckpointWriter(Path(checkpoint), self._decisive(asked))
+        return CheckpointWriter(Path(checkpoint), asked.decisive(self._machinery.dtype))
 
     def _solve_alone(self, request: Request) -> Solution:
         """Solve one problem; raises its error."""
