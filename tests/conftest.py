@@ -20,7 +20,7 @@ import fakes
 import quicker
 from beamwright.engine.batch import RunningBatch
 from beamwright.engine.decisions import note_answers
-from beamwright.engine.moving import MovingSplit
+from beamwright.engine.queue import MovingSplit
 from beamwright.engine.selftest import batches_are_exact
 from beamwright.search.reading import Mathematics
 from beamwright.tree import StopReason

@@ -235,7 +235,7 @@ CLAIMS = (
     Claim(
         "Offloading the idle model",
         "4.3.2",
-        "engine/moving.py",
+        "engine/queue.py",
         "flashtts_fig17.yaml: P+M",
         "solver/test_split.py::test_memory_moves_while_a_search_runs",
         "has none",

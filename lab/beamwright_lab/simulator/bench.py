@@ -14,11 +14,10 @@ from random import Random
 
 from beamwright.counters import Progress
 from beamwright.engine.batch import RunningBatch
-from beamwright.engine.capacity import StepLengths, WorkingMemory
+from beamwright.engine.capacity import Capacity, WorkingMemory
 from beamwright.engine.engine import Engine
 from beamwright.engine.executor import STEPS_TOGETHER, PlainExecutor
-from beamwright.engine.moving import MovingSplit
-from beamwright.engine.queue import Admission
+from beamwright.engine.queue import Admission, MovingSplit
 from beamwright.engine.row import Decoding, Decodings
 from beamwright.engine.scoring import Scoring
 from beamwright.engine.speculation import Payoff
@@ -216,13 +215,13 @@ class Bench:
             self.residency, self.clock, case.costs, self.scripts, tail_tokens, self.moments
         )
         settings = case.schedule.model_copy(update={"speculation": case.speculation})
-        lengths = StepLengths(Decodings(Decoding(step=case.step)), case.context)
+        decodings = Decodings(Decoding(step=case.step))
         prefill = self._prefill(self.residency, case.costs)
         self.batch = RunningBatch(
             rows,
             self.residency,
             prefill,
-            lengths,
+            Capacity(self.residency, decodings, case.context),
             settings,
             WorkingMemory(costs=self._pass_costs()),
             progress=self._progress,

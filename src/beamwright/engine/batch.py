@@ -16,12 +16,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from beamwright.counters import Counters, Progress
-from beamwright.engine.capacity import ITERATION_TOKENS, Capacity, StepLengths, WorkingMemory
-from beamwright.engine.chains import Chains, Prefill, Unfinished, is_broken
-from beamwright.engine.queue import Coming, Queue, SpeculativeQueue
-from beamwright.engine.row import OWNER, Decoding, GeneratorState, Row, Rows, awaited, state_of
+from beamwright.engine.capacity import ITERATION_TOKENS, Capacity, Coming, WorkingMemory
+from beamwright.engine.chains import Prefill, Unfinished, complete_paths, is_broken
+from beamwright.engine.queue import Queue, SpeculativeQueue
+from beamwright.engine.row import OWNER, Decoding, GeneratorState, Row, Rows, awaited, path_read
 from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError
 from beamwright.kv.cache import CacheManager
+from beamwright.kv.segments import Lease
 from beamwright.models.load import is_out_of_memory
 from beamwright.protocols import (
     Event,
@@ -41,7 +42,7 @@ _LEAST_TOKENS, _REFILL_SHARE, _FILL_SHARE = 2, 16, 4
 class RunningBatch(StepWriter):
     """Rows that join and leave one batch between iterations. Owns the `generator` handles.
 
-    lengths: how long steps may and will be. memory: for how many rows there is working memory.
+    capacity: room for their KV. memory: for how many of them there is working memory.
     """
 
     def __init__(
@@ -49,21 +50,20 @@ class RunningBatch(StepWriter):
         rows: Rows,
         cache: CacheManager,
         prefill: Prefill,
-        lengths: StepLengths,
+        capacity: Capacity,
         settings: ScheduleSettings,
         memory: WorkingMemory | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self._rows, self._cache, self._lengths = rows, cache, lengths
+        self._rows, self._cache, self._capacity = rows, cache, capacity
         self.settings, self._memory = settings, memory or WorkingMemory()
         self.speculation = str(settings.speculation)
-        self._capacity = Capacity(cache, lengths)
-        self._progress, self._events = progress or Progress(), list[Event]()
-        self._chains = Chains(cache, prefill, self._progress)
-        self._coming = Coming(cache, self._capacity, self._memory.costs)
+        self._progress, self._prefill = progress or Progress(), prefill
+        self._events = list[Event]()
+        self._coming = Coming(cache, capacity, self._memory.costs)
         self.running: list[Row] = []
         self.counts, self.last_rows = Counters(), (0, 0)
-        self._queue = Queue(settings.batching, lengths.exact)
+        self._queue = Queue(settings.batching, capacity.exact)
         self._ahead, self._most_open = SpeculativeQueue(), 0  # open steps that ran together
         self._eager, self._full, self._tried = False, False, 0
         self._group: int | None = None
@@ -75,7 +75,7 @@ class RunningBatch(StepWriter):
     @property
     def busy(self) -> bool:
         """True if an open step runs or waits."""
-        return bool(self._queue) or not all(r.speculative for r in self.running)
+        return bool(self._queue) or not all(r.node.speculative for r in self.running)
 
     @property
     def speculating(self) -> bool:
@@ -94,20 +94,20 @@ class RunningBatch(StepWriter):
 
     def decode_as(self, root: Node, decoding: Decoding) -> None:
         """Settings of this root's tree alone, until the root is released; see `Decodings.set`."""
-        self._lengths.decodings.set(root, decoding)
+        self._capacity.decodings.set(root, decoding)
 
     def view(self, beams: tuple[Node, ...]) -> ScheduleView:
         """What a schedule may know of these open nodes."""
-        longest = max(map(self._lengths.expected, beams), default=1)
+        longest = max(map(self._capacity.expected, beams), default=1)
         most = self._most_rows = self._memory.max_rows(longest, self._rows.held_bytes)
-        exact = all(map(self._lengths.exact, {beam.root for beam in beams}))
+        exact = all(map(self._capacity.exact, {beam.root for beam in beams}))
         demand, costs = self._capacity.demand(beams), self._memory.costs
         return ScheduleView(beams, demand, most, longest, exact, costs)
 
     def submit(self, plan: Plan) -> None:
         """Replace what waits; running rows go on."""
         self._queue.replace(plan, self.running_nodes)
-        self._capacity.follow(plan)
+        self._capacity.parks = plan.parking is not None
         self._eager = plan.write_back and plan.eager
         self.counts.parking_plans += plan.parking is not None
         self._full, self._most_open = False, 0
@@ -129,11 +129,11 @@ class RunningBatch(StepWriter):
     def release(self, nodes: Iterable[Node]) -> None:
         """Free the segments of these nodes; one that runs leaves."""
         for node in nodes:
-            self._lengths.decodings.forget(node)
+            self._capacity.decodings.forget(node)
             self._ahead.forget(node)
-            if (state := state_of(node)) is None:
+            state: GeneratorState | None = node.handles.pop(OWNER, None)
+            if state is None:
                 continue
-            del node.handles[OWNER]
             if state.row is not None:
                 state.row.let_go()
                 self._coming.forget(state.row)
@@ -208,12 +208,12 @@ class RunningBatch(StepWriter):
         if not self.running:
             return
         if self._eager:  # behind what had to leave at once
-            sure = (row.segment for row in self.running if not row.speculative)
+            sure = (row.segment for row in self.running if not row.node.speculative)
             self._cache.write_back(sure, sealed=False)
         number, self._tried = self.running[0].node.round, len(self.running)
         self._progress.doing(f"round {number}: decoding {self._tried} beams")
         before = [len(row.tokens) for row in self.running]
-        num_ahead = sum([row.speculative for row in self.running])
+        num_ahead = sum([row.node.speculative for row in self.running])
         self.last_rows = self._tried - num_ahead, num_ahead
         self._most_open = max(self._most_open, self.last_rows[0])
         goes_on = not (self._queue or self._coming.rows or self._fills)
@@ -228,7 +228,7 @@ class RunningBatch(StepWriter):
         num_drawn = 0
         for row, count in zip(rows, before, strict=True):
             num_drawn += (drawn := len(row.tokens) - count)
-            if row.speculative:
+            if row.node.speculative:
                 row.node.usage["speculated"] += drawn
         self.counts.row_tokens += num_drawn
         self._progress.wrote(num_drawn)
@@ -246,7 +246,7 @@ class RunningBatch(StepWriter):
         for row in kept:
             cache.trim(row.segment)
         if self._eager:
-            cache.write_back(row.segment for row in kept if not row.speculative)
+            cache.write_back(row.segment for row in kept if not row.node.speculative)
         for row in done:
             row.let_go()
             if row.error is not None:
@@ -257,7 +257,7 @@ class RunningBatch(StepWriter):
             if cache.evicts:
                 row.remember_source()
             row.node.handles[OWNER] = GeneratorState(row.segment, row.hidden, row.drawn_from)
-            self._lengths.observe(len(row.tokens))
+            self._capacity.observe(len(row.tokens))
             self._events.append(row.decoded(self._rows.text(row)))
         has_room = self._capacity.let_parents_go(going) or bool(done)
         self._full = self._full and not has_room and bool(self.running)
@@ -292,7 +292,7 @@ class RunningBatch(StepWriter):
 
     def _next_rows(self) -> list[Row]:
         """Who joins now: rows in front that have slots and fit, one at least if none runs."""
-        running = sum(not row.speculative for row in self.running)
+        running = sum(not row.node.speculative for row in self.running)
         if not self._queue or (running and (self._queue.barriers or self._full)):
             return []
         free = min(self._limits, default=len(self._queue) + running) - running
@@ -318,12 +318,13 @@ class RunningBatch(StepWriter):
 
     def _join(self, rows: list[Row]) -> None:
         cache = self._cache
-        held = self._capacity.acquire(rows)
+        nodes = [row.node for row in rows]
+        held = Lease({}) if cache.stays else cache.acquire(self._capacity.read_by(nodes))
         self._coming.drop()
         try:
-            grown = self._chains.complete(rows, held)
-            cache.needed(row.parts_read for row in rows)
-            if self._eager and not rows[0].speculative:
+            grown = complete_paths(rows, cache, self._prefill, held, self._progress)
+            cache.needed(map(path_read, nodes))
+            if self._eager and not rows[0].node.speculative:
                 cache.write_back(grown)
                 cache.write_back(cache.dirty())
             with suppress(CapacityError):  # block by block then; the last ones may be preempted
@@ -364,7 +365,7 @@ class RunningBatch(StepWriter):
     def _make_way(self, rows: Sequence[Row]) -> None:
         """What selection has not opened leaves slots and room to these rows."""
         most = len(rows) if self._queue.barriers else min(self._limits, default=None)
-        ahead = [row for row in self.running if row.speculative]
+        ahead = [row for row in self.running if row.node.speculative]
         while ahead and most is not None and len(self.running) + len(rows) > most:
             self.running.remove(ahead[-1])
             self._preempt(ahead.pop())
@@ -416,7 +417,7 @@ class RunningBatch(StepWriter):
         self._cache.trim(row.segment)
         row.remember_source()
         row.let_go()
-        if row.speculative:
+        if row.node.speculative:
             self._ahead.put_back(row.node)
         else:
             self._queue.put_back(row.node, row.group)
@@ -427,7 +428,7 @@ class RunningBatch(StepWriter):
         rows, self.running = self.running, []
         self._rows.release()
         for row in reversed(rows):
-            if row.speculative:
+            if row.node.speculative:
                 self._fail(row.node)
                 continue
             row.restart()

@@ -1,6 +1,6 @@
 """Room for rows: how long steps will be, what fits beside what, and the KV demand of a round.
 
-Makes a node's row. Knows rows, segments and lengths; no queue, no order, no tensors. LBS section
+Makes a node's row. Knows rows, segments and lengths; no queue, no tensors. LBS section
 4.2 asks for the free memory before every step and sets #Beam by it: KV has its own ledger
 (`Capacity`), and what else a row needs, its tail, its activations and its logits, is counted apart
 (`WorkingMemory`).
@@ -10,24 +10,23 @@ from __future__ import annotations
 
 from bisect import bisect, bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 
 from beamwright.engine.endings import begins_thought, row_limit
 from beamwright.engine.row import (
-    OWNER,
     Decodings,
-    GeneratorState,
     Row,
     RowLimit,
+    begin_state,
     is_complete,
     path_read,
-    segment_name,
     state_of,
 )
 from beamwright.kv.cache import CacheManager
-from beamwright.kv.segments import Lease, Path, Segment, copies_needed
+from beamwright.kv.segments import Segment, copies_needed
 from beamwright.models.decoder import padded_rows
 from beamwright.plan.machines import PassCosts
-from beamwright.protocols import KVDemand, Plan
+from beamwright.protocols import KVDemand
 from beamwright.tree import Node, SearchTree
 
 ITERATION_TOKENS = 16
@@ -38,50 +37,6 @@ _LEAST_BEGUN = 2
 _COMPACT_BELOW = 0.75
 _MAKING_S = 0.005  # of the host, between two iterations
 _STOPPED_SHARE = 16
-
-
-class StepLengths:
-    """How long a step will be: exact where steps have a fixed length, else by those seen so far.
-
-    A schedule reserves this much; results do not depend on it.
-    """
-
-    def __init__(self, decodings: Decodings, context: int) -> None:
-        self.decodings, self._context = decodings, context
-        self._num_steps = self._num_tokens = 0
-
-    def observe(self, num_tokens: int) -> None:
-        """A step of this length is complete."""
-        self._num_steps += 1
-        self._num_tokens += num_tokens
-
-    def limit(self, node: Node, *, thought: bool = False) -> RowLimit:
-        """The most tokens that this node's step may have, and what stops it there."""
-        return row_limit(node, self.decodings.of(node).step, self._context, thought=thought)
-
-    def exact(self, node: Node) -> bool:
-        """True if its step has a fixed length, unless its path ends before, or a thought does."""
-        marked = self.decodings.marks is not None
-        return not marked and self.decodings.of(node).step.step_tokens is not None
-
-    def expected(self, node: Node, limit: RowLimit | None = None) -> int:
-        """Tokens that this node's step is expected to have. limit: where it is known."""
-        max_tokens = (limit or self.limit(node)).tokens
-        if self.exact(node):
-            return max_tokens
-        mean = self._num_tokens / self._num_steps if self._num_steps else _FIRST_GUESS
-        return min(max_tokens, int(_MARGIN * mean) + 1)
-
-    def reserved(self, row: Row) -> int:
-        """Tokens that a row is given blocks for when it is admitted.
-
-        Rows whose lengths differ do not all end at once: on average they are half-way.
-        """
-        forwarded = row.forwarded
-        if self.exact(row.node):
-            return max(forwarded + 1, row.limit.tokens)
-        left = max(1, self.expected(row.node, row.limit) - forwarded)
-        return forwarded - (-left // 2)
 
 
 class WorkingMemory:
@@ -137,34 +92,55 @@ class WorkingMemory:
 
 
 class Capacity:
-    """The device of one cache manager, as rows see it. Creates their segments.
+    """The device of one cache manager, as rows see it. Makes rows, and knows how long they will be.
 
+    Where steps have a fixed length that is exact, else it goes by those seen so far. A schedule
+    reserves this much; results do not depend on it.
+    decodings: of the trees. context: most tokens of a path.
     parks: rows are given blocks for one block's tokens at a time, and park where none is left; else
     for what they are expected to write.
     """
 
-    def __init__(self, cache: CacheManager, lengths: StepLengths) -> None:
-        self._cache, self._lengths = cache, lengths
+    def __init__(self, cache: CacheManager, decodings: Decodings, context: int) -> None:
+        self._cache, self.decodings, self._context = cache, decodings, context
         self.parks = False
+        self._num_steps = self._num_tokens = 0
         self._previous_need_bytes: int | None = None
 
-    # --- rows --------------------------------------------------------------------------------
+    # --- how long steps are ------------------------------------------------------------------
 
-    def follow(self, plan: Plan) -> None:
-        """Give rows room as this plan says."""
-        self.parks = plan.parking is not None
+    def observe(self, num_tokens: int) -> None:
+        """A step of this length is complete."""
+        self._num_steps += 1
+        self._num_tokens += num_tokens
+
+    def exact(self, node: Node) -> bool:
+        """True if its step has a fixed length, unless its path ends before, or a thought does."""
+        marked = self.decodings.marks is not None
+        return not marked and self.decodings.of(node).step.step_tokens is not None
+
+    def _limit(self, node: Node, *, thought: bool = False) -> RowLimit:
+        return row_limit(node, self.decodings.of(node).step, self._context, thought=thought)
+
+    def expected(self, node: Node, limit: RowLimit | None = None) -> int:
+        """Tokens that this node's step is expected to have. limit: where it is known."""
+        max_tokens = (limit or self._limit(node)).tokens
+        if self.exact(node):
+            return max_tokens
+        mean = self._num_tokens / self._num_steps if self._num_steps else _FIRST_GUESS
+        return min(max_tokens, int(_MARGIN * mean) + 1)
+
+    # --- rows --------------------------------------------------------------------------------
 
     def open_row(self, node: Node, group: int = 0) -> Row:
         """A node's step: at its start, for which it gets a segment, or where it was preempted."""
         state = state_of(node)
         if state is None:
-            segment = self._cache.create(segment_name(node), node.start)
-            decodings, lengths = self._lengths.decodings, self._lengths
-            thought = begins_thought(node, decodings.marks)
-            limit = lengths.limit(node, thought=thought is not False)
-            otherwise = lengths.limit(node) if thought is None else None
-            row = Row(node, segment, decodings.of(node), limit, group, thought, otherwise)
-            state = node.handles[OWNER] = GeneratorState(segment, row=row)
+            state, decoding = begin_state(node, self._cache), self.decodings.of(node)
+            thought = begins_thought(node, self.decodings.marks)
+            limit = self._limit(node, thought=thought is not False)
+            otherwise = self._limit(node) if thought is None else None
+            state.row = Row(node, state.segment, decoding, limit, group, thought, otherwise)
         assert state.row is not None
         return state.row
 
@@ -187,21 +163,22 @@ class Capacity:
 
     # --- room --------------------------------------------------------------------------------
 
-    def read_by(self, rows: Iterable[Row]) -> dict[Segment, int]:
-        """Device copies that these rows read."""
-        return self._copies(row.parts_read for row in rows)
-
-    def acquire(self, rows: Iterable[Row]) -> Lease:
-        """Have on the device what these rows read, and hold it; see `CacheManager.stays`."""
-        return Lease({}) if self._cache.stays else self._cache.acquire(self.read_by(rows))
+    def read_by(self, nodes: Iterable[Node]) -> dict[Segment, int]:
+        """Device copies that the steps of these nodes read."""
+        return copies_needed(map(path_read, nodes), per_beam=self._cache.copies_per_beam)
 
     def written_by(self, rows: Iterable[Row]) -> dict[Segment, int]:
-        """Tokens that blocks are kept for when these rows are admitted."""
-        return {row.segment: self._reserved(row) for row in rows}
+        """Tokens that blocks are kept for when these rows are admitted.
 
-    def _reserved(self, row: Row) -> int:
-        tokens, most = self._lengths.reserved(row), row.forwarded + self._cache.device.block_tokens
-        return min(tokens, most) if self.parks else tokens
+        Rows whose lengths differ do not all end at once: on average they are half-way.
+        """
+        wanted = dict[Segment, int]()
+        for row in rows:
+            left = self.expected(row.node, row.limit) - row.forwarded
+            new = max(1, left if self.exact(row.node) else -(-left // 2))
+            new = min(new, self._cache.device.block_tokens) if self.parks else new
+            wanted[row.segment] = row.forwarded + new
+        return wanted
 
     def first_that_fit(self, rows: Sequence[Row]) -> Sequence[Row]:
         """As many of these, from the first on, as there is room for: for what they read, and for
@@ -210,7 +187,7 @@ class Capacity:
 
         def too_many(count: int) -> bool:
             first = rows[:count]
-            needs = {} if cache.stays else self.read_by(first)
+            needs = {} if cache.stays else self.read_by([row.node for row in first])
             grown = self.written_by(first)
             for parent in dict.fromkeys(row.node.parent for row in first):
                 grown |= self._incomplete(parent)
@@ -222,7 +199,7 @@ class Capacity:
 
     def is_free(self, rows: Sequence[Row]) -> bool:
         """Is it there at once, so that nothing has to come or to leave for these rows?"""
-        needs = self.read_by(rows)
+        needs = self.read_by([row.node for row in rows])
         resident = all(segment.resident for segment in needs)
         return resident and self._cache.is_free(needs, self.written_by(rows))
 
@@ -232,13 +209,13 @@ class Capacity:
         """Say what waits, group by group, and start to fetch what comes next."""
         if not self._cache.evicts:
             return
-        needs = [self._copies(map(path_read, nodes)) for nodes in coming]
+        needs = [*map(self.read_by, coming)]
         self._cache.expect(needs)
         if not coming:
             return
         if prefetch:
             self._cache.prefetch(needs[0])
-        growth = map(self._lengths.expected, coming[0])
+        growth = map(self.expected, coming[0])
         self._cache.write_ahead(needs[0], growth, {row.segment for row in growing})
 
     def forget_unseen(self, tree: SearchTree) -> None:
@@ -295,7 +272,7 @@ class Capacity:
                     since = 0 if node is beam else own
                     sizes[above] += self._fresh_bytes(num_tokens, behind, since, known)
             leaf.append(above)
-            blocks = ledger.blocks_for(self._lengths.expected(beam)) - ledger.blocks_for(stored)
+            blocks = ledger.blocks_for(self.expected(beam)) - ledger.blocks_for(stored)
             growth.append(max(1, blocks) * ledger.bytes_per_block)
         previous, self._previous_need_bytes = self._previous_need_bytes, sum(sizes) + sum(growth)
         return KVDemand(
@@ -333,9 +310,6 @@ class Capacity:
         num_tokens = len(parent.token_ids)
         return {segment: num_tokens} if segment.length < num_tokens else {}
 
-    def _copies(self, paths: Iterable[Path]) -> dict[Segment, int]:
-        return copies_needed(paths, per_beam=self._cache.copies_per_beam)
-
 
 def _begins(leaf: Node) -> int:
     """The first position that is still to be computed on a path: a prompt, the end of a reply and a
@@ -346,3 +320,65 @@ def _begins(leaf: Node) -> int:
     while node.parent is not None and not is_complete(node.parent):
         node = node.parent
     return node.start
+
+
+class Coming:
+    """Rows whose KV comes from the host while others run: they wait in front, and hold on the
+    device what they read, there or on its way.
+
+    A row that joins waits for what it lacks, and so does everybody else. Where that takes longer
+    than those that run lose by a few passes without it, they get these passes first. So many are
+    known beforehand, from bytes and the cost model: never when a copy has ended, so equal runs stay
+    equal.
+    passes: that the others run before these join.
+    """
+
+    def __init__(self, cache: CacheManager, capacity: Capacity, costs: PassCosts | None) -> None:
+        self._cache, self._capacity, self._costs = cache, capacity, costs
+        self.rows, self.passes = list[Row](), 0
+
+    def begin(self, rows: Sequence[Row], num_running: int) -> bool:
+        """Load what these rows lack, if they park and others are to run meanwhile; True if so.
+
+        Raises:
+            CapacityError: if it does not fit; LinkError: if the link has failed.
+        """
+        if self.rows or not num_running or not self._capacity.parks or self._costs is None:
+            return False
+        device, costs, needs = (
+            self._cache.device,
+            self._costs,
+            self._capacity.read_by([row.node for row in rows]),
+        )
+        kv_bytes = device.num_blocks * device.bytes_per_block  # rows park: about all is read
+        pass_s = max(costs.seconds(num_running), costs.weights_s + kv_bytes * costs.byte_s)
+        load = self._cache.lacking_bytes(needs) / costs.link_bandwidth / pass_s
+        missing = len(rows) / (len(rows) + num_running)
+        choices = 0, int(load), int(load) + 1
+        self.passes = min(choices, key=lambda n: n * missing + max(0.0, load - n))
+        if not self.passes:
+            return False
+        self._cache.load_ahead(needs)
+        for row in rows:
+            row.hold()
+        self.rows = list(rows)
+        return True
+
+    def first(self, rows: list[Row]) -> list[Row]:
+        """Of those in front, the ones that have come; all, and none comes any more, if others wait
+        before them."""
+        ready = list(takewhile(self.rows.__contains__, rows))
+        if not ready:
+            self.drop()
+        return ready or rows
+
+    def drop(self) -> bool:
+        """They hold nothing any more; False if none came."""
+        rows, self.rows = self.rows, []
+        for row in rows:
+            row.let_go()
+        return bool(rows)
+
+    def forget(self, row: Row) -> None:
+        """It has let go by itself."""
+        self.rows = [each for each in self.rows if each is not row]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any
 
 import torch
@@ -20,9 +20,9 @@ from beamwright.engine.row import (
     OWNER,
     GeneratorState,
     Row,
+    begin_state,
     is_complete,
     path_to,
-    segment_name,
     state_of,
 )
 from beamwright.kv.cache import CacheManager
@@ -47,98 +47,80 @@ class Unfinished(Exception):
         self.nodes = nodes
 
 
-class Chains:
-    """Completes the paths that lead to open nodes."""
+def complete_paths(
+    rows: Sequence[Row], cache: CacheManager, prefill: Prefill, lease: Lease, progress: Progress
+) -> list[Segment]:
+    """Forward what the rows' paths still owe: prompts and turns, and tokens that were given.
 
-    def __init__(self, cache: CacheManager, prefill: Prefill, progress: Progress) -> None:
-        self._cache, self._prefill, self._progress = cache, prefill, progress
+    A reply's last step was cleared when it ended; behind a turn it is computed again.
+    Returns the segments that have grown; those that were empty join the lease.
 
-    def complete(self, rows: Sequence[Row], lease: Lease) -> list[Segment]:
-        """Forward what the rows' paths still owe: prompts and turns, and tokens that were given.
+    Raises:
+        CapacityError: if the KV budget cannot hold them; Unfinished: where a prompt is long and
+            only its next piece was forwarded. Deadlines are heard between two.
+    """
 
-        A reply's last step was cleared when it ended; behind a turn it is computed again.
-        Returns the segments that have grown; those that were empty join the lease.
-
-        Raises:
-            CapacityError: if the KV budget cannot hold them; Unfinished: where a prompt is long and
-                only its next piece was forwarded. Deadlines are heard between two.
-        """
-        parents = dict.fromkeys(row.node.parent for row in rows if row.node.parent is not None)
-        grown: list[Segment] = []
-        for level in _owing(parents):
-            requests = [self._owed(node) for node in level]
-            num_tokens = sum(len(request.token_ids) for request in requests)
-            if num_tokens > len(requests):
-                self._progress.doing(f"prefill of {num_tokens:,} tokens")
-            for node, hidden in zip(level, self._forward(requests, lease), strict=True):
-                if node.handles[OWNER].segment.length == len(node.token_ids):
-                    node.handles[OWNER].hidden = hidden
-            if not all(map(is_complete, level)):
-                raise Unfinished([row.node for row in rows if not is_complete(row.node.parent)])
-            grown += [request.segment for request in requests]
-        for node in parents:
-            state: GeneratorState = node.handles[OWNER]
-            if not state.extended:  # once, in however many batches its children are decoded
-                node.usage["generator_reused"] += node.end
-                state.extended = True
-        given = [row for row in rows if row.segment.length < row.forwarded]
-        if given:
-            self._forward([_given(row) for row in given], lease)
-        return grown
-
-    def _forward(self, requests: Sequence[PrefillRequest], lease: Lease) -> Sequence[Any]:
+    def forward(requests: Sequence[PrefillRequest]) -> Sequence[Any]:
         lease.add(whole({r.segment: 1 for r in requests if not r.segment.length}))
         # All of them or none: whoever had its KV and no hidden state could not be begun again.
-        self._cache.reserve(
-            {
-                request.segment: request.segment.length + len(request.token_ids)
-                for request in requests
-            }
-        )
-        return self._prefill(requests)
+        cache.reserve({r.segment: r.segment.length + len(r.token_ids) for r in requests})
+        return prefill(requests)
 
-    def _owed(self, node: Node) -> PrefillRequest:
-        """What a node lacks, or the next piece of it; it has a segment afterwards."""
-        if OWNER not in node.handles:
-            segment = self._cache.create(segment_name(node), node.start)
-            node.handles[OWNER] = GeneratorState(segment)
-        segment = node.handles[OWNER].segment
-        tokens = node.token_ids[segment.length :][:_PIECE_TOKENS]
-        if len(tokens) > 1 or node.parent is None:
-            node.usage["generator_prefilled"] += len(tokens)
-        node.usage["generator_reused"] -= len(tokens)
-        return _request(node, segment, tokens)
+    parents = dict.fromkeys(row.node.parent for row in rows if row.node.parent is not None)
+    grown: list[Segment] = []
+    for level in _owing(parents):
+        requests = [_owed(node, cache) for node in level]
+        num_tokens = sum(len(request.token_ids) for request in requests)
+        if num_tokens > len(requests):
+            progress.doing(f"prefill of {num_tokens:,} tokens")
+        for node, hidden in zip(level, forward(requests), strict=True):
+            if node.handles[OWNER].segment.length == len(node.token_ids):
+                node.handles[OWNER].hidden = hidden
+        if not all(map(is_complete, level)):
+            raise Unfinished([row.node for row in rows if not is_complete(row.node.parent)])
+        grown += [request.segment for request in requests]
+    for node in parents:
+        state: GeneratorState = node.handles[OWNER]
+        if not state.extended:  # once, in however many batches its children are decoded
+            node.usage["generator_reused"] += node.end
+            state.extended = True
+    given = [row for row in rows if row.segment.length < row.forwarded]
+    if given:
+        forward([_given(row) for row in given])
+    return grown
 
 
-def _request(node: Node, segment: Segment, tokens: Sequence[int]) -> PrefillRequest:
+def _request(node: Node, tokens: Sequence[int]) -> PrefillRequest:
     """Tokens of a node behind those that its segment holds."""
+    segment = node.handles[OWNER].segment
     return PrefillRequest(path_to(node.parent), segment, tokens, node.start + segment.length)
+
+
+def _owed(node: Node, cache: CacheManager) -> PrefillRequest:
+    """What a node lacks, or the next piece of it; it has a segment afterwards."""
+    segment = (state_of(node) or begin_state(node, cache)).segment
+    tokens = node.token_ids[segment.length :][:_PIECE_TOKENS]
+    if len(tokens) > 1 or node.parent is None:
+        node.usage["generator_prefilled"] += len(tokens)
+    node.usage["generator_reused"] -= len(tokens)
+    return _request(node, tokens)
 
 
 def _given(row: Row) -> PrefillRequest:
     """Tokens of a row that nobody has decoded for it."""
     tokens = row.tokens[row.segment.length : row.forwarded]
     row.node.usage["generator_prefilled"] += len(tokens)
-    return _request(row.node, row.segment, tokens)
+    return _request(row.node, tokens)
 
 
 def _owing(parents: Iterable[Node]) -> list[list[Node]]:
     """Nodes on the way to these that are not complete; those behind others in later lists."""
-    levels: list[list[Node]] = []
-    known: dict[Node, int] = {}
+    levels: dict[int, dict[Node, None]] = {}
     for parent in parents:
-        chain: list[Node] = []
-        node: Node | None = parent
-        while node is not None and node not in known and not is_complete(node):
-            chain.append(node)
-            node = node.parent
-        first = known[node] + 1 if node is not None and node in known else 0
-        for level, owing in enumerate(reversed(chain), start=first):
-            known[owing] = level
-            if level == len(levels):
-                levels.append([])
-            levels[level].append(owing)
-    return levels
+        chain = list(takewhile(lambda node: not is_complete(node), reversed(parent.path())))
+        for level, node in enumerate(reversed(chain)):
+            levels.setdefault(level, {})[node] = None
+    return [list(level) for level in levels.values()]
 
 
 def is_broken(beam: Node) -> bool:
@@ -151,13 +133,6 @@ def is_broken(beam: Node) -> bool:
         for node in beam.path()[:-1]
         if (state := state_of(node)) is not None
     )
-
-
-def last_hidden(node: Node | None) -> Any:
-    """What a node's children begin with, see `GeneratorState`; the node is complete."""
-    if node is None or not is_complete(node):
-        raise AssertionError(f"{node!r} is not complete")
-    return node.handles[OWNER].hidden
 
 
 # --- a resumed tree ------------------------------------------------------------------------------
@@ -198,10 +173,9 @@ def restore_kv(
 def _restore_level(model: TreeModel, nodes: Sequence[Node]) -> None:
     """Segments of nodes of one depth, and the last hidden states of those that have tokens."""
     for node in nodes:  # before anything can fail, so that it is released
-        segment = model.store.create(segment_name(node), node.start)
-        node.handles[OWNER] = GeneratorState(segment, extended=_extended(node))
+        begin_state(node, model.store).extended = _extended(node)
     owners = [node for node in nodes if _stored(node)]
-    requests = [_request(node, node.handles[OWNER].segment, _stored(node)) for node in owners]
+    requests = [_request(node, _stored(node)) for node in owners]
     for node, hidden in zip(owners, model.prefill(requests), strict=True):
         node.handles[OWNER].hidden = hidden[-1:].clone()
     model.store.counts.recomputed_tokens += sum(len(r.token_ids) for r in requests)

@@ -1,4 +1,4 @@
-"""Who waits, and who goes first: trees for a place, steps for the batch.
+"""Who waits, and who goes first: trees for a place, steps for the batch, models for memory.
 
 `decoupled` fills the generator's batch from queued problems before anything else (eager; decoupled
 tree exploration, Alg. 5), only where a tree's KV fits as well: how much that becomes is known when
@@ -16,14 +16,16 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import groupby, islice, takewhile
+from itertools import groupby, islice
 
+from beamwright.counters import Counters
 from beamwright.engine.capacity import Capacity
 from beamwright.engine.row import Row, state_of
 from beamwright.engine.tree_run import TreeRun
+from beamwright.errors import CapacityError
 from beamwright.kv.cache import CacheManager
-from beamwright.plan.machines import PassCosts
 from beamwright.protocols import Parking, Plan
 from beamwright.sections import ScheduleSettings
 from beamwright.tree import Node, NodeState
@@ -36,6 +38,8 @@ _MOST_STALLED = 0.05
 
 REMOTE_ROWS = 256
 """The same of a remote generator, which has a batch, memory and a queue of its own."""
+
+_FIRST_STEP_TOKENS, _HALF_BLOCK = 32, 4
 
 
 # --- trees ---------------------------------------------------------------------------------------
@@ -278,59 +282,155 @@ class SpeculativeQueue:
         return next(reversed(self.held), None)
 
 
-class Coming:
-    """Rows whose KV comes from the host while others run: they wait in front, and hold on the
-    device what they read, there or on its way.
+# --- the memory of two models --------------------------------------------------------------------
 
-    A row that joins waits for what it lacks, and so does everybody else. Where that takes longer
-    than those that run lose by a few passes without it, they get these passes first. So many are
-    known beforehand, from bytes and the cost model: never when a copy has ended, so equal runs stay
-    equal.
-    passes: that the others run before these join.
+
+class MovingSplit:
+    """Two stores over one memory: bytes go from one model's KV to the other's.
+
+    The model that runs next gets room for what it needs, as far as there is any; the idle one's KV
+    leaves only where it is in the way. That was never slower than the ways of FlashTTS, section
+    4.3, which are the lab's (`simulator.split`). Budgets always add up to the same number; what a
+    search computes never depends on them.
+
+    most_step_tokens: how long a step may become. scores_early: steps are scored while others are
+    decoded (speculation), so that neither model may be left without room for its longest path while
+    the other has its turn.
     """
 
-    def __init__(self, cache: CacheManager, capacity: Capacity, costs: PassCosts | None) -> None:
-        self._cache, self._capacity, self._costs = cache, capacity, costs
-        self.rows, self.passes = list[Row](), 0
+    def __init__(
+        self,
+        generator: CacheManager,
+        verifier: CacheManager,
+        most_step_tokens: int = 256,
+        *,
+        scores_early: bool = False,
+    ) -> None:
+        self._generator, self._verifier = generator, verifier
+        self._most_step_tokens, self._scores_early = most_step_tokens, scores_early
+        self._first_bytes = generator.device.budget.total_bytes
+        self.total_bytes = self._first_bytes + verifier.device.budget.total_bytes
+        self.most_generator_bytes = 0
+        self.restart()
 
-    def begin(self, rows: Sequence[Row], num_running: int) -> bool:
-        """Load what these rows lack, if they park and others are to run meanwhile; True if so.
+    @property
+    def generator_bytes(self) -> int:
+        """The generator's part now."""
+        return self._generator.device.budget.total_bytes
 
-        Raises:
-            CapacityError: if it does not fit; LinkError: if the link has failed.
+    @property
+    def verifier_bytes(self) -> int:
+        """The verifier's part now."""
+        return self._verifier.device.budget.total_bytes
+
+    def restart(self) -> None:
+        """Divide as in the beginning, and count from 0."""
+        self._seen: tuple[int, ...] = ()
+        self.counts = Counters()
+        self._give(self._generator, self._first_bytes)
+        self.counts = Counters()
+        self.most_generator_bytes = self.generator_bytes
+
+    def look(self, runs: Collection[TreeRun]) -> None:
+        """Move memory if the state of the search has changed and that is worth while.
+
+        To be called where neither model runs.
         """
-        if self.rows or not num_running or not self._capacity.parks or self._costs is None:
-            return False
-        device, costs, needs = self._cache.device, self._costs, self._capacity.read_by(rows)
-        kv_bytes = device.num_blocks * device.bytes_per_block  # rows park: about all is read
-        pass_s = max(costs.seconds(num_running), costs.weights_s + kv_bytes * costs.byte_s)
-        load = self._cache.lacking_bytes(needs) / costs.link_bandwidth / pass_s
-        missing = len(rows) / (len(rows) + num_running)
-        choices = 0, int(load), int(load) + 1
-        self.passes = min(choices, key=lambda n: n * missing + max(0.0, load - n))
-        if not self.passes:
-            return False
-        self._cache.load_ahead(needs)
-        for row in rows:
-            row.hold()
-        self.rows = list(rows)
-        return True
+        scoring = [node for run in runs for node in run.unscored]
+        beams = [node for run in runs for node in run.open]
+        seen = len(runs), sum(len(run.round_tokens) for run in runs), bool(scoring)
+        if seen == self._seen or not (scoring or beams):
+            return
+        self._seen = seen
+        with suppress(CapacityError):  # of the host tier: everything stays where it is
+            if scoring:
+                needed = _need_bytes(self._verifier, [_tokens_of(n) + 1 for n in scoring])
+                self._make_room(self._verifier, self._generator, needed, scoring, beams)
+            else:
+                step_tokens = step_tokens_of(beams)
+                needed = _need_bytes(self._generator, [step_tokens] * len(beams))
+                self._make_room(self._generator, self._verifier, needed, beams, beams)
 
-    def first(self, rows: list[Row]) -> list[Row]:
-        """Of those in front, the ones that have come; all, and none comes any more, if others wait
-        before them."""
-        ready = list(takewhile(self.rows.__contains__, rows))
-        if not ready:
-            self.drop()
-        return ready or rows
+    # --- inside ------------------------------------------------------------------------------
 
-    def drop(self) -> bool:
-        """They hold nothing any more; False if none came."""
-        rows, self.rows = self.rows, []
-        for row in rows:
-            row.let_go()
-        return bool(rows)
+    def _make_room(
+        self,
+        store: CacheManager,
+        idle: CacheManager,
+        needed_bytes: int,
+        nodes: Sequence[Node],
+        beams: Sequence[Node],
+    ) -> None:
+        """The model of this store runs next, on these nodes; beams are decoded meanwhile, or then.
 
-    def forget(self, row: Row) -> None:
-        """It has let go by itself."""
-        self.rows = [each for each in self.rows if each is not row]
+        Needs are estimates, so once memory was short all that is free is taken.
+        """
+        total = self.total_bytes
+        part = self._part(store, idle, needed_bytes)
+        if part is not None:
+            if self._scores_early and beams:
+                # The idle one keeps a path, where there is room for that; where there is not, a
+                # score that comes too early is put off until the round's end.
+                kept = self._least(idle, beams)
+                part = min(part, total - kept if needed_bytes + kept <= total else total)
+            self._give(store, part)
+        # A step may be longer than those that the need was estimated from.
+        least = min(self._least(store, nodes), total)
+        if least > store.device.budget.total_bytes:
+            self._give(store, least)
+
+    def _part(self, store: CacheManager, idle: CacheManager, needed_bytes: int) -> int | None:
+        """What the model of this store gets for its turn; None if it has enough."""
+        total = self.total_bytes
+        if needed_bytes <= store.device.budget.total_bytes and not self.counts.moves:
+            return None
+        # Its need, and what the idle one has no use for.
+        return min(total, max(needed_bytes, total - idle.device.budget.used_bytes))
+
+    def _least(self, store: CacheManager, beams: Sequence[Node]) -> int:
+        """What the longest path and the longest step take: every beam can be decoded and scored."""
+        device, step = store.device, self._most_step_tokens + 1
+        longest = max(beams, key=path_tokens)
+        depth = len(longest.path())
+        blocks = device.blocks_for(path_tokens(longest) + depth) + depth + device.blocks_for(step)
+        return (blocks + 1) * device.bytes_per_block
+
+    def _give(self, store: CacheManager, num_bytes: int) -> None:
+        """Give this model so much, and the other one the rest, as far as what is held allows."""
+        before, total = self.generator_bytes, self.total_bytes
+        other = self._verifier if store is self._generator else self._generator
+        if num_bytes > store.device.budget.total_bytes:
+            store, other, num_bytes = other, store, total - num_bytes
+        kept = store.resize(num_bytes)  # the one that shrinks first
+        other.resize(total - kept)
+        moved = abs(self.generator_bytes - before)
+        if moved:
+            self.counts.moves += 1
+            self.counts.moved_bytes += moved
+            self.most_generator_bytes = max(self.most_generator_bytes, self.generator_bytes)
+
+
+def _need_bytes(store: CacheManager, lengths: Sequence[int]) -> int:
+    """What the store holds, and steps of these lengths more."""
+    device = store.device
+    return store.held_bytes + sum(map(device.blocks_for, lengths)) * device.bytes_per_block
+
+
+def step_tokens_of(beams: Sequence[Node]) -> int:
+    """The mean step of the round before, and half a block's worth of tokens."""
+    steps = [node.parent for node in beams if node.parent is not None]
+    lengths = [len(step.token_ids) for step in steps if step.parent is not None]
+    if not sum(lengths):
+        return _FIRST_STEP_TOKENS
+    return round(sum(lengths) / len(lengths)) + _HALF_BLOCK
+
+
+def path_tokens(node: Node) -> int:
+    """Of its whole path, turns left out."""
+    steps = (step for step in node.path()[1:] if step.turn is None)
+    return len(node.root.token_ids) + sum(map(_tokens_of, steps))
+
+
+def _tokens_of(step: Node) -> int:
+    """Of a step; a text that nobody drew has a token a character at most, as a rule."""
+    return len(step.token_ids) or len(step.step_text)

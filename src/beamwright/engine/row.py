@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from beamwright.engine.noise import lineage_key
 from beamwright.errors import InputError, NotFiniteError
+from beamwright.kv.cache import CacheManager
 from beamwright.kv.segments import Lease, Path, PathPart, Segment, Source, segments_read, whole
 from beamwright.models.thinking import ThoughtMarks
 from beamwright.protocols import StepDecoded
@@ -133,9 +134,11 @@ def is_complete(node: Node | None) -> bool:
     return state is not None and state.hidden is not None
 
 
-def segment_name(node: Node) -> str:
-    """What a node's segment is called in timelines."""
-    return ".".join(map(str, node.lineage))
+def begin_state(node: Node, cache: CacheManager) -> GeneratorState:
+    """Give a node a segment, which timelines call by its lineage."""
+    segment = cache.create(".".join(map(str, node.lineage)), node.start)
+    state = node.handles[OWNER] = GeneratorState(segment)
+    return state
 
 
 # --- a step ---------------------------------------------------------------------------------------
@@ -199,11 +202,6 @@ class Row:
         return self.otherwise if self.otherwise and self.thought is False else self.first_limit
 
     @property
-    def speculative(self) -> bool:
-        """True as long as selection has not opened its node."""
-        return self.node.speculative
-
-    @property
     def forwards_left(self) -> int:
         """Tokens that may still be forwarded, the last one included; at least one."""
         if self.stop is not None or self.thought is None:
@@ -216,14 +214,9 @@ class Row:
         ends is known behind its next token, but others' iterations go on."""
         return count if self.thought is None and not self.stop else min(count, self.forwards_left)
 
-    @property
-    def parts_read(self) -> Path:
-        """The segments that it reads."""
-        return path_read(self.node)
-
     def needs(self) -> dict[Segment, int]:
         """Device copies that it reads and writes: one of each segment."""
-        return {**dict.fromkeys(segments_read(self.parts_read), 1), **whole({self.segment: 1})}
+        return {**dict.fromkeys(segments_read(path_read(self.node)), 1), **whole({self.segment: 1})}
 
     def hold(self) -> None:
         """Pin what it reads and writes; all of it is on the device."""

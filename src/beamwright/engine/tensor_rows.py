@@ -18,14 +18,13 @@ import torch
 from beamwright.config import Settings
 from beamwright.counters import Progress
 from beamwright.engine.batch import RunningBatch
-from beamwright.engine.capacity import StepLengths, WorkingMemory
-from beamwright.engine.chains import last_hidden
+from beamwright.engine.capacity import Capacity, WorkingMemory
 from beamwright.engine.drafts import Drafts
 from beamwright.engine.drawn import Drawn, Found, StepBuffers
 from beamwright.engine.endings import StopFinder, text_stopped
 from beamwright.engine.graphs import make_replay
 from beamwright.engine.passes import DraftPasses, why_one_token_each
-from beamwright.engine.row import Decoding, Decodings, Ran, Row, path_to
+from beamwright.engine.row import OWNER, Decoding, Decodings, Ran, Row, path_to
 from beamwright.engine.sampling import MOST_LIKELIEST, Sampler, draws_in_kernel, likeliest
 from beamwright.errors import InputError
 from beamwright.kv.streams import sent
@@ -265,12 +264,12 @@ class TensorRows:
         """The first token of these rows' steps, from what their parents' last tokens lead to."""
         if not rows:
             return
-        parents = dict.fromkeys(row.node.parent for row in rows)
-        places = {parent: place for place, parent in enumerate(parents)}
-        hidden = torch.cat([last_hidden(parent) for parent in parents])
+        parents = [row.node.parent for row in rows if row.node.parent is not None]
+        places = {parent: place for place, parent in enumerate(dict.fromkeys(parents))}
+        hidden = torch.cat([parent.handles[OWNER].hidden for parent in places])
         buffers = StepBuffers(len(rows), self._stats, hidden[:, :0], self._num_likeliest)
         buffers.load(rows, self._arrangement, self._stops)
-        siblings = [places[row.node.parent] for row in rows]
+        siblings = [places[parent] for parent in parents]
         self._draw(buffers, self._decoder.logits(hidden)[sent(siblings, hidden.device)])
         drawn = Drawn(rows, self._stops)
         self._take(drawn, Found(buffers, self.replay, 0, 1))
@@ -365,7 +364,7 @@ def make_running_batch(
         rows,
         model.store,
         prefill,
-        StepLengths(decodings, model.decoder.shape.context),
+        Capacity(model.store, decodings, model.decoder.shape.context),
         settings.schedule,
         _working_memory(
             (model, *scorers), costs, rows_bytes, padded_rows if replay is None else captured_rows

@@ -19,8 +19,8 @@ from beamwright.config import Settings
 from beamwright.counters import Counters, Level, Progress, Usage
 from beamwright.engine.batch import RunningBatch
 from beamwright.engine.graphs import capture_passes
-from beamwright.engine.moving import MovingSplit
 from beamwright.engine.prompts import with_system_prompt
+from beamwright.engine.queue import MovingSplit
 from beamwright.engine.row import Decoding
 from beamwright.engine.selftest import kind, settle_rows
 from beamwright.engine.speculation import Payoff
