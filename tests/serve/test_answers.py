@@ -9,11 +9,11 @@ import pytest
 import engines
 from beamwright.errors import Cancelled
 from beamwright.search import STRATEGIES
-from beamwright.serve.answers import final_text, held_back, token_logprobs
+from beamwright.serve.answers import final_text, held_back, token_logprobs, told
 from beamwright.serve.body import ApiError
-from beamwright.serve.job import SearchJob
+from beamwright.serve.job import SearchJob, Told
 from beamwright.solver.solution import Solution
-from beamwright.tree import NodeState, SearchTree
+from beamwright.tree import NodeState, SearchTree, StopReason
 
 COMMITS = [name for name, row in STRATEGIES.items() if row.commits]
 assert not {"lookahead", "deepconf", "revise"} & set(COMMITS), "they come back"
@@ -55,6 +55,49 @@ def test_what_is_decoded_ahead_of_selection_says_nothing():
     tree = grown(((0,), "One. ", KEPT), ((0, 0), "Two.", CANDIDATE))
     tree.root.children[0].children[0].speculative = True
     assert final_text(tree).said == "One. "
+
+
+# --- of thoughts -----------------------------------------------------------------------------
+
+
+def extended(tree, above, *steps):
+    """Steps below a node: (text, is a thought)."""
+    for text, thought in steps:
+        (node,) = tree.expand(above, 1)
+        node.text, node.thought, node.state = above.text + text, thought, KEPT
+        node.stop = StopReason.THOUGHT_END if thought and text.endswith(".") else None
+        above = node
+    return above
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "final"),
+    [
+        ([("Hm. So.", True), ("\n\nIt is 4.", False)], [("Hm. No.", True)], Told("Hm.", "")),
+        ([("Hm.", True), ("\n\nIt is 4.", False)], [("Hm.", True), ("\n\nIt was", False)],
+         Told("Hm.", "It ")),
+        ([("Hm", True)], [("Hm.", True), ("It", False)], Told("Hm", "")),
+        ([("It is.", False), ("Hm.", True)], [("It is.", False), ("Oh.", True)], Told("", "")),
+    ],
+)  # fmt: skip
+def test_of_what_is_said_nothing_is_final_before_the_thought_is(first, second, final):
+    tree = grown()
+    for steps in (first, second):
+        extended(tree, tree.root, *steps)
+    assert final_text(tree) == final
+
+
+def test_what_is_final_stays_however_a_reply_goes_on():
+    steps = [("\nHm", True), (" so. ", True), ("\n\nIt", False), (" is.", False), (" Oh.", True)]
+    tree = grown()
+    before, node = Told(), tree.root
+    for step in steps:
+        node = extended(tree, node, step)
+        now, whole = final_text(tree), told(node)
+        assert all(new.startswith(old) for new, old in zip(now, before, strict=True))
+        assert all(new.startswith(old) for new, old in zip(whole, now, strict=True))
+        before = now
+    assert told(node) == Told("Hm so.  Oh.", "It is.")
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,9 @@ def test_a_chat_is_the_search_that_solve_does(served):
 
 
 @pytest.mark.parametrize("method", ["beam", "dvts", "mcts", "best-of-n", "", "plain"])
-@pytest.mark.parametrize("seeds", [2, pytest.param(5, marks=pytest.mark.nightly)])
-def test_a_stream_says_what_the_whole_answer_does(served, method, seeds):
+def test_a_stream_says_what_the_whole_answer_does(served, method):
     name = f"tiny:{method}" if method else "tiny"
-    for seed in range(seeds):
+    for seed in range(2):
         whole = served.chat(model=name, seed=seed).json()
         events = served.stream(model=name, seed=seed)
         assert text_of(events) == whole["choices"][0]["message"]["content"]
@@ -113,13 +112,14 @@ def said_in(reply):
 
 
 def test_usage_and_rounds_are_streamed_where_they_are_asked_for(served):
-    events = served.stream(stream_options={"include_usage": True}, search={"events": True}, seed=1)
-    assert events[-1]["choices"] == []
-    assert events[-1]["usage"]["completion_tokens"] > 0
-    assert all(event["usage"] is None for event in events[:-1])
-    rounds = [event["search"] for event in events[:-1] if "number" in event.get("search", {})]
-    assert [each["number"] for each in rounds] == list(range(1, len(rounds) + 1))
-    assert all(event["choices"][0]["delta"] == {} for event in events[:-1] if "search" in event)
+    *events, last = served.stream(
+        stream_options={"include_usage": True}, search={"events": True}, seed=1
+    )
+    assert (last["choices"], last["usage"]["completion_tokens"] > 0) == ([], True)
+    assert all(event["usage"] is None for event in events)
+    rounds = [event for event in events if "number" in event.get("search", {})]
+    assert [each["search"]["number"] for each in rounds] == list(range(1, len(rounds) + 1))
+    assert all(event["choices"][0]["delta"] == {} for event in rounds)
 
 
 def test_several_choices_are_the_best_of_the_candidates(served):
@@ -153,14 +153,13 @@ def test_every_token_of_an_answer_has_its_own_log_probability(served):
     assert said == text_of(events) == found["message"]["content"]
 
 
-def test_completions(served):
+def test_prompts_of_a_completion_are_choices_in_their_order(served):
     body = {"model": "tiny:plain", "prompt": ["one two", "three"], "seed": 1}
     found = served.http.post("/v1/completions", json=body).json()
-    assert [choice["index"] for choice in found["choices"]] == [0, 1]
     events = served.stream("/v1/completions", **body)
     for index, choice in enumerate(found["choices"]):
         pieces = [c["text"] for e in events for c in e["choices"] if c["index"] == index]
-        assert "".join(pieces) == choice["text"]
+        assert (choice["index"], "".join(pieces)) == (index, choice["text"])
     assert found["object"] == events[0]["object"] == "text_completion"
     assert [each["seed"] for each in found["search"]] == [1, 1]
 
@@ -201,19 +200,26 @@ def test_the_document_says_what_bodies_hold(served):
     assert not [path for path in document["paths"] if path.startswith(("/page", "/docs"))]
 
 
-def test_models_health_and_what_there_is_not(served):
-    listed = served.http.get("/v1/models").json()["data"]
-    assert [each["id"] for each in listed][:2] == ["tiny", "tiny:plain"]
-    assert served.http.get("/v1/models/tiny:beam").json()["id"] == "tiny:beam"
-    assert served.http.get("/v1/models/gpt-6").status_code == 404
-    assert served.http.get("/health").json()["status"] == "ok"
-    assert served.http.get("/ready").json()["status"] == "ready"
-    for method, path, status in (
-        ("GET", "/nowhere", 404), ("DELETE", "/v1/models", 405), ("GET", "/redoc", 404)
-    ):  # fmt: skip
-        response = served.http.request(method, path)
-        assert response.status_code == status
-        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+@pytest.mark.parametrize(
+    ("method", "path", "status", "name", "value"),
+    [
+        ("GET", "/v1/models/tiny:beam", 200, "id", "tiny:beam"),
+        ("GET", "/health", 200, "status", "ok"),
+        ("GET", "/ready", 200, "status", "ready"),
+        ("GET", "/v1/models/gpt-6", 404, None, None),
+        ("GET", "/nowhere", 404, None, None),
+        ("GET", "/redoc", 404, None, None),
+        ("DELETE", "/v1/models", 405, None, None),
+    ],
+)
+def test_a_model_health_and_what_there_is_not(served, method, path, status, name, value):
+    response = served.http.request(method, path)
+    found = response.json()
+    assert response.status_code == status
+    if name is None:
+        assert set(found["error"]) == {"message", "type", "param", "code"}
+    else:
+        assert found[name] == value
 
 
 CHAT, WRITE, RESPOND = "chat/completions", "completions", "responses"
@@ -227,16 +233,12 @@ CHAT, WRITE, RESPOND = "chat/completions", "completions", "responses"
         (CHAT, {"search": {"width": 3}}, 400, "search"),
         (CHAT, {"search": {"model": "other"}}, 400, "search"),
         (CHAT, {"search": {"self": 1}}, 400, "search.self"),
-        (CHAT, {"search": {"priority": 1}}, 400, "search.priority"),
-        (CHAT, {"search": {"method": ["beam"]}}, 400, "search.method"),
         (CHAT, {"stream": True, "search": {"width": 3}}, 400, "search"),
         (CHAT, {"search": {"deadline": 10**400}}, 400, "search.deadline"),
         (CHAT, {"search": {"token_budget": 10**400, "seed": 10**400}}, 200, None),
         (CHAT, {"top_k": 2**63}, 400, "search"),
-        (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
         (WRITE, {"prompt": ""}, 400, "prompt"),
         (WRITE, {"prompt": [True]}, 400, "prompt"),
-        (RESPOND, {"input": [{"type": "function_call_output", "output": 5}]}, 400, "input[0]"),
         (RESPOND, {"input": "x", "previous_response_id": "r"}, 400, "previous_response_id"),
         *((CHAT, {"messages": [{"role": "user", "content": "word " * words}], "stream": streams},
            400, "messages") for words in (500, 50_000) for streams in (False, True)),

@@ -66,6 +66,9 @@ def shown(generator_folder):
         ({"role": "assistant", "content": "x", "reasoning": None, "name": None}, "assistant:x;"),
         ({"role": "tool", "tool_call_id": "c", "name": "f", "content": "3"}, "tool:3<f>;"),
         ({"role": "user", "name": "Ann", "content": "x"}, "user:x<Ann>;"),
+        ({"role": "developer", "content": "Be brief."}, "system:Be brief.;"),
+        ({"role": "user", "content": [{"type": "text", "text": text} for text in ("one", "two")]},
+         "user:one\ntwo;"),
     ],
 )  # fmt: skip
 def test_what_a_template_reads_reaches_it(shown, message, text):
@@ -99,8 +102,8 @@ def test_arguments_stay_usable_whatever_they_are(shown, arguments, text, by_item
 @pytest.mark.parametrize(
     "arguments",
     [
-        *(form % number for number in ("NaN", "Infinity", "-Infinity", "1e999", "-1e999")
-          for form in ('{"a": %s}', "[%s]", "%s", '{"a": {"b": [%s]}}')),
+        *(form % number for number in ("NaN", "-Infinity", "1e999")
+          for form in ("%s", '{"a": {"b": [%s]}}')),
         "[" * 70 + "]" * 70,
         "1" * 5000,
     ],
@@ -163,12 +166,10 @@ SUMMARY = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "S"
         ([SUMMARY, SAID, USER, THOUGHT, SAID], ["S", None, "T"]),
         ([THOUGHT, USER], [None]),
         ([THOUGHT], []),
-        *(
-            ([{"type": "reasoning", "content": odd, "summary": odd}, SAID], [None])
-            for odd in (None, "x", 5, [5], [{}], [{"text": 5}], {"text": "x"})
-        ),
+        *(([{"type": "reasoning", "content": odd, "summary": odd}, SAID], [None])
+          for odd in (None, "x", 5, [5], [{}], [{"text": 5}], {"text": "x"})),
     ],
-)
+)  # fmt: skip
 def test_a_thought_belongs_to_the_message_behind_it(items, thoughts):
     fields = parsed(ResponseFields, {"model": "m", "input": [USER, *items]})
     messages = conversation(fields.input, "input").messages[1:]
@@ -181,13 +182,10 @@ def test_a_thought_belongs_to_the_message_behind_it(items, thoughts):
         ({"type": "item_reference", "id": "msg_1"}, "nothing is stored here"),
         ({"type": {"odd": 1}}, "no {'odd': 1} is taken"),
         ({"type": "web_search_call", "id": "w"}, "no web_search_call is taken"),
-        ({"type": "function_call", "name": "f"}, "no function_call is taken: tools are"),
-        (
-            {"type": "function_call_output", "call_id": "c"},
-            "no function_call_output is taken: tools",
-        ),
+        *(({"type": kind, "name": "f"}, f"no {kind} is taken: tools")
+          for kind in ("function_call", "function_call_output")),
     ],
-)
+)  # fmt: skip
 def test_an_item_that_cannot_be_one_is_named(item, words):
     with pytest.raises(ApiError, match=words) as refused:
         parsed(ResponseFields, {"model": "m", "input": [USER, THOUGHT, item]})

@@ -59,6 +59,23 @@ def solve(client, problem=ASKED, **arguments):
 # --- the command -----------------------------------------------------------------------------
 
 
+def asked(server, **options):
+    """The tools of a server, and its answers to the same problem, by 8 and by 16."""
+
+    async def run():
+        async with mcp.Client(server, **options) as client:
+            tools = (await client.list_tools()).tools
+            return tools, [await solve(client, EGGS, n=n, seed=1) for n in (8, 16)]
+
+    (tool,), found = asyncio.run(run())
+    assert (tool.name, tool.input_schema["required"]) == ("solve", ["problem"])
+    one, other = (each.structured_content for each in found)
+    assert one["answer"] == other["answer"] == "60"
+    assert sum(one["answers"].values()) <= 8
+    assert one["tree_hash"] != other["tree_hash"]
+    assert found[0].content[0].text.startswith("Answer: 60\nScore ")
+
+
 @pytest.mark.nightly
 def test_a_client_starts_it_and_gets_an_answer():
     odd = []
@@ -66,21 +83,20 @@ def test_a_client_starts_it_and_gets_an_answer():
     async def hear(message):
         odd.extend([message] if isinstance(message, Exception) else [])
 
-    async def run():
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        server = mcp.StdioServerParameters(command=COMMAND[0], args=COMMAND[1:], env=env)
-        async with mcp.Client(server, message_handler=hear) as client:
-            assert client.server_info.name == "beamwright"
-            (tool,) = (await client.list_tools()).tools
-            assert (tool.name, tool.input_schema["required"]) == ("solve", ["problem"])
-            return await solve(client, EGGS, seed=1), await solve(client, EGGS, n=16, seed=1)
-
-    one, other = asyncio.run(run())
-    assert one.structured_content["answer"] == other.structured_content["answer"] == "60"
-    assert one.content[0].text.startswith("Answer: 60\nScore ")
-    assert sum(one.structured_content["answers"].values()) <= 8
-    assert one.structured_content["tree_hash"] != other.structured_content["tree_hash"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    server = mcp.StdioServerParameters(command=COMMAND[0], args=COMMAND[1:], env=env)
+    asked(server, message_handler=hear)
     assert not odd, "standard output is the protocol's alone"
+
+
+@pytest.mark.nightly
+def test_it_is_had_by_http_too():
+    command = [*COMMAND, "--http", "--port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            asked(json.loads(server.stdout.readline())["url"])
+        finally:
+            server.terminate()
 
 
 def test_ctrl_c_ends_it_at_once_and_only_the_protocol_is_printed():
@@ -101,22 +117,6 @@ def test_ctrl_c_ends_it_at_once_and_only_the_protocol_is_printed():
         server.send_signal(signal.SIGINT)
         assert server.wait(PATIENCE) == -signal.SIGINT
         assert server.stdout.read() == ""
-
-
-@pytest.mark.nightly
-def test_it_is_had_by_http_too():
-    command = [*COMMAND, "--http", "--port", "0", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            url = json.loads(server.stdout.readline())["url"]
-
-            async def run():
-                async with mcp.Client(url) as client:
-                    return await solve(client, EGGS, seed=1)
-
-            assert asyncio.run(run()).structured_content["answer"] == "60"
-        finally:
-            server.terminate()
 
 
 def test_without_the_extra_a_line_says_what_to_install(monkeypatch, capsys):

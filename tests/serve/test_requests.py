@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from beamwright.sections import SearchSettings
 from beamwright.serve import body as body_room
 from beamwright.serve.body import ApiError, ServerLimits, read_json
-from beamwright.serve.chat import _THOUGHTS, ChatEndpoint, CompletionsEndpoint
+from beamwright.serve.chat import ChatEndpoint, CompletionsEndpoint
 from beamwright.serve.job import RequestReader
 from beamwright.serve.responses import ResponsesEndpoint
 from beamwright.tree import RawPrompt
@@ -188,6 +188,7 @@ PARTS = [{"role": "user", "content": [{"type": "text"}] * 10_001}]
         (CompletionsEndpoint, {"prompt": [[1]] * MANY}, "prompt", "at most 32"),
         (ChatEndpoint, {"n": 65}, "n", "at most 64 here"),
         (ChatEndpoint, {"search": {"n": 65}}, "n", "at most 64 here"),
+        *((ChatEndpoint, {"model": name}, "model", "") for name in ("other", "m:nothing", "m:")),
         # Of one endpoint alone.
         (ChatEndpoint, {"messages": []}, "messages", ""),
         (ChatEndpoint, {"messages": "Hello"}, "messages", ""),
@@ -220,7 +221,7 @@ def test_the_first_mistake_is_told(endpoint, given, param, said):
     if endpoint is ResponsesEndpoint:
         assert error.param.startswith(param)
     else:
-        assert (error.status, error.param) == (400, param)
+        assert (error.status, error.param) == (404 if "model" in given else 400, param)
     assert said in error.message
     whole = {"model": "m", **LEAST[endpoint], **given}
     assert num_faults(endpoint.takes, whole) <= 5, "one for each branch of a union"
@@ -229,39 +230,24 @@ def test_the_first_mistake_is_told(endpoint, given, param, said):
 # --- what becomes of it ----------------------------------------------------------------------
 
 
-def test_messages_are_as_a_chat_template_takes_them():
-    call = {"id": "c1", "type": "function", "function": {"name": "add"}}
-    given = {**call, "function": {"name": "add", "arguments": '{"a": 1, "b": null}'}}
-    said = [
-        {"role": "developer", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "text", "text": text} for text in ("one", "two")]},
-        {"role": "assistant", "content": "three", "reasoning_content": "hm"},
-        {"role": "assistant", "content": None, "tool_calls": [given]},
-        {"role": "tool", "tool_call_id": "c1", "content": "2"},
-    ]
-    call["function"]["arguments"] = {"a": 1, "b": None}
-    expected = (
-        {"role": "developer", "content": "Be brief."},
-        {"role": "user", "content": "one\ntwo"},
-        {"role": "assistant", "content": "three", **dict.fromkeys(_THOUGHTS, "hm")},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c1", "content": "2"},
-    )
-    job = chat(messages=said, tools=[TOOL])
-    assert (job.problem.messages, job.problem.tools) == (expected, (TOOL,))
-    assert not job.streams, "a call is one when it is whole"
-    assert chat(tools=[TOOL], tool_choice="none").streams
-    (job,) = asked(ResponsesEndpoint, input=said[1:3], instructions="Be brief.")
+def test_messages_of_a_response_are_those_of_a_chat():
     system = {"role": "system", "content": "Be brief."}
-    assert job.problem.messages == (system, *expected[1:3])
-    (job,) = asked(ResponsesEndpoint, input="Hello")
-    assert job.problem.messages == tuple(HELLO)
+    for given, messages in (("Hello", HELLO), (HELLO, HELLO)):
+        (job,) = asked(ResponsesEndpoint, input=given, instructions="Be brief.")
+        assert job.problem.messages == (system, *messages)
 
 
-def test_log_probabilities_come_with_the_end():
-    assert "top_logprobs" not in chat(logprobs=True).options
-    assert not chat(logprobs=True).streams
-    assert chat(logprobs=True, top_logprobs=3).options["top_logprobs"] == 3
+@pytest.mark.parametrize(
+    ("fields", "streams"),
+    [
+        ({"tools": [TOOL]}, False),  # a call is one when it is whole
+        ({"tools": [TOOL], "tool_choice": "none"}, True),
+        ({"logprobs": True}, False),
+        ({}, True),
+    ],
+)
+def test_calls_and_log_probabilities_come_with_the_end(fields, streams):
+    assert chat(**fields).streams == streams
 
 
 @pytest.mark.parametrize(
@@ -278,6 +264,8 @@ def test_log_probabilities_come_with_the_end():
         ({"max_tokens": 8.0}, {"max_tokens": 8}),
         ({"seed": -3}, {"seed": 2**63 - 3}),
         ({"search": {"seed": 5}}, {"seed": 5}),
+        ({"logprobs": True}, {"top_logprobs": None}),
+        ({"logprobs": True, "top_logprobs": 3}, {"top_logprobs": 3}),
         ({"fixed": 11}, {"seed": 11}),
         # As many candidates as are returned.
         ({"n": 3}, {"n": None, "search": None}),  # 16 by default
@@ -299,19 +287,7 @@ def test_log_probabilities_come_with_the_end():
 def test_options_of_the_search(fields, options):
     found = chat(**fields).options
     assert {name: found.get(name) for name in options} == options
-
-
-def test_seeds_that_nobody_names_are_drawn_anew():
-    assert chat().options["seed"] != chat().options["seed"]
-
-
-def test_names():
-    for name in ("other", "m:nothing", "m:", ""):
-        error = refused(chat, model=name)
-        assert (error.status in (400, 404), error.param) == (True, "model")
-    models = RequestReader("m", SearchSettings(), LIMITS).models()
-    assert models[:2] == ["m", "m:plain"]
-    assert "m:beam" in models
+    assert "seed" in options or found["seed"] != chat(**fields).options["seed"], "drawn anew"
 
 
 def test_prompts_of_completions():

@@ -9,11 +9,9 @@ pytest.importorskip("fastapi")
 from beamwright import Solver
 from beamwright.models.hub import BUNDLED
 from beamwright.sections import SearchSettings
-from beamwright.serve.answers import final_text, told
 from beamwright.serve.body import ApiError, ServerLimits, parsed
 from beamwright.serve.chat import ChatFields
-from beamwright.serve.job import RequestReader, Told, thinking_of
-from beamwright.tree import NodeState, SearchTree, StopReason
+from beamwright.serve.job import RequestReader, thinking_of
 from served import Served, text_of
 
 PROBLEM = json.loads((BUNDLED / "test.jsonl").read_text().splitlines()[0])["problem"]
@@ -31,6 +29,16 @@ def whole(server):
     return server.chat(PROBLEM, seed=1).json()
 
 
+@pytest.fixture(scope="module")
+def alone(server):
+    """The message of the model without a search."""
+    reply = server.chat(PROBLEM, seed=1, model="tiny:plain", logprobs=True).json()
+    (choice,) = reply["choices"]
+    said = b"".join(bytes(each["bytes"]) for each in choice["logprobs"]["content"])
+    assert said.decode().strip() == choice["message"]["content"].strip()
+    return choice["message"]
+
+
 def test_what_was_thought_is_beside_what_is_said_under_both_names(server, whole):
     message = whole["choices"][0]["message"]
     assert "\\boxed{" in message["content"]
@@ -41,18 +49,15 @@ def test_what_was_thought_is_beside_what_is_said_under_both_names(server, whole)
     assert 0 < search["thought_tokens"] <= used["completion_tokens_details"]["reasoning_tokens"]
 
 
-def test_a_stream_says_the_same_the_thought_first(server, whole):
+def test_a_stream_says_the_same_the_thought_first(server, alone):
     events = server.stream(
         messages=[{"role": "user", "content": PROBLEM}], seed=1, model="tiny:plain"
     )
     deltas = [choice["delta"] for event in events for choice in event["choices"]]
     names = [name for each in deltas for name in ("reasoning", "content") if each.get(name)]
     thought = "".join(each.get("reasoning", "") for each in deltas)
-    alone = server.chat(PROBLEM, seed=1, model="tiny:plain").json()["choices"][0]["message"]
     assert (thought, text_of(events)) == (alone["reasoning"], alone["content"])
     assert names == sorted(names, reverse=True)
-    events = server.stream(messages=[{"role": "user", "content": PROBLEM}], seed=1)
-    assert text_of(events) == whole["choices"][0]["message"]["content"]
 
 
 @pytest.mark.parametrize("fields", [{"include_reasoning": False}, {"reasoning": {"exclude": True}}])
@@ -65,10 +70,9 @@ def test_thoughts_that_nobody_wants_to_read_are_not_told(server, whole, fields):
 
 
 @pytest.mark.parametrize("where", ["thought", "said", "both", "between"])
-def test_stop_strings_end_an_answer_and_no_thought(server, where):
+def test_stop_strings_end_an_answer_and_no_thought(server, alone, where):
     asked = {"model": "tiny:plain", "seed": 1}
-    free = server.chat(PROBLEM, **asked).json()["choices"][0]["message"]
-    thought, said = free["reasoning"], free["content"]
+    thought, said = alone["reasoning"], alone["content"]
     stop = {"thought": thought[4:12], "said": said[9:12], "both": "=", "between": "\n"}[where]
     assert (where == "said") or stop in thought
     stopped = said[: said.find(stop)] if stop in said else said
@@ -81,13 +85,6 @@ def test_stop_strings_end_an_answer_and_no_thought(server, where):
     assert "reasoning" not in whole
 
 
-def test_logprobs_are_of_what_is_said(server):
-    reply = server.chat(PROBLEM, model="tiny:plain", seed=1, logprobs=True).json()
-    (choice,) = reply["choices"]
-    said = b"".join(bytes(each["bytes"]) for each in choice["logprobs"]["content"])
-    assert said.decode().strip() == choice["message"]["content"].strip()
-
-
 def test_a_response_has_an_item_for_the_thought(server):
     body = {"model": "tiny:plain", "input": PROBLEM, "seed": 1}
     thought, message = server.http.post("/v1/responses", json=body).json()["output"]
@@ -96,11 +93,8 @@ def test_a_response_has_an_item_for_the_thought(server):
     asked = [{"role": "user", "content": text} for text in (PROBLEM, "Are you sure?")]
     again = {**body, "input": [asked[0], thought, message, asked[1]], "max_output_tokens": 4}
     assert server.http.post("/v1/responses", json=again).status_code == 200
-    shown = []
-    with server.http.stream("POST", "/v1/responses", json={**body, "stream": True}) as response:
-        for line in response.iter_lines():
-            if line.startswith("data: "):
-                shown.append(json.loads(line.removeprefix("data: ")))
+    lines = server.http.post("/v1/responses", json={**body, "stream": True}).text.splitlines()
+    shown = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
     assert [each["sequence_number"] for each in shown] == [*range(len(shown))]
     kinds = [each["type"].removeprefix("response.") for each in shown]
     assert kinds[1:5] == [
@@ -157,15 +151,13 @@ def asked(max_tokens=None, context=32768, **fields):
         ({"reasoning_budget_tokens": -1}, "on"),
         ({"reasoning_budget": 0, "reasoning_effort": "none"}, "off"),
         ({"reasoning": {"enabled": True, "summary": "auto"}}, "on"),
+        # Of a model that marks no thoughts, an effort is of the search alone.
+        ({"reasoning_effort": "none", "context": None}, None),
+        ({"reasoning_effort": "high", "context": None}, None),
     ],
 )
 def test_budgets_and_efforts(fields, thinking):
     assert asked(fields.pop("max_tokens", None), **fields) == thinking
-
-
-@pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high", "xhigh"])
-def test_efforts_of_a_model_that_marks_no_thoughts_mean_the_search_alone(effort):
-    assert asked(context=None, reasoning_effort=effort) is None
 
 
 @pytest.mark.parametrize(
@@ -192,52 +184,7 @@ def test_what_contradicts_itself_is_one_line(fields, param, said):
 
 def test_the_search_object_is_asked_last():
     reader = RequestReader("m", SearchSettings(), ServerLimits(), context=1024)
-    body = {"model": "m", "messages": [{"role": "user", "content": "?"}]}
-    fields = parsed(ChatFields, {**body, "reasoning_effort": "low"})
-    assert reader.job(fields, "?").options["thinking"] == 128
-    fields = parsed(ChatFields, {**body, "reasoning_effort": "low", "search": {"thinking": 9}})
-    assert reader.job(fields, "?").options["thinking"] == 9
-
-
-# --- what is final --------------------------------------------------------------------------------
-
-
-def path(tree, above, *steps):
-    """Steps below a node: (text, is a thought)."""
-    for text, thought in steps:
-        (node,) = tree.expand(above, 1)
-        node.text, node.thought, node.state = above.text + text, thought, NodeState.KEPT
-        node.stop = StopReason.THOUGHT_END if thought and text.endswith(".") else None
-        above = node
-    return above
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "final"),
-    [
-        ([("Hm. So.", True), ("\n\nIt is 4.", False)], [("Hm. No.", True)], Told("Hm.", "")),
-        ([("Hm.", True), ("\n\nIt is 4.", False)], [("Hm.", True), ("\n\nIt was", False)],
-         Told("Hm.", "It ")),
-        ([("Hm", True)], [("Hm.", True), ("It", False)], Told("Hm", "")),
-        ([("It is.", False), ("Hm.", True)], [("It is.", False), ("Oh.", True)], Told("", "")),
-        ([("It is.", False)], [("It was.", False)], Told("", "It ")),
-    ],
-)  # fmt: skip
-def test_of_what_is_said_nothing_is_final_before_the_thought_is(first, second, final):
-    tree = SearchTree(0, (1,), "?")
-    for steps in (first, second):
-        path(tree, tree.root, *steps)
-    assert final_text(tree) == final
-
-
-def test_what_is_final_stays_however_a_reply_goes_on():
-    steps = [("\nHm", True), (" so. ", True), ("\n\nIt", False), (" is.", False), (" Oh.", True)]
-    tree = SearchTree(0, (1,), "?")
-    before, node = Told(), tree.root
-    for step in steps:
-        node = path(tree, node, step)
-        now, whole = final_text(tree), told(node)
-        assert all(new.startswith(old) for new, old in zip(now, before, strict=True))
-        assert all(new.startswith(old) for new, old in zip(whole, now, strict=True))
-        before = now
-    assert told(node) == Told("Hm so.  Oh.", "It is.")
+    body = {"model": "m", "messages": [{"role": "user", "content": "?"}], "reasoning_effort": "low"}
+    for more, thinking in (({}, 128), ({"search": {"thinking": 9}}, 9)):
+        job = reader.job(parsed(ChatFields, {**body, **more}), "?")
+        assert job.options["thinking"] == thinking
