@@ -114,11 +114,10 @@ class LiveTree:
         self._drawn = (drawing, *answers, Text(round_line(report), "cyan"))
 
     def _frame(self) -> RenderableType:
-        spinner = self._spinner
-        if spinner is None:
+        if self._spinner is None:
             return Group(self._problem, *self._drawn)
-        spinner.update(text=Text(str(self._status), "cyan", no_wrap=True))
-        return Group(self._problem, *self._drawn, spinner)
+        self._spinner.update(text=Text(str(self._status), "cyan", no_wrap=True))
+        return Group(self._problem, *self._drawn, self._spinner)
 
 
 def _problem_panel(problem: str) -> Panel:
@@ -218,20 +217,18 @@ def draw_answers(tree: SearchTree) -> Text | None:
     With each answer comes the number of paths that give it and the best of their scores.
     """
     votes: dict[str, list[Node]] = {}
-    shown: dict[str, str] = {}
     for leaf in map(best_answer, tree.finished()):
-        key = leaf.vote or ""
-        votes.setdefault(key, []).append(leaf)
-        shown.setdefault(key, "no answer" if leaf.answer is None else one_line(leaf.answer))
+        votes.setdefault(leaf.vote or "", []).append(leaf)
     if not votes:
         return None
     line = Text("Answers  ", no_wrap=True, overflow="ellipsis")
-    order = sorted(votes, key=lambda key: -len(votes[key]))
-    for place, key in enumerate(order[:_MAX_ANSWERS]):
+    order = sorted(votes.values(), key=lambda leaves: -len(leaves))
+    for place, leaves in enumerate(order[:_MAX_ANSWERS]):
+        answer = leaves[0].answer
         line.append("" if place == 0 else " | ", "bright_black")
-        line.append(shown[key], "bold")
-        line.append(f" x{len(votes[key])}")
-        if scores := _scores(votes[key]):
+        line.append("no answer" if answer is None else one_line(answer), "bold")
+        line.append(f" x{len(leaves)}")
+        if scores := _scores(leaves):
             line.append(f" (best {max(scores):.2f})", "bright_black")
     if len(order) > _MAX_ANSWERS:
         line.append(f" | {len(order) - _MAX_ANSWERS} more", "bright_black")
@@ -268,9 +265,16 @@ class _Drawing:
         while stack:
             branch, nodes = stack.pop()
             children = [child for node in nodes for child in node.children if _decoded(child)]
-            drawn = [each for each in children if each in self._alive or each.depth >= dead_from]
-            shown = [(branch.add(self._label(equal)), equal) for equal in self._joined(drawn)]
-            dead = [each for each in children if each not in self._alive and each not in drawn]
+            dead, groups = list[Node](), dict[object, list[Node]]()  # of equal text and state
+            for each in children:
+                alive = each in self._alive
+                if alive or each.depth >= dead_from:
+                    text = _text(each) or each.token_ids  # without a tokenizer there is no text
+                    state = (text, each.state is NodeState.FINISHED, alive)
+                    groups.setdefault(state, []).append(each)
+                else:
+                    dead.append(each)
+            shown = [(branch.add(self._label(equal)), equal) for equal in groups.values()]
             if dead:
                 best = "".join(f", best {score:.2f}" for score in sorted(_scores(dead))[-1:])
                 text = f"{self._marks.pruned} {len(dead)} pruned{best}"
@@ -279,25 +283,15 @@ class _Drawing:
             stack.extend(reversed(shown))
         return root, num_lines
 
-    def _joined(self, nodes: Iterable[Node]) -> list[list[Node]]:
-        """Nodes with the same text in the same state, in the order of the first of each."""
-        groups: dict[object, list[Node]] = {}
-        for node in nodes:
-            finished = node.state is NodeState.FINISHED
-            text = _text(node) or node.token_ids  # without a tokenizer there is no text
-            groups.setdefault((text, finished, node in self._alive), []).append(node)
-        return list(groups.values())
-
     def _label(self, nodes: Sequence[Node]) -> Text:
         """The best-scored of these equal nodes, and how many they are."""
         node, marks = ranked(nodes)[0], self._marks
         alive, finished = node in self._alive, node.state is NodeState.FINISHED
-        share = None if node.score is None else _share(node.score, self._max_score)
-        color = "bright_black"
-        if alive and share is None:
-            color = "default"
-        elif alive and share is not None:
+        share, color = None, "default"
+        if node.score is not None:
+            share = _share(node.score, self._max_score)
             color = "green" if share > 0.66 else "yellow" if share > 0.33 else "red"
+        color = color if alive else "bright_black"
         mark = marks.finished if finished else marks.kept if alive else marks.pruned
         label = Text(no_wrap=True, overflow="ellipsis")
         label.append(f"{mark} ", f"bold {'green' if finished else color}")

@@ -30,6 +30,7 @@ from beamwright.evaluate.run import parse_records
 from beamwright.io import read_file, read_object
 from beamwright.registry import extra_of, flag_of
 from beamwright.saved.identity import CODE, plugin_code
+from beamwright.tree import first_other, round_digests, where_they_part
 from beamwright.verify.find import check_models
 
 if TYPE_CHECKING:
@@ -94,7 +95,14 @@ def verify(
     with quiet_stdout():
         with first_import("beamwright.solver.solver"):
             from beamwright.solver.solver import Solver
-        claims, skipped = _repeatable(list(read_claims(run, limit, problem)))
+        claims, skipped = list[Claim](), list[str]()
+        for claim in read_claims(run, limit, problem):
+            if (why := claim.receipt.unrepeatable) is None:
+                claims.append(claim)
+            else:
+                skipped.append(f"{claim.place}: cannot be derived again ({why})")
+        if not claims:
+            raise InputError(skipped[0])
         settings = _settings_of(claims, invocation.given)
         check_models(settings.model)
         with Solver(settings) as solver:
@@ -164,7 +172,6 @@ def _of_folder(run: Path, limit: int | None, problem: str | None) -> Iterator[Cl
 
 def _of_checkpoint(file: Path, content: Mapping[str, Any]) -> Claim:
     from beamwright.saved.checkpoint import ENDED, read_checkpoint
-    from beamwright.tree import round_digests
 
     tree, ended = read_checkpoint(file).tree, content.get(ENDED)
     if not isinstance(ended, dict) or "receipt" not in ended:
@@ -203,18 +210,6 @@ def _message(reply: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # --- what is grown again -----------------------------------------------------------------------
-
-
-def _repeatable(claims: Sequence[Claim]) -> tuple[list[Claim], list[str]]:
-    """Those that can be, and why others cannot. Raises InputError where there is none."""
-    skipped = [
-        f"{claim.place}: cannot be derived again ({claim.receipt.unrepeatable})"
-        for claim in claims
-        if claim.receipt.unrepeatable is not None
-    ]
-    if len(skipped) == len(claims):
-        raise InputError(skipped[0])
-    return [claim for claim in claims if claim.receipt.unrepeatable is None], skipped
 
 
 def _settings_of(claims: Sequence[Claim], given: Mapping[str, Any]) -> Settings:
@@ -318,19 +313,20 @@ class _Report:
 
     def _difference(self, claim: Claim, solution: Solution) -> tuple[dict[str, Any], str]:
         """The first, and in words; nothing if all is equal."""
-        from beamwright.tree import first_other, where_they_part
-
         was, now = claim.receipt, solution.receipt
         if was.prompt != now["prompt"]:
             return {"what": "prompt"}, "the prompt has other tokens"
         number = first_other(was.rounds, now["rounds"])
-        if number is None and was.tree_hash != solution.tree_hash:
-            return {"what": "decisions"}, "all steps are equal; they were kept or pruned otherwise"
         if number is None:
-            stated = {name: _stated(name, solution) for name in claim.said}
-            said = [name for name in stated if not _same(claim.said[name], stated[name])]
+            if was.tree_hash != solution.tree_hash:
+                line = "all steps are equal; they were kept or pruned otherwise"
+                return {"what": "decisions"}, line
+            content = {name: getattr(solution, name) for name in claim.said}
+            if "candidates" in content:
+                content["candidates"] = [each.to_json() for each in solution.candidates]
+            said = [name for name, here in content.items() if not _same(claim.said[name], here)]
             words = (
-                f"{name} is {stated[name]!r:.60}" if name != "candidates" else "candidates differ"
+                f"{name} is {content[name]!r:.60}" if name != "candidates" else "candidates differ"
                 for name in said
             )
             line = f"the tree is equal, but its {', '.join(words)}"
@@ -398,12 +394,6 @@ class _Report:
             "exact": self.exact,
             "promised": self.promised,
         }
-
-
-def _stated(name: str, solution: Solution) -> Any:
-    if name == "candidates":
-        return [each.to_json() for each in solution.candidates]
-    return getattr(solution, name)
 
 
 def _same(was: Any, now: Any) -> bool:

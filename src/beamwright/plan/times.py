@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from beamwright.plan.costs import CHUNK_TOKENS, ModelCosts, Roofline
@@ -76,7 +76,16 @@ def estimate(
         totals = None if fit == "no" else decode(workload, roofline, budget_bytes)
         if totals is None:
             return Estimate(fits=False)
-        return _finished(workload, roofline, totals, fit, scorer)
+        if scorer is not None:
+            score(totals, workload, scorer, hardware)
+        prefill_s = roofline.prefill(workload.prompt_tokens)
+        time_s = prefill_s + totals.decode_s + totals.verify_s + totals.stall_s
+        sums: dict[str, Any] = {
+            name: round(x) if name.endswith("_bytes") else x for name, x in vars(totals).items()
+        }
+        by = _limited_by(workload, roofline, totals, scorer)
+        each = Estimate(fit == "fits", fit == "borderline", time_s, prefill_s, limited_by=by)
+        return replace(each, io_share=totals.stall_s / time_s, **sums)
 
     resident = resident_need(workload, model, scorer).fit(kv_budget_bytes, scorer)
     grouped: Fit = "fits" if _holds_a_path(workload, scorer) else "no"
@@ -200,28 +209,7 @@ def _forwards(step: TreeStep) -> Iterator[tuple[int, tuple[int, float, float]]]:
         yield count, (round(rows * chunk), union + rows * (offset + chunk), seen)
 
 
-# --- both ----------------------------------------------------------------------------------------
-
-
-def _finished(
-    workload: Workload, roofline: Roofline, totals: Totals, fit: Fit, scorer: Scorer | None
-) -> Estimate:
-    if scorer is not None:
-        score(totals, workload, scorer, roofline.hardware)
-    prefill_s = roofline.prefill(workload.prompt_tokens)
-    time_s = prefill_s + totals.decode_s + totals.verify_s + totals.stall_s
-    sums: dict[str, Any] = {
-        name: round(x) if name.endswith("_bytes") else x for name, x in vars(totals).items()
-    }
-    return Estimate(
-        fits=fit == "fits",
-        borderline=fit == "borderline",
-        time_s=time_s,
-        prefill_s=prefill_s,
-        io_share=totals.stall_s / time_s,
-        **sums,
-        limited_by=_limited_by(workload, roofline, totals, scorer),
-    )
+# --- what takes most of the time -----------------------------------------------------------------
 
 
 def _limited_by(

@@ -211,24 +211,22 @@ def expected_nodes(workload: Workload) -> Counts:
     return np.array([[round(step.num_nodes) for step in tree_steps(workload)]])
 
 
+@lru_cache(maxsize=32)
 def sampled_nodes(workload: Workload) -> Counts:
     """Of searches that select at random [searches, steps]; equal shapes give the same searches."""
-    return _play(workload.num_beams, workload.width, workload.num_steps)
-
-
-@lru_cache(maxsize=32)
-def _play(num_beams: int, width: int, num_steps: int) -> Counts:
     import numpy as np  # noqa: PLC0415 (slow import)
 
-    num_nodes = np.zeros((max(16, min(64, _SAMPLED_BEAMS // num_beams)), num_steps), dtype=np.int64)
+    num_beams, num_steps = workload.num_beams, workload.num_steps
+    num_searches = max(16, min(64, _SAMPLED_BEAMS // num_beams))
+    num_nodes = np.zeros((num_searches, num_steps), dtype=np.int64)
     own = np.arange(num_beams, dtype=np.int64)[:, None]
     for sample, counts in enumerate(num_nodes):
         chance = random.Random(sample)
         # Column by column: the candidate of each earlier round that a beam descends from.
         ancestors = np.zeros((num_beams, 0), dtype=np.int64)
         for step in range(1, num_steps):
-            survivors = sorted(chance.sample(range(num_beams), num_beams // width))
-            ancestors = np.hstack([ancestors, own])[np.repeat(survivors, width)]
+            survivors = sorted(chance.sample(range(num_beams), num_beams // workload.width))
+            ancestors = np.hstack([ancestors, own])[np.repeat(survivors, workload.width)]
             places = ancestors + num_beams * np.arange(step, dtype=np.int64)
             counts[step] = np.count_nonzero(np.bincount(places.ravel()))
     return num_nodes
