@@ -1,5 +1,4 @@
 import re
-from pathlib import Path
 
 from beamwright.cli.demo import ANSWER, PROBLEM
 
@@ -43,8 +42,3 @@ def test_seed_and_dtype_are_taken_and_nothing_else_of_a_search(cli, fake):
     search = fake.settings.search
     assert (search.n, search.width, search.seed) == (16, 4, 3)
     assert fake.settings.model.dtype == "float64"
-
-
-def test_make_runs_it():
-    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
-    assert re.search(r"^demo:.*\n\t\$\(BIN\)/beamwright demo\n\n", makefile, re.MULTILINE)

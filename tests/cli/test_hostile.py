@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import typer
 
-from beamwright.cli.output import guard
 from beamwright.errors import CapacityError
 
 ESCAPES = "\x1b]0;PWN\x07\x1b[2J\x9b1m\u202e\ud800"
@@ -133,13 +132,15 @@ def test_in_json_what_was_finished_comes_with_the_error(cli, failing):
 
 
 @pytest.mark.parametrize("kind", [StopIteration, RuntimeError, ValueError, RecursionError])
-def test_whatever_is_raised_ends_as_one_line(kind, capsys):
-    with pytest.raises(typer.Exit) as caught, guard(debug=False):
-        raise kind("odd")
-    assert caught.value.exit_code == 1
-    assert capsys.readouterr().err == (
-        f"beamwright: internal error: {kind.__name__}: odd (--debug shows where)\n"
+def test_whatever_is_raised_ends_as_one_line(cli, fake, kind):
+    fake.error = kind("two\nlines")
+    outcome = cli("solve", "p")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err.splitlines()[-1] == (
+        f"beamwright: internal error: {kind.__name__}: two lines (--debug shows where)"
     )
+    assert "Traceback" not in outcome.err
+    assert "Traceback" in cli("solve", "p", "--debug").err
 
 
 # --- text ------------------------------------------------------------------------------------
@@ -185,6 +186,3 @@ def test_a_pipe_or_a_device_is_refused_at_once(cli, fake, tmp_path, words, devic
     assert f"{pipe}" in found.complaint
     assert "not a regular file" in found.complaint
     assert not fake.calls
-
-
-# --- numbers that nothing can hold -----------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,34 +22,22 @@ def records(count: int, paths: int, *, sharp: float, rate: float = 0.4) -> list[
         for _ in range(paths):
             right = rng.random() < rate
             answer = "7" if right else str(rng.randrange(10, 13))
-            score = rng.gauss(sharp * right, 0.2)
-            path = {"answer": answer, "vote": answer, "score": score, "stop": "eos"}
-            candidates.append({**path, "tokens": 10})
-        made.append(
-            Record(
-                f"p{index}",
-                index,
-                "?",
-                "7",
-                None,
-                correct=candidates[0]["answer"] == "7",
-                candidates=candidates,
-                tokens={"generated": 10 * paths},
-                time={"total_s": 1.0 * paths, "verify_s": 0.5 * paths},
-            )
-        )
+            path = {"answer": answer, "vote": answer, "score": rng.gauss(sharp * right, 0.2)}
+            candidates.append({**path, "stop": "eos", "tokens": 10})
+        spent = {"tokens": {"generated": 10 * paths}}
+        spent |= {"time": {"total_s": 1.0 * paths, "verify_s": 0.5 * paths}}
+        right = candidates[0]["answer"] == "7"
+        given = ("?", "7", None, None, right)  # problem, gold, level, answer
+        made.append(Record(f"p{index}", index, *given, candidates=candidates, **spent))
     return made
 
 
 def searched(samples: list[Record], rate: float, tokens: int = 80) -> list[Record]:
     """A search of the same problems that is right so often."""
     return [
-        Record(
-            record.unique_id,
-            record.index,
-            record.problem,
-            record.gold,
-            None,
+        replace(
+            record,
+            candidates=(),
             correct=(record.index + 1) * rate % 1 < rate,
             tokens={"generated": tokens},
             time={"total_s": tokens / 10},

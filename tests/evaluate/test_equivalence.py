@@ -50,102 +50,9 @@ def no_worker():
         yield checker
 
 
-@pytest.mark.parametrize(
-    ("gold", "answer", "verdict"),
-    [
-        ("27", "27.0", True),
-        ("60", "60 eggs", True),
-        ("1,000", "$1000$", True),
-        ("123456789012345678901234567890", "123456789012345678901234567891", False),
-        ("east", "\\text{East}", True),
-        ("5", "", False),
-        ("x", "9" * 5000, False),
-        ("2\\frac{1}{2}", "5/2", True),
-        ("0.\\overline{27}", "3/11", True),
-        ("3\\text{ km}", "3000 meters", True),
-        ("5\\text{ cm}", "5\\text{ m}", False),
-        ("5\\text{ cm}", "5", True),
-        ("B", "(B) 12 cm", True),
-        ("101_2", "101_{3}", False),
-        ("\\{1,2\\}", "(1,2)", False),
-        ("1-\\frac{1}{2025!}", "1-\\frac{1}{2024!}", False),
-        ("\\frac{2^{100}+1}{3 \\cdot 2^{101}}", "\\frac{1}{3 \\cdot 2^{101}}", False),
-        ("0.333", "\\frac{1}{3}", False),
-        ("1, 2, \\ldots, n", "1, 3, 5, \\ldots, 2n-1", False),
-        ("1, 2, \\ldots, n", "1,2,\\ldots,n", True),
-        ("\\textbf{(B)}\\ 12", "B", True),
-        ("\\textbf{(B)}\\ 12", "12", True),
-        ("\\textbf{(B)}\\ 12", "C", False),
-        ("\\textbf{(B) } \\frac{1}{2}", "0.5", True),
-        ("A. Lincoln", "A. Einstein", False),
-        ("(B) red", "B. red", True),
-        ("5", "5 times", True),
-        ("3", "3^{\\text{rd}}", True),
-        ("12", "12th", True),
-        ("no solution", "\\text{No solutions}", True),
-        ("5", "5 times six", False),
-        ("5 Meters", "5 m", True),
-        ("12", "(B) 12", True),
-        ("C", "\\text{Option C}", True),
-        ("3:00\\text{ AM}", "3:00\\text{ PM}", False),
-        ("7:30", "7:30 PM", True),
-        ("28\\%", "0.28", True),
-        ("0.28", "28", False),
-        ("60", "60\\%", True),
-        ("45", "\u00a345", True),
-        ("45\u20ac", "$45", False),
-        ("25^\\circ\\text{C}", "25^\\circ\\text{F}", False),
-        ("5", "5 N", True),
-        ("3", "3\\text{ million}", False),
-    ],
-)
-def test_text_and_numbers_need_no_worker(no_worker, gold, answer, verdict):
-    assert no_worker.compare(gold, answer) is verdict
-
-
 def test_a_worker_that_cannot_start_is_an_error(no_worker):
     with pytest.raises(UnavailableError, match="does not start"):
         no_worker.compare("x+1", "1+x")
-
-
-@pytest.mark.parametrize(
-    ("gold", "answer", "verdict"),
-    [
-        ("\\frac{1}{2}", "0.5", True),
-        ("10, 100", "10100", False),
-        ("3, 105", "105, 3", True),
-        ("1331, 1728", "1331, 1729", False),
-        ("12,345", "12 , 345", False),
-        ("x=1, y=2", "(1, 2)", True),
-        ("2, 1", "y=2, x=1", False),
-        ("B=4, A=3", "A=3, B=4", True),
-        ("3:2", "\\frac{3}{2}", True),
-        ("3:2", "2/3", False),
-        ("12", "12:00", False),
-        ("\\frac{1}{2^{60}}", "-\\frac{1}{2^{60}}", False),
-        ("\\frac{2}{3^{40}}", "\\frac{1}{3^{40}}", False),
-        ("x+1", "1+x", True),
-        ("\\{1,2\\}", "\\{2,1\\}", True),
-        ("x+1", "\\frac{1}{", False),
-        ("3x\\text{ km}", "3000x\\text{ m}", True),
-        ("i^2+x", "x-1", True),
-        ("A=3, B=4", "A=4, B=3", False),
-        ("(1,3)", "1 < x < 3", True),
-        ("x+1", "\u00e9}\n\\boxed{x+1}", False),
-        ("e^{-40}", "e^{-41}", False),
-        ("\\frac{x}{2^{60}}", "\\frac{x}{2^{61}}", False),
-        ("(1,\\frac{\\pi}{2^{60}})", "(1,\\frac{\\pi}{2^{61}})", False),
-        ("(1,0.0000001)", "(1,0.0000002)", False),
-        ("\\sqrt{2}", "1.414214", True),
-        ("\\frac{1}{3}", "0.333333", True),
-        ("\\frac{1}{12}", "0.0833333333333333", True),
-        ("0", "0.000000123456", False),
-        ("\\frac{1}{2}", "\\cos(60^\\circ)", True),
-        ("\\frac{1}{2}", "\\sin 30^{\\circ}", True),
-    ],
-)
-def test_mathematics(checker, gold, answer, verdict):
-    assert checker.compare(gold, answer) is verdict
 
 
 def test_verdicts_without_gold_or_answer_and_of_one_spelling(no_worker):
@@ -199,6 +106,13 @@ FALSE_EQUALS = {("AB", "BA"): "two letters are read as a product, which commutes
 
 def read_pairs(name):
     return [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text("utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("pair", read_pairs("answer_pairs_by_way"))
+def test_pairs_by_the_way_that_decides_them(no_worker, checker, pair):
+    """Text and numbers need no worker."""
+    decides = checker if pair["kind"] == "mathematics" else no_worker
+    assert decides.compare(pair["gold"], pair["answer"]) is pair["equal"]
 
 
 def test_a_sample_of_the_conformance_file(checker):
