@@ -101,7 +101,7 @@ def test_tokens_that_are_written_to_other_rows_have_the_same_bits():
     found = session.forward_some(given, [(2, 0, 0), (0, 2, 0), (1, 2, 1), (2, 1, 0)])
     expected = [one_by_one[0, 2], one_by_one[1, 2], one_by_one[0, 0]]
     assert torch.equal(found[:3], torch.stack(expected))
-    session.advance_by({0: 1, 1: 1, 2: 2})
+    session.advance({0: 1, 1: 1, 2: 2})
     session.prepare(1)
     assert torch.equal(session.forward_some([(2, 0, 8, 21)], [(0, 2, 0)])[0], one_by_one[2, 2])
 

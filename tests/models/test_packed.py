@@ -84,7 +84,7 @@ def test_cuda_graphs_have_the_bits_of_plain_passes():
     called.capture(Replay())
     capture_passes("auto", model, failures.append)
     assert equal(passes(model), passes(called))
-    assert model.captured._replay._graphs
+    assert model.captured.replay._graphs
     assert not failures
 
 

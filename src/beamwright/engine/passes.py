@@ -76,7 +76,7 @@ class DraftPasses:
             hidden = self.session.forward_some(one.computed, one.written)
             self._draw(one, hidden, keys, sampling)
             used = {row: self._accept(one, row, hidden) for row in left}
-            self.session.advance_by({places[row]: count for row, count in used.items()})
+            self.session.advance({places[row]: count for row, count in used.items()})
             drafts.note(drafted, used, len(hidden), time.perf_counter() - began)
             num_passes, num_rows = num_passes + 1, num_rows + len(hidden)
             left = {row: n - used[row] for row, n in left.items() if not row.done}

@@ -19,7 +19,7 @@ from typing import Any
 from beamwright.errors import InputError, UnsupportedModelError, line_of
 from beamwright.io import read_beside, read_object
 from beamwright.models.formats import described
-from beamwright.models.formats.files import check_method, packed_bytes, quantisation, read_written
+from beamwright.models.formats.files import check_method, packed_sizes, quantisation, read_written
 from beamwright.models.formats.header import is_gguf
 from beamwright.models.formats.known import CONFIGS, QUANTISATION, said
 from beamwright.models.hub import BUNDLED, resolve_folder
@@ -106,7 +106,8 @@ def read_shape(
         shape = shape or _built_shape(folder, written, max_context)
         if shape.states and role == "verifier":
             raise UnsupportedModelError("recurrent layers run in generators, not yet in verifiers")
-        return _with_sizes(shape, folder, written)
+        sizes = packed_sizes(written, shape.matrices)
+        return replace(shape, **(described.weight_sizes(folder) if is_gguf(folder) else sizes))
     except NotBuiltError as error:
         way = f"; {_ELSEWHERE}" if role == "generator" else ""
         way += "; --decoder auto runs what transformers builds, too" if decoder == "own" else ""
@@ -122,15 +123,6 @@ def read_shape(
         raise UnsupportedModelError(
             f"model {folder}: config.json holds what no model can be made of ({line_of(error)})"
         ) from error
-
-
-def _with_sizes(shape: ModelShape, folder: Path, written: Mapping[str, Any]) -> ModelShape:
-    """The shape with what its weights take where they are quantised."""
-    if is_gguf(folder):
-        packed, blocks = described.packed_sizes(folder), described.block_sizes(folder)
-        return replace(shape, packed=packed, blocks=blocks)
-    in_bytes = packed_bytes(written, shape.matrices)
-    return shape if in_bytes is None else replace(shape, packed=(in_bytes, 0))
 
 
 def config_of(folder: Path) -> Any:

@@ -144,18 +144,9 @@ class CapturedPasses:
         self, decoder: Decoder, store: SegmentStore, backend: AttentionBackend, replay: Replay
     ) -> None:
         self._decoder, self._store, self._backend = decoder, store, backend
-        self._replay = replay
+        self.replay = replay
         self._workspace: Workspace | None = None
         self._inputs = self._found = torch.empty(0)
-
-    @property
-    def idle_bytes(self) -> int:
-        """Memory that nothing uses between passes, and nothing else can."""
-        return self._replay.idle_bytes
-
-    def release(self) -> None:
-        """Forget what was captured, and its memory."""
-        self._replay.release()
 
     def hidden(self, packed: Packed, slots: Sequence[Any]) -> Tensor | None:
         """Hidden states [read, hidden]; None where the pass is none of these.
@@ -186,7 +177,7 @@ class CapturedPasses:
         def step() -> None:
             found.copy_(self._decoder.hidden(ids, positions, view, read if few else None))
 
-        self._replay.run((size, few), workspace.num_moves, step)
+        self.replay.run((size, few), workspace.num_moves, step)
         view.close()
         if few or len(packed.read) == total:
             return found[: len(packed.read)].clone()

@@ -238,7 +238,7 @@ class DecodeSession:
         first one has none ahead, and the others follow it: each sees those before it. written:
         (number of a token, row, ahead), whose KV it is; the row that it is computed as is one.
         They are computed as any rows are, so in the same bits as one after the other. Nothing is
-        held until `advance_by`.
+        held until `advance`.
         """
         held = [row.held if row is not None else 0 for row in self._rows]
         padding = padded_rows(len(some), self._decoder.least_rows) - len(some)
@@ -254,18 +254,14 @@ class DecodeSession:
         tail.together()
         return hidden
 
-    def advance_by(self, num_tokens: Mapping[int, int]) -> None:
-        """So many of the tokens that were forwarded last are these rows'."""
-        for place, count in num_tokens.items():
-            row = self._rows[place]
-            assert row is not None
-            row.held += count
+    def advance(self, num_tokens: Mapping[int, int] | None = None) -> None:
+        """So many of the tokens that were forwarded last are these rows'; None: one of every row.
 
-    def advance(self) -> None:
-        """One more token of every row has been computed."""
-        for row in self._rows:
+        Rows that own no segment hold none.
+        """
+        for place, row in enumerate(self._rows):
             if row is not None:
-                row.held += 1
+                row.held += 1 if num_tokens is None else num_tokens.get(place, 0)
 
     def store(self, num_tokens: Mapping[int, int]) -> None:
         """Append to the segments of these rows what is missing of so many of their tokens.

@@ -37,16 +37,10 @@ class LayerGroup:
     window: int | None = None
     softcap: float | None = None
 
-    @property
-    def elements_per_token(self) -> int:
-        """Numbers of one token's K and V in these layers."""
-        return 2 * len(self.layers) * self.kv_heads * self.head_dim
-
     def bytes_per_token(self, element_bytes: int, kv_dtype: KVDtype = "auto") -> int:
-        """Bytes of these; in 8 bits each head's have an exponent besides."""
-        if kv_dtype == "auto":
-            return self.elements_per_token * element_bytes
-        return self.elements_per_token // self.head_dim * (self.head_dim + 1)
+        """Bytes of one token's K and V in these layers; in 8 bits, of their exponents, too."""
+        size = self.head_dim * element_bytes if kv_dtype == "auto" else self.head_dim + 1
+        return 2 * len(self.layers) * self.kv_heads * size
 
 
 @dataclass(frozen=True)

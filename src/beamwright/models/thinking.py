@@ -24,17 +24,11 @@ class ThoughtFamily(NamedTuple):
     name: str
     start: str
     end: str
-    tokens: tuple[str, ...] = ()
-    headers: tuple[str, ...] = ()
+    tokens: Sequence[str] = ()
+    headers: Sequence[str] = ()
 
 
-FAMILIES = tuple(
-    ThoughtFamily(
-        *(row[name] for name in ("name", "start", "end")),
-        *(tuple(row.get(name, ())) for name in ("tokens", "headers")),
-    )
-    for row in read_beside(__file__)["families"]
-)
+FAMILIES = tuple(ThoughtFamily(**row) for row in read_beside(__file__)["families"])
 
 
 # What chat templates read to let a model think, or not to.
@@ -43,8 +37,6 @@ _SWITCHES = ("enable_thinking", "thinking")
 
 def template_switch(names: Collection[str], thinking: str | int) -> dict[str, Any]:
     """Arguments of a chat template that reads these names, for `--thinking`."""
-    if thinking == "auto":
-        return {}
     given: dict[str, Any] = {name: thinking != "off" for name in _SWITCHES if name in names}
     if "reasoning_effort" in names and thinking == "off":
         given["reasoning_effort"] = "low"  # gpt-oss cannot leave it

@@ -7,11 +7,10 @@ attention's partial sums are cut, and results must not depend on the schedule
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -185,7 +184,7 @@ class TreeModel:
     @property
     def idle_bytes(self) -> int:
         """Memory of captured passes, which nothing else can use."""
-        return 0 if self.captured is None else self.captured.idle_bytes
+        return 0 if self.captured is None else self.captured.replay.idle_bytes
 
     @cached_property
     def stream(self) -> torch.cuda.Stream | None:
@@ -197,7 +196,7 @@ class TreeModel:
     def release(self) -> None:
         """Give that back."""
         if self.captured is not None:
-            self.captured.release()
+            self.captured.replay.release()
 
     def _prefill_batch(
         self, requests: list[PrefillRequest], chunks: list[Sequence[int]], offset: int
@@ -219,31 +218,21 @@ class TreeModel:
         segments, store = [r.segment for r in requests], self.store
         # Blocks first: where there are none, no view has made working copies.
         if self._keeps and not packed.chained:
-            hidden = self._kept(packed, store.slots(segments, lengths))
+            slots = store.slots(segments, lengths)
+            hidden = None if self.captured is None else self.captured.hidden(packed, slots)
+            if hidden is None:
+                view = self.backend.prefill_view(store, packed.paths, lengths, slots)
+                hidden = packed.hidden(self.decoder, view)
         else:
             write = store.writer(segments, lengths)
             states = None if store.pool.states is None else self._states_of(requests, lengths)
-            hidden = self._written(packed, write, states)
+            attended = self.backend.prefill_view(store, packed.paths, lengths)
+            writing = Writing(attended, len(packed.token_ids), write, self._places, states)
+            hidden = packed.hidden(self.decoder, writing)
+            if states is not None:
+                states.commit()
         store.extend_each(segments, lengths)
         return list(hidden.split([len(read) for read in reads]))
-
-    def _kept(self, packed: Packed, slots: Sequence[Any]) -> Tensor:
-        """A pass whose attention keeps keys and values at these places, of each group of layers."""
-        found = None if self.captured is None else self.captured.hidden(packed, slots)
-        if found is not None:
-            return found
-        view = self.backend.prefill_view(self.store, packed.paths, packed.lengths, slots)
-        return packed.hidden(self.decoder, view)
-
-    def _written(
-        self, packed: Packed, write: Callable[..., None], states: StateRows | None
-    ) -> Tensor:
-        attended = self.backend.prefill_view(self.store, packed.paths, packed.lengths)
-        view = Writing(attended, len(packed.token_ids), write, self._places, states)
-        hidden = packed.hidden(self.decoder, view)
-        if states is not None:
-            states.commit()
-        return hidden
 
     def _states_of(self, requests: Sequence[PrefillRequest], lengths: Sequence[int]) -> StateRows:
         """A state that goes on from itself is not written before the pass has come to its end."""

@@ -9,14 +9,13 @@ import math
 import re
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from beamwright.errors import InputError, UnsupportedModelError
 from beamwright.io import read_beside
 from beamwright.models.formats import known
-from beamwright.models.formats.header import KEPT, Place, read_header
+from beamwright.models.formats.header import KEPT, GgufHeader, Place, read_header
 
 GGUF = ".gguf"
 _WORDS = read_beside(__file__)
@@ -51,19 +50,14 @@ def shards(file: Path) -> list[Path]:
     return found
 
 
-@dataclass(frozen=True)
-class GgufModel:
-    """A model's metadata, and where each tensor lies in which of its files."""
+def read_model(file: Path) -> GgufHeader:
+    """The headers of all files of a model, of which `file` is one, as one header.
 
-    metadata: dict[str, Any]
-    tensors: dict[str, tuple[Path, Place]]
-
-
-def read_model(file: Path) -> GgufModel:
-    """Headers of all files of a model, of which `file` is one. Raises what `read_header` does."""
-    headers = [(each, read_header(each)) for each in shards(file)]
-    tensors = {name: (at, place) for at, of in headers for name, place in of.tensors.items()}
-    return GgufModel(headers[0][1].metadata, tensors)
+    Raises what `read_header` does.
+    """
+    headers = [read_header(each) for each in shards(file)]
+    tensors = {name: place for header in headers for name, place in header.tensors.items()}
+    return GgufHeader(headers[0].metadata, tensors)
 
 
 class Names:
@@ -166,7 +160,7 @@ def read_config(file: Path) -> dict[str, Any]:
     window = given.get("attention.sliding_window", 4096 if kind == "gemma2" else None)
     rope = _rope(given, 1e6 if kind == "gemma3" else 1e4, config["max_position_embeddings"])
     if (factors := tensors.get("rope_freqs.weight")) is not None:
-        rope = _of_llama3(*factors, rope, kind)
+        rope = _of_llama3(factors, rope, kind)
     if kind in _PERIOD:
         config["query_pre_attn_scalar"] = usual if layers == _UNUSUAL_SCALE[kind] else width
         period = given.get("attention.sliding_window_pattern", _PERIOD[kind])
@@ -183,14 +177,14 @@ def read_config(file: Path) -> dict[str, Any]:
     # Biases of queries, keys and values alone: what a Qwen 2 has beside a Llama.
     biases = [f"blk.0.attn_{part}.bias" in tensors for part in ("q", "output")]
     model_type = "qwen2" if kind == "llama" and biases == [True, False] else models[kind]
-    in_blocks = any(place.kind in KEPT for _, place in tensors.values())
+    in_blocks = any(place.kind in KEPT for place in tensors.values())
     model_type = "mistral" if window and kind == "llama" else model_type
     config = {"rms_norm_eps": 1e-6, **_WORDS["defaults"].get(model_type, {}), **config}
     return config | {
         "model_type": model_type,
         "num_key_value_heads": _count(given, "attention.head_count_kv", heads),
         "head_dim": width,
-        "vocab_size": tensors["token_embd.weight"][1].shape[0],
+        "vocab_size": tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": any(biases),
         "mlp_bias": "blk.0.ffn_down.bias" in tensors,
@@ -225,12 +219,12 @@ def _rope(given: Mapping[str, Any], theta: float, context: int) -> dict[str, Any
     return rope | {"rope_type": kind, "factor": factor}
 
 
-def _of_llama3(file: Path, place: Place, rope: dict[str, Any], kind: str) -> dict[str, Any]:
+def _of_llama3(place: Place, rope: dict[str, Any], kind: str) -> dict[str, Any]:
     """The same with the factors that a file has for each frequency, if they are Llama 3's.
 
     Of these the slowest are divided by the factor, which with the rest says them all.
     """
-    with open(file, "rb") as stream:
+    with open(place.file, "rb") as stream:
         stream.seek(place.start)
         factors = struct.unpack(f"<{place.size // 4}f", stream.read(place.size))
     rope |= {"rope_type": "llama3", "factor": max(factors), **_LLAMA3}
@@ -251,12 +245,22 @@ def _llama3(rope: dict[str, Any], count: int) -> Iterator[float]:
         yield 1 / ((1 - smooth) / rope["factor"] + smooth)
 
 
-def block_sizes(file: Path) -> tuple[int, int]:
-    """Bytes of blocks, as `models.native` keeps them, and values of other tensors.
+def weight_sizes(file: Path) -> dict[str, tuple[int, int]]:
+    """What a model's weights take, by the fields of `ModelShape`.
 
-    Rows of an embedding stay in the file, if it is not the LM head.
+    packed: of all layers' projections, bytes of those that stay quantised, values of the others.
+    blocks: bytes of blocks, as `models.native` keeps them, and values of other tensors; rows of an
+    embedding stay in the file, if it is not the LM head.
     """
-    tensors = {name: place for name, (_, place) in read_model(file).tensors.items()}
+    tensors = dict(read_model(file).tensors)
+    packed = values = 0
+    for name, place in tensors.items():
+        if not name.startswith("blk.") or len(place.shape) < 2:
+            continue
+        bits, group = KEPT.get(place.kind, (0, 1))
+        count = math.prod(place.shape)
+        packed += count // group * (group * bits // 8 + bits) if bits else 0
+        values += 0 if bits else count
     head = tensors.get("output.weight", tensors.get("token_embd.weight"))
     if head is not None and head.kind in KEPT and "output.weight" in tensors:
         tensors.pop("token_embd.weight", None)
@@ -269,17 +273,4 @@ def block_sizes(file: Path) -> tuple[int, int]:
         row = each.size // (math.prod(matrices) * rows)
         row += columns // 256 * 4 * (each.kind in _FACTORS_OF_SIX)
         blocks += math.prod(matrices) * -(-rows // _TILE_ROWS) * _TILE_ROWS * row
-    return blocks, plain
-
-
-def packed_sizes(file: Path) -> tuple[int, int]:
-    """Of all layers' projections: bytes of those that stay quantised, values of the others."""
-    packed = plain = 0
-    for name, (_, place) in read_model(file).tensors.items():
-        if not name.startswith("blk.") or len(place.shape) < 2:
-            continue
-        bits, group = KEPT.get(place.kind, (0, 1))
-        values = math.prod(place.shape)
-        packed += values // group * (group * bits // 8 + bits) if bits else 0
-        plain += 0 if bits else values
-    return packed, plain
+    return {"packed": (packed, values), "blocks": (blocks, plain)}

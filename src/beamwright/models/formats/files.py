@@ -76,19 +76,21 @@ def check_method(quantised: Mapping[str, Any]) -> str:
     return str(method)
 
 
-def packed_bytes(config: Mapping[str, Any], matrices: Iterable[tuple[int, int, int]]) -> int | None:
-    """Bytes of all layers' projections as a quantised folder keeps them; None where they are plain.
+def packed_sizes(
+    config: Mapping[str, Any], matrices: Iterable[tuple[int, int, int]]
+) -> dict[str, tuple[int, int]]:
+    """`ModelShape.packed` of a quantised folder; {} where its projections stay plain.
 
     matrices: rows and columns of projections, how many.
     """
     if (form := _bits_and_group(quantisation(config) or {})) is None:
-        return None
+        return {}
     bits, group = form
     packed = 0
     for rows, columns, count in matrices:
         each = group if group > 0 else columns
         packed += count * (rows * columns // each * (each * bits // 8 + bits))
-    return packed
+    return {"packed": (packed, 0)}
 
 
 def _bits_and_group(quantised: Mapping[str, Any]) -> tuple[int, int] | None:

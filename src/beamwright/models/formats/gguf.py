@@ -81,23 +81,22 @@ class GgufWeights:
     def sizes(self) -> dict[str, tuple[int, ...]]:
         """Of all tensors, one of each expert; what has no meaning here has the file's own name."""
         found = {}
-        for name, (_, place) in self._where.items():
+        for name, place in self._where.items():
             known = self._names.hugging_face(name, place.shape[0])
             if not known:
                 found[name] = place.shape
             for ours in known:
-                _, part, _ = self._find(ours) or (None, place, None)
-                found[ours] = part.shape
+                found[ours] = (self._find(ours) or (place,))[0].shape
         return found
 
     def tensor(self, name: str) -> Tensor | None:
         """In float32 where the file has it in blocks."""
         if (found := self._find(name)) is None:
             return None
-        file, place, order = found
+        place, order = found
         dtype = _PLAIN.get(place.kind, torch.float32)
         whole, at = torch.empty(prod(place.shape), dtype=dtype), 0
-        for piece in _pieces(file, place):
+        for piece in _pieces(place):
             values = _values(piece, place.kind)
             whole[at : at + values.numel()] = values.flatten()
             at += values.numel()
@@ -108,8 +107,8 @@ class GgufWeights:
 
     def rows(self, name: str, dtype: torch.dtype) -> StoredRows | None:
         """None where they are wanted in another order, or only `transformers` turns them back."""
-        file, place, order = self._find(name) or (None, None, None)
-        if file is None or place is None or order is not None or place.kind not in _PLAIN | PARTS:
+        place, order = self._find(name) or (None, None)
+        if place is None or order is not None or place.kind not in _PLAIN | PARTS:
             return None
         kind, columns = place.kind, place.shape[-1]
         _, values, size = BLOCKS[kind]
@@ -117,58 +116,58 @@ class GgufWeights:
         def turn(read: Tensor) -> Tensor:
             return _values(read.view(-1, size), kind).view(-1, columns).to(dtype)
 
-        return StoredRows(file, place.start, columns // values * size, turn)
+        return StoredRows(place.file, place.start, columns // values * size, turn)
 
     def linear(self, name: str) -> BlockLinear | None:
         """Blocks as the file has them; None for types whose levels are no straight line."""
         found = self._find(f"{name}.weight")
-        if found is None or found[1].kind not in PARTS or len(found[1].shape) != 2:
+        if found is None or found[0].kind not in PARTS or len(found[0].shape) != 2:
             return None
-        file, place, order = found
-        rows = _mapped(file, place).view(place.shape[0], -1)
+        place, order = found
+        rows = _mapped(place).view(place.shape[0], -1)
         return BlockLinear(place.kind, rows if order is None else rows[order], place.shape[1])
 
-    def _find(self, name: str) -> tuple[Path, Place, Tensor | None] | None:
-        """A tensor's file, place, and in which order its rows are wanted."""
+    def _find(self, name: str) -> tuple[Place, Tensor | None] | None:
+        """A tensor's place, and in which order its rows are wanted."""
         called, expert = self._names.theirs(name)
-        if called not in self._where:
+        if (place := self._where.get(called)) is None:
             return None
-        file, place = self._where[called]
         if expert is not None:
             count, *shape = place.shape
             if expert >= count or not shape:
                 return None
             size = place.size // count
-            place = Place(tuple(shape), place.kind, place.start + expert * size, size)
+            start = place.start + expert * size
+            place = place._replace(shape=tuple(shape), start=start, size=size)
         heads = self._heads.get(called.split(".")[-2])
         if heads is None:
-            return file, place, None
+            return place, None
         if place.shape[0] % (2 * heads):
-            raise InputError(f"model file {file}: tensor {called} does not fit {heads} heads")
+            raise InputError(f"model file {place.file}: tensor {called} does not fit {heads} heads")
         order = torch.arange(place.shape[0]).view(heads, -1, 2).transpose(1, 2).flatten()
-        return file, place, order
+        return place, order
 
 
-def _mapped(file: Path, place: Place) -> Tensor:
+def _mapped(place: Place) -> Tensor:
     """A tensor's bytes, mapped from the file until the tensor is freed; writing changes no file."""
     spare = place.start % mmap.ALLOCATIONGRANULARITY
-    with open(file, "rb") as stream:
+    with open(place.file, "rb") as stream:
         where = {"length": spare + place.size, "offset": place.start - spare}
         pages = mmap.mmap(stream.fileno(), access=mmap.ACCESS_COPY, **where)
     pages.madvise(mmap.MADV_WILLNEED)
     return torch.frombuffer(pages, dtype=torch.uint8, offset=spare)
 
 
-def _pieces(file: Path, place: Place) -> Iterator[Tensor]:
+def _pieces(place: Place) -> Iterator[Tensor]:
     """A tensor's blocks [count, bytes], some whole rows at a time."""
     row = place.shape[-1] // BLOCKS[place.kind][1] * BLOCKS[place.kind][2]
     step = max(1, _PIECE_BYTES // row) * row
-    with open(file, "rb", buffering=0) as stream:
+    with open(place.file, "rb", buffering=0) as stream:
         stream.seek(place.start)
         for at in range(0, place.size, step):
             piece = bytearray(min(step, place.size - at))
             if stream.readinto(piece) != len(piece):
-                raise InputError(f"model file {file}: it ends too early")
+                raise InputError(f"model file {place.file}: it ends too early")
             yield torch.frombuffer(piece, dtype=torch.uint8).view(-1, BLOCKS[place.kind][2])
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from beamwright.errors import InputError, UnsupportedModelError, said_by
 from beamwright.io import read_beside, read_regular
@@ -34,10 +34,10 @@ KEPT: dict[int, tuple[int, int]] = {
 """By a tensor's type: bits of a code and columns of a group, of those that stay so in memory."""
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """One tensor: shape [rows, columns] or [columns], outermost first; kind: a key of BLOCKS."""
 
+    file: Path
     shape: tuple[int, ...]
     kind: int
     start: int
@@ -83,7 +83,7 @@ def _read(file: Path, texts: bool, *_version: int) -> GgufHeader:
         open(file, "rb") as stream,
         mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data,
     ):
-        return _Cursor(data, texts).header()
+        return _Cursor(file, data, texts).header()
 
 
 _known = lru_cache(maxsize=16)(_read)
@@ -91,8 +91,8 @@ _known = lru_cache(maxsize=16)(_read)
 
 
 class _Cursor:
-    def __init__(self, data: mmap.mmap, texts: bool) -> None:
-        self._data, self._at, self._texts = data, 0, texts
+    def __init__(self, file: Path, data: mmap.mmap, texts: bool) -> None:
+        self._file, self._data, self._at, self._texts = file, data, 0, texts
 
     def _take(self, size: int) -> bytes:
         if size > len(self._data) - self._at:
@@ -146,13 +146,14 @@ class _Cursor:
         if not isinstance(step, int) or not 0 < step <= _MOST_ALIGNMENT or len(found) != counts[0]:
             raise ValueError("tensors of the same name, or an alignment that is none")
         first = -(-self._at // step) * step
-        for name, (shape, kind, offset, size) in found.items():
-            if first + offset + size > len(self._data):
+        for name, place in found.items():
+            found[name] = place._replace(start=first + place.start)
+            if first + place.start + place.size > len(self._data):
                 raise ValueError(f"tensor {name!r:.80} ends behind the file")
-            found[name] = Place(shape, kind, first + offset, size)
         return GgufHeader(metadata, found)
 
-    def _tensor(self, name: str) -> Any:
+    def _tensor(self, name: str) -> Place:
+        """Whose start is counted from where all tensors begin."""
         (rank,) = self._numbers("I")
         if rank > _MOST_DIMENSIONS:
             raise ValueError(f"a tensor of {rank:,} dimensions")
@@ -167,4 +168,4 @@ class _Cursor:
         _, values, size = BLOCKS[kind]
         if not shape or not all(shape) or shape[-1] % values:
             raise ValueError(f"a tensor of shape {shape} in blocks of {values}")
-        return shape, kind, offset, prod(shape) // values * size
+        return Place(self._file, shape, kind, offset, prod(shape) // values * size)
