@@ -9,16 +9,9 @@ from beamwright.engine.selftest import batches_are_exact
 from beamwright.errors import InputError
 from beamwright.models import decoder as decoder_module
 from beamwright.models.decoder import TILE_ROWS
-from beamwright.models.dense import DenseDecoder
-from beamwright.models.named import shape_from_text
-from beamwright.models.weights import random_weights
+from engines import random_decoder
 
 TINY = "llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=128,vocab=256,context=256"
-
-
-def tiny_decoder(tile_rows):
-    shape = shape_from_text(TINY)
-    return DenseDecoder(shape, random_weights(shape, torch.float32, "cpu", 0), tile_rows)
 
 
 class NoAttention(AttentionView):
@@ -34,7 +27,7 @@ def hidden_of(decoder, rows):
 
 @pytest.mark.parametrize("rows", [8, 64, 72, 200])
 def test_tiles_are_the_same_function(rows):
-    plain, tiled = tiny_decoder(None), tiny_decoder(TILE_ROWS)
+    plain, tiled = random_decoder(TINY, tile_rows=None), random_decoder(TINY, tile_rows=TILE_ROWS)
     one, two = hidden_of(plain, rows), hidden_of(tiled, rows)
     torch.testing.assert_close(one, two)
     torch.testing.assert_close(plain.logits(one), tiled.logits(two))
@@ -48,8 +41,8 @@ def test_a_library_that_follows_the_batch_is_found_out_and_tiles_defeat_it(monke
 
     monkeypatch.setattr(decoder_module.F, "linear", leaky)
     attention = make_attention("reference")
-    assert not batches_are_exact(tiny_decoder(None), attention)
-    assert batches_are_exact(tiny_decoder(TILE_ROWS), attention)
+    assert not batches_are_exact(random_decoder(TINY, tile_rows=None), attention)
+    assert batches_are_exact(random_decoder(TINY, tile_rows=TILE_ROWS), attention)
 
 
 def test_on_a_gpu_attention_needs_fixed_shapes():
@@ -65,8 +58,8 @@ def test_on_a_gpu_attention_needs_fixed_shapes():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no card")
 def test_tiles_and_kernels_are_exact_on_a_card():
-    shape, device = shape_from_text(TINY), torch.device("cuda")
-    decoder = DenseDecoder(shape, random_weights(shape, torch.bfloat16, "cuda", 0), TILE_ROWS)
+    device = torch.device("cuda")
+    decoder = random_decoder(TINY, torch.bfloat16, "cuda", tile_rows=TILE_ROWS)
     for name in ("tree", "dense"):
         backend = make_attention(name, device, torch.bfloat16)
         check_deterministic(backend, device, torch.bfloat16)

@@ -10,8 +10,7 @@ from beamwright.engine.selftest import LEAST_CONTEXT, batches_are_exact, kind
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.linear import prepack
 from beamwright.models.named import shape_from_text
-from beamwright.models.weights import random_weights
-from engines import exact_dtype
+from engines import exact_dtype, random_decoder
 
 SHAPE = "llama,layers=2,hidden=64,heads=2,kv_heads=1,intermediate=64,vocab=64,context=128"
 
@@ -20,7 +19,7 @@ def decoder_of(context=128):
     """In a dtype in which this machine's products do not depend on the batch."""
     shape = replace(shape_from_text(SHAPE), context=context)
     dtype = getattr(torch, exact_dtype())
-    return DenseDecoder(shape, random_weights(shape, dtype, "cpu", 0, pack=prepack))
+    return random_decoder(shape, dtype, pack=prepack)
 
 
 @pytest.mark.parametrize("context", [LEAST_CONTEXT, LEAST_CONTEXT + 5, 128])
@@ -64,6 +63,5 @@ def test_models_of_one_kind_are_asked_about_once():
     tiled = DenseDecoder(one.shape, one.weights, 64)
     unlike = [(one, tree), (decoder_of(context=64), tree), (tiled, tree), (one, dense)]
     if one.dtype == torch.float32:
-        plain = random_weights(one.shape, one.dtype, "cpu", 0)
-        unlike.append((DenseDecoder(one.shape, plain), tree))
+        unlike.append((random_decoder(one.shape), tree))
     assert len({kind(*pair) for pair in unlike}) == len(unlike)

@@ -8,9 +8,7 @@ from beamwright.kv.codes import decoded, encoded, hadamard, rounded
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.kv.store import SegmentStore
 from beamwright.models.decoder import RoundedView, turns_of
-from beamwright.models.dense import DenseDecoder
-from beamwright.models.named import shape_from_text
-from beamwright.models.weights import random_weights
+from engines import random_decoder
 
 KINDS = ["int8", "fp8"]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -86,9 +84,8 @@ def test_a_store_gives_back_what_was_rounded_from_blocks_of_fewer_bytes(kind, dt
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_a_row_is_turned_alike_in_any_batch(head_dim, dtype):
     size = f"layers=1,hidden=32,heads=4,kv_heads=4,intermediate=8,vocab=8,head_dim={head_dim}"
-    shape = shape_from_text(f"llama,{size},context=64")
-    decoder = DenseDecoder(shape, random_weights(shape, dtype, "cpu", 0))
-    turns = turns_of(shape, decoder.device, dtype)
+    decoder = random_decoder(f"llama,{size},context=64", dtype)
+    turns = turns_of(decoder.shape, decoder.device, dtype)
     view = RoundedView(AttentionView(), "int8", turns, decoder.by_rows)
     generator = torch.Generator().manual_seed(0)
     vectors = torch.randn(1024, 4, head_dim, generator=generator).to(dtype)

@@ -9,20 +9,15 @@ import torch.nn.functional as F
 pytest.importorskip("triton")
 
 import fakes
-from beamwright.attention import make_attention
 from beamwright.models import streaming, trials
 from beamwright.models.codes import Codes
 from beamwright.models.decoder import Linear
-from beamwright.models.dense import DenseDecoder
 from beamwright.models.grouped import GroupedLinear, JoinedLinear, joined
 from beamwright.models.linear import Int8Linear, quantise_linear
-from beamwright.models.named import shape_from_text
-from beamwright.models.prefill import PrefillRequest
 from beamwright.models.streaming import CodedLinear, StreamedLinear, product
-from beamwright.models.tree_model import TreeModel
 from beamwright.models.trials import Streaming
-from beamwright.models.weights import random_weights
 from beamwright.plan.costs import Storage
+from engines import prefilled, random_decoder
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 drawn = partial(fakes.whole_numbers, device=DEVICE, dtype=torch.float16)
@@ -136,15 +131,11 @@ def in_codes(linear):
 @pytest.mark.skipif(DEVICE == "cuda", reason="of the interpreter")
 @torch.inference_mode()
 def test_a_decoder_reads_codes_as_they_are():
-    shape, found = shape_from_text(SMALL), []
+    found = []
     for pack in (lambda linear: linear, in_codes):
-        weights = random_weights(shape, torch.float16, DEVICE, 0, Storage.INT4, pack)
-        decoder = DenseDecoder(shape, weights)
-        model = TreeModel(decoder, make_attention("reference"), 1 << 20)
-        request = PrefillRequest((), model.store.create(), list(range(20)), 0)
-        found.append(decoder.logits(model.prefill([request])[0]))
-    layer = weights.layers[0]
-    assert {type(each) for each in (layer.qkv, layer.out, layer.gate_up, layer.down)} == {
-        CodedLinear
-    }
+        decoder = random_decoder(SMALL, torch.float16, DEVICE, Storage.INT4, pack)
+        found.append(decoder.logits(prefilled(decoder, range(20))))
+    layer = decoder.weights.layers[0]
+    assert isinstance(layer.qkv, CodedLinear)
+    assert isinstance(layer.down, CodedLinear)
     torch.testing.assert_close(*found, atol=2e-3, rtol=2e-3)

@@ -14,15 +14,14 @@ pytest.importorskip("triton")
 from beamwright import Solver
 from beamwright.attention.protocols import AttentionView
 from beamwright.models import dense, fused, linear, streaming
-from beamwright.models.dense import DenseDecoder, Norm, fused_kernels
+from beamwright.models.dense import Norm, fused_kernels
 from beamwright.models.linear import packer, prepack
 from beamwright.models.load import load_model
-from beamwright.models.named import shape_from_text
 from beamwright.models.streaming import StreamedLinear
 from beamwright.models.trials import Streaming
-from beamwright.models.weights import random_weights
 from beamwright.plan.costs import Storage
 from beamwright.sections import ModelSettings
+from engines import random_decoder
 from tape import FixedAttention, put_on_tape
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -110,13 +109,12 @@ def test_the_norm_adds_up_the_parts_of_a_product_as_the_product_does(dtype, monk
     ("queries", "keys", "head_dim", "normed"), [(6, 2, 16, False), (3, 1, 24, True)]
 )
 def test_rotation_and_norms_of_heads(rows, queries, keys, head_dim, normed, dtype):
-    shape = shape_from_text(f"qwen3,{SIZES},heads={queries},kv_heads={keys},head_dim={head_dim}")
-    decoder = DenseDecoder(shape, random_weights(shape, dtype, DEVICE, 0))
-    decoder._fused = None
+    shape = f"qwen3,{SIZES},heads={queries},kv_heads={keys},head_dim={head_dim}"
+    decoder = random_decoder(shape, dtype, DEVICE, kernels=False)
     norms = [norm_of(head_dim, dtype) for _ in range(2)] if normed else [None, None]
     layer = decoder.weights.layers[0]
     layer.query_norm, layer.key_norm = norms
-    positions = torch.arange(rows, device=DEVICE) % shape.context
+    positions = torch.arange(rows, device=DEVICE) % 64
     tables = decoder._far.cos, decoder._far.sin
     # More lies beside each row's heads than those that are turned.
     wide = drawn(rows, queries + 3 * keys, head_dim, dtype=dtype)
@@ -162,12 +160,10 @@ class OwnTokenOnly(AttentionView):
 
 def both(name, dtype=torch.float32, tile_rows=None):
     """A decoder with torch's operations, and one with the kernels, of the same weights."""
-    shape = shape_from_text(FAMILIES[name])
-    weights = random_weights(shape, dtype, DEVICE, 0)
-    decoders = [DenseDecoder(shape, weights, tile_rows) for _ in range(2)]
-    for decoder, kernels in zip(decoders, (None, fused), strict=True):
-        decoder._fused = kernels
-    return decoders
+    how = {"dtype": dtype, "device": DEVICE, "tile_rows": tile_rows}
+    plain, kernels = (random_decoder(FAMILIES[name], **how) for _ in range(2))
+    plain._fused, kernels._fused = None, fused
+    return plain, kernels
 
 
 def hidden_of(decoder, rows, view=None, read=None):

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 
 from beamwright.models.decoder import Linear
-from beamwright.models.dense import DenseDecoder
 from beamwright.models.grouped import (
     _CACHED_VALUES,
     UNPACK,
@@ -24,15 +23,13 @@ from beamwright.models.linear import (
     quiet_import,
 )
 from beamwright.models.load import inspect_model, load_model
-from beamwright.models.named import shape_from_text
-from beamwright.models.weights import random_weights
 from beamwright.plan.costs import (
     INT4_GROUP,
     Storage,
     weight_bytes,
 )
 from beamwright.sections import ModelSettings
-from engines import prefilled
+from engines import prefilled, random_decoder
 
 QUANTISED = ["int8", "int4"]
 PROJECTIONS = ("qkv", "out", "gate_up", "down")
@@ -192,13 +189,8 @@ def test_a_single_row_has_the_bits_that_it_has_among_others(dtype, columns):
 
 
 def test_a_decoder_takes_one_row_where_all_its_products_do():
-    shape = shape_from_text(
-        "llama,layers=1,hidden=64,heads=2,kv_heads=1,intermediate=64,vocab=64,context=64"
-    )
-    packed, plain = (
-        DenseDecoder(shape, random_weights(shape, torch.float32, "cpu", 0, **how))
-        for how in ({"pack": prepack}, {})
-    )
+    shape = "llama,layers=1,hidden=64,heads=2,kv_heads=1,intermediate=64,vocab=64,context=64"
+    packed, plain = random_decoder(shape, pack=prepack), random_decoder(shape)
     assert not plain.takes_one_row
     assert packed.takes_one_row == isinstance(packed.weights.lm_head, PackedLinear)
     packed.weights.layers[0].down = plain.weights.layers[0].down

@@ -1,4 +1,3 @@
-import json
 from dataclasses import replace
 
 import huggingface_hub
@@ -6,6 +5,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+import fakes
 from beamwright.attention import make_attention
 from beamwright.errors import InputError, UnavailableError, UnsupportedModelError
 from beamwright.models import load
@@ -73,8 +73,7 @@ def test_a_downloaded_folder_is_read(monkeypatch, llama_folder):
 
 
 def test_a_model_of_the_hub_that_cannot_run_is_not_downloaded(monkeypatch, llama_folder):
-    config = llama_folder / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "model_type": "mamba"}))
+    fakes.change_json(llama_folder / "config.json", model_type="mamba")
     asked = downloads(monkeypatch, llama_folder)
     with pytest.raises(UnsupportedModelError, match="'mamba' is not supported"):
         load_model("hf:org/name", ModelSettings())

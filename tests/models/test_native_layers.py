@@ -9,14 +9,12 @@ from beamwright.kv.segments import PathPart
 from beamwright.library import library
 from beamwright.models import native
 from beamwright.models.decoder import Angles
-from beamwright.models.dense import DenseDecoder
 from beamwright.models.load import load_model
-from beamwright.models.named import shape_from_text
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.session import DecodeSession
 from beamwright.models.tree_model import TreeModel
-from beamwright.models.weights import random_weights
 from beamwright.sections import ModelSettings
+from engines import random_decoder
 
 pytestmark = pytest.mark.skipif(library() is None, reason="built without a C compiler")
 SHAPES = {
@@ -26,14 +24,9 @@ SHAPES = {
 }
 
 
-def in_blocks(linear):
-    """The same projection, rounded to blocks of 8 bits."""
-    return native.packed(native.in_bytes(linear))
-
-
-def random_decoder(text, dtype=torch.float32):
-    shape = shape_from_text(text)
-    return DenseDecoder(shape, random_weights(shape, dtype, "cpu", 0, pack=in_blocks))
+def in_blocks(text, dtype=torch.float32):
+    """A decoder whose projections are rounded to blocks of 8 bits."""
+    return random_decoder(text, dtype, pack=lambda each: native.packed(native.in_bytes(each)))
 
 
 def begun(decoder, rows, tokens=4):
@@ -66,7 +59,7 @@ def decoded(decoder, rows=5, tokens=4, described=True):
 @pytest.mark.parametrize("named", SHAPES)
 @torch.inference_mode()
 def test_is_what_torchs_operations_give(named):
-    decoder = random_decoder(SHAPES[named])
+    decoder = in_blocks(SHAPES[named])
     assert decoder._native is not None
     found = decoded(decoder)
     decoder._native = None
@@ -81,7 +74,7 @@ def test_is_what_torchs_operations_give(named):
 def test_has_the_same_bits_by_layers_instruction_sets_threads_and_batches(
     named, dtype, monkeypatch
 ):
-    decoder = random_decoder(SHAPES[named], dtype)
+    decoder = in_blocks(SHAPES[named], dtype)
     found = decoded(decoder)
     assert torch.equal(found, decoded(decoder, described=False))
     assert torch.equal(found[:, :2], decoded(decoder, rows=2))
@@ -95,7 +88,7 @@ def test_has_the_same_bits_by_layers_instruction_sets_threads_and_batches(
 @torch.inference_mode()
 def test_tokens_that_are_written_to_other_rows_have_the_same_bits():
     """As a draft's are."""
-    decoder = random_decoder(SHAPES["llama"])
+    decoder = in_blocks(SHAPES["llama"])
     session, one_by_one = begun(decoder, 3), decoded(decoder, 3, 3)
     given = [(2, 0, 6, 19), (2, 1, 7, 20), (0, 0, 0, 19)]  # row, ahead, id, position
     found = session.forward_some(given, [(2, 0, 0), (0, 2, 0), (1, 2, 1), (2, 1, 0)])
@@ -108,7 +101,7 @@ def test_tokens_that_are_written_to_other_rows_have_the_same_bits():
 
 @torch.inference_mode()
 def test_many_rows_are_opened_in_parts():
-    decoder = random_decoder(SHAPES["llama"])
+    decoder = in_blocks(SHAPES["llama"])
     tokens = torch.arange(1100) % 96
     whole = decoder.hidden(tokens, tokens, _OwnTokenOnly())
     read = torch.tensor([3, 600, 1099, 3, 3, 3, 3, 3])
@@ -120,21 +113,10 @@ def test_many_rows_are_opened_in_parts():
 
 @torch.inference_mode()
 def test_bfloat16_is_that_of_attention_alone():
-    narrow, wide = (
-        random_decoder(SHAPES["qwen3"], dtype) for dtype in (torch.bfloat16, torch.float32)
-    )
-    found, expected = decoded(narrow), decoded(wide)
+    found = decoded(in_blocks(SHAPES["qwen3"], torch.bfloat16))
+    expected = decoded(in_blocks(SHAPES["qwen3"]))
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.float(), expected, rtol=0.1, atol=0.1)
-
-
-@torch.inference_mode()
-def test_first_layers_are_those_of_the_whole():
-    decoder = random_decoder(SHAPES["llama"])
-    first = decoder.first_layers()
-    assert first.shape.layers == 1
-    assert first._native is not None
-    first.hidden(torch.arange(8), torch.arange(8), _OwnTokenOnly())
 
 
 # --- angles of positions are made as far as paths reach ---------------------------------------

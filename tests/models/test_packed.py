@@ -11,14 +11,12 @@ from beamwright.attention import make_attention
 from beamwright.engine.graphs import capture_passes
 from beamwright.kv.segments import PathPart
 from beamwright.models import fused, packed
-from beamwright.models.dense import DenseDecoder
 from beamwright.models.load import load_model
-from beamwright.models.named import shape_from_text
 from beamwright.models.packed import Replay, size_of
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.tree_model import TreeModel
-from beamwright.models.weights import random_weights
 from beamwright.sections import ModelSettings
+from engines import random_decoder
 from tape import TapeReplay
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -34,8 +32,7 @@ def small(monkeypatch):
 
 
 def make_model(backend="triton-tree", shape=SHAPE, kernels=None, kept="auto", **changes):
-    shape = shape_from_text(shape)
-    decoder = DenseDecoder(shape, random_weights(shape, torch.float32, DEVICE, 0), **changes)
+    decoder = random_decoder(shape, device=DEVICE, **changes)
     decoder._fused = kernels
     if kept != "auto":
         decoder.keep_kv(kept)

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
+import fakes
 from beamwright.checks.model import check_parity
 from beamwright.errors import UnavailableError
 from beamwright.models.load import inspect_model, read_reference
@@ -31,18 +31,20 @@ def test_parameters_and_kv_bytes_are_those_of_the_checkpoint(write_family, famil
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("name", "said"),
     [
-        (lambda tensors: tensors.pop("model.norm.weight"), "it finds no model.norm.weight"),
-        (
-            lambda tensors: tensors.update({"model.norm.weight_scale": torch.ones(1)}),
-            "it does not use model.norm.weight_scale",
-        ),
+        ("weight", "it finds no model.norm.weight"),
+        ("weight_scale", "it does not use model.norm.weight_scale"),
     ],
 )
-def test_what_transformers_reads_a_part_of_is_no_reference(llama_folder, change, said):
-    change(tensors := load_file(llama_folder / "model.safetensors"))
-    save_file(tensors, llama_folder / "model.safetensors", {"format": "pt"})
+def test_what_transformers_reads_a_part_of_is_no_reference(llama_folder, name, said):
+    """A tensor is missing, or one too many."""
+
+    def change(tensors):
+        if tensors.pop(f"model.norm.{name}", None) is None:
+            tensors[f"model.norm.{name}"] = torch.ones(1)
+
+    fakes.change_tensors(llama_folder, change)
     with pytest.raises(UnavailableError, match=f"{said}, so there is nothing to compare with"):
         read_reference(llama_folder, torch.float32)
 

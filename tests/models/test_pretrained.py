@@ -1,13 +1,12 @@
 """A folder holds data: its code never runs, and what is wrong in a file is one line about it."""
 
-import json
 import os
 import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
+import fakes
 from beamwright.errors import InputError, NotFiniteError, UnsupportedModelError
 from beamwright.models.hf_config import read_eos_ids, read_shape
 from beamwright.models.hub import resolve_folder
@@ -22,11 +21,6 @@ EVIL = "open({path!r}, 'w').close()\nclass Evil:\n    pass\n"
 def folder(generator_folder, tmp_path):
     """A copy of the tiny checkpoint, to be spoilt."""
     return shutil.copytree(generator_folder, tmp_path / "model")
-
-
-def change(file, **keys):
-    content = json.loads(file.read_text()) if file.exists() else {}
-    file.write_text(json.dumps({**content, **keys}))
 
 
 @pytest.fixture
@@ -44,7 +38,9 @@ def ran(folder, monkeypatch):
 
 @pytest.mark.parametrize("model_type", ["evil", None])
 def test_code_in_a_models_folder_is_refused(folder, ran, model_type):
-    change(folder / "config.json", model_type=model_type, auto_map={"AutoConfig": "evil.Evil"})
+    fakes.change_json(
+        folder / "config.json", model_type=model_type, auto_map={"AutoConfig": "evil.Evil"}
+    )
     with pytest.raises(UnsupportedModelError, match="wants to run its own code"):
         load_model(str(folder), ModelSettings())
     with pytest.raises(UnsupportedModelError, match="wants to run its own code"):
@@ -56,8 +52,10 @@ def test_code_beside_a_known_architecture_is_not_looked_at(folder, ran):
     """As with published reward models, whose classes are llamas and Qwens with a head."""
     kinds = ("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoTokenizer")
     auto_map = dict.fromkeys(kinds, "evil.Evil")
-    change(folder / "config.json", auto_map=auto_map)
-    change(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.Evil", "evil.Evil"]})
+    fakes.change_json(folder / "config.json", auto_map=auto_map)
+    fakes.change_json(
+        folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.Evil", "evil.Evil"]}
+    )
     assert load_model(str(folder), ModelSettings()).codec is not None
     read_reference(folder, torch.float32)
     assert not ran.exists()
@@ -66,7 +64,7 @@ def test_code_beside_a_known_architecture_is_not_looked_at(folder, ran):
 def test_a_tokenizer_that_is_code_is_refused(folder, ran):
     (folder / "tokenizer.json").unlink()
     keys = {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
-    change(folder / "tokenizer_config.json", **keys)
+    fakes.change_json(folder / "tokenizer_config.json", **keys)
     with pytest.raises(InputError, match=r"tokenizer_config\.json"):
         TextCodec.load(folder)
     assert not ran.exists()
@@ -93,7 +91,7 @@ BAD_UNNAMED = {
     + [(key, value, "") for key, values in BAD_UNNAMED.items() for value in values],
 )
 def test_a_config_that_no_model_can_be_made_of(folder, key, value, named):
-    change(folder / "config.json", **{key: value})
+    fakes.change_json(folder / "config.json", **{key: value})
     with pytest.raises(InputError, match=f"(?s){folder.name}.*{named}") as caught:
         load_model(str(folder), ModelSettings())
     assert "\n" not in str(caught.value)
@@ -109,8 +107,8 @@ def test_a_file_that_is_no_object(folder, name, text):
 
 @pytest.mark.parametrize("eos", ["2", {"a": 1}, [[2]], True, -1, None, []])
 def test_an_end_token_that_is_none_is_left_out(folder, eos):
-    change(folder / "generation_config.json", eos_token_id=eos)
-    change(folder / "config.json", eos_token_id=None)
+    fakes.change_json(folder / "generation_config.json", eos_token_id=eos)
+    fakes.change_json(folder / "config.json", eos_token_id=None)
     assert not read_eos_ids(folder)
 
 
@@ -151,9 +149,10 @@ def test_a_tokenizer_that_panics_over_a_text_is_one_line(folder):
     ],
 )
 def test_a_weight_that_is_no_number_is_named(folder, name, bad, dtype, complaint):
-    tensors = load_file(file := folder / "model.safetensors")
-    tensors[name].view(-1)[3] = bad
-    save_file(tensors, file, metadata={"format": "pt"})
+    def spoil(tensors):
+        tensors[name].view(-1)[3] = bad
+
+    fakes.change_tensors(folder, spoil)
     with pytest.raises(NotFiniteError, match=f"{name}.* {complaint}"):
         load_model(str(folder), ModelSettings(dtype=dtype))
     if dtype != "auto":
@@ -161,5 +160,5 @@ def test_a_weight_that_is_no_number_is_named(folder, name, bad, dtype, complaint
 
 
 def test_a_context_of_millions_costs_nothing_to_read(folder):
-    change(folder / "config.json", max_position_embeddings=10**9)
+    fakes.change_json(folder / "config.json", max_position_embeddings=10**9)
     assert read_shape(folder, 512).context == 512

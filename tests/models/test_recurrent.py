@@ -1,10 +1,10 @@
 """Hybrids: recurrent layers of `transformers`' modules with states of ours, against its own."""
 
 import json
+import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import fakes
 from beamwright import Solver
@@ -117,13 +117,14 @@ def test_projections_are_quantised_and_gates_are_not(write):
 def test_the_whole_checkpoint_of_a_model_that_sees_loads(write, tmp_path):
     """As the hub has Qwen3.5: the text part under another name, a vision tower, an MTP block."""
     folder = write("qwen3_5_text")
-    for file in folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    weights = load_file(tmp_path / "model.safetensors")
-    named = {name.replace("model.", "model.language_model.", 1): w for name, w in weights.items()}
     others = ("model.visual.blocks.0.attn.qkv.weight", "mtp.layers.0.mlp.up_proj.weight")
-    named |= {name: torch.zeros(4, 4) for name in others}
-    save_file(named, tmp_path / "model.safetensors", metadata={"format": "pt"})
+
+    def change(tensors):
+        named = {n.replace("model.", "model.language_model.", 1): t for n, t in tensors.items()}
+        return named | {name: torch.zeros(4, 4) for name in others}
+
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    fakes.change_tensors(tmp_path, change)
     text = json.loads((folder / "config.json").read_text())
     config = {"model_type": "qwen3_5", "text_config": text, "tie_word_embeddings": False}
     (tmp_path / "config.json").write_text(json.dumps(config))

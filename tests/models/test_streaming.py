@@ -12,10 +12,8 @@ import fakes
 from beamwright.models import fused, streaming, trials
 from beamwright.models.codes import Codes
 from beamwright.models.decoder import TILE_ROWS, Linear
-from beamwright.models.dense import DenseDecoder
 from beamwright.models.grouped import as_grouped
 from beamwright.models.linear import packer, prepack
-from beamwright.models.named import shape_from_text
 from beamwright.models.streaming import (
     CodedLinear,
     FewStreamedLinear,
@@ -23,8 +21,8 @@ from beamwright.models.streaming import (
     product,
 )
 from beamwright.models.trials import Streaming, is_invariant
-from beamwright.models.weights import random_weights
 from beamwright.plan.costs import Storage
+from engines import random_decoder
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 drawn = partial(fakes.whole_numbers, device=DEVICE, dtype=torch.bfloat16)
@@ -137,11 +135,9 @@ def test_rows_that_cancel_tell_the_order_of_a_sum():
 
 
 def test_a_decoder_of_streamed_products_needs_no_tiles():
-    shape = shape_from_text(SMALL)
     tiles = []
     for pack in (Streaming(always=True), prepack):
-        weights = random_weights(shape, torch.bfloat16, DEVICE, 0, pack=pack)
-        decoder = DenseDecoder(shape, weights, TILE_ROWS)
+        decoder = random_decoder(SMALL, torch.bfloat16, DEVICE, pack=pack, tile_rows=TILE_ROWS)
         assert decoder.tile_rows == TILE_ROWS  # the sampler's
         tiles.append(decoder._tile)
     assert tiles == [None, TILE_ROWS]

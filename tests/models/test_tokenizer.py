@@ -176,11 +176,6 @@ def test_every_configured_eos_ends_a_path(load, tmp_path):
 # --- what a folder's files say ---------------------------------------------------------------
 
 
-def spoil(folder, name, **keys):
-    file = folder / name
-    file.write_text(json.dumps({**json.loads(file.read_text()), **keys}))
-
-
 @pytest.mark.parametrize("kind", ["LlamaTokenizerFast", "GPT2Tokenizer", "MistralCommonBackend"])
 def test_ids_are_those_of_tokenizer_json_whatever_class_is_named(tmp_path, kind):
     tokenizer = fakes.byte_level_bpe(letters=sorted(ByteLevel.alphabet()))
@@ -230,7 +225,9 @@ SPOILT = {  # keys of tokenizer.json, of tokenizer_config.json
 def test_a_tokenizer_that_does_not_give_texts_back_is_refused(load, tmp_path, why):
     load()
     own = SPOILT[why].keys() & {"normalizer", "decoder"}
-    spoil(tmp_path, "tokenizer.json" if own else "tokenizer_config.json", **SPOILT[why])
+    fakes.change_json(
+        tmp_path / ("tokenizer.json" if own else "tokenizer_config.json"), **SPOILT[why]
+    )
     with pytest.raises(InputError, match=re.escape(why)) as caught:
         TextCodec.load(tmp_path)
     assert "\n" not in str(caught.value)
@@ -238,9 +235,9 @@ def test_a_tokenizer_that_does_not_give_texts_back_is_refused(load, tmp_path, wh
 
 def test_a_tokenizer_that_changes_texts_is_remarked_on(load, tmp_path):
     load(own_template=TEMPLATE)
-    spoil(tmp_path, "tokenizer.json", normalizer=THIRTYFOLD[0])
+    fakes.change_json(tmp_path / "tokenizer.json", normalizer=THIRTYFOLD[0])
     TextCodec.load(tmp_path)
-    spoil(tmp_path, "tokenizer.json", normalizer=LOWER)
+    fakes.change_json(tmp_path / "tokenizer.json", normalizer=LOWER)
     (remark,) = TextCodec.load(tmp_path).remarks
     assert "its tokenizer gives 'jack has 70 eggs" in remark
 
@@ -250,7 +247,7 @@ def test_mistrals_rule_is_taken_where_the_folder_says_so(tmp_path, monkeypatch, 
     monkeypatch.setattr("beamwright.models.token_files._LARGE", 10)
     fakes.write_tokenizer(tmp_path, chat_template=TEMPLATE)
     (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
-    spoil(tmp_path, "tokenizer_config.json", fix_mistral_regex=fixed)
+    fakes.change_json(tmp_path / "tokenizer_config.json", fix_mistral_regex=fixed)
     codec = TextCodec.load(tmp_path)
     assert len(codec.encode("12")) == (2 if fixed else 1)
     assert any("fix_mistral_regex" in remark for remark in codec.remarks) is not fixed

@@ -11,8 +11,11 @@ from beamwright import Solver
 from beamwright.attention import make_attention
 from beamwright.checks.machine import run_selftest
 from beamwright.models.dense import DenseDecoder
+from beamwright.models.named import shape_from_text
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.tree_model import TreeModel
+from beamwright.models.weights import as_read, random_weights
+from beamwright.plan.costs import Storage
 from beamwright.schedule import SCHEDULES
 
 WAYS = (
@@ -83,6 +86,15 @@ def tiny_checkpoint(folder, kind):
     fakes.write_tokenizer(folder)
     fakes.write_checkpoint(folder, config, noise=0.15)
     return partial(tiny_solver, folder)
+
+
+def random_decoder(
+    shape, dtype=torch.float32, device="cpu", storage=Storage.PLAIN, pack=as_read, **how
+):
+    """A decoder of our own with random weights. shape: or the text of one."""
+    shape = shape_from_text(shape) if isinstance(shape, str) else shape
+    weights = random_weights(shape, dtype, device, 0, storage, pack)
+    return DenseDecoder(shape, weights, **how)
 
 
 @torch.inference_mode()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -76,6 +78,19 @@ def write_checkpoint(folder, config, seed=0, noise=0.05, **save_options):
             parameter.add_(torch.randn(parameter.shape), alpha=noise)
     model.save_pretrained(folder, **save_options)
     return model.eval()
+
+
+def change_json(file, **keys):
+    """Set keys of a JSON file, which need not be there."""
+    content = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps({**content, **keys}))
+
+
+def change_tensors(folder, change):
+    """Write what `change` makes of a checkpoint's tensors, or has made in them."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    save_file(change(tensors) or tensors, file, metadata={"format": "pt"})
 
 
 def write_logit_pair_spec(folder):

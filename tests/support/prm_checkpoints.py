@@ -6,11 +6,9 @@ tensor names. And a judge whose weights are set by hand, so that it does write a
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from tokenizers import (
     AddedToken,
     Regex,
@@ -110,18 +108,15 @@ def _cut_by_words(folder: Path, num_newlines: int, bos: bool = True) -> int:
 def _add_head(folder: Path, sizes: dict[str, tuple[int, int]], keep_lm_head: bool) -> None:
     """Put random linear layers beside the decoder's weights, under their published names."""
     generator = torch.Generator().manual_seed(5)
-    tensors = load_file(folder / "model.safetensors")
-    if not keep_lm_head:
-        del tensors["lm_head.weight"]
-    for name, (inputs, outputs) in sizes.items():
-        tensors[f"{name}.weight"] = torch.randn(outputs, inputs, generator=generator) / 3
-        tensors[f"{name}.bias"] = torch.randn(outputs, generator=generator) / 3
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        if not keep_lm_head:
+            del tensors["lm_head.weight"]
+        for name, (inputs, outputs) in sizes.items():
+            tensors[f"{name}.weight"] = torch.randn(outputs, inputs, generator=generator) / 3
+            tensors[f"{name}.bias"] = torch.randn(outputs, generator=generator) / 3
 
-def _change_config(folder: Path, **changes: object) -> None:
-    file = folder / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    fakes.change_tensors(folder, change)
 
 
 def _write_decoder(
@@ -160,7 +155,9 @@ def write_qwen(folder: Path) -> None:
     _write_decoder(folder, Qwen2Config, _byte_level(folder, CHAT_ML_TOKENS, CHAT_ML), 4)
     _add_head(folder, {"score.0": (32, 32), "score.2": (32, 2)}, keep_lm_head=False)
     remote = {"AutoConfig": "configuration_qwen2_rm.Qwen2RMConfig"}  # a file that is not there
-    _change_config(folder, architectures=["Qwen2ForProcessRewardModel"], auto_map=remote)
+    fakes.change_json(
+        folder / "config.json", architectures=["Qwen2ForProcessRewardModel"], auto_map=remote
+    )
 
 
 def write_outcome(folder: Path) -> None:
