@@ -76,30 +76,3 @@ def test_every_round_is_the_tree_s_and_the_page_shows_the_same(solver, search):
     assert mirror.tree.rounds == solution.rounds
     node = mirror.tree.node(solution.lineage)
     assert node.text == solution.text
-
-
-def test_what_begins_again_tells_nothing_twice(solver):
-    mirror, shown, steps = Mirror(), PageTree(), []
-
-    def heard(changes, report):
-        mirror.hear(changes.of(report.tree, report))
-
-    def first(report):
-        heard(begun, report)
-        if report.round == 3:
-            steps.extend(shown.changes(mirror.tree))
-            raise InterruptedError
-
-    def second(report):
-        heard(again, report)
-        if report.round == 3:
-            assert shown.changes(mirror.tree) == []
-
-    begun, again = Changes(), Changes()
-    with pytest.raises(InterruptedError):
-        solver.solve(PROBLEM, on_round=first, seed=2)
-    assert steps
-    solution = solver.solve(PROBLEM, on_round=second, seed=2)
-    mirror.hear(again.of(solution.tree))
-    assert tree_hash(mirror.tree) == solution.tree_hash
-    assert shown.over(solution.tree) != []

@@ -32,7 +32,7 @@ def test_errors_keep_whose_fault_they_are(error, kind):
     assert vars(found).keys() == vars(error).keys() - {"partial"}
 
 
-@pytest.mark.parametrize(("n", "in_flight", "most"), [(8, 2, 2), (64, None, 1), (64, 3, 3)])
+@pytest.mark.parametrize(("n", "in_flight", "most"), [(64, None, 1), (64, 3, 3)])
 def test_as_many_are_in_flight_as_it_is_told(generator_folder, n, in_flight, most):
     options = engines.tiny_options(
         generator_folder, n=n, width=4, delimiter="e", max_tokens=40, max_rounds=4,

@@ -58,22 +58,6 @@ def test_who_is_killed_loses_nothing_and_is_replaced(server, far, generator_fold
     health = server.http.get("/health").json()
     assert (health["status"], health["replicas_wanted"], len(health["replicas"])) == ("ok", 2, 2)
     assert victim.name not in health["replicas"]
-    metrics = server.http.get("/metrics").text
-    assert "beamwright_replica_deaths_total 1.0" in metrics
-    assert 'beamwright_replica_candidates{replica="' in metrics
-
-
-def test_who_is_cancelled_leaves_no_kv_in_any_replica(server, far):
-    with held(server) as gate:
-        asked = [server.later(seed=seed) for seed in range(8)]
-        until(lambda: len(server.queue.jobs) == 8 and gate.reached)
-        jobs = list(server.queue.jobs.values())
-        for job in jobs:
-            job.cancel()
-    assert {each.result(PATIENCE).status_code for each in asked} == {499}
-    assert {job.state for job in jobs} == {"cancelled"}
-    until(lambda: not any(each.used_bytes for each in far.usage().levels.values()))
-    assert not any(each.candidates for each in far.roster.replicas())
 
 
 def test_what_cannot_be_placed_or_loaded_is_said(far, settings):

@@ -16,9 +16,10 @@ from beamwright.errors import (
     ProblemTooLongError,
     UnavailableError,
 )
+from beamwright.page.runs import PageTree
 from beamwright.tree import tree_hash
 from clusters import FakeServing
-from served import Served
+from served import Served, until
 
 PROBLEM = "Ann has 12 apples. She eats 3."
 OPTIONS = {"search": "beam", "n": 8, "width": 4, "max_rounds": 6}
@@ -51,11 +52,12 @@ class Stop:
     """A listener in whose round the search stays here, while its replica goes on."""
 
     def __init__(self, at=1):
-        self.at, self.rounds = at, []
+        self.at, self.rounds, self.shown, self.page = at, [], [], PageTree()
         self.reached, self.opened = threading.Event(), threading.Event()
 
     def __call__(self, report):
         self.rounds.append(report.round)
+        self.shown.append(self.page.changes(report.tree))
         if report.round == self.at:
             self.reached.set()
             assert self.opened.wait(30)
@@ -114,9 +116,11 @@ def test_a_search_whose_replica_dies_goes_on_elsewhere_and_tells_no_round_twice(
     replica = serving.sent[0][0]
     serving.kill(replica, far._loop)
     stop.opened.set()
-    expected = alone.solve(PROBLEM, seed=3)
+    here = Stop(at=None)
+    expected = alone.solve(PROBLEM, seed=3, on_round=here)
     assert handle.result(60).tree_hash == expected.tree_hash
-    assert stop.rounds == list(range(1, expected.rounds + 1))
+    assert stop.rounds == here.rounds == list(range(1, expected.rounds + 1))
+    assert stop.shown == here.shown
     assert other.result(60).tree_hash == alone.solve(PROBLEM, seed=4).tree_hash
     assert [state.name for state in far.roster.replicas()] == [{"a": "b", "b": "a"}[replica]]
     assert far.roster.deaths == 1
@@ -251,9 +255,6 @@ def test_a_run_whose_replicas_are_gone_ends_with_what_is_done(make, monkeypatch)
 
 
 def test_a_server_says_who_is_there(make):
-    pytest.importorskip("fastapi")
-    from served import Served, until
-
     far, serving = make()
     with Served(far) as server:
         assert server.chat(PROBLEM, seed=1).status_code == 200
@@ -264,6 +265,5 @@ def test_a_server_says_who_is_there(make):
         until(lambda: not far.roster.replicas())
         assert server.http.get("/health").json()["status"] == "degraded"
         metrics = server.http.get("/metrics").text
-        assert "beamwright_replica_deaths_total 2.0" in metrics
-        assert "beamwright_replicas 0.0" in metrics
-        assert "beamwright_kv_budget_bytes" in metrics, "of nobody"
+        for line in ("replica_deaths_total 2.0", "replicas 0.0", "kv_budget_bytes"):
+            assert f"beamwright_{line}" in metrics

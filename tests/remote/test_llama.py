@@ -13,18 +13,14 @@ from beamwright.sections import SamplingSettings
 from scripted_server import PROPS, answered, drawn, llama_server, question, refuses, waited
 
 
-def test_it_is_found_by_what_it_says_of_itself(codec, source_of):
-    with llama_server(codec) as server:
-        source = source_of(server)
-    assert (source.name, source.most, source.context) == ("m.gguf", 3, 512)
-    assert source.token_ids
-    assert not source.dialect.streams
-    assert server.paths == ["/completion"]
-
-
-def test_all_that_changes_a_draw_is_said(codec, source_of):
+def test_it_is_found_by_what_it_says_of_itself_and_all_that_changes_a_draw_is_said(
+    codec, source_of
+):
     with llama_server(codec, lambda body: (200, drawn(codec, "x"))) as server:
         source = source_of(server)
+        assert (source.name, source.most, source.context) == ("m.gguf", 3, 512)
+        assert (source.token_ids, source.dialect.streams) == (True, False)
+        assert server.paths == ["/completion"]
         answered(source, question(codec, stops=()))
         sampling = SamplingSettings(temperature=0.5, top_k=7, min_p=0.1, top_p=0.9)
         more = {"count": 1, "sampling": sampling, "ignore_eos": True, "stops": tuple("abcdef")}
@@ -44,37 +40,25 @@ def test_all_that_changes_a_draw_is_said(codec, source_of):
     assert full["stop"] == list("abcdef"), "all of them: it has no bound"
 
 
-@pytest.mark.parametrize(
-    ("fields", "ended", "text"),
-    [
-        ({"text": "one", "stop_type": "limit"}, "length", "one"),
-        ({"text": "one\n\n", "stop_type": "word", "stopping_word": "\n\n"}, "stop", "one\n\n"),
-        ({"text": "one", "stop_type": "eos"}, "eos", "one"),
-    ],
-)
-def test_how_texts_end(codec, source_of, fields, ended, text):
-    with llama_server(codec, lambda body: (200, drawn(codec, **fields))) as server:
-        reply = answered(source_of(server), question(codec))
-    (written,) = reply.written
-    assert (written.ended, written.text, written.token_ids) == (ended, text, (*codec.encode(text),))
-    unknown = len(codec.encode(fields.get("stopping_word", "")))
-    assert written.logprobs == (-0.25,) * (len(written.token_ids) - unknown)
-    assert (reply.prompt_tokens, reply.cached_tokens) == (7, 5)
+ENDS = [("c\n\n", "word", "\n\n", "stop"), ("a", "limit", "", "length"), ("b", "eos", "", "eos")]
 
 
-def test_siblings_are_one_question_and_come_in_their_order(codec, source_of):
+def test_siblings_are_one_question_and_come_in_their_order_with_their_ends(codec, source_of):
     def answer(body):
-        assert body["n_cmpl"] == 3
-        return 200, [drawn(codec, text, index) for index, text in ((2, "c"), (0, "a"), (1, "b"))]
+        texts = zip((2, 0, 1), ENDS, strict=True)
+        return 200, [drawn(codec, text, i, kind, word) for i, (text, kind, word, _) in texts]
 
     with llama_server(codec, answer) as server:
         reply = answered(source_of(server), question(codec, count=3))
-    assert [written.text for written in reply.written] == ["a", "b", "c"]
+    assert [body["n_cmpl"] for body in server.asked] == [3]
+    assert (reply.prompt_tokens, reply.cached_tokens) == (7, 5)
+    for written, (text, _, word, ended) in zip(reply.written, (*ENDS[1:], ENDS[0]), strict=True):
+        ids = tuple(codec.encode(text))
+        assert (written.ended, written.text, written.token_ids) == (ended, text, ids)
+        assert written.logprobs == (-0.25,) * (len(ids) - len(codec.encode(word)))
 
 
-@pytest.mark.parametrize(
-    "options", [{"verifier": "none"}, {"step_tokens": 5}, {"stop_strings": ("a", "qq")}]
-)
+@pytest.mark.parametrize("options", [{"verifier": "none"}, {"stop_strings": ("a", "qq")}])
 def test_trees_are_those_of_the_model_here(codec, far, generator_folder, options):
     """An imitation that has its texts of a real model, at temperature 0."""
 
@@ -178,11 +162,3 @@ def test_slots_that_share_too_small_a_cache_are_asked_in_turn(codec, source_of):
     assert not [reply.error for reply in replies if reply.error]
     assert max(most) > 1
     assert most[-2:] == [1, 1]
-
-
-def test_what_it_refuses_is_said_in_its_words(codec, source_of):
-    said = "request (960 tokens) exceeds the available context size (512 tokens)"
-    with llama_server(codec, lambda body: refuses(said)) as server:
-        error = answered(source_of(server), question(codec)).error
-    assert said in str(error)
-    assert isinstance(error, InputError)

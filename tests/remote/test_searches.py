@@ -50,23 +50,6 @@ def test_the_likeliest_tokens_are_those_of_the_model_here(far_solver, generator_
     assert node.logprobs == pytest.approx(here.tree.node(node.lineage).logprobs, abs=1e-4)
 
 
-@pytest.mark.nightly
-def test_drawn_trees_do_not_depend_on_who_else_is_asked_for(far_solver):
-    texts = ["Ann has 3 apples.", "the thing", "1 + 12 =", "a b c"]
-    together = far_solver().solve_many(texts)
-    few = far_solver(max_batch=3)
-    alone = [few.solve(text, problem_id=number) for number, text in enumerate(texts)]
-    again = far_solver(executor="overlapped").solve_many(texts)
-    hashes = [each.tree_hash for each in together]
-    assert len(set(hashes)) == len(texts)
-    assert [each.tree_hash for each in again] == hashes
-    # Siblings are asked for three at a time there, so that they are drawn with other seeds.
-    assert [each.tree_hash for each in alone] != hashes
-    assert [few.solve(t, problem_id=n).tree_hash for n, t in enumerate(texts)] == [
-        each.tree_hash for each in alone
-    ]
-
-
 def test_a_search_inside_a_search_is_refused(far, far_solver):
     """NAME of a Beamwright server is a search of its own, each time; NAME:plain is its model."""
     with pytest.raises(InputError, match="a whole search; its model alone is #tiny:plain"):

@@ -64,22 +64,6 @@ def test_a_warm_up_path_that_finished_early_can_lose_its_place():
     assert tree.finished() == [late]
 
 
-def test_paths_that_reach_the_round_limit_are_listed():
-    strategy, tree = deepconf(n=3, warmup=1, max_rounds=2), new_tree()
-    obey(tree, actions_of(strategy, tree))
-    decode(tree, [4.0])
-    obey(tree, actions_of(strategy, tree))
-    (cut_off,) = decode(tree, [4.0])
-    assert actions_of(strategy, tree) == [Extend(tree.root, 2)], "it sets the bar all the same"
-    obey(tree, actions_of(strategy, tree))
-    decode(tree, [9.0, 1.0])
-    obey(tree, actions_of(strategy, tree))
-    (last,) = decode(tree, [9.0])
-    reason = "3 of 3 paths fell below the warm-up's 4 or reached --max-rounds"
-    assert obey(tree, actions_of(strategy, tree)) == reason
-    assert tree.candidates() == [cut_off, last]
-
-
 def test_whole_searches():
     for seed in range(20):
         n, warmup = [(4, 1), (16, 5), (6, 6), (1, 1)][seed % 4]

@@ -15,29 +15,29 @@ def names(**options):
     return found.search.search, found.model.verifier
 
 
-def test_the_bundled_verifier_stands_beside_the_bundled_model_only():
-    assert names() == ("beam", "bundled")
-    assert names(search="dvts") == ("dvts", "bundled")
-    assert names(model="bundled:strong") == ("beam", "bundled")
-    assert names(verifier="none") == ("majority", "none")
-    assert names(model="own") == ("majority", "none")
-    assert names(model="own", verifier="none") == ("majority", "none")
-    assert names(model="own", verifier="bundled") == ("beam", "bundled")
-
-
-def test_a_verifier_makes_it_a_search():
-    assert names(model="own", verifier="prm") == ("beam", "prm")
-    assert names(model="own", verifier="logprob", search="mcts") == ("mcts", "logprob")
-
-
-def test_a_model_that_is_measured_scores_itself():
-    assert names(model="random:opt-6.7b") == ("beam", "logprob")
-    assert names(model="random:opt-6.7b", verifier="none") == ("beam", "none")
-
-
-def test_deepconf_brings_its_own_scores():
-    assert names(model="own", search="deepconf") == ("deepconf", "deepconf")
-    assert names(search="deepconf") == ("deepconf", "bundled")
+@pytest.mark.parametrize(
+    ("options", "search", "verifier"),
+    [
+        # The bundled verifier stands beside the bundled model only.
+        ({}, "beam", "bundled"),
+        ({"search": "dvts"}, "dvts", "bundled"),
+        ({"model": "bundled:strong"}, "beam", "bundled"),
+        ({"verifier": "none"}, "majority", "none"),
+        ({"model": "own"}, "majority", "none"),
+        ({"model": "own", "verifier": "none"}, "majority", "none"),
+        ({"model": "own", "verifier": "bundled"}, "beam", "bundled"),
+        # A verifier makes it a search, and a model that is measured scores itself.
+        ({"model": "own", "verifier": "prm"}, "beam", "prm"),
+        ({"model": "own", "verifier": "logprob", "search": "mcts"}, "mcts", "logprob"),
+        ({"model": "random:opt-6.7b"}, "beam", "logprob"),
+        ({"model": "random:opt-6.7b", "verifier": "none"}, "beam", "none"),
+        # DeepConf brings scores of its own.
+        ({"model": "own", "search": "deepconf"}, "deepconf", "deepconf"),
+        ({"search": "deepconf"}, "deepconf", "bundled"),
+    ],
+)
+def test_what_stands_where_none_is_given(options, search, verifier):
+    assert names(**options) == (search, verifier)
 
 
 @pytest.mark.parametrize("search", STRATEGIES)

@@ -28,12 +28,6 @@ def write(tree, nodes, scores, logprobs=None, ended=()):
     return nodes
 
 
-def extend(tree, node, scores, **how):
-    if node.state is NodeState.CANDIDATE:
-        tree.keep(node)
-    return write(tree, tree.expand(node, len(scores)), scores, **how)
-
-
 def extended(actions):
     return [action.node for action in actions if isinstance(action, Extend)]
 
@@ -137,22 +131,6 @@ def test_the_same_leaves_as_the_oracle_picks():
 
 
 # --- exploration -----------------------------------------------------------------------------
-
-
-def test_a_simulation_goes_on_until_its_path_ends_and_the_next_begins_elsewhere():
-    tree, strategy = new_tree(), mcts(n=3, width=3, exploration=0.1)
-    first, second, _ = extend(tree, tree.root, [0.9, 0.8, 0.1])
-    tree.rounds = 1
-    obey(tree, actions_of(strategy, tree))
-    below = write(tree, tree.open_nodes(), [0.2, 0.1, 0.0])
-    tree.rounds = 2
-    actions = actions_of(strategy, tree)
-    assert extended(actions) == [below[0]], "although the second step scores better"
-    obey(tree, actions)
-    write(tree, tree.open_nodes(), [0.2, 0.1, 0.1], ended=[0])
-    tree.rounds = 3
-    assert extended(actions_of(strategy, tree)) == [second]
-    assert first.children == below
 
 
 def test_ties_go_to_the_lower_lineage():

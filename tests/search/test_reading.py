@@ -71,23 +71,29 @@ def test_code_is_the_last_block(text, answer):
     assert Code().read(text) == answer
 
 
-def test_equal_programs_may_differ_at_line_ends():
-    assert Code().key("a = 1  \nb", {}) == Code().key("a = 1\nb\n", {})
-    assert Code().key("A", {}) != Code().key("a", {})
+LETTERS = "6 * 7?\n\nA) 40\nB) 42 eggs\n\nAnswer with the letter."
 
 
-def test_mathematics_is_noted_once_and_only_where_there_is_some():
-    first, second = ended(r"\boxed{27.0}", "hm")
-    note_answers(Mathematics(), [first, second])
-    assert (first.answer, first.vote) == ("27.0", "27")
-    assert (second.answer, second.vote) == (None, None)
-
-
-def test_a_letter_and_its_option_are_one_vote():
-    way = make_answers("math", {}, "6 * 7?\n\nA) 40\nB) 42 eggs\n\nAnswer with the letter.")
-    nodes = ended("**B**", "B) 42 eggs", "The answer is 42.", "It is B", "The answer is A because.")
+@pytest.mark.parametrize(
+    ("way", "texts", "votes"),
+    [
+        (make_answers("math", {}), [r"\boxed{27.0}", "hm"], ["27", None]),
+        (
+            make_answers("math", {}, LETTERS),
+            ["**B**", "B) 42 eggs", "The answer is 42.", "It is B", "The answer is A because."],
+            ["B", "B", "B", "B", "A"],
+        ),
+        (
+            Code(),
+            ["```\na = 1  \nb\n```", "```\na = 1\nb\n```", "```\nA\n```"],
+            ["a = 1\nb"] * 2 + ["A"],
+        ),
+    ],
+)
+def test_equal_answers_are_one_vote(way, texts, votes):
+    nodes = ended(*texts)
     note_answers(way, nodes)
-    assert [node.vote for node in nodes] == ["B", "B", "B", "B", "A"]
+    assert [node.vote for node in nodes] == votes
 
 
 @pytest.mark.parametrize("key", [lambda *_: 1 / 0, lambda *_: 7])

@@ -25,19 +25,9 @@ def test_the_function_gets_the_problem_and_the_steps():
 
     verifier = CallableVerifier(judge, aggregate="min")
     assert verifier.score([two_steps("a\n\n", "\n\n", "b")]) == [0.5]
+    assert verifier.score([two_steps("a", "\n\n")]) == [None]
     assert seen == [("1+1?", ["a\n\n", "b"])]
     assert verifier.default_aggregate == "min"
-    verifier.release([])
-
-
-def test_an_empty_step_is_not_shown_to_the_function():
-    def judge(problem, steps):
-        raise AssertionError(steps)
-
-    assert CallableVerifier(judge).score([two_steps("a", "\n\n")]) == [None]
-
-
-def test_the_function_may_have_no_opinion():
     assert CallableVerifier(lambda problem, steps: None).score([two_steps("a")]) == [None]
 
 

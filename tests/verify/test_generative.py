@@ -222,17 +222,6 @@ def test_drawn_critiques_depend_on_neither_batch_nor_budget(judge, family, atten
     assert facts(a) == facts(b) == facts(c)
 
 
-def test_samples_are_streams_of_their_own(judge):
-    changes = {"samples": 3, "sampling": DRAWN}
-    a, b = next(random_tree()), next(random_tree())
-    first = judge("think-prm", **changes).score(a)
-    assert judge("think-prm", seed=1, **changes).score(b) != first
-    for node in a:
-        assert len(set(node.notes.values())) == len(node.notes) == 3
-        assert set(node.notes) == {"critique", "critique 2", "critique 3"}
-        assert node.usage["judge_unparsed"] == 0
-
-
 def test_a_note_holds_all_that_was_said(judge):
     nodes = next(random_tree())
     scores = judge("gen-prm", stops=("e",)).score(nodes)

@@ -265,16 +265,13 @@ def test_several_critiques_are_averaged(made_judge):
     assert any(0 < count < 8 for count in unparsed)
 
 
-def steps_of(texts):
-    tree = new_tree(text=PROBLEM)
-    return add_steps(tree, tree.root, texts)
-
-
 def test_greedy_critiques_of_equal_paths_are_written_once(made_judge):
     texts = ["We see.", f"We see {FAULT}.", "We see.", "We see."]
-    nodes = steps_of(texts)
-    apart = [steps_of([text])[0] for text in texts]
-    drawn = steps_of(texts)
+    nodes, drawn, *apart = (
+        add_steps(tree := new_tree(text=PROBLEM), tree.root, each)
+        for each in (texts, texts, *([text] for text in texts))
+    )
+    apart = [node for (node,) in apart]
     judge = judge_of(made_judge)
     assert judge.score(nodes) == [judge.score([node])[0] for node in apart]
     assert [node.notes for node in nodes] == [node.notes for node in apart]

@@ -101,14 +101,6 @@ def test_a_resumed_search_grows_the_same_tree(head, plain, tmp_path):
     assert [c.score for c in resumed.candidates] == pytest.approx(scores, rel=1e-6)
 
 
-def test_steps_in_between_count_where_every_second_one_is_scored(head):
-    found = solved(head, search="best-of-n", verify_every=2)
-    every = solved(head, search="best-of-n")
-    assert found.tree_hash == every.tree_hash
-    for one, other in zip(found.candidates, every.candidates, strict=True):
-        assert one.score == pytest.approx(other.score, rel=1e-6)
-
-
 # --- what is refused -------------------------------------------------------------------------
 
 

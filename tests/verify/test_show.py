@@ -5,12 +5,7 @@ import pytest
 from beamwright.errors import InputError
 from beamwright.sections import ModelSettings
 from beamwright.verify.find import show_verifier
-from prm_goldens import GOLDENS, write_golden
-
-
-@pytest.fixture(scope="module")
-def options(tmp_path_factory):
-    return {name: write_golden(name, tmp_path_factory.mktemp("prm")) for name in GOLDENS}
+from prm_goldens import write_golden
 
 
 @pytest.mark.parametrize(
@@ -18,19 +13,17 @@ def options(tmp_path_factory):
     [
         ("qwen2.5-math-prm", ["<extra_0>"] * 3),
         ("skywork-o1", ["\n"] * 3),
-        ("skywork-o1-paragraphs", ["\n\n"] * 3),
-        ("math-shepherd", ["ки"] * 3),
         ("rlhflow", ["\n\n"] * 3),  # where + is predicted
         ("outcome", [None, None, "<|eot_id|>"]),
     ],
 )
-def test_where_each_format_is_read(family, read, options):
-    steps = show_verifier(ModelSettings(verifier=options[family]))["steps"]
+def test_where_each_format_is_read(family, read, tmp_path):
+    steps = show_verifier(ModelSettings(verifier=write_golden(family, tmp_path)))["steps"]
     assert [step["read"][0].strip(" ") if step["read"] else None for step in steps] == read
 
 
 @pytest.mark.parametrize("name", ["logprob", "none", "deepconf:64", "judge:{folder}"])
-def test_what_has_no_tokens_to_read_is_an_error(name, options):
-    name = name.format(folder=options["rlhflow"])
+def test_what_has_no_tokens_to_read_is_an_error(name, generator_folder):
+    name = name.format(folder=generator_folder)
     with pytest.raises(InputError, match="is no reward model"):
         show_verifier(ModelSettings(verifier=name))
