@@ -1,3 +1,5 @@
+"""The memory number: how it is spent, what it holds, and what is said where it does not."""
+
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -6,8 +8,10 @@ import torch
 
 from beamwright import Solver
 from beamwright.config import Settings
-from beamwright.errors import InputError, format_bytes
+from beamwright.errors import DeviceMemoryError, InputError, format_bytes
 from beamwright.models.decoder import ROW_MULTIPLE
+from beamwright.models.dense import DenseDecoder
+from beamwright.models.load import is_out_of_memory
 from beamwright.models.named import NAMED_SHAPES, shape_from_text
 from beamwright.plan import machines
 from beamwright.plan.costs import Storage
@@ -15,6 +19,7 @@ from beamwright.plan.machines import DEFAULT_PROFILE, find_profile
 from beamwright.sections import MemorySettings
 from beamwright.solver import memory, settled
 from beamwright.solver.memory import ModelBytes, memory_needed, plan_memory
+from engines import PROBLEM, assert_nothing_allocated
 
 GIB = 2**30
 BIG = "llama,layers=4,hidden=64,heads=4,kv_heads=4,intermediate=128,vocab=100,context=256"
@@ -32,37 +37,27 @@ def verifier():
     return ModelBytes(shape_from_text(small), 4)
 
 
-def test_kv_memory_is_the_kv_alone(generator):
-    plan = plan_memory(MemorySettings(kv_memory=1000, memory="1GiB"), generator, None, 16)
-    assert (plan.generator_kv_bytes, plan.verifier_kv_bytes, plan.kv_bytes) == (1000, 0, 1000)
-
-
-def test_memory_is_everything(generator, verifier):
-    settings = MemorySettings(memory="64MiB")
-    plan = plan_memory(settings, generator, verifier, 16)
-    weights = generator.weights + verifier.weights
-    activations = max(model.activations(16) for model in (generator, verifier))
-    assert plan.kv_bytes == (64 * 1024**2 - weights - activations) // 2
-
-
-def test_the_two_kv_budgets_share_by_bytes_per_token(generator, verifier):
+def test_kv_memory_is_the_kv_alone_and_goes_by_bytes_per_token(generator, verifier):
+    plan = plan_memory(MemorySettings(kv_memory=50_000, memory="1GiB"), generator, None, 16)
+    assert (plan.generator_kv_bytes, plan.verifier_kv_bytes, plan.kv_bytes) == (50_000, 0, 50_000)
     plan = plan_memory(MemorySettings(kv_memory=50_000), generator, verifier, 16)
     assert generator.kv_per_token == 4 * verifier.kv_per_token
     assert (plan.generator_kv_bytes, plan.verifier_kv_bytes) == (40_000, 10_000)
 
 
-def test_verifiers_that_run_at_a_time_each_need_a_part(generator, verifier):
-    """Of the KV, and activations, beside one copy of the weights."""
-    three, settings = replace(verifier, parts=3), MemorySettings(memory="64MiB")
-    plan = plan_memory(settings, generator, three, 16)
-    weights = generator.weights + verifier.weights
-    activations = generator.activations(16) + 3 * verifier.activations(16)
-    assert plan.kv_bytes == (64 * 1024**2 - weights - activations) // 2
-    path = (50_000, 20_000)
-    needed = memory_needed((generator, three), path, 16)
-    found = plan_memory(MemorySettings(memory=needed), generator, three, 16)
-    assert found.generator_kv_bytes >= path[0]
-    assert found.verifier_kv_bytes // 3 >= path[1]
+@pytest.mark.parametrize("parts", [1, 3])
+def test_memory_is_everything(generator, verifier, parts):
+    """Verifiers that run at a time share one copy of the weights; each computes, and has KV."""
+    several, settings = replace(verifier, parts=parts), MemorySettings(memory="64MiB")
+    plan = plan_memory(settings, generator, several, 16)
+    activations = [generator.activations(16), parts * verifier.activations(16)]
+    beside = generator.weights + verifier.weights
+    beside += max(activations) if parts == 1 else sum(activations)
+    assert plan.kv_bytes == (64 * 1024**2 - beside) // 2
+    needed = memory_needed((generator, several), (50_000, 20_000), 16)
+    plan = plan_memory(MemorySettings(memory=needed), generator, several, 16)
+    assert plan.generator_kv_bytes >= 50_000
+    assert plan.verifier_kv_bytes // parts >= 20_000
 
 
 def test_memory_that_leaves_nothing_for_kv_says_where_it_goes(generator):
@@ -103,13 +98,11 @@ def test_the_host_tier_is_half_of_the_memory_that_there_is(tmp_path, monkeypatch
     assert memory.host_kv_bytes(Settings.build(device="cuda")) == 16 * GIB, "pinned"
 
 
-def test_kernels_need_no_copies_but_partial_results_of_their_rows(generator, verifier):
+def test_kernels_need_no_copies_but_partial_results_of_their_rows(generator):
     settings = MemorySettings(memory="64MiB")
     left = 64 * 1024**2 - generator.weights - generator.activations(4) - generator.captured
-    shape, partials = generator.shape, generator.partials(4)
-    assert partials == 4 * 33 * shape.heads * (shape.head_dim + 1) * 4
     in_place = plan_memory(settings, generator, None, 4, in_place=True)
-    assert in_place.kv_bytes == left - partials
+    assert in_place.kv_bytes == left - generator.partials(4)
     many = plan_memory(settings, generator, None, 10_000, in_place=True)
     plain = plan_memory(settings, generator, None, 10_000)
     assert many.kv_bytes == plain.kv_bytes - generator.captured // 2, "else as with copies"
@@ -185,14 +178,10 @@ def test_a_search_that_fills_its_kv_stays_within_the_number(n, step_tokens):
 def test_a_hybrid_has_as_many_rows_at_a_time_as_states(verifier):
     hybrid = ModelBytes(NAMED_SHAPES["qwen3.5-27b"], 2, Storage.INT4)
     settings = MemorySettings(memory="24GB")
-    few, many = (plan_memory(settings, hybrid, None, n, in_place=True) for n in (32, 4096))
-    assert few == many, "more rows than that wait"
-    free = {"free_bytes": 5 * GIB, "in_place": True}
-    few, more = (plan_memory(MemorySettings(), hybrid, None, n, **free) for n in (34, 4096))
-    assert few == more
-    left = settings.memory - hybrid.weights - hybrid.activations(32)
-    partials = left - many.kv_bytes
-    assert many.kv_bytes // hybrid.state <= partials // hybrid.partials(1) + 1
+    for given, free, rows in ((settings, None, 32), (MemorySettings(), 5 * GIB, 34)):
+        how = {"free_bytes": free, "in_place": True}
+        few, many = (plan_memory(given, hybrid, None, n, **how) for n in (rows, 4096))
+        assert few == many, "more rows than that wait"
     split = plan_memory(MemorySettings(kv_memory="8GiB"), hybrid, verifier, 16)
     assert split.verifier_kv_bytes < 8 * GIB // 500, "a state counts as its row's tokens"
     beside = memory_needed((hybrid, None), (GIB, 0), 16, in_place=True)
@@ -200,4 +189,54 @@ def test_a_hybrid_has_as_many_rows_at_a_time_as_states(verifier):
     assert plan.kv_bytes >= GIB
     needs = memory.path_needs(Settings(), [hybrid], 100)
     assert needs[0] >= 2 * hybrid.state, "its own, and its parent's"
-    assert hybrid.activations(64) - hybrid.activations(63) >= 4 * 3 * 2**20
+
+
+# --- what is refused --------------------------------------------------------------------------
+
+
+def test_two_numbers_that_contradict_each_other():
+    shape = ModelBytes(NAMED_SHAPES["qwen2.5-1.5b"], 2)
+    settings = MemorySettings(memory="4GiB", kv_memory="2GiB")
+    with pytest.raises(InputError, match=r"--memory 4.0 GiB is less than --kv-memory 2.0 GiB and"):
+        plan_memory(settings, shape, None, 4)
+    assert plan_memory(settings.model_copy(update={"memory": 8 << 30}), shape, None, 4).kv_bytes
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"kv_memory": "900TB", "schedule": "in-gpu"}, "lower --memory or --kv-memory"),
+        ({"host_memory": "900TB", "schedule": "locality"}, "lower --host-memory"),
+    ],
+)
+def test_a_budget_that_no_machine_has(make_solver, options, named):
+    with pytest.raises(DeviceMemoryError, match=named):
+        make_solver(n=4, **options)
+
+
+REFUSED = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+
+@pytest.mark.parametrize("kind", [MemoryError(), REFUSED, torch.OutOfMemoryError("no")])
+def test_a_round_that_is_refused_memory_is_cut_in_half(make_solver, monkeypatch, kind):
+    """As on a card: the tree is the same, as long as one beam fits."""
+    with make_solver(n=8, width=2) as solver:
+        expected = solver.solve(PROBLEM).tree_hash
+        real = DenseDecoder.hidden
+
+        def hidden(self, token_ids, *words):
+            if len(token_ids) > 8 and words[0][0] != 0:  # the prompt is in one piece
+                raise kind
+            return real(self, token_ids, *words)
+
+        monkeypatch.setattr(DenseDecoder, "hidden", hidden)
+        assert solver.solve(PROBLEM).tree_hash == expected
+        monkeypatch.setattr(DenseDecoder, "hidden", lambda *words: (_ for _ in ()).throw(kind))
+        with pytest.raises(DeviceMemoryError):
+            solver.solve(PROBLEM)
+        assert_nothing_allocated(solver)
+
+
+@pytest.mark.parametrize("other", [RuntimeError("shape mismatch"), ValueError("out of memory")])
+def test_other_errors_are_not_taken_for_it(other):
+    assert not is_out_of_memory(other)

@@ -4,12 +4,12 @@ import shutil
 
 import pytest
 
-from beamwright import Solver
 from beamwright.config import Settings
 from beamwright.errors import InputError, PolicyError
 from beamwright.protocols import Complete, Extend, Finish, Prune
 from beamwright.saved.checkpoint import read_checkpoint, resumed_settings
 from beamwright.saved.identity import identity_of
+from beamwright.search.beam import BeamSearch
 from engines import PROBLEM
 
 SMALL = {"n": 4, "width": 2, "max_rounds": 3, "dtype": "float64"}
@@ -92,12 +92,16 @@ def test_objects_take_the_place_of_names(make_solver, tmp_path):
         make_solver(**SMALL, ignore_eos=True, strategy=FirstOnly(3), verifier=verifier).resume(file)
 
 
-def test_a_stop_of_ones_own_ends_the_search_and_says_why(make_solver):
-    found = make_solver(**SMALL, stop=lambda tree: "it is late").solve(PROBLEM)
-    assert found.rounds == 1
-    assert "it is late" in found.reason_fewer
-    with pytest.raises(PolicyError, match="it returned bool, not a reason"):
-        make_solver(**SMALL, stop=[lambda tree: True]).solve(PROBLEM)
+def test_a_strategy_and_a_stop_of_ones_own(make_solver):
+    """Of a solver, or of one problem."""
+    solver, late = make_solver(**SMALL, search="best-of-n"), lambda tree: "it is late"
+    alone = make_solver(**SMALL, strategy=BeamSearch, stop=late).solve(PROBLEM)
+    found = solver.solve(PROBLEM, strategy=BeamSearch, stop=late)
+    for each in (alone, found):
+        assert each.rounds == 1
+        assert "it is late" in each.reason_fewer
+    assert found.tree_hash == alone.tree_hash
+    assert solver.solve(PROBLEM, search="beam").rounds > 1
 
 
 class PrunesAll:
@@ -109,22 +113,16 @@ class PrunesAll:
         return [*map(Prune, tree.candidates()), Finish("enough")]
 
 
-def test_a_strategy_that_leaves_no_candidate_is_named(make_solver):
-    with pytest.raises(PolicyError, match="ends the search without a candidate"):
-        make_solver(**SMALL, strategy=PrunesAll()).solve(PROBLEM)
-
-
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("parts", "words"),
     [
-        ({"strategy": object()}, "strategy: object has no method select"),
-        ({"stop": 3}, "stop: int is no function of a tree"),
-        ({"strategy": FirstOnly(), "search": "beam"}, "either strategy= .* or search="),
+        ({"strategy": PrunesAll()}, "ends the search without a candidate"),
+        ({"stop": [lambda tree: True]}, "it returned bool, not a reason"),
     ],
 )
-def test_what_lacks_a_method_is_refused(make_solver, options, words):
-    with pytest.raises(InputError, match=words):
-        make_solver(**options)
+def test_a_part_that_breaks_its_promise_is_named(make_solver, parts, words):
+    with pytest.raises(PolicyError, match=words):
+        make_solver(**SMALL, **parts).solve(PROBLEM)
 
 
 def test_identities_tell_code_and_values_apart():
@@ -138,21 +136,3 @@ def test_identities_tell_code_and_values_apart():
     counting.batches.append(3)
     assert identity_of(counting) == before, "what it holds in a list is no part of it"
     assert identity_of(FirstOnly(2)) == identity_of(FirstOnly(2)) != identity_of(FirstOnly(3))
-
-
-# --- options that do nothing -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"schedule": "localty"}, "--schedule 'localty': did you mean locality"),
-        ({"verifier_weights": "int8"}, "--verifier-weights int8: does nothing with --verifier lo"),
-        ({"schedule": "in-gpu", "evict": "recompute"}, "--evict recompute: does nothing with"),
-        ({"schedule": "in-gpu", "inter_beam": False}, "--no-inter-beam: does nothing with"),
-        ({"schedule": "layerwise", "planner": "greedy"}, "--planner greedy: does nothing with"),
-    ],
-)
-def test_an_option_that_does_nothing_is_an_error(generator_folder, options, words):
-    with pytest.raises(InputError, match=words):
-        Solver(model=str(generator_folder), **{"verifier": "logprob", **options})

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import pytest
 
+from beamwright import Solver
 from beamwright.errors import CapacityError, InputError
 from beamwright.search.beam import BeamSearch
 from engines import PROBLEM, assert_nothing_allocated, tiny_solver
@@ -16,6 +17,10 @@ OWN = [
     {"search": "dvts", "aggregate": "min", "step_tokens": 5},
     {"token_budget": 30, "choose": "majority"},
 ]
+
+
+class Curious(BeamSearch):
+    token_stats: ClassVar = frozenset({"entropy"})
 
 
 @pytest.mark.parametrize("options", OWN, ids=str)
@@ -33,13 +38,6 @@ def test_a_problem_has_the_tree_of_a_solver_with_its_options(
     assert found.settings.sampling == alone.settings.sampling
 
 
-def test_a_strategy_and_a_stop_of_ones_own(make_solver):
-    solver = make_solver(**SMALL, search="best-of-n")
-    beam = solver.solve(PROBLEM, strategy=BeamSearch, stop=lambda tree: "enough")
-    assert "enough" in beam.reason_fewer
-    assert solver.solve(PROBLEM, search="beam").rounds > beam.rounds
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -50,6 +48,7 @@ def test_a_strategy_and_a_stop_of_ones_own(make_solver):
         ({"n": 0}, "n"),
         ({"search": "no such"}, "no such"),
         ({"stop_votes": True, "choose": "best"}, "--stop-votes"),
+        ({"strategy": Curious}, "reads entropy of every token"),
     ],
     ids=str,
 )
@@ -62,14 +61,6 @@ def test_a_bad_option_is_one_line_and_costs_nothing(make_solver, options, words)
     assert_nothing_allocated(solver)
 
 
-def test_a_search_that_reads_what_is_not_kept_says_so(make_solver):
-    class Curious(BeamSearch):
-        token_stats: ClassVar = frozenset({"entropy"})
-
-    with pytest.raises(InputError, match="reads entropy of every token"):
-        make_solver(**SMALL).solve(PROBLEM, strategy=Curious)
-
-
 def test_a_resumed_search_needs_the_options_that_it_was_begun_with(make_solver, tmp_path):
     solver, file = make_solver(**SMALL), tmp_path / "saved.json"
     whole = solver.solve(PROBLEM, seed=3)
@@ -77,6 +68,18 @@ def test_a_resumed_search_needs_the_options_that_it_was_begun_with(make_solver, 
     with pytest.raises(InputError, match="--seed 3"):
         solver.resume(file)
     assert solver.resume(file, seed=3).tree_hash == whole.tree_hash
+
+
+def test_every_request_has_the_settled_settings(make_solver):
+    with make_solver(**SMALL, schedule="layerwise", speculation="auto") as solver:
+        own = solver.solve(PROBLEM, temperature=0.5).settings
+        many = [each.settings for each in solver.solve_many([(0, PROBLEM, {"seed": 3})])]
+    for settings in (solver.settings, own, *many):
+        schedule = settings.schedule
+        assert (schedule.schedule, schedule.batching) == ("layerwise", "grouped")
+        assert schedule.speculation == "off"
+    assert own.sampling.temperature == 0.5
+    assert Solver(solver.settings).settings == solver.settings
 
 
 @pytest.mark.parametrize("in_flight", [None, 2])
@@ -110,20 +113,6 @@ def test_a_larger_priority_begins_first(make_solver):
     problems = [(k, PROBLEM, {"priority": priority}) for k, priority in enumerate([0, 2, 1, 2])]
     begun = [problem_id for problem_id, _ in solver.solve_many(problems, in_flight=1)]
     assert begun == [1, 3, 2, 0]
-
-
-@pytest.mark.parametrize(
-    ("problem", "words"),
-    [
-        (("a", PROBLEM, {"priority": "high"}), "priority: is an int, not str"),
-        (("a", PROBLEM, {"priority": True}), "priority: is an int, not bool"),
-        (("a", PROBLEM, {"wdith": 3}), "did you mean"),
-        (("a", PROBLEM, 3), "problem 0: give a text"),
-    ],
-)
-def test_bad_options_of_one_of_several(make_solver, problem, words):
-    with pytest.raises(InputError, match=words):
-        make_solver(**SMALL).solve_many([problem])
 
 
 def test_each_ends_at_its_own_deadline_from_where_its_search_begins(make_solver):

@@ -1,8 +1,5 @@
 """Steps that somebody gives, scored by the verifier: alone, and beside searches."""
 
-import asyncio
-import threading
-
 import pytest
 
 from beamwright import Solver
@@ -88,11 +85,8 @@ def test_searches_have_their_trees_whatever_is_scored_beside_them(
     make_solver, verifier_folder, options
 ):
     made = {**SMALL, "max_rounds": 6, "verifier": str(verifier_folder), "search": "beam", **options}
-    solver, scores, paths = (
-        make_solver(**made),
-        [],
-        [["one, e", "two"], ["one, e", "three, e", "4"]],
-    )
+    solver, scores = make_solver(**made), []
+    paths = [["one, e", "two"], ["one, e", "three, e", "4"]]
     alone = [solver.solve(PROBLEM, seed=seed).tree_hash for seed in range(4)]
     expected = solver.score_many(PROBLEM, paths)
 
@@ -185,27 +179,6 @@ def test_a_failure_is_of_its_own_scores_alone(solver):
     with pytest.raises(InputError, match="step 2: it raised ValueError: as it says"):
         scores[0].result(LONG_S)
     assert solver.score("1+1", ["good"]).score == 1 / 5
-
-
-def test_who_waits_in_an_event_loop_and_who_gives_up(solver):
-    async def two():
-        handles = [solver.submit_score("1+1", [[text]]) for text in ("a", "bbb")]
-        return [(await handle).score for handle in handles]
-
-    assert asyncio.run(two()) == [1 / 2, 1 / 4]
-    opened, reached = threading.Event(), threading.Event()
-
-    def hold(report):
-        reached.set()
-        assert opened.wait(LONG_S)
-
-    held = solver.submit(PROBLEM, on_round=hold)
-    assert reached.wait(LONG_S)
-    given_up = solver.submit_score("1+1", [["two"]])
-    given_up.cancel()
-    assert given_up.done()
-    opened.set()
-    assert held.result(LONG_S).candidates
 
 
 def test_a_deadline_leaves_no_half_of_the_scores(solver):

@@ -7,15 +7,10 @@ import pytest
 
 from beamwright import Solution, Solver
 from beamwright.config import Settings
-from beamwright.counters import Progress
 from beamwright.errors import InputError, ProblemTooLongError
+from beamwright.search.beam import BeamSearch
 from beamwright.tree import NodeState, tree_hash
-from engines import (
-    PROBLEM,
-    assert_nothing_allocated,
-    grow,
-    tiny_solver,
-)
+from engines import PROBLEM, assert_nothing_allocated, grow
 
 RANDOM = "random:llama,layers=2,hidden=32,heads=4,kv_heads=2,intermediate=48,vocab=90,context=256"
 SYNTHETIC = {"model": RANDOM, "verifier": "logprob", "n": 4, "width": 2, "step_tokens": 6}
@@ -135,44 +130,11 @@ PROBLEMS = [(i, f"Ann has {i} apples. " * (1 + i % 3)) for i in range(5)]
 def test_a_problems_own_error_takes_its_place(make_solver):
     solver = make_solver(n=4, width=2)
     found = solver.solve_many([(0, "1+1"), (1, " \n"), (2, "x" * 1100), (3, "2+2")])
-    assert [type(each) for each in found] == [
-        Solution,
-        InputError,
-        ProblemTooLongError,
-        Solution,
-    ]
+    kinds = [Solution, InputError, ProblemTooLongError, Solution]
+    assert [type(each) for each in found] == kinds
     assert found[3].tree_hash == solver.solve("2+2", problem_id=3).tree_hash
     assert [type(each) for each in solver.solve_many([(0, "")])] == [InputError]
     assert solver.solve_many([]) == []
-
-
-# --- progress --------------------------------------------------------------------------------
-
-
-def test_progress_hears_of_every_phase_and_token(verifier_folder, generator_folder):
-    class Heard(Progress):
-        def __init__(self):
-            self.phases, self.num_tokens = [], 0
-
-        def doing(self, what):
-            self.phases.append(what)
-
-        def wrote(self, num_tokens):
-            self.num_tokens += num_tokens
-
-    heard = Heard()
-    options = {"n": 4, "width": 2, "max_rounds": 3, "delimiter": "e", "max_step_tokens": 12}
-    solver = tiny_solver(generator_folder, verifier=verifier_folder, progress=heard, **options)
-    solution = solver.solve(PROBLEM)
-    first, second, third, *rest = heard.phases
-    assert first == f"loading the generator {generator_folder}"
-    assert second == f"loading the verifier {verifier_folder}"
-    assert "do not depend on the batch" in third
-    assert rest[0].startswith("prefill of ")
-    assert rest[1] == "round 1: decoding 4 beams"
-    assert rest[2] == "round 1: scoring 4 steps"
-    assert rest[-1].startswith(f"round {solution.rounds}: scoring")
-    assert heard.num_tokens == solution.tokens.generated
 
 
 # --- threads ---------------------------------------------------------------------------------
@@ -222,12 +184,28 @@ def test_a_problem_that_fills_the_context_names_both_lengths(make_solver):
         ({"search": "beam", "verifier": "none"}, "--search beam needs scores"),
         ({"model": "/nowhere"}, "--model /nowhere: no such folder"),
         ({"verifier": "/nowhere"}, "--verifier /nowhere: no such folder"),
-        ({"memory": "100KiB", "kv_memory": None}, "nothing is left for KV"),
+        ({"memory": "100KiB"}, "nothing is left for KV"),
+        ({"schedule": "localty"}, "--schedule 'localty': did you mean locality"),
+        ({"verifier_weights": "int8"}, "--verifier-weights int8: does nothing with --verifier lo"),
+        ({"schedule": "in-gpu", "evict": "recompute"}, "--evict recompute: does nothing with"),
+        ({"schedule": "in-gpu", "inter_beam": False}, "--no-inter-beam: does nothing with"),
+        ({"schedule": "layerwise", "planner": "greedy"}, "--planner greedy: does nothing with"),
+        ({"split": "half"}, "'half' is no split: write auto or a share such as 0.7"),
+        ({"split": 1.0}, "1.0 is no split"),
+        ({"split": True}, "True is no split"),
+        ({"split": 0.5, "verifier": "logprob"}, "--split 0.5: does nothing with --ver"),
+        ({"strategy": object()}, "strategy: object has no method select"),
+        ({"strategy": BeamSearch, "search": "beam"}, "either strategy= .* or search="),
+        ({"stop": 3}, "stop: int is no function of a tree"),
+        ({"model": 5}, "--model"),
+        ({"settings": Settings()}, "not both"),
+        ({"settings": "bundled"}, r"Solver\(model=\.\.\.\), not str"),
     ],
+    ids=str,
 )
-def test_bad_options_are_input_errors(make_solver, options, complaint):
+def test_bad_options_are_input_errors(generator_folder, options, complaint):
     with pytest.raises(InputError, match=complaint):
-        make_solver(**options)
+        Solver(**{"model": str(generator_folder), "verifier": "logprob", **options})
 
 
 @pytest.mark.parametrize(
@@ -243,9 +221,13 @@ def test_bad_options_are_input_errors(make_solver, options, complaint):
         (lambda solver: solver.solve_many("1+1"), "takes a list of problems, not str"),
         (lambda solver: solver.solve_many(None), "takes a list of problems, not NoneType"),
         (lambda solver: solver.solve_many(["1+1", 5]), "problem 1: give a text or an .* not int"),
-        (lambda solver: solver.solve_many([(0, "1+1", 2)]), "problem 0: give a text or an"),
-        (lambda solver: Solver("bundled"), r"Solver\(model=\.\.\.\), not str"),
-        (lambda solver: Solver(model=5), "--model"),
+        (lambda solver: solver.solve_many([PROBLEM], in_flight=0), "in_flight must be at least 1"),
+        (lambda solver: solver.solve_many([(0, "1+1", 3)]), "problem 0: give a text"),
+        (lambda solver: solver.solve_many([(0, "1+1", {"wdith": 3})]), "did you mean"),
+        *(
+            (lambda solver, own=own: solver.solve_many([(0, "1+1", {"priority": own})]), words)
+            for own, words in (("high", "priority: is an int, not str"), (True, "int, not bool"))
+        ),
     ],
 )
 def test_a_wrong_type_is_one_clear_error(make_solver, call, complaint):
@@ -261,11 +243,6 @@ def test_a_path_may_be_a_str_or_a_path(generator_folder, tmp_path, kind):
     settings = Settings.build(kind(recipe), model=kind(generator_folder), verifier="logprob")
     solver = Solver(settings)
     assert solver.solve("1+1", checkpoint=file).tree_hash == solver.resume(file).tree_hash
-
-
-def test_settings_and_options_do_not_mix():
-    with pytest.raises(InputError, match="not both"):
-        Solver(Settings(), n=4)
 
 
 # --- random shapes ---------------------------------------------------------------------------
@@ -340,5 +317,3 @@ def test_a_stream_that_is_closed_frees_everything_and_the_solver(make_solver):
     stream.close()
     assert_nothing_allocated(solver)
     assert solver.solve("1+1").tree_hash == expected
-    with pytest.raises(InputError, match="in_flight must be at least 1"):
-        solver.solve_many(PROBLEMS, in_flight=0)

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from beamwright.errors import InputError
-from engines import PROBLEM, exact_dtype, grow
+from beamwright.engine import executor
+from beamwright.errors import CapacityError
+from engines import PROBLEM, assert_nothing_allocated, exact_dtype, grow
 
 LONG = {"n": 8, "max_rounds": 4, "max_step_tokens": 40, "max_tokens": 70, "host_memory": "8MiB"}
 
@@ -85,20 +86,15 @@ def test_memory_moves_on_a_card(scored, conserved, speculation):
     assert found.kv.device_peak_bytes <= tight["kv_memory"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"split": "half"}, "'half' is no split: write auto or a share such as 0.7"),
-        ({"split": 1.0}, "1.0 is no split"),
-        ({"split": True}, "True is no split"),
-        (
-            {"split": 0.5, "verifier": "logprob"},
-            "--split 0.5: does nothing with --ver",
-        ),
-    ],
-    ids=str,
-)
-def test_a_split_that_cannot_be_is_said(scored, options, message):
-    with pytest.raises(InputError) as caught:
-        scored(**options)
-    assert message in str(caught.value)
+def test_a_problem_that_two_lanes_have_no_room_for_is_solved_in_turns(scored, monkeypatch):
+    monkeypatch.setattr(executor, "num_cores", lambda: 1024)
+    long = {"width": 2, "max_tokens": 110}
+    plain = scored(**long, schedule="in-gpu", executor="plain", speculation="off")
+    tight = {**long, "kv_memory": 8 * 4096, "schedule": "locality"}
+    with scored(**tight, executor="overlapped") as solver:
+        assert isinstance(solver.solve_many([PROBLEM])[0], CapacityError)
+    with scored(**tight, executor="auto") as solver:
+        ((_, alone),) = solver.solve_many([(0, PROBLEM)], in_flight="auto")
+        together = solver.solve_many([PROBLEM, PROBLEM])
+        assert_nothing_allocated(solver)
+    assert alone.tree_hash == together[0].tree_hash == plain.solve(PROBLEM).tree_hash

@@ -26,14 +26,7 @@ from beamwright.io import describe_fault
 from beamwright.tree import Conversation, Node, Problem, RawPrompt
 
 FORMAT = "beamwright receipt 1"
-BESIDE = (
-    "choose",
-    "device",
-    "attention",
-    "token_budget",
-    "stop_votes",
-    "stop_confidence",
-)
+BESIDE = ("choose", "device", "attention", "token_budget", "stop_votes", "stop_confidence")
 """Settings that are in a receipt beside those that a checkpoint has: which candidate is the answer,
 where the last bits come from, and what may have ended the search."""
 
@@ -110,7 +103,9 @@ def problem_of(asked: Any, where: str) -> Problem | int:
     match asked:
         case str():
             return asked
-        case {"messages": [*messages], "tools": [*tools]} if all(map(_is_message, messages)):
+        case {"messages": [*messages], "tools": [*tools]} if all(
+            isinstance(each, dict) and {"role", "content"} <= each.keys() for each in messages
+        ):
             with suppress(InputError):
                 return Conversation(tuple(messages), tuple(tools), asked.get("template_args", {}))
         case {"prompt": str() as text}:
@@ -122,19 +117,12 @@ def problem_of(asked: Any, where: str) -> Problem | int:
     raise InputError(f"{where}: not a receipt (its problem is none)")
 
 
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and {"role", "content"} <= value.keys()
-
-
-def versions() -> dict[str, str]:
+@cache
+def versions() -> Mapping[str, str]:
     """Of this program, and of the packages that compute."""
     program = import_module(__name__.partition(".")[0])
-    return {"beamwright": program.__version__, **_packages()}
-
-
-@cache
-def _packages() -> dict[str, str]:
-    return {name: version(name) for name in ("torch", "transformers", "tokenizers")}
+    packages = {name: version(name) for name in ("torch", "transformers", "tokenizers")}
+    return {"beamwright": program.__version__, **packages}
 
 
 @cache
@@ -142,10 +130,9 @@ def processor(device: str) -> str:
     """What computes, by name; of a CPU with the instructions that torch uses."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
-    try:
-        with open(Path("/proc/cpuinfo"), encoding="utf-8") as lines:
-            names = (line.partition(":")[2] for line in lines if line.startswith("model name"))
-            name = next(names, "").strip()
-    except OSError:
-        name = ""
-    return f"{name or platform.processor() or 'CPU'} {torch.backends.cpu.get_cpu_capability()}"
+    names = list[str]()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        names += [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = next(filter(None, names), platform.processor() or "CPU")
+    return f"{name} {torch.backends.cpu.get_cpu_capability()}"
