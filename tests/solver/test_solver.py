@@ -63,6 +63,10 @@ def test_hits_and_misses_of_both_models(with_prm, make_solver):
         assert each["hit_rate"] == each["reused_tokens"] / each["needed_tokens"] > 0.5
         assert not any(count for name, count in each.items() if name.endswith("blocks"))
     assert found["verifier"]["reused_tokens"] == solution.tokens.verifier_reused
+    scored = [node for node in tree.nodes() if node.parent and node.step_text]
+    for node in scored:  # by the spec's aggregate
+        steps = [step.step_score for step in node.path()[1:] if step.step_score is not None]
+        assert 0 < min(steps) == node.score < 1
     joined = [node for node in tree.nodes() if node.parent is not None]
     needed = sum(node.start for node in joined) + tree.root.end
     assert found["generator"]["needed_tokens"] == needed
@@ -105,21 +109,6 @@ def test_what_had_left_and_is_needed_again_is_counted(make_solver, evict):
     assert found.hit_rate < grow(make_solver(**options))[0].cache.generator.hit_rate
     block_bytes = tight.generator.store.device.bytes_per_block
     assert found.loaded_blocks * block_bytes == solution.kv.h2d_bytes
-
-
-def test_a_prm_searches_with_its_own_kv_on_the_tree(with_prm):
-    solver = with_prm(n=8)
-    solution, tree = grow(solver)
-    assert len(solver._machinery.tree_models) == 2
-    assert solution.tokens.verifier_prefilled > 0
-    assert solution.tokens.verifier_reused > solution.tokens.verifier_prefilled
-    scored = [node for node in tree.nodes() if node.parent and node.step_text]
-    assert all(0 < node.step_score < 1 for node in scored)
-    assert all(
-        node.score == min(s.step_score for s in node.path()[1:] if s.step_score is not None)
-        for node in scored
-    ), "the spec's aggregate"
-    assert with_prm(n=8, aggregate="last").settings.search.aggregate == "last"
 
 
 # --- several problems ------------------------------------------------------------------------
@@ -258,10 +247,6 @@ def test_a_random_shape_searches_from_a_synthetic_prompt():
     assert solution.answer is None
     assert solver.synthetic(20).tree_hash == solution.tree_hash
     assert_nothing_allocated(solver)
-
-
-def test_a_random_shape_cannot_read_text():
-    solver = Solver(**SYNTHETIC, kv_memory="16MiB")
     with pytest.raises(InputError, match="has no tokenizer: use --prompt-tokens"):
         solver.solve("1+1")
     with pytest.raises(ProblemTooLongError):
@@ -275,22 +260,17 @@ def test_a_prm_cannot_score_steps_without_text(verifier_folder):
 
 def test_a_function_can_be_the_verifier(make_solver):
     """A path's score is the number of its characters that are not blank."""
-
-    def count(text):
-        return len("".join(text.split())) / 1000
-
-    seen = []
+    seen = set()
 
     def length(problem, steps):
-        seen.append((problem, len(steps)))
-        return count("".join(steps))
+        seen.add((problem, len(steps)))
+        return len("".join("".join(steps).split())) / 1000
 
     solution = make_solver(verifier=length, n=8, width=4, max_rounds=3).solve("1+1?")
-    assert {problem for problem, _ in seen} == {"1+1?"}
-    assert {steps for _, steps in seen} == {1, 2, 3}
+    assert seen == {("1+1?", number) for number in (1, 2, 3)}
     scored = [each for each in solution.candidates if each.score is not None]
     assert len(scored) > 1
-    assert all(each.score == count(each.text) for each in scored)
+    assert all(each.score == length("1+1?", [each.text]) for each in scored)
 
 
 # --- what a model is asked, and what is doubtful -----------------------------------------------
