@@ -4,7 +4,7 @@ import random
 import threading
 
 from beamwright.counters import Counters
-from beamwright.engine.executor import OverlappedExecutor, PlainExecutor, VerifierWorker
+from beamwright.engine.executor import Executor, Lane, VerifierWorker
 from beamwright.engine.scoring import Scoring
 from beamwright.engine.timeline import Accounting
 from beamwright.protocols import ScheduleView, StepDecoded, StepWriter
@@ -92,13 +92,14 @@ def workers():
 
 
 def plain(writer, scorer, accounting=None, progress=None):
-    return PlainExecutor(writer, Scoring(scorer, accounting or Accounting()), progress=progress)
+    lane = Lane(Scoring(scorer, accounting or Accounting()), progress)
+    return Executor(writer, [lane], progress=progress)
 
 
 def overlapped(writer, scorer, accounting=None, progress=None, **options):
     """options: of the `VerifierWorker`."""
     worker = VerifierWorker(Scoring(scorer, accounting or Accounting()), **options)
-    return OverlappedExecutor(writer, [worker], progress=progress)
+    return Executor(writer, [worker], progress=progress)
 
 
 def search(executor, cancels=(), num_trees=9):

@@ -16,7 +16,7 @@ from beamwright.counters import Progress
 from beamwright.engine.batch import RunningBatch
 from beamwright.engine.capacity import Capacity, WorkingMemory
 from beamwright.engine.engine import Engine
-from beamwright.engine.executor import STEPS_TOGETHER, PlainExecutor
+from beamwright.engine.executor import STEPS_TOGETHER, Executor, Lane
 from beamwright.engine.queue import Admission, MovingSplit
 from beamwright.engine.row import Decoding, Decodings
 from beamwright.engine.scoring import Scoring
@@ -251,7 +251,7 @@ class Bench:
 
         return run
 
-    def _executor(self, timeline: Timeline | None) -> PlainExecutor:
+    def _executor(self, timeline: Timeline | None) -> Executor:
         most_steps = STEPS_TOGETHER[self.case.schedule.explore]
         if isinstance(self.clock, SharedClock) and self.case.verifier is not None:
             lanes = []
@@ -268,7 +268,8 @@ class Bench:
             )
         verifier = self._verifier(self.clock)
         scoring = Scoring(verifier, self.accounting, self._stalled_s, timeline, most_steps)
-        return PlainExecutor(self._writer, scoring, self._stalled_s, self._progress)
+        lane = Lane(scoring, self._progress)
+        return Executor(self._writer, [lane], self._stalled_s, self._progress)
 
     def _verifier(self, clock: VirtualClock) -> Verifier:
         found = self.case.verifier

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from beamwright.engine.executor import Lane, PlainExecutor
+from beamwright.engine.executor import Executor, Lane
 from beamwright.engine.scoring import Scoring
 from beamwright.engine.timeline import Accounting
 from beamwright.protocols import Event, StepWriter, Verifier
@@ -163,8 +163,8 @@ def _rate(together: Sequence[Work]) -> float:
     return 1 / max(1.0, memory, compute)
 
 
-class LanedExecutor(PlainExecutor):
-    """`engine.OverlappedExecutor` on a virtual clock, with a lane for each copy of the verifier."""
+class LanedExecutor(Executor):
+    """An executor with workers on a virtual clock, with a lane for each copy of the verifier."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class LanedExecutor(PlainExecutor):
             SimulatedLane(Scoring(verifier, accounting, most_steps=most_steps), tape)
             for verifier, tape in verifiers
         ]
-        super().__init__(writer, clock.lanes[0].scoring, stalled_s, lanes=clock.lanes)
+        super().__init__(writer, clock.lanes, stalled_s)
         self._clock = clock
 
     def _take(self) -> list[Event] | None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from beamwright.counters import Counters
 from beamwright.engine.engine import Engine
-from beamwright.engine.executor import PlainExecutor
+from beamwright.engine.executor import Executor, Lane
 from beamwright.engine.scoring import Scoring
 from beamwright.engine.timeline import Accounting
 from beamwright.engine.tree_run import TreeRun
@@ -90,7 +90,7 @@ def grow(search: SyntheticSearch, problem_id: int = 0) -> RecordedTree:
     settings = _settings(search)
     run = TreeRun(tree, make_strategy(settings), _last, partial(round_rng, settings))
     chance, accounting = _Chance(search), Accounting()
-    executor = PlainExecutor(chance, Scoring(chance, accounting))
+    executor = Executor(chance, [Lane(Scoring(chance, accounting))])
     engine = Engine(executor, schedule, accounting)
     engine.admit(run)
     while engine.num_live:

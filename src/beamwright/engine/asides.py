@@ -17,7 +17,7 @@ from torch import Tensor
 
 from beamwright.engine.noise import stack_keys
 from beamwright.engine.sampling import RowSampling, Sampler
-from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError, NotFiniteError
+from beamwright.errors import CapacityError, DeviceMemoryError, NotFiniteError
 from beamwright.kv.segments import Path, PathPart, copies_needed, whole
 from beamwright.models.decoder import padded_rows
 from beamwright.models.load import is_out_of_memory
@@ -96,17 +96,13 @@ class AsideWriter:
         try:
             self._write(asides)
             return
-        except (MemoryError, RuntimeError) as error:
+        except Exception as error:
+            for aside in asides:
+                aside.restart()
             if not is_out_of_memory(error):
                 raise
             if len(asides) == 1:
                 raise DeviceMemoryError(f"{self._who}: one text cannot be written") from None
-        except BeamwrightError:
-            for aside in asides:
-                aside.restart()
-            raise
-        for aside in asides:
-            aside.restart()
         half = -(-len(asides) // 2)
         self.write(asides[:half])
         self.write(asides[half:])

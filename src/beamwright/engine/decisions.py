@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -160,27 +160,24 @@ def note_answers(way: Answers, nodes: Iterable[Node]) -> None:
 
 def _wrong(action: Extend | Ask | Prune | Complete, tree: SearchTree) -> str | None:
     """Why an action cannot be obeyed; None if it can."""
-    node = action.node
+    node: Any = action.node
     if not isinstance(node, Node) or node.root is not tree.root:
         return "acts on what is no node of this tree:"
-    return next(_faults(action, node, waits=node.state is NodeState.CANDIDATE), None)
-
-
-def _faults(action: Action, node: Node, *, waits: bool) -> Iterator[str]:
+    waits = node.state is NodeState.CANDIDATE
     match action:
-        case Extend(children=children):
-            if type(children) is not int or children < 1:
-                yield f"gives {_shown(children)} children to"
-            if node.ended:
-                yield "extends a path that has ended:"
-            if not waits and node.state is not NodeState.KEPT:
-                yield f"extends a node that is {node.state}:"
+        case Extend(children=children) if type(children) is not int or children < 1:
+            return f"gives {_shown(children)} children to"
+        case Extend() if node.ended:
+            return "extends a path that has ended:"
+        case Extend() if not waits and node.state is not NodeState.KEPT:
+            return f"extends a node that is {node.state}:"
         case Ask() if not (waits and node.ended):
-            yield "asks about what is no ended candidate:"
+            return "asks about what is no ended candidate:"
         case Complete() if not waits:
-            yield f"completes a node that is {node.state}:"
+            return f"completes a node that is {node.state}:"
         case Prune() if node.parent is None or node.state is NodeState.OPEN:
-            yield "prunes what is not decoded:"
+            return "prunes what is not decoded:"
+    return None
 
 
 def _shown(value: Any) -> str:
@@ -387,11 +384,7 @@ def lead_confidence(ended: Iterable[Node]) -> float:
     Of its share among the two, Beta-distributed by their votes: Adaptive-Consistency (Aggarwal et
     al. 2023), whose stop this is.
     """
-    return confidence_of(node.vote for node in ended if node.complete and node.vote is not None)
-
-
-def confidence_of(votes: Iterable[str]) -> float:
-    """The same of votes alone."""
+    votes = [node.vote for node in ended if node.complete and node.vote is not None]
     first, second = (*(count for _, count in Counter(votes).most_common(2)), 0, 0)[:2]
     total = first + second + 1
     return sum(math.comb(total, k) for k in range(first + 1)) / 2.0**total if first else 0.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from beamwright.engine.decisions import planned
-from beamwright.engine.executor import PlainExecutor
+from beamwright.engine.executor import Executor
 from beamwright.engine.queue import cut_by_priority
 from beamwright.engine.scoring import check_path_score
 from beamwright.engine.speculation import Payoff
@@ -51,7 +51,7 @@ class Engine:
     come; None where they surely will.
     """
 
-    _executor: PlainExecutor
+    _executor: Executor
     _schedule: SchedulePolicy
     _accounting: Accounting
     clock: Callable[[], float] = time.perf_counter

@@ -1,9 +1,9 @@
 """Executors: the step writer and the verifier on one device, in turn or beside each other.
 
-`PlainExecutor` does one piece of work at a time, scores first: it is the specification that
-`OverlappedExecutor`, and the simulator's, are compared with. When scores arrive depends on the
-clock, what they are does not (decoupled tree exploration, section 5: the verifier's side; several
-verifiers, 9.1.2).
+With a plain `Lane` an executor does one piece of work at a time, scores first: it is the
+specification that one with workers, and the simulator's, are compared with. When scores arrive
+depends on the clock, what they are does not (decoupled tree exploration, section 5: the verifier's
+side; several verifiers, 9.1.2).
 """
 
 from __future__ import annotations
@@ -39,7 +39,13 @@ Models = Sequence[TreeModel | None]
 
 
 class Lane:
-    """A verifier that scores batch after batch: here, where its results are asked for."""
+    """A verifier that scores batch after batch: here, where its results are asked for.
+
+    patience_s: a call of the verifier whose scores nobody needs
+    any more may take so much longer; None where it surely ends.
+    """
+
+    patience_s: float | None = None
 
     def __init__(self, scoring: Scoring, progress: Progress | None = None) -> None:
         self.scoring, self._progress = scoring, progress or Progress()
@@ -48,6 +54,14 @@ class Lane:
     def busy(self) -> bool:
         """True while a batch waits, or one is scored that is not given up."""
         return bool(self.scoring.queue)
+
+    @property
+    def has_results(self) -> bool:
+        """True if `take` has something to give that was scored before."""
+        return False
+
+    def wait(self, is_over: Callable[[], bool]) -> None:
+        """Return when this is so, as it will be without waiting where scores come when taken."""
 
     def put(self, nodes: Sequence[Node], priority: int = 0) -> None:
         """Score these steps of one tree, after or beside those that wait."""
@@ -74,30 +88,26 @@ class Lane:
         self.scoring.queue.clear()
 
 
-class PlainExecutor:
-    """Runs iterations of the writer and calls of the verifier one after the other on one device.
+class Executor:
+    """Runs iterations of the writer and calls of the verifier, one after the other or beside it.
 
     lanes: verifiers, each with KV of its own: a tree is one lane's as long as it lives.
-    stalled_s: seconds that models have waited for the link so far.
-    patience_s: seconds that a tree whose deadline has passed still waits for scores, where they
-    may never come; None where they surely will. beside: the verifier has a thread of its own.
+    stalled_s: seconds that models have waited for the link so far; the generator's alone where
+    lanes have threads.
     """
-
-    patience_s: float | None = None
-    beside = False
 
     def __init__(
         self,
         writer: StepWriter,
-        scoring: Scoring,
+        lanes: Sequence[Lane],
         stalled_s: Callable[[], float] = lambda: 0.0,
         progress: Progress | None = None,
-        lanes: Sequence[Lane] = (),
     ) -> None:
         self.writer, self._stalled_s, self._progress = writer, stalled_s, progress or Progress()
-        self._lanes = lanes or [Lane(scoring, progress)]
+        self.lanes, first = lanes, lanes[0]
+        self.patience_s = first.patience_s
         self._lane_of: dict[Node, Lane] = {}  # of a tree, by its root
-        self._accounting, self._timeline = scoring.accounting, scoring.timeline
+        self._accounting, self._timeline = first.scoring.accounting, first.scoring.timeline
         self._groups_before = writer.counts.groups - self._accounting.counts.groups
 
     def verify(self, nodes: Sequence[Node], priority: int = 0) -> None:
@@ -111,7 +121,7 @@ class PlainExecutor:
         root = nodes[0].root
         if root not in self._lane_of:
             num_trees = Counter(self._lane_of.values())
-            self._lane_of[root] = min(self._lanes, key=num_trees.__getitem__)
+            self._lane_of[root] = min(self.lanes, key=num_trees.__getitem__)
         self._lane_of[root].put(nodes, priority)
 
     def wait(self) -> list[Event]:
@@ -138,7 +148,7 @@ class PlainExecutor:
         """
         self.writer.release(nodes)
         for root, below in by_root(nodes).items():
-            self._lane_of.get(root, self._lanes[0]).release(below)
+            self._lane_of.get(root, self.lanes[0]).release(below)
             if root in below:
                 self._lane_of.pop(root, None)
 
@@ -148,19 +158,22 @@ class PlainExecutor:
         What waits for a score is forgotten. It can be used again.
         """
         with ExitStack() as closing:  # all of them, whatever one raises
-            for lane in self._lanes:
+            for lane in self.lanes:
                 closing.callback(lane.close)
 
     def _take(self) -> list[Event] | None:
         """What came of a batch; None if none is finished."""
-        results = (lane.take() for lane in self._lanes)
+        results = (lane.take() for lane in self.lanes)
         return next((events for events in results if events is not None), None)
 
     def _scores(self) -> bool:
-        return any([lane.busy for lane in self._lanes])
+        return any([lane.busy for lane in self.lanes])
 
     def _wait_for_scores(self) -> None:
-        """Return when results are there, or none will come; here they come when they are taken."""
+        """Return when results are there, or none will come."""
+        self.lanes[0].wait(
+            lambda: any(lane.has_results for lane in self.lanes) or not self._scores()
+        )
 
     def _iterate(self) -> list[Event]:
         number = self.writer.counts.groups - self._groups_before
@@ -176,33 +189,6 @@ class PlainExecutor:
         return events
 
 
-class OverlappedExecutor(PlainExecutor):
-    """Decodes while threads of their own score; waits only where there is nothing to decode.
-
-    stalled_s: of the generator alone.
-    """
-
-    beside = True
-
-    def __init__(
-        self,
-        writer: StepWriter,
-        workers: Sequence[VerifierWorker],
-        stalled_s: Callable[[], float] = lambda: 0.0,
-        progress: Progress | None = None,
-    ) -> None:
-        first = workers[0]
-        super().__init__(writer, first.scoring, stalled_s, progress, workers)
-        self._workers, self.patience_s, self._changed = workers, first.patience_s, first.changed
-
-    def _wait_for_scores(self) -> None:
-        def is_over() -> bool:
-            return any(worker.has_results for worker in self._workers) or not self._scores()
-
-        with self._changed:
-            self._changed.wait_for(is_over, self.patience_s)
-
-
 class VerifierWorker(Lane):
     """A thread that scores batches in their order; it starts with the first one.
 
@@ -211,9 +197,9 @@ class VerifierWorker(Lane):
     alone until their scores are in. Errors are raised where results are taken.
 
     stream: of a card, which nobody else uses. changed: of all workers of an executor.
-    patience_s: a call of the verifier whose scores nobody needs any more may take so much longer.
-    Then its thread is left to itself, and another takes over: a user's function cannot be stopped,
-    and may never return. None for models, which do, and whose memory two threads cannot share.
+    patience_s: after that its thread is left to itself, and another takes over: a user's function
+    cannot be stopped, and may never return. None for models, which do, and whose memory two threads
+    cannot share.
     """
 
     def __init__(
@@ -241,8 +227,11 @@ class VerifierWorker(Lane):
 
     @property
     def has_results(self) -> bool:
-        """True if `take` has something to give."""
         return bool(self._results)
+
+    def wait(self, is_over: Callable[[], bool]) -> None:
+        with self.changed:
+            self.changed.wait_for(is_over, self.patience_s)
 
     def put(self, nodes: Sequence[Node], priority: int = 0) -> None:
         if self._thread is None:
@@ -369,7 +358,7 @@ def make_executor(
     progress: Progress,
     *,
     beside: bool,
-) -> PlainExecutor:
+) -> Executor:
     """The executor for a run. beside: see `overlaps`; several verifiers score beside decoding."""
     generator, *scorers = models
     most_steps = STEPS_TOGETHER[settings.explore] if scorers else 1
@@ -379,7 +368,8 @@ def make_executor(
         return Scoring(verifiers[number], accounting, stalled_s, timeline, most_steps)
 
     if not beside:
-        return PlainExecutor(writer, scoring(0, models), partial(_stalled_s, models), progress)
+        lane = Lane(scoring(0, models), progress)
+        return Executor(writer, [lane], partial(_stalled_s, models), progress)
     computes, patience_s = (scorers, None) if scorers else ([generator], PATIENCE_S)
     changed = threading.Condition()
     workers = [
@@ -391,7 +381,7 @@ def make_executor(
         )
         for i, model in enumerate(computes)
     ]
-    return OverlappedExecutor(writer, workers, partial(_stalled_s, models[:1]), progress)
+    return Executor(writer, workers, partial(_stalled_s, models[:1]), progress)
 
 
 def _stalled_s(models: Models) -> float:

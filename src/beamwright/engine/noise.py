@@ -18,8 +18,9 @@ import hashlib
 import math
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -102,24 +103,6 @@ def half_spread(spread: torch.Tensor) -> HashWords:
     return words ^ (words >> np.uint32(16))
 
 
-class RowStream(NamedTuple):
-    """One row's noise. words: its `row_words`; half: `half_spread`."""
-
-    words: tuple[int, int]
-    half: HashWords
-
-    def hashed(self, tokens: TokenIds | None = None) -> HashWords:
-        """The hash in `noise_of`, of these tokens, or of all; without the logarithms."""
-        first, second = (np.uint32(word & 0xFFFFFFFF) for word in self.words)
-        half = self.half if tokens is None else self.half[tokens]
-        x: HashWords = half ^ (first ^ (first >> 16))
-        x *= np.uint32(-2048144789 & 0xFFFFFFFF)
-        x += second
-        x ^= x >> 13
-        x *= np.uint32(-1028477387 & 0xFFFFFFFF)
-        return x
-
-
 def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
     """Logical right shift of int32 (the tensor type has only the arithmetic one)."""
     return (x >> bits).bitwise_and_((1 << (32 - bits)) - 1)
@@ -135,29 +118,117 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 # --- one row's token ----------------------------------------------------------------------------
 
 
-class RowWay(NamedTuple):
-    """How a row draws. Filters that it does not use: top_k 0, top_p infinity, min_p 0."""
+@dataclass
+class RowDraw:
+    """One row's draw from logits [tokens].
 
+    words: its `row_words`. half: `half_spread`. Filters that it does not use: top_k 0, top_p
+    infinity, min_p 0.
+    """
+
+    logits: Logits
+    words: tuple[int, int]
+    half: HashWords
     temperature: float
     top_k: int
     top_p: float
     min_p: float
 
+    def token(self) -> int | None:
+        """The token drawn, or None: ask the whole row."""
+        if not math.isfinite(self._highest):
+            return None
+        filters = self.top_k or self.top_p < math.inf or self.min_p
+        few = int((_FEW if filters else _FEWER) * len(self.logits))
+        distance = MOST_NOISE - LEAST_NOISE
+        distance = min(distance, -math.log(self.min_p)) if self.min_p else distance
+        tokens = self._within(distance, few)
+        if tokens is None and self.top_k:
+            tokens = _few_of(self._in_top(self._whole).numpy(), few)
+        if tokens is not None:
+            return self._best(self._filtered(tokens))[0]
+        return None if filters else self._loudest(few)
 
-def draw_candidate(logits: Logits, way: RowWay, stream: RowStream) -> int | None:
-    """The token drawn from logits [tokens], or None: ask the whole row."""
-    row = _Row(logits, way.temperature, stream)
-    if not math.isfinite(row.highest):
-        return None
-    filters = way.top_k or way.top_p < math.inf or way.min_p
-    few = int((_FEW if filters else _FEWER) * len(logits))
-    distance = MOST_NOISE - LEAST_NOISE
-    tokens = row.within(min(distance, -math.log(way.min_p)) if way.min_p else distance, few)
-    if tokens is None and way.top_k:
-        tokens = row.top(way.top_k, few)
-    if tokens is not None:
-        return row.best(_filtered(tokens, row, way))[0]
-    return None if filters else _loudest(row, few)
+    def _scaled(self, tokens: Any) -> Any:
+        """Logits of some tokens by temperature."""
+        with np.errstate(over="ignore"):
+            return self.logits[tokens] / np.float32(self.temperature)
+
+    @cached_property
+    def _highest(self) -> float:
+        return float(self._scaled(self.logits.argmax()))
+
+    @cached_property
+    def _whole(self) -> torch.Tensor:
+        return torch.from_numpy(self._scaled(slice(None)))
+
+    def _hashed(self, tokens: TokenIds | None = None) -> HashWords:
+        """The hash in `noise_of`, of these tokens, or of all; without the logarithms."""
+        first, second = (np.uint32(word & 0xFFFFFFFF) for word in self.words)
+        half = self.half if tokens is None else self.half[tokens]
+        x: HashWords = half ^ (first ^ (first >> 16))
+        x *= np.uint32(-2048144789 & 0xFFFFFFFF)
+        x += second
+        x ^= x >> 13
+        x *= np.uint32(-1028477387 & 0xFFFFFFFF)
+        return x
+
+    def _within(self, distance: float, most: int) -> TokenIds | None:
+        """All tokens so far below the largest, or little further, if they are at most so many."""
+        least = _below(self._highest, distance) * float(np.float32(self.temperature))
+        return _few_of(self.logits >= np.float32(least), most)
+
+    def _in_top(self, scaled: torch.Tensor) -> torch.Tensor:
+        """Which of these top-k leaves."""
+        return scaled >= scaled.topk(min(self.top_k, len(scaled))).values[-1]
+
+    def _best(self, tokens: TokenIds, hashed: HashWords | None = None) -> tuple[int, float]:
+        """The token that wins among these, and its noisy logit. hashed: of all, if known."""
+        words = self._hashed(tokens) if hashed is None else hashed[tokens]
+        noise = _gumbel(torch.from_numpy((words >> (32 - NOISE_BITS)).astype(np.float32)))
+        noisy = noise.numpy() + self._scaled(tokens)
+        place = int(noisy.argmax())
+        return int(tokens[place]), float(noisy[place])
+
+    def _loudest(self, few: int) -> int | None:
+        """The token drawn, found among those with the most noise; None if it takes most of them."""
+        hashed, first = self._hashed(), 1.0
+        tried, distance = self._within(_NEAR, few), _NEAR
+        if tried is None:
+            first, distance = 1 - min(_TRIED_FIRST / len(hashed), 1), 0.0
+            tried = _at_least(first, hashed)
+        if not len(tried):
+            return None
+        best = self._best(tried, hashed)
+        # Whoever beats it has more noise than its lead over the largest logit of the others.
+        lead = _below(best[1], self._highest + _ROUNDING * abs(self._highest) - distance)
+        needed = math.exp(-math.exp(-lead)) if lead > LEAST_NOISE else 0.0
+        if 1 - needed > _FEW:
+            return None
+        loud = _at_least(needed, hashed) if needed < first else tried[:0]
+        if len(loud):
+            best = max(best, self._best(loud, hashed), key=lambda each: (each[1], -each[0]))
+        return best[0]
+
+    def _filtered(self, tokens: TokenIds) -> TokenIds:
+        """The tokens that top-k, top-p and min-p leave, in that order."""
+        scaled, all_of_top_k = torch.from_numpy(self._scaled(tokens)), False
+        if 0 < self.top_k <= len(tokens):
+            kept, all_of_top_k = self._in_top(scaled), True
+            tokens, scaled = tokens[kept.numpy()], scaled[kept]
+        if self.top_p < math.inf:
+            whole = scaled if all_of_top_k else self._whole
+            if self.top_k and not all_of_top_k:
+                whole = whole[self._in_top(whole)]
+            ordered, index = scaled.sort(descending=True, stable=True)
+            probs = (ordered - self._highest).exp_().div_((whole - self._highest).exp_().sum())
+            kept = probs.cumsum(-1) - probs < self.top_p
+            kept = torch.zeros_like(kept).scatter_(0, index, kept)
+            tokens, scaled = tokens[kept.numpy()], scaled[kept]
+        if self.min_p:
+            probs = scaled.softmax(-1)
+            tokens = tokens[(probs >= probs.amax() * self.min_p).numpy()]
+        return tokens
 
 
 def _below(highest: float, distance: float) -> float:
@@ -170,85 +241,7 @@ def _few_of(chosen: npt.NDArray[np.bool_], most: int) -> TokenIds | None:
     return np.flatnonzero(chosen) if np.count_nonzero(chosen) <= most else None
 
 
-class _Row:
-    """Logits [tokens] by temperature, and their noise. highest: of them."""
-
-    def __init__(self, logits: Logits, temperature: float, stream: RowStream) -> None:
-        self._logits, self._temperature = logits, np.float32(temperature)
-        self.stream, self.highest = stream, float(self.scaled(logits.argmax()))
-
-    def scaled(self, tokens: Any) -> Any:
-        """Of some tokens."""
-        with np.errstate(over="ignore"):
-            return self._logits[tokens] / self._temperature
-
-    @cached_property
-    def whole(self) -> torch.Tensor:
-        """Of all tokens."""
-        return torch.from_numpy(self.scaled(slice(None)))
-
-    def within(self, distance: float, most: int) -> TokenIds | None:
-        """All tokens so far below the largest, or little further, if they are at most so many."""
-        least = _below(self.highest, distance) * float(self._temperature)
-        return _few_of(self._logits >= np.float32(least), most)
-
-    def top(self, top_k: int, most: int) -> TokenIds | None:
-        """What top-k leaves, if it is at most so many."""
-        least = float(self.whole.topk(min(top_k, len(self.whole))).values[-1])
-        return _few_of(self.whole.numpy() >= least, most)
-
-    def best(self, tokens: TokenIds, hashed: HashWords | None = None) -> tuple[int, float]:
-        """The token that wins among these, and its noisy logit. hashed: of all, if known."""
-        words = self.stream.hashed(tokens) if hashed is None else hashed[tokens]
-        noise = _gumbel(torch.from_numpy((words >> (32 - NOISE_BITS)).astype(np.float32)))
-        noisy = noise.numpy() + self.scaled(tokens)
-        place = int(noisy.argmax())
-        return int(tokens[place]), float(noisy[place])
-
-
-def _loudest(row: _Row, few: int) -> int | None:
-    """The token drawn, found among those with the most noise; None if that takes most of them."""
-    hashed, first = row.stream.hashed(), 1.0
-    tried, distance = row.within(_NEAR, few), _NEAR
-    if tried is None:
-        first, distance = 1 - min(_TRIED_FIRST / len(hashed), 1), 0.0
-        tried = _at_least(first, hashed)
-    if not len(tried):
-        return None
-    best = row.best(tried, hashed)
-    # Whoever beats it has more noise than its lead over the largest logit of the others.
-    lead = _below(best[1], row.highest + _ROUNDING * abs(row.highest) - distance)
-    needed = math.exp(-math.exp(-lead)) if lead > LEAST_NOISE else 0.0
-    if 1 - needed > _FEW:
-        return None
-    loud = _at_least(needed, hashed) if needed < first else tried[:0]
-    if len(loud):
-        best = max(best, row.best(loud, hashed), key=lambda each: (each[1], -each[0]))
-    return best[0]
-
-
 def _at_least(uniform: float, hashed: HashWords) -> TokenIds:
     """Tokens whose uniform number is at least so large, give or take a few steps of it."""
     step = max(int(uniform * 2**NOISE_BITS) - 4, 0)
     return np.flatnonzero(hashed >= np.uint32(step << (32 - NOISE_BITS)))
-
-
-def _filtered(tokens: TokenIds, row: _Row, way: RowWay) -> TokenIds:
-    """The tokens that top-k, top-p and min-p leave, in that order."""
-    all_of_top_k = 0 < way.top_k <= len(tokens)
-    if all_of_top_k:
-        values = torch.from_numpy(row.scaled(tokens))
-        tokens = tokens[(values >= values.topk(way.top_k).values[-1]).numpy()]
-    if way.top_p < math.inf:
-        scaled = torch.from_numpy(row.scaled(tokens))
-        whole = scaled if all_of_top_k else row.whole
-        if not all_of_top_k and 0 < way.top_k < len(whole):
-            whole = whole[whole >= whole.topk(way.top_k).values[-1]]
-        ordered, index = scaled.sort(descending=True, stable=True)
-        probs = (ordered - row.highest).exp_().div_((whole - row.highest).exp_().sum())
-        kept = probs.cumsum(-1) - probs < way.top_p
-        tokens = tokens[torch.zeros_like(kept).scatter_(0, index, kept).numpy()]
-    if way.min_p:
-        probs = torch.from_numpy(row.scaled(tokens)).softmax(-1)
-        tokens = tokens[(probs >= probs.amax() * way.min_p).numpy()]
-    return tokens

@@ -22,9 +22,7 @@ from beamwright.attention.kernels import why_no_kernels
 from beamwright.engine.endings import Closing, RowClosings
 from beamwright.engine.noise import (
     Logits,
-    RowStream,
-    RowWay,
-    draw_candidate,
+    RowDraw,
     gumbel_noise,
     half_spread,
     row_words,
@@ -290,7 +288,7 @@ class Sampler:
         mine = _wide(logits)
         token: int | None = int(mine.argmax())
         if not is_greedy:
-            token = draw_candidate(mine, RowWay(*way), RowStream(words, self._half))
+            token = RowDraw(mine, words, self._half, *way).token()
         elif not math.isfinite(mine[token]):
             token = None
         if token is None:
