@@ -164,20 +164,21 @@ def _wrong(action: Extend | Ask | Prune | Complete, tree: SearchTree) -> str | N
     if not isinstance(node, Node) or node.root is not tree.root:
         return "acts on what is no node of this tree:"
     waits = node.state is NodeState.CANDIDATE
+    why: str | None = None
     match action:
         case Extend(children=children) if type(children) is not int or children < 1:
-            return f"gives {_shown(children)} children to"
+            why = f"gives {_shown(children)} children to"
         case Extend() if node.ended:
-            return "extends a path that has ended:"
+            why = "extends a path that has ended:"
         case Extend() if not waits and node.state is not NodeState.KEPT:
-            return f"extends a node that is {node.state}:"
+            why = f"extends a node that is {node.state}:"
         case Ask() if not (waits and node.ended):
-            return "asks about what is no ended candidate:"
+            why = "asks about what is no ended candidate:"
         case Complete() if not waits:
-            return f"completes a node that is {node.state}:"
+            why = f"completes a node that is {node.state}:"
         case Prune() if node.parent is None or node.state is NodeState.OPEN:
-            return "prunes what is not decoded:"
-    return None
+            why = "prunes what is not decoded:"
+    return why
 
 
 def _shown(value: Any) -> str:

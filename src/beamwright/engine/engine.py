@@ -230,14 +230,10 @@ class Engine:
             self._executor.verify((*steps, *ahead), run.priority)
 
     def _score(self, run: TreeRun, node: Node, score: float | None) -> None:
-        try:  # `_fails_alone` is dearer, for what is done of each row
+        with self._fails_alone(run):
             node.step_score = score
             node.score = run.aggregate([step.step_score for step in node.reply()])
             check_path_score(node)
-        except LinkError:
-            raise
-        except BeamwrightError as error:
-            self._fail(run, error)
 
     # --- ahead of selection ------------------------------------------------------------------
 

@@ -323,12 +323,13 @@ class Sampler:
         """
         if not self._stats:
             return {}
-        values = in_tiles(self._tile_rows, self._compute_stats, logits[:, : self.num_tokens])
-        return dict(zip(self._stats, values, strict=True))
 
-    def _compute_stats(self, logits: Tensor) -> tuple[Tensor, ...]:
-        logprobs = logits.float().log_softmax(-1)
-        return tuple(compute(logprobs) for compute in self._stats.values())
+        def computed(logits: Tensor) -> tuple[Tensor, ...]:
+            logprobs = logits.float().log_softmax(-1)
+            return tuple(compute(logprobs) for compute in self._stats.values())
+
+        values = in_tiles(self._tile_rows, computed, logits[:, : self.num_tokens])
+        return dict(zip(self._stats, values, strict=True))
 
 
 def allow(scaled: Tensor, ways: Ways, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:

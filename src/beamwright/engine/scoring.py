@@ -185,8 +185,19 @@ class Scoring:
 
     def _try(self, nodes: Sequence[Node]) -> list[Event] | BeamwrightError:
         """Score these in one call, or say why that cannot be. A failed link is raised."""
+        if not nodes:
+            return []
         try:
-            return self._call(nodes)
+            with (
+                no_more_memory("a round cannot be finished (verify)", LESS),
+                self.accounting.phase("verify", self._stalled_s),
+                self.timeline.span("verify", "verify", steps=len(nodes)),
+            ):
+                scores = self._verifier.score(nodes)
+            self._without_room.difference_update(nodes)
+            tokens = sum(len(node.token_ids) for node in nodes)
+            self.accounting.add(verifier_calls=1, scored_steps=len(nodes), scored_tokens=tokens)
+            return [*scored(self._verifier, nodes, scores)]
         except LinkError:
             raise
         except BeamwrightError as error:
@@ -207,20 +218,6 @@ class Scoring:
         """These could not be scored, and so nothing that reads them."""
         self._without_room.update(nodes)
         self._verifier.release(nodes)
-
-    def _call(self, nodes: Sequence[Node]) -> list[Event]:
-        if not nodes:
-            return []
-        with (
-            no_more_memory("a round cannot be finished (verify)", LESS),
-            self.accounting.phase("verify", self._stalled_s),
-            self.timeline.span("verify", "verify", steps=len(nodes)),
-        ):
-            scores = self._verifier.score(nodes)
-        self._without_room.difference_update(nodes)
-        tokens = sum(len(node.token_ids) for node in nodes)
-        self.accounting.add(verifier_calls=1, scored_steps=len(nodes), scored_tokens=tokens)
-        return [*scored(self._verifier, nodes, scores)]
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Free what the verifier keeps on these nodes."""

@@ -148,12 +148,6 @@ def _lanes(spans: Sequence[Span]) -> list[list[Span]]:
 # --- phases ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class _Phase:
-    name: str
-    thread: int
-
-
 class Accounting:
     """Adds the seconds of phases ("decode", "verify", "schedule") to counters.
 
@@ -167,7 +161,7 @@ class Accounting:
     ) -> None:
         self._clock, self.counts = clock, counts or Counters()
         self._lock = threading.Lock()
-        self._phases: list[_Phase] = []
+        self._phases: dict[object, tuple[str, int]] = {}  # their names and threads
         self._counted_s = 0.0
 
     def now(self) -> Counters:
@@ -183,47 +177,40 @@ class Accounting:
         stalled_s: seconds of waiting for transfers so far. What the phase adds to them counts as
         "stall" instead, but for what another phase has hidden.
         """
-        stalled = 0.0 if stalled_s is None else stalled_s()
-        phase = _Phase(name, threading.get_ident())
+        stalled, phase, field = 0.0 if stalled_s is None else stalled_s(), object(), f"{name}_s"
         with self._lock:
             self._count()
-            self._phases.append(phase)
-            before = self._seconds(name)
+            self._phases[phase] = name, threading.get_ident()
+            before = getattr(self.counts, field)
         try:
             yield
         finally:
             with self._lock:
                 self._count()
-                counts = phase in self._phases
-                self._phases = [other for other in self._phases if other is not phase]
+                counts = self._phases.pop(phase, None) is not None
                 if counts and stalled_s is not None:
-                    stalled = min(stalled_s() - stalled, self._seconds(name) - before)
-                    self._add(name, -stalled)
-                    self._add("stall", stalled)
+                    stalled = min(stalled_s() - stalled, getattr(self.counts, field) - before)
+                    self._add(**{field: -stalled, "stall_s": stalled})
 
     def add(self, **counts: int) -> None:
         """Count more of what several threads may count."""
         with self._lock:
-            for name, more in counts.items():
-                setattr(self.counts, name, getattr(self.counts, name) + more)
+            self._add(**counts)
 
     def leave(self, thread: int | None) -> None:
         """End the phase of a thread that may never come back; what follows of it does not count."""
         with self._lock:
             self._count()
-            self._phases = [phase for phase in self._phases if phase.thread != thread]
+            self._phases = {p: found for p, found in self._phases.items() if found[1] != thread}
 
     def _count(self) -> None:
         """Give the time since the last look to those who ran."""
         now = self._clock()
-        if names := {phase.name for phase in self._phases}:
+        if names := {name for name, _ in self._phases.values()}:
             name = names.pop() if len(names) == 1 else "both"
-            self._add(name, now - self._counted_s)
+            self._add(**{f"{name}_s": now - self._counted_s})
         self._counted_s = now
 
-    def _seconds(self, name: str) -> float:
-        seconds: float = getattr(self.counts, f"{name}_s")
-        return seconds
-
-    def _add(self, name: str, seconds: float) -> None:
-        setattr(self.counts, f"{name}_s", self._seconds(name) + seconds)
+    def _add(self, **counts: float) -> None:
+        for name, more in counts.items():
+            setattr(self.counts, name, getattr(self.counts, name) + more)
