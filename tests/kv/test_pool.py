@@ -1,3 +1,5 @@
+"""Blocks, budgets and segments: all or nothing, and what is lost is found."""
+
 import gc
 import mmap
 from itertools import pairwise
@@ -8,6 +10,8 @@ import torch
 from beamwright.errors import CapacityError, format_bytes
 from beamwright.kv import streams
 from beamwright.kv.pool import BlockPool, ByteBudget
+from beamwright.kv.segments import PathPart, truncate_path
+from kv.conftest import values_of
 
 
 @pytest.fixture
@@ -58,6 +62,51 @@ def test_budget_peak_and_over_release():
     assert budget.peak_bytes == 30
     with pytest.raises(AssertionError, match="only 30"):
         budget.release(31)
+
+
+# --- segments of a store ---------------------------------------------------------------------
+
+
+def test_append_that_does_not_fit_changes_nothing(tiers, layout):
+    store = tiers(device=3, host=0)
+    first, second = store.create(), store.create()
+    store.append([first], [values_of(layout, 6)])
+    before = store.gather(first, 6).clone()
+    with pytest.raises(CapacityError):
+        store.append([first, second], [values_of(layout, 4)], [3, 1])
+    assert (first.length, second.length, second.blocks) == (6, 0, [])
+    assert torch.equal(store.gather(first, 6), before)
+    store.check()
+
+
+def test_check_finds_a_leaked_and_a_surplus_block(tiers, layout):
+    store = tiers(device=16, host=0)
+    segment = store.create()
+    store.append([segment], [values_of(layout, 9)])
+    extra = store.pool.allocate(1)
+    with pytest.raises(AssertionError, match="owned"):
+        store.check()
+    segment.blocks.extend(extra)
+    store.check()
+    store.trim(segment)
+    store.check()
+    assert len(segment.blocks) == 3
+    store.pool.free([segment.blocks.pop()])
+    with pytest.raises(AssertionError, match="9 tokens lack blocks"):
+        store.check()
+
+
+def test_a_path_is_cut_inside_between_and_before_its_parts(tiers):
+    store = tiers(device=16, host=0)
+    a, b = store.create(), store.create()
+    path = (PathPart(a, 5), PathPart(b, 3))
+    assert truncate_path(path, 8) == path
+    assert truncate_path(path, 99) == path
+    assert truncate_path(path, 7) == (PathPart(a, 5), PathPart(b, 2))
+    assert truncate_path(path, 5) == (PathPart(a, 5),)
+    assert truncate_path(path, 2) == (PathPart(a, 2),)
+    assert truncate_path(path, 0) == ()
+    assert truncate_path((), 4) == ()
 
 
 # --- page-locked -----------------------------------------------------------------------------

@@ -1,8 +1,5 @@
 """Two tiers under leases: pins, eviction, write-back, prefetch, copies; contents never change."""
 
-import random
-from contextlib import suppress
-
 import pytest
 import torch
 
@@ -26,20 +23,6 @@ def check_leased(store, expected, copies=1):
             for copy in range(len(segment.copies)):
                 assert torch.equal(store.gather(segment, segment.length, copy), values)
         store.check()
-
-
-def test_unsealed_segments_store_whole_blocks_and_the_tail_later(tiers, layout):
-    store = tiers()
-    segment, _ = filled(store, 7)
-    store.write_back([segment], sealed=False)
-    assert (segment.host_length, len(segment.host_blocks)) == (4, 1)
-    store.write_back([segment])
-    assert (segment.host_length, len(segment.host_blocks)) == (7, 2)
-    store.append([segment], [values_of(layout, 3, 9)])
-    whole = store.gather(segment, 10).clone()
-    store.evict_all()  # the half-full second block must be stored again
-    check_leased(store, {segment: whole})
-    assert moved(store)[Direction.D2H] == 4 * layout.bytes_per_block
 
 
 def test_a_lease_pins_and_ends(tiers, layout):
@@ -163,56 +146,3 @@ def test_recompute_is_asked_parents_first_and_nothing_crosses(tiers, layout):
     assert asked == [[parent, child]]
     assert (store.counts.recomputed_tokens, moved(store)) == (16, {})
     store.check()
-
-
-@pytest.mark.parametrize("per_beam", [False, True])
-@pytest.mark.parametrize("seed", range(3))
-def test_random_traffic_against_a_dict(tiers, layout, seed, per_beam):
-    rng = random.Random(seed)
-    bandwidth = rng.choice([None, 2_000_000])
-    store = tiers(device=9, host=40, bandwidth=bandwidth, copies_per_beam=per_beam)
-    oracle, evicted = {}, 0
-
-    def create():
-        oracle[store.create()] = values_of(layout, 0, 0)
-
-    def append():
-        segment, values = (
-            rng.choice(list(oracle)),
-            values_of(layout, rng.randint(1, 6), rng.getrandbits(30)),
-        )
-        with store.lease({segment: 1}):
-            store.append([segment], [values])
-            oracle[segment] = torch.cat([oracle[segment], values])
-
-    def read():
-        segment = rng.choice(list(oracle))
-        if segment.length:
-            copies = rng.randint(1, 2 if per_beam else 1)
-            check_leased(store, {segment: oracle[segment].permute(1, 2, 0, 3, 4)}, copies)
-
-    def free():
-        segment = rng.choice(list(oracle))
-        store.free(segment)
-        del oracle[segment]
-
-    def ahead():
-        store.expect([[s] for s in rng.sample(list(oracle), rng.randint(0, len(oracle)))])
-        store.prefetch({rng.choice(list(oracle)): 1})
-
-    def host():
-        store.write_back(rng.sample(list(oracle), 1), sealed=rng.random() < 0.5)
-
-    actions = [create, append, append, append, read, read, free, ahead, host, store.evict_all]
-    for _ in range(150):
-        action = rng.choice(actions) if oracle else create
-        with suppress(CapacityError):
-            action()
-        store.check()
-        assert all(segment.pins == 0 for segment in oracle)
-        assert all(s.length == len(values) for s, values in oracle.items())
-        evicted += sum(s.length > 0 and not s.resident for s in oracle)
-    for segment in list(oracle):
-        store.free(segment)
-    assert evicted > 20
-    assert (store.num_segments, store.pool.num_free, store.host.ledger.num_free) == (0, 9, 40)

@@ -1,6 +1,7 @@
-"""Blocks of KV and states go to the host and come back in any order: every one as it went."""
+"""Random traffic between two tiers: every segment reads as it was written, no block is lost."""
 
 import random
+from contextlib import suppress
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from beamwright.kv.store import SegmentStore
 from beamwright.kv.streams import HostStreams
 from checksums import check_transfers
 
-KV = KVLayout(num_layers=1, num_kv_heads=1, head_dim=4, dtype=torch.float32, block_tokens=4)
+KV = KVLayout(num_layers=2, num_kv_heads=1, head_dim=4, dtype=torch.float32, block_tokens=4)
 SIZE = 70  # of a state: more than two blocks
 STATES = StateLayout(
     [
@@ -26,46 +27,53 @@ MOST_SEGMENTS, DEVICE_BLOCKS, HOST_BLOCKS = 24, 40, 400
 
 
 class Traffic:
-    """Segments that grow, leave, come back and end as a coin says; each knows what it holds."""
+    """Segments that grow, leave, come back and end as a coin says; each knows what it holds.
 
-    def __init__(self, link, seed):
+    states: of recurrent layers, beside KV. most_copies: that a lease asks for.
+    """
+
+    def __init__(self, seed, states=STATES, most_copies=1, bandwidth=None):
         self.rng, self.numbers = random.Random(seed), iter(range(1 << 30))
         device, host = (
-            BlockPool([KV], ByteBudget(count * KV.bytes_per_block), states=STATES)
+            BlockPool([KV], ByteBudget(count * KV.bytes_per_block), states=states)
             for count in (DEVICE_BLOCKS, HOST_BLOCKS)
         )
-        self.store = SegmentStore(device, HostTier(host, link))
+        self.link = StreamLink(HostStreams(), bandwidth)
+        self.states, self.most_copies = states, most_copies
+        tier = HostTier(host, self.link)
+        self.store = SegmentStore(device, tier, copies_per_beam=most_copies > 1)
         self.compared = check_transfers(self.store)
         self.held = {}
 
     def step(self):
         actions = [self.grow] * 3 + [self.read] * 3 + [self.leave, self.ahead, self.back, self.end]
-        self.rng.choice(actions)()
+        with suppress(CapacityError):
+            self.rng.choice(actions)()
 
-    def pick(self):
-        return self.rng.choice(list(self.held)) if self.held else None
+    def some(self, most=4):
+        return self.rng.sample(list(self.held), min(len(self.held), self.rng.randint(1, most)))
 
     def grow(self):
         """A row begins, or goes on where it was preempted, and writes its state in place."""
-        segment = self.pick() if self.rng.random() < 0.5 else None
+        segment = next(iter(self.some(1)), None) if self.rng.random() < 0.5 else None
         if segment is None:
             if len(self.held) == MOST_SEGMENTS:
                 return
             segment = self.store.create(str(next(self.numbers)))
             self.held[segment] = torch.zeros(0)
-        count = self.rng.randint(1, 6)
+        count, copies = self.rng.randint(1, 6), self.rng.randint(1, self.most_copies)
         try:
-            with self.store.lease(dict.fromkeys(segment.group_segments, 1)):
+            with self.store.lease(dict.fromkeys(segment.group_segments, copies)):
                 values = torch.full((count,), float(next(self.numbers) % 65521))
-                begins = segment.group_segments[-1] if segment.length else None
-                rows = self.store.state_rows([begins], [segment])
-                before = rows.read(1)["recurrent"]
-                assert torch.equal(before, self.state(segment))
-                self.store.append(
-                    [segment], [values[:, None, None, None, None].expand(-1, 1, 2, 1, 4)]
-                )
+                if self.states:
+                    begins = segment.group_segments[-1] if segment.length else None
+                    rows = self.store.state_rows([begins], [segment])
+                    assert torch.equal(rows.read(1)["recurrent"], self.state(segment))
+                kv = values[:, None, None, None, None].expand(-1, 2, 2, 1, 4)
+                self.store.append([segment], [kv])
                 self.held[segment] = torch.cat([self.held[segment], values])
-                rows.write(1, {"recurrent": self.state(segment), "conv": torch.zeros(1, 3)})
+                if self.states:
+                    rows.write(1, {"recurrent": self.state(segment), "conv": torch.zeros(1, 3)})
         except CapacityError:
             self.end(segment)
 
@@ -74,64 +82,75 @@ class Traffic:
         return self.held[segment].sum() + torch.arange(SIZE)[None] * bool(segment.length)
 
     def read(self):
-        some = self.rng.sample(list(self.held), min(len(self.held), self.rng.randint(1, 4)))
-        needs = {
-            each: 1 for s in some for each in s.group_segments if each.length and not each.gone
-        }
-        try:
-            lease = self.store.lease(needs)
-        except CapacityError:
-            return
-        with lease:
-            for segment in some:
-                if segment in needs:
-                    found = self.store.gather(segment, segment.length)[0, 0, :, 0, 0]
-                    assert torch.equal(found, self.held[segment])
+        some, copies = self.some(), self.rng.randint(1, self.most_copies)
+        every = (each for s in some for each in s.group_segments)
+        needs = dict.fromkeys((e for e in every if e.length and not e.gone), copies)
+        with self.store.lease(needs):
+            for segment in filter(needs.get, some):
+                assert len(segment.copies) >= copies
+                seen = self.rng.randint(1, segment.length)
+                for copy in range(len(segment.copies)):
+                    found = self.store.gather(segment, seen, copy)
+                    expected = self.held[segment][:seen, None, None]
+                    assert torch.equal(found, expected.expand(2, 2, -1, 1, 4))
 
     def leave(self):
         self.store.evict_all()
 
     def ahead(self):
-        if (segment := self.pick()) is not None:
+        self.store.expect([[segment] for segment in self.some()])
+        for segment in self.some(1):
             self.store.prefetch(dict.fromkeys(segment.group_segments, 1))
 
     def back(self):
-        if (segment := self.pick()) is not None:
-            self.store.write_back([segment], sealed=self.rng.random() < 0.5)
+        self.store.write_back(self.some(1), sealed=self.rng.random() < 0.5)
 
     def end(self, segment=None):
-        if (segment := segment or self.pick()) is not None:
-            del self.held[segment]
-            self.store.free(segment)
+        for each in [segment] if segment else self.some(1):
+            del self.held[each]
+            self.store.free(each)
+
+    def check(self):
+        self.store.check()
+        assert all(each.pins == 0 for s in self.held for each in s.group_segments)
+        assert all(s.length == len(values) for s, values in self.held.items())
+
+    def close(self):
+        for segment in list(self.held):
+            self.end(segment)
+        self.check()
+        tiers = self.store.pool.budget, self.store.host.ledger.budget
+        assert (self.store.num_segments, *(tier.used_bytes for tier in tiers)) == (0, 0, 0)
+        self.link.close()
 
 
 @pytest.mark.parametrize(
-    "num_trips", [4_000, pytest.param(1_000_000, marks=pytest.mark.nightly)], ids=str
+    ("num_trips", "how"),
+    [
+        (2_500, {}),
+        (1_500, {"states": None, "most_copies": 2}),
+        (400, {"states": None, "bandwidth": 20_000_000}),
+        pytest.param(1_000_000, {}, marks=pytest.mark.nightly),
+    ],
+    ids=str,
 )
-def test_what_comes_back_is_what_went(num_trips):
-    link = StreamLink(HostStreams())
-    traffic = Traffic(link, 0)
-    number = 0
+def test_what_comes_back_is_what_went(num_trips, how):
+    traffic, number = Traffic(0, **how), 0
     while len(traffic.compared) < num_trips:
         traffic.step()
         number += 1
-        if number % 64 == 0:
-            traffic.store.check()
-    for segment in list(traffic.held):
-        traffic.end(segment)
-    traffic.store.check()
-    assert traffic.store.pool.budget.used_bytes == 0
-    link.close()
+        if number % 16 == 0:
+            traffic.check()
+    traffic.close()
 
 
 def test_a_bit_that_has_flipped_is_found():
-    link = StreamLink(HostStreams())
-    traffic = Traffic(link, 1)
+    traffic = Traffic(1)
     while not traffic.held:
         traffic.grow()
-    segment = traffic.pick()
+    (segment,) = traffic.some(1)
     traffic.store.evict_all()
     traffic.store.host.ledger.by_block[segment.group_segments[-1].host_blocks[-1], 3] ^= 4
     with pytest.raises(AssertionError, match=r"'\d+' came back changed"):
         traffic.store.lease({segment.group_segments[-1]: 1})
-    link.close()
+    traffic.link.close()

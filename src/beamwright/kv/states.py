@@ -134,10 +134,6 @@ class StateCells:
         values: Tensor = cells.view(part.dtype)[:, : math.prod(part.size)]
         return values.view(len(values), *part.size)
 
-    def write(self, key: Key, index: Tensor, values: Tensor) -> None:
-        """Put a part of rows [rows, *size] there."""
-        self.put(index, self.cells(key, values))
-
     def cells(self, key: Key, values: Tensor) -> Tensor:
         """A part of rows [rows, *size] as cells: what `put` writes, which takes no memory."""
         part, width = self.layout.parts[key], _width(self._cells)
