@@ -54,17 +54,6 @@ def test_has_the_same_bits_in_any_batch_and_however_a_path_is_cut(make_forest, w
     assert same(whole, forest.decode("tree", list(range(9)), 3, held={4: 20}))
 
 
-def test_a_row_that_is_not_a_number_leaves_the_others(make_forest):
-    forest, rows = make_forest(3, **HOW), list(range(9))
-    whole = forest.decode("tree", rows, 1)
-    query, key_value = forest._token(0, 0, 0)
-    query[4] = key_value[4] = float("nan")
-    found = forest.decode("tree", rows, 1)[0][0]
-    assert found[4].isnan().all()
-    rest = [row for row in rows if row != 4]
-    assert torch.equal(found[rest], whole[0][0][rest])
-
-
 def test_without_the_library_torch_attends(make_forest, monkeypatch):
     forest, rows = make_forest(5, **HOW), list(range(9))
     found = forest.decode("tree", rows, 3)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout, group_layouts
-from beamwright.kv.segments import PathPart, Segment, segments_read, whole, within_reach
+from beamwright.kv.segments import PathPart, segments_read, whole, within_reach
 from beamwright.kv.store import SegmentStore
 from beamwright.plan.costs import group_blocks
 
@@ -81,12 +81,6 @@ def test_a_window_reaches_the_last_parts_alone(store):
     assert seen == [second[1], third[1], fourth[1]]  # from where its own tokens begin
     assert segments_read(path) == [first[0], second[0], third[0], fourth[0], third[1], fourth[1]]
     assert whole({first[0]: 3}) == {first[0]: 3, first[1]: 3}
-
-
-def test_without_windows_a_path_is_what_it_was():
-    path = tuple(PathPart(Segment(), 5) for _ in range(3))
-    assert within_reach(path, 0) == path
-    assert segments_read(path) == [part.segment for part in path]
 
 
 def test_what_no_window_reaches_is_freed_and_keeps_its_length(store):

@@ -15,35 +15,26 @@ def piece(destination, source):
     return Piece(destination, source, source.nbytes)
 
 
-def stored(streams):
-    """What reaches the host when a block is stored right after compute was told to write it."""
-    block, host = np.zeros(8, np.uint8), np.full(8, 9, np.uint8)
+@pytest.mark.parametrize(("careless", "seen"), [(False, 1), (True, 0)])
+def test_a_store_waits_for_the_compute_that_writes_its_block(careless, seen):
+    """What reaches the host of a block that compute was just told to write; careless: without the
+    event the race is there."""
+    streams, block, host = EagerStreams(careless=careless), np.zeros(8), np.full(8, 9.0)
     link = StreamLink(streams)
     streams.queue(lambda: block.fill(1))
-    transfer = link.submit(Direction.D2H, "store", [piece(host, block)])
-    link.wait([transfer])
-    return host.tolist()
+    link.wait([link.submit(Direction.D2H, "store", [piece(host, block)])])
+    assert host.tolist() == [seen] * 8
 
 
-def read(streams):
+@pytest.mark.parametrize(("careless", "seen"), [(False, 1), (True, 5)])
+def test_a_load_waits_for_the_last_reader_of_its_block(careless, seen):
     """What compute reads from a block into which something else is loaded right afterwards."""
-    block, host, seen = np.ones(8, np.uint8), np.full(8, 5, np.uint8), np.zeros(8, np.uint8)
+    streams, block, host, read = EagerStreams(careless=careless), *map(np.full, [8] * 3, (1, 5, 0))
     link = StreamLink(streams)
-    streams.queue(lambda: np.copyto(seen, block))
-    transfer = link.submit(Direction.H2D, "load", [piece(block, host)])
-    link.wait([transfer])
+    streams.queue(lambda: np.copyto(read, block))
+    link.wait([link.submit(Direction.H2D, "load", [piece(block, host)])])
     assert block.tolist() == [5] * 8
-    return seen.tolist()
-
-
-def test_a_store_waits_for_the_compute_that_writes_its_block():
-    assert stored(EagerStreams()) == [1] * 8
-    assert stored(EagerStreams(careless=True)) == [0] * 8, "the race is there without the event"
-
-
-def test_a_load_waits_for_the_last_reader_of_its_block():
-    assert read(EagerStreams()) == [1] * 8
-    assert read(EagerStreams(careless=True)) == [5] * 8, "the race is there without the event"
+    assert read.tolist() == [seen] * 8
 
 
 def test_links_over_one_wire_share_its_bandwidth_and_its_counters():

@@ -13,6 +13,7 @@ from beamwright.models.session import DecodeSession
 from engines import assert_nothing_allocated
 from tape import Late, put_on_tape
 
+ON_CPU = pytest.mark.skipif(torch.cuda.is_available(), reason="the solver is on the CPU")
 SHAPE = "llama,layers=1,hidden=32,heads=2,kv_heads=1,intermediate=48,vocab=64,context=64"
 SMALL = {
     "model": f"random:{SHAPE}",
@@ -46,7 +47,8 @@ def test_a_cuda_graph_has_the_bits_of_the_plain_loop():
     assert found == expected
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the solver of this test is on the CPU")
+@pytest.mark.nightly
+@ON_CPU
 def test_a_replayed_search_has_the_bits_of_the_plain_loop(monkeypatch):
     """Work lists are rewritten in place between replays; where they have grown, a new tape."""
     expected, _, _ = drawn("cpu", "off")
@@ -60,7 +62,7 @@ def test_a_replayed_search_has_the_bits_of_the_plain_loop(monkeypatch):
 
 
 @pytest.mark.nightly
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the solver of this test is on the CPU")
+@ON_CPU
 def test_a_row_that_joins_needs_no_new_tape(monkeypatch):
     """Three at a time: as one leaves another joins, beside rows that are in mid-step."""
     changes = {"max_rounds": 2, "step_tokens": None, "max_step_tokens": 7}
@@ -71,7 +73,7 @@ def test_a_row_that_joins_needs_no_new_tape(monkeypatch):
     assert replay.num_played > 6
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the solver of this test is on the CPU")
+@ON_CPU
 def test_rows_that_pad_the_batch_change_no_bits(monkeypatch):
     changes = {"max_rounds": 1, "step_tokens": 2}
     expected, _, _ = drawn("cpu", "off", **changes)
@@ -82,7 +84,7 @@ def test_rows_that_pad_the_batch_change_no_bits(monkeypatch):
 
 
 @pytest.mark.nightly
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the solver of this test is on the CPU")
+@ON_CPU
 def test_a_step_that_is_begun_ahead_writes_where_it_is_read(monkeypatch):
     """Its token is the first of a block that the iteration before it had no need of."""
     changes = {"max_rounds": 1, "step_tokens": None, "max_step_tokens": 19, "n": 2}

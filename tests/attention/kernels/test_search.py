@@ -14,6 +14,7 @@ from beamwright.models.prefill import PrefillRequest
 from beamwright.models.tree_model import TreeModel
 from engines import exact_dtype, grow, random_decoder
 
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="these run on the CPU")
 SMALL = {
     "n": 4,
     "width": 2,
@@ -24,7 +25,6 @@ SMALL = {
 }
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the solver of this test is on the CPU")
 def test_a_search_grows_the_same_tree(make_solver, kernels):
     solver = make_solver(attention="tree", **SMALL)
     expected, _ = grow(solver, "A?")
@@ -45,7 +45,6 @@ def brief(monkeypatch):
     return random_decoder(shape, pack=prepack)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the decoder of this test is on the CPU")
 @torch.inference_mode()
 def test_what_a_pass_writes_it_reads_in_place(kernels, brief, monkeypatch):
     """A step and what follows it in one pass (FlashTTS 4.1.3), to the bits of two.
@@ -65,7 +64,6 @@ def test_what_a_pass_writes_it_reads_in_place(kernels, brief, monkeypatch):
     assert all(map(torch.equal, *found))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the decoder of this test is on the CPU")
 @torch.inference_mode()
 def test_rows_are_read_and_written_where_their_blocks_have_been_moved_to(kernels, brief):
     """In the middle of a step, while another model takes over where they were."""
@@ -94,16 +92,9 @@ def test_rows_are_read_and_written_where_their_blocks_have_been_moved_to(kernels
     assert all(map(torch.equal, *found))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the solver of this test is on the CPU")
 @pytest.mark.parametrize("name", ["triton-tree", "triton-dense"])
-def test_the_self_test_asks_kernels_too(kernels, brief, name):
+def test_the_self_test_asks_kernels_too(kernels, brief, name, monkeypatch):
     assert selftest.batches_are_exact(brief, kernels(name)) or exact_dtype() == "float64"
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the solver of this test is on the CPU")
-def test_with_kernels_too_a_decoder_that_follows_the_batch_is_found_out(
-    kernels, brief, monkeypatch
-):
-    real = DenseDecoder.logits
+    real = DenseDecoder.logits  # now it follows the batch
     monkeypatch.setattr(DenseDecoder, "logits", lambda self, x: real(self, x) + 1e-5 * len(x))
-    assert not selftest.batches_are_exact(brief, kernels("triton-tree"))
+    assert not selftest.batches_are_exact(brief, kernels(name))
