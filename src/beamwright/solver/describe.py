@@ -264,12 +264,14 @@ class Meter:
         budget_bytes = plan.generator_kv_bytes
         if self.moving is not None:
             budget_bytes = self.moving.most_generator_bytes
-        hosts = [store.host_peak_bytes for store in stores]
+        peak_bytes = sum(store.device_peak_bytes for store in stores)
+        if machinery.shared is not None and machinery.moving and machinery.moving.counts.moves:
+            peak_bytes = machinery.shared.peak_bytes  # of both at a time
         return result.KVStats.of(
             new["engine"],
             device_budget_bytes=plan.kv_bytes,
-            device_peak_bytes=machinery.device_peak_bytes,
-            host_peak_bytes=sum(hosts) if machinery.tiers else None,
+            device_peak_bytes=peak_bytes,
+            host_peak_bytes=sum(s.host_peak_bytes for s in stores) if machinery.tiers else None,
             dm_lower_bound_bytes=dm_lower_bound_bytes(
                 (tokens * token_bytes for tokens in run.round_tokens), budget_bytes
             ),

@@ -20,7 +20,7 @@ from beamwright.engine.scoring import PriorityQueue
 from beamwright.errors import Cancelled, InputError
 from beamwright.protocols import RoundCallback, RoundReport
 from beamwright.solver.request import Request
-from beamwright.solver.scheduler import Arrivals, Outcome, Places
+from beamwright.solver.scheduler import Arrivals, Outcome
 from beamwright.solver.solution import Solution
 
 Stream = Generator[tuple[Request, Outcome], None, None]
@@ -198,13 +198,13 @@ class SubmitQueue:
             handle = self._handles.pop(request)
         handle.settle(Cancelled())
 
-    def _next(self, places: Places) -> Request | None:
+    def _next(self, has_place: bool, is_idle: bool) -> Request | None:
         """See `Arrivals`; with nobody left the thread ends, and whoever comes starts another."""
         with self._lock:
             first = next(iter(self._waiting), None)
-            if first is None and places is Places.ALL:
+            if first is None and is_idle:
                 self._forget_thread()
-            if first is None or (first.draws and places is Places.NONE):
+            if first is None or (first.draws and not has_place):
                 return None
             return self._waiting.take()
 

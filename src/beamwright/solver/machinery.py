@@ -344,13 +344,6 @@ class Machinery:
         digests = {name: getattr(model, "digest", None) for name, model in models.items()}
         return {name: digest and digest.result() for name, digest in digests.items()}
 
-    @property
-    def device_peak_bytes(self) -> int:
-        """Most device KV of both at a time; where nothing has moved, the sum of their peaks."""
-        if self.shared is not None and self.moving is not None and self.moving.counts.moves:
-            return self.shared.peak_bytes
-        return sum(model.store.device_peak_bytes for model in self.tree_models)
-
     def counted(self) -> dict[str, Counters]:
         """What has been counted until now: of the "engine", and of each model's KV."""
         engine = self.batch.counts.copy()

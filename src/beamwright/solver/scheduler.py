@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from enum import Enum
 from functools import partial
 
 from beamwright.engine.decisions import StopRule
@@ -40,25 +39,15 @@ from beamwright.verify.spec import aggregate
 Outcome = Solution | BeamwrightError
 
 
-class Places(Enum):
-    """What there is for the next request.
-
-    NONE: it may come if it draws nothing. ALL: nothing is in flight, so that nobody ends the run.
-    """
-
-    NONE = "none"
-    SOME = "some"
-    ALL = "all"
-
-
-Arrivals = Callable[[Places], Request | None]
-"""Gives the next request; None if there is none now for which there is a place."""
+Arrivals = Callable[[bool, bool], Request | None]
+"""Gives the next request, or None. Called with whether there is a place for one (without, only one
+that draws nothing may come) and whether the scheduler is idle, so that None ends its run."""
 
 
 def listed(requests: Iterable[Request]) -> Arrivals:
     """Those that are known beforehand: a larger priority first, then in their order."""
     ordered = iter(sorted(requests, key=lambda request: -request.priority))
-    return lambda places: None if places is Places.NONE else next(ordered, None)
+    return lambda has_place, _: next(ordered, None) if has_place else None
 
 
 class RequestScheduler:
@@ -103,15 +92,8 @@ class RequestScheduler:
             settings, verifier, models, in_flight=in_flight, exact=exact, num_threads=threads
         )
         accounting, shown = self._meter.accounting, (machinery.timeline, machinery.progress)
-        executor = make_executor(
-            settings,
-            machinery.batch,
-            machinery.verifiers,
-            accounting,
-            models,
-            *shown,
-            beside=beside,
-        )
+        parts = machinery.batch, machinery.verifiers, accounting, models
+        executor = make_executor(settings, *parts, *shown, beside=beside)
         # Beside a worker nothing moves: its thread alone may touch the verifier's store.
         self._meter.moving = None if beside else machinery.moving
         return Engine(
@@ -177,17 +159,13 @@ class RequestScheduler:
                     self._engine.abort()
                     self._engine = self._make_engine(1)
             else:
-                request = arrivals(self._places())
+                live = self._live.items()
+                drawn = {run: each.problem.settings.search.n for run, each in live if each.draws}
+                has_place = self._admission.has_place(drawn, self._engine.num_open)
+                request = arrivals(has_place, not live)
             if request is None:
                 return
             self._begin(request)
-
-    def _places(self) -> Places:
-        live = self._live.items()
-        drawn = {run: each.problem.settings.search.n for run, each in live if each.draws}
-        if not self._admission.has_place(drawn, self._engine.num_open):
-            return Places.NONE
-        return Places.SOME if self._live else Places.ALL
 
     def _begin(self, request: Request) -> None:
         machinery, problem = self._machinery, request.problem
@@ -199,8 +177,8 @@ class RequestScheduler:
         try:
             judges, tree = Judged.by(machinery.verifier, search.verify_every), request.make_tree()
             machinery.batch.decode_as(tree.root, problem.decoding(judges.sees))
-            given, problem_text = search.model_extra or {}, tree.root.problem_text
-            answers = make_answers(search.answers, given, problem_text)
+            known = search.model_extra or {}, tree.root.problem_text
+            answers = make_answers(search.answers, *known)
         except InputError as error:
             self._ended.append((request, error))
             return

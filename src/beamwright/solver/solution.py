@@ -321,7 +321,11 @@ class Solution:
         stated = self.last_step or self.chosen.said if self.answer is None else self.answer
         doubts = "".join(f"<p>Warning: {escape(line)}</p>" for line in self.warnings)
         rows = [("answer", "score", "ended", "tokens")]
-        for each in sorted(self.candidates, key=self._rank)[:_SHOWN]:
+
+        def rank(each: Candidate) -> tuple[bool, float]:  # the chosen one first, then by score
+            return each.lineage != self.lineage, inf if each.score is None else -each.score
+
+        for each in sorted(self.candidates, key=rank)[:_SHOWN]:
             rows.append((each.answer or "-", _short(each.score), each.stop, f"{each.tokens:,}"))
         cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
         table = "".join(f"<tr>{row}</tr>" for row in cells)
@@ -332,11 +336,6 @@ class Solution:
             f"<details><summary>The tree: {self.tree_stats.nodes:,} steps</summary>"
             f"{self._tree_html()}</details>"
         )
-
-    def _rank(self, candidate: Candidate) -> tuple[bool, float]:
-        """The chosen one first, then by score."""
-        score = -inf if candidate.score is None else candidate.score
-        return candidate.lineage != self.lineage, -score
 
     def _tree_html(self) -> str:
         """The page that `--tree` writes, where it is light; else the chosen path."""
