@@ -262,7 +262,7 @@ CLAIMS = (
         "4.3",
         "lab/beamwright_lab/simulator/sparse.py",
         "asyncspade.yaml: packs",
-        "lab/simulator/test_packs.py::test_table_two_s_cache_rank_is_hidden",
+        "lab/simulator/test_sparse.py::test_table_two_s_cache_rank_is_hidden",
         "hidden in all 16 cases (Table 2)",
         "sparse_paper",
         _hidden,

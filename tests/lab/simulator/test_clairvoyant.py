@@ -16,7 +16,7 @@ from simulated import CARD, MODEL
 
 BLOCK = 8
 BLOCK_BYTES = BLOCK * MODEL.kv_bytes_per_token
-NUM_TREES = 40
+NUM_TREES = 24
 OPTIONS = (
     {"write_back": "eager"},
     {"write_back": "lazy"},

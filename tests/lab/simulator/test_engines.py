@@ -1,10 +1,13 @@
+"""Rival engines on the cost model, and drafts and graphs as inputs of it."""
+
 import pytest
 
 from beamwright.errors import CapacityError
-from beamwright.plan.costs import Layout
+from beamwright.plan.costs import Layout, Roofline
+from beamwright.plan.machines import captured
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright_lab.simulator.bench import Simulation
-from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright_lab.simulator.costs import DraftedCosts, Drafts, RooflineCosts
 from beamwright_lab.simulator.engines import ENGINES, FAIR, EngineCase, simulate_engine
 from beamwright_lab.simulator.run import simulate
 from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
@@ -13,9 +16,9 @@ from simulated import CARD, GIB, MODEL, TREE
 RAGGED = grow(SyntheticSearch(16, 2, 100, 256, 32, step_sigma=0.5))
 
 
-def run(name, tree=TREE, budget=GIB // 2):
+def run(name, tree=TREE, budget=GIB // 2, drafts=None):
     """KV read row by row, and shared KV once."""
-    return simulate_engine(EngineCase(tree, MODEL, CARD, budget), name)
+    return simulate_engine(EngineCase(tree, MODEL, CARD, budget, drafts), name)
 
 
 @pytest.mark.parametrize("tree", [TREE, RAGGED], ids=["fixed steps", "ragged steps"])
@@ -37,24 +40,15 @@ def test_where_all_fits_nothing_is_loaded_or_preempted(name):
     assert found.h2d_bytes == found.preemptions == found.stall_s == 0
 
 
-def test_where_all_fits_sglang_computes_every_token_once_but_for_siblings_last_ones():
+def test_where_all_fits_sglang_computes_and_takes_what_our_in_gpu_schedule_does():
+    """Every token once, but for siblings' last ones."""
     _, found = run("sglang", budget=8 * GIB)
     extended = len({step.lineage[:-1] for step in TREE.nodes if len(step.lineage) > 1})
     siblings = sum(len(step.lineage) > 1 for step in TREE.nodes) - extended
     assert found.recomputed_tokens == siblings + 15  # 16 prompts of the first round, one each
-
-
-def test_where_all_fits_an_engine_takes_as_long_as_our_own_in_gpu_schedule():
-    case = Simulation(
-        TREE,
-        MODEL,
-        RooflineCosts.of(MODEL, CARD, Layout.TREE),
-        8 * GIB,
-        ScheduleSettings(schedule="in-gpu"),
-        StepSettings(step_tokens=32, max_tokens=256),
-    )
-    _, found = run("sglang", budget=8 * GIB)
-    assert found.time_s == pytest.approx(simulate(case).time_s, rel=0.02)
+    schedule, step = ScheduleSettings(schedule="in-gpu"), StepSettings(step_tokens=32)
+    ours = Simulation(TREE, MODEL, PLAIN, 8 * GIB, schedule, step)
+    assert found.time_s == pytest.approx(simulate(ours).time_s, rel=0.02)
 
 
 def test_step_computes_little_again_and_does_not_complete_the_tree():
@@ -67,3 +61,32 @@ def test_step_computes_little_again_and_does_not_complete_the_tree():
 def test_a_path_that_does_not_fit_is_refused():
     with pytest.raises(CapacityError, match="the longest path needs"):
         run("vllm", budget=GIB // 8)
+
+
+# --- drafts and graphs -----------------------------------------------------------------------
+
+PLAIN = RooflineCosts(Roofline(MODEL, CARD), Layout.TREE)
+DRAFTED = DraftedCosts(PLAIN.roofline, Layout.TREE, Drafts(accepted=0.5, drafted=2.0))
+
+
+def seconds(costs, num_rows):
+    return costs.tokens(num_rows, num_rows * 100, num_rows * 100, num_rows, 16).seconds
+
+
+def test_drafts_spare_passes_where_weights_are_the_limit_and_not_where_arithmetic_is():
+    assert seconds(DRAFTED, 8) == pytest.approx(seconds(PLAIN, 8) / 1.5)
+    assert seconds(PLAIN, 64) / 1.5 < seconds(DRAFTED, 64) < seconds(PLAIN, 64)
+    assert seconds(DRAFTED, 512) == seconds(PLAIN, 512)
+
+
+@pytest.mark.parametrize("name", ["vllm-offload", "sglang-hicache"])
+def test_an_engine_with_drafts_is_faster_by_at_most_what_is_accepted(name):
+    plain, drafted = (run(name, drafts=drafts)[1] for drafts in (None, Drafts(0.5, 2.0)))
+    assert plain.time_s / 1.5 < drafted.time_s < plain.time_s
+
+
+def test_a_replayed_graph_has_shorter_launches_and_the_same_passes():
+    fast = RooflineCosts(Roofline(MODEL, captured(CARD)), Layout.TREE)
+    eager, replayed = (c.decode_ops_per_layer * c.launch_s for c in (CARD, captured(CARD)))
+    spared = 16 * MODEL.num_layers * (eager - replayed)
+    assert seconds(PLAIN, 8) - seconds(fast, 8) == pytest.approx(spared)

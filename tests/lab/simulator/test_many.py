@@ -1,28 +1,59 @@
+"""Several trees at a time, one verifier in turn or beside: each tree as it is alone."""
+
 from dataclasses import replace
 
 import pytest
 
+from beamwright.errors import CapacityError
+from beamwright.plan.costs import Layout
+from beamwright_lab.simulator.costs import RooflineCosts, Work
+from beamwright_lab.simulator.lanes import RunningWork, SharedClock
 from beamwright_lab.simulator.many import simulate_many
-from simulated import GIB, many, replayed, steps_of, trees
+from simulated import COSTS, GIB, many, replayed, steps_of, trees
 
 TREES = trees(4)
 
 
-def cases(schedule="in-gpu", budget=64 * GIB, **options):
-    """options: of the schedule."""
-    return many(TREES, budget, {"schedule": schedule, **options})
+def cases(schedule="in-gpu", budget=64 * GIB, verifier=None, more=None, **options):
+    """options: of the cases; more: of the schedule."""
+    return many(TREES, budget, {"schedule": schedule, **(more or {})}, verifier, **options)
+
+
+def whole(found):
+    """The outcome, whose trees are those that were replayed."""
+    assert [steps_of(run.tree) for run in found.runs] == [replayed(tree) for tree in TREES]
+    assert found.tokens == sum(node.tokens for tree in TREES for node in tree.nodes)
+    seconds = found.seconds
+    parts = seconds.decode_s + seconds.verify_s + seconds.both_s + seconds.stall_s
+    assert found.time_s == pytest.approx(parts)
+    return found
 
 
 @pytest.mark.parametrize("speculation", ["off", "exact"])
-@pytest.mark.parametrize("budget", [64 * GIB, GIB])
-def test_trees_are_what_they_are_alone(speculation, budget):
+@pytest.mark.parametrize(
+    ("overlap", "budget", "verifier"),
+    [
+        (False, 64 * GIB, {}),
+        (False, GIB // 2, {}),
+        (True, 64 * GIB, {}),
+        (True, GIB // 2, {}),
+        (True, 64 * GIB, {"copies": 2}),
+        (True, 64 * GIB, {"copies": 2, "own_cards": True}),
+    ],
+)
+def test_trees_are_what_they_are_alone(speculation, overlap, budget, verifier):
     schedule = "in-gpu" if budget > GIB else "locality"
-    together = [replace(each, speculation=speculation) for each in cases(schedule, budget)]
-    found = simulate_many(together, 4)
-    assert [steps_of(run.tree) for run in found.runs] == [replayed(tree) for tree in TREES]
-    assert found.tokens == sum(node.tokens for tree in TREES for node in tree.nodes)
+    given = cases(schedule, budget, verifier, speculation=speculation, overlap=overlap)
+    found = whole(simulate_many(given, 4))
+    assert (found.seconds.both_s > 0) == overlap
+    assert (found.h2d_bytes > 0) == (budget < GIB)
     assert (found.speculated_tokens > 0) == (speculation == "exact")
     assert found.device_peak_bytes <= budget
+
+
+def test_what_does_not_fit_is_said():
+    with pytest.raises(CapacityError):
+        simulate_many(cases(budget=GIB // 16, overlap=True), 4)
 
 
 def test_together_they_are_faster_and_each_is_slower():
@@ -32,7 +63,6 @@ def test_together_they_are_faster_and_each_is_slower():
     assert four.mean_s > two.mean_s > alone.mean_s
     assert four.begun_s == 0 < two.begun_s < alone.begun_s
     assert four.problems_per_minute == pytest.approx(4 * 60 / four.time_s)
-    assert four.time_s == pytest.approx(four.seconds.decode_s + four.seconds.verify_s)
     num_steps, num_rounds = sum(len(tree.nodes) for tree in TREES), sum(t.rounds for t in TREES)
     assert alone.steps_per_call == pytest.approx(num_steps / num_rounds)
 
@@ -40,35 +70,84 @@ def test_together_they_are_faster_and_each_is_slower():
 @pytest.mark.parametrize("overlap", [False, True])
 def test_what_is_decoded_ahead_is_scored_ahead_where_that_is_asked_for(overlap):
     """The same trees, and other instants."""
-
-    def seconds(verify_ahead):
-        found = many(
-            TREES,
-            64 * GIB,
-            {"schedule": "in-gpu", "verify_ahead": verify_ahead},
-            speculation="exact",
-            overlap=overlap,
+    never, slack = (
+        whole(
+            simulate_many(
+                cases(more={"verify_ahead": ahead}, speculation="exact", overlap=overlap), 4
+            )
         )
-        result = simulate_many(found, 4)
-        assert [steps_of(run.tree) for run in result.runs] == [replayed(tree) for tree in TREES]
-        return result.time_s
-
-    assert seconds("never") != seconds("slack")
+        for ahead in ("never", "slack")
+    )
+    assert never.time_s != slack.time_s
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_exploring_in_lockstep_and_decoupled(overlap):
-    """The same trees; steps of several are scored together, and with in_flight None all fit."""
+    """Steps of several are scored together, and with in_flight None all fit."""
 
     def explore(how, in_flight=None):
-        return simulate_many([replace(e, overlap=overlap) for e in cases(explore=how)], in_flight)
+        return whole(simulate_many(cases(more={"explore": how}, overlap=overlap), in_flight))
 
     lockstep, continuous, decoupled = map(explore, ("lockstep", "continuous", "decoupled"))
-    for found in (lockstep, continuous, decoupled):
-        assert [steps_of(run.tree) for run in found.runs] == [replayed(tree) for tree in TREES]
-        assert found.begun_s == 0
+    assert lockstep.begun_s == continuous.begun_s == decoupled.begun_s == 0
     assert lockstep.steps_per_call > decoupled.steps_per_call >= continuous.steps_per_call
-    two = explore("lockstep", 2)
-    first, second, third, _ = two.runs
+    first, second, third, _ = explore("lockstep", 2).runs
     assert first.started_s == second.started_s == 0
     assert third.started_s == max(first.ended_s, second.ended_s)
+
+
+# --- two lanes -------------------------------------------------------------------------------
+
+
+class Counted(RooflineCosts):
+    """Adds up what is done. total: seconds alone, of memory, of compute."""
+
+    total = (0.0, 0.0, 0.0)
+
+    def _passes(self, *args):
+        work = super()._passes(*args)
+        more = work.seconds, work.memory_s, work.compute_s
+        Counted.total = tuple(a + b for a, b in zip(Counted.total, more, strict=True))
+        return work
+
+
+def test_two_lanes_are_no_faster_than_the_roofline_of_what_they_do():
+    costs = Counted(COSTS.roofline, Layout.TREE)
+    counted = [
+        replace(each, costs=costs, verifier=replace(each.verifier, costs=costs))
+        for each in cases(overlap=True)
+    ]
+    Counted.total = (0.0, 0.0, 0.0)
+    beside = simulate_many(counted, 4)
+    alone_s, memory_s, compute_s = Counted.total
+    assert max(memory_s, compute_s) < beside.time_s < alone_s
+    own = simulate_many(cases(verifier={"own_cards": True}, overlap=True), 4)
+    assert own.time_s < beside.time_s
+
+
+class Beside:
+    """A lane with one piece of work."""
+
+    def __init__(self, work):
+        self._piece = RunningWork(work, work.seconds, 0)
+
+    def piece(self):
+        return self._piece if self._piece.left_s > 0 else None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "both_s"),
+    [
+        (Work(1.0, 1.0, 0.2), Work(1.0, 0.3, 0.7), 1.3),  # memory is short
+        (Work(1.0, 0.5, 0.1), Work(1.0, 0.2, 0.8), 1.0),  # launches leave room
+        (Work.alone(1.0), Work.alone(1.0), 2.0),
+        (Work(1.0, 1.0, 0.0), Work(3.0, 0.0, 3.0), 3.0),
+    ],
+)
+def test_how_two_share_a_device(one, other, both_s):
+    clock = SharedClock()
+    clock.lanes = [Beside(other)]
+    clock.run(one)
+    clock.until(lambda: False)
+    assert clock.now_s == pytest.approx(both_s)
+    assert clock.both_s + clock.beside_s == pytest.approx(both_s)

@@ -51,13 +51,6 @@ def test_beam_search_keeps_n_candidates_in_every_round():
     assert {node.stop for node in rounds(tree)[-1]} == {StopReason.PATH_LIMIT}
 
 
-def test_best_of_n_shares_only_the_prompt():
-    tree = grow(replace(PAPER, search="best-of-n", generate_tokens=100))
-    assert NodeState.PRUNED not in {node.state for node in tree.nodes}
-    assert {node.lineage[1:] for node in tree.nodes} == {(), (0,), (0, 0), (0, 0, 0)}
-    assert [beams[0].tokens for beams in rounds(tree)] == [32, 32, 32, 4]
-
-
 @pytest.mark.parametrize("search", ["dvts", "dynamic"])
 def test_the_strategy_that_grew_a_tree_foresees_better_than_its_scores_alone(search):
     made = replace(PAPER, search=search, survival="score", step_sigma=0.9, generate_tokens=256)
