@@ -1,12 +1,17 @@
-"""The cost sheet: two numbers meet what a card measured, and the rest follows by counting."""
+"""The cost sheet: two numbers meet what a card measured; launches are counted without a card."""
+
+from dataclasses import replace
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
 from beamwright.models.named import shape_from_text
 from beamwright.plan.machines import CAPTURED_LAUNCH_S, CAPTURED_LAUNCHES, CARDS
 from beamwright_lab.gpu import codes, costs
+from beamwright_lab.gpu.launches import DEVICE, captured_prefill, on_card, prefill_launches
 
 
 def test_two_numbers_meet_the_steps_that_a_card_measured():
@@ -62,3 +67,31 @@ def test_codes_are_fewer_bytes_and_a_launch_a_layer_more(monkeypatch):
     assert int4["GB a token"] < 0.35 * plain["GB a token"] < 0.7 * int8["GB a token"]
     assert int4["h100, 1"] < int8["h100, 1"] < plain["h100, 1"]
     assert plain["rtx-3060, 1"] is None, "14 GB do not fit 12"
+
+
+# --- launches, on torch's `meta` device --------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-1.5b", "qwen2.5-7b", "opt-6.7b"])
+def test_a_captured_prefill_pass_is_a_replay_whatever_the_layers(name):
+    """Token ids and lists go to the card, what is read is copied; nothing else asks the host."""
+    shape = replace(shape_from_text(name), layers=2)
+    beside, step = captured_prefill(shape, (200, 40))
+    assert (beside.names, beside.copied) == (["copy_", "copy_", "clone"], 2)
+    plain = prefill_launches(shape, (200, 40))
+    assert step.copied == 0
+    assert len(step.names) <= len(plain.names) + 1, "what was found is put where it is kept"
+
+
+def test_reads_by_the_host_and_tensors_of_two_devices_are_errors():
+    """Without which the counts above would prove less."""
+    here, there = torch.ones(4), torch.ones(4, device=DEVICE)
+    for read in (there.tolist, there[0].item, lambda: bool(there[0] > 0), there.nonzero):
+        with on_card(), pytest.raises((RuntimeError, NotImplementedError)):
+            read()
+    for mix in (lambda: F.linear(there[None], here[None]), lambda: here + there):
+        with on_card(), pytest.raises(RuntimeError, match=r"device|the card and on the host"):
+            mix()
+    with on_card() as noted:
+        there.copy_(here)
+    assert (noted.names, noted.copied) == (["copy_"], 1)

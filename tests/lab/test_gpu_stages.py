@@ -1,18 +1,15 @@
 """The stages of `gpu/check.py` at their tiny scale on a CPU: the code that runs on a card."""
 
-import json
+import os
 import sys
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from beamwright.protocols import Direction
 from beamwright_lab.gpu import (
     check,
-    compiled,
     figures,
     graphs,
     hybrid,
@@ -30,17 +27,14 @@ from beamwright_lab.gpu import (
     vllm_side,
 )
 from beamwright_lab.gpu.context import Context
-from beamwright_lab.gpu.own_link import SMOKE, LinkBench
-from beamwright_lab.gpu.points import (
-    with_speedups,
-)
+from beamwright_lab.gpu.llama_side import sides as llama_sides
+from beamwright_lab.gpu.points import with_speedups
 from beamwright_lab.gpu.report import UNMEASURED, goal_rows, render
 from beamwright_lab.gpu.runner import Journal
 from beamwright_lab.gpu.sides import SMOKE as SMOKE_CASE
 from beamwright_lab.gpu.sides import Side
 
 ROOT = Path(parity.__file__).parents[3]
-MODULE = "beamwright_lab.gpu.check"
 STAGE = "figures-opt-6.7b"
 SECONDS = 600.0
 
@@ -89,20 +83,6 @@ def test_the_link_stage_measures_a_profile_that_the_simulator_takes(measured):
     assert len(data["own_small_blocks"]) == 3
 
 
-def test_the_link_stage_moves_what_a_store_moves():
-    bench = LinkBench("cpu", SMOKE)
-    for directions in ((Direction.H2D,), (Direction.D2H,), tuple(Direction)):
-        before = dict(bench.link.bytes_moved)
-        bench.wall_s(directions, computing=False)
-        wanted = SMOKE.num_blocks * SMOKE.layout.bytes_per_block
-        for direction in Direction:
-            moved = bench.link.bytes_moved[direction] - before.get(direction, 0)
-            assert moved == (wanted if direction in directions else 0)
-    blocks = bench.rows[Direction.D2H][0].blocks
-    assert all(second - first > 1 for first, second in pairwise(blocks)), "they are scattered"
-    bench.link.close()
-
-
 def test_every_point_of_the_figures_is_measured_and_grows_one_tree(measured):
     points = measured[STAGE]["points"]
     assert [(p["layout"], p["variant"]) for p in points] == [
@@ -119,20 +99,14 @@ def test_every_point_of_the_figures_is_measured_and_grows_one_tree(measured):
     assert [p["h2d_bytes"] > 0 for p in points] == [True, False, True, True, True, False]
 
 
-def test_a_memory_number_covers_weights_and_kv(measured):
+def test_a_memory_number_covers_weights_and_kv_and_the_simulator_replays_the_trees(measured):
     points = measured["figures-12gb"]["points"]
     assert points
-    assert all("error" not in point for point in points)
     assert all(point["device_budget_bytes"] < point["memory_bytes"] // 8 for point in points)
-
-
-def test_the_simulator_replays_the_measured_trees_to_the_same_bytes(measured):
     rows = measured["simulator"]["points"]
-    assert len(rows) == len(measured[STAGE]["points"] + measured["figures-12gb"]["points"])
-    for row in rows:
-        assert "error" not in row
-        assert row["simulated_h2d_bytes"] == row["measured_h2d_bytes"]
-        assert row["groups_equal"]
+    assert len(rows) == len(measured[STAGE]["points"] + points)
+    assert all(row["simulated_h2d_bytes"] == row["measured_h2d_bytes"] for row in rows)
+    assert all(row["groups_equal"] for row in rows)
 
 
 def test_a_stage_goes_on_with_what_is_missing_and_what_stopped_it_comes_last(folder, measured):
@@ -147,6 +121,7 @@ def test_a_stage_goes_on_with_what_is_missing_and_what_stopped_it_comes_last(fol
     assert not any("error" in row for row in later[2:])
 
 
+@pytest.mark.nightly
 def test_logits_and_trees_agree_on_a_cpu(context):
     data = parity.run(context)
     assert "error" not in data
@@ -191,6 +166,7 @@ def test_recurrent_layers_step_right_and_grow_one_tree(context):
     assert all(title in text for title in ("Hybrids: kernels", "Hybrids: searches"))
 
 
+@pytest.mark.nightly
 def test_searches_with_less_and_less_kv_grow_one_tree(context):
     data = search.run(context)
     assert "error" not in data, data
@@ -205,6 +181,7 @@ def test_searches_with_less_and_less_kv_grow_one_tree(context):
     assert (context.out / "trace.json.gz").stat().st_size > 1000
 
 
+@pytest.mark.nightly
 def test_others_write_as_much_as_ours(context):
     data = peers.run(context)
     # On a CPU, continuous batching asks psutil for the memory.
@@ -268,6 +245,7 @@ class StandInForVllm:
         return {"s": 0.5, "tokens": 64, "peak_blocks": 80, "preempted": 2}
 
 
+@pytest.mark.nightly
 def test_vllm_gets_the_same_paths_and_both_the_same_kv(context, monkeypatch):
     monkeypatch.setattr(vllm_side, "Worker", StandInForVllm)
     data = vllm_side.run(context)
@@ -282,6 +260,38 @@ def test_vllm_gets_the_same_paths_and_both_the_same_kv(context, monkeypatch):
     assert all(row["peak_bytes"] <= row["kv_bytes"] for row in less.values())
     assert len({row["tree_hash"] for row in data["rows"] if row["side"] == "beamwright"}) == 2
     assert "Beside vllm 0, FA [3]" in render({"vllm": {"status": "ok", "data": data}})
+
+
+NO_CARD = SimpleNamespace(on_gpu=False, device="cpu", left_s=60.0)
+TOOL = """#!/bin/sh
+case "$*" in *--version*) echo "version: 7.7 (build 1)" >&2; exit 0;; esac
+[ -s "$2" ] || exit 1
+[ -n "$NO_CARD" ] && echo "warning: no usable GPU found, option ignored" >&2
+[ -n "$FAILS" ] && { echo "no room" >&2; exit 1; }
+for count in $(echo "$*" | sed 's/.*-npl \\([0-9,]*\\).*/\\1/; s/,/ /g'); do
+  echo "noise"
+  echo "{\\"pl\\": $count, \\"t_pp\\": 0.25, \\"t_tg\\": 0.75}"
+done
+"""
+
+
+@pytest.fixture
+def tool(tmp_path, monkeypatch):
+    file = tmp_path / "llama-batched-bench"
+    file.write_text(TOOL)
+    file.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return llama_sides(NO_CARD, SMOKE_CASE)[0]
+
+
+def test_seconds_are_the_better_of_two_runs_with_the_prompt(tool):
+    assert tool.said.startswith("7.7, ")
+    assert tool.measure(8) == {"s": 1.0, "tokens_per_s": 48.0, "first_s": 1.0}
+
+
+def test_there_is_no_side_without_the_tool(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert llama_sides(NO_CARD, SMOKE_CASE) == []
 
 
 def test_a_step_of_a_trace_is_told_by_kernel_and_wait():
@@ -318,23 +328,6 @@ def test_every_test_for_a_card_is_there_and_first_cases_come_first():
     items = [SimpleNamespace(nodeid=f"f.py::test_{n}") for n in ("a[1]", "a[2]", "b", "compile_c")]
     ordered = [item.nodeid.partition("::")[2] for item in graphs.first_cases_first(items)]
     assert ordered == ["test_a[1]", "test_b", "test_a[2]"]
-
-
-def test_compiled_kernels_travel_to_another_folder(tmp_path):
-    cache, other, file = tmp_path / "a", tmp_path / "b", tmp_path / "cache.tar.gz"
-    compiled.unpack(file, other)
-    (cache / "key").mkdir(parents=True)
-    other.mkdir()
-    for name in ("k.cubin", "k.json", "k.ptx"):
-        (cache / "key" / name).write_text("{}")
-    paths = {name: str(cache / "key" / name) for name in ("k.cubin", "k.json", "k.ptx")}
-    (cache / "key" / "__grp__k.json").write_text(json.dumps({"child_paths": paths}))
-    compiled.pack(cache, file)
-    compiled.unpack(file, other)
-    files = {each.name for each in (other / "key").iterdir()}
-    assert files == {"k.cubin", "k.json", "__grp__k.json"}
-    found = json.loads((other / "key" / "__grp__k.json").read_text())["child_paths"]
-    assert found["k.cubin"] == str(other / "key" / "k.cubin")
 
 
 @pytest.mark.nightly
@@ -388,13 +381,6 @@ def test_goals_are_unmeasured_until_a_run_has_their_figure():
     assert found["speedup of scheduling alone: both with shared KV, n = 64"] == UNMEASURED
 
 
-def test_the_report_shows_every_section(folder, measured):
-    results = {name: keep(folder, name, data) for name, data in measured.items()}
-    text = render(results)
-    for part in ("Goals", "Ceilings and the link", "The paper's figures", "dense layerwise"):
-        assert part in text
-
-
 def test_a_partial_run_names_what_is_missing_and_an_emulated_link_is_labelled():
     key = {"machine": "tiny-card", "smoke": True, "link_bandwidth": "12GB/s"}
     link_result = {"status": "killed", "key": key, "data": {}}
@@ -407,79 +393,78 @@ def test_a_partial_run_names_what_is_missing_and_an_emulated_link_is_labelled():
     assert "EMULATED at 12GB/s" in text
 
 
-# --- the command -----------------------------------------------------------------------------
-
-
 def test_a_device_or_a_card_that_is_not_there_is_one_line(tmp_path, monkeypatch, capsys):
-    for options, line in ((["--device", "cuda:7"], "--device cuda:7: no such device; "),):
-        monkeypatch.setattr(sys, "argv", [MODULE, "--out", str(tmp_path), *options])
-        assert check.main() == 2
-        error = capsys.readouterr().err
-        assert error.startswith(line)
-        assert error.count("\n") == 1
+    monkeypatch.setattr(sys, "argv", ["check", "--out", str(tmp_path), "--device", "cuda:7"])
+    assert check.main() == 2
+    error = capsys.readouterr().err
+    assert error.startswith("--device cuda:7: no such device; ")
+    assert error.count("\n") == 1
 
 
 # --- what pages say --------------------------------------------------------------------------
 
 
-PARTS = (("beamwright", 1), ("other", 2))
-
-
-def a_call(file, commit, stage, **data):
-    """A call's rows on a card, as the check writes them."""
-    journal = Journal(file)
+@pytest.fixture
+def call(tmp_path, monkeypatch):
+    """Writes a call's rows on a card, as the check does; gives the figures of all calls so far."""
+    monkeypatch.setattr(published, "commit_of", {"s1": "abc", "s2": None}.get)
     card = {"name": "NVIDIA A1", "driver_version": "5", "memory.total": "1000"}
     versions = {"torch": "2", "triton": "3", "transformers": "5"}
-    facts = {"key": {}, "card": card, "versions": versions, "python": "3.12", "sources": commit}
-    for name in ("environment", stage):
-        journal.begin(name, {**facts, "date": "2026-11-26 10:00"}, goes_on=False)
-        for part, value in data.items() if name == stage else ():
-            journal.part(name, part, value)
-        journal.end(name, {"status": "ok", "error": None})
+    made = []
+
+    def write(commit, stage, **data):
+        journal = Journal(tmp_path / f"{len(made)}.jsonl")
+        made.append(journal)
+        facts = {"key": {}, "card": card, "versions": versions, "python": "3.12"}
+        for name in ("environment", stage):
+            dated = {**facts, "sources": commit, "date": "2026-11-26 10:00"}
+            journal.begin(name, dated, goes_on=False)
+            for part, value in data.items() if name == stage else ():
+                journal.part(name, part, value)
+            journal.end(name, {"status": "ok", "error": None})
+        return published.figures(tmp_path)
+
+    return write
 
 
-def test_calls_on_a_card_become_the_tables_of_pages(tmp_path, monkeypatch):
-    monkeypatch.setattr(published, "commit_of", {"s1": "abc", "s2": None}.get)
+def test_calls_on_a_card_become_the_tables_of_pages(call, tmp_path):
+    """The last call counts; half of the KV with another tree is not exact."""
+    with pytest.raises(ValueError, match="on a card"):
+        published.figures(tmp_path)
     step = {"model": "qwen2.5-1.5b", "batch": 64, "graphs": "auto", "step_ms": 3.0}
     step |= {"tokens_per_s": 20000.0, "share_of_ceiling": 0.3, "exact": True}
     fixed = {**step, "deterministic": True, "step_ms": 4.0}
-    a_call(tmp_path / "1.jsonl", "s1", "roofline", ceiling=3e12, steps=[{**step, "step_ms": 9.0}])
-    a_call(tmp_path / "2.jsonl", "s1", "roofline", ceiling=3e12, steps=[step, fixed])
-    search_row = {"what": "KV", "kv_share": 1.0, "generator": "qwen2.5-7b", "schedule": "locality"}
-    search_row |= {"s": 1.0, "tokens_per_s": 9.0, "verify_s": 0.5, "kv_peak_bytes": 8e6}
-    search_row |= {"io_share": 0.1, "exact": True, "tree_hash": "a", "cut": False}
-    half = {**search_row, "kv_share": 0.5, "tree_hash": "b"}
-    a_call(tmp_path / "3.jsonl", "s2", "search", rows=[search_row, half])
-    found = published.figures(tmp_path)
-    assert found["machine"]["card"] == "NVIDIA A1"
+    call("s1", "roofline", ceiling=3e12, steps=[{**step, "step_ms": 9.0}])
+    found = call("s1", "roofline", ceiling=3e12, steps=[step, fixed])
     steps = tables.steps(found)
     assert "| qwen2.5-1.5b | 64 | 3.00 | 20,000 | 0.30 | true | 4.00 |  |" in steps
     assert "commit abc" in steps
+    assert tables.peers(found) == tables.NOTHING
+    row = {"what": "KV", "kv_share": 1.0, "generator": "qwen2.5-7b", "schedule": "locality"}
+    row |= {"s": 1.0, "tokens_per_s": 9.0, "verify_s": 0.5, "kv_peak_bytes": 8e6}
+    row |= {"io_share": 0.1, "exact": True, "tree_hash": "a", "cut": False}
+    found = call("s2", "search", rows=[row, {**row, "kv_share": 0.5, "tree_hash": "b"}])
     searches = tables.searches(found)
     assert "commit unknown, sources s2" in searches
-    assert "7B, 1.5B verifier, locality: half of it | 1.00 | 9 | 0.50 | 8 | 0.100 | false |" in (
-        searches
+    half = "7B, 1.5B verifier, locality: half of it | 1.00 | 9 | 0.50 | 8 | 0.100 | false |"
+    assert half in searches
+    ours, theirs = (
+        {"side": side, "s": 0.5, "tokens_per_s": 4096.0 / part}
+        for side, part in (("beamwright", 1), ("other", 2))
     )
-    assert tables.peers(found) == tables.NOTHING
-    ours, theirs = ({"side": side, "s": 0.5, "tokens_per_s": 4096.0 / part} for side, part in PARTS)
     rows = [{**ours, "n": 16}, {**ours, "n": 64}, {**theirs, "n": 16}]
-    a_call(tmp_path / "4.jsonl", "s1", "peers", model="m", prompt=1, tokens=128, rows=rows)
-    shown = tables.peers(published.figures(tmp_path))
-    assert "| 16 | other | 0.50 | 2,048 | 0.50 |\n| 64 | beamwright" in shown
+    found = call("s1", "peers", model="m", prompt=1, tokens=128, rows=rows)
+    assert "| 16 | other | 0.50 | 2,048 | 0.50 |\n| 64 | beamwright" in tables.peers(found)
     assert all(isinstance(shown(found), str) for shown in tables.BLOCKS.values())
-    with pytest.raises(ValueError, match="on a card"):
-        published.figures(tmp_path / "empty")
 
 
-def test_ours_stand_beside_vllm_s_best_call_and_what_one_side_lacks_is_left_out(tmp_path):
+def test_ours_stand_beside_vllm_s_best_call_and_what_one_side_lacks_is_left_out(call):
     ours = {"side": "beamwright", "tokens": 8192, "s": 0.25, "first_s": 0.3, "h2d_bytes": 0}
     theirs = {"side": "vllm", "tokens": 8192, "s": 1.0, "first_s": 0.5, "preempted": 7}
     rows = [{**side, "what": "64 paths"} for side in (ours, theirs)]
     rows += [{**side, "what": "search", "kv_share": 0.5} for side in (ours, theirs)]
     rows += [{**theirs, "what": "search", "kv_share": 0.25}]
-    engine = {"version": "vllm 9"}
-    a_call(tmp_path / "1.jsonl", "s1", "vllm", rows=rows, engines=[engine])
-    found = published.figures(tmp_path)
+    found = call("s1", "vllm", rows=rows, engines=[{"version": "vllm 9"}])
     shown = tables.vllm(found)
     assert "| 64 paths | 32,768 | 16,384 | 2.00 | 0 | 7 |" in shown
     assert "50%" in shown
