@@ -246,10 +246,9 @@ def step_launches(
         model = _tree_model(shape, storage)
         path = tuple(_prefilled(model, [16]))
         rows = TensorRows(model, None, replay=Replay())
-        session, width = rows._session, shape.hidden
+        session = rows._session
         session.arrange([], [path] * num_rows, [model.store.create() for _ in range(num_rows)])
-        hidden = torch.empty(session.num_rows, width, dtype=torch.bfloat16, device=DEVICE)
-        buffers = rows._make_buffers(session.num_rows, hidden)
+        buffers = rows._step_buffers()
         buffers.sampling.load([sampling] * session.num_rows, [False] * session.num_rows)
         buffers.asks = sampling.top_logprobs > 0
         session.prepare(1)
