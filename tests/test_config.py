@@ -1,4 +1,5 @@
 import inspect
+import re
 
 import pytest
 from pydantic import ValidationError
@@ -18,18 +19,13 @@ def recipe(tmp_path):
     return write
 
 
-@pytest.mark.parametrize(
-    ("text", "num_bytes"),
-    [
-        ("7GiB", 7 * 1024**3),
-        ("512MiB", 512 * 1024**2),
-        ("4GB", 4 * 10**9),
-        (" 1.5 kib ", 1536),
-        ("100", 100),
-        ("100B", 100),
-        (4096, 4096),
-    ],
-)
+SIZES = {
+    "7GiB": 7 * 1024**3, "512MiB": 512 * 1024**2, "4GB": 4 * 10**9, " 1.5 kib ": 1536, "100": 100,
+    "100B": 100, 4096: 4096,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "num_bytes"), SIZES.items())
 def test_sizes_read_as_people_write_them(text, num_bytes):
     assert parse_size(text) == num_bytes
 
@@ -42,19 +38,13 @@ def test_what_is_no_size_is_an_input_error(text):
         parse_size(text)
 
 
-def test_flat_options_find_their_section():
-    settings = Settings.build(n=8, top_p=0.9, kv_memory="1KiB", delimiter=";", max_batch=3)
-    assert (settings.search.n, settings.sampling.top_p) == (8, 0.9)
-    assert (settings.memory.kv_memory, settings.step.delimiter) == (1024, ";")
-    assert settings.schedule.max_batch == 3
-
-
-def test_flat_options_override_the_recipe_and_none_means_not_given(recipe):
+def test_flat_options_find_their_section_and_override_the_recipe(recipe):
+    """None means not given."""
     path = recipe("search: {n: 8, width: 2}\nsampling: {temperature: 0.3}\n")
-    settings = Settings.build(path, n=4, width=None)
-    assert (settings.search.n, settings.search.width) == (4, 2)
-    assert settings.sampling.temperature == 0.3
-    assert settings.search.max_rounds == 40
+    settings = Settings.build(path, n=4, width=None, kv_memory="1KiB", delimiter=";", max_batch=3)
+    assert (settings.search.n, settings.search.width, settings.search.max_rounds) == (4, 2, 40)
+    assert (settings.sampling.temperature, settings.schedule.max_batch) == (0.3, 3)
+    assert (settings.memory.kv_memory, settings.step.delimiter) == (1024, ";")
 
 
 @pytest.mark.parametrize(
@@ -86,38 +76,23 @@ def test_a_missing_recipe_is_named(tmp_path):
         Settings.build(tmp_path / "gone.yaml")
 
 
+IMPOSSIBLE = {
+    "temperature": (-0.1, float("nan")), "top_p": (0.0, 1.1), "top_k": (0,), "min_p": (2.0,),
+    "width": (0,), "seed": (-1,), "delimiter": ("",), "max_step_tokens": (0,), "dtype": ("int8",),
+    "choose": ("worst",), "stop_strings": ("a" * 257, ["a"] * 17, "\ud800"),
+    "template_args": (
+        "{'think': false}", "[1]", '{"think": NaN}', '{"think": "\\ud800"}', {"think": {1, 2}},
+        {"messages": []}, {"no name": 1}, 5,
+    ),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"temperature": -0.1},
-        {"temperature": float("nan")},
-        {"top_p": 0.0},
-        {"top_p": 1.1},
-        {"top_k": 0},
-        {"min_p": 2.0},
-        {"width": 0},
-        {"seed": -1},
-        {"delimiter": ""},
-        {"max_step_tokens": 0},
-        {"stop_strings": "a" * 257},
-        {"stop_strings": ["a"] * 17},
-        {"stop_strings": "\ud800"},
-        {"dtype": "int8"},
-        {"choose": "worst"},
-        {"template_args": "{'think': false}"},
-        {"template_args": "[1]"},
-        {"template_args": '{"think": NaN}'},
-        {"template_args": '{"think": "\\ud800"}'},
-        {"template_args": {"think": {1, 2}}},
-        {"template_args": {"messages": []}},
-        {"template_args": {"no name": 1}},
-        {"template_args": 5},
-    ],
+    ("name", "value"), [(name, value) for name in IMPOSSIBLE for value in IMPOSSIBLE[name]]
 )
-def test_impossible_values_name_their_option(options):
-    (name,) = options
+def test_impossible_values_name_their_option(name, value):
     with pytest.raises(InputError, match=f"--{name.replace('_', '-')}"):
-        Settings.build(**options)
+        Settings.build(**{name: value})
 
 
 def test_arguments_of_a_chat_template(recipe):
@@ -144,41 +119,34 @@ def test_settings_are_frozen():
         Settings().search.n = 3
 
 
+LINES = {
+    ("deadline", "soon"): "'soon' is not a duration: write 30s, 2m or 1h",
+    ("kv_memory", "lots"): "'lots' is not a size: write 7GiB, 512MiB or 4GB",
+    ("memory", 0): "a size must be positive, not 0",
+    ("step_limits", "64,a"): (
+        "Input should be a valid integer, unable to parse string as an integer, got 'a'"
+    ),
+    ("stop_strings", ("x", "")): "String should have at least 1 character, got ''",
+}
+
+
+@pytest.mark.parametrize(("name", "value"), LINES)
+def test_a_bad_value_is_one_line_that_shows_it_once(name, value):
+    with pytest.raises(InputError) as caught:
+        Settings.build(**{name: value})
+    where, _, said = str(caught.value).partition(": ")
+    assert where.endswith(f"(--{name.replace('_', '-')})")
+    assert said == LINES[name, value]
+
+
 @pytest.mark.parametrize(
-    ("options", "line"),
+    ("name", "value", "words"),
     [
-        (
-            {"deadline": "soon"},
-            "stop.deadline (--deadline): 'soon' is not a duration: write 30s, 2m or 1h",
-        ),
-        (
-            {"kv_memory": "lots"},
-            "memory.kv_memory (--kv-memory): 'lots' is not a size: write 7GiB, 512MiB or 4GB",
-        ),
-        ({"memory": 0}, "memory.memory (--memory): a size must be positive, not 0"),
-        (
-            {"choose": "listwise"},
-            "--choose listwise: was removed; a vote (--choose majority) chose right more often",
-        ),
-        (
-            {"step_limits": "64,a"},
-            "step.step_limits.1 (--step-limits): Input should be a valid integer, "
-            "unable to parse string as an integer, got 'a'",
-        ),
-        (
-            {"stop_strings": ["x", ""]},
-            "step.stop_strings.1 (--stop-strings): String should have at least 1 character, got ''",
-        ),
+        ("choose", "listwise", "--choose listwise: was removed; a vote (--choose majority) chose"),
+        ("score_cache", "memory", "unknown option 'score_cache': scores are kept no long"),
+        ("probe_every", 16, "unknown option 'probe_every': votes in waves"),
     ],
 )
-def test_a_bad_value_is_one_line_that_shows_it_once(options, line):
-    with pytest.raises(InputError) as caught:
-        Settings.build(**options)
-    assert str(caught.value) == line
-
-
-def test_an_option_that_is_gone_says_so():
-    with pytest.raises(InputError, match=r"unknown option 'score_cache': scores are kept no long"):
-        Settings.build(score_cache="memory")
-    with pytest.raises(InputError, match="unknown option 'probe_every': votes in waves"):
-        Settings.build(probe_every=16)
+def test_what_is_gone_says_so(name, value, words):
+    with pytest.raises(InputError, match=re.escape(words)):
+        Settings.build(**{name: value})

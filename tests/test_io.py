@@ -58,19 +58,14 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
     assert path.is_fifo()
 
 
-@pytest.mark.parametrize("name", ["missing/page.html", "."])
+@pytest.mark.parametrize("name", ["missing/page.html", ".", "circle", "/dev/full"])
 def test_a_file_that_cannot_be_written_is_an_input_error(tmp_path, name):
-    path = tmp_path / name
+    (tmp_path / "circle").symlink_to("circle")
     with pytest.raises(InputError, match="cannot be written") as caught:
-        write_whole(path, "text")
-    assert str(path) in str(caught.value)
+        write_whole(tmp_path / name, "text")
+    assert str(tmp_path / name) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.parent.glob("*.partial"))
-
-
-def test_a_full_device_is_an_input_error():
-    with pytest.raises(InputError, match="/dev/full: cannot be written \\(No space left on device"):
-        write_whole(Path("/dev/full"), "text")
 
 
 def test_a_full_disk_leaves_what_was_there_and_nothing_else(tmp_path, monkeypatch):
@@ -106,13 +101,6 @@ def test_writers_of_one_file_do_not_disturb_each_other(tmp_path):
     assert not errors
     assert set(path.read_text()) < set("abcd")
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_links_in_a_circle(tmp_path):
-    (tmp_path / "a").symlink_to("b")
-    (tmp_path / "b").symlink_to("a")
-    with pytest.raises(InputError, match="cannot be written"):
-        write_whole(tmp_path / "a", "text")
 
 
 # --- reading ---------------------------------------------------------------------------------

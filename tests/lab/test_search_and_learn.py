@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 import pytest
 
 from beamwright.declare import load_plugin
-from beamwright.engine.decisions import StopRule
-from beamwright.sections import SearchSettings, StopSettings
+from beamwright.sections import SearchSettings
 from beamwright.tree import StopReason
 from declared import restored
-from fakes import ScriptedExecutor, add_step, new_tree
-from played import Loop, actions_of, new_run, obey
+from fakes import add_step, new_tree
+from played import actions_of, obey
 
 with restored():  # other rooms' tests run for every strategy that there is
     from beamwright_lab import search_and_learn
@@ -107,23 +106,3 @@ def test_a_search_returns_n_candidates_as_there(make_solver, declared):
     solution = make_solver(search="search-and-learn", n=8, width=2, max_rounds=30).solve("1+1?")
     assert len(solution.candidates) == 8
     assert {candidate.stop for candidate in solution.candidates} != {"round_limit"}
-
-
-@pytest.mark.parametrize("ending", [3, 5])
-@pytest.mark.parametrize("stops", [{"token_budget": 1}, {"stop_votes": True}, {}])
-def test_more_finished_paths_than_asked_for_are_not_fewer(declared, stops, ending):
-    """It goes on until every path has ended, however many have."""
-
-    def script(node):
-        going = StopReason.DELIMITER
-        return (StopReason.EOS if node.lineage[-1] < ending else going), 0.5
-
-    settings = SearchSettings(search="search-and-learn", n=8, width=1, max_rounds=9)
-    tree, rule = new_tree(), StopRule(StopSettings(**stops), settings)
-    loop = Loop(ScriptedExecutor(script), SearchAndLearnBeam(search=settings))
-    loop.run([new_run(tree, rule=rule)])
-    if len(tree.finished()) < 8:
-        assert tree.reason_fewer.startswith(f"{8 - len(tree.finished())} of 8 paths were unfin")
-    else:
-        assert tree.reason_fewer is None
-    assert stops or len(tree.finished()) > 8

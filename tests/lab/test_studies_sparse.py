@@ -8,12 +8,10 @@ from beamwright.models.named import NAMED_SHAPES, shape_from_text
 from beamwright.plan.costs import ModelCosts, Roofline
 from beamwright.plan.machines import find_profile
 from beamwright_lab.studies.sparse import (
-    Host,
     SparseLoad,
     SparseMethod,
     cache_rank_flops,
     decode_seconds,
-    host_ranks,
     pack_bandwidth,
     token_flops,
     two_devices,
@@ -75,32 +73,6 @@ def test_table_two_counts_query_heads_in_mebibytes(
         shape, batch=batch, selected=selected, layers=layers, seconds=ms / 1e3, heads=shape.heads
     )
     assert found / MIB / 1e3 == pytest.approx(printed, rel=off)
-
-
-@pytest.mark.parametrize(
-    ("shape", "expected"),
-    [(QWEN3_8B, (27.0, 18.7, 10.4, 9.2)), (QWEN3_32B, (65.8, 51.1, 36.3, 34.2))],
-)
-def test_a_step_at_the_roofline(shape, expected):
-    assert milliseconds(shape) == pytest.approx(expected, abs=0.06)
-    # Quest with half of the rows on each of the same two devices ties with AsyncSpade.
-    (halved,) = milliseconds(shape, replace(LOAD, rows=4), [SparseMethod.QUEST])
-    assert halved == pytest.approx(expected[3], abs=0.06)
-
-
-@pytest.mark.parametrize(
-    ("bounds", "expected"), [(False, (0.43, 1.7, 3.4)), (True, (0.057, 0.215, 0.43))]
-)
-def test_a_host_that_scores_keys_or_bounds_at_4k_16k_and_32k(bounds, expected):
-    """64 rows of an 8B model on an RTX 4090 in sixteen lanes, 512 selected."""
-    shape = NAMED_SHAPES["llama-3.1-8b"]
-    card = replace(find_profile("rtx-4090-x16"), launch_s=1e-12)
-    for context, seconds in zip((4096, 16384, 32768), expected, strict=True):
-        load = SparseLoad(64, context, 512)
-        ranks = host_ranks(
-            Roofline(ModelCosts.of(shape, 2), card), shape, load, Host(), bounds=bounds
-        )
-        assert ranks.ideal_s == pytest.approx(seconds, rel=0.03)
 
 
 def test_the_cache_rank_hides_up_to_a_context():

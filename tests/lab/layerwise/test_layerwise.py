@@ -1,12 +1,13 @@
 """Layer-wise offloading: the same bits as the backend inside, and exactly the bytes of Eq. 1-2."""
 
+import random
+
 import pytest
 import torch
 
 from beamwright.attention import make_attention
 from beamwright.errors import CapacityError, InputError, format_bytes
-from beamwright.kv.link import StreamLink
-from beamwright.kv.streams import HostStreams
+from beamwright.kv.segments import PathPart
 from beamwright.protocols import Direction
 from beamwright_lab.baselines.layerwise.backend import LayerwiseAttention
 from lab.layerwise.drives import (
@@ -95,57 +96,66 @@ def test_less_than_two_buffers_is_a_capacity_error(make_forest, link):
     assert streamed.budget.used_bytes == 0
 
 
-@NAMES
-@pytest.mark.parametrize("fit", [2.2, 3.5, 20])
-def test_prefill_streams_each_layer_once(make_forest, link, name, fit):
-    rows, lengths = list(range(7)), [1, 5, 16, 17, 33, 2, 8]
-    forest = make_forest(4, layers=LAYERS, dtype=torch.float32, seed=2)
-    token_bytes = forest.layout.bytes_per_token // LAYERS
-    paths = [forest.paths[row] for row in rows]
-    parts = [part for path in paths for part in path]
-    distinct = {(id(p.segment), p.visible): p.visible for p in parts}
-    held = sum(distinct.values())  # whatever decoding copies
-    one = (held + sum(lengths)) * token_bytes
-    over = layered(forest, link, fit * one)
-    backend = LayerwiseAttention(make_attention(name))
-    found = over.prefill(backend, rows, lengths, num_padding=6)
-    assert same(found, forest.prefill(name, rows, lengths, num_padding=6))
-    away = 0 if fit > LAYERS else LAYERS - (int(fit) - 2)
-    assert link.bytes_moved[Direction.H2D] == away * held * token_bytes
-    longest = {}
-    for part in parts:
-        longest[id(part.segment)] = max(part.visible, longest.get(id(part.segment), 0))
-    host = (sum(longest.values()) + sum(lengths)) * token_bytes
-    assert link.bytes_moved[Direction.D2H] == away * host
-    assert over.store.device_budget.used_bytes == 0
-
-
 def test_the_oracle_has_nothing_to_stream():
     with pytest.raises(InputError, match="needs dense or tree, not reference"):
         LayerwiseAttention(make_attention("reference"))
 
 
-class LossyLink(StreamLink):
-    """A link that loses what goes one way: whoever needs those bytes must notice."""
-
-    def __init__(self, lost):
-        super().__init__(HostStreams())
-        self.lost = lost
-
-    def submit(self, direction, kind, pieces):
-        return super().submit(direction, kind, [] if direction is self.lost else pieces)
+# --- views after views, with rows that come and go -----------------------------------------------
 
 
-@NAMES
-@pytest.mark.parametrize("lost", Direction)
-def test_attention_reads_what_the_link_delivered_and_nothing_else(make_forest, name, lost):
-    link = LossyLink(lost)
-    plain, streamed = pair(make_forest, name, link, 3.5, dtype=torch.float32)
-    expected, found = plain.run(2).contexts, streamed.run(2).contexts
-    link.close()
-    for token in range(2):
-        resident, *others = [
-            torch.equal(a, b) for a, b in zip(expected[token], found[token], strict=True)
-        ]
-        assert resident
-        assert not any(others)
+def drawn(rng, left, num_tokens):
+    """When which rows are kept, and when the tail is sealed."""
+    keep = {}
+    for token in sorted(rng.sample(range(1, num_tokens + 1), min(num_tokens, rng.randint(0, 2)))):
+        keep[token] = rng.sample(range(left), rng.randint(1, left))
+        left = len(keep[token])
+    flush = rng.sample(range(1, num_tokens + 1), min(num_tokens, rng.randint(0, 2)))
+    return keep, tuple(flush)
+
+
+def assert_same_view(rng, plain, device):
+    """One view on some rows; some of their tokens become part of paths."""
+    rows, num_tokens = rng.sample(range(11), rng.randint(1, 9)), rng.randint(1, 20)
+    keep, flush = drawn(rng, len(rows), num_tokens)
+    one = Drive(plain.forest, plain.attention, rows)
+    two = Drive(device.forest, device.attention, rows, budget_bytes=device.budget_bytes)
+    one.run(num_tokens, keep=keep, flush=flush)
+    try:
+        two.run(num_tokens, keep=keep, flush=flush)
+    except CapacityError:  # so many rows do not fit
+        return
+    assert same(one.contexts, two.contexts), (rows, keep, flush)
+    for number, row in enumerate(one.rows):
+        length = one.own[number].length
+        if length and rng.random() < 0.5:
+            for drive in (one, two):
+                drive.forest.paths[row] = (
+                    *drive.forest.paths[row],
+                    PathPart(drive.own[number], length),
+                )
+
+
+# The seed draws the whole sequence. Every two of (seed, attention, link) meet, so each attention
+# walks over each link in two sequences of its own.
+WALKS = [
+    (seed, name, ("copier", "streams")[(seed + place) % 2])
+    for seed in range(4)
+    for place, name in enumerate(("dense", "tree"))
+]
+
+
+@pytest.mark.parametrize(("seed", "name", "link"), WALKS, indirect=["link"])
+def test_layers_are_found_wherever_earlier_views_left_them(make_forest, link, name, seed):
+    rng = random.Random(seed)
+    fit = rng.choice([3.2, 4.2, 5.5])
+    plain, device = pair(make_forest, name, link, fit, dtype=torch.float32)
+    plain.close()
+    device.close()
+    for _ in range(8):
+        assert_same_view(rng, plain, device)
+        rows = rng.sample(range(11), 3)
+        lengths = [rng.randint(1, 20) for _ in rows]
+        one = plain.forest.prefill(name, rows, lengths)
+        assert same(one, device.forest.prefill(device.attention, rows, lengths))
+        device.store.landing = {}

@@ -1,11 +1,9 @@
-"""Random settings over the four papers' options: the plain tree, or one line (`checks.papers`)."""
-
-from functools import partial
+"""Random option sets, all of them and the four papers': the plain tree, or one line."""
 
 import pytest
 
 from beamwright import Solver
-from beamwright_lab.checks import papers
+from beamwright_lab.checks import options, papers
 from engines import exact_dtype
 
 PROBLEMS = [(f"p{k}", f"Ann has {k + 3} apples. She eats {k % 3}.") for k in range(3)]
@@ -15,8 +13,9 @@ SUITE, NIGHT, DRAWN, SEED = 4, 60, 200, 1
 @pytest.fixture
 def make(generator_folder, verifier_folder):
     """Solvers of the tiny model."""
-    options = {"model": str(generator_folder), "verifier": str(verifier_folder)}
-    return partial(_made, options | {"system_prompt": "", "dtype": exact_dtype()})
+    given = {"model": str(generator_folder), "verifier": str(verifier_folder)}
+    given |= {"system_prompt": "", "dtype": exact_dtype()}
+    return lambda **drawn: Solver(**{**given, **drawn})
 
 
 @pytest.fixture
@@ -30,10 +29,6 @@ def tried(make):
         return found["counts"]
 
     return find
-
-
-def _made(options, **drawn):
-    return Solver(**{**options, **drawn})
 
 
 def test_some_sets(tried):
@@ -64,3 +59,39 @@ def test_every_option_of_the_papers_is_drawn():
 @pytest.mark.nightly
 def test_many_sets(tried):
     assert tried(range(SUITE, NIGHT))["equal"] >= NIGHT // 3
+
+
+# --- all options --------------------------------------------------------------------------------
+
+
+def test_some_sets_of_all_options_on_a_tiny_model(generator_folder):
+    found = options.random_sets(str(generator_folder), range(4), seed=1)
+    assert found["ok"], found["bad"]
+    assert found["counts"]["equal"] >= 2
+
+
+@pytest.mark.parametrize(
+    ("free", "outcome"),
+    [
+        ({"seed": [99], "temperature": [1.5]}, "unequal"),
+        ({"kv_memory": [10]}, "least fails"),
+        ({"kv_memory": [0.2]}, "capacity"),
+    ],
+)
+def test_what_is_bad_is_found(generator_folder, monkeypatch, free, outcome):
+    monkeypatch.setattr(options, "FREE", free)
+    found = options.one_set(str(generator_folder), 0, seed=1)
+    assert found["outcome"] == outcome
+
+
+@pytest.mark.nightly
+def test_sets_on_a_published_model(smollm2):
+    found = options.random_sets(str(smollm2), range(12), seed=0)
+    assert found["ok"], found["bad"]
+
+
+@pytest.mark.nightly
+def test_many_sets_on_the_bundled_model():
+    found = options.random_sets("bundled", range(60), seed=0)
+    assert found["ok"], found["bad"]
+    assert options.matrix("bundled")["ok"]
