@@ -16,14 +16,13 @@ MEANT = "if that is meant, run: python tests/support/bundled_trees.py"
 LIKE_BEST_OF_N = {"majority", "weighted"}
 
 
-@pytest.mark.parametrize("name", bundled_trees.SEARCHES)
+@pytest.mark.parametrize("name", bundled_trees.CASES)
 def test_the_trees_are_the_pinned_ones(name):
-    assert bundled_trees.grow_trees(bundled_trees.SEARCHES[name]) == PINNED[name], MEANT
+    assert bundled_trees.CASES[name]() == PINNED[name], MEANT
 
 
-@pytest.mark.parametrize("search", bundled_trees.STRATEGIES)
-def test_every_strategy_grows_the_pinned_tree(search):
-    assert bundled_trees.in_gpu(search) == PINNED[search], MEANT
+def test_every_search_and_strategy_is_pinned():
+    assert set(PINNED) == set(bundled_trees.CASES) > set(STRATEGIES)
 
 
 GROWN = [
@@ -65,24 +64,6 @@ def elsewhere():
 
 
 @pytest.mark.parametrize("name", bundled_trees.GREEDY)
-def test_the_likeliest_tokens_are_the_pinned_ones(name):
-    assert bundled_trees.greedy(name) == PINNED[name], MEANT
-
-
-@pytest.mark.parametrize("name", bundled_trees.GREEDY)
 def test_a_generator_elsewhere_grows_the_pinned_tree(name, elsewhere):
-    assert bundled_trees.greedy(name, elsewhere, tokenizer="bundled") == PINNED[name]
-
-
-@pytest.mark.parametrize("method", bundled_trees.SPARSE)
-def test_every_sparse_method_grows_the_pinned_tree(method):
-    assert bundled_trees.sparse(method) == PINNED[f"sparse {method}"], MEANT
-
-
-def test_every_search_is_pinned():
-    named = {*bundled_trees.SEARCHES, *bundled_trees.STRATEGIES, *bundled_trees.GREEDY}
-    assert set(PINNED) == named | {f"sparse {method}" for method in bundled_trees.SPARSE}
-
-
-def test_every_strategy_is_among_them():
-    assert set(bundled_trees.STRATEGIES) == set(STRATEGIES)
+    options = {**bundled_trees.GREEDY[name], "model": elsewhere, "tokenizer": "bundled"}
+    assert bundled_trees.hashes(**options) == PINNED[name]

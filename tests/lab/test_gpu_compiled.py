@@ -31,6 +31,7 @@ def kernels(tmp_path_factory):
     return compiled(tmp_path_factory.mktemp("k"), ("qwen2.5-1.5b", "qwen3.5-9b"), 90)
 
 
+@pytest.mark.nightly
 def test_nothing_is_spilled(kernels):
     """Two numbers of a thread may lie outside its registers."""
     assert {row["kernel"] for row in kernels} >= {
@@ -43,6 +44,7 @@ def test_nothing_is_spilled(kernels):
     assert [row for row in kernels if row["stack_bytes"] > 8] == []
 
 
+@pytest.mark.nightly
 def test_products_and_elementwise_kernels_read_16_bytes_at_once(kernels):
     for row in kernels:
         if row["kernel"] in (*PRODUCTS, *ELEMENTWISE):
@@ -51,6 +53,7 @@ def test_products_and_elementwise_kernels_read_16_bytes_at_once(kernels):
             assert row["narrow"] == 1, "a position"
 
 
+@pytest.mark.nightly
 def test_copies_are_under_way_while_a_tile_is_computed(kernels):
     for row in kernels:
         if row["kernel"] in (*PRODUCTS, "attend_parts", "attend_chunks"):
@@ -60,12 +63,14 @@ def test_copies_are_under_way_while_a_tile_is_computed(kernels):
             assert row["unit"] == "wgmma", row
 
 
+@pytest.mark.nightly
 def test_programs_share_a_multiprocessor_of_an_h100(kernels):
     for row in kernels:
         if row["kernel"] not in ("attend_chunks", "add_norm_rows"):
             assert row["programs"] >= (3 if row["warps"] <= 4 else 1), row
 
 
+@pytest.mark.nightly
 def test_kernels_that_begin_early_read_nothing_that_may_be_written_still(kernels):
     """But weights, and lists that are written between tokens."""
     for row in kernels:

@@ -4,6 +4,7 @@ Pin them again after a bundled model has been trained anew, or where a change of
 """
 
 import json
+from functools import partial
 from pathlib import Path
 
 from beamwright import Solver
@@ -11,25 +12,13 @@ from beamwright.evaluate.problems import load_problems
 from beamwright.sparse.rule import METHODS
 
 FILE = Path(__file__).parents[1] / "data" / "bundled_trees.json"
-SEARCHES = {
-    "beam search with the bundled verifier": {"verifier": "bundled", "n": 8, "width": 4},
-    "best of n by log-probability": {"verifier": "logprob", "search": "best-of-n", "n": 4},
-    "dvts with top-p": {"verifier": "bundled", "search": "dvts", "n": 8, "width": 4, "top_p": 0.9},
-}
-NUM_PROBLEMS = 2
 _SMALL = {"n": 4, "width": 2}
 STRATEGIES = {
-    "beam": _SMALL,
+    **dict.fromkeys(("beam", "best-of-n", "majority", "weighted", "dvts", "dynamic"), _SMALL),
+    **dict.fromkeys(("lookahead", "particles"), _SMALL),
     "varying": {"delimiter": "@@", "max_tokens": 90, "n": 2, "width": 2},
-    "best-of-n": _SMALL,
-    "majority": _SMALL,
-    "weighted": _SMALL,
     "deepconf": {**_SMALL, "warmup": 2},
-    "dvts": _SMALL,
-    "dynamic": _SMALL,
-    "lookahead": _SMALL,
     "mcts": {**_SMALL, "nodes": 12},
-    "particles": _SMALL,
     "revise": {"n": 2},
 }
 """Every strategy, small: options of one problem."""
@@ -49,61 +38,56 @@ SPECULATES = {"beam", "dvts", "lookahead", "mcts"}
 """Of these, steps are decoded ahead here; others have nothing to decode ahead, or draw what lives
 on."""
 
-SPARSE = tuple(METHODS)
+_IN_GPU = {"schedule": "in-gpu", "speculation": "off"}
+_SPARSE = {**_SMALL, "schedule": "in-gpu", "select": 24, "sparse_from": 32, "max_rounds": 5}
+"""A method that misses what matters writes on and on."""
 
+_LIKELIEST = {"temperature": 0.0, "kv_memory": None}
 GREEDY = {
-    "greedy beam": {**_SMALL, "verifier": "bundled"},
+    "greedy beam": {**_SMALL, **_LIKELIEST},
     "greedy mcts by log-probability": {
-        **{**_SMALL, "search": "mcts", "nodes": 12},
+        **{**_SMALL, **_LIKELIEST, "search": "mcts", "nodes": 12},
         "verifier": "logprob",
     },
 }
 """Trees that a generator elsewhere grows, too: it draws with other random numbers."""
 
 
-def grow_trees(options):
-    """Hashes of the trees of one search over the first problems of bundled:dev."""
-    problems = [each.problem for each in load_problems("bundled:dev", NUM_PROBLEMS).problems]
-    with Solver(model="bundled", dtype="float64", kv_memory="64MiB", **options) as solver:
-        return [solver.solve(problem, problem_id=i).tree_hash for i, problem in enumerate(problems)]
+def solve(num_problems=1, **options):
+    """Solutions of the first problems of bundled:dev; two in flight if they explore decoupled."""
+    problems = [each.problem for each in load_problems("bundled:dev", 2).problems]
+    usual = {"model": "bundled", "verifier": "bundled", "dtype": "float64", "kv_memory": "64MiB"}
+    with Solver(**{**usual, **options}) as solver:
+        if "explore" in options:
+            return solver.solve_many(problems)[:num_problems]
+        return [solver.solve(each, problem_id=i) for i, each in enumerate(problems[:num_problems])]
 
 
 def grow_strategy(search, **options):
-    """The solution of the first problem; of two in flight where they explore decoupled."""
-    problems = [each.problem for each in load_problems("bundled:dev", NUM_PROBLEMS).problems]
-    given = {"kv_memory": "64MiB", "verifier": "bundled", **STRATEGIES[search], **options}
-    with Solver(model="bundled", dtype="float64", search=search, **given) as solver:
-        if "explore" in options:
-            return solver.solve_many(problems)[0]
-        return solver.solve(problems[0])
+    """The solution of the first problem."""
+    return solve(search=search, **{**STRATEGIES[search], **options})[0]
 
 
-def in_gpu(search):
-    return [grow_strategy(search, schedule="in-gpu", speculation="off").tree_hash]
+def hashes(**options):
+    return [solution.tree_hash for solution in solve(**options)]
 
 
-def sparse(method):
-    options = {"schedule": "in-gpu", "sparse": method, "select": 24, "sparse_from": 32}
-    options["max_rounds"] = 5  # a method that misses what matters writes on and on
-    return [grow_strategy("beam", **options).tree_hash]
-
-
-def greedy(name, model="bundled", **options):
-    """The tree of likeliest tokens; model: of which the tokenizer is the bundled one."""
-    (problem,) = (each.problem for each in load_problems("bundled:dev", 1).problems)
-    given = {"dtype": "float64", "temperature": 0.0, **GREEDY[name], **options}
-    with Solver(model=model, **given) as solver:
-        return [solver.solve(problem).tree_hash]
-
-
-def grow_all():
-    """Everything that is pinned: hashes by name."""
-    found = {name: grow_trees(options) for name, options in SEARCHES.items()}
-    found |= {search: in_gpu(search) for search in STRATEGIES}
-    found |= {name: greedy(name) for name in GREEDY}
-    return found | {f"sparse {method}": sparse(method) for method in SPARSE}
+CASES = {
+    "beam search with the bundled verifier": partial(hashes, num_problems=2, n=8, width=4),
+    "best of n by log-probability": partial(
+        hashes, num_problems=2, verifier="logprob", search="best-of-n", n=4
+    ),
+    "dvts with top-p": partial(hashes, num_problems=2, search="dvts", n=8, width=4, top_p=0.9),
+    **{
+        search: partial(hashes, search=search, **{**options, **_IN_GPU})
+        for search, options in STRATEGIES.items()
+    },
+    **{name: partial(hashes, **options) for name, options in GREEDY.items()},
+    **{f"sparse {name}": partial(hashes, sparse=name, **_SPARSE) for name in METHODS},
+}
+"""By name: what finds the hashes of a case's trees."""
 
 
 if __name__ == "__main__":
-    found = grow_all()
+    found = {name: grow() for name, grow in CASES.items()}
     FILE.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file
@@ -24,7 +23,7 @@ from transformers import (
 )
 
 import fakes
-import prm_checkpoints
+import prm_checkpoints as prm
 from beamwright.attention import make_attention
 from beamwright.models.tree_model import TreeModel
 from beamwright.sections import ModelSettings
@@ -212,58 +211,42 @@ def recipe_trl(separator: str) -> Callable[[Path], Recipe]:
 QWEN_SYSTEM = r"Please reason step by step, and put your final answer within \boxed{}."
 
 
-@dataclass(frozen=True)
-class Golden:
-    """folder: what the checkpoint's folder is called; option: how `--verifier` names it.
+class Golden(NamedTuple):
+    """folder: what the checkpoint's folder is called. family: where it is not the golden's name.
 
-    family: where it is not the golden's own name.
+    chosen: `--verifier` has to name the family beside the folder.
     """
 
     folder: str
     write: Callable[[Path], None]
     recipe: Callable[[Path], Recipe]
-    option: str = "{folder}"
     family: str = ""
+    chosen: bool = False
 
 
 GOLDENS = {
     "math-shepherd": Golden(
-        "math-shepherd-mistral-7b-prm", prm_checkpoints.write_math_shepherd, recipe_math_shepherd
+        "math-shepherd-mistral-7b-prm", prm.write_math_shepherd, recipe_math_shepherd
     ),
-    "rlhflow": Golden(
-        "Llama3.1-8B-PRM-Deepseek-Data", prm_checkpoints.write_rlhflow, recipe_rlhflow
-    ),
-    "skywork-o1": Golden("skywork", prm_checkpoints.write_skywork, recipe_skywork(None)),
-    "skywork-o1-lines": Golden(
-        "skywork",
-        prm_checkpoints.write_skywork,
-        recipe_skywork("\n"),
-        "family:skywork-o1-lines:{folder}",
-    ),
+    "rlhflow": Golden("Llama3.1-8B-PRM-Deepseek-Data", prm.write_rlhflow, recipe_rlhflow),
+    "skywork-o1": Golden("skywork", prm.write_skywork, recipe_skywork(None)),
+    "skywork-o1-lines": Golden("skywork", prm.write_skywork, recipe_skywork("\n"), chosen=True),
     "skywork-o1-paragraphs": Golden(
-        "skywork",
-        prm_checkpoints.write_skywork,
-        recipe_skywork("\n\n"),
-        "family:skywork-o1-paragraphs:{folder}",
+        "skywork", prm.write_skywork, recipe_skywork("\n\n"), chosen=True
     ),
-    "qwen2.5-math-prm": Golden("qwen", prm_checkpoints.write_qwen, recipe_qwen(QWEN_SYSTEM)),
-    "outcome": Golden("outcome", prm_checkpoints.write_outcome, recipe_outcome),
+    "qwen2.5-math-prm": Golden("qwen", prm.write_qwen, recipe_qwen(QWEN_SYSTEM)),
+    "outcome": Golden("outcome", prm.write_outcome, recipe_outcome),
     "skywork-reward-v2": Golden(
-        "Skywork-Reward-V2-Qwen3-0.6B",
-        prm_checkpoints.write_outcome_qwen3,
-        recipe_outcome,
-        family="outcome",
+        "Skywork-Reward-V2-Qwen3-0.6B", prm.write_outcome_qwen3, recipe_outcome, "outcome"
     ),
-    "trl": Golden("Qwen2.5-0.5B-PRM", prm_checkpoints.write_trl, recipe_trl("\n")),
-    "trl-paragraphs": Golden(
-        "trl", prm_checkpoints.write_trl, recipe_trl("\n\n"), "family:trl-paragraphs:{folder}"
-    ),
-    "reasonflux-prm": Golden("ReasonFlux-PRM-7B", prm_checkpoints.write_qwen, recipe_qwen(None)),
+    "trl": Golden("Qwen2.5-0.5B-PRM", prm.write_trl, recipe_trl("\n")),
+    "trl-paragraphs": Golden("trl", prm.write_trl, recipe_trl("\n\n"), chosen=True),
+    "reasonflux-prm": Golden("ReasonFlux-PRM-7B", prm.write_qwen, recipe_qwen(None)),
     "reasonflux-prm-1.5b": Golden(
-        "ReasonFlux-PRM-1.5B", prm_checkpoints.write_reasonflux_small, recipe_reasonflux_small
+        "ReasonFlux-PRM-1.5B", prm.write_reasonflux_small, recipe_reasonflux_small
     ),
-    "versaprm": Golden("VersaPRM", prm_checkpoints.write_versaprm, recipe_versaprm),
-    "math-psa": Golden("Math-psa-merged", prm_checkpoints.write_math_psa, recipe_math_psa),
+    "versaprm": Golden("VersaPRM", prm.write_versaprm, recipe_versaprm),
+    "math-psa": Golden("Math-psa-merged", prm.write_math_psa, recipe_math_psa),
 }
 
 
@@ -292,7 +275,7 @@ def write_golden(family: str, parent: Path) -> str:
     folder = parent / golden.folder
     folder.mkdir()
     golden.write(folder)
-    return golden.option.format(folder=folder)
+    return f"family:{family}:{folder}" if golden.chosen else str(folder)
 
 
 def compare(family: str, parent: Path, num_rounds: int = 4) -> list[tuple[float, float]]:

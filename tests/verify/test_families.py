@@ -19,7 +19,7 @@ from prm_goldens import GENERATIVE, GOLDENS, PROBLEM, family_of, verifier_of
 ENDED_PATHS = ("outcome", "skywork-reward-v2", "reasonflux-prm-1.5b")
 EVERY_STEP = [name for name in GOLDENS if name not in ENDED_PATHS]
 READS_LOGITS = ("math-shepherd", "rlhflow", "versaprm", "math-psa")
-NAMED_BY_ITSELF = [name for name, golden in GOLDENS.items() if golden.option == "{folder}"]
+NAMED_BY_ITSELF = [name for name, golden in GOLDENS.items() if not golden.chosen]
 
 
 @pytest.fixture(scope="module")

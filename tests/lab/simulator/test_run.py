@@ -26,11 +26,11 @@ from simulated import CARD, GIB, MODEL, SEARCH, TREE
 KV = 512 * 1024
 
 
-def case(schedule="locality", layout=Layout.TREE, budget=2 * GIB, machine=CARD, **options):
+def case(schedule="locality", layout=Layout.TREE, budget=2 * GIB, tree=TREE, **options):
     return Simulation(
-        tree=options.pop("tree", TREE),
+        tree=tree,
         model=MODEL,
-        costs=RooflineCosts.of(MODEL, machine, layout),
+        costs=RooflineCosts.of(MODEL, CARD, layout),
         kv_budget_bytes=budget,
         schedule=ScheduleSettings(schedule=schedule, **options),
         step=StepSettings(step_tokens=32, max_tokens=256),
@@ -102,16 +102,12 @@ SMALL = ModelCosts.of(NAMED_SHAPES["qwen2.5-1.5b"], 2)
 PRM = ModelCosts.of(NAMED_SHAPES["skywork-prm-7b"], 2)
 
 
-def scored_case(schedule="locality", prm_budget=4 * GIB, layout=Layout.TREE, tree=TREE, **options):
-    return Simulation(
-        tree=tree,
-        model=SMALL,
-        costs=RooflineCosts.of(SMALL, CARD, layout),
-        kv_budget_bytes=4 * GIB,
-        schedule=ScheduleSettings(schedule=schedule, **options),
-        step=StepSettings(step_tokens=32, max_tokens=256),
-        verifier=VerifierCase(PRM, RooflineCosts.of(PRM, CARD, layout), prm_budget),
-    )
+def scored_case(schedule="locality", prm_budget=4 * GIB, **options):
+    layout = options.get("layout", Layout.TREE)
+    scorer = VerifierCase(PRM, RooflineCosts.of(PRM, CARD, layout), prm_budget)
+    costs = RooflineCosts.of(SMALL, CARD, layout)
+    plain = case(schedule, budget=4 * GIB, **options)
+    return replace(plain, model=SMALL, costs=costs, verifier=scorer)
 
 
 def test_auto_is_not_put_off_by_what_is_scored_ahead():
