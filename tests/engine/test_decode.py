@@ -1,7 +1,5 @@
 """The engine against a plain re-computation: `transformers` over each path, our random stream."""
 
-from collections import Counter
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -11,7 +9,7 @@ from beamwright.engine.noise import lineage_key, stack_keys
 from beamwright.engine.sampling import RowSampling, Sampler
 from beamwright.sections import SamplingSettings
 from beamwright.tree import NodeState, StopReason
-from engines import grow
+from engines import CHAT, grow
 
 
 @pytest.fixture(scope="module")
@@ -19,16 +17,16 @@ def oracle(generator_folder):
     """Redraws every token of a tree from full, cache-free forward passes in float64."""
     model = AutoModelForCausalLM.from_pretrained(generator_folder, dtype=torch.float64).eval()
 
-    def check(tree, num_tokens, sampling=None, seed=0, nodes=None):
-        settings = sampling or SamplingSettings(temperature=1.0)
+    def check(tree, num_tokens, seed=0):
         sampler = Sampler(num_tokens, torch.device("cpu"))
         checked = 0
-        for node in nodes or [n for n in tree.nodes() if n.parent and n.token_ids]:
+        for node in [n for n in tree.nodes() if n.parent and n.token_ids and not n.turn]:
             path = torch.tensor([node.path_token_ids()])
             with torch.inference_mode():
                 logits = model(path).logits[0, node.start - 1 : node.end - 1]
             keys = stack_keys([lineage_key(seed, node.lineage)], torch.device("cpu"))
             positions = torch.arange(node.start, node.end)
+            settings = SamplingSettings(temperature=0.0 if node.greedy else 1.0)
             how = RowSampling.of([settings] * len(positions), torch.device("cpu"))
             drawn, logprobs = sampler.sample(logits, keys.expand(len(positions), 2), positions, how)
             assert tuple(drawn.tolist()) == node.token_ids, node
@@ -43,9 +41,17 @@ def num_tokens(solver):
     return solver._machinery.reader.codec.vocab_size
 
 
-@pytest.mark.parametrize("attention", ["reference", "dense", "tree"])
-def test_every_token_is_the_one_that_a_plain_forward_pass_draws(make_solver, oracle, attention):
-    solver = make_solver(dtype="float64", attention=attention, seed=5)
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"attention": name} for name in ("reference", "dense", "tree")),
+        {"search": "lookahead", "lookahead": 2, "n": 4, "width": 2},  # rollouts are greedy
+        {"search": "revise", "chat_template": CHAT, "n": 4, "max_rounds": 30},  # behind turns, too
+    ],
+    ids=str,
+)
+def test_every_token_is_the_one_that_a_plain_forward_pass_draws(make_solver, oracle, options):
+    solver = make_solver(dtype="float64", seed=5, **options)
     _, tree = grow(solver)
     oracle(tree, num_tokens(solver), seed=5)
 
@@ -61,46 +67,7 @@ def test_steps_longer_than_the_tail_buffer(make_solver, oracle, attention, num_t
     assert {c.tokens for c in solution.candidates} == {2 * length}
 
 
-# --- steps -----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def grown(make_solver):
-    """A solver and trees from several seeds, so that all stop reasons occur."""
-    solver = make_solver(search="best-of-n", max_rounds=30)
-    return solver, [grow(solver, problem_id=i)[1] for i in range(4)]
-
-
-def test_every_stop_is_where_its_reason_says(grown):
-    solver, trees = grown
-    codec, step = solver._machinery.reader.codec, solver.settings.step
-    pieces = codec.token_bytes
-    reasons = Counter()
-    for node in (node for tree in trees for node in tree.nodes() if node.parent):
-        text = b"".join(pieces[token] for token in node.token_ids)
-        before = b"".join(pieces[token] for token in node.token_ids[:-1])
-        length, path = len(node.token_ids), node.num_path_tokens
-        assert b"e" not in before
-        assert not set(node.token_ids[:-1]) & codec.eos_ids
-        assert length <= step.max_step_tokens
-        assert path <= step.max_tokens
-        expected = StopReason.STEP_LIMIT
-        if node.token_ids[-1] in codec.eos_ids:
-            expected = StopReason.EOS
-        elif path == step.max_tokens:
-            expected = StopReason.PATH_LIMIT
-        elif b"e" in text:
-            expected = StopReason.DELIMITER
-        else:
-            assert length == step.max_step_tokens
-        assert node.stop is expected
-        reasons[node.stop] += 1
-    assert set(reasons) == {
-        StopReason.EOS,
-        StopReason.PATH_LIMIT,
-        StopReason.DELIMITER,
-        StopReason.STEP_LIMIT,
-    }
+# --- ends and accounting ---------------------------------------------------------------------
 
 
 def test_a_path_ends_at_the_models_context(make_solver):
@@ -110,9 +77,6 @@ def test_a_path_ends_at_the_models_context(make_solver):
     assert ended
     assert {node.end for node in ended} == {context}
     assert "context_limit" in {candidate.stop for candidate in solution.candidates}
-
-
-# --- accounting ------------------------------------------------------------------------------
 
 
 def test_every_token_is_counted(make_solver):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import shutil
 from functools import partial
 
 import pytest
 
+from beamwright import Solver
 from beamwright.engine.decisions import StopRule
 from beamwright.engine.engine import Engine
 from beamwright.engine.scoring import Judged
@@ -17,6 +19,7 @@ from beamwright.search import STRATEGIES, make_strategy, round_rng
 from beamwright.sections import SearchSettings, StopSettings
 from beamwright.tree import NodeState, StopReason
 from beamwright.verify.spec import aggregate
+from engines import PROBLEM
 from fakes import Grouping, ScriptedExecutor, new_tree
 
 EOS, GOES_ON, THOUGHT_END = StopReason.EOS, StopReason.DELIMITER, StopReason.THOUGHT_END
@@ -153,3 +156,55 @@ def test_a_budget_that_is_spent_within_a_round_ends_the_search(level):
     assert {node.depth for node in left} == {level}
     judged = [next((n.step_score for n in node.path() if n.depth == 3), None) for node in left]
     assert [node.score for node in left] == judged
+
+
+# --- real models -----------------------------------------------------------------------------
+
+
+SMALL = {"n": 8, "width": 2, "max_rounds": 3, "step_tokens": 4, "ignore_eos": True}
+
+
+def test_what_a_path_is_worth_does_not_depend_on_how_often_the_verifier_is_asked():
+    """The bundled verifier multiplies what it thinks of each token, and reads all of them."""
+    problem = "Ann has 12 apples. In May Ann sells 3 apples. How many apples does Ann have now?"
+    with Solver(search="best-of-n", n=4, dtype="float64") as solver:
+        each, third, last = (
+            [c.score for c in solver.solve(problem, verify_every=every).candidates]
+            for every in (1, 3, 100)
+        )
+    assert third == pytest.approx(each)
+    assert last == pytest.approx(each)
+
+
+def test_what_it_would_not_do_is_refused_in_a_line(make_solver):
+    with pytest.raises(InputError, match=r"^--verify-every 2: does nothing with --verifier none$"):
+        make_solver(verify_every=2, verifier="none", search="majority")
+    solver = make_solver(verifier=lambda problem, steps: float(len(steps)), **SMALL)
+    assert [c.score for c in solver.solve(PROBLEM, verify_every=2).candidates] == [6.0] * 8
+    assert solver.score(PROBLEM, ["a", "b", "c"]).score == 3.0
+
+
+@pytest.mark.nightly
+def test_thoughts_that_the_verifier_does_not_see_are_carried_alike(tmp_path):
+    """A thought in many steps, none of them scored; blanks behind it neither."""
+    options = {"model": "bundled:thinking", "verifier": "bundled", "n": 2, "width": 2}
+    options |= {"thought_steps": "sentences", "max_tokens": 300, "dtype": "float64"}
+    problem = "Ann has 12 apples. In May Ann sells 3 apples. How many apples does Ann have now?"
+    file, files = tmp_path / "search.json", []
+
+    def keep(report):
+        files.append(shutil.copy(file, tmp_path / f"{len(files)}.json"))
+
+    with Solver(**options) as solver:
+        expected = solver.solve(problem, on_round=keep, checkpoint=file)
+        assert solver.resume(files[len(files) // 2]).tree_hash == expected.tree_hash
+        whole = solver.solve(problem, thought_steps="auto").tree
+    steps = [node for node in expected.tree.nodes() if node.parent]
+    scored = [node for node in steps if node.step_score is not None]
+    assert sum(node.thought for node in steps) > 8
+    assert scored
+    assert all(node.said.strip() and not node.thought for node in scored)
+    with Solver(**options, kv_memory="6MiB", speculation="exact", batching="continuous") as solver:
+        assert solver.solve(problem).tree_hash == expected.tree_hash
+    thoughts = [node for node in whole.nodes() if node.thought]
+    assert {node.depth for node in thoughts} == {1}, "whole, where nobody sees them"

@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 
-from beamwright.engine.noise import gumbel_noise, lineage_key, spread_tokens, stack_keys
+from beamwright.engine.noise import (
+    LEAST_NOISE,
+    MOST_NOISE,
+    NOISE_BITS,
+    gumbel_noise,
+    lineage_key,
+    spread_tokens,
+    stack_keys,
+)
 from beamwright.engine.sampling import (
     MOST_LIKELIEST,
     RowSampling,
@@ -43,23 +51,6 @@ def draw(logits, num_rows=1, num_positions=1, seed=0, **settings):
 
 
 # --- noise -----------------------------------------------------------------------------------
-
-
-def test_noise_is_a_function_of_its_own_row_and_token_alone():
-    keys, positions, ids = draw_keys(6), torch.arange(6) + 40, torch.arange(50)
-    whole = noise_of(keys, positions, ids)
-    rows, tokens = torch.tensor([4, 1]), torch.tensor([49, 3, 17])
-    part = noise_of(keys[rows], positions[rows], tokens)
-    assert torch.equal(part, whole[rows][:, tokens])
-
-
-def test_noise_is_standard_gumbel():
-    noise = noise_of(draw_keys(100), torch.arange(100), torch.arange(2000)).double()
-    assert noise.isfinite().all()
-    assert noise.mean().item() == pytest.approx(0.5772, abs=0.01)
-    assert noise.var().item() == pytest.approx(1.6449, abs=0.03)
-    below_zero = (noise < 0).double().mean().item()
-    assert below_zero == pytest.approx(0.3679, abs=0.005)
 
 
 def test_a_stream_has_its_own_key():
@@ -108,26 +99,6 @@ def test_draws_follow_the_tempered_softmax(temperature):
     assert chi_square(tokens, probs) < 24.3  # 7 degrees of freedom, p = 0.001
 
 
-@pytest.mark.parametrize("filters", [{"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.3}])
-def test_filtering_never_shifts_the_other_draws(filters):
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(200, 30, generator=generator) * 2
-    keys, positions = draw_keys(200), torch.arange(200)
-
-    free, filtered = (
-        sample(logits, keys, positions, temperature=1.0, **each)[0] for each in ({}, filters)
-    )
-    moved = (free != filtered).nonzero().flatten()
-    assert 0 < len(moved) < 150
-    # A draw moves only away from a forbidden token, and then to the runner-up among the allowed.
-    how = RowSampling.of([SamplingSettings(temperature=1.0, **filters)] * 200, CPU)
-    allowed = allow(logits, how.ways, how.top_k, how.top_p, how.min_p) > float("-inf")
-    assert torch.equal((~allowed[torch.arange(200), free]).nonzero().flatten(), moved)
-    raced = logits + noise_of(keys, positions, torch.arange(30))
-    assert torch.equal(raced.argmax(1), free)
-    assert torch.equal(raced.masked_fill(~allowed, float("-inf")).argmax(1), filtered)
-
-
 @pytest.mark.parametrize(
     ("settings", "allowed"),
     [
@@ -149,19 +120,6 @@ def test_what_each_filter_allows(settings, allowed):
     logits = torch.tensor([[0.5, 0.27, 0.13, 0.1]]).log()
     tokens = draw(logits, num_rows=40, num_positions=40, temperature=1.0, **settings)
     assert set(tokens.flatten().tolist()) == allowed
-
-
-def test_greedy_rows_take_the_likeliest_token_and_leave_the_others_alone():
-    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(1))
-    keys = stack_keys([lineage_key(0, (0, row)) for row in range(6)], CPU)
-    positions = torch.arange(6)
-    drawn, _ = sample(logits, keys, positions, temperature=1.0)
-    greedy = torch.tensor([True, False] * 3)
-    mixed, logprobs = sample(logits, keys, positions, temperature=1.0, greedy=greedy.tolist())
-    assert (drawn != logits.argmax(-1)).any()
-    assert torch.equal(mixed[greedy], logits.argmax(-1)[greedy])
-    assert torch.equal(mixed[~greedy], drawn[~greedy])
-    assert torch.equal(logprobs, logits.log_softmax(-1)[torch.arange(6), mixed])
 
 
 def test_rows_of_the_head_without_a_token_are_never_drawn():
@@ -317,3 +275,83 @@ def test_the_likeliest_tokens_are_those_of_a_sort_ties_in_the_order_of_their_ids
     pairs = zip(ids.tolist(), logprobs.tolist(), strict=True)
     found = [list(zip(*pair, strict=True)) for pair in pairs]
     assert found == [row[:MOST_LIKELIEST] for row in ordered]
+
+
+# --- a large vocabulary: the tokens that can win, against whole rows --------------------------
+
+
+CPU = torch.device("cpu")
+VOCAB, ROWS = 20_000, 6
+FILTERS = [
+    {},
+    {"top_k": 1},
+    {"top_k": 40},
+    {"top_k": 5_000},
+    {"top_p": 0.9},
+    {"top_p": 1e-6},
+    {"min_p": 0.05},
+    {"min_p": 0.999},
+    {"top_k": 20, "top_p": 0.95, "min_p": 0.01},
+    {"top_k": 5_000, "top_p": 0.5},
+    {"top_p": 0.99, "min_p": 1e-4},
+]
+
+
+KINDS = {
+    "flat": lambda drawn, ids: drawn,
+    "of a trained model": lambda drawn, ids: (3 * drawn).scatter(1, ids, 20 + drawn[:, :30]),
+    "with ties": lambda drawn, ids: (2 * drawn).scatter(1, ids, 9.0).bfloat16(),
+    "one certain": lambda drawn, ids: drawn.scatter(1, ids[:, :1], 500.0),
+    "all the same": lambda drawn, ids: torch.zeros_like(drawn),
+    "some forbidden": lambda drawn, ids: drawn.masked_fill(drawn < 1.5, -math.inf),
+    "huge": lambda drawn, ids: drawn * 1e4,
+    "far below zero": lambda drawn, ids: drawn - 25.0,
+}
+
+
+def logits_of(kind, seed):
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(ROWS, VOCAB + 50, generator=generator)
+    return KINDS[kind](drawn, torch.randint(0, VOCAB, (ROWS, 30), generator=generator))
+
+
+def both(logits, settings, greedy=None, seed=0):
+    """Tokens and log-probabilities by row and of whole rows."""
+    keys = stack_keys([lineage_key(seed, (0, row)) for row in range(ROWS)], CPU)
+    positions = torch.arange(ROWS) * 7 + seed
+    how = RowSampling(ROWS, CPU)
+    how.load(settings, greedy or [False] * ROWS)
+    samplers = (Sampler(VOCAB, CPU, captured=captured) for captured in (False, True))
+    return [each.sample(logits, keys, positions, how) for each in samplers]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_the_token_is_the_one_of_the_whole_row(kind, filters):
+    for seed, temperature in enumerate([0.1, 0.8, 1.0, 3.0]):
+        settings = [SamplingSettings(temperature=temperature, **filters)] * ROWS
+        fast, slow = both(logits_of(kind, seed), settings, seed=seed)
+        assert torch.equal(fast[0], slow[0])
+        assert torch.equal(fast[1], slow[1])
+
+
+@pytest.mark.parametrize("kind", ["of a trained model", "with ties", "some forbidden"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_that_draw_otherwise_are_drawn_in_any_number_of_threads(kind, threads):
+    hows = [{}, {"temperature": 0}, {"min_p": 0.1}, {"top_k": 9}, {}, {"temperature": 2.0}]
+    settings = [SamplingSettings(**how) for how in hows]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for logits in (logits_of(kind, 1), logits_of(kind, 2).bfloat16()):
+            fast, slow = both(logits, settings, [False] * (ROWS - 1) + [True])
+            assert torch.equal(fast[0], slow[0])
+            assert torch.equal(fast[1], slow[1])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_noise_is_within_its_bounds():
+    uniform = (torch.tensor([0, 2**NOISE_BITS - 1]).float() + 0.5) * 2.0**-NOISE_BITS
+    bounds = uniform.log().neg().log().neg().tolist()
+    assert bounds == pytest.approx([LEAST_NOISE, MOST_NOISE], rel=1e-6)

@@ -11,6 +11,7 @@ from beamwright.engine.row import Decoding, Row, RowLimit
 from beamwright.kv.segments import Segment
 from beamwright.sections import StepSettings
 from beamwright.tree import StopReason, Turn
+from engines import CHAT, grow
 
 FAR = RowLimit(1000, StopReason.STEP_LIMIT)
 EOS = 0
@@ -153,17 +154,11 @@ def test_the_prompt_and_an_earlier_reply_are_not_searched():
 
 
 @pytest.mark.parametrize("settings", [{"stop_strings": ("aab",)}, {"delimiter": "aab"}])
-def test_tokens_that_a_row_began_with_count(settings):
+def test_tokens_that_a_row_began_with_count_until_it_begins_again(settings):
     """Of a sibling's, or those it had when it was preempted."""
     row = make_row([], **settings)
     row.tokens = ids(b"a")
     assert end_of(row, ids(b"a", b"b"))[0] == 3
-
-
-@pytest.mark.parametrize("settings", [{"stop_strings": ("ab",)}, {"delimiter": "ab"}])
-def test_a_row_that_begins_again_forgets_what_it_drew(settings):
-    row = make_row([], **settings)
-    assert end_of(row, ids(b"a")) is None
     row.restart()
     assert end_of(row, ids(b"b")) is None
 
@@ -246,3 +241,59 @@ def node():
 )
 def test_the_nearest_limit_counts(node, settings, context, tokens, reason):
     assert row_limit(node, StepSettings(**settings), context) == RowLimit(tokens, reason)
+
+
+# --- searches whose paths end at strings ---
+
+
+STOPS = ["M", "a", " 7", *(f"e{letter}" for letter in "tTgGkKpP#$%&")]
+BEAM = {
+    **{"search": "beam", "n": 8, "width": 2, "max_rounds": 8, "stop_strings": STOPS},
+    **{"delimiter": "e", "max_step_tokens": 12, "max_tokens": 60},
+}
+TALK = {
+    **{"search": "revise", "chat_template": CHAT, "n": 4, "max_rounds": 60, "max_tokens": 200},
+    **{"critique_prompt": "be a cab", "revision_prompt": "dab", "seed": 1},
+}
+
+
+def texts_of(codec, node):
+    """The text of a node's reply after each token of its own, as it would be without stops."""
+    before = node.parent.path_token_ids()[node.replies_to.end :]
+    return [codec.decode([*before, *node.token_ids[: n + 1]]) for n in range(len(node.token_ids))]
+
+
+def check_ends(tree, codec, strings):
+    """By a search of the whole text after every token; returns the nodes that strings ended."""
+    ended = []
+    for node in (node for node in tree.nodes() if node.parent and not node.turn):
+        texts = texts_of(codec, node)
+        found = [any(string in text for string in strings) for text in texts]
+        assert not any(found[:-1]), "no token behind the one that completes it"
+        assert found[-1] == (node.stop == "stop_string")
+        if not found[-1]:
+            assert node.text == texts[-1]
+            continue
+        starts = [texts[-1].find(string) for string in strings]
+        assert node.text == texts[-1][: min(start for start in starts if start >= 0)]
+        assert node.ended
+        assert all(child.turn is not None for child in node.children)
+        ended.append(node)
+    return ended
+
+
+@pytest.mark.parametrize("talks", [False, True])
+def test_paths_end_with_the_token_that_completes_a_string(make_solver, talks):
+    """Each reply is searched for itself."""
+    solver = make_solver(**{**BEAM, **TALK} if talks else BEAM)
+    solution, tree = grow(solver)
+    ended = check_ends(tree, solver._machinery.reader.codec, STOPS)
+    if talks:
+        assert any(node.replies_to.turn is not None for node in ended)
+        return
+    assert any(node.depth > 1 for node in ended)
+    straddling = [node for node in ended if len(node.text) < len(node.parent.text)]
+    assert straddling, "a string began in the step before"
+    assert all(node.step_text == "" for node in straddling)
+    assert not any(string in each.text for string in STOPS for each in solution.candidates)
+    assert "stop_string" in {candidate.stop for candidate in solution.candidates}

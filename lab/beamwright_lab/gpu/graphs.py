@@ -31,7 +31,6 @@ TESTS = (
     "tests/models/test_step_kernels.py",
     "tests/attention/kernels/test_kernels.py",
     "tests/engine/test_draw_kernel.py",
-    "tests/engine/test_filter_kernel.py",
 )
 _ABSENT_CARD = "compile"  # in the names of tests that compile for a card that is not there
 _LAST_TEST_S = 4.0
