@@ -1,6 +1,6 @@
-"""Stops: what they see in a tree, and what the loop makes of them."""
+"""How searches end: budgets, votes, what stands and what is missing. The real loop, scripted."""
 
-from dataclasses import replace
+from contextlib import suppress
 
 import pytest
 
@@ -13,10 +13,13 @@ from beamwright.engine.decisions import (
     vote_is_settled,
 )
 from beamwright.errors import InputError
+from beamwright.protocols import StepDecoded
 from beamwright.search import make_strategy
+from beamwright.search.choose import choose
+from beamwright.search.defaults import with_defaults
 from beamwright.search.reading import Mathematics
 from beamwright.sections import SearchSettings, StopSettings
-from beamwright.solver.describe import final_nodes
+from beamwright.solver.describe import candidate_of, complete_nodes, final_nodes
 from beamwright.tree import NodeState, StopReason, tree_hash
 from beamwright.units import parse_duration
 from fakes import Grouping, ScriptedExecutor, add_step, new_tree
@@ -25,55 +28,49 @@ from played import Loop, new_run
 EOS, GOES_ON = StopReason.EOS, StopReason.DELIMITER
 
 
-class Clock:
-    """Moves on by `tick` seconds with every piece of work."""
+class Timed(ScriptedExecutor):
+    """Every piece of work takes a second. script: node -> (stop, score[, text of the step])."""
 
-    def __init__(self, tick=1.0):
-        self.now, self.tick = 100.0, tick
+    now = 100.0
 
-    def __call__(self):
+    def clock(self):
         return self.now
 
-
-class TimedExecutor(ScriptedExecutor):
-    """text: of every path, whatever its steps."""
-
-    def __init__(self, script, clock, text=None):
-        super().__init__(script)
-        self.clock, self.text = clock, text
-
     def _step(self, node):
-        decoded = super()._step(node)
-        return replace(decoded, text=self.text or decoded.text)
+        stop, _, *text = self.script(node)
+        text = "".join(text) or f"[{node.lineage[-1]}]"
+        return StepDecoded(node, (node.depth, 9), (-0.1, -0.2), stop, node.text + text)
 
     def wait(self):
-        if self.queue or self.unscored:
-            self.clock.now += self.clock.tick
+        self.now += bool(self.queue or self.unscored)
         return super().wait()
 
 
-def run(
-    script,
-    schedule=None,
-    clock=None,
-    trees=None,
-    save=None,
-    text=None,
-    n=8,
-    width=4,
-    search=None,
-    on_round=None,
-    **stops,
-):
-    """Run searches with stops; returns the executor and the trees."""
-    clock = clock or Clock()
-    executor = TimedExecutor(script, clock, text)
-    search = SearchSettings(n=n, width=width, max_rounds=9, **(search or {}))
-    loop = Loop(executor, make_strategy(search), schedule, clock=clock)
-    rules = trees or {new_tree(): StopSettings(**stops)}
-    runs = [new_run(tree, rule=StopRule(s, search), save=save) for tree, s in rules.items()]
-    loop.run(runs, on_round)
-    return executor, [each.tree for each in runs]
+def search_all(script, rules, schedule=None, save=None, on_round=None, **settings):
+    """Grow trees, each with its own stops; returns the executor and the settings."""
+    asked = Settings(search=SearchSettings(**{"n": 8, "max_rounds": 9, **settings}))
+    executor, search = Timed(script), with_defaults(asked).search
+    loop = Loop(
+        executor,
+        make_strategy(search),
+        schedule or Grouping(),
+        clock=executor.clock,
+        render_turn=lambda node, turn: (1, 2),
+    )
+    runs = [new_run(t, rule=StopRule(stop, search), save=save) for t, stop in rules.items()]
+    with suppress(KeyboardInterrupt):
+        loop.run(runs, on_round)
+    for tree in rules:
+        assert set(tree.nodes()) <= set(executor.released)
+    return executor, search
+
+
+def run(script, schedule=None, *, deadline=None, token_budget=None, stop_votes=False, **options):
+    """The executor, the tree and the settings of one search."""
+    stop = StopSettings(deadline=deadline, token_budget=token_budget, stop_votes=stop_votes)
+    tree = new_tree()
+    executor, search = search_all(script, {tree: stop}, schedule, **options)
+    return executor, tree, search
 
 
 def endless(node):
@@ -85,6 +82,34 @@ def first_ends(node):
     return (EOS if node.lineage[-1] == 0 else GOES_ON), node.depth / 10
 
 
+def box(answer):
+    return rf"\boxed{{{answer}}}"
+
+
+def broken_off(after):
+    """A callback that ends the search after this round."""
+
+    def on_round(report):
+        if report.round == after:
+            raise KeyboardInterrupt
+
+    return on_round
+
+
+def listed(tree, search):
+    """Candidates as (answer, score, stop), and the chosen answer."""
+    nodes = final_nodes(tree, search.n)
+    note_answers(Mathematics(), nodes)
+    found = [candidate_of(node) for node in nodes]
+    complete = [each.stop == "eos" for each in found]
+    votes, scores = [each.vote for each in found], [each.score for each in found]
+    best = choose(votes, scores, complete, search.choose)
+    return [(each.answer, each.score, each.stop) for each in found], found[best].answer
+
+
+# --- votes -----------------------------------------------------------------------------------
+
+
 def ended(texts, scores=None, stop=EOS):
     """Candidates that state these answers."""
     tree = new_tree()
@@ -94,9 +119,6 @@ def ended(texts, scores=None, stop=EOS):
         node.score = score
     note_answers(Mathematics(), nodes)
     return nodes
-
-
-# --- votes and scores ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -131,13 +153,53 @@ def test_only_paths_that_ended_by_themselves_vote():
     assert not vote_is_settled(cut, 0)
 
 
-# --- in the loop -----------------------------------------------------------------------------
+@pytest.mark.parametrize("choose_by", ["majority", "weighted"])
+@pytest.mark.parametrize("score", [0.9, 0.5])
+def test_a_settled_vote_ends_the_search(choose_by, score):
+    """Five of eight agree: 4.5 is out of reach of three, 2.5 is not."""
+
+    def script(node):
+        stop = EOS if node.depth == 1 and node.lineage[-1] < 5 else GOES_ON
+        return stop, score, "The answer is 7."
+
+    _, tree, _ = run(script, stop_votes=True, choose=choose_by)
+    settled = choose_by == "majority" or score == 0.9
+    assert (tree.rounds, len(tree.finished())) == (1 if settled else 9, 5)
+    why = "were unfinished when the vote was settled (--stop-votes)"
+    assert tree.reason_fewer == f"3 of 8 paths {why if settled else 'reached --max-rounds'}"
+
+
+@pytest.mark.parametrize(
+    ("search", "probabilities", "complaint"),
+    [
+        ({"choose": "majority"}, False, None),
+        ({"choose": "weighted"}, None, None),
+        ({"choose": "weighted"}, True, None),
+        ({"choose": "weighted"}, False, "--choose weighted needs a verifier .* --choose majority"),
+        ({"choose": "best"}, True, "--stop-votes goes with --choose majority or weighted, not be"),
+        ({"search": "deepconf", "choose": "majority"}, None, "--stop-votes: with --search deepc"),
+        ({"search": "revise", "choose": "majority"}, None, "--stop-votes: with --search revise"),
+    ],
+)
+def test_votes_are_settled_only_where_they_decide(search, probabilities, complaint):
+    """And where no voter may be pruned."""
+    search = SearchSettings(**search)
+    check_stops(StopSettings(), search, probabilities=probabilities)
+    votes = StopSettings(stop_votes=True)
+    if complaint is None:
+        check_stops(votes, search, probabilities=probabilities)
+        return
+    with pytest.raises(InputError, match=complaint):
+        check_stops(votes, search, probabilities=probabilities)
+
+
+# --- budgets ---------------------------------------------------------------------------------
 
 
 def test_without_stops_the_tree_is_the_same():
-    plain = run(first_ends)[1][0]
+    plain = run(first_ends)[1]
     ample = {"deadline": "1h", "token_budget": 10**9, "stop_votes": True}
-    assert tree_hash(run(first_ends, **ample)[1][0]) == tree_hash(plain)
+    assert tree_hash(run(first_ends, choose="majority", **ample)[1]) == tree_hash(plain)
     assert plain.reason_fewer is None
 
 
@@ -151,43 +213,15 @@ def test_without_stops_the_tree_is_the_same():
     ],
 )
 def test_a_budget_ends_the_search_between_rounds(stops, rounds, reason):
-    executor, (tree,) = run(endless, **stops)
+    _, tree, _ = run(endless, **stops)
     assert tree.rounds == rounds
     assert tree.reason_fewer == f"8 of 8 paths were unfinished {reason}"
-    assert len(final_nodes(tree, 8)) == 8
-    assert all(node.state is NodeState.CANDIDATE for node in final_nodes(tree, 8))
-    assert set(executor.released) == set(tree.nodes())
-
-
-def test_a_settled_vote_ends_the_search():
-    def script(node):
-        return (EOS if node.lineage[-1] < 5 else GOES_ON), 0.5
-
-    _, (tree,) = run(script, text="The answer is 7.", stop_votes=True)
-    reason = "3 of 8 paths were unfinished when the vote was settled (--stop-votes)"
-    assert tree.reason_fewer == reason
-    assert (tree.rounds, len(tree.finished())) == (1, 5)
-
-
-@pytest.mark.parametrize(("score", "rounds"), [(0.9, 1), (0.5, 9)])
-def test_a_weighted_vote_is_settled_by_scores(score, rounds):
-    """Five of eight agree: 4.5 is out of reach of three, 2.5 is not."""
-
-    def script(node):
-        return (EOS if node.depth == 1 and node.lineage[-1] < 5 else GOES_ON), score
-
-    votes = {"text": "The answer is 7.", "stop_votes": True}
-    _, (tree,) = run(script, search={"choose": "weighted"}, **votes)
-    assert (tree.rounds, len(tree.finished())) == (rounds, 5)
-    assert run(script, search={"choose": "majority"}, **votes)[1][0].rounds == 1
-
-
-# --- within a round --------------------------------------------------------------------------
+    assert [node.state for node in final_nodes(tree, 8)] == [NodeState.CANDIDATE] * 8
 
 
 def test_a_deadline_strikes_between_groups():
     saved = []
-    executor, (tree,) = run(
+    executor, tree, _ = run(
         endless, Grouping(2), deadline=2, save=lambda run, s: saved.append(run.tree.rounds)
     )
     assert [len(group) for group in executor.groups] == [2, 2]
@@ -195,69 +229,42 @@ def test_a_deadline_strikes_between_groups():
     assert tree.reason_fewer == "8 of 8 paths were unfinished when --deadline 2s had passed"
     assert len(final_nodes(tree, 8)) == 4
     assert saved == [0], "half a round is not a place to resume from"
-    assert set(executor.released) == set(tree.nodes())
 
 
 def test_paths_that_did_not_get_their_turn_end_a_step_earlier():
-    executor, (tree,) = run(endless, Grouping(4), deadline=4)  # 2 groups and a verification
+    executor, tree, _ = run(endless, Grouping(4), deadline=4)  # 2 groups and a verification
     assert [len(group) for group in executor.groups] == [4, 4, 4]
     final = final_nodes(tree, 8)
-    assert [(node.depth, node.state) for node in final] == [
-        *[(2, NodeState.CANDIDATE)] * 4,
-        (1, NodeState.KEPT),
-    ]
+    candidates = [(2, NodeState.CANDIDATE)] * 4
+    assert [(node.depth, node.state) for node in final] == [*candidates, (1, NodeState.KEPT)]
     assert all(node.score is not None for node in final)
-    assert tree.rounds == 2
 
 
-@pytest.mark.parametrize("deadline", range(1, 14))
-def test_a_deadline_within_a_rollout_ends_the_search(deadline):
-    """A rollout that is cut off is not waited for."""
-
-    def stuck(report):
-        assert report.round < 20
-
-    executor, (tree,) = run(
-        endless, Grouping(2), search={"search": "lookahead"}, on_round=stuck, deadline=deadline
-    )
-    assert (
-        tree.reason_fewer == f"8 of 8 paths were unfinished when --deadline {deadline}s had passed"
-    )
-    final = final_nodes(tree, 8)
-    assert final
-    assert not any(node.greedy for node in final)
-    assert set(executor.released) == set(tree.nodes())
-
-
-MCTS = {"search": "mcts", "nodes": 400}
-
-
-@pytest.mark.parametrize("deadline", range(1, 30, 2))
-@pytest.mark.parametrize("size", [1, 3, None])
 @pytest.mark.parametrize("script", [endless, first_ends])
-def test_candidates_that_wait_take_no_more_places_than_there_are(deadline, size, script):
-    executor, (tree,) = run(script, Grouping(size), search=MCTS, width=2, deadline=deadline)
-    final = final_nodes(tree, 8)
-    assert 1 <= len(final) <= 8
-    if tree.rounds > 1:
-        assert len(final) == 8
-    assert set(executor.released) == set(tree.nodes())
-    left = 8 - len(tree.finished())
-    why = f"{left} of 8 paths were unfinished when --deadline {deadline}s had passed"
-    assert tree.reason_fewer == (why if left else None)
+@pytest.mark.parametrize("size", [1, 3, None])
+@pytest.mark.parametrize("search", [{"search": "mcts", "nodes": 400, "width": 2}, "lookahead"])
+def test_a_deadline_at_any_time_leaves_as_many_as_there_are_places(search, size, script):
+    """In the middle of a rollout, too, which is not waited for."""
+    settings = {"search": search} if isinstance(search, str) else search
+    for deadline in range(1, 30, 3):
+        _, tree, _ = run(script, Grouping(size), deadline=deadline, **settings)
+        final = final_nodes(tree, 8)
+        assert 1 <= len(final) <= 8
+        assert not any(node.greedy for node in final)
+        assert len(final) == 8 or tree.rounds <= 1 or settings == {"search": "lookahead"}
+        left = 8 - len(tree.finished())
+        why = f"{left} of 8 paths were unfinished when --deadline {deadline}s had passed"
+        assert tree.reason_fewer == (why if left else None)
 
 
 def test_one_trees_deadline_does_not_stop_another():
-    late, other = new_tree(0), new_tree(1)
-    stops = {late: StopSettings(deadline=1), other: StopSettings(token_budget=64)}
-    run(endless, Grouping(2), trees=stops)
+    late, other, alone = new_tree(0), new_tree(1), new_tree(1)
+    budget = StopSettings(token_budget=64)
+    search_all(endless, {late: StopSettings(deadline=1), other: budget}, Grouping(2))
     assert (late.rounds, num_generated(late)) == (1, 4)
-    alone = run(endless, trees={new_tree(1): StopSettings(token_budget=64)})[1][0]
+    search_all(endless, {alone: budget})
     assert tree_hash(other) == tree_hash(alone)
     assert len(final_nodes(other, 8)) == 8
-
-
-# --- settings --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -277,30 +284,73 @@ def test_bad_durations(text):
         Settings.build(deadline=text)
 
 
-@pytest.mark.parametrize(
-    ("how", "probabilities", "complaint"),
-    [
-        ("majority", False, None),
-        ("weighted", None, None),
-        ("weighted", True, None),
-        ("weighted", False, "--choose weighted needs a verifier .* use --choose majority"),
-        ("best", None, "--stop-votes goes with --choose majority or weighted, not best"),
-        ("best", True, "--stop-votes goes with --choose majority or weighted, not best"),
-    ],
-)
-def test_votes_are_settled_only_where_they_decide(how, probabilities, complaint):
-    search = SearchSettings(choose=how)
-    check_stops(StopSettings(), search, probabilities=probabilities)
-    votes = StopSettings(stop_votes=True)
-    if complaint is None:
-        check_stops(votes, search, probabilities=probabilities)
-        return
-    with pytest.raises(InputError, match=complaint):
-        check_stops(votes, search, probabilities=probabilities)
+# --- what stands, and who is shown -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", [{"token_budget": 0}, {"deadline": 0}])
-def test_bad_stops(bad):
-    (name,) = bad
-    with pytest.raises(InputError, match=f"--{name.replace('_', '-')}"):
-        Settings.build(**bad)
+def test_a_draft_that_ends_in_the_last_round_stands():
+    def script(node):
+        if node.lineage[1] == 0:
+            return (EOS, 0.9, box(42)) if node.depth >= 3 else (GOES_ON, 0.9, "a")
+        return EOS, 0.2, box(node.depth)
+
+    found, chosen = listed(*run(script, search="revise", n=2, max_rounds=3)[1:])
+    assert [stop for _, _, stop in found] == ["eos", "eos"]
+    assert chosen == "42"
+
+
+def test_broken_off_the_best_answer_of_every_path_stands():
+    """Path 0 ends with a revision that is worse than its draft; path 1 is about to be revised."""
+
+    def script(node):
+        asked = sum(each.turn is not None for each in node.path())
+        if node.lineage[1] == 1 and asked:
+            return GOES_ON, 0.5, "still thinking"
+        return EOS, [0.9, None, 0.1][asked], [box(42), "bad", box(0)][asked]
+
+    _, tree, _ = run(script, on_round=broken_off(4), search="revise", n=2)
+    assert [(node.text, node.score) for node in complete_nodes(tree)] == [(box(42), 0.9)] * 2
+
+
+def low_votes(node):
+    """Of six paths two are confident and say 5; path 5 goes on for longer."""
+    path = node.lineage[1]
+    stop = GOES_ON if path == 5 and node.depth <= 2 else EOS
+    return stop, [1, 9, 0.5, 0.5, 0.5, 9][path], box([7, 5, 7, 7, 7, 5][path])
+
+
+DEEPCONF = {"search": "deepconf", "n": 6, "warmup": 2, "keep": 0.1, "choose": "majority"}
+
+
+def test_paths_below_the_bar_do_not_vote_when_a_budget_ends_the_search():
+    _, tree, search = run(low_votes, **DEEPCONF)
+    assert listed(tree, search) == ([("5", 9, "eos"), ("5", 9, "eos")], "5")
+    _, tree, search = run(low_votes, token_budget=12, **DEEPCONF)
+    found, chosen = listed(tree, search)
+    assert chosen == "5"
+    assert found == [("5", 9, "eos"), ("5", 9, "round_limit")]
+    assert tree.reason_fewer.startswith("1 of 6 paths were unfinished when --token-budget")
+
+
+def test_equal_answers_all_vote_where_paths_do_not_compete():
+    def script(node):
+        path = node.lineage[1]
+        return (GOES_ON if path == 4 and node.depth <= 3 else EOS), None, box([3, 3, 3, 8, 8][path])
+
+    options = {"search": "majority", "n": 5, "filter_duplicates": True}
+    _, tree, search = run(script, token_budget=10, **options)
+    found, chosen = listed(tree, search)
+    assert [answer for answer, _, _ in found] == ["3", "3", "3", "8", "8"]
+    assert chosen == "3"
+    assert tree.reason_fewer == "1 of 5 paths were unfinished when --token-budget 10 was spent"
+
+
+def test_of_many_unfinished_paths_the_best_scored_are_listed():
+    def script(node):
+        return GOES_ON, {0: 0.1, 1: 0.5, 2: 0.3, 3: 0.9}[node.lineage[-1] % 4], "x"
+
+    _, tree, search = run(script, on_round=broken_off(2), search="mcts", n=4, width=4)
+    shown = final_nodes(tree, search.n)
+    others = [node for node in tree.candidates() if node not in shown]
+    assert len(shown) == search.n
+    assert others
+    assert min(node.score for node in shown) >= max(node.score for node in others)
