@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -28,7 +27,7 @@ from beamwright.models.named import shape_from_text
 from beamwright.models.native import NativeLinear
 from beamwright.models.weights import random_weights
 from beamwright.plan.costs import Storage
-from beamwright.plan.machines import HardwareProfile, write_profile
+from beamwright.plan.machines import HardwareProfile
 
 _COPY_PIECE_BYTES = 2**19  # a KV block of a large model
 _DECODE_ROWS = 32
@@ -122,35 +121,22 @@ def run_selftest() -> dict[str, bool]:
     return exact
 
 
-def probe_machine() -> dict[str, Any]:
-    """Measure this machine, keep the profile for `--gpu measured`, and return it."""
-    profile = measure_profile()
-    file = write_profile(profile)
-    return {"profile": asdict(profile), "profile_file": str(file)}
-
-
-def measure_profile(
-    *,
-    gemm_size: int = 1024,
-    read_bytes: int = 2**28,
-    copy_bytes: int = 2**27,
-    num_small_ops: int = 2000,
-    repeats: int = 7,
-) -> HardwareProfile:
+def measure_profile(*, part: int = 1, repeats: int = 7) -> HardwareProfile:
     """The profile of this machine's CPU, in float32.
 
     Device and host memory are the same RAM here; the link is a copy made by another thread. The
-    sizes exceed the caches, and take about two seconds.
+    sizes exceed the caches, and take about two seconds. part: a test measures 1 / part of each.
     """
-    left, right = torch.randn(gemm_size, gemm_size), torch.randn(gemm_size, gemm_size)
-    peak_flops = 2 * gemm_size**3 / _best_s(lambda: left @ right, repeats)
-    rows, linear = torch.randn(_DECODE_ROWS, gemm_size), torch.nn.functional.linear
+    size, read_bytes = 1024 // part, 2**28 // part
+    left, right = torch.randn(size, size), torch.randn(size, size)
+    peak_flops = 2 * size**3 / _best_s(lambda: left @ right, repeats)
+    rows, linear = torch.randn(_DECODE_ROWS, size), torch.nn.functional.linear
     decode_s = _best_s(lambda: linear(rows, left), 4 * repeats)
-    decode_flops = 2 * _DECODE_ROWS * gemm_size**2 / decode_s
+    decode_flops = 2 * _DECODE_ROWS * size**2 / decode_s
     # A matrix-vector product reads its matrix once, as decoding reads weights.
-    matrix, vector = torch.ones(max(1, read_bytes // 2**14), 2**12), torch.ones(2**12)
+    matrix, vector = torch.ones(read_bytes // 2**14, 2**12), torch.ones(2**12)
     bandwidth = matrix.numel() * 4 / _best_s(lambda: matrix @ vector, repeats)
-    copy_bandwidth, copy_launch_s = _copy_costs(copy_bytes, repeats)
+    copy_bandwidth, copy_launch_s = _copy_costs(2**27 // part, repeats)
     coded_bandwidth, coded_flops = _coded_rates(read_bytes, repeats)
     return HardwareProfile(
         name="measured",
@@ -159,7 +145,7 @@ def measure_profile(
         flops=max(peak_flops, decode_flops),
         h2d_bandwidth=copy_bandwidth,
         d2h_bandwidth=copy_bandwidth,
-        launch_s=_small_op_s(num_small_ops, repeats),
+        launch_s=_small_op_s(400 // part, repeats),
         copy_launch_s=copy_launch_s,
         decode_ops_per_layer=_DECODE_OPS_PER_LAYER,
         flops_share=min(1.0, decode_flops / peak_flops),
@@ -183,13 +169,12 @@ def _coded_rates(read_bytes: int, repeats: int) -> tuple[float, float] | tuple[N
 
 def _copy_costs(copy_bytes: int, repeats: int) -> tuple[float, float]:
     """(bytes/s, seconds per queued copy) of a background thread that copies KV blocks."""
-    num_pieces = max(1, copy_bytes // _COPY_PIECE_BYTES)
-    source = np.ones((num_pieces, _COPY_PIECE_BYTES), dtype=np.uint8)
+    source = np.ones((copy_bytes // _COPY_PIECE_BYTES, _COPY_PIECE_BYTES), dtype=np.uint8)
     target = np.zeros_like(source)
 
     def copy_all() -> None:
-        for piece in range(num_pieces):
-            np.copyto(target[piece], source[piece])
+        for there, here in zip(target, source, strict=True):
+            np.copyto(there, here)
 
     with ThreadPoolExecutor(max_workers=1) as thread:
         rate = source.nbytes / _best_s(lambda: thread.submit(copy_all).result(), repeats)
@@ -202,10 +187,9 @@ def _copy_costs(copy_bytes: int, repeats: int) -> tuple[float, float]:
         return rate, _best_s(queue_tiny, repeats) / 100
 
 
-def _small_op_s(num_ops: int, repeats: int) -> float:
+def _small_op_s(rounds: int, repeats: int) -> float:
     """Mean seconds of operators as a decoder uses them, on tensors so small that launches rule."""
     rows, weight = torch.ones(8, 32), torch.ones(32, 32)
-    rounds = max(1, num_ops // 5)
 
     def run_all() -> None:
         for _ in range(rounds):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +14,7 @@ import beamwright
 from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import add_row, first_import, print_json, quiet_stdout
 from beamwright.errors import InputError, UnsupportedModelError
+from beamwright.plan.machines import write_profile
 from beamwright.verify.find import check_models
 
 _OPTIONS = (
@@ -55,7 +57,10 @@ def doctor(
                 "python": platform.python_version(),
                 **machine.inspect_machine(),
             }
-            report |= machine.probe_machine() if probe else {}
+            if probe:  # kept for `--gpu measured`
+                profile = machine.measure_profile()
+                file = str(write_profile(profile))
+                report |= {"profile": asdict(profile), "profile_file": file}
     if invocation.as_json:
         print_json(report)
     elif show:

@@ -113,9 +113,9 @@ def decode(workload: Workload, roofline: Roofline, budget_bytes: float) -> Total
     stored on the host. The last group of a step is the first of the next, so one group of each
     step is not loaded. None if no beam fits alone.
     """
-    totals, beams, spilled = Totals(), workload.num_beams, False
+    totals, model, beams, spilled = Totals(), roofline.model, workload.num_beams, False
     for step in tree_steps(workload):
-        sizes = ((n, _group_bytes(step, roofline.model, n)) for n in range(1, beams + 1))
+        sizes = ((n, _group_bytes(step, model, n)) for n in range(1, beams + 1))
         num_groups, held_bytes = next((g for g in sizes if g[1] <= budget_bytes), (0, 0.0))
         if not num_groups:
             return None
@@ -123,10 +123,26 @@ def decode(workload: Workload, roofline: Roofline, budget_bytes: float) -> Total
         totals.decode_s += num_groups * group_s
         totals.groups += num_groups
         totals.peak_kv_bytes = max(totals.peak_kv_bytes, held_bytes)
-        if num_groups > 1:
-            free_bytes = budget_bytes - held_bytes
-            _move(totals, step, roofline, num_groups, group_s, free_bytes, backlog=not spilled)
+        if num_groups == 1:
+            continue
+        # Shared parts stay for the next group; beside them, the states that rows begin from.
+        before_bytes = step.union_tokens * model.kv_bytes_per_token
+        before_bytes += beams // workload.width * model.state_bytes
+        load_bytes = before_bytes / num_groups
+        free_bytes = budget_bytes - held_bytes
+        ahead_s = roofline.move(min(load_bytes, free_bytes), Direction.H2D)
+        late_s = roofline.move(max(0.0, load_bytes - free_bytes), Direction.H2D)
+        stall_s = (num_groups - 1) * (late_s + max(0.0, ahead_s - group_s))
+        store_bytes: float = beams * (
+            step.num_tokens * model.kv_bytes_per_token + model.state_bytes
+        )
+        if not spilled:  # what is there has never been written back
+            store_bytes += before_bytes
             spilled = True
+        store_s = roofline.move(store_bytes, Direction.D2H)
+        totals.stall_s += max(stall_s, store_s - num_groups * group_s)
+        totals.h2d_bytes += (num_groups - 1) * load_bytes
+        totals.d2h_bytes += store_bytes
     return totals
 
 
@@ -143,33 +159,6 @@ def _group_bytes(step: TreeStep, model: ModelCosts, num_groups: int) -> float:
     num_states = step.workload.num_states(-(-step.workload.num_beams // num_groups))
     kv_bytes = step.group_held_tokens(num_groups) * model.kv_bytes_per_token
     return kv_bytes + num_states * model.state_bytes
-
-
-def _move(
-    totals: Totals,
-    step: TreeStep,
-    roofline: Roofline,
-    num_groups: int,
-    group_s: float,
-    free_bytes: float,
-    *,
-    backlog: bool,
-) -> None:
-    """Count one step's transfers. backlog: what is there has never been written back."""
-    model, work = roofline.model, step.workload
-    # Shared parts stay for the next group; beside them, the states that rows begin from.
-    before_bytes = step.union_tokens * model.kv_bytes_per_token
-    before_bytes += work.num_beams // work.width * model.state_bytes
-    load_bytes = before_bytes / num_groups
-    ahead_s = roofline.move(min(load_bytes, free_bytes), Direction.H2D)
-    late_s = roofline.move(max(0.0, load_bytes - free_bytes), Direction.H2D)
-    stall_s = (num_groups - 1) * (late_s + max(0.0, ahead_s - group_s))
-    row_bytes = step.num_tokens * model.kv_bytes_per_token + model.state_bytes
-    store_bytes = work.num_beams * row_bytes + (before_bytes if backlog else 0.0)
-    store_s = roofline.move(store_bytes, Direction.D2H)
-    totals.stall_s += max(stall_s, store_s - num_groups * group_s)
-    totals.h2d_bytes += (num_groups - 1) * load_bytes
-    totals.d2h_bytes += store_bytes
 
 
 # --- the verifier --------------------------------------------------------------------------------
