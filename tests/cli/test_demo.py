@@ -1,8 +1,11 @@
 import re
 
+import pytest
+
 from beamwright.cli.demo import ANSWER, PROBLEM
 
 
+@pytest.mark.nightly
 def test_search_is_right_and_a_vote_of_its_own_samples_is_not(cli):
     """In float64, where another CPU's rounding flips no token."""
     found = cli("demo", "--dtype", "float64", "--json").json

@@ -4,11 +4,6 @@ import pytest
 
 from beamwright.errors import CapacityError
 
-CONTRACT = {
-    "dataset", "problems", "correct", "accuracy", "mean_rounds", "tokens", "time", "goodput_tok_s",
-    "settings",
-}  # fmt: skip
-
 
 @pytest.fixture
 def dataset(tmp_path):
@@ -16,14 +11,6 @@ def dataset(tmp_path):
     golds = ["42", "41", "42"]
     path.write_text("".join(json.dumps({"problem": "p", "answer": x}) + "\n" for x in golds))
     return path
-
-
-def test_json_holds_the_contract(cli, fake, dataset):
-    report = cli("eval", dataset, "--json", "--n", "8").json
-    assert set(report) >= CONTRACT
-    assert (report["dataset"], report["problems"]) == (str(dataset), 3)
-    assert (report["correct"], report["accuracy"]) == (2, 2 / 3)
-    assert report["settings"]["search"]["n"] == 8
 
 
 def test_out_resumes_and_a_complete_folder_needs_no_model(cli, fake, dataset, tmp_path):
@@ -59,9 +46,8 @@ def test_several_settings_have_a_folder_each_and_resume(cli, fake, dataset, reci
     assert first["dataset"] == str(dataset)
     assert [each["name"] for each in first["runs"]] == names
     for each in first["runs"]:
-        assert set(each) >= CONTRACT
-        lines = (out / each["name"] / "results.jsonl").read_text().splitlines()
-        assert len(lines) == 3
+        assert (each["problems"], each["correct"], each["accuracy"]) == (3, 2, 2 / 3)
+        assert len((out / each["name"] / "results.jsonl").read_text().splitlines()) == 3
     assert first["runs"][3]["settings"]["search"]["n"] == 8
     assert len(fake.calls) == 12
     fake.error = RuntimeError("no model")

@@ -146,10 +146,6 @@ def test_whatever_is_raised_ends_as_one_line(cli, fake, kind):
 # --- text ------------------------------------------------------------------------------------
 
 
-def clean(text):
-    return all(c.isprintable() or c == "\n" for c in text)
-
-
 def test_names_in_data_are_neither_markup_nor_escapes(cli, fake, tmp_path):
     dataset = tmp_path / "set.jsonl"
     rows = [{"problem": "p", "answer": "42", "level": level} for level in ("[/x]", ESCAPES, ":x:")]
@@ -158,7 +154,7 @@ def test_names_in_data_are_neither_markup_nor_escapes(cli, fake, tmp_path):
     assert found.code == 0
     assert "level [/x]" in found.out
     assert "level :x:" in found.out
-    assert clean(found.out)
+    assert all(c.isprintable() or c == "\n" for c in found.out)
 
 
 # --- inputs that never end, or never begin ---------------------------------------------------

@@ -1,6 +1,5 @@
 import pytest
 
-from beamwright.cli import options
 from beamwright.config import Settings
 
 
@@ -8,7 +7,6 @@ def test_every_setting_has_words():
     for section in Settings.model_fields.values():
         for name, field in section.annotation.model_fields.items():
             assert field.description, name
-    assert set(options._PANELS) == set(Settings.model_fields)
 
 
 def test_options_reach_the_settings(cli, fake):

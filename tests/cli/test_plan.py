@@ -111,29 +111,6 @@ def test_the_cuda_device_of_this_machine_is_the_default(cli, monkeypatch):
     assert "no profile of this machine's NVIDIA Abacus: figures are for rtx-4090" in out
 
 
-SMALL_CARD = ["plan", "--model", "qwen2.5-7b", "--memory", "12GB"]
-
-
-def test_7b_with_a_verifier_on_a_12_gb_card_needs_int4(cli):
-    both = [*SMALL_CARD, "--verifier", "qwen2.5-1.5b", "--json"]
-    for weights in ("auto", "int8"):
-        outcome = cli(*both, "--weights", weights)
-        assert outcome.code == 2
-        assert "nothing is left for KV" in outcome.complaint
-    report = cli(*both, "--weights", "int4").json
-    assert report["weights"] == "int4"
-    verifier = report["verifier"]
-    assert verifier["model"] == "qwen2.5-1.5b"
-    taken = report["weight_bytes"] + verifier["weight_bytes"]
-    taken += 2 * (report["kv_budget_bytes"] + verifier["kv_budget_bytes"])
-    assert 0.9 * 12e9 < taken < 12e9
-    for each in (report, verifier):
-        assert each["kv_budget_bytes"] // each["kv_bytes_per_token"] > 10_000
-    smaller = cli(*both, "--weights", "int4", "--verifier-weights", "int8").json
-    assert smaller["verifier"]["weight_bytes"] < verifier["weight_bytes"]
-    assert smaller["kv_budget_bytes"] > report["kv_budget_bytes"]
-
-
 def test_a_hybrid_needs_a_state_for_each_row(cli):
     asked = ["plan", "--model", "qwen3.5-27b", "--weights", "int4", "--memory", "24GB", "--n", "64"]
     report = cli(*asked, "--json").json

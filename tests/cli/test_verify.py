@@ -94,9 +94,6 @@ def test_the_tree_of_a_choice_that_is_gone_is_grown_again(cli, answer):
     gone = {"choose": "pairwise", "compare_budget": 3}
     file = answer(lambda c: (c["receipt"]["settings"].update(gone), c.update(answer="80")))
     assert report(cli, file)["equal"] == 1
-
-
-def test_who_reads_it_is_told_what_was_changed(cli, answer):
     file = answer(lambda content: content.update(answer="80"))
     assert cli("verify", file).out.startswith("parts 0: ")
 
