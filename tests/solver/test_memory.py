@@ -156,10 +156,10 @@ def test_a_card_is_chosen_for_by_its_own_data_sheet(monkeypatch, name, total, ba
 MUCH_KV = "llama,layers=2,hidden=32,heads=8,kv_heads=8,head_dim=64,intermediate=32,vocab=64"
 
 
-@pytest.mark.parametrize(("n", "step_tokens"), [(32, 64), (8, 160)])
+@pytest.mark.parametrize(("n", "step_tokens"), [(24, 48), (8, 80)])
 def test_a_search_that_fills_its_kv_stays_within_the_number(n, step_tokens):
     """By what is counted: weights, KV of the device, and attention's working copies, tails too."""
-    memory = 24 * 1024**2
+    memory = 14 * 1024**2
     how = {"search": "best-of-n", "choose": "majority", "ignore_eos": True, "dtype": "float32"}
     lengths = {"step_tokens": step_tokens, "max_tokens": 2 * step_tokens}
     model = f"random:{MUCH_KV},context=512"

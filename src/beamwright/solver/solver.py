@@ -149,8 +149,8 @@ class Solver:
                 the link fails; Interrupted: on Ctrl-C. What was finished is in the error's
                 `partial`.
         """
-        named: dict[str, Any] = {"strategy": strategy, **options}
-        return self._solve_alone(self._request(problem, problem_id, named, on_round, checkpoint))
+        asked = problem, problem_id, on_round, checkpoint
+        return self._solve_alone(self._request(*asked, strategy=strategy, **options))
 
     def submit(
         self,
@@ -173,8 +173,8 @@ class Solver:
         Raises:
             InputError: for a bad option; what is wrong with the problem is the handle's result.
         """
-        named: dict[str, Any] = {"strategy": strategy, **options}
-        request = self._request(problem, problem_id, named, on_round, checkpoint)
+        asked = problem, problem_id, on_round, checkpoint
+        request = self._request(*asked, strategy=strategy, **options)
         request.submitted_s = time.perf_counter()
         return self._queue.submit(problem_id, request)
 
@@ -351,7 +351,7 @@ class Solver:
         if most is not None and most < 1:
             raise InputError(f"in_flight must be at least 1, got {in_flight}")
         requests = {
-            self._request(text, problem_id, {**options, **its_own}, on_round): problem_id
+            self._request(text, problem_id, on_round, **{**options, **its_own}): problem_id
             for problem_id, text, its_own in read_problems(problems)
         }
         if in_flight is None:
@@ -404,9 +404,9 @@ class Solver:
         self,
         problem: Problem,
         problem_id: str | int,
-        options: dict[str, Any],
-        on_round: RoundCallback | None = None,
+        on_round: RoundCallback | None,
         checkpoint: str | os.PathLike[str] | None = None,
+        **options: Any,
     ) -> Request:
         check_problem(problem, problem_id, on_round)
         priority, asked = take_priority(options), self._problem_settings(options)
