@@ -83,11 +83,7 @@ LETTERS = "6 * 7?\n\nA) 40\nB) 42 eggs\n\nAnswer with the letter."
             ["**B**", "B) 42 eggs", "The answer is 42.", "It is B", "The answer is A because."],
             ["B", "B", "B", "B", "A"],
         ),
-        (
-            Code(),
-            ["```\na = 1  \nb\n```", "```\na = 1\nb\n```", "```\nA\n```"],
-            ["a = 1\nb"] * 2 + ["A"],
-        ),
+        (Code(), [f"```\n{code}\n```" for code in ("a  \nb", "a\nb", "A")], ["a\nb", "a\nb", "A"]),
     ],
 )
 def test_equal_answers_are_one_vote(way, texts, votes):

@@ -79,12 +79,9 @@ class FakeServing:
     def search(self, given):
         return Stream(self, given)
 
-    async def cancel(self, search):
-        for engine in list(self.engines.values()):
-            await engine.cancel(search)
-
-    async def pulses(self):
-        return [await engine.pulse() for engine in list(self.engines.values())]
+    async def broadcast(self, method, *arguments):
+        engines = list(self.engines.values())
+        return [await getattr(engine, method)(*arguments) for engine in engines]
 
 
 @contextmanager

@@ -33,30 +33,20 @@ ABANDONED_S = 120.0
 
 
 @dataclass(frozen=True)
-class Decided:
-    """A round is decided."""
+class News:
+    """A round is decided, or the search has ended.
 
-    tree: TreeNews
-    usage: Usage
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A search has ended. solution: without its tree; beside an error, the best so far.
-
-    tree: what of it was not told; None where it is not to be told. error: see `sent`. bug: an error
-    that nobody raised on purpose; its class and words.
+    tree: what of it was not told; None where it is not to be told. solution: without its tree;
+    beside an error, the best so far. error: see `sent`. bug: an error that nobody raised on
+    purpose; its class and words.
     """
 
-    solution: Solution | None
-    tree: TreeNews | None
-    error: BeamwrightError | None
-    bug: str | None
     usage: Usage
-
-
-News = str | Decided | Ended
-"""The first is the name of the replica that has taken the search."""
+    tree: TreeNews | None = None
+    ended: bool = False
+    solution: Solution | None = None
+    error: BeamwrightError | None = None
+    bug: str | None = None
 
 
 class Replica:
@@ -95,14 +85,15 @@ class Replica:
         if self._bugs >= MOST_BUGS:
             raise RuntimeError(f"{self._bugs} searches in a row have failed")
 
-    async def search(self, given: Given) -> AsyncIterator[News]:
-        """Search beside the others, and stream the news; closing the stream cancels the search."""
+    async def search(self, given: Given) -> AsyncIterator[str | News]:
+        """Search beside the others. Stream the name of this replica, which has taken it, and then
+        the news; closing the stream cancels the search."""
         yield self._name()
         loop, heard = asyncio.get_running_loop(), asyncio.Queue[News]()
         changes = Changes()
 
         def on_round(report: RoundReport) -> None:
-            news = Decided(changes.of(report.tree, report), self._solver.usage())
+            news = News(self._solver.usage(), changes.of(report.tree, report))
             loop.call_soon_threadsafe(heard.put_nowait, news)
 
         def over(ended: asyncio.Task[Solution]) -> None:
@@ -110,10 +101,10 @@ class Replica:
                 outcome = ended.exception() or ended.result()
                 heard.put_nowait(self._ended(outcome, given, changes))
 
+        submit = self._solver.submit
+        if given.paths is not None:
+            submit = partial(self._solver.submit_score, paths=given.paths)
         try:
-            submit = self._solver.submit
-            if given.paths is not None:
-                submit = partial(self._solver.submit_score, paths=given.paths)
             handle = submit(
                 given.problem,
                 problem_id=given.problem_id,
@@ -127,11 +118,9 @@ class Replica:
         ending = asyncio.ensure_future(handle)
         ending.add_done_callback(over)
         try:
-            while True:
-                news = await heard.get()
+            while not (news := await heard.get()).ended:
                 yield news
-                if isinstance(news, Ended):
-                    return
+            yield news
         finally:
             del self._handles[given.id]
             ending.cancel()
@@ -143,9 +132,9 @@ class Replica:
         if handle is not None:
             handle.cancel()
 
-    def _ended(self, outcome: Solution | BaseException, given: Given, changes: Changes) -> Ended:
+    def _ended(self, outcome: Solution | BaseException, given: Given, changes: Changes) -> News:
         best = outcome if isinstance(outcome, Solution) else getattr(outcome, "partial", None)
-        tree, error, bug = None, None, None
+        tree = error = bug = None
         if isinstance(best, Solution):
             tree = None if given.tells == "nothing" else changes.of(best.tree)
             root = best.tree.root
@@ -157,7 +146,7 @@ class Replica:
             bug = f"{type(outcome).__name__}: {outcome}"
         if not isinstance(outcome, Cancelled):
             self._bugs = 0 if bug is None else self._bugs + 1
-        return Ended(best, tree, error, bug, self._solver.usage())
+        return News(self._solver.usage(), tree, True, best, error, bug)
 
 
 def sent(error: BeamwrightError) -> BeamwrightError:

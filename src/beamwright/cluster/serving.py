@@ -12,14 +12,14 @@ import threading
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from beamwright import errors
 from beamwright.errors import BeamwrightError, InputError, UnavailableError
 from beamwright.io import extra
 
 if TYPE_CHECKING:
-    from beamwright.cluster.roster import Given, Pulse
+    from beamwright.cluster.roster import Given
     from beamwright.config import Settings
 
 _MOST_SEARCHES = 100_000  # at a time in a replica: its engine has the queue
@@ -28,6 +28,9 @@ _STARTS = 2
 _ANSWER_S = 5.0
 _END_S = 10.0
 _ROUTER = "beamwright.cluster.router:ByLoad"
+_DEATHS = (
+    "RayActorError", "ObjectLostError", "WorkerCrashedError", "TaskCancelledError", "NodeDiedError"
+)  # fmt: skip
 _LOGGING = {"log_level": "ERROR", "enable_access_log": False}
 
 
@@ -48,11 +51,12 @@ class RayServing:
     """One application with one deployment, where `wanted` says.
 
     in_flight: problems at a time in each replica, None for what keeps it busy. died: errors of a
-    call whose replica is gone.
+    call whose replica is gone, none of which its own code raises.
     """
 
     def __init__(self, wanted: Cluster, settings: Settings, in_flight: int | None = None) -> None:
         self._ray, self._serve = _import_ray()
+        self.died = tuple(getattr(self._ray.exceptions, name) for name in _DEATHS)
         self._wanted, self._settings, self._in_flight = wanted, settings, in_flight
         self._gpus = int(settings.model.device.startswith("cuda"))  # Ray shows it no others
         self._name = f"beamwright-{uuid.uuid4().hex[:8]}"
@@ -111,34 +115,19 @@ class RayServing:
 
     # --- calls -------------------------------------------------------------------------------
 
-    @property
-    def died(self) -> tuple[type[Exception], ...]:
-        """Errors of a call whose replica has died, none of which its own code raises."""
-        names = (
-            "RayActorError", "ObjectLostError", "WorkerCrashedError", "TaskCancelledError",
-            "NodeDiedError",
-        )  # fmt: skip
-        return tuple(getattr(self._ray.exceptions, name) for name in names)
-
     def search(self, given: Given) -> Any:
         """Start a search; returns an asynchronous iterator of its news, with `cancel`."""
         return self._engines.options(stream=True).search.remote(given)
 
-    async def cancel(self, search: str) -> None:
-        """Cancel a search in whichever replica has it."""
-        await self._broadcast("cancel", search)
+    async def broadcast(self, method: Literal["cancel", "pulse"], *arguments: str) -> list[Any]:
+        """Call a method of all replicas, and return what the live ones answer.
 
-    async def pulses(self) -> list[Pulse]:
-        """Ask all replicas. Raises TimeoutError where one does not answer."""
-        answers = await self._broadcast("pulse")
+        Raises:
+            TimeoutError: where one does not answer.
+        """
+        calls = self._engines.broadcast(method, *arguments)
+        answers = await calls.results_async(timeout_s=_ANSWER_S, return_exceptions=True)
         return [answer for answer in answers if not isinstance(answer, BaseException)]
-
-    async def _broadcast(self, method: str, *arguments: Any) -> list[Any]:
-        answers = self._engines.broadcast(method, *arguments)
-        results: list[Any] = await answers.results_async(
-            timeout_s=_ANSWER_S, return_exceptions=True
-        )
-        return results
 
     # --- inside ------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Unpack
 
 from beamwright.cluster.mirror import Mirror
-from beamwright.cluster.replica import Decided, Ended, News
+from beamwright.cluster.replica import News
 from beamwright.cluster.roster import Given, Roster, Tells
 from beamwright.cluster.serving import Cluster, RayServing, last_line
 from beamwright.config import Settings
@@ -91,11 +91,10 @@ class RemoteSearch:
         self._mirror = Mirror()
         self._deaths = self._told = 0  # of its replicas; the last round
         self._task: asyncio.Task[Outcome] | None = None
-        self._cancelling: asyncio.Task[None] | None = None
+        self._cancelling: asyncio.Task[list[Any]] | None = None
 
     def start(self) -> asyncio.Task[Outcome]:
         """Start the search; in the loop."""
-        self._owner.roster.enter(self.given)
         self._task = asyncio.get_running_loop().create_task(self._run())
         return self._task
 
@@ -107,11 +106,13 @@ class RemoteSearch:
             self._task.cancel()
             return
         loop = asyncio.get_running_loop()
-        self._cancelling = loop.create_task(self._owner.serving.cancel(self.given.id))
+        withdrawn = self._owner.serving.broadcast("cancel", self.given.id)
+        self._cancelling = loop.create_task(withdrawn)
         loop.call_later(CANCEL_S, self._task.cancel)
 
     async def _run(self) -> Outcome:
         while True:
+            self._owner.roster.enter(self.given)
             try:
                 return await self._search()
             except self._owner.serving.died as error:
@@ -129,24 +130,18 @@ class RemoteSearch:
             if self._ends_s is not None:
                 left_s = max(0.001, self._ends_s - time.monotonic())
                 self.given.options["deadline"] = left_s
-            self._owner.roster.enter(self.given)
 
     async def _search(self) -> Outcome:
         stream, ends_s = self._owner.serving.search(self.given), self._ends_s
         try:  # the loop's time is that of `monotonic`
             async with asyncio.timeout_at(None if ends_s is None else ends_s + _PLACE_S):
-                news: News = await anext(stream)
-            while not isinstance(news, Ended):
-                if isinstance(news, str):
-                    self.begun = True
-                    self._owner.roster.give(self.given, news)
-                else:
-                    await self._hear(news)
-                if self.cancelled:
+                replica: str = await anext(stream)
+            self.begun = True
+            self._owner.roster.give(self.given, replica)
+            async for news in stream:
+                await self._hear(news)
+                if self.cancelled and not news.ended:
                     self.give_up()
-                news = await anext(stream)
-            async for _ in stream:
-                pass
         except TimeoutError:
             stream.cancel()
             return UnavailableError("no replica could take the search in its time")
@@ -155,23 +150,24 @@ class RemoteSearch:
             raise
         return self._outcome(news)
 
-    async def _hear(self, news: Decided) -> None:
-        """Apply a round to the mirror, which does not change until the listener has returned."""
+    async def _hear(self, news: News) -> None:
+        """Apply news to the mirror, which does not change until the listener has returned."""
         self._owner.roster.note(self.given.replica, news.usage)
+        if news.tree is None:
+            return
         self._mirror.hear(news.tree)
-        if news.tree.report["round"] > self._told:
-            self._told = news.tree.report["round"]
+        number = news.tree.report.get("round", 0)
+        if number > self._told:
+            self._told = number
             if self.on_round is not None and not self.cancelled:
                 report = self._mirror.report(news.tree)
                 await asyncio.wrap_future(self._owner.teller.submit(self.on_round, report))
 
-    def _outcome(self, ended: Ended) -> Outcome:
-        self._owner.roster.note(self.given.replica, ended.usage)
+    def _outcome(self, ended: News) -> Outcome:
         if ended.bug is not None:
             return RuntimeError(f"in a replica: {ended.bug}")
         solution = ended.solution
         if solution is not None and ended.tree is not None:
-            self._mirror.hear(ended.tree)
             solution = replace(solution, tree=self._mirror.tree)
         error = ended.error
         if error is None and self.cancelled:  # it ended before its replica heard of it
@@ -305,7 +301,11 @@ class ClusterSolver:
     ) -> Handle:
         """Send a search to a replica."""
         search, problem_id = RemoteSearch(self, given, deadline_s, on_round), given.problem_id
-        handle = Handle(problem_id, search, partial(self._withdraw, search), self._check_outside)
+
+        def withdraw() -> None:
+            self._loop.call_soon_threadsafe(search.give_up)
+
+        handle = Handle(problem_id, search, withdraw, self._check_outside)
         self._loop.call_soon_threadsafe(self._begin, search, handle)
         return handle
 
@@ -346,10 +346,6 @@ class ClusterSolver:
             for handle in going:
                 handle.cancel()
 
-    def _withdraw(self, search: RemoteSearch) -> None:
-        """Cancel a search whose handle was cancelled."""
-        self._loop.call_soon_threadsafe(search.give_up)
-
     def _check_outside(self) -> None:
         """Raises InputError in the thread that hears of rounds."""
         if threading.current_thread().name.startswith(self._teller_name):
@@ -383,7 +379,7 @@ class ClusterSolver:
 
     async def _look(self) -> None:
         """Look which replicas are alive."""
-        self.roster.update(await self.serving.pulses())
+        self.roster.update(await self.serving.broadcast("pulse"))
 
     async def _look_on(self) -> None:
         while True:

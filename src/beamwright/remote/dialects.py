@@ -8,7 +8,6 @@ SGLang and Beamwright say so, each in a field of its own; llama-server in a dial
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -74,41 +73,30 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Dialect(ABC):
-    """path: where it is asked. token_bytes: of JSON, most per token.
+class Completions:
+    """OpenAI's dialect.
 
+    path: where it is asked. token_bytes: of JSON, most per token. most: texts for one prompt.
     token_ids: they come back. streams: nothing shows that a stop string has ended a text, which is
-    therefore read as it is written, and left where the string is. most: texts for one prompt.
+    therefore read as it is written, and left where the string is.
+    ids: prompts are token ids, not texts. extras: fields that are not OpenAI's. without: fields
+    that the server refuses.
     """
-
-    path: str
-    token_bytes: int
-    most: int | None = None
-    token_ids: bool = False
-    streams: bool = False
-
-    @abstractmethod
-    def body(self, model: str, prompt: PromptRequest) -> dict[str, Any]:
-        """Build the request. model: which, where the server has several."""
-
-    @abstractmethod
-    def reply_of(self, key: Hashable, answer: Any, stops: Sequence[str]) -> Reply:
-        """Read a whole reply; raises KeyError, TypeError or ValueError for what is none."""
-
-
-@dataclass(frozen=True)
-class Completions(Dialect):
-    """OpenAI's. ids: prompts are token ids, not texts. extras: fields that are not OpenAI's.
-    without: fields that the server refuses."""
 
     path: str = "completions"
     token_bytes: int = 512
+    most: int | None = None
+    token_ids: bool = False
+    streams: bool = False
     ids: bool = False
     extras: bool = False
     without: frozenset[str] = frozenset()
 
     def body(self, model: str, prompt: PromptRequest) -> dict[str, Any]:
-        """See `Dialect`; without what nobody asks for: some refuse what they do not know."""
+        """Build a request without what nobody asks for: some refuse what they do not know.
+
+        model: which, where the server has several.
+        """
         sampling = prompt.sampling
         stops = None if self.streams else list(prompt.stops[:_MOST_STOPS])
         optional = {
@@ -134,7 +122,7 @@ class Completions(Dialect):
         }
 
     def reply_of(self, key: Hashable, answer: Any, stops: Sequence[str]) -> Reply:
-        """See `Dialect`."""
+        """Read a whole reply; raises KeyError, TypeError or ValueError for what is none."""
         choices = sorted(answer["choices"], key=lambda choice: int(choice.get("index", 0)))
         if not choices:
             raise ValueError("it has no choices")
@@ -181,7 +169,7 @@ _LLAMA_FIELDS = (
 
 
 @dataclass(frozen=True)
-class LlamaServer(Dialect):
+class LlamaServer:
     """llama-server's own, `/completion`: token ids both ways, and how each text has ended.
 
     Its OpenAI endpoint says neither. A request that is silent is sampled as a chat's (top-k 40,
@@ -193,22 +181,24 @@ class LlamaServer(Dialect):
 
     Of texts for one prompt, each takes one of the server's slots.
 
-    context: tokens of a slot; None: not said.
+    Fields as those of `Completions`. context: tokens of a slot; 0: not said.
     """
 
+    path: str
+    most: int
+    context: int
     token_bytes: int = 2048  # it says each token twice, and byte by byte
     token_ids: bool = True
-    context: int | None = None
+    streams: bool = False
 
     @classmethod
     def of(cls, url: str, props: Any) -> LlamaServer:
         """Read the slots and the context from its `/props`."""
-        context = count_of(props, "default_generation_settings", "n_ctx")
-        slots = count_of(props, "total_slots") or 1
-        return cls(f"{url}/completion", most=slots, context=context or None)
+        context = count_of(props, "default_generation_settings", "n_ctx") or 0
+        return cls(f"{url}/completion", count_of(props, "total_slots") or 1, context)
 
     def body(self, model: str, prompt: PromptRequest) -> dict[str, Any]:
-        """See `Dialect`."""
+        """As of `Completions`."""
         sampling = prompt.sampling
         return {
             "model": model,
@@ -229,7 +219,7 @@ class LlamaServer(Dialect):
         }
 
     def reply_of(self, key: Hashable, answer: Any, stops: Sequence[str]) -> Reply:
-        """See `Dialect`."""
+        """As of `Completions`."""
         del stops  # it says which
         every = answer if isinstance(answer, list) else [answer]
         texts = sorted(every, key=lambda text: int(text["index"]))
@@ -237,6 +227,9 @@ class LlamaServer(Dialect):
         cached = count_of(first, "timings", "cache_n")  # `tokens_cached` counts what it will have
         read = count_of(first, "tokens_evaluated")
         return Reply(key, [_written_by_llama(text) for text in texts], read, cached)
+
+
+Dialect = Completions | LlamaServer
 
 
 def _written_by_llama(said: Mapping[str, Any]) -> Continuation:

@@ -332,7 +332,7 @@ class RemoteGenerator:
                 raise
             return False
         self._check_tokenizer(written.text, written.token_ids or ())
-        self.context = self.context or dialect.context or 0
+        self.context = self.context or dialect.context
         return True
 
     async def _learnt(self, dialect: Completions) -> Completions:

@@ -9,7 +9,7 @@ dropped, and a thought that its budget ends is closed here, for the next prompt 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,6 @@ from beamwright.engine.endings import (
     row_limit,
     text_stopped,
 )
-from beamwright.engine.noise import lineage_key
 from beamwright.engine.row import Decoding, Decodings, Row, RowLimit
 from beamwright.errors import InputError, UnavailableError
 from beamwright.kv.segments import Segment
@@ -167,16 +166,15 @@ class RemoteSteps(StepWriter):
             if self.max_batch and running and running + len(nodes) > self.max_batch:
                 return
             row = self._row(nodes[0])
-            tokens, limit = row.limit.tokens, row.limit
-            if (closing := self._ends.closing(row)) is not None:
+            tokens, closing = row.limit.tokens, self._ends.closing(row)
+            if closing is not None:
                 tokens = min(tokens, closing.at - nodes[0].start)
-            question = _Question([*nodes], RowLimit(max(1, tokens), limit.reason))
-            taken = set(nodes)
-            self._waiting = [node for node in self._waiting if node not in taken]
+            question = _Question([*nodes], RowLimit(max(1, tokens), row.limit.reason))
             self._running.update(dict.fromkeys(nodes, question))
+            self._waiting = [node for node in self._waiting if node not in self._running]
             self.counts.groups += 1
             self.counts.admitted += len(nodes)
-            self.source.ask(question, self._prompt(nodes, question.limit))
+            self.source.ask(question, self._prompt(row, len(nodes), question.limit.tokens))
 
     def _siblings(self) -> list[Node]:
         """Take the first waiting step with all siblings opened with it, so that their seeds do not
@@ -191,14 +189,13 @@ class RemoteSteps(StepWriter):
         limits = [size for size in (self.source.most, self.max_batch) if size is not None]
         return siblings[: min(limits, default=len(siblings))]
 
-    def _prompt(self, nodes: Sequence[Node], limit: RowLimit) -> PromptRequest:
-        node, decoding = nodes[0], self._decodings.of(nodes[0])
-        parent, step, sampling = node.parent, decoding.step, decoding.sampling
+    def _prompt(self, row: Row, count: int, max_tokens: int) -> PromptRequest:
+        node, step, sampling = row.node, row.decoding.step, row.decoding.sampling
+        parent, marks, thinks, (high, low) = node.parent, self._marks, bool(row.thought), row.key
         assert parent is not None
+        path = parent.path_token_ids()
         if node.greedy:
             sampling = sampling.model_copy(update={"temperature": 0.0})
-        high, low = lineage_key(decoding.seed, node.lineage)
-        path, marks, thinks = parent.path_token_ids(), self._marks, bool(self._row(node).thought)
         cuts = [text.decode() for text in delimiters(step, thought=thinks)]
         if marks is not None and thinks and self.codec.special_ids.isdisjoint(marks.end):
             cuts = [marks.family.end, *cuts]
@@ -211,9 +208,9 @@ class RemoteSteps(StepWriter):
                 if marks is None
                 else self.codec.decode_raw(path)
             ),
-            count=len(nodes),
+            count=count,
             seed=(high ^ low) & 0x7FFFFFFF,
-            max_tokens=limit.tokens,
+            max_tokens=max_tokens,
             sampling=sampling,
             stops=tuple(cuts),
             ignore_eos=step.ignore_eos,
@@ -244,6 +241,11 @@ class RemoteSteps(StepWriter):
 
     def _step(self, node: Node, written: Continuation, limit: RowLimit) -> StepDecoded | StepFailed:
         """Cut a step from a text, token by token, as if it had been drawn here."""
+
+        def add(token: int) -> None:
+            row.stop = self._ends.reason(row, [token])
+            row.tokens.append(token)
+
         if (failed := self._failed(node, written, limit)) is not None:
             return failed
         ids, row, closing = self._ids(written), self._row(node), None
@@ -257,12 +259,12 @@ class RemoteSteps(StepWriter):
             closing = closing or self._ends.closing(row)
             if row.stop is not None or (closing and node.start + len(row.tokens) >= closing.at):
                 break
-            self._add(row, token)
+            add(token)
         drawn, closing = len(row.tokens), closing or self._ends.closing(row)
         node.usage["overrun"] += len(ids) - drawn
         if closing is not None and row.stop is None and node.start + drawn >= closing.at:
             for token in closing.ids:  # whatever its message holds
-                self._add(row, token)
+                add(token)
                 if row.stop is StopReason.THOUGHT_END or (row.stop and row.stop.ends_path):
                     break
         cut = limit.reason if self._marks is None else StopReason.STEP_LIMIT
@@ -317,10 +319,6 @@ class RemoteSteps(StepWriter):
             begins = decoding.step.thinking != "off" and not shown.endswith(marks.family.end)
         limit = row_limit(node, decoding.step, self._context, thought=bool(begins))
         return Row(node, Segment(), decoding, limit, thought=begins)
-
-    def _add(self, row: Row, token: int) -> None:
-        row.stop = self._ends.reason(row, [token])
-        row.tokens.append(token)
 
 
 def _note_cut(question: _Question, reply: Reply) -> None:
