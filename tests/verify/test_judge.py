@@ -157,37 +157,22 @@ def test_critiques_equal_those_of_plain_transformers(tmp_path, template, attenti
 # --- batches and budgets ---------------------------------------------------------------------
 
 
-def sessions(monkeypatch):
-    """(model, rows) of every decode session from here on."""
-    found, real = [], TreeModel.open_session
-
-    def open_session(self, paths, *args, **named):
-        found.append((self, len(paths)))
-        return real(self, paths, *args, **named)
-
-    monkeypatch.setattr(TreeModel, "open_session", open_session)
-    return found
-
-
-def test_a_budget_for_few_critiques_gives_the_same(random_judge, monkeypatch):
+def test_a_budget_for_few_critiques_gives_the_same(random_judge):
     roomy = judge_of(random_judge)
     ((_, a),) = random_tree(4, num_rounds=1)
-    expected = roomy.score(a)
+    expected, refused = roomy.score(a), []
     block = roomy.tree_model.store.device.bytes_per_block
     most = -(-roomy.tree_model.budget.peak_bytes // block)
-    batches, found = {}, sessions(monkeypatch)
     for blocks in (2, most // 3 + 1, 2 * most // 3 + 1, most):
         judge = judge_of(random_judge, budget=blocks * block)
         ((_, b),) = random_tree(4, num_rounds=1)
-        found.clear()
         try:
             assert judge.score(b) == expected
             assert facts(b) == facts(a)
-            batches[blocks] = tuple(rows for _, rows in found)
         except CapacityError:
-            batches[blocks] = None
+            refused.append(blocks)
         assert_nothing_kept(judge)
-    assert {None, (1, 1, 1), (2, 1), (3,)} <= set(batches.values())
+    assert refused == [2], "not even one"
 
 
 class Stopped(Exception):
@@ -219,16 +204,6 @@ def test_whatever_happens_questions_and_critiques_are_freed(random_judge, monkey
             judge.score(nodes)
     assert_nothing_kept(judge)
     assert judge.tree_model.store.scratch.used_bytes == 0
-
-
-def test_ended_paths_only(made_judge):
-    judge = judge_of(made_judge, changes={"scores": "ended_paths"})
-    tree = new_tree(text=PROBLEM)
-    (step,) = add_steps(tree, tree.root, ["We see 12.\n\n"])
-    assert judge.score([step]) == [None]
-    assert not step.usage
-    tree.keep(step)
-    assert judge.score(add_steps(tree, step, ["So 12.", ""], StopReason.EOS)) == [0.7, 0.7]
 
 
 @pytest.mark.parametrize("sees", ["answer", "both"])
@@ -328,21 +303,21 @@ def test_the_context_cuts_critiques_off_and_hides_paths(made_judge):
 # --- what is wrong ---------------------------------------------------------------------------
 
 
-def test_a_judge_needs_a_chat_template(generator_folder):
-    with pytest.raises(InputError, match=f"judge:{generator_folder}: a judge needs a chat templ"):
-        judge_of(generator_folder)
-
-
 @pytest.mark.parametrize(
     ("template", "complaint"),
     [
         ("{{ raise_exception('no such\nrole') }}", "chat template: no such role"),
         ("hello", "leaves the user's turn out"),
+        (None, "a judge needs a chat templ"),
     ],
 )
-def test_a_chat_template_that_fails_is_named(tmp_path, template, complaint):
+def test_a_chat_template_that_fails_or_is_missing_is_named(tmp_path, template, complaint):
     checkpoints.write_random_judge(tmp_path, LLAMA_3, [2])
-    (tmp_path / "chat_template.jinja").write_text(template)
+    file = tmp_path / "chat_template.jinja"
+    if template is None:
+        file.unlink()
+    else:
+        file.write_text(template)
     with pytest.raises(InputError, match=complaint) as caught:
         judge_of(tmp_path)
     assert "\n" not in str(caught.value)

@@ -123,12 +123,10 @@ class RemoteSteps(StepWriter):
         """Forget these nodes; a question without any left is cancelled."""
         for node in nodes:
             self._decodings.forget(node)
-            question = self._running.pop(node, None)
-            if question is None:
-                continue
-            question.nodes[question.nodes.index(node)] = None
-            if not question.wanted:
-                self.source.cancel(question)
+            if (question := self._running.pop(node, None)) is not None:
+                question.nodes[question.nodes.index(node)] = None
+                if not question.wanted:
+                    self.source.cancel(question)
 
     def abort(self) -> None:
         """Cancel everything that runs or waits."""
@@ -296,10 +294,8 @@ class RemoteSteps(StepWriter):
         token_ids, most = written.token_ids, limit.tokens
         if token_ids is None:
             most *= 2  # a text may be other tokens here than it was drawn as
-            longer = self.codec.count_tokens(written.text, most) > most
-        else:
-            longer = len(token_ids) > most
-        if longer or len(written.logprobs) > most:
+        count = self.codec.count_tokens(written.text, most) if token_ids is None else len(token_ids)
+        if max(count, len(written.logprobs)) > most:
             said = f"the generator writes more than the {limit.tokens} tokens asked"
             return StepFailed(node, InputError(said))
         if not all(0 <= token < self.codec.vocab_size for token in token_ids or ()):
