@@ -51,16 +51,12 @@ NO_COMPLETION = [
     (raw('{"choices":[{"index":Infinity,"text":"x"}]}'), "OverflowError"),
     (said(choice("x", logprobs={"token_logprobs": [int(HUGE)]})), "OverflowError"),
     (said(choice("x", logprobs={"token_logprobs": [float("nan")]})), "no numbers"),
-    (said(choice("x", logprobs={"token_logprobs": ["-1"]})), "no numbers"),
     (said(choice("x", logprobs=[1])), "AttributeError"),
     (said(choice(None)), "a text that is NoneType"),
     (said(choice("half \ud83d")), "surrogates not allowed"),
-    (said(choice("x", stop_reason="\ud83d")), "surrogates not allowed"),
     (said(choice("x", token_ids=[1.5, "3"])), "token ids that are no integers"),
-    (said(choice("x", token_ids=[True])), "token ids that are no integers"),
     (said(choice("x", token_ids=5)), "TypeError"),
     (said(), "it has no choices"),
-    ((200, ["what"]), "no completion"),
     ((200, {"detail": "odd"}), 'no completion (KeyError: \'choices\') in {"detail": "odd"}'),
     (refuses("too long"), "too long"),
 ]
@@ -68,7 +64,6 @@ LATER = [
     (refuses("busy", 503), "busy"),
     (None, "RemoteProtocolError"),
     (said(choice("x", finish_reason="abort")), "'abort'"),
-    (said(choice("x", finish_reason="content_filter")), "'content_filter'"),
 ]
 
 
@@ -124,7 +119,6 @@ def test_counts_that_are_none_are_not_said(reply_to, usage):
     ("error", "tries"),
     [
         ({"error": {"message": "the model is gone", "code": 400}}, 1),
-        ({"error": {"message": "the model is gone", "code": "422"}}, 1),
         ({"object": "error", "message": "the model is gone", "code": 400}, 1),
         ({"error": {"message": "the model is gone", "code": 429}}, 3),
         ({"error": {"message": "the model is gone", "code": "model_gone"}}, 3),
@@ -207,7 +201,6 @@ NO_MODELS = ['{"data":' + DEEP, '{"data":[{"id":5}]}', '{"data":[{"id":"\\ud83d"
         ((301, {}, {"location": "/loop"}), "redirects"),
         (sent(gzip.compress(b'{"error": "packed"}'), content_encoding="gzip"), "packed"),
         (sent(b"x", content_encoding="zstd"), "it is in zstd, which was not asked for"),
-        ([{"id": "a"}, {"id": "b"}], "say which model, as #NAME; it has a, b"),
         ([{"id": "a"}, {"id": "b"}, {"id": "d"}], "say which model, as #NAME; it has a, b, d"),
         ([{"id": f"{KEY}-a"}, {"id": "b"}], "it has b, (the key)-a"),
         ([], "say which"),

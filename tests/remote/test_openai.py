@@ -30,10 +30,8 @@ from scripted_server import (
     [
         ({}, True, True, True, False),
         ({"names": False}, True, True, True, False),
-        ({"includes": False}, True, True, True, False),
         ({"ids": False}, False, True, True, False),
         ({"extras": False}, True, False, False, False),
-        ({"extras": False, "names": False}, True, False, False, True),
         ({"extras": False, "names": False, "ids": False}, False, False, False, True),
     ],
 )

@@ -25,14 +25,11 @@ def steps(solution):
         {"delimiter": "the"},
         {"step_tokens": 5},
         {"max_tokens": 7},
-        {"max_step_tokens": 3},
         {"step_limits": (2, 4, 9)},
         {"stop_strings": ("a", "qq")},
         {"context": 60, "max_tokens": None, "max_rounds": 40},
-        {"search": "best-of-n", "max_tokens": 60},
         {"search": "majority", "verifier": "none"},
         {"search": "mcts", "width": 4, "verifier": lambda _, steps: len(steps[-1]) / 50},
-        {"verifier": "min-logprob"},
     ],
 )
 def test_the_likeliest_tokens_are_those_of_the_model_here(far_solver, generator_folder, options):

@@ -112,14 +112,12 @@ def test_what_a_server_left_out_is_asked_for_again(codec, tree, steps_of):
     [
         ("a.\n\n", "stop", {}, StopReason.DELIMITER, "a.\n\n"),
         ("a", "eos", {}, StopReason.EOS, "a"),
-        ("", "eos", {}, StopReason.EOS, ""),
         ("a" * 20, "length", {}, StopReason.STEP_LIMIT, "a" * 20),
         ("a" * 18 + "\n\n", "length", {}, StopReason.DELIMITER, "a" * 18 + "\n\n"),
         ("aaaa", "length", {"max_tokens": 4}, StopReason.PATH_LIMIT, "aaaa"),
         ("aaa\n\n", "stop", {"max_tokens": 4}, StopReason.PATH_LIMIT, "aaa\n\n"),
         ("aa\n\n", "stop", {"max_tokens": 4}, StopReason.DELIMITER, "aa\n\n"),
         ("abcd", "length", {"step_tokens": 4}, StopReason.STEP_LENGTH, "abcd"),
-        ("ab END", "stop", {"stop_strings": ("END",)}, StopReason.STOP_STRING, "ab "),
         ("ab END c\n\n", "stop", {"stop_strings": ("END",)}, StopReason.STOP_STRING, "ab "),
     ],
 )

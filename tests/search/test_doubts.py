@@ -58,7 +58,6 @@ ONE_PATH = {"search": "best-of-n", "n": 1, "verifier": "none"}
     [
         # Scores that guided nothing, where something reads them.
         (about(scored([0.1, 0.9, 0.5, 0.4])), None),
-        (about(scored([0.1, 0.9, None, None])), None),
         (
             about(scored([None, None, None, 0.5]), model="own", verifier="prm"),
             "3 of 4 steps got no score from --verifier prm",
@@ -69,7 +68,6 @@ ONE_PATH = {"search": "best-of-n", "n": 1, "verifier": "none"}
         ),
         (about(scored([None] * 4), model="own"), None),
         (about(scored([None] * 4), model="own", **ONE_PATH), None),
-        (about(scored([None] * 4), model="random:opt-6.7b"), None),
         # No answer has a remedy.
         (
             unanswered([None, None], ["eos", "eos"]),
@@ -83,16 +81,13 @@ ONE_PATH = {"search": "best-of-n", "n": 1, "verifier": "none"}
         (trusted(2e-320, None, 0.0), "the verifier trusts no candidate (best score 2e-320)"),
         (trusted(0.2, 1e-9), None),
         (trusted(-3.5, -0.1), None),
-        (trusted(None), None),
         # A vote without another one, and copies.
         (votes(["1", "2", None]), LONELY),
         (votes(["1", None]), LONELY),
         (votes(["1", "1", "2"]), None),
-        (votes(["1"]), None),
         (votes(["1", "2"], "beam"), None),
         (copies("a", "a"), "all 2 candidates are the same text: --temperature 0"),
         (copies("a", "b"), None),
-        (copies("a"), None),
         (copies("a", "a", temperature=0.8), None),
     ],
 )
@@ -124,7 +119,6 @@ def test_the_bundled_models_know_such_problems(problem):
     [
         "What is 2+2?",
         "Ann has 12 marbles. She buys 5 more and gives away 3. How many marbles does Ann have now?",
-        "Tom has 4 marbles. He finds 3 more. How many marbles does Tom have now?",
         "Ann has 12 apples. She eats 3. How many are left?",
         "Jack has 70 eggs. In April Jill gets 9 eggs. How many eggs does Jack have now?",
         "Jack has 70 eggs. In April Jack gets 9 hens. How many eggs does Jack have now?",

@@ -56,7 +56,6 @@ COLD = {"score_temperature": 0.01}
         ({**DYNAMIC, **COLD}, [0.9, 0.5, 0.1, 0.1], [], "0x4, -1, -2, -3"),
         ({**DYNAMIC, "score_temperature": 100.0}, FOUR, [], "1x1, 3x1, 2x1, 0x1"),
         (DYNAMIC, [None, 0.5], [], "1x4, -0"),
-        ({**DYNAMIC, "branching": "linear"}, [None, 0.5], [], "1x4, -0"),
         # A sharp temperature leaves one particle; even ones are not resampled below a threshold.
         ({**PARTICLES, "n": 3, **COLD}, [0.1, 0.9, 0.2], [], "-0, 1x3, -2"),
         ({**PARTICLES, "ess": 0.5}, [0.5, 0.5, 0.6, 0.4], [], "0x1, 1x1, 2x1, 3x1"),

@@ -231,14 +231,11 @@ CHAT, WRITE, RESPOND = "chat/completions", "completions", "responses"
         (CHAT, {"model": "gpt-6"}, 404, "model"),
         (CHAT, {"messages": [{"role": "user", "content": " "}]}, 200, None),
         (CHAT, {"search": {"width": 3}}, 400, "search"),
-        (CHAT, {"search": {"model": "other"}}, 400, "search"),
         (CHAT, {"search": {"self": 1}}, 400, "search.self"),
         (CHAT, {"stream": True, "search": {"width": 3}}, 400, "search"),
         (CHAT, {"search": {"deadline": 10**400}}, 400, "search.deadline"),
-        (CHAT, {"search": {"token_budget": 10**400, "seed": 10**400}}, 200, None),
         (CHAT, {"top_k": 2**63}, 400, "search"),
         (WRITE, {"prompt": ""}, 400, "prompt"),
-        (WRITE, {"prompt": [True]}, 400, "prompt"),
         (RESPOND, {"input": "x", "previous_response_id": "r"}, 400, "previous_response_id"),
         *((CHAT, {"messages": [{"role": "user", "content": "word " * words}], "stream": streams},
            400, "messages") for words in (500, 50_000) for streams in (False, True)),
@@ -246,12 +243,10 @@ CHAT, WRITE, RESPOND = "chat/completions", "completions", "responses"
         (RESPOND, {"input": "word " * 500}, 400, "input"),
         # Half of a character.
         (CHAT, {"search": {"\ud800": 1}}, 400, "search.\ud800"),
-        (CHAT, {"stop": "\ud800"}, 400, "stop"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "\ud800"}]}]}, 400,
          "messages[0].content[0]"),
         (WRITE, {"prompt": "\ud800"}, 400, "prompt"),
         (WRITE, {"prompt": [1, 10**30]}, 400, "prompt"),
-        (RESPOND, {"input": "\ud800"}, 400, "input"),
     ],
 )  # fmt: skip
 def test_errors_name_what_is_wrong(served, path, fields, status, param):

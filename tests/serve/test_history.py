@@ -62,7 +62,6 @@ def shown(generator_folder):
         ({"role": "assistant", "content": "x", "reasoning": ROUNDS, "reasoning_content": ROUNDS},
          "assistant:x;"),
         ({"role": "assistant", "content": None, "reasoning_content": "T"}, "assistant:[T];"),
-        ({"role": "assistant", "content": None, "refusal": "No."}, "assistant:;"),
         ({"role": "assistant", "content": "x", "reasoning": None, "name": None}, "assistant:x;"),
         ({"role": "tool", "tool_call_id": "c", "name": "f", "content": "3"}, "tool:3<f>;"),
         ({"role": "user", "name": "Ann", "content": "x"}, "user:x<Ann>;"),
@@ -85,7 +84,6 @@ def test_what_a_template_reads_reaches_it(shown, message, text):
         ('{"value": ', '"{\\"value\\": "', 'arguments={"value": '),
         ("not json {", '"not json {"', "arguments=not json {"),
         ('"Beijing"', '"\\"Beijing\\""', None),
-        ("[1]", "[1]", None),
         ("5", "5", None),
     ],
 )
@@ -160,7 +158,6 @@ SUMMARY = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "S"
 @pytest.mark.parametrize(
     ("items", "thoughts"),
     [
-        ([SAID], [None]),
         ([{**SAID, "id": "msg_1", "status": "completed"}], [None]),
         ([THOUGHT, SAID], ["T"]),
         ([SUMMARY, SAID, USER, THOUGHT, SAID], ["S", None, "T"]),

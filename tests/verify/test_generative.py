@@ -273,14 +273,6 @@ def test_a_search_does_not_depend_on_its_schedule(make_solver, folder, tmp_path,
 # --- declarations ----------------------------------------------------------------------------
 
 
-def test_a_folder_changes_what_its_family_says(folder, tmp_path):
-    written = "family: think-prm\nsamples: 8\nsampling: {temperature: 0.5}\n"
-    (tmp_path / "verifier.yaml").write_text(written)
-    spec, row = load_spec(tmp_path), families()["think-prm"].spec
-    assert (spec.samples, spec.sampling.temperature, spec.suffix) == (8, 0.5, row.suffix)
-    assert spec.model_copy(update={"name": row.name, "samples": 1, "sampling": row.sampling}) == row
-
-
 @pytest.mark.parametrize(
     ("written", "complaint"),
     [

@@ -9,7 +9,7 @@ from beamwright.models.hub import BUNDLED
 from beamwright.models.tokenizer import TextCodec
 from beamwright.tree import StopReason
 from beamwright.verify.encode import PathEncoder
-from beamwright.verify.family import families, family
+from beamwright.verify.family import family
 from beamwright.verify.scorers import CallableVerifier, ObjectVerifier, scorer
 from beamwright.verify.spec import VerifierSpec
 from fakes import new_tree
@@ -69,11 +69,6 @@ def test_who_says_nothing_sees_answers_and_what_was_drawn_is_seen_whole():
         InputError, match=r"^verifier: sees is one of answer, thought, both, not 'e"
     ):
         ObjectVerifier(Wrong())
-
-
-def test_families_that_were_trained_on_thoughts_are_shown_them():
-    shown = {name for name, row in families().items() if row.spec.sees != "answer"}
-    assert shown == {"reasonflux-prm", "reasonflux-prm-1.5b"}
 
 
 def encoder_of(read, sees):

@@ -22,10 +22,7 @@ OUTSIDE = ["../x", "a/../../x", "/tmp/x", "..", "", "..\\x", "C:\\x", "C:x", "a\
     ("change", "complaint"),
     [
         ({"name": None}, "name"),
-        ({"reads": "marker"}, "reads"),
-        ({"read": "everywhere"}, "read"),
         ({"template": {"step_suffix": "\n", "marker": "#"}}, "marker inside step_suffix"),
-        ({"template": {"step_suffix": "#\n"}}, "marker inside step_suffix"),
         ({"head": {"kind": "logit_pair", "good": "+"}}, "needs 'good' and 'bad'"),
         ({"head": LINEAR, "activation": "sigmoid"}, "needs 'file'"),
         ({"head": MLP, "activation": "sigmoid"}, "needs 'features'"),
@@ -39,12 +36,10 @@ OUTSIDE = ["../x", "a/../../x", "/tmp/x", "..", "", "..\\x", "C:\\x", "C:x", "a\
         ({"template": {"prefix": "x", "system": "y"}, "read": "end"}, "not with a prefix"),
         ({"template": {"split": "\n"}, "read": "end"}, "split needs a step_suffix"),
         ({"template": {"split": "\n", "step_suffix": "\n"}, "read": "end"}, "split needs read"),
-        ({"scores": "sometimes"}, "scores"),
         ({"aggregate": "max"}, "aggregate"),
         ({"template": {"prefix": "{problm}\n"}}, "{problm} is no placeholder; {problem} is one"),
         ({"template": {"prefix": "Solve it.\n"}}, "without {problem} the verifier would never"),
         ({"template": {"prefix": "{problem}", "step_suffix": "{step}"}}, "there are none here"),
-        ({"template": {"system": "Judge {problem}."}}, "there are none here"),
         *(({"head": {**LINEAR, "file": each}}, "outside the verifier's fold") for each in OUTSIDE),
     ],
 )
