@@ -45,7 +45,7 @@ class Chaos:
             while batch._ahead.last() is not None and chaos.rng.random() < 0.5:
                 batch._drop_last()
                 chaos.num_dropped += 1
-            ahead = [row for row in batch.running if row.speculative]
+            ahead = [row for row in batch.running if row.node.speculative]
             if ahead and chaos.rng.random() < 0.5:
                 row = chaos.rng.choice(ahead)
                 batch.running.remove(row)

@@ -202,26 +202,23 @@ def check_stops(
     Raises:
         InputError: if they cannot; says which --choose would do.
     """
-    votes_change = strategy_row(search).votes_change
-    if settings.stop_votes and votes_change is not None:
-        raise InputError(f"--stop-votes: with --search {search.search} {votes_change}")
-    if settings.stop_confidence is not None:
-        if search.choose != "majority":
-            raise InputError(f"--stop-confidence: a majority's, not with --choose {search.choose}")
-        if not (search.model_extra or {}).get("wave"):
-            raise InputError("--stop-confidence needs --wave: it looks between two waves of paths")
-    if not settings.stop_votes or search.choose == "majority":
-        return
-    if search.choose != "weighted":
-        raise InputError(
-            f"--stop-votes goes with --choose majority or weighted, not {search.choose}: "
-            "any candidate may still be the best"
-        )
-    if probabilities is False:
-        raise InputError(
-            "--stop-votes with --choose weighted needs a verifier whose scores are probabilities; "
-            "use --choose majority"
-        )
+    votes, sure = settings.stop_votes, settings.stop_confidence is not None
+    choose, votes_change = search.choose, strategy_row(search).votes_change
+    why: str | None = None
+    if votes and votes_change is not None:
+        why = f"--stop-votes: with --search {search.search} {votes_change}"
+    elif sure and choose != "majority":
+        why = f"--stop-confidence: a majority's, not with --choose {choose}"
+    elif sure and not (search.model_extra or {}).get("wave"):
+        why = "--stop-confidence needs --wave: it looks between two waves of paths"
+    elif votes and choose not in ("majority", "weighted"):
+        why = f"--stop-votes goes with --choose majority or weighted, not {choose}: "
+        why += "any candidate may still be the best"
+    elif votes and choose == "weighted" and probabilities is False:
+        why = "--stop-votes with --choose weighted needs a verifier whose scores are "
+        why += "probabilities; use --choose majority"
+    if why is not None:
+        raise InputError(why)
 
 
 class StopRule:

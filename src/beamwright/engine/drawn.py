@@ -99,36 +99,12 @@ class StepBuffers:
             self.results[name].index_copy_(0, self.index, found.unsqueeze(0))
 
 
-class Found:
-    """What an iteration's steps have found, on its way to the host but for hidden states."""
-
-    def __init__(self, buffers: StepBuffers, replay: Replay, num_seen: int, num_steps: int) -> None:
-        self.num_steps, self._names = num_steps, buffers.names
-        self.hidden = buffers.found("hidden", num_steps)
-        self.tokens = replay.fetch(buffers.found("tokens", num_steps, num_seen))
-        self._numbers = replay.fetch(buffers.found("numbers", num_steps))
-        asked = ("top_ids", "top_logprobs") if buffers.asks else ()
-        self._top = [replay.fetch(buffers.found(name, num_steps)) for name in asked]
-
-    def columns(self) -> list[dict[str, list[float]]]:
-        """Of each row the numbers of its steps, by name."""
-        numbers = self._numbers().transpose(2, 1, 0).tolist()
-        return [dict(zip(self._names, each, strict=True)) for each in numbers]
-
-    def top(self, place: int, used: int, count: int) -> list[TopTokens]:
-        """Of a row's first tokens so many that were likeliest."""
-        if not count or not self._top:
-            return []
-        pairs = (each()[:used, place, :count].tolist() for each in self._top)
-        return [tuple(zip(*pair, strict=True)) for pair in zip(*pairs, strict=True)]
-
-
 class Drawn:
     """What the steps of an iteration drew, as far as the host has looked.
 
     rows: by place; None pads the batch. seen: tokens [rows] of each step. used: of each place that
     has stopped, its tokens up to there; none if it had before. num_awaited: rows that count
-    (`awaited`), and num_stopped of them have.
+    (`awaited`), and num_stopped of them have. hidden: of `num_steps` that have been fetched.
     """
 
     def __init__(self, rows: Sequence[Row | None], stops: StopFinder) -> None:
@@ -178,3 +154,33 @@ class Drawn:
         """True if most rows have more to draw than so many tokens, whatever these are."""
         self._begin()
         return bool(4 * (self._open & (self._most > num_steps)).sum() > 3 * self.num_awaited)
+
+    # --- what else was found -----------------------------------------------------------------
+
+    def fetch(self, buffers: StepBuffers, replay: Replay, num_steps: int) -> None:
+        """Have all that so many steps found on its way to the host, but for hidden states."""
+        self.num_steps, self._names = num_steps, buffers.names
+        self.hidden = buffers.found("hidden", num_steps)
+        self._tokens = replay.fetch(buffers.found("tokens", num_steps, len(self.seen)))
+        self._numbers = replay.fetch(buffers.found("numbers", num_steps))
+        asked = ("top_ids", "top_logprobs") if buffers.asks else ()
+        self._top = [replay.fetch(buffers.found(name, num_steps)) for name in asked]
+
+    def tokens(self) -> list[list[int]]:
+        """Of each row, all steps looked at."""
+        for step in self._tokens():
+            self.look(step)
+        tokens: list[list[int]] = np.stack(self.seen, 1).tolist()
+        return tokens
+
+    def columns(self) -> list[dict[str, list[float]]]:
+        """Of each row the numbers of its steps, by name."""
+        numbers = self._numbers().transpose(2, 1, 0).tolist()
+        return [dict(zip(self._names, each, strict=True)) for each in numbers]
+
+    def top(self, place: int, used: int, count: int) -> list[TopTokens]:
+        """Of a row's first tokens so many that were likeliest."""
+        if not count or not self._top:
+            return []
+        pairs = (each()[:used, place, :count].tolist() for each in self._top)
+        return [tuple(zip(*pair, strict=True)) for pair in zip(*pairs, strict=True)]

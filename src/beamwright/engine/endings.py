@@ -171,8 +171,7 @@ class StopFinder:
         self._eos = codec.eos_ids if codec is not None else frozenset[int]()
         self._pieces = codec.token_bytes if codec is not None else []
         self._marks = codec.thoughts if codec is not None else None
-        self._enders: dict[frozenset[int], NDArray[np.bool_]] = {}
-        self._last: tuple[StepSettings | None, NDArray[np.bool_]] = None, np.zeros(0, bool)
+        self._enders: dict[tuple[bytes, ...], NDArray[np.bool_]] = {}
 
     def enders(self, row: Row) -> tuple[NDArray[np.bool_] | None, int]:
         """The tokens [vocabulary], and how many more from which on, that `reason` has to be asked
@@ -186,17 +185,14 @@ class StopFinder:
         most = row.limit.tokens - len(row.tokens)
         if self._codec is None:
             return None, most
-        step = row.decoding.step
-        if step is self._last[0]:
-            return self._last[1], most
-        last = frozenset(end[-1] for end in delimiters(step, thought=False))
-        if last not in self._enders:
+        ends = delimiters(row.decoding.step, thought=False)
+        if ends not in self._enders:
+            last = frozenset(end[-1] for end in ends)
             found = [not last.isdisjoint(piece) for piece in self._pieces]
             found += [False] * (max(self._eos, default=0) + 1 - len(found))
-            self._enders[last] = np.array(found)
-            self._enders[last][[*self._eos]] = True
-        self._last = step, self._enders[last]
-        return self._enders[last], most
+            self._enders[ends] = np.array(found)
+            self._enders[ends][[*self._eos]] = True
+        return self._enders[ends], most
 
     def reason(self, row: Row, drawn: Sequence[int]) -> StopReason | None:
         """Why a row ends with the last of these tokens, drawn behind its own; None: it goes on.

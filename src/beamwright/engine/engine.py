@@ -71,7 +71,6 @@ class Engine:
 
     def __post_init__(self) -> None:
         self._writer = self._executor.writer
-        self._scores_ahead = self.verify_ahead and not self.listwise
 
     @property
     def num_open(self) -> int:
@@ -106,7 +105,9 @@ class Engine:
             run = self._live.get(event.node.root)
             if run is not None:
                 self._settle(run, event)
-        for run in self._whose_round_is_over():
+        over = [run for run in self._live.values() if not run.waits]
+        waits = self.explore == "lockstep" and len(over) < len(self._live)
+        for run in over if not waits else [run for run in over if run.cut]:
             self._decide(run)
         if self._foresee:
             self._speculate()
@@ -183,13 +184,6 @@ class Engine:
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _whose_round_is_over(self) -> list[TreeRun]:
-        """Trees with nothing left to be decoded, or to be scored, before they go on."""
-        runs = [run for run in self._live.values() if not run.waits]
-        if self.explore == "lockstep" and len(runs) < len(self._live):
-            return [run for run in runs if run.cut]
-        return runs
-
     def _select(self, run: TreeRun) -> None:
         """Let the strategy decide, obey, free what nobody needs, report to the caller."""
         tree = run.tree
@@ -226,7 +220,8 @@ class Engine:
         if steps:
             run.unscored.update(dict.fromkeys(steps))
             run.num_submits += 1
-            ahead = run.steps_ahead(len(steps)) if self._scores_ahead else ()
+            scores_ahead = self.verify_ahead and not self.listwise
+            ahead = run.steps_ahead(len(steps)) if scores_ahead else ()
             self._executor.verify((*steps, *ahead), run.priority)
 
     def _score(self, run: TreeRun, node: Node, score: float | None) -> None:

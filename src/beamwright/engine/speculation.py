@@ -16,6 +16,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from beamwright.counters import Counters
 from beamwright.protocols import Prospect
@@ -120,35 +121,6 @@ class SpeculativeChildren:
         return self._children.get((node.parent, node.greedy), {})
 
 
-class CallCosts:
-    """Seconds of calls as a sum of so much for each call and so much for each item in it.
-
-    Least squares through rounds, of which some had several calls.
-    """
-
-    def __init__(self) -> None:
-        self.total, self._products = np.zeros(3), np.zeros((3, 3))
-        self.several = False
-
-    def note(self, calls: float, items: float, seconds: float) -> None:
-        """A round's calls, their items, and what they took."""
-        row = np.array([calls, items, seconds], dtype=float)
-        self.total, self._products = self.total + row, self._products + np.outer(row, row)
-        self.several = self.several or calls > 1
-
-    @property
-    def of_a_call_s(self) -> float:
-        """Seconds that a call takes whatever is in it, a hopeful guess until any round had two."""
-        calls, _, seconds = map(float, self.total)
-        if not calls:
-            return 0.0
-        of_a_call, products = _HOPE * seconds / calls, self._products[:2, :2]
-        if self.several and np.linalg.det(products) > 1e-9 * products[0, 0] * products[1, 1]:
-            solution = np.linalg.solve(products, self._products[:2, 2])
-            of_a_call = min(seconds / calls, max(0.0, float(solution[0])))
-        return of_a_call
-
-
 @dataclass
 class Payoff:
     """Adds up rounds: what they cost, of trees that had the device to themselves.
@@ -164,9 +136,9 @@ class Payoff:
     rounds: int = 0
     waited: float = 0.0
     fills: float = 0.0
-    scoring: CallCosts = field(default_factory=CallCosts)
     decode_s: float = 0.0
     tokens: int = 0
+    _sums: NDArray[np.float64] = field(default_factory=lambda: np.zeros((4, 4)))
     _last_try: tuple[int, int] = (0, 0)
 
     def note_round(self, lengths: Sequence[int], spent: Counters, submitted: int) -> None:
@@ -183,8 +155,25 @@ class Payoff:
         self._last_try = submitted, self.speculated
         self.waited += longest - sum(lengths) / len(lengths)
         self.fills += _CALLS + longest / _TOKENS_PER_CALL
-        self.scoring.note(spent.verifier_calls, spent.scored_tokens, spent.verify_s)
+        row = np.array([1, spent.verifier_calls, spent.scored_tokens, spent.verify_s], dtype=float)
+        self._sums = self._sums + np.outer(row, row)
         self.decode_s, self.tokens = self.decode_s + spent.decode_s, self.tokens + longest
+
+    @property
+    def _call_s(self) -> float:
+        """Seconds that a call of the verifier takes whatever is in it.
+
+        Least squares through rounds, of so much a call and so much a token; a hopeful guess until
+        any round had two calls.
+        """
+        calls, _, seconds = map(float, self._sums[0, 1:])
+        if not calls:
+            return 0.0
+        call_s, products = _HOPE * seconds / calls, self._sums[1:3, 1:3]
+        if products[0, 0] > calls and np.linalg.det(products) > 1e-9 * np.prod(products.diagonal()):
+            solution = np.linalg.solve(products, self._sums[1:3, 3])
+            call_s = min(seconds / calls, max(0.0, float(solution[0])))
+        return call_s
 
     @property
     def kept_share(self) -> float:
@@ -198,4 +187,4 @@ class Payoff:
             return False
         token_s = self.decode_s / max(1, self.tokens)
         gain_s = self.kept_share * self.waited * token_s
-        return gain_s > _MARGIN * self.fills * (self.scoring.of_a_call_s + token_s)
+        return gain_s > _MARGIN * self.fills * (self._call_s + token_s)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 
-import numpy as np
 import torch
 
 from beamwright.config import Settings
@@ -20,7 +19,7 @@ from beamwright.counters import Progress
 from beamwright.engine.batch import RunningBatch
 from beamwright.engine.capacity import Capacity, WorkingMemory
 from beamwright.engine.drafts import Drafts
-from beamwright.engine.drawn import Drawn, Found, StepBuffers
+from beamwright.engine.drawn import Drawn, StepBuffers
 from beamwright.engine.endings import StopFinder, text_stopped
 from beamwright.engine.graphs import make_replay
 from beamwright.engine.passes import DraftPasses, why_one_token_each
@@ -183,7 +182,7 @@ class TensorRows:
         try:
             for _ in self._steps(buffers, drawn, max_tokens, enough, begun):
                 num_done += 1
-            found = Found(buffers, self.replay, len(drawn.seen), num_done)
+            drawn.fetch(buffers, self.replay, num_done)
         except torch.OutOfMemoryError:
             for row in self._places():
                 _overrun(row, num_done)
@@ -193,7 +192,7 @@ class TensorRows:
                 buffers.turn()
                 self._launches(buffers)()
                 self._begun = True
-        self._take(drawn, found)
+        self._take(drawn)
         num_passes = num_done + self._begun - begun
         return Ran(num_passes, num_passes * self.num_rows)
 
@@ -272,17 +271,16 @@ class TensorRows:
         siblings = [places[parent] for parent in parents]
         self._draw(buffers, self._decoder.logits(hidden)[sent(siblings, hidden.device)])
         drawn = Drawn(rows, self._stops)
-        self._take(drawn, Found(buffers, self.replay, 0, 1))
+        drawn.fetch(buffers, self.replay, 1)
+        self._take(drawn)
         if self._keeps_states:
             for row, parent in zip(rows, siblings, strict=True):
                 row.drawn_from.append(hidden[parent : parent + 1])
 
-    def _take(self, drawn: Drawn, found: Found) -> None:
+    def _take(self, drawn: Drawn) -> None:
         """Write what an iteration drew to the rows."""
-        for step in found.tokens():
-            drawn.look(step)
-        num_done, hidden = found.num_steps, found.hidden
-        tokens, columns = np.stack(drawn.seen, 1).tolist(), found.columns()
+        num_done, hidden = drawn.num_steps, drawn.hidden
+        tokens, columns = drawn.tokens(), drawn.columns()
         forwarded: list[tuple[Row, int, int]] = []
         for place, row in enumerate(drawn.rows):
             if row is None:
@@ -292,7 +290,7 @@ class TensorRows:
                 row.drawn_from.append(hidden[:used, place].clone())
             if used:
                 row.add(tokens[place][:used], columns[place])
-            row.top += found.top(place, used, row.decoding.sampling.top_logprobs)
+            row.top += drawn.top(place, used, row.decoding.sampling.top_logprobs)
             if row.stop is None or row.error is not None:
                 continue
             if not row.stop.ends_path and used < num_done:

@@ -300,13 +300,15 @@ class TreeRun:
 
     def duplicates(self, mean: float) -> list[tuple[Node, Node, float]]:
         """FlashTTS's DuplicateThenTruncate (Alg. 1): children of which nothing is written, with a
-        sibling that has tokens, and the share of these that they begin with, R on average."""
+        sibling that has tokens, and the share of these that they begin with, R ~ N(mean, 0.1),
+        drawn by lineage, whatever else is drawn."""
         pairs: list[tuple[Node, Node, float]] = []
         for siblings in self._opened:
             begun = next((node for node in siblings if node.usage["speculated"]), None)
             if begun is not None:
-                fresh = [node for node in siblings if not node.usage["speculated"]]
-                pairs += [(node, begun, truncation(node, mean)) for node in fresh]
+                for node in [node for node in siblings if not node.usage["speculated"]]:
+                    share = Random(f"truncate {node.lineage}").gauss(mean, 0.1)
+                    pairs.append((node, begun, min(1.0, max(0.0, share))))
         return pairs
 
     def report(self, candidates: tuple[Node, ...]) -> RoundReport:
@@ -321,8 +323,3 @@ class TreeRun:
             self.ended_s = total_s
         number = max([self.tree.rounds, *(node.round for node in candidates)])
         return RoundReport(self.tree, number, candidates, survivors, pruned, finished, total_s)
-
-
-def truncation(node: Node, mean: float) -> float:
-    """FlashTTS's R ~ N(mean, 0.1), between 0 and 1: drawn by lineage, whatever else is drawn."""
-    return min(1.0, max(0.0, Random(f"truncate {node.lineage}").gauss(mean, 0.1)))
