@@ -79,17 +79,17 @@ def test_the_tree_is_the_same_with_every_strategy(make_solver, monkeypatch, name
 
 def test_the_verifier_may_be_kept_from_what_is_ahead(monkeypatch):
     """Decoupled exploration, Alg. 4: the PRM never scores speculation; the tree is the same."""
-    level, ahead = Scoring._call, []
+    score, ahead = Scoring.score, []
 
     def noted(scoring, nodes):
         ahead.extend(node for node in nodes if node.speculative)
-        return level(scoring, nodes)
+        return score(scoring, nodes)
 
     problem = load_problems("bundled:test", 2).problems[1].problem
     options = {"model": "bundled", "verifier": "bundled", "search": "beam", "n": 16, "width": 2}
     options |= {"dtype": exact_dtype(), "speculation": "exact"}
     found = {}
-    monkeypatch.setattr(Scoring, "_call", noted)
+    monkeypatch.setattr(Scoring, "score", noted)
     for verify_ahead in ("never", "slack"):
         with Solver(**options, verify_ahead=verify_ahead) as solver:
             found[verify_ahead], solution = facts(solver, problem)
