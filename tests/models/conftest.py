@@ -1,5 +1,7 @@
 """Tiny random checkpoints of every family, odd ones included."""
 
+from functools import cache
+
 import pytest
 from transformers import LlamaConfig, MistralConfig, OPTConfig, Qwen2Config, Qwen3Config
 
@@ -49,17 +51,13 @@ SHARDED = ("llama3-rope", "qwen3-bias-sharded", "opt-gelu-no-bias-untied")
 @pytest.fixture(scope="session")
 def write_family(tmp_path_factory):
     """Write a family's checkpoint; returns its folder and the `transformers` model."""
-    written = {}
 
+    @cache
     def write(name):
-        if name not in written:
-            kind, options = FAMILIES[name]
-            how = {"max_shard_size": "60KB"} if name in SHARDED else {}
-            folder = tmp_path_factory.mktemp(name)
-            fakes.write_tokenizer(folder)
-            model = fakes.write_checkpoint(folder, kind(**options), **how)
-            written[name] = (folder, model)
-        return written[name]
+        (kind, options), folder = FAMILIES[name], tmp_path_factory.mktemp(name)
+        how = {"max_shard_size": "60KB"} if name in SHARDED else {}
+        fakes.write_tokenizer(folder)
+        return folder, fakes.write_checkpoint(folder, kind(**options), **how)
 
     return write
 

@@ -1,7 +1,7 @@
 """The decoder over `transformers`' modules, against `transformers` and against the own one."""
 
-import json
 import shutil
+from functools import cache
 
 import pytest
 import torch
@@ -68,16 +68,13 @@ OWN = {
 @pytest.fixture(scope="module")
 def write(tmp_path_factory):
     """A tiny checkpoint of a family; written once."""
-    written = {}
 
-    def call(family, **changes):
-        key = family, json.dumps(changes)
-        if key not in written:
-            folder = written[key] = tmp_path_factory.mktemp(family)
-            options = {**TINY, **{**FAMILIES, **OWN}[family], **changes}
-            fakes.write_tokenizer(folder)
-            fakes.write_checkpoint(folder, AutoConfig.for_model(family, **options))
-        return written[key]
+    @cache
+    def call(family):
+        folder, options = tmp_path_factory.mktemp(family), {**TINY, **{**FAMILIES, **OWN}[family]}
+        fakes.write_tokenizer(folder)
+        fakes.write_checkpoint(folder, AutoConfig.for_model(family, **options))
+        return folder
 
     return call
 

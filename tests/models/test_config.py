@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from transformers import LlamaConfig, MistralConfig, OPTConfig, Qwen2Config
+from transformers import MistralConfig, OPTConfig, Qwen2Config
 
 from beamwright.errors import UnsupportedModelError
 from beamwright.models.hf_config import read_shape
@@ -60,7 +60,7 @@ def test_what_the_own_decoder_cannot_do_is_one_line_that_lists_what_it_can(
 
 def test_a_sliding_window_that_cannot_matter_is_left_out(inspect):
     mistral = MistralConfig(**TINY, sliding_window=64, max_position_embeddings=256)
-    assert inspect(mistral, context=64).context == 64
+    assert [inspect(mistral, count).context for count in (64, 1000)] == [64, 256]
     assert inspect(mistral, context=64).groups == ()
     wide = MistralConfig(**TINY, sliding_window=256, max_position_embeddings=256)
     assert (inspect(wide).context, inspect(wide).groups) == (256, ())
@@ -80,9 +80,3 @@ def test_layers_with_a_window_are_a_group(inspect):
     full, sliding = inspect(mixed).groups
     assert (full.layers, full.window) == ((1,), None)
     assert (sliding.layers, sliding.window) == ((0, 2), 64)
-
-
-def test_the_context_can_be_capped_and_not_stretched(inspect):
-    config = LlamaConfig(**TINY, max_position_embeddings=128)
-    assert inspect(config, context=100).context == 100
-    assert inspect(config, context=1000).context == 128

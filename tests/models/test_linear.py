@@ -29,10 +29,9 @@ from beamwright.plan.costs import (
     weight_bytes,
 )
 from beamwright.sections import ModelSettings
-from engines import prefilled, random_decoder
+from engines import prefilled, projections, random_decoder
 
 QUANTISED = ["int8", "int4"]
-PROJECTIONS = ("qkv", "out", "gate_up", "down")
 
 
 def draw(seed, *size):
@@ -122,11 +121,7 @@ def test_bytes_are_counted_as_they_are(write_family, family, weights, dtype):
     decoder = model.decoder
     stored = sum(tensor.nbytes for tensor in tensors_in(decoder.weights).values())
     if weights == "int8":  # a row's lowest value, which a card keeps
-        stored += 4 * sum(
-            getattr(layer, name).weight.shape[0]
-            for layer in decoder.weights.layers
-            for name in PROJECTIONS
-        )
+        stored += 4 * sum(len(each.weight) for each in projections(decoder))
     assert weight_bytes(decoder.shape, decoder.dtype.itemsize, model.storage) == stored
     found = inspect_model(ModelSettings(model=str(folder), weights=weights, dtype=dtype))
     assert (found["weight_bytes"], found["weights"]) == (stored, str(model.storage))

@@ -124,13 +124,6 @@ def test_bfloat16_is_that_of_attention_alone():
 HOW = (0.5, 0.25), 1.5, 5000, torch.float32, torch.device("cpu")
 
 
-def test_they_are_cos_and_sin_of_positions_times_frequencies():
-    cos, sin = Angles(*HOW, reached=4).rows(torch.tensor([0, 3]))
-    at = torch.tensor([[0.0, 0.0], [1.5, 0.75]])
-    assert torch.equal(cos[:, 0], torch.cat([at.cos(), at.cos()], 1) * 1.5)
-    assert torch.equal(sin[:, 0], torch.cat([-at.sin(), at.sin()], 1) * 1.5)
-
-
 def test_bits_do_not_depend_on_what_was_asked_before():
     at_once, by_parts = Angles(*HOW), Angles(*HOW)
     assert at_once.reach(4999)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import cache
 
 import pytest
 import torch
@@ -24,15 +25,7 @@ STEP = 140
 @pytest.fixture(scope="module")
 def write(tmp_path_factory):
     """A tiny checkpoint of a family; written once."""
-    written = {}
-
-    def call(family, **changes):
-        key = family, json.dumps(changes)
-        if key not in written:
-            written[key] = write_hybrid(tmp_path_factory.mktemp(family), family, **changes)
-        return written[key]
-
-    return call
+    return cache(lambda family: write_hybrid(tmp_path_factory.mktemp(family), family))
 
 
 def load(folder, **settings):

@@ -87,20 +87,6 @@ def load(tmp_path):
     return call
 
 
-def test_without_a_template_the_plain_problem_is_the_prompt(load):
-    codec = load()
-    assert codec.decode_raw(codec.render("Add 1.")) == "Add 1.\n\n"
-    assert codec.decode_raw(codec.render("Add 1.", "Be brief.")) == "Be brief.\n\nAdd 1.\n\n"
-
-
-def test_the_checkpoints_template_renders_problem_and_system_prompt(load):
-    codec = load(own_template=TEMPLATE)
-    assert codec.decode_raw(codec.render("Add 1.")) == "<bos>[user]Add 1.[go]"
-    text = codec.decode_raw(codec.render("Add 1.", "Be brief."))
-    assert text == "<bos>[system]Be brief.[user]Add 1.[go]"
-    assert codec.render("a")[0] == 1, "special tokens are ids, not text"
-
-
 NO_SYSTEM = (
     "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system') }}"
     "{% endif %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}[go]"
@@ -111,17 +97,26 @@ DROPS_SYSTEM = (
 )
 
 
-@pytest.mark.parametrize("template", [NO_SYSTEM, DROPS_SYSTEM])
-def test_without_a_system_role_its_message_goes_before_the_problem(load, template):
+ALIKE = "{% for m in messages %}{{ m['content'] }}\n\n{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "alone", "told", "takes_instructions"),
+    [
+        (None, "Add 1.\n\n", "Be brief.\n\nAdd 1.\n\n", False),
+        (TEMPLATE, "<bos>[user]Add 1.[go]", "<bos>[system]Be brief.[user]Add 1.[go]", True),
+        (NO_SYSTEM, "[user]Add 1.[go]", "[user]Be brief.\n\nAdd 1.[go]", True),
+        (DROPS_SYSTEM, "[user]Add 1.[go]", "[user]Be brief.\n\nAdd 1.[go]", True),
+        (ALIKE, "Add 1.\n\n", "Be brief.\n\nAdd 1.\n\n", False),
+    ],
+)
+def test_a_prompt_holds_problem_and_system_prompt(load, template, alone, told, takes_instructions):
     codec = load(own_template=template)
-    assert codec.takes_instructions
-    assert codec.decode_raw(codec.render("Add 1.", "Be brief.")) == "[user]Be brief.\n\nAdd 1.[go]"
-
-
-def test_a_template_that_writes_all_alike_takes_no_instructions(load):
-    assert load(own_template=TEMPLATE).takes_instructions
-    plain = "{% for m in messages %}{{ m['content'] }}\n\n{% endfor %}"
-    assert not load(own_template=plain).takes_instructions
+    assert codec.decode_raw(codec.render("Add 1.")) == alone
+    assert codec.decode_raw(codec.render("Add 1.", "Be brief.")) == told
+    assert codec.takes_instructions == takes_instructions
+    if template is TEMPLATE:
+        assert codec.render("a")[0] == 1, "special tokens are ids, not text"
 
 
 THINKS = (

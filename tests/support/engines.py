@@ -97,6 +97,12 @@ def random_decoder(
     return DenseDecoder(shape, weights, **how)
 
 
+def projections(decoder):
+    """The layers' products."""
+    layers = decoder.weights.layers
+    return [getattr(layer, n) for layer in layers for n in ("qkv", "out", "gate_up", "down")]
+
+
 @torch.inference_mode()
 def prefilled(decoder, token_ids, attention="reference"):
     """Hidden states of tokens that begin a path."""

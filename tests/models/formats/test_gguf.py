@@ -31,7 +31,7 @@ from beamwright.models.hub import resolve_folder
 from beamwright.models.load import inspect_model, load_model
 from beamwright.plan.costs import weight_bytes
 from beamwright.sections import ModelSettings
-from engines import logprobs
+from engines import logprobs, projections
 
 WIDE = {**fakes.SMALL, "hidden_size": 256, "intermediate_size": 512, "num_key_value_heads": 2}
 OURS = [BLOCKS[kind][0] for kind in PARTS if BLOCKS[kind][0] not in ("Q5_0", "Q5_1")]
@@ -177,11 +177,9 @@ def test_four_bits_are_multiplied_by_a_kernel_that_rounds_to_bfloat16(write, nam
 def test_bytes_are_counted_before_anything_is_loaded(write, types):
     path, _, _ = write("llama", types)
     model = load(path)
-    layers = model.decoder.weights.layers
-    linears = [getattr(layer, n) for layer in layers for n in ("qkv", "out", "gate_up", "down")]
-    parts = [part for each in linears for part in getattr(each, "parts", [each])]
+    parts = [part for each in projections(model.decoder) for part in getattr(each, "parts", [each])]
     weights = model.decoder.weights
-    norms = (2 * len(layers) + 1) * weights.final_norm.weight.nbytes
+    norms = (2 * len(weights.layers) + 1) * weights.final_norm.weight.nbytes
     ends = weights.embedding.nbytes + weights.lm_head.weight.nbytes
     stored = sum(part.weight.nbytes for part in parts) + norms + ends
     assert weight_bytes(read_shape(path, None), 4, model.storage) == stored
@@ -199,10 +197,9 @@ def test_bytes_of_blocks_are_counted_and_the_embedding_stays_in_its_file(write, 
     assert differs(path, own) < 0.1
     model = load(path)
     weights = model.decoder.weights
-    layers = weights.layers
-    linears = [getattr(layer, n) for layer in layers for n in ("qkv", "out", "gate_up", "down")]
-    tiles = [part[2] for linear in (*linears, weights.lm_head) for part in linear.parts]
-    norms = (2 * len(layers) + 1) * weights.final_norm.weight.nbytes
+    linears = (*projections(model.decoder), weights.lm_head)
+    tiles = [part[2] for linear in linears for part in linear.parts]
+    norms = (2 * len(weights.layers) + 1) * weights.final_norm.weight.nbytes
     stored = sum(each.nbytes for each in tiles) + norms
     assert weight_bytes(read_shape(path, None), 4, model.storage) == stored
     assert isinstance(weights.embedding, StoredRows)

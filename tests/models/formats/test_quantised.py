@@ -18,6 +18,7 @@ from beamwright.models.hf_config import read_shape
 from beamwright.models.load import load_model
 from beamwright.plan.costs import weight_bytes
 from beamwright.sections import ModelSettings
+from engines import projections
 from models.formats.test_gguf import differs
 
 SHAPE = {**fakes.SMALL, "hidden_size": 128, "intermediate_size": 192, "num_key_value_heads": 2}
@@ -57,9 +58,7 @@ def test_a_folder_is_the_model_that_it_means(write, name):
     folder, model, _ = write(name)
     assert differs(folder, model) < (5e-2 if packed_files.KEPT.get(name) == 4 else 2e-5)
     loaded = load_model(str(folder), ModelSettings(model=str(folder)))
-    weights = loaded.decoder.weights
-    linears = [getattr(layer, part) for layer in weights.layers
-               for part in ("qkv", "out", "gate_up", "down")]  # fmt: skip
+    linears = projections(loaded.decoder)
     assert all(isinstance(each, GroupedLinear) for each in linears) == (name in packed_files.KEPT)
     others = loaded.decoder.shape.num_parameters - sum(
         out * into * count for out, into, count in loaded.decoder.shape.matrices

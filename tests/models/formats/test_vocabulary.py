@@ -9,10 +9,9 @@ from beamwright.models.tokenizer import TextCodec
 from fakes import LETTERS
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
-BARS = (
-    "<\uff5cbegin\u2581of\u2581sentence\uff5c>",
-    "<\uff5cUser\uff5c>",
-    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+BARS = tuple(
+    f"<\uff5c{name}\uff5c>"
+    for name in ("begin\u2581of\u2581sentence", "User", "end\u2581of\u2581sentence")
 )
 ASKED = "{% for m in messages %}<\uff5cUser\uff5c>{{ m['content'] }}{% endfor %}"
 AT = "tokenizer.ggml."
@@ -75,17 +74,8 @@ def test_a_word_of_the_vocabulary_is_one_token_where_merges_come_second(codec, p
     assert found == (["abcd"] if whole else ["ab", "c", "d"])
 
 
-PIECES = (
-    "<unk>",
-    "<s>",
-    "</s>",
-    *(f"<0x{byte:02X}>" for byte in range(256)),
-    "\u2581",
-    "[",
-    "I",
-    "\u2581[",
-    "\u2581\u2581",
-)
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+PIECES = ("<unk>", "<s>", "</s>", *BYTES, *"\u2581[I", "\u2581[", "\u2581\u2581")
 
 
 @pytest.mark.parametrize(

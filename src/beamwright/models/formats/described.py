@@ -245,7 +245,7 @@ def _llama3(rope: dict[str, Any], count: int) -> Iterator[float]:
         yield 1 / ((1 - smooth) / rope["factor"] + smooth)
 
 
-def weight_sizes(file: Path) -> dict[str, tuple[int, int]]:
+def weight_sizes(file: Path) -> dict[str, Any]:
     """What a model's weights take, by the fields of `ModelShape`.
 
     packed: of all layers' projections, bytes of those that stay quantised, values of the others.

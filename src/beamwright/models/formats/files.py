@@ -78,7 +78,7 @@ def check_method(quantised: Mapping[str, Any]) -> str:
 
 def packed_sizes(
     config: Mapping[str, Any], matrices: Iterable[tuple[int, int, int]]
-) -> dict[str, tuple[int, int]]:
+) -> dict[str, Any]:
     """`ModelShape.packed` of a quantised folder; {} where its projections stay plain.
 
     matrices: rows and columns of projections, how many.
