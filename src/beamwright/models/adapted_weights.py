@@ -213,17 +213,19 @@ class _Loader:
         module, placing = self._found.model.get_submodule(path), self._placing
         if name == self._head and not placing.head:
             return
-        like = self._wanted[name]
+        like, what = self._wanted[name], f"model {self._where}: weight {name}"
         if isinstance(value, GroupedLinear | BlockLinear):
             module._parameters.pop(leaf)
             if name == self._embedding:
                 module.__dict__[leaf] = EmbeddingRows(self._rows, like, placing.device)
                 return
-            what = f"model {self._where}: weight {name}"
             kept = value.placed(tuple(like.shape), placing.device, what)
             module.__dict__[leaf] = self._product(kept, like)
             return
-        placed = self._cast(name, value)
+        check_size(tuple(value.shape), tuple(like.shape), what)
+        wide = any(re.search(pattern.replace("*", ".*"), name) for pattern in self._wide)
+        placed = value.to(device=placing.device, dtype=torch.float32 if wide else like.dtype)
+        check_finite(placed, value, what)
         if name == self._head or name in self._found.products:
             module._parameters.pop(leaf, None)
             if name == self._head:
@@ -238,15 +240,6 @@ class _Loader:
             setattr(module, leaf, torch.nn.Parameter(placed, requires_grad=False))
         if path in self._found.experts and not any(each.is_meta for each in module.parameters()):
             self._keep_experts(module, path)
-
-    def _cast(self, name: str, value: Tensor) -> Tensor:
-        placing, like = self._placing, self._wanted[name]
-        what = f"model {self._where}: weight {name}"
-        check_size(tuple(value.shape), tuple(like.shape), what)
-        wide = any(re.search(pattern.replace("*", ".*"), name) for pattern in self._wide)
-        placed = value.to(device=placing.device, dtype=torch.float32 if wide else like.dtype)
-        check_finite(placed, value, what)
-        return placed
 
     def _product(self, linear: Linear, like: Tensor) -> Product:
         """What stands in the place of a weight that products read."""

@@ -33,7 +33,6 @@ TILE_ROWS = 64
 Turns = Mapping[int, tuple[Tensor, float]]
 """By head_dim: the matrix, and what a product of two vectors that went through it is to be
 multiplied by."""
-ByRows = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 
 
 def padded_rows(count: int, least: int = ROW_MULTIPLE) -> int:
@@ -166,12 +165,6 @@ class Angles:
         self.cos, self.sin = map(torch.cat, zip(*tables, strict=True))
 
 
-def turns_of(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> Turns:
-    """For every kind of heads."""
-    made = {group.head_dim: hadamard(group.head_dim) for group in shape.kv_groups}
-    return {size: (matrix.to(device, dtype), part) for size, (matrix, part) in made.items()}
-
-
 class RoundedView(AttentionView):
     """An attention view that gets keys and values in 8 bits as they will be read.
 
@@ -179,11 +172,11 @@ class RoundedView(AttentionView):
     and sealed segments are then read as the same numbers. Keys are turned by a Hadamard matrix
     first, and queries by the same, so that products stay: in a few dimensions keys are many times
     as large as in others, and those would set the scale of all.
-    kept: see `kv.codes`. by_rows: of the decoder that it is for.
+    decoder: that it is for, see its `keep_kv`.
     """
 
-    def __init__(self, view: AttentionView, kept: KVDtype, turns: Turns, by_rows: ByRows) -> None:
-        self._view, self._kept, self._turns, self._by_rows = view, kept, turns, by_rows
+    def __init__(self, view: AttentionView, decoder: Decoder) -> None:
+        self._view, self._decoder = view, decoder
         self.looks_ahead, self.states = view.looks_ahead, view.states
 
     def foresee(self, layer: int, query: Tensor) -> None:
@@ -194,7 +187,7 @@ class RoundedView(AttentionView):
         self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
         both = torch.stack([self.turned(key_value[:, 0]), key_value[:, 1]], dim=1)
-        fresh = rounded(both, self._kept)
+        fresh = rounded(both, self._decoder.kv_dtype)
         context: Tensor = self._view.attend(layer, self._asking(query), fresh, sinks)
         return context
 
@@ -203,14 +196,16 @@ class RoundedView(AttentionView):
 
     def turned(self, vectors: Tensor) -> Tensor:
         """Queries or keys [tokens, heads, head_dim], so that what is large in them is spread."""
-        matrix, _ = self._turns[vectors.shape[-1]]
+        matrix, _ = self._decoder.turns[vectors.shape[-1]]
         flat = vectors.reshape(len(vectors), -1)  # a product's tile is of tokens, as everywhere
-        turned = self._by_rows(lambda x: (x.reshape(-1, len(matrix)) @ matrix).view(x.shape), flat)
+        turned = self._decoder.by_rows(
+            lambda x: (x.reshape(-1, len(matrix)) @ matrix).view(x.shape), flat
+        )
         return turned.view(vectors.shape)
 
     def _asking(self, query: Tensor) -> Tensor:
         """Turned queries whose products with turned keys are those of the plain ones."""
-        return self.turned(query) * self._turns[query.shape[-1]][1]
+        return self.turned(query) * self._decoder.turns[query.shape[-1]][1]
 
 
 class Decoder(Protocol):
@@ -259,7 +254,7 @@ class Decoder(Protocol):
         read: the tokens that are wanted, as many as a multiple of 8; None for all.
         """
         if self.kv_dtype != "auto":
-            view = RoundedView(view, self.kv_dtype, self.turns, self.by_rows)
+            view = RoundedView(view, self)
         return self.forward(token_ids, positions, view, read)
 
     def forward(
@@ -279,7 +274,11 @@ class Decoder(Protocol):
     def keep_kv(self, kv_dtype: KVDtype) -> None:
         """Its keys and values are to be kept so from now on."""
         self.kv_dtype = kv_dtype
-        self.turns = turns_of(self.shape, self.device, self.dtype)
+        made = {group.head_dim: hadamard(group.head_dim) for group in self.shape.kv_groups}
+        self.turns = {
+            size: (matrix.to(self.device, self.dtype), part)
+            for size, (matrix, part) in made.items()
+        }
 
     def by_rows(self, work: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """`work` on rows x [rows, width], padded so that a row's bits do not depend on the others.

@@ -136,7 +136,9 @@ def load_model(
     placing = Placing(dtype, device, storage, pack, reads_logits, tile, role == "verifier")
     decoder: Decoder
     if shape.built is not None and folder is not None:
-        decoder = _adapt(folder, shape, placing)
+        found = survey(config_of(folder), dtype)
+        fill(found, open_checkpoint(folder), placing, str(folder))
+        decoder = AdaptedDecoder(found, shape, dtype, tile)
     else:
         if folder is not None:
             shape, weights = load_weights(folder, shape, placing)
@@ -162,13 +164,6 @@ def _remarks(folder: Path, codec: TextCodec) -> tuple[str, ...]:
         table = KeyTable("config.json", (*known, *(f"{key}.*" for key in known)), HARMLESS)
     method = QUANTISATION.check(said(quantisation(written) or {}), where)
     return (*table.check(said(written), where), *method, *codec.remarks)
-
-
-def _adapt(folder: Path, shape: ModelShape, placing: Placing) -> AdaptedDecoder:
-    """The decoder over the folder's model of `transformers`."""
-    found = survey(config_of(folder), placing.dtype)
-    fill(found, open_checkpoint(folder), placing, str(folder))
-    return AdaptedDecoder(found, shape, placing.dtype, placing.tile_rows)
 
 
 def _shape(spec: str, folder: Path | None, settings: ModelSettings, role: str) -> ModelShape:

@@ -132,20 +132,6 @@ def remember(request: PrefillRequest, token_ids: Sequence[int]) -> None:
     request.segment.source = Source(known.path, tokens, known.start)
 
 
-def recompute_levels(lost: Sequence[Segment]) -> list[list[PrefillRequest]]:
-    """Requests that compute evicted KV, and states that it begins from, again, level by level."""
-    lost = _with_states_before(lost)
-    requests = [
-        PrefillRequest(source.path, segment, source.token_ids, source.start, read=(), again=True)
-        for segment in lost
-        if (source := segment.source) is not None
-    ]
-    if len(requests) != len(lost):
-        raise AssertionError("a lost segment does not know its tokens")
-    requests.sort(key=lambda request: len(request.path))
-    return [list(level) for _, level in groupby(requests, key=lambda request: len(request.path))]
-
-
 def _with_states_before(lost: Sequence[Segment]) -> list[Segment]:
     """The same, and those whose states they begin from, up to one that is there."""
     found = dict.fromkeys(lost)
@@ -161,9 +147,20 @@ def _with_states_before(lost: Sequence[Segment]) -> list[Segment]:
 
 
 def recompute(store: CacheManager, lost: Sequence[Segment], run: Callable[..., object]) -> None:
-    """Compute it, level by level. What runs out of room has lost nothing: it is put in the place of
-    what is gone when all of it is there, and groups of layers that are not gone are being read."""
-    for level in recompute_levels(lost):
+    """Compute evicted KV, and states that it begins from, again, level by level.
+
+    What runs out of room has lost nothing: it is put in the place of what is gone when all of it is
+    there, and groups of layers that are not gone are being read.
+    """
+    requests = list[PrefillRequest]()
+    for segment in _with_states_before(lost):
+        source = segment.source
+        assert source is not None, "a lost segment does not know its tokens"
+        tokens = source.token_ids, source.start
+        requests.append(PrefillRequest(source.path, segment, *tokens, read=(), again=True))
+    requests.sort(key=lambda request: len(request.path))
+    for _, members in groupby(requests, key=lambda request: len(request.path)):
+        level = list(members)
         again = [replace(request, segment=store.create()) for request in level]
         try:
             with Lease(whole({twin.segment: 1 for twin in again})):  # none makes way for another

@@ -424,10 +424,6 @@ def _sizes(found: Survey) -> BuiltSizes:
             if each.dim() == 3:
                 rows, columns = each.shape[:0:-1] if module.is_transposed else each.shape[1:]
                 matrices[(rows, columns)] += module.num_experts
-    head = found.model.get_output_embeddings()
-    own = (
-        0
-        if head is None or head.weight is found.model.get_input_embeddings().weight
-        else head.weight.numel()
-    )
+    head, table = found.model.get_output_embeddings(), found.model.get_input_embeddings().weight
+    own = 0 if head is None or head.weight is table else head.weight.numel()
     return BuiltSizes(total, total - idle, own, tuple((*size, n) for size, n in matrices.items()))

@@ -128,8 +128,6 @@ def _as_it_is(folder: Path, written: Mapping[str, Any], where: str) -> TokenFile
             raise
         line = f"damaged, or of a later version of `tokenizers` than {_VERSION}"
         raise InputError(f"{where}: its tokenizer cannot be read ({file.name}: {line})") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
     if "added_tokens_decoder" not in written:  # as older versions wrote it
         written = {**written, **_object(folder / "special_tokens_map.json")}
     try:
@@ -266,8 +264,6 @@ def of_transformers(loaded: Any, where: str = "") -> TokenFiles:
     if not isinstance(tokenizer, Tokenizer):
         line = "its files have no rules that `tokenizers` knows: a tokenizer.json has"
         raise InputError(f"{where}: its tokenizer cannot be read ({line})")
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
     special = {role: str(token) for role, token in loaded.special_tokens_map.items()}
     return TokenFiles(tokenizer, special, loaded.chat_template)
 

@@ -59,6 +59,8 @@ class TextCodec:
     ) -> None:
         self.template_args: Mapping[str, Any] = {}
         self.tokenizer = tokenizer
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
         self.first_id: int | None = None  # of what a prompt begins with, whatever its template does
         self.chat_template = chat_template
         self.remarks: tuple[str, ...] = ()

@@ -63,10 +63,9 @@ def kv_layouts(decoder: Decoder) -> tuple[KVLayout, ...]:
 
 def state_layout(decoder: Decoder) -> StateLayout | None:
     """The states of a model's recurrent layers; None where it has none."""
-    parts = decoder.shape.states
     tensors = [
         StateTensor(p.layer, p.kind, p.size, torch.float32 if p.wide else decoder.dtype)
-        for p in parts
+        for p in decoder.shape.states
     ]
     return StateLayout(tensors) if tensors else None
 
