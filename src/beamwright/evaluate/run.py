@@ -175,7 +175,7 @@ def parse_records(path: Path, content: bytes) -> tuple[dict[str, Record], int]:
 
 
 class ResultsFolder:
-    """An open `--out` folder, locked until closed.
+    """An open `--out` folder, locked until `close`.
 
     records: the finished problems by unique id, those of earlier runs included.
 
@@ -187,37 +187,28 @@ class ResultsFolder:
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         self._folder = folder
         self._results = folder / "results.jsonl"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file: IO[bytes] = open(  # noqa: SIM115 (it is closed with the folder)
-                self._results, "a+b", buffering=0, opener=private
-            )
-        except OSError as error:
-            raise InputError(f"--out {folder}: cannot be used ({error.strerror})") from error
-        try:
-            if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
-                raise InputError(f"{self._results}: not a regular file")
-            if sys.platform != "win32":
-                # The kernel drops it with the process: a killed run never blocks the next one.
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._check_settings(settings)
-            content = self._results.read_bytes()
-            self.records, end = parse_records(self._results, content)
-            if end < len(content):
-                self._file.truncate(end)
-                os.fsync(self._file.fileno())
-        except OSError as error:
-            self._file.close()
-            busy = isinstance(error, BlockingIOError)
-            why = "another run is writing there" if busy else f"cannot be used ({error.strerror})"
-            raise InputError(f"--out {folder}: {why}") from error
-        except BaseException:
-            self._file.close()
-            raise
-
-    def close(self) -> None:
-        """Let others have it."""
-        self._file.close()
+        with ExitStack() as opened:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                self._file: IO[bytes] = opened.enter_context(
+                    open(self._results, "a+b", buffering=0, opener=private)
+                )
+                if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+                    raise InputError(f"{self._results}: not a regular file")
+                if sys.platform != "win32":
+                    # The kernel drops it with the process: a killed run never blocks the next one.
+                    fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._check_settings(settings)
+                content = self._results.read_bytes()
+                self.records, end = parse_records(self._results, content)
+                if end < len(content):
+                    self._file.truncate(end)
+                    os.fsync(self._file.fileno())
+            except BlockingIOError as error:
+                raise InputError(f"--out {folder}: another run is writing there") from error
+            except OSError as error:
+                raise InputError(f"--out {folder}: cannot be used ({error.strerror})") from error
+            self.close = opened.pop_all().close
 
     def add(self, record: Record) -> None:
         """Write one finished problem through to the disk.
