@@ -22,7 +22,7 @@ from beamwright.engine.batch import RunningBatch
 from beamwright.engine.decisions import note_answers
 from beamwright.engine.queue import MovingSplit
 from beamwright.engine.selftest import batches_are_exact
-from beamwright.search.reading import Mathematics
+from beamwright.search.answers import Mathematics
 from beamwright.tree import StopReason
 from beamwright_lab.baselines import LayerwiseSchedule
 from beamwright_lab.models.published_files import FILES

@@ -5,7 +5,7 @@ from rich.console import Console
 
 from beamwright.cli.live import LiveTree, Status, draw_answers, draw_tree
 from beamwright.engine.decisions import note_answers
-from beamwright.search.reading import Mathematics
+from beamwright.search.answers import Mathematics
 from beamwright.tree import SearchTree, StopReason
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from beamwright.evaluate.equivalence import AnswerChecker
-from beamwright.search.answers import normalise_answer
+from beamwright.search.alike import normalise_answer
 
 
 def vote_of(answer):

@@ -8,7 +8,7 @@ import pytest
 
 from beamwright.errors import InputError, UnavailableError
 from beamwright.evaluate.problems import load_problems
-from beamwright.search.letters import options_of
+from beamwright.search.alike import options_of
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from beamwright.engine.decisions import note_answers
 from beamwright.errors import InputError
 from beamwright.page.runs import Event, begin, end, read_runs, with_unique_ids, write_tree_page
-from beamwright.search.reading import Mathematics
+from beamwright.search.answers import Mathematics
 from beamwright.tree import StopReason
 from fakes import add_step, grow, new_tree
 

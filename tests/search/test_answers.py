@@ -5,11 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from beamwright.search.alike import normalise_answer
+from beamwright.search.alike import letter_of, normalise_answer, options_of
 from beamwright.search.answers import extract_answer
-from beamwright.search.exact import read_number
-from beamwright.search.letters import letter_of, options_of
-from beamwright.search.quantity import counted_number, layout, read_quantity
+from beamwright.search.quantity import counted_number, layout, read_number, read_quantity
 
 KNOWN = yaml.safe_load((Path(__file__).parents[1] / "data/answers.yaml").read_text("utf-8"))
 

@@ -6,8 +6,8 @@ from beamwright import Solver
 from beamwright.config import Section
 from beamwright.engine.decisions import note_answers
 from beamwright.errors import InputError, PolicyError
+from beamwright.search.answers import ANSWERS, Code, Mathematics, make_answers
 from beamwright.search.choose import choose
-from beamwright.search.reading import ANSWERS, Code, Mathematics, make_answers
 from beamwright.tree import StopReason
 from fakes import add_step, new_tree
 
@@ -16,7 +16,7 @@ SMALL = {"n": 8, "width": 2, "choose": "majority", "verifier": "none"}
 PARITY = """
 from beamwright.config import Section
 from beamwright.search.answers import extract_answer
-from beamwright.search.reading import answers
+from beamwright.search.answers import answers
 
 
 @answers("parity", meaning="even or odd")

@@ -11,7 +11,7 @@ import feeding
 from beamwright.engine.decisions import note_answers
 from beamwright.errors import Cancelled, InputError
 from beamwright.protocols import RoundReport
-from beamwright.search.reading import Mathematics
+from beamwright.search.answers import Mathematics
 from beamwright.serve import feed as feed_module
 from beamwright.serve.body import ServerLimits
 from beamwright.serve.feed import POLICY, Feed

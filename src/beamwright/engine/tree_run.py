@@ -31,7 +31,7 @@ from beamwright.protocols import (
     Traits,
     traits_of,
 )
-from beamwright.search.reading import Mathematics
+from beamwright.search.answers import Mathematics
 from beamwright.tree import Node, NodeState, SearchTree, Turn, given_path, on_paths
 
 Aggregate = Callable[[Sequence[float | None]], float | None]

@@ -25,10 +25,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from beamwright.errors import UnavailableError
-from beamwright.search.alike import choice_of, key_of, normalise_answer, split_list
-from beamwright.search.exact import read_number
-from beamwright.search.letters import split_option
-from beamwright.search.quantity import Quantity, layout, read_quantity
+from beamwright.search.alike import choice_of, key_of, normalise_answer, split_list, split_option
+from beamwright.search.quantity import Quantity, layout, read_number, read_quantity
 
 _WORKER = (sys.executable, "-P", str(Path(__file__).with_name("worker.py")))
 _WORDS = re.compile(r"[A-Za-z ]{4,}")  # read as mathematics, east = e*a*s*t = seat

@@ -16,7 +16,7 @@ from decimal import Decimal
 from typing import Any
 
 from beamwright.errors import InputError
-from beamwright.search.letters import LETTERS, letter_of, options_of
+from beamwright.search.alike import LETTERS, letter_of, options_of
 
 _LISTS = ("choices", "options")
 _RIGHT = ("answerKey", "answer", "answer_index", "answer_idx", "label", "correct", "gold")

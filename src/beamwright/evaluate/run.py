@@ -26,9 +26,9 @@ from beamwright.evaluate.metrics import Record, summarise
 from beamwright.evaluate.problems import Problem, ProblemSet
 from beamwright.io import describe_fault, private, read_object, write_whole
 from beamwright.saved.identity import plugin_code
+from beamwright.search.alike import options_of
+from beamwright.search.answers import make_answers
 from beamwright.search.choose import CHOICES, choose
-from beamwright.search.letters import options_of
-from beamwright.search.reading import make_answers
 from beamwright.solver.solution import Solution
 from beamwright.tree import COMPLETE_STOPS, Node, SearchTree
 

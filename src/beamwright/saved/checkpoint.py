@@ -31,8 +31,8 @@ from beamwright.models.load import precision
 from beamwright.registry import PLUGIN_MODULE, Table, flag_of
 from beamwright.saved.identity import CODE, plugin_code
 from beamwright.search import STRATEGIES
+from beamwright.search.answers import ANSWERS
 from beamwright.search.defaults import with_defaults
-from beamwright.search.reading import ANSWERS
 from beamwright.tree import Node, NodeState, SearchTree, StopReason, Turn
 
 FORMAT = "beamwright checkpoint"

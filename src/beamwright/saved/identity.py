@@ -14,7 +14,7 @@ from typing import Any
 from beamwright.config import Settings
 from beamwright.declare import VERIFIERS
 from beamwright.search import strategy_row
-from beamwright.search.reading import ANSWERS
+from beamwright.search.answers import ANSWERS
 
 CODE = {"search_code": "search", "verifier_code": "verifier", "answers_code": "answers"}
 """What holds the code of what an option names, and the option."""

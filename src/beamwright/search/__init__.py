@@ -26,8 +26,8 @@ from typing import ClassVar
 from beamwright.declare import declaration, declared_values, made
 from beamwright.protocols import Action, Prospect
 from beamwright.registry import Table, TableRow
+from beamwright.search.answers import ANSWERS
 from beamwright.search.prospects import by_scores
-from beamwright.search.reading import ANSWERS
 from beamwright.sections import Choice, SearchSettings, Section
 from beamwright.tree import Node, SearchTree
 

@@ -1,21 +1,42 @@
-r"""Where the final answer in a path's text is: a box, a tag, a phrase, a line.
+r"""What a path's answer is, and when two are one: each way is one declaration, under `--answers`.
 
-Pure text. What `math-verify` reads without any such mark (the last number of a text) is no answer
-here: a path that states none has no vote. When two answers are one is told in `alike`.
+```python
+@answers("sql", meaning="queries, equal where the verifier saw equal results")
+class Sql(Section):
+    def read(self, text): ...
+    def key(self, answer, notes): return notes.get("result", answer)
+```
+
+Votes, stops, pages and records read what is noted on nodes (`Node.answer`, `Node.vote`) alone.
+The default looks for a box, a tag, a phrase or a line. What `math-verify` reads without any such
+mark (the last number of a text) is no answer here: a path that states none has no vote.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import chain, takewhile
+from typing import Any
 
-from beamwright.search.alike import choice_of, normalise_answer
-from beamwright.search.letters import LETTERS, letter_of, split_option
+from pydantic import PrivateAttr
+
+from beamwright.declare import declaration, made
+from beamwright.protocols import Answers
+from beamwright.registry import Table, TableRow
+from beamwright.search.alike import (
+    LETTERS,
+    choice_of,
+    letter_of,
+    normalise_answer,
+    options_of,
+    split_option,
+)
 from beamwright.search.quantity import counted_number, trim
+from beamwright.sections import Section
 
-__all__ = ("counted_number", "extract_answer", "normalise_answer")
-
+_FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
 _THOUGHT = "</think>"
 _RUN_ON = re.compile(  # a problem of its own
     r"(?<=\S)(?:[^\S\n]*+\n){2,}+\s*+\**(?:Question|Problem|Q)(?:\s*\d+)?\**\s*:"
@@ -202,3 +223,55 @@ def _closing_braces(text: str) -> dict[int, int]:
         elif match[0] == "}" and opened:
             closing[opened.pop()] = match.start()
     return closing
+
+
+# --- ways ---------------------------------------------------------------------------------------
+
+ANSWERS: Table[TableRow] = Table("search", "--answers", "read", "key")
+answers = partial(declaration, ANSWERS, TableRow)
+"""Declare a way of reading answers: a class with `read` and `key`, see `protocols.Answers`."""
+
+
+@answers("math", meaning=r"a box, an <answer>, 'The answer is ...'; equal as exact numbers are")
+class Mathematics(Section):
+    """The default. Where a problem lists options, one's letter and its text are one answer."""
+
+    _options: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    def about(self, problem: str) -> Answers:
+        way = self.model_copy()
+        way._options = options_of(problem)
+        return way
+
+    def read(self, text: str) -> str | None:
+        return extract_answer(text, self._options)
+
+    def key(self, answer: str, notes: Mapping[str, str]) -> str:
+        del notes
+        return choice_of(answer, self._options) or normalise_answer(answer)
+
+
+@answers("code", meaning="the last fenced block; equal to the letter, but for spaces at line ends")
+class Code(Section):
+    """Programs, queries, proofs."""
+
+    def read(self, text: str) -> str | None:
+        blocks = _FENCED.findall(text)
+        return blocks[-1].strip("\n") if blocks and blocks[-1].strip() else None
+
+    def key(self, answer: str, notes: Mapping[str, str]) -> str:
+        del notes
+        return "\n".join(line.rstrip() for line in answer.strip().splitlines())
+
+
+def make_answers(name: str, given: Mapping[str, Any], problem: str = "") -> Answers:
+    """The way of this name, for this problem. given: options of the search section.
+
+    Raises:
+        InputError: for an unknown name, or a value that it cannot use.
+    """
+    row = ANSWERS.find(name)
+    own = {option: given[option] for option in row.options if option in given}
+    way: Answers = made(ANSWERS, row.make, own)
+    about = getattr(way, "about", None)
+    return way if about is None else about(problem)

@@ -28,7 +28,7 @@ from beamwright.errors import (
 from beamwright.models.load import check_device
 from beamwright.protocols import SchedulePolicy, traits_of
 from beamwright.search import round_rng
-from beamwright.search.reading import make_answers
+from beamwright.search.answers import make_answers
 from beamwright.solver.describe import Meter, complete_nodes, final_nodes
 from beamwright.solver.machinery import Machinery
 from beamwright.solver.memory import advice
