@@ -15,9 +15,9 @@ from beamwright.engine.decisions import (
 from beamwright.errors import InputError
 from beamwright.protocols import StepDecoded
 from beamwright.search import make_strategy
+from beamwright.search.answers import Mathematics
 from beamwright.search.choose import choose
 from beamwright.search.defaults import with_defaults
-from beamwright.search.answers import Mathematics
 from beamwright.sections import SearchSettings, StopSettings
 from beamwright.solver.describe import candidate_of, complete_nodes, final_nodes
 from beamwright.tree import NodeState, StopReason, tree_hash

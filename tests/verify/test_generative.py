@@ -17,7 +17,7 @@ import engines
 import prm_checkpoints as checkpoints
 from beamwright.attention import make_attention
 from beamwright.engine.noise import gumbel_noise, lineage_key, spread_tokens, stack_keys
-from beamwright.errors import InputError
+from beamwright.errors import CapacityError, InputError
 from beamwright.models.tree_model import TreeModel
 from beamwright.sections import ModelSettings, SamplingSettings
 from beamwright.tree import StopReason
@@ -220,6 +220,8 @@ def test_drawn_critiques_depend_on_neither_batch_nor_budget(judge, family, atten
     small = judge(family, budget=most // 4 * block, **changes)
     assert small.score([*others, *c])[len(others) :] == expected
     assert facts(a) == facts(b) == facts(c)
+    with pytest.raises(CapacityError):
+        judge(family, budget=2 * block, **changes).score(b)
 
 
 def test_a_note_holds_all_that_was_said(judge):

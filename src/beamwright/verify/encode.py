@@ -30,25 +30,9 @@ class Encoded:
     sizes: list[int]
 
 
-@dataclass(frozen=True)
-class _StepText:
-    """Where a step is in a path's text: characters of its own, and of its markers to read."""
-
-    own: Bounds
-    marks: tuple[Bounds, ...] = ()
-
-
-@dataclass(frozen=True)
-class _PathText:
-    """A path's text.
-
-    parts: it in pieces, which joint formats put together before they encode. steps: those that are
-    to be read. complete: the end of the text may be read.
-    """
-
-    parts: tuple[str, ...]
-    steps: tuple[_StepText, ...] = ()
-    complete: bool = False
+_PathText = tuple[list[str], list[list[Bounds]]]
+"""A path's text in pieces, which joint formats put together before they encode; and of each step to
+read, the characters of its markers, or of the step itself, or of all where the end is read."""
 
 
 class PathEncoder:
@@ -64,6 +48,7 @@ class PathEncoder:
 
     def __init__(self, spec: VerifierSpec, codec: TextCodec) -> None:
         self._spec, self._template, self._codec = spec, spec.template, codec
+        self._at_marker = spec.read in ("marker", "before_marker")
         needs_chat = spec.template.layout != "text" or spec.template.system is not None
         if needs_chat and codec.chat_template is None:
             raise InputError(f"verifier format {spec.name}: its checkpoint has no chat template")
@@ -90,21 +75,18 @@ class PathEncoder:
 
         scored: up to where a path's steps have scores already.
         """
-        unread = [self._seen(node, after=scored(node)) for node in nodes]
+        write, begins = self._write_turns, problem
         if self._template.layout == "text":
-            prefix = self._prefix(problem, nodes[0].root.now if nodes else None)
-            written = [self._write_text(prefix, *each) for each in zip(nodes, unread, strict=True)]
-        else:
-            written = [
-                self._write_turns(problem, *each) for each in zip(nodes, unread, strict=True)
-            ]
+            begins = self._prefix(problem, nodes[0].root.now if nodes else None)
+            write = self._write_text
+        written = [write(begins, node, self._seen(node, after=scored(node))) for node in nodes]
         encoded = []
-        coded = self._encode_parts([path.parts for path in written])
-        for node, path, ids, places in zip(nodes, written, *coded, strict=True):
+        coded = self._encode_parts([parts for parts, _ in written])
+        for node, (_, steps), ids, places in zip(nodes, written, *coded, strict=True):
             judged = self._spec.scores == "every_step" or node.ended
-            wanted = judged and node.seen(self._spec.sees)
+            wanted = steps if judged and node.seen(self._spec.sees) else []
             spans = [(0, 0)] * len(self._first) + list(places)
-            read_at = list(filter(None, self._read_at(spans, path))) if wanted else []
+            read_at = [at for step in wanted if (at := self._read_at(spans, step))]
             flat = [index for of_step in read_at for index in of_step]
             encoded.append(Encoded([*self._first, *ids], flat, list(map(len, read_at))))
         return encoded
@@ -119,42 +101,44 @@ class PathEncoder:
             return template.prefix.replace("{problem}", problem)
         return self._codec.decode_raw(self._codec.render(problem, template.system, {"now": now}))
 
-    def _write_text(self, prefix: str, node: Node, unread: Sequence[Node]) -> _PathText:
+    def _write_text(self, prefix: str, /, node: Node, unread: Sequence[Node]) -> _PathText:
         suffix, marker, split = (
             self._template.step_suffix, self._template.marker or "", self._template.split
         )  # fmt: skip
         parts, length = [prefix], len(prefix)
-        steps: dict[Node, _StepText] = {}
-        for node_step in self._seen(node):
-            step: Bounds = (length, length)
+        places: dict[Node, list[Bounds]] = {}
+        for step in self._seen(node):
+            begin = end = length
             marks: list[Bounds] = []
-            text = self._stripped(node_step.step_text)
+            text = self._stripped(step.step_text)
             for piece in [text] if split is None else text.split(split):
                 if not (piece if split is None else piece.strip()):
                     continue
-                step = (step[0], length + len(piece))
-                at = step[1] + suffix.index(marker)
+                end = length + len(piece)
+                at = end + suffix.index(marker)
                 marks.append((at, at + len(marker)))
                 parts += [piece, suffix] if suffix else [piece]
                 length += len(piece) + len(suffix)
-            steps[node_step] = _StepText(step, tuple(marks))
-        return _PathText(tuple(parts), tuple(steps[each] for each in unread), self._ends(node))
+            places[step] = marks if self._at_marker else [(begin, end)]
+        if self._spec.read == "end":
+            return parts, self._whole(node)
+        return parts, [places[each] for each in unread]
 
-    def _write_turns(self, problem: str, node: Node, unread: Sequence[Node]) -> _PathText:
+    def _write_turns(self, problem: str, /, node: Node, unread: Sequence[Node]) -> _PathText:
         """A dialogue of steps and markers, or the whole answer as one turn."""
         steps, now = [self._stripped(part.step_text) for part in self._seen(node)], node.root.now
         if self._template.layout == "answer":
             answer = self._stripped("".join(part.step_text for part in self._seen(node)))
-            return _PathText((self._turns(problem, [answer], now),), complete=self._ends(node))
+            return [self._turns(problem, [answer], now)], self._whole(node)
         if not any(steps):
-            return _PathText((self._prefix(problem, now),))
-        marker, read = self._template.marker or "", list[_StepText]()
+            return [self._prefix(problem, now)], []
+        marker, read = self._template.marker or "", list[list[Bounds]]()
         for number in range(len(steps) - len(unread), len(steps)):
             if steps[number]:  # the dialogue so far is what the whole one begins with
                 so_far = self._turns(problem, list(filter(None, steps[: number + 1])), now)
                 at = so_far.rfind(marker)
-                read.append(_StepText((0, 0), ((at, at + len(marker)),)))
-        return _PathText((self._turns(problem, list(filter(None, steps)), now),), tuple(read))
+                read.append([(at, at + len(marker))])
+        return [self._turns(problem, list(filter(None, steps)), now)], read
 
     def _turns(self, problem: str, texts: Sequence[str], now: str | None) -> str:
         """The chat template around these steps, or around one answer."""
@@ -172,12 +156,11 @@ class PathEncoder:
         where = f"verifier format {self._spec.name}"
         return self._codec.chat(turns, where, given={"now": now})
 
-    def _ends(self, node: Node) -> bool:
-        """True if the end of this path's text is its score."""
-        if self._spec.scores == "ended_paths":
-            # The last step may be empty where the one before it was the answer.
-            return any(self._stripped(part.step_text) for part in self._seen(node))
-        return bool(self._stripped(node.step_text))
+    def _whole(self, node: Node) -> list[list[Bounds]]:
+        """One step to read, the whole, if the end of this path's text is its score."""
+        # The last step may be empty where the one before it was the answer.
+        steps = self._seen(node) if self._spec.scores == "ended_paths" else [node]
+        return [[(0, 0)]] if any(self._stripped(step.step_text) for step in steps) else []
 
     def _seen(self, node: Node, after: Node | None = None) -> list[Node]:
         """Steps of its reply that are written down; those behind one of them."""
@@ -207,23 +190,21 @@ class PathEncoder:
             all_spans.append(spans)
         return all_ids, all_spans
 
-    def _read_at(self, spans: list[Bounds], path: _PathText) -> list[list[int]]:
-        """Indices of the tokens to read, for each of its steps."""
-        if self._spec.read == "end":
-            return [[len(spans) - 1]] if path.complete else []
-        return [self._read_step_at(spans, step) for step in path.steps]
-
-    def _read_step_at(self, spans: list[Bounds], step: _StepText) -> list[int]:
-        read, (begin, end) = self._spec.read, step.own
-        if read in ("marker", "before_marker"):
+    def _read_at(self, spans: list[Bounds], step: list[Bounds]) -> list[int]:
+        """Indices of a step's tokens to read."""
+        read = self._spec.read
+        if read == "end":
+            return [len(spans) - 1]
+        if self._at_marker:
             # The token that completes each marker, or the one before the marker's first.
             found: list[int] = []
-            for first, last in step.marks:
+            for first, last in step:
                 if read == "marker":
                     found += [i for i, (a, b) in enumerate(spans) if a < last <= b][-1:]
                 else:
                     found += [i - 1 for i, (a, b) in enumerate(spans) if a <= first < b and i][:1]
             return found
+        ((begin, end),) = step
         skipped = 1 if self._spec.head.looks_back else 0  # nothing precedes the first token
         numbered = list(enumerate(spans))[skipped:]
         inside = [i for i, (a, b) in numbered if b > begin and a < end and b > a]

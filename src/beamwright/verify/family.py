@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -63,11 +64,11 @@ class Detect(Section):
         return set(self.tensors) <= open_checkpoint(folder).sizes.keys()
 
 
-class VerifierFamily(Section):
+@dataclass(frozen=True)
+class VerifierFamily:
     """A row. written: its spec as a mapping, for `family: NAME` in a user's file."""
 
     spec: AnySpec
-    about: str
     detect: Detect | None
     written: dict[str, Any]
 
@@ -88,10 +89,11 @@ def families(folder: Path = _FAMILIES) -> dict[str, VerifierFamily]:
     rows: dict[str, VerifierFamily] = {}
     for file in sorted(folder.glob("*.yaml")):
         written = read_mapping(file)
-        about, detect = str(written.pop("about", "")), written.pop("detect", None)
-        spec = _validated(written, str(file))
+        written.pop("about", None)  # for who reads the file
+        detect = written.pop("detect", None)
         looks = None if detect is None else validated(Detect, detect, f"{file}: detect")
-        rows[spec.name] = VerifierFamily(spec=spec, about=about, detect=looks, written=written)
+        spec = _validated(written, str(file))
+        rows[spec.name] = VerifierFamily(spec, looks, written)
     return rows
 
 

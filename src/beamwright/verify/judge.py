@@ -7,7 +7,7 @@ reading the path again. What is prompt is data (`spec.JudgeSpec`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -100,7 +100,11 @@ class JudgeVerifier:
             alike.setdefault((row.asked, row.number, drawn), []).append(row)
         firsts = {rows[0]: rows for rows in alike.values()}
         scores: dict[Node, list[float]] = {node: [] for node in nodes}
-        for batch in self._batches([*firsts]):
+        left = [*firsts]
+        while left:  # as many as the budget holds with critiques of full length
+            # A single one that does not fit takes block by block: it may be short.
+            batch = left[: max(1, len(self._writer.that_fit(left)))]
+            left = left[len(batch) :]
             self._writer.write(batch)
             for first in batch:
                 text, score = self._read(first)
@@ -213,16 +217,6 @@ class JudgeVerifier:
             store.free(segment)
         _, good = self.tree_model.decoder.logits(hidden)[0, self._pair].softmax(-1).tolist()
         return float(good)
-
-    def _batches(self, rows: list[_Critique]) -> Iterator[list[_Critique]]:
-        """As many rows at a time as the budget holds with critiques of full length, one at least.
-
-        A single row that does not fit takes block by block: its critique may be short.
-        """
-        while rows:
-            count = max(1, len(self._writer.that_fit(rows)))
-            batch, rows = rows[:count], rows[count:]
-            yield batch
 
     def _ends(self, stops: Sequence[str], token_ids: Sequence[int]) -> bool:
         """True if the newest token ends the turn, or the newest ones hold a stop; each adds a byte

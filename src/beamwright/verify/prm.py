@@ -33,7 +33,7 @@ from beamwright.models.weights import check_finite, read_tensors
 from beamwright.protocols import Traits
 from beamwright.tree import Node, by_root
 from beamwright.verify.encode import Encoded, PathEncoder, common_prefix
-from beamwright.verify.spec import AGGREGATES, VerifierSpec
+from beamwright.verify.spec import AGGREGATES, Head, VerifierSpec
 
 OWNER = "verifier"
 ValueHead = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -99,16 +99,7 @@ class PrmVerifier:
         Raises:
             CapacityError: if the verifier's KV budget cannot hold the new tokens.
         """
-        work: list[tuple[VerifierState, Encoded, PrefillRequest]] = []
-        trees = by_root(nodes)
-        self._begin(trees)
-        for root, below in trees.items():
-            scored = partial(_scored_above, beside=frozenset(below))
-            encodings = self._encoder.encode(root.problem_text, below, scored)
-            for node, encoded in zip(below, encodings, strict=True):
-                request = self._request(node, encoded)
-                if request is not None:
-                    work.append((node.handles[OWNER], encoded, request))
+        work = self._enter(nodes)
         hidden = self.tree_model.prefill([request for _, _, request in work])
         values = self._read([(encoded, request) for _, encoded, request in work], hidden)
         for (state, _, _), value in zip(work, values, strict=True):
@@ -141,16 +132,25 @@ class PrmVerifier:
             level = list(same)
             usages = [node.usage.copy() for node in level]
             self._begin(node for node in level if node.parent is None)
-            requests: list[PrefillRequest | None] = []
-            for root, below in by_root(node for node in level if node.parent is not None).items():
-                encodings = self._encoder.encode(root.problem_text, below, _scored_above)
-                requests += map(self._request, below, encodings)
-            self.tree_model.prefill([request for request in requests if request is not None])
+            work = self._enter(node for node in level if node.parent is not None)
+            self.tree_model.prefill([request for _, _, request in work])
             for node, usage in zip(level, usages, strict=True):
                 spent = node.usage["verifier_prefilled"] - usage["verifier_prefilled"]
                 self.tree_model.store.counts.recomputed_tokens += spent
                 node.usage = usage
                 node.handles[OWNER].score = node.step_score
+
+    def _enter(self, nodes: Iterable[Node]) -> list[tuple[VerifierState, Encoded, PrefillRequest]]:
+        """Put the handles of these in place; what must be computed for them."""
+        work, trees = [], by_root(nodes)
+        self._begin(trees)
+        for root, below in trees.items():
+            scored = partial(_scored_above, beside=frozenset(below))
+            encodings = self._encoder.encode(root.problem_text, below, scored)
+            for node, encoded in zip(below, encodings, strict=True):
+                if (request := self._request(node, encoded)) is not None:
+                    work.append((node.handles[OWNER], encoded, request))
+        return work
 
     def _begin(self, roots: Iterable[Node]) -> None:
         """Give every root the KV of its problem's prefix, once.
@@ -338,13 +338,21 @@ def token_id(token: str | int | None, model: LoadedModel) -> int:
     return ids[0]
 
 
-def _head_file(file: Path) -> dict[str, torch.Tensor]:
-    """Tensors by name; one bare layer (`.pt`) is `layers.0`."""
-    if file.suffix == ".safetensors":
-        return dict(load_file(file))
-    stored = torch.load(file, map_location="cpu", weights_only=True)
-    if not isinstance(stored, dict):
-        raise ValueError(f"a {type(stored).__name__}, not tensors by name")
+def _stored(head: Head, folder: Path, where: str) -> dict[str, torch.Tensor]:
+    """A head's tensors by name; one bare layer (`.pt`) is `layers.0`."""
+    if head.file is None:
+        names = [f"{layer}.{part}" for layer in head.layers for part in ("weight", "bias")]
+        return read_tensors(folder, names)
+    file = folder / head.file
+    try:
+        if file.suffix == ".safetensors":
+            return dict(load_file(file))
+        stored = torch.load(file, map_location="cpu", weights_only=True)
+        if not isinstance(stored, dict):
+            raise ValueError(f"a {type(stored).__name__}, not tensors by name")
+    except _BROKEN as error:
+        line = " ".join(str(error).split())
+        raise InputError(f"{where}: cannot be read ({line})") from error
     tensors = {name: t for name, t in stored.items() if isinstance(t, torch.Tensor)}
     return {name if "." in name else f"layers.0.{name}": t for name, t in tensors.items()}
 
@@ -352,14 +360,7 @@ def _head_file(file: Path) -> dict[str, torch.Tensor]:
 def _read_layers(spec: VerifierSpec, model: LoadedModel) -> list[Linear]:
     head, folder = spec.head, model.folder or Path(".")
     where = f"verifier head {folder if head.file is None else folder / head.file}"
-    if head.file is None:
-        stored = read_tensors(folder, [f"{n}.{p}" for n in head.layers for p in ("weight", "bias")])
-    else:
-        try:
-            stored = _head_file(folder / head.file)
-        except _BROKEN as error:
-            line = " ".join(str(error).split())
-            raise InputError(f"{where}: cannot be read ({line})") from error
+    stored = _stored(head, folder, where)
     dtype, device = model.decoder.dtype, model.decoder.device
     tensors = {name: tensor.to(device, dtype) for name, tensor in stored.items()}
     for name, tensor in tensors.items():
@@ -374,20 +375,7 @@ def _read_layers(spec: VerifierSpec, model: LoadedModel) -> list[Linear]:
     if head.kind == "token_mlp":
         wide = ("previous_hidden", "token_embedding")
         width = sum(width if feature in wide else 1 for feature in head.features)
-    num_values, needed = _check_layers(layers, names, width, where), 1
-    if spec.activation == "softmax":
-        needed = 2
-    if num_values != needed:
-        raise InputError(
-            f"{where}: {names[-1]}.weight gives {num_values} values, and "
-            f"{spec.activation} needs {needed}"
-        )
-    return [prepack(layer) for layer in layers]
-
-
-def _check_layers(layers: Sequence[Linear], names: Sequence[str], width: int, where: str) -> int:
-    """See that each layer takes what the one before gives; returns what the last one gives."""
-    for name, layer in zip(names, layers, strict=True):
+    for name, layer in zip(names, layers, strict=True):  # each takes what the one before gives
         weight, bias = layer.weight, layer.bias
         if weight.dim() != 2 or weight.shape[1] != width or not weight.shape[0]:
             raise InputError(
@@ -396,4 +384,8 @@ def _check_layers(layers: Sequence[Linear], names: Sequence[str], width: int, wh
         width = weight.shape[0]
         if bias is not None and list(bias.shape) != [width]:
             raise InputError(f"{where}: {name}.bias is {list(bias.shape)}, [{width}] is expected")
-    return width
+    needed = 2 if spec.activation == "softmax" else 1
+    if width != needed:
+        given = f"{names[-1]}.weight gives {width} values"
+        raise InputError(f"{where}: {given}, and {spec.activation} needs {needed}")
+    return [prepack(layer) for layer in layers]

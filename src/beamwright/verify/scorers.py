@@ -52,31 +52,6 @@ class StepScorer:
         """Nothing is kept on the nodes."""
 
 
-def _no_opinion(node: Node) -> None:
-    """Order falls back to lineage."""
-    del node
-
-
-def _mean_probability(node: Node) -> float | None:
-    """The geometric mean of the tokens' probabilities, in (0, 1]."""
-    return math.exp(_mean(node.logprobs)) if node.logprobs else None
-
-
-def _least_probability(node: Node) -> float | None:
-    """The probability of the least likely token, in (0, 1]."""
-    return math.exp(min(node.logprobs)) if node.logprobs else None
-
-
-def _certainty(node: Node) -> float | None:
-    """exp(-mean entropy of the tokens' distributions), in (0, 1].
-
-    One over the number of equally likely tokens that the generator chose from, on (geometric)
-    average; 1 where it had no choice.
-    """
-    drawn = node.stats.get(_ENTROPY)
-    return math.exp(-_mean(drawn)) if drawn else None
-
-
 # --- DeepConf --------------------------------------------------------------------------------
 
 
@@ -125,11 +100,26 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
+def _exp(of: Callable[[Sequence[float]], float], drawn: Sequence[float]) -> float | None:
+    """A probability, in (0, 1]; None of a step without tokens."""
+    return math.exp(of(drawn)) if drawn else None
+
+
+_probability = partial(StepScorer, probabilities=True)
 _PLAIN: dict[str, Callable[[], StepScorer]] = {
-    "none": partial(StepScorer, _no_opinion, sees="answer"),
-    "logprob": partial(StepScorer, _mean_probability, "mean", probabilities=True),
-    "min-logprob": partial(StepScorer, _least_probability, "min", probabilities=True),
-    "entropy": partial(StepScorer, _certainty, "mean", probabilities=True, token_stats=[_ENTROPY]),
+    # No opinion: order falls back to lineage.
+    "none": partial(StepScorer, lambda _: None, sees="answer"),
+    # The geometric mean of the tokens' probabilities, and the least of them.
+    "logprob": partial(_probability, lambda node: _exp(_mean, node.logprobs), "mean"),
+    "min-logprob": partial(_probability, lambda node: _exp(min, node.logprobs), "min"),
+    # One over the number of equally likely tokens that the generator chose from, on (geometric)
+    # average: 1 where it had no choice.
+    "entropy": partial(
+        _probability,
+        lambda node: _exp(lambda drawn: -_mean(drawn), node.stats.get(_ENTROPY, ())),
+        "mean",
+        token_stats=[_ENTROPY],
+    ),
 }
 _MEASURES: dict[str, Measure] = {
     "deepconf": lowest_group,
