@@ -52,15 +52,15 @@ class RunningBatch(StepWriter):
         prefill: Prefill,
         capacity: Capacity,
         settings: ScheduleSettings,
-        memory: WorkingMemory | None = None,
-        progress: Progress | None = None,
+        memory: WorkingMemory,
+        progress: Progress | None,
     ) -> None:
         self._rows, self._cache, self._capacity = rows, cache, capacity
-        self.settings, self._memory = settings, memory or WorkingMemory()
+        self.settings, self._memory = settings, memory
         self.speculation = str(settings.speculation)
         self._progress, self._prefill = progress or Progress(), prefill
         self._events = list[Event]()
-        self._coming = Coming(cache, capacity, self._memory.costs)
+        self._coming = Coming(cache, capacity, memory.costs)
         self.running: list[Row] = []
         self.counts, self.last_rows = Counters(), (0, 0)
         self._queue = Queue(settings.batching, capacity.exact)

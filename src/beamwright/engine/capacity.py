@@ -314,12 +314,8 @@ class Capacity:
 def _begins(leaf: Node) -> int:
     """The first position that is still to be computed on a path: a prompt, the end of a reply and a
     turn are, when the first row behind them is admitted."""
-    node = leaf
-    if is_complete(leaf):
-        return leaf.end
-    while node.parent is not None and not is_complete(node.parent):
-        node = node.parent
-    return node.start
+    owing = list(takewhile(lambda node: not is_complete(node), reversed(leaf.path())))
+    return owing[-1].start if owing else leaf.end
 
 
 class Coming:

@@ -72,24 +72,19 @@ def gumbel_noise(keys: torch.Tensor, positions: torch.Tensor, spread: torch.Tens
     keys: [rows, 2] int32 from `lineage_key`; positions: [rows]; spread: `spread_tokens`.
     """
     first, second = row_words(keys, positions)
-    return noise_of(first.unsqueeze(1), second.unsqueeze(1), spread)
+    # Two multiply rounds with a key before each. Rows and tokens come in mixed already, and only
+    # the high bits are used, so a third xor-shift would change nothing that can be seen. In place:
+    # this is [rows, vocabulary], and runs once per token.
+    x = spread ^ first.unsqueeze(1)
+    x.bitwise_xor_(_shift(x, 16)).mul_(-2048144789).add_(second.unsqueeze(1))
+    x.bitwise_xor_(_shift(x, 13)).mul_(-1028477387)
+    return _gumbel(_shift(x, 32 - NOISE_BITS).float())
 
 
 def row_words(keys: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """What two rounds of a row's hash start with [rows], int32."""
     first = _mix(keys[:, 0] ^ (positions.to(torch.int32) * -1640531535))
     return first, _mix(keys[:, 1] + first)
-
-
-def noise_of(first: torch.Tensor, second: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
-    """The noise of tokens, for the words of one row or of several."""
-    # Two multiply rounds with a key before each. Rows and tokens come in mixed already, and only
-    # the high bits are used, so a third xor-shift would change nothing that can be seen. In place:
-    # this is [rows, vocabulary], and runs once per token.
-    x = spread ^ first
-    x.bitwise_xor_(_shift(x, 16)).mul_(-2048144789).add_(second)
-    x.bitwise_xor_(_shift(x, 13)).mul_(-1028477387)
-    return _gumbel(_shift(x, 32 - NOISE_BITS).float())
 
 
 def _gumbel(bits: torch.Tensor) -> torch.Tensor:
@@ -163,7 +158,7 @@ class RowDraw:
         return torch.from_numpy(self._scaled(slice(None)))
 
     def _hashed(self, tokens: TokenIds | None = None) -> HashWords:
-        """The hash in `noise_of`, of these tokens, or of all; without the logarithms."""
+        """The hash in `gumbel_noise`, of these tokens, or of all; without the logarithms."""
         first, second = (np.uint32(word & 0xFFFFFFFF) for word in self.words)
         half = self.half if tokens is None else self.half[tokens]
         x: HashWords = half ^ (first ^ (first >> 16))
