@@ -1,18 +1,30 @@
-"""Faults in the middle of a search: clear errors, nothing allocated afterwards, no hang."""
+"""Faults in the middle of a search: clear errors, nothing is left, what was finished is kept."""
 
+import json
 import traceback
 
 import numpy as np
 import pytest
+import torch
 
 from beamwright import Solution
-from beamwright.errors import BeamwrightError, CapacityError, Interrupted, LinkError
+from beamwright.cli.output import print_json
+from beamwright.engine.scoring import scored
+from beamwright.errors import (
+    BeamwrightError,
+    CapacityError,
+    DeviceMemoryError,
+    InputError,
+    Interrupted,
+    LinkError,
+    NotFiniteError,
+)
 from beamwright.kv.pool import BlockLedger
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.tree_model import TreeModel
 from beamwright.verify.prm import PrmVerifier
 from beamwright_lab.baselines.layerwise import streams
-from engines import PROBLEM, assert_nothing_allocated, grow
+from engines import PROBLEM, FailingDevice, assert_nothing_allocated, assert_same, grow
 
 SMALL = {"n": 8, "width": 4, "max_rounds": 4, "host_memory": "1MiB"}
 TIGHT = {"schedule": "locality", "kv_memory": 9 * 4096, "n": 12, "host_memory": "1MiB"}
@@ -22,6 +34,7 @@ HOW = [
     {"schedule": "locality", "kv_memory": 10 * 4096},
     {"schedule": "layerwise"},
 ]
+SCORED = {"verifier": "a model", "n": 4, "max_rounds": 2}
 
 
 PLACES = {
@@ -94,13 +107,17 @@ def check_partial(error, finished):
 
 
 @pytest.mark.parametrize(
-    "how", [*HOW[:2], pytest.param(HOW[2], marks=pytest.mark.nightly), HOW[3]], ids=str
+    "how",
+    [*HOW[:2], pytest.param(HOW[2], marks=pytest.mark.nightly), HOW[3], {**HOW[1], **SCORED}],
+    ids=str,
 )
-def test_an_allocation_that_fails_anywhere(make_solver, monkeypatch, how):
+def test_an_allocation_that_fails_anywhere(make_solver, verifier_folder, monkeypatch, how):
     """A correct result or a clear error, whatever place in the code it is of."""
     ledger = FailingLedger(monkeypatch)
-    rounds = []
-    with make_solver(**{**SMALL, **how}) as solver:
+    rounds, how = [], {**SMALL, **how}
+    if "verifier" in how:
+        how["verifier"] = str(verifier_folder)
+    with make_solver(**how) as solver:
         expected = grow(solver)[0].tree_hash
         ledger.arm(None)
         assert solver.solve(PROBLEM).tree_hash == expected
@@ -127,22 +144,6 @@ def test_an_allocation_that_fails_anywhere(make_solver, monkeypatch, how):
     assert errors < len(calls)
 
 
-def test_a_verifier_that_finds_no_room_at_any_point(make_solver, verifier_folder, monkeypatch):
-    ledger = FailingLedger(monkeypatch)
-    options = {"n": 4, "max_rounds": 2, "host_memory": "1MiB", "schedule": "locality"}
-    with make_solver(verifier=str(verifier_folder), **options) as solver:
-        ledger.arm(None)
-        expected = solver.solve(PROBLEM).tree_hash
-        for call in ledger.telling_calls():
-            ledger.arm(call)
-            solution, error = attempt(solver)
-            if error is None:
-                assert solution.tree_hash == expected
-            else:
-                assert "injected" in str(error)
-            assert_nothing_allocated(solver)
-
-
 @pytest.mark.parametrize("schedule", ["locality", "layerwise"])
 def test_a_copier_that_dies_in_the_middle_of_a_search(make_solver, monkeypatch, schedule):
     """The k-th copy fails, for several k: LinkError, or it did not matter; never a hang."""
@@ -167,17 +168,14 @@ def test_a_copier_that_dies_in_the_middle_of_a_search(make_solver, monkeypatch, 
     assert solver.solve(PROBLEM).tree_hash == expected
     num_copies = count[0]
     assert num_copies > 10
-    failed = 0
-    for call in (1, 2, num_copies // 3, num_copies // 2, 2 * num_copies // 3):
+    for call in (1, num_copies // 3, 2 * num_copies // 3):
         count[0], fails_at[0] = 0, call
         with pytest.raises(LinkError, match=r"link failed.*the link is gone"):
             solver.solve(PROBLEM)
-        failed += 1
         assert_nothing_allocated(solver)
         solver.close()
         fails_at[0] = 0
         assert solver.solve(PROBLEM).tree_hash == expected, "it works again"
-    assert failed == 5
     solver.close()
 
 
@@ -213,7 +211,7 @@ def test_an_exception_in_the_callback(make_solver, how, kind):
         assert solver.solve(PROBLEM).tree_hash == expected
 
 
-@pytest.mark.parametrize("call", [1, 4, 9])
+@pytest.mark.parametrize("call", [1, 9])
 @pytest.mark.parametrize("name", PLACES)
 def test_ctrl_c_inside_a_round(make_solver, verifier_folder, monkeypatch, name, call):
     """In any piece of work: what is finished is kept, and the solver goes on."""
@@ -237,3 +235,219 @@ def test_ctrl_c_inside_a_round(make_solver, verifier_folder, monkeypatch, name, 
         assert_nothing_allocated(solver)
         solver.solve(PROBLEM)
         assert_nothing_allocated(solver)
+
+
+# --- working memory: the group shrinks, the tree stays the same ----------------------------------
+
+
+ROOMY = {"n": 16, "width": 4, "max_rounds": 3, "host_memory": "1MiB"}
+WAYS = [
+    {"schedule": "in-gpu"},
+    {"attention": "dense"},
+    {"schedule": "locality", "kv_memory": 22 * 4096, "graphs": "on"},
+]
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_group_that_is_too_large_is_halved(make_solver, monkeypatch, how):
+    expected, _ = grow(make_solver(**ROOMY, **how))
+    solver = make_solver(**ROOMY, **how)
+    device = FailingDevice(monkeypatch, lambda name, rows, _: name == "logits" and rows > 8)
+    solution, tree = grow(solver)
+    assert device.num_failures
+    assert_same(solution, expected)
+    assert solution.kv.groups >= expected.kv.groups
+    assert solver._machinery.batch.view(tuple(tree.candidates())).max_beams <= 8
+
+
+@pytest.mark.parametrize(
+    "how", [*(pytest.param(how, marks=pytest.mark.nightly) for how in WAYS[:2]), *WAYS[2:]]
+)
+def test_any_call_may_fail_once(make_solver, verifier_folder, monkeypatch, how):
+    how = {**ROOMY, "n": 4, "max_rounds": 3, **how, "verifier": str(verifier_folder)}
+    solver = make_solver(**how)
+    with monkeypatch.context() as patched:
+        counting = FailingDevice(patched, lambda *_: False)
+        expected, _ = grow(solver)
+    single = 0
+    for call in range(1, counting.num_calls + 1, max(1, counting.num_calls // 3)):
+        solver = make_solver(**how)
+        with monkeypatch.context() as patched:
+            FailingDevice(patched, lambda name, rows, number, call=call: number == call)
+            try:
+                solution, _ = grow(solver)
+            except DeviceMemoryError:
+                assert_nothing_allocated(solver)
+                single += 1  # a lone prompt or beam cannot be made smaller
+                continue
+        assert solution.tree_hash == expected.tree_hash
+    assert single < 4
+
+
+def test_a_prefill_that_does_not_fit_is_halved(make_solver, verifier_folder, monkeypatch):
+    how = {**ROOMY, "verifier": str(verifier_folder), "step_tokens": 10, "ignore_eos": True}
+    expected, _ = grow(make_solver(**how))
+    solver = make_solver(**how)
+    device = FailingDevice(monkeypatch, lambda name, rows, _: name == "hidden" and rows > 64)
+    solution, _ = grow(solver)
+    assert device.num_failures
+    assert_same(solution, expected)
+
+
+def test_a_problem_that_runs_out_of_memory_costs_the_others_nothing(make_solver, monkeypatch):
+    problems = [(name, PROBLEM) for name in "abc"]
+    solver = make_solver(**ROOMY)
+    real = solver.verifier.score
+
+    def score(nodes):
+        if any(node.problem_id == "b" for node in nodes):
+            raise torch.OutOfMemoryError("an injected failure")
+        return real(nodes)
+
+    expected = [solver.solve(text, problem_id=name).tree_hash for name, text in problems]
+    monkeypatch.setattr(solver.verifier, "score", score)
+    first, second, third = solver.solve_many(problems)
+    assert isinstance(second, DeviceMemoryError)
+    assert [first.tree_hash, third.tree_hash] == [expected[0], expected[2]]
+    assert_nothing_allocated(solver)
+
+
+@pytest.mark.parametrize("where", ["decode", "verify"])
+def test_what_does_not_fit_at_all_ends_the_search_in_one_line(
+    make_solver, verifier_folder, monkeypatch, where
+):
+    solver = make_solver(**ROOMY, verifier=str(verifier_folder))
+
+    def fail(*_):
+        raise torch.OutOfMemoryError("an injected failure")
+
+    message = "out of memory: one beam's step"
+    if where == "decode":
+        FailingDevice(monkeypatch, lambda name, rows, _: name == "logits")
+    else:
+        monkeypatch.setattr(solver.verifier, "_read", fail)
+        message = r"out of memory: a round .* \(verify\)"
+    with pytest.raises(DeviceMemoryError, match=message):
+        solver.solve(PROBLEM)
+    assert_nothing_allocated(solver)
+
+
+# --- numbers that are none: named where they arise, and what was finished is kept ----------------
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+class BrokenFrom:
+    """A decoder's `logits` that turn into `value` from the k-th call on."""
+
+    def __init__(self, decoder, call, value=NAN):
+        self.real, self.call, self.value, self.count = decoder.logits, call, value, 0
+        decoder.logits = self
+
+    def __call__(self, hidden):
+        self.count += 1
+        found = self.real(hidden)
+        return torch.full_like(found, self.value) if self.count > self.call else found
+
+
+class Scores:
+    """A verifier of the test's own."""
+
+    default_aggregate = "last"
+    probabilities = False
+    name = "mine"
+
+    def __init__(self, score):
+        self.value = score
+
+    def score(self, nodes):
+        return [self.value(node) for node in nodes]
+
+    def release(self, nodes):
+        pass
+
+
+@pytest.mark.parametrize("graphs", ["off", "on"])
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_logits_that_are_no_numbers_stop_the_search_and_keep_what_is_finished(
+    make_solver, graphs, value
+):
+    with make_solver(n=8, graphs=graphs, verifier="none") as solver:
+        solver.solve(PROBLEM)
+        seen = []
+        broken = BrokenFrom(solver.generator.decoder, 10**9, value)
+        solver.solve(PROBLEM, on_round=lambda report: seen.append((broken.count, report)))
+        call = next(count for count, report in seen if report.tree.finished()) + 1
+        broken.count, broken.call = 0, call
+        with pytest.raises(
+            NotFiniteError, match=r"generator's logits .* problem 0, step \d+"
+        ) as caught:
+            solver.solve(PROBLEM)
+        assert caught.value.partial.candidates
+        json.dumps(caught.value.partial.to_json(), allow_nan=False)
+        assert_nothing_allocated(solver)
+
+
+def test_a_head_that_is_no_number_is_named_with_its_step(make_solver, verifier_folder):
+    with make_solver(n=4, verifier=str(verifier_folder)) as solver:
+        real, calls = solver.verifier._head, []
+
+        def head(*tensors):
+            values = real(*tensors)
+            calls.append(len(values))
+            if len(calls) > 1:
+                values[0] = NAN
+            return values
+
+        solver.verifier._head = head
+        message = rf"verifier {verifier_folder}: the score of problem 0, step 2 is nan"
+        with pytest.raises(NotFiniteError, match=message):
+            solver.solve(PROBLEM)
+        assert_nothing_allocated(solver)
+
+
+@pytest.mark.parametrize("value", [NAN, INF, 1e308])
+@pytest.mark.parametrize("search", ["beam", "mcts", "particles", "deepconf", "dvts"])
+def test_no_strategy_sees_a_score_that_cannot_be_summed(make_solver, search, value):
+    more = {"verifier": "deepconf"} if search == "deepconf" else {}
+    with make_solver(n=4, width=2, search=search, **more) as solver:
+        solver.verifier.score = lambda nodes: [value for _ in nodes]
+        with pytest.raises(NotFiniteError, match="problem 0, step 1"):
+            solver.solve(PROBLEM)
+
+
+def test_a_path_or_one_problem_of_a_batch_overflows_alone(make_solver):
+    with make_solver(n=4, verifier="none", aggregate="prod") as solver:
+        solver.verifier.score = lambda nodes: [1e20 for _ in nodes]
+        overflow = r"the scores of problem 0, step 2, .* make 1e\+40"
+        with pytest.raises(NotFiniteError, match=overflow):
+            solver.solve(PROBLEM)
+        solver.verifier.score = lambda nodes: [
+            NAN if node.root.problem_id == "b" else 0.5 for node in nodes
+        ]
+        first, second, third = solver.solve_many([("a", PROBLEM), ("b", PROBLEM), ("c", PROBLEM)])
+        assert isinstance(second, NotFiniteError)
+        assert {first.problem_id, third.problem_id} == {"a", "c"}
+
+
+@pytest.mark.parametrize("scores", [[0.5], [0.5, "good"], [0.5, [1]], [0.5, 1j]])
+def test_a_verifier_that_returns_something_else(scores):
+    with pytest.raises(InputError, match="verifier mine"):
+        scored(Scores(None), [None, FakeNode()], scores)
+
+
+class FakeNode:
+    problem_id, depth = 7, 3
+
+
+def test_numbers_of_other_libraries_are_numbers():
+    events = scored(Scores(None), [FakeNode(), FakeNode()], [np.float32(0.5), None])
+    assert [event.score for event in events] == [0.5, None]
+    assert type(events[0].score) is float
+
+
+def test_json_stays_json(capsys):
+    print_json({"a": NAN, "b": [INF, 1.5], "c": {"d": (-INF, "NaN")}})
+    out = capsys.readouterr().out
+    assert json.loads(out) == {"a": None, "b": [None, 1.5], "c": {"d": [None, "NaN"]}}
