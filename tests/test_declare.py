@@ -116,43 +116,39 @@ def test_an_unknown_option_of_a_section_is_one():
         resolve_verifier(given)
 
 
-def test_built_in_names_are_taken():
-    known = known_verifiers("").removeprefix("known: ").split(", ")
-    names = {*(name.partition(":")[0] for name in known), *WITHOUT_MODEL} - set(VERIFIERS)
-    assert {"bundled", "logprob", "family", "judge", "hf"} <= names
-    for name in (*names, "random"):
-        with pytest.raises(InputError, match=f"--verifier {name} means something else already"):
-            verifier(name, meaning="x")(longer)
-    with pytest.raises(InputError, match="--search list means something else already"):
-        strategy("list", meaning="x")(type("Mine", (BestOfN,), {}))
+class Wide(Plain, Section):
+    width: int = option(1, help="x")
 
 
-@pytest.mark.parametrize("declare", [verifier, strategy])
-@pytest.mark.parametrize("name", ["family:x", "a/b", "a,b", "-x", "", "two words"])
-def test_a_name_is_one_word(declare, name):
-    with pytest.raises(InputError, match="a name is of letters, digits"):
-        declare(name, meaning="x")
+class Mine(BestOfN):
+    half: float = option(1.0, help="x")
 
 
-def test_declarations_are_checked():
-    with pytest.raises(InputError, match="--verifier x: Section has no method score"):
-        verifier("x", meaning="x")(Section)
-    with pytest.raises(InputError, match=r"--verifier lengths is declared twice: .*Lengths and .*"):
-        verifier("lengths", meaning="x")(longer)
+BUILT_IN = {name.partition(":")[0] for name in known_verifiers("").split(": ", 1)[1].split(", ")}
 
-    class Wide(Section):
-        width: int = option(1, help="x")
 
-        def score(self, nodes):
-            return []
-
-    class Half(BestOfN):
-        half: float = option(1.0, help="x")
-
-    with pytest.raises(InputError, match="--width is a setting of its own"):
-        verifier("x", meaning="x")(Wide)
-    with pytest.raises(InputError, match="--half is an option of the model settings"):
-        strategy("x", meaning="x")(Half)
+@pytest.mark.parametrize(
+    ("declare", "name", "what", "words"),
+    [
+        *(
+            (verifier, name, longer, f"--verifier {name} means something else already")
+            for name in sorted({*BUILT_IN, *WITHOUT_MODEL, "random", "family", "judge", "hf"})
+        ),
+        (strategy, "list", Mine, "--search list means something else already"),
+        *(
+            (declare, name, longer, "a name is of letters, digits")
+            for declare in (verifier, strategy)
+            for name in ("family:x", "a/b", "a,b", "-x", "", "two words")
+        ),
+        (verifier, "x", Section, "--verifier x: Section has no method score"),
+        (verifier, "lengths", longer, r"--verifier lengths is declared twice: .*Lengths and .*"),
+        (verifier, "x", Wide, "--width is a setting of its own"),
+        (strategy, "x", Mine, "--half is an option of the model settings"),
+    ],
+)
+def test_declarations_are_checked(declare, name, what, words):
+    with pytest.raises(InputError, match=words):
+        declare(name, meaning="x")(what)
 
 
 # --- checkpoints -----------------------------------------------------------------------------
@@ -227,15 +223,23 @@ def test_other_code_anywhere_in_the_file_is_refused(make_solver, plugin, tmp_pat
         make_solver(**options, plugins=[plugin]).resume(file)
 
 
-def test_a_search_whose_plugin_is_not_loaded_names_it(make_solver, plugin, tmp_path):
-    options = {**SMALL, "plugins": [plugin], "search": "alone"}
-    file, _ = saved(make_solver(**options), tmp_path)
+@pytest.mark.parametrize(
+    ("options", "table", "name"),
+    [
+        ({"search": "alone"}, STRATEGIES, "search alone"),
+        ({"verifier": "in-batches", "scale": 3.0}, VERIFIERS, "verifier in-batches"),
+    ],
+)
+def test_a_search_whose_plugin_is_not_loaded_names_it(
+    make_solver, plugin, tmp_path, options, table, name
+):
+    file, _ = saved(make_solver(**{**SMALL, **options}, plugins=[plugin]), tmp_path)
     with restored():
-        del STRATEGIES["alone"]
-        words = "--search alone of the plugin mine.Alone, which is not loaded here"
+        del table[name.split()[1]]
+        words = f"--{name} of the plugin mine.[A-Za-z]+, which is not loaded here"
         with pytest.raises(InputError, match=words):
             resumed_settings(file, Settings())
-        with pytest.raises(InputError, match=words):
+        with pytest.raises(InputError, match=words if "search" in options else "was saved with"):
             make_solver(**SMALL).resume(file)
 
 
@@ -246,11 +250,6 @@ def test_the_command_line_takes_name_and_options_from_the_file(make_solver, plug
     assert (found.model.verifier, found.model.model_extra) == ("in-batches", {"scale": 3.0})
     with pytest.raises(InputError, match=r"was saved with --scale 3\.0, not 2\.0"):
         resumed_settings(file, Settings.build(scale=2.0))
-    with restored():
-        VERIFIERS.clear()
-        words = "--verifier in-batches of the plugin mine.[A-Za-z]+, which is not loaded here"
-        with pytest.raises(InputError, match=words):
-            resumed_settings(file, Settings())
     plugin.write_text(PLUGIN.replace("len(steps", "3 + len(steps"))
     load_plugin(plugin)
     with pytest.raises(InputError, match="was saved with --verifier-code"):

@@ -1,5 +1,7 @@
 """How several problems share the device: who waits for whom, and that no tree depends on it."""
 
+import random
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -7,15 +9,19 @@ import pytest
 from beamwright import Solver
 from beamwright.counters import Counters
 from beamwright.engine.engine import Engine
-from beamwright.engine.queue import USUAL_ROWS, Admission
-from beamwright.engine.scoring import Scoring, ScoringQueue
+from beamwright.engine.queue import USUAL_ROWS, Admission, cut_by_priority
+from beamwright.engine.scoring import PriorityQueue, Scoring, ScoringQueue
 from beamwright.engine.timeline import Accounting
+from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import CapacityError, InputError
 from beamwright.evaluate.problems import load_problems
-from beamwright.protocols import StepFailed, StepScored
-from beamwright.sections import ScheduleSettings
+from beamwright.protocols import Plan, StepFailed, StepScored
+from beamwright.search import make_strategy, round_rng
+from beamwright.sections import ScheduleSettings, SearchSettings
+from beamwright.tree import StopReason
+from beamwright.verify.spec import aggregate
 from engines import assert_nothing_allocated, exact_dtype
-from fakes import new_tree
+from fakes import Grouping, ScriptedExecutor, new_tree
 
 PROBLEMS = [f"Ann has {k} apples. She eats {k % 3}." for k in range(6)]
 FAST = {"search": "beam", "n": 4, "width": 2, "max_rounds": 4, "max_step_tokens": 12}
@@ -53,13 +59,13 @@ def test_in_lockstep_nobody_decides_before_all_are_scored(make_solver, monkeypat
     assert rounds == sorted(rounds), "all of a round before any of the next"
 
 
-def admission(explore="continuous", in_flight=None, room=2**20, host=None, fixed=0, **settings):
-    """host: bytes of a host tier, whose clock stands at `ticks`. fixed: blocks of a row's state."""
+def admission(explore="continuous", in_flight=None, room=2**20, host=None, **settings):
+    """host: bytes of a host tier, whose clock stands at `ticks`."""
     budget = SimpleNamespace(
         bytes_per_token=10,
         budget=SimpleNamespace(total_bytes=room),
         bytes_per_block=80,
-        groups=[SimpleNamespace(fixed=0), SimpleNamespace(fixed=fixed)],
+        groups=[SimpleNamespace(fixed=0)],
     )
     tier = None
     if host is not None:
@@ -80,57 +86,69 @@ class Run:
         self.round_tokens = [tokens]
 
 
-def live(sizes, tokens=0):
-    return {Run(tokens): size for size in sizes}
+def taken_in(options, looks, **happened):
+    """Whether there is a place, one look after another.
+
+    looks: (sizes of the trees in flight, tokens of each one's round, open steps). happened: what
+    is counted between the first look and the second.
+    """
+    each, found = admission(**options), []
+    for sizes, tokens, num_open in looks:
+        if found:
+            each.ticks = 10.0
+            vars(each.stores[0].counts).update(happened)
+        found.append(each.has_place({Run(tokens): size for size in sizes}, num_open))
+    return found
+
+
+DECOUPLED = {"explore": "decoupled"}
 
 
 @pytest.mark.parametrize(
-    ("sizes", "place"), [([], True), ([16] * 3, True), ([16] * 4, False), ([USUAL_ROWS], False)]
+    ("options", "looks", "found"),
+    [
+        ({}, [([], 0, 0), ([16] * 3, 0, 0)], [True, True]),
+        ({}, [([16] * 4, 0, 0), ([USUAL_ROWS], 0, 0)], [False, False]),
+        # How large a tree becomes is known when one has ended.
+        (
+            {**DECOUPLED, "max_batch": 90},
+            [([16] * 6, 0, open_steps) for open_steps in (80, 80, 96)],
+            [False, True, False],
+        ),
+        # A tree is one verifier's, and each of them has a part of the room.
+        *(
+            (
+                {**DECOUPLED, "room": room // verifiers, "verifiers": verifiers},
+                [([16], 20, 8), ([16] * 4, 10, 8)],
+                [True, place],
+            )
+            for verifiers in (1, 2)
+            for room, place in ((1000, True), (999, False))
+        ),
+        # Whether they fit is asked only where nobody has said how many.
+        *(
+            ({**DECOUPLED, "in_flight": count, "room": 1}, [([16] * 4, 10, 8)], [place])
+            for count, place in ((None, False), (5, True), (4, False))
+        ),
+    ],
 )
-def test_as_usual_so_many_candidates_are_in_flight(sizes, place):
-    assert admission().has_place(live(sizes), 0) is place
-
-
-def test_decoupled_takes_problems_in_until_a_pass_is_full():
-    each = admission("decoupled", max_batch=90)
-    assert not each.has_place(live([16] * 6), 80), "how large a tree becomes is not known"
-    assert each.has_place(live([16] * 6), 80), "one has ended"
-    assert not each.has_place(live([16] * 6), 96)
-
-
-@pytest.mark.parametrize("verifiers", [1, 2])
-def test_decoupled_takes_in_what_fits(verifiers):
-    """A tree is one verifier's, and each of them has a part of the room."""
-    for room, place in ((1000, True), (999, False)):
-        each = admission("decoupled", room=room // verifiers, verifiers=verifiers)
-        each.has_place(live([16], tokens=20), 8)
-        assert each.has_place(live([16] * 4, tokens=10), 8) is place
-
-
-def test_a_number_of_problems_is_taken_at_its_word():
-    """Whether they fit is asked only where nobody has said how many."""
-    for in_flight, place in ((None, False), (5, True), (4, False)):
-        each = admission("decoupled", in_flight=in_flight, room=1)
-        assert each.has_place(live([16] * 4, tokens=10), 8) is place
+def test_decoupled_takes_problems_in_until_a_pass_is_full(options, looks, found):
+    """Else so many candidates as usual; a number of problems is taken at its word."""
+    assert taken_in(options, looks) == found
 
 
 def test_nobody_comes_in_the_place_of_a_tree_while_kv_has_to_leave():
-    each = admission("decoupled")
-    each.has_place(live([16]), 8)
-    each.stores[0].counts.evicted_blocks = 3
-    assert not each.has_place(live([16] * 4), 8)
-    assert each.has_place(live([16] * 4), 8), "another has ended, and nothing has left since"
+    looks = [([16], 0, 8), ([16] * 4, 0, 8), ([16] * 4, 0, 8)]
+    assert taken_in(DECOUPLED, looks, evicted_blocks=3)[1:] == [False, True]
 
 
 @pytest.mark.parametrize(("waited_s", "place"), [(0.4, True), (0.6, False)])
 def test_with_a_host_seconds_of_waiting_count_and_not_what_has_left(waited_s, place):
     """What does not fit the device may still be cheaper than rows that stay empty."""
-    each = admission("decoupled", room=1000, host=1000)
-    each.has_place(live([16], tokens=20), 8)
-    each.ticks, counts = 10.0, each.stores[0].counts
-    counts.evicted_blocks, counts.transfer_wait_s = 3, waited_s
-    assert each.has_place(live([16] * 4, tokens=10), 8) is place
-    assert not each.has_place(live([16] * 12, tokens=20), 8), "nor more than both tiers hold"
+    options = {**DECOUPLED, "room": 1000, "host": 1000}
+    looks = [([16], 20, 8), ([16] * 4, 10, 8), ([16] * 12, 20, 8)]
+    found = taken_in(options, looks, evicted_blocks=3, transfer_wait_s=waited_s)
+    assert found[1:] == [place, False], "nor more than both tiers hold"
 
 
 def test_a_turn_of_the_verifier_takes_what_fits():
@@ -176,3 +194,81 @@ def test_what_fails_beside_others_fails_alone(error):
     assert failed == {trees[1].root}
     assert scored == [*nodes[:2], *nodes[4:]]
     assert scorer.calls == [6, 2, 2, 2]
+
+
+# --- priorities: who goes first, and then who was served least ------------------------------------
+
+
+EOS, GOES_ON = StopReason.EOS, StopReason.DELIMITER
+
+
+def a_run(name, priority=0, n=2, rounds=6):
+    search = SearchSettings(search="beam", n=n, width=2, max_rounds=rounds)
+    return TreeRun(
+        new_tree(name),
+        make_strategy(search),
+        partial(aggregate, how="last"),
+        partial(round_rng, search),
+        priority=priority,
+    )
+
+
+def script(node):
+    return GOES_ON, random.Random(str(node.lineage)).random()
+
+
+def an_engine(size=2, schedule=None):
+    return Engine(ScriptedExecutor(script), schedule or Grouping(size), Accounting())
+
+
+def finish(engine, runs=(), arrivals=()):
+    """Run to the end, one more arriving as one ends; the order in which they end."""
+    arrivals, ended = iter(arrivals), []
+    for run in runs:
+        engine.admit(run)
+    while engine.num_live:
+        for run in engine.step():
+            ended.append(run.tree.root.problem_id)
+            if (newcomer := next(arrivals, None)) is not None:
+                engine.admit(newcomer)
+    return ended
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_of_trees_in_flight_those_of_a_higher_priority_end_first(reverse):
+    """Whatever the schedule makes of the order."""
+    runs = [a_run(f"low {k}") for k in range(3)] + [a_run("high", priority=1)]
+    assert finish(an_engine(schedule=Grouping(2, reverse)), runs)[0] == "high"
+
+
+def test_a_group_is_cut_where_priorities_differ():
+    runs = [a_run("low"), a_run("high", priority=2)]
+    low, high = (run.tree.expand(run.tree.root, 2) for run in runs)
+    plan = Plan(((low[0], high[0]), (low[1], high[1])), write_back=True)
+    found = cut_by_priority(plan, runs)
+    assert found.groups == ((high[0],), (high[1],), (low[0],), (low[1],))
+    assert found.write_back
+    runs[1].priority = 0
+    assert cut_by_priority(plan, runs) is plan, "as it is where nobody is in front"
+
+
+def test_a_stream_of_newcomers_does_not_keep_another_of_their_priority_waiting():
+    newcomers = [a_run(k, rounds=1) for k in range(100)]
+    ended = finish(an_engine(), [a_run("patient"), *newcomers[:3]], newcomers[3:])
+    assert ended.index("patient") <= 6 * 4 * 2
+
+
+def test_a_line_is_by_priority_then_by_who_came_first():
+    line = PriorityQueue()
+    for name, priority in [("a", 0), ("b", 1), ("c", 0), ("d", 1), ("e", -1)]:
+        line.put(name, priority)
+    assert [line.take() for _ in range(len(line))] == ["b", "d", "a", "c", "e"]
+
+
+def test_a_batch_of_a_higher_priority_is_scored_first():
+    queue, trees = ScoringQueue(), [new_tree(k) for k in range(4)]
+    first, *urgent = [tuple(tree.expand(tree.root, 1)) for tree in trees]
+    queue.put(first)
+    for batch in urgent:
+        queue.put(batch, 1)
+    assert [queue.take() for _ in trees] == [*urgent, first]

@@ -1,4 +1,4 @@
-"""What is asked: prompts that cannot be used, long ones, and requests of many kinds in one batch."""
+"""What is asked: prompts that cannot be used, long ones, and requests of all kinds in a batch."""
 
 import json
 from datetime import datetime

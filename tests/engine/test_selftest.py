@@ -1,31 +1,68 @@
 """What the start-up self-test would find out about a running batch, by breaking it."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
-from beamwright.attention import BACKENDS, make_attention, tree
+from beamwright.attention import BACKENDS, check_deterministic, make_attention, tree
+from beamwright.attention.protocols import AttentionView
 from beamwright.engine.selftest import LEAST_CONTEXT, batches_are_exact, kind
+from beamwright.errors import InputError
+from beamwright.models import decoder as decoder_module
+from beamwright.models.decoder import TILE_ROWS, padded_rows
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.linear import prepack
 from beamwright.models.named import shape_from_text
+from beamwright.models.weights import random_weights
 from engines import exact_dtype, random_decoder
 
 SHAPE = "llama,layers=2,hidden=64,heads=2,kv_heads=1,intermediate=64,vocab=64,context=128"
 
 
-def decoder_of(context=128):
+def decoder_of(context=128, dtype=None):
     """In a dtype in which this machine's products do not depend on the batch."""
     shape = replace(shape_from_text(SHAPE), context=context)
-    dtype = getattr(torch, exact_dtype())
-    return random_decoder(shape, dtype, pack=prepack)
+    dtype = getattr(torch, dtype or exact_dtype())
+    return DenseDecoder(shape, random_weights(shape, dtype, "cpu", 0, pack=prepack))
 
 
 @pytest.mark.parametrize("context", [LEAST_CONTEXT, LEAST_CONTEXT + 5, 128])
 @pytest.mark.parametrize("name", BACKENDS)
 def test_rows_decode_behind_tails_of_all_lengths_that_the_context_has_room_for(name, context):
     assert batches_are_exact(decoder_of(context), make_attention(name))
+
+
+def scaled(found, *, where):
+    return [each * (1 + 1e-9 * where(len(each))) for each in found]
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        *(("_after", partial(scaled, where=rows.__lt__)) for rows in (8, 24, 100)),
+        ("logits", lambda found: found + 1e-5 * len(found)),
+    ],
+)
+def test_rows_that_depend_on_the_batch_are_found_out(monkeypatch, name, change):
+    """A library may change kernels, and a row's last bits, at any number of rows."""
+    decoder, real = decoder_of(dtype="float64"), getattr(DenseDecoder, name)
+    monkeypatch.setattr(DenseDecoder, name, lambda self, *words: change(real(self, *words)))
+    assert not batches_are_exact(decoder, make_attention("reference"))
+
+
+def test_few_rows_are_padded_as_little_as_their_bits_allow(make_solver, monkeypatch):
+    """A library that takes another kernel for fewer than 8 rows gets 8."""
+    real = DenseDecoder._after
+    few = make_solver(attention="reference", dtype="float64")
+    fewer = partial(scaled, where=(8).__gt__)
+    monkeypatch.setattr(DenseDecoder, "_after", lambda self, *words: fewer(real(self, *words)))
+    eight = make_solver(attention="reference", dtype="float64")
+    assert eight.generator.decoder.least_rows == 8
+    assert few.exact == eight.exact
+    sizes = [[padded_rows(count, least) for count in (1, 2, 3, 5, 8, 9)] for least in (1, 2, 8)]
+    assert sizes == [[1, 2, 4, 8, 8, 16], [2, 2, 4, 8, 8, 16], [8, 8, 8, 8, 8, 16]]
 
 
 def test_sums_that_follow_the_longest_tail_are_found_out(monkeypatch):
@@ -57,11 +94,69 @@ def test_every_form_of_products_is_tried_wherever_its_first_layer_is():
 
 
 def test_models_of_one_kind_are_asked_about_once():
-    tree, dense = make_attention("tree"), make_attention("dense")
+    in_tree, dense = make_attention("tree"), make_attention("dense")
     one, other = decoder_of(), decoder_of()
-    assert kind(one, tree) == kind(other, make_attention("tree"))
+    assert kind(one, in_tree) == kind(other, make_attention("tree"))
     tiled = DenseDecoder(one.shape, one.weights, 64)
-    unlike = [(one, tree), (decoder_of(context=64), tree), (tiled, tree), (one, dense)]
+    unlike = [(one, in_tree), (decoder_of(context=64), in_tree), (tiled, in_tree), (one, dense)]
     if one.dtype == torch.float32:
-        unlike.append((random_decoder(one.shape), tree))
+        unlike.append((random_decoder(one.shape), in_tree))
     assert len({kind(*pair) for pair in unlike}) == len(unlike)
+
+
+# --- --deterministic: tiles of one size, whatever the batch ---------------------------------------
+
+
+TINY = "llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=128,vocab=256,context=256"
+
+
+class NoAttention(AttentionView):
+    """A view in which every token sees itself only."""
+
+    def attend(self, layer, query, key_value, sinks=None):
+        return key_value[:, 1].repeat_interleave(query.shape[1] // key_value.shape[2], dim=1)
+
+
+def hidden_of(decoder, rows):
+    return decoder.hidden(torch.arange(rows) % 200, torch.arange(rows), NoAttention())
+
+
+@pytest.mark.parametrize("rows", [8, 64, 72, 200])
+def test_tiles_are_the_same_function(rows):
+    plain, tiled = random_decoder(TINY, tile_rows=None), random_decoder(TINY, tile_rows=TILE_ROWS)
+    one, two = hidden_of(plain, rows), hidden_of(tiled, rows)
+    torch.testing.assert_close(one, two)
+    torch.testing.assert_close(plain.logits(one), tiled.logits(two))
+
+
+def test_a_library_that_follows_the_batch_is_found_out_and_tiles_defeat_it(monkeypatch):
+    """A product whose bits depend on the number of rows, as on a GPU, and on nothing else."""
+
+    def leaky(x, weight, bias=None):
+        return (x.unsqueeze(1) * weight).sum(-1) * (1 + 1e-6 * x.shape[0])
+
+    monkeypatch.setattr(decoder_module.F, "linear", leaky)
+    attention = make_attention("reference")
+    assert not batches_are_exact(random_decoder(TINY, tile_rows=None), attention)
+    assert batches_are_exact(random_decoder(TINY, tile_rows=TILE_ROWS), attention)
+
+
+def test_on_a_gpu_attention_needs_fixed_shapes():
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    for name in ("tree", "dense"):
+        backend = make_attention(name)
+        check_deterministic(backend, cpu, torch.float64)
+        with pytest.raises(InputError, match=r"--deterministic on cuda: .*--attention reference"):
+            check_deterministic(backend, cuda, torch.float64)
+    check_deterministic(make_attention("reference"), cuda, torch.float64)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no card")
+def test_tiles_and_kernels_are_exact_on_a_card():
+    device = torch.device("cuda")
+    decoder = random_decoder(TINY, torch.bfloat16, "cuda", tile_rows=TILE_ROWS)
+    for name in ("tree", "dense"):
+        backend = make_attention(name, device, torch.bfloat16)
+        check_deterministic(backend, device, torch.bfloat16)
+        assert batches_are_exact(decoder, backend)

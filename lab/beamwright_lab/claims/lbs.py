@@ -193,7 +193,7 @@ CLAIMS = (
         "4.1",
         "engine/capacity.py",
         "--kv-memory",
-        "engine/test_parking.py::test_the_least_budget_is_one_path_and_its_step",
+        "engine/test_budgets.py::test_the_least_budget_is_one_path_and_its_step",
         "asks the card at every step",
         ours="from the budget that is named, and what the step will write",
         verdict="another way",

@@ -22,7 +22,7 @@ from beamwright_lab.gpu.context import Context
 _ROOT = Path(__file__).resolve().parents[3]
 TESTS = (
     "tests/attention/kernels/test_replay.py",
-    "tests/engine/test_deterministic.py::test_tiles_and_kernels_are_exact_on_a_card",
+    "tests/engine/test_selftest.py::test_tiles_and_kernels_are_exact_on_a_card",
     "tests/models/test_codes.py",
     "tests/lab/layerwise/test_streams.py::test_a_card_s_streams_change_no_context",
     "tests/kv/test_streams.py::test_blocks_cross_a_card_s_link_in_one_launch",

@@ -1,0 +1,120 @@
+"""What a search holds: the least budget, a full host, KV in few bits, windows."""
+
+import pytest
+from transformers import MistralConfig
+
+import fakes
+from beamwright.errors import CapacityError, InputError
+from engines import (
+    PROBLEM,
+    WINDOWS,
+    assert_nothing_allocated,
+    assert_same,
+    exact_dtype,
+    grow,
+    tiny_solver,
+)
+
+FIXED = {
+    **{"n": 16, "width": 4, "max_rounds": 3, "step_tokens": 40, "max_tokens": 120},
+    **{"ignore_eos": True, "host_memory": "8MiB", "dtype": exact_dtype(), "schedule": "locality"},
+}
+
+
+def block_bytes(solver):
+    return solver.generator.store.pool.bytes_per_block
+
+
+def test_the_least_budget_is_one_path_and_its_step(make_solver):
+    """Below it one line says so; from it on the tree is the same."""
+    with make_solver(**FIXED) as solver:
+        expected = solver.solve(PROBLEM).tree_hash
+        size = block_bytes(solver)
+    fitting = []
+    for blocks in (16, 20, 24):
+        with make_solver(**FIXED, kv_memory=blocks * size, batching="continuous") as solver:
+            try:
+                assert solver.solve(PROBLEM).tree_hash == expected
+                fitting.append(blocks)
+            except CapacityError:
+                assert not fitting, "less was enough"
+            assert_nothing_allocated(solver)
+    assert 16 < fitting[0] < 25
+
+
+def test_a_full_host_hangs_nobody(make_solver):
+    """What it cannot take early stays where it is; it is an error where its room is needed."""
+    small = {"search": "best-of-n", "n": 8, "max_rounds": 5, "step_limits": "3,20"}
+    small |= {"max_tokens": 12, "dtype": exact_dtype()}
+    with make_solver(**small) as solver:
+        roomy, size = solver.solve(PROBLEM), block_bytes(solver)
+    with make_solver(**small, kv_memory=16 * size, host_memory=4 * size) as solver:
+        assert_same(solver.solve(PROBLEM), roomy)
+        assert_nothing_allocated(solver)
+    for blocks in (2, 8):
+        with make_solver(**small, kv_memory=8 * size, host_memory=blocks * size) as solver:
+            (found,) = solver.solve_many([PROBLEM])
+            assert isinstance(found, CapacityError), found
+            assert "host KV budget" in str(found)
+            assert_nothing_allocated(solver)
+
+
+# --- KV in fewer bits, layers that see windows ---------------------------------------------------
+
+
+TIGHT = {"schedule": "locality", "host_memory": "16MiB"}
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_a_small_budget_moves_fewer_bytes_to_the_same_tree(make_solver, verifier_folder, kind):
+    options = {"dtype": exact_dtype(), "verifier": str(verifier_folder), "n": 16}
+    full = make_solver(**options, schedule="in-gpu").solve(PROBLEM)
+    kept = make_solver(**options, schedule="in-gpu", kv_dtype=kind).solve(PROBLEM)
+    peak = full.kv.device_peak_bytes
+    alike = make_solver(**options, **TIGHT, kv_memory=peak // 2).solve(PROBLEM)
+    assert alike.tree_hash == full.tree_hash
+    budget = kept.kv.device_peak_bytes // 2
+    tight = make_solver(**options, **TIGHT, kv_memory=budget, kv_dtype=kind).solve(PROBLEM)
+    assert tight.tree_hash == kept.tree_hash
+    assert tight.kv.d2h_bytes
+    assert kept.kv.device_peak_bytes < 0.45 * peak  # of float32's, whatever was written
+    assert tight.kv.host_peak_bytes < 0.45 * alike.kv.host_peak_bytes
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [{"schedule": "layerwise"}, {"sparse": "exact", "select": 16, "sparse_home": "host"}],
+)
+def test_what_streams_layers_or_tokens_says_no(make_solver, unknown):
+    with pytest.raises(InputError, match="--kv-dtype int8: not with --"):
+        make_solver(kv_dtype="int8", **unknown)
+
+
+LONG = {"search": "dvts", "n": 6, "width": 2, "max_rounds": 8, "max_tokens": 160}
+LONG |= {"max_step_tokens": 20, "ignore_eos": True, "schedule": "in-gpu"}
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a checkpoint whose layers all see so many tokens; None: all of them."""
+
+    def checkpoint(window):
+        folder = tmp_path / str(window)
+        config = MistralConfig(**{**WINDOWS, "sliding_window": window, "num_hidden_layers": 2})
+        fakes.write_tokenizer(folder)
+        fakes.write_checkpoint(folder, config)
+        return folder
+
+    return checkpoint
+
+
+def test_windows_save_memory(write):
+    """Without, the same model holds all of every path in all layers."""
+    peaks = [grow(tiny_solver(write(size), **LONG))[0].kv.device_peak_bytes for size in (16, None)]
+    assert peaks[0] < 0.5 * peaks[1]
+
+
+@pytest.mark.parametrize("changes", [{"schedule": "layerwise"}, {"sparse": "quest"}])
+def test_what_does_not_know_windows_says_so(write, changes):
+    with pytest.raises(InputError, match="windows"):
+        tiny_solver(write(16), host_memory="8MiB", **changes)
