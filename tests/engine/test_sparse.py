@@ -65,7 +65,7 @@ def test_the_tree_does_not_depend_on_the_schedule(trees, method, how, ways):
 
 def test_the_verifiers_kv_leaves_where_the_generators_is_at_home(make_solver):
     """Else a search would end that has room enough if it decodes with all."""
-    options = {"sparse": "exact", "sparse_home": "host", **FEW, **SMALL, "n": 16}
+    options = {"sparse": "exact", "sparse_home": "host", **FEW, **SMALL, "n": 15}
     options |= {"verifier": "likelihood:bundled", "dtype": exact_dtype(), "host_memory": "16MiB"}
     with make_solver(**options) as solver:
         expected = solver.solve(PROBLEMS[0][1])
