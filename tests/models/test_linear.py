@@ -8,26 +8,10 @@ import torch
 import torch.nn.functional as F
 
 from beamwright.models.decoder import Linear
-from beamwright.models.grouped import (
-    _CACHED_VALUES,
-    UNPACK,
-    GroupedLinear,
-    turned_back,
-    turns_back,
-)
-from beamwright.models.linear import (
-    PackedLinear,
-    packer,
-    prepack,
-    quantise_linear,
-    quiet_import,
-)
+from beamwright.models.grouped import _CACHED_VALUES, UNPACK, GroupedLinear, turned_back, turns_back
+from beamwright.models.linear import PackedLinear, packer, prepack, quantise_linear, quiet_import
 from beamwright.models.load import inspect_model, load_model
-from beamwright.plan.costs import (
-    INT4_GROUP,
-    Storage,
-    weight_bytes,
-)
+from beamwright.plan.costs import INT4_GROUP, Storage, weight_bytes
 from beamwright.sections import ModelSettings
 from engines import prefilled, projections, random_decoder
 

@@ -72,12 +72,7 @@ tells_peak = pytest.mark.skipif(
 @pytest.mark.nightly
 @tells_peak
 @pytest.mark.parametrize(
-    ("weights", "dtype"),
-    [
-        ("auto", "bfloat16"),
-        ("auto", "float32"),
-        ("int8", "bfloat16"),
-    ],
+    ("weights", "dtype"), [("auto", "bfloat16"), ("auto", "float32"), ("int8", "bfloat16")]
 )
 def test_loading_holds_the_weights_and_copies_of_one_layer(folders, weights, dtype):
     before, _, peak, _ = loaded(*folders, weights, dtype)

@@ -11,24 +11,17 @@ pytest.importorskip("triton")
 import fakes
 from beamwright.models import fused, streaming, trials
 from beamwright.models.codes import Codes
-from beamwright.models.decoder import TILE_ROWS, Linear
+from beamwright.models.decoder import Linear
 from beamwright.models.grouped import as_grouped
-from beamwright.models.linear import packer, prepack
-from beamwright.models.streaming import (
-    CodedLinear,
-    FewStreamedLinear,
-    StreamedLinear,
-    product,
-)
+from beamwright.models.linear import packer
+from beamwright.models.streaming import CodedLinear, FewStreamedLinear, StreamedLinear, product
 from beamwright.models.trials import Streaming, is_invariant
 from beamwright.plan.costs import Storage
-from engines import random_decoder
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 drawn = partial(fakes.whole_numbers, device=DEVICE, dtype=torch.bfloat16)
 ROWS = (1, 40, 136)  # each tile, and more than one of the largest
 SHAPES = [(torch.float16, 80, 256), (torch.bfloat16, 80, 384)]  # the last tile is not full
-SMALL = "llama,layers=1,hidden=128,heads=4,kv_heads=2,intermediate=256,vocab=256,context=64"
 
 
 @pytest.mark.parametrize(("dtype", "outputs", "columns"), SHAPES)
@@ -132,15 +125,6 @@ def test_rows_that_cancel_tell_the_order_of_a_sum():
     assert is_invariant(summed, x, summed(x), (2, 8, 16))
     assert not is_invariant(summed, x, summed(x, range(255, -1, -1)), (2,))
     assert (x.double() @ weight.double().t()).abs().max() < 1e-9
-
-
-def test_a_decoder_of_streamed_products_needs_no_tiles():
-    tiles = []
-    for pack in (Streaming(always=True), prepack):
-        decoder = random_decoder(SMALL, torch.bfloat16, DEVICE, pack=pack, tile_rows=TILE_ROWS)
-        assert decoder.tile_rows == TILE_ROWS  # the sampler's
-        tiles.append(decoder._tile)
-    assert tiles == [None, TILE_ROWS]
 
 
 def test_a_cpu_keeps_its_products():

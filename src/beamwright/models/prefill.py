@@ -12,15 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, groupby
 
 from beamwright.kv.cache import CacheManager
-from beamwright.kv.segments import (
-    Lease,
-    Path,
-    Segment,
-    Source,
-    copies_needed,
-    visible_path,
-    whole,
-)
+from beamwright.kv.segments import Lease, Path, Segment, Source, copies_needed, visible_path, whole
 from beamwright.models.decoder import padded_rows
 
 _BATCH_PADDED_TOKENS = 4096

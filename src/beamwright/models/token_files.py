@@ -65,9 +65,7 @@ def read_token_files(folder: Path) -> TokenFiles:
 
 
 def check_tokenizer(
-    tokenizer: Tokenizer,
-    where: str,
-    needed: Collection[str] = (),
+    tokenizer: Tokenizer, where: str, needed: Collection[str] = ()
 ) -> tuple[str, ...]:
     """See that texts go to ids and back: each special token to its own, and one sentence.
 

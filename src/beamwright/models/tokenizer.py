@@ -29,11 +29,7 @@ from beamwright.models.template import (
     with_objects,
 )
 from beamwright.models.thinking import ThoughtMarks, template_switch
-from beamwright.models.token_files import (
-    check_tokenizer,
-    is_panic,
-    read_token_files,
-)
+from beamwright.models.token_files import check_tokenizer, is_panic, read_token_files
 
 PLACE = "\ue000"  # stands for a text to come: a private character that no template touches
 _PIECE = 1 << 16  # characters that are tokenised at a time where only their number matters

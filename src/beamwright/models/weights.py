@@ -78,10 +78,6 @@ class _Reader:
         check_finite(placed, tensor, f"{self._where}{name}")
         return placed
 
-    def rows(self, name: str, table: Tensor) -> Tensor | StoredRows:
-        """What stays of a table of which few rows are wanted: of a large one its file."""
-        return table if table.nbytes < _LARGE_TABLE_BYTES else self.stored_rows(name) or table
-
     def stored_rows(self, name: str) -> StoredRows | None:
         """Rows of a table in its file, where they can be read one by one."""
         if self._stored is None or self._device != "cpu":
@@ -268,7 +264,8 @@ def _ends(shape: ModelShape, reader: _Reader, head: _Reader) -> tuple[Tensor | S
     else:
         whole = Linear(table if shape.tied else head.need("lm_head.weight", *size))
         lm_head = reader.placing.pack(head_linear(whole, reader.placing.storage))
-    return (table if lm_head.weight is table else reader.rows(name, table)), lm_head
+    stays = lm_head.weight is table or table.nbytes < _LARGE_TABLE_BYTES
+    return table if stays else reader.stored_rows(name) or table, lm_head
 
 
 def _layer(shape: ModelShape, called: TensorNames, reader: _Reader, at: str) -> Layer:

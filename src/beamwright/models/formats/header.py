@@ -79,10 +79,7 @@ def read_header(file: Path, *, texts: bool = False) -> GgufHeader:
 
 
 def _read(file: Path, texts: bool, *_version: int) -> GgufHeader:
-    with (
-        open(file, "rb") as stream,
-        mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data,
-    ):
+    with open(file, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return _Cursor(file, data, texts).header()
 
 
