@@ -302,12 +302,11 @@ class AdaptedDecoder(Decoder):
         return states if read is None else states.index_select(0, read)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self.by_rows(self._head, hidden)
-
-    def _head(self, x: Tensor) -> Tensor:
-        """The model's own: with its scale, or soft cap."""
-        found: Tensor = self._found.model(inputs_embeds=x[None], use_cache=False).logits[0]
-        return found
+        """By the model's own head: with its scale, or soft cap."""
+        model = self._found.model
+        return self.by_rows(
+            lambda x: model(inputs_embeds=x[None], use_cache=False).logits[0], hidden
+        )
 
     def embedded(self, token_ids: Tensor) -> Tensor:
         return F.embedding(token_ids, self._embedding)
