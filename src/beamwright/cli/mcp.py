@@ -88,11 +88,10 @@ def mcp(
     with quiet_stdout():
         check_models(invocation.settings.model)
         with needs_extra("mcp", "mcp"):
-            import uvicorn
             from mcp.server.stdio import stdio_server
 
             from beamwright.serve.body import ServerLimits
-            from beamwright.serve.server import bind
+            from beamwright.serve.server import bind, run_app
         listening = bind(_HOST, port) if http else None
 
     def load() -> RequestQueue:
@@ -123,10 +122,7 @@ def mcp(
         sys.stdout.flush()
     else:
         complain(f"MCP at {url}. Ctrl-C ends it.")
-    config = uvicorn.Config(server.streamable_http_app(), log_level="critical")
-    config.timeout_graceful_shutdown = 1
-    with suppress(KeyboardInterrupt):  # that is how it ends
-        uvicorn.Server(config).run(sockets=[listening])
+    run_app(server.streamable_http_app(), listening, "critical")
 
 
 async def _answered(read: Any, write: Any) -> AsyncIterator[Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import webbrowser
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,13 +70,12 @@ def view(
     """Open saved searches in the browser: replay, compare, export."""
     with guard(debug):
         with needs_extra("view"):
-            import uvicorn
             from fastapi import FastAPI
             from starlette.middleware.trustedhost import TrustedHostMiddleware
 
             from beamwright.page.runs import read_runs, with_unique_ids
             from beamwright.serve.feed import Feed, feed_routes, page_routes
-            from beamwright.serve.server import bind
+            from beamwright.serve.server import bind, run_app
         runs = with_unique_ids([run for path in paths for run in read_runs(path)])
         feed = Feed(most=float("inf"), most_bytes=float("inf"))
         for run in reversed(runs):  # the newest is shown first
@@ -96,10 +94,7 @@ def view(
                 complain(f"{len(runs)} saved searches; Ctrl-C ends")
             if browser and not as_json:
                 webbrowser.open(address)
-            config = uvicorn.Config(app, log_level="error", lifespan="off", access_log=False)
-            config.timeout_graceful_shutdown = 1
-            with suppress(KeyboardInterrupt):  # that is how it ends
-                uvicorn.Server(config).run(sockets=[listener])
+            run_app(app, listener, "error")
 
 
 def _shown(run: Sequence[Event]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import secrets
 import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -304,3 +305,11 @@ def bind(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"--host {host} --port {port}: {reason}") from error
+
+
+def run_app(app: ASGIApp, listening: socket.socket, log_level: str) -> None:
+    """Serve an app without searches of its own; Ctrl-C ends it at once."""
+    config = uvicorn.Config(app, log_level=log_level, access_log=False)
+    config.timeout_graceful_shutdown = 1
+    with suppress(KeyboardInterrupt):  # that is how it ends
+        uvicorn.Server(config).run(sockets=[listening])
