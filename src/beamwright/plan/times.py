@@ -100,7 +100,8 @@ def _holds_a_path(workload: Workload, scorer: Scorer | None) -> bool:
     if scorer is None:
         return True
     *_, last = tree_steps(in_verifier_tokens(workload))
-    return last.path_held_tokens * scorer.model.kv_bytes_per_token <= scorer.kv_budget_bytes
+    path_tokens = round(last.group_held_tokens(workload.num_beams))  # of groups of one beam
+    return path_tokens * scorer.model.kv_bytes_per_token <= scorer.kv_budget_bytes
 
 
 # --- the generator -------------------------------------------------------------------------------

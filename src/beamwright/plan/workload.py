@@ -100,13 +100,6 @@ class TreeStep:
         """Distinct tokens of all paths when the step starts."""
         return self.grouped_union_tokens(1)
 
-    @property
-    def path_held_tokens(self) -> int:
-        """Tokens of whole blocks of one path, when the step ends."""
-        work = self.workload
-        before = in_blocks(work.prompt_tokens) + self.num_levels * in_blocks(work.step_tokens)
-        return before + in_blocks(self.num_tokens)
-
     def grouped_union_tokens(self, num_groups: int) -> float:
         """Sum over depth-first groups of even size of the distinct tokens of their paths."""
         work = self.workload
