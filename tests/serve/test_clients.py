@@ -3,7 +3,6 @@
 None of the clients is needed: those that are there are tried.
 """
 
-import asyncio
 import gc
 import json
 import subprocess
@@ -89,47 +88,3 @@ def test_litellm(url, stream):
     assert "79" in reply.choices[0].message.content
     with pytest.raises(litellm.ContextWindowExceededError):
         litellm.completion(model="openai/bundled", messages=LONG, **given)
-
-
-def test_langchain(url):
-    langchain = pytest.importorskip("langchain_openai")
-    from langchain_core.exceptions import ContextOverflowError
-
-    given = {"model": "bundled", "base_url": url, "api_key": KEY, "max_retries": 0}
-    model = langchain.ChatOpenAI(**given)
-    assert "79" in model.invoke(EGGS).content
-    assert "79" in "".join(chunk.content for chunk in model.stream(EGGS))
-    responses = langchain.ChatOpenAI(**given, use_responses_api=True)
-    assert "79" in str(responses.invoke(EGGS).content)
-    with pytest.raises(ContextOverflowError):
-        model.invoke(LONG)
-
-
-def test_pydantic_ai(url):
-    ai = pytest.importorskip("pydantic_ai")
-    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
-    from pydantic_ai.providers.openai import OpenAIProvider
-
-    provider = OpenAIProvider(base_url=url, api_key=KEY)
-    for kind in (OpenAIChatModel, OpenAIResponsesModel):
-        agent = ai.Agent(kind("bundled", provider=provider))
-        first = agent.run_sync(EGGS)
-        assert "79" in first.output
-        assert agent.run_sync(EGGS, message_history=first.new_messages()).output
-
-
-def test_openai_agents(url):
-    openai, agents = pytest.importorskip("openai"), pytest.importorskip("agents")
-
-    async def run(kind):
-        agents.set_tracing_disabled(True)
-        async with openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as client:
-            agent = agents.Agent("solver", model=kind("bundled", openai_client=client))
-            first = await agents.Runner.run(agent, EGGS)
-            turns = [*first.to_input_list(), *MESSAGES]
-            return first.final_output, (await agents.Runner.run(agent, turns)).final_output
-
-    for kind in (agents.OpenAIChatCompletionsModel, agents.OpenAIResponsesModel):
-        first, second = asyncio.run(run(kind))
-        assert "79" in first
-        assert second

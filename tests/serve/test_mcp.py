@@ -177,19 +177,6 @@ def test_what_is_wrong_is_a_line(queue):
         assert "\n" not in line
 
 
-def test_two_at_once_are_both_right_and_a_struck_deadline_says_so(queue):
-    async def conversation(client):
-        asked = ({"seed": 1.0}, {"seed": 2, "n": 8.0}, {"deadline_s": 0.001})
-        return await asyncio.gather(*(solve(client, **each) for each in asked))
-
-    *found, struck = talk(lambda: queue, conversation)
-    hashes = [each.structured_content["tree_hash"] for each in found]
-    assert hashes == [queue.solver.solve(ASKED, seed=seed).tree_hash for seed in (1, 2)]
-    said = struck.content[0].text
-    assert "--deadline 0.001s had passed" in said
-    assert "raise --max" not in said
-
-
 def test_one_that_is_cancelled_frees_its_kv(queue):
     handles = []
 

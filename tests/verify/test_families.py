@@ -126,6 +126,11 @@ def test_each_checkpoint_is_recognised_as_exactly_one_family(options, tmp_path):
         assert resolve_verifier(ModelSettings(verifier=folder)).spec == families()[family].spec
 
 
+def test_the_hubs_cache_names_its_folders_by_commit(copied):
+    name = "models--peiyi9979--math-shepherd-mistral-7b-prm/snapshots/0123"
+    assert load_spec(copied("math-shepherd", name)).name == "math-shepherd"
+
+
 @pytest.mark.parametrize("family", ["math-shepherd", "rlhflow"])
 def test_a_language_model_is_not_taken_for_a_verifier(copied, family):
     with pytest.raises(InputError, match="no known family; name one: --verifier family:NAME:") as e:
