@@ -78,7 +78,7 @@ def test_solver_and_handle_are_a_line_each(make_solver):
         assert repr(solver).endswith("beam n=4 width=2 seed=5>")
         good, bad = solver.submit("Ann has 3 apples.", problem_id="a"), solver.submit("")
         assert repr(good) in ("<Handle 'a': waiting>", "<Handle 'a': running>")
-        assert isinstance(bad._future.exception(PATIENCE), InputError)
+        assert isinstance(bad.future.exception(PATIENCE), InputError)
         good.result(PATIENCE)
     assert (repr(good), repr(bad)) == ("<Handle 'a': solved>", "<Handle 0: InputError>")
     with make_solver(verifier=lambda problem, text: 0.5) as solver:

@@ -13,11 +13,10 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Any, Unpack
 
 from beamwright.cluster.mirror import Mirror
@@ -318,24 +317,21 @@ class ClusterSolver:
             BeamwrightError: for a bug in a replica;
             UnavailableError: if none is there any more, and none comes.
         """
-        ended: SimpleQueue[Handle] = SimpleQueue()
-        waiting, going = deque(read_problems(problems)), set[Handle]()
+        waiting, going = deque(read_problems(problems)), dict[Future[Solution], Handle]()
         try:
             while waiting or going:
                 while waiting and len(going) < self._most_given():
                     problem_id, text, options = waiting.popleft()
                     handle = self.submit(text, problem_id=problem_id, tells=tells, **options)
-                    going.add(handle)
-                    self._call(_wait(handle, ended))
-                try:
-                    handle = ended.get(timeout=_WAIT_S)
-                except Empty:
+                    going[handle.future] = handle
+                ended, _ = wait(going, _WAIT_S, FIRST_COMPLETED)
+                if not ended:
                     absent_s = self.roster.absent_s
                     if absent_s > max(_ABSENT_S, 2 * self._loading_s):
                         said = f"--ray: no replica has been there for {absent_s:.0f} s"
-                        raise UnavailableError(said) from None
+                        raise UnavailableError(said)
                     continue
-                going.remove(handle)
+                handle = going.pop(next(future for future in going if future in ended))
                 try:
                     yield handle.problem_id, handle.result()
                 except BeamwrightError as error:
@@ -343,7 +339,7 @@ class ClusterSolver:
                 except RuntimeError as error:
                     raise BeamwrightError(f"a replica failed: {error}") from error
         finally:
-            for handle in going:
+            for handle in going.values():
                 handle.cancel()
 
     def _check_outside(self) -> None:
@@ -410,10 +406,3 @@ def _known(settings: Settings) -> tuple[TextCodec | None, int, int]:
         folder = resolve_folder(spec, "generator")
         codec = TextCodec.load(folder, model.chat_template, model.template_args)
     return codec, shape.context, shape.vocab
-
-
-async def _wait(handle: Handle, ended: SimpleQueue[Handle]) -> None:
-    try:
-        await handle
-    finally:
-        ended.put(handle)

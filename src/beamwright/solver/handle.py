@@ -43,7 +43,8 @@ class Handle:
     `await handle` waits for its result in an event loop.
 
     withdraw: tells whoever has it solved that it is cancelled. check_outside: raises InputError
-    where it would wait for itself.
+    where it would wait for itself. future: of its solution; cancelling it does not cancel the
+    search.
     """
 
     def __init__(
@@ -55,15 +56,15 @@ class Handle:
     ) -> None:
         self.problem_id, self._request = problem_id, request
         self._withdraw, self._check_outside = withdraw, check_outside
-        self._future: Future[Solution] = Future()
-        self._future.set_running_or_notify_cancel()  # who stops waiting does not cancel it
+        self.future: Future[Solution] = Future()
+        self.future.set_running_or_notify_cancel()  # who stops waiting does not cancel it
         self._on_round = request.on_round
         request.on_round = self._hear
 
     def __repr__(self) -> str:
         state = "running" if self.begun else "waiting"
         if self.done():
-            error = self._future.exception()
+            error = self.future.exception()
             state = "solved" if error is None else type(error).__name__
         return f"<Handle {self.problem_id!r:.80}: {state}>"
 
@@ -74,7 +75,7 @@ class Handle:
 
     def done(self) -> bool:
         """True if it is solved, cannot be solved, or is cancelled."""
-        return self._future.done()
+        return self.future.done()
 
     def result(self, timeout: float | None = None) -> Solution:
         """Wait for the solution, at most so many seconds.
@@ -86,7 +87,7 @@ class Handle:
             InputError: in a callback of the same solver: it would wait for ever.
         """
         self._check_outside()
-        return self._future.result(timeout)
+        return self.future.result(timeout)
 
     def cancel(self) -> None:
         """Give it up: its KV is freed before the next iteration."""
@@ -95,7 +96,7 @@ class Handle:
 
     def __await__(self) -> Generator[Any, None, Solution]:
         """What `result` returns or raises."""
-        return asyncio.wrap_future(self._future).__await__()
+        return asyncio.wrap_future(self.future).__await__()
 
     def _hear(self, report: RoundReport) -> None:
         try:
@@ -107,12 +108,12 @@ class Handle:
 
     def settle(self, outcome: Solution | BaseException) -> None:
         """It has ended so; what comes later does not count."""
-        if self._future.done():
+        if self.future.done():
             return
         if isinstance(outcome, Solution):
-            self._future.set_result(outcome)
+            self.future.set_result(outcome)
         else:
-            self._future.set_exception(outcome)
+            self.future.set_exception(outcome)
 
 
 class OneAtATime:
