@@ -8,13 +8,13 @@ import pytest
 import engines
 from beamwright import Settings
 from beamwright.cluster.serving import Cluster
+from beamwright.cluster.solver import ClusterSolver
 from beamwright.errors import InputError
-from clusters import local_ray
 from served import ASKED, PATIENCE, Served, held, text_of, until
 
+ray = pytest.importorskip("ray")
 pytest.importorskip("ray.serve")
 
-from beamwright.cluster.solver import ClusterSolver
 
 pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore")]  # Ray has its own
 OPTIONS = {"search": "beam", "n": 8, "width": 4, "max_rounds": 4, "max_step_tokens": 12}
@@ -27,8 +27,14 @@ def settings(generator_folder):
 
 @pytest.fixture(scope="module")
 def far(settings):
-    with local_ray(cpus=32), ClusterSolver(Cluster(None, 2), settings) as far:
+    """Replicas of a cluster that is this machine, with cores as many as Ray is told."""
+    ray.init(
+        "local", num_cpus=32, include_dashboard=False, configure_logging=False,
+        log_to_driver=False, object_store_memory=80_000_000,
+    )  # fmt: skip
+    with ClusterSolver(Cluster(None, 2), settings) as far:
         yield far
+    ray.shutdown()
 
 
 @pytest.fixture

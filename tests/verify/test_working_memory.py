@@ -1,9 +1,12 @@
 """What a verifier makes beside KV: no logits of a whole batch, and no more than was set aside."""
 
+import weakref
 from functools import partial
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import Qwen2Config, Qwen3Config
 
 import fakes
@@ -16,7 +19,37 @@ from beamwright.solver.memory import ModelBytes
 from beamwright.verify.prm import PrmVerifier
 from beamwright.verify.spec import LIKELIHOOD_SPEC
 from fakes import grow, new_tree
-from live import LiveBytes
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the storages that are made under it: `peak`, the most bytes at a time; `largest`."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.peak = self.largest = 0
+        self._known = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given = {storage._cdata for storage in storages((args, kwargs))}
+        out = func(*args, **(kwargs or {}))
+        for storage in storages(out):
+            key, size = storage._cdata, storage.nbytes()
+            if key not in given | self._known:
+                self._known.add(key)
+                self.now += size
+                self.peak, self.largest = max(self.peak, self.now), max(self.largest, size)
+                weakref.finalize(storage, self._forget, key, size)
+        return out
+
+    def _forget(self, key, size):
+        self._known.discard(key)
+        self.now -= size
+
+
+def storages(tree):
+    found = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+    return [leaf.untyped_storage() for leaf in found if leaf.layout is torch.strided]
+
 
 N, VOCAB = 24, 4096
 TEXTS = [f"{i} {'ab' * 60}{i * 'a'}\n\n" for i in range(N)]

@@ -15,13 +15,6 @@ from beamwright_lab.simulator.recorded import RecordedNode, RecordedTree
 from beamwright_lab.simulator.sparse import SparseCase, in_packs, simulate_packs, simulate_sparse
 from beamwright_lab.studies.sparse import RankSeconds, SparseLoad
 
-TABLE_2 = [  # layers, layers of a pack, milliseconds of inference and of the cache rank in each
-    (36, 6, 7.13, 6.42), (36, 12, 14.26, 12.75), (36, 6, 5.47, 3.92), (36, 12, 10.94, 7.85),
-    (36, 6, 7.30, 7.02), (36, 12, 14.60, 14.43), (36, 6, 5.91, 5.18), (36, 12, 11.82, 11.14),
-    (64, 4, 6.30, 5.16), (64, 8, 12.60, 8.32), (64, 4, 4.39, 3.74), (64, 8, 8.78, 7.48),
-    (64, 4, 7.77, 7.02), (64, 8, 15.54, 14.01), (64, 4, 4.37, 3.72), (64, 8, 8.74, 7.48),
-]  # fmt: skip
-
 
 def ticked(packs, num_tokens, distance, selection):
     """The ends of packs, where every resource looks each tick whether it is free for its next."""
@@ -62,16 +55,6 @@ def test_a_clock_that_ticks_agrees(seed):
     work = sum(pack.inference_s + selection for pack in packs)
     assert found.waited_s == pytest.approx(found.token_s - work)
     assert (found.margin_s < 0) == (found.waited_s > 0)
-
-
-@pytest.mark.parametrize(("layers", "pack_layers", "inference", "cache"), TABLE_2)
-def test_table_two_s_cache_rank_is_hidden(layers, pack_layers, inference, cache):
-    packs = [RankSeconds(inference, cache, 0.0, 0.0)] * (layers // pack_layers)
-    found = simulate_packs(packs)
-    assert found.token_s == pytest.approx(inference * layers / pack_layers)
-    assert found.waited_s == 0
-    assert packs[0].hidden
-    assert found.margin_s >= inference - cache
 
 
 def test_too_few_packs_hide_nothing_however_fast_the_cache_rank_is():
