@@ -87,26 +87,22 @@ def test_a_class_has_options(make_solver):
     assert (source.model, source.without_model.function) == (None, Lengths(half=3))
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"verifier": "lengths", "half": 0}, r"model\.half \(--half\): .*greater than 0"),
-        ({"verifier": "longer", "half": 1}, "--half is no option of --verifier longer; it goes w"),
-        ({"verifier": "logprob", "half": 1}, "--half is no option of --verifier logprob; it goes"),
-        (
-            {"verifier": "longer", "verifier_weights": "int8"},
-            "--verifier longer, which has no mo",
-        ),
-        ({"verifier": "longr"}, "no such folder; known: longer, lengths, none, "),
-        ({"verifier": "needy"}, "--verifier: Needy raised TypeError: .*'what'"),
-    ],
-)
-def test_mistakes_are_one_line(make_solver, options, words):
-    verifier("needy", meaning="x")(Needy)
-    if "needy" not in options.values():
-        VERIFIERS.pop("needy")
-    with pytest.raises(InputError, match=words) as caught:
-        make_solver(**SMALL, **options)
+MISTAKES = {
+    ("lengths", "half", 0): r"model\.half \(--half\): .*greater than 0",
+    ("longer", "half", 1): "--half is no option of --verifier longer; it goes w",
+    ("logprob", "half", 1): "--half is no option of --verifier logprob; it goes",
+    ("longer", "verifier_weights", "int8"): "--verifier longer, which has no mo",
+    ("longr", "seed", 0): "no such folder; known: longer, lengths, none, ",
+    ("needy", "seed", 0): "--verifier: Needy raised TypeError: .*'what'",
+}
+
+
+@pytest.mark.parametrize(("name", "option", "value"), MISTAKES)
+def test_mistakes_are_one_line(make_solver, name, option, value):
+    if name == "needy":
+        verifier("needy", meaning="x")(Needy)
+    with pytest.raises(InputError, match=MISTAKES[name, option, value]) as caught:
+        make_solver(**{**SMALL, "verifier": name, option: value})
     assert "\n" not in str(caught.value)
 
 

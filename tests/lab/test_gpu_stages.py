@@ -193,37 +193,39 @@ def test_others_write_as_much_as_ours(context):
     assert {row["n"] for row in data["rows"]} == set(SMOKE_CASE.counts)
 
 
-def test_rows_of_peers_are_kept_and_those_that_failed_are_not(tmp_path, monkeypatch):
+@pytest.fixture
+def run_peers(tmp_path, monkeypatch):
+    """Runs the stage with other sides than ours, behind rows of earlier calls: context, data."""
+    ours = [{"side": "beamwright", "n": n, "s": 2.0} for n in SMOKE_CASE.counts]
+
+    def run(sides, *earlier):
+        monkeypatch.setattr(peers, "OTHERS", (lambda context, case: sides,))
+        data = peers.run(make_context(tmp_path, earlier={"rows": [*ours, *earlier]}))
+        assert data["rows"][:2] == ours
+        return data["rows"][2:]
+
+    return run
+
+
+def test_rows_of_peers_are_kept_and_those_that_failed_are_not(run_peers):
     def broken(n):
         raise ValueError("no")
 
     sides = [Side("dear", lambda n: {"s": 1.0 * n}, 9.0), Side("cheap", broken, 1.0, (8,))]
-    monkeypatch.setattr(peers, "OTHERS", (lambda context, case: sides,))
-    done = [{"side": "beamwright", "n": n, "s": 2.0} for n in SMOKE_CASE.counts]
-    earlier = {"rows": [*done, {"side": "dear", "n": 4, "error": "cut off"}]}
-    data = peers.run(make_context(tmp_path, earlier=earlier))
-    assert data["rows"][:2] == done
-    assert [(row["side"], row["n"]) for row in data["rows"][2:]] == [
-        ("cheap", 8),
-        ("dear", 4),
-        ("dear", 8),
-    ]
-    assert data["rows"][2]["error"] == "ValueError: no"
+    rows = run_peers(sides, {"side": "dear", "n": 4, "error": "cut off"})
+    assert [(row["side"], row["n"]) for row in rows] == [("cheap", 8), ("dear", 4), ("dear", 8)]
+    assert rows[0]["error"] == "ValueError: no"
 
 
-def test_a_side_that_stops_the_device_ends_the_call_and_is_not_asked_again(tmp_path, monkeypatch):
+def test_a_side_that_stops_the_device_ends_the_call_and_is_not_asked_again(run_peers, tmp_path):
     def stops(n):
         raise RuntimeError("CUDA error: device-side assert triggered")
 
     sides = [Side("stops", stops, 1.0, (4,)), Side("next", lambda n: {"s": 1.0}, 2.0, (4,))]
-    monkeypatch.setattr(peers, "OTHERS", (lambda context, case: sides,))
-    done = [{"side": "beamwright", "n": n, "s": 2.0} for n in SMOKE_CASE.counts]
-    first = make_context(tmp_path, earlier={"rows": done})
     with pytest.raises(RuntimeError, match=r"stops, 4: .*device-side assert"):
-        peers.run(first)
-    found = first.journal.results()["stage"]["data"]["rows"]
-    again = peers.run(make_context(tmp_path, earlier={"rows": [*done, *found]}))
-    assert [row["side"] for row in again["rows"][2:]] == ["stops", "next"]
+        run_peers(sides)
+    found = Journal(tmp_path / "results.jsonl").results()["stage"]["data"]["rows"]
+    assert [row["side"] for row in run_peers(sides, *found)] == ["stops", "next"]
 
 
 class StandInForVllm:
