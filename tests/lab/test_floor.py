@@ -5,15 +5,12 @@ from math import inf
 import pytest
 
 from beamwright.plan.costs import Layout, Roofline
-from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.tree import NodeState, StopReason
-from beamwright_lab.simulator.bench import Simulation
-from beamwright_lab.simulator.costs import RooflineCosts
 from beamwright_lab.simulator.engines import FAIR, EngineCase, simulate_engine
 from beamwright_lab.simulator.recorded import RecordedNode, RecordedTree
 from beamwright_lab.simulator.run import simulate
 from beamwright_lab.studies.floor import RoundNeeds, floor_s, rounds_of
-from simulated import CARD, GIB, MODEL, TREE
+from simulated import CARD, GIB, MODEL, TREE, case
 
 
 def node(lineage, tokens, state=NodeState.KEPT):
@@ -63,11 +60,7 @@ def test_seconds_are_those_of_the_roofline_for_the_mean_pass():
 @pytest.mark.parametrize("budget", [8 * GIB, GIB // 2])
 def test_nobody_is_faster_and_where_all_fits_this_engine_is_as_fast(budget):
     least = floor_s(TREE, Roofline(MODEL, CARD), budget)
-    case = Simulation(
-        TREE, MODEL, RooflineCosts.of(MODEL, CARD, Layout.TREE), budget,
-        ScheduleSettings(schedule="locality"), StepSettings(step_tokens=32, max_tokens=256),
-    )  # fmt: skip
-    ours = simulate(case).time_s
+    ours = simulate(case(budget=budget)).time_s
     rivals = [
         simulate_engine(EngineCase(TREE, MODEL, CARD, budget), name)[1].time_s for name in FAIR
     ]

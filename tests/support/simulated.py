@@ -1,6 +1,6 @@
 """The searches that tests of the simulator share, and what they compare of replayed trees."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.costs import Layout, ModelCosts
@@ -18,8 +18,33 @@ MODEL = ModelCosts.of(NAMED_SHAPES["opt-6.7b"], 2)
 SEARCH = SyntheticSearch(16, 2, 128, 256, 32)
 TREE = grow(SEARCH)
 
+STEP = StepSettings(step_tokens=32, max_tokens=256)
 MANY = SyntheticSearch(8, 2, 64, 256, 32, step_sigma=0.7, survival="score")
+STEP_OF_MANY = StepSettings(max_step_tokens=256, max_tokens=256)
 COSTS = RooflineCosts.of(MODEL, CARD, Layout.TREE)
+_FIELDS = {each.name for each in fields(Simulation)} - {"schedule"}
+
+
+def case(
+    schedule="locality", budget=8 * GIB, tree=TREE, model=MODEL, layout=Layout.TREE, **options
+):
+    """A search on the card. options: of the case, among them `step`, else of the schedule.
+
+    scorer: the verifier's model, its bytes, and what else is said of it.
+    """
+    if "scorer" in options:
+        costs, bytes_, more = options.pop("scorer")
+        scored = RooflineCosts.of(costs, CARD, layout)
+        options["verifier"] = VerifierCase(costs, scored, bytes_, **more)
+    own = {"step": STEP, **{name: options.pop(name) for name in [*options] if name in _FIELDS}}
+    settings = ScheduleSettings(schedule=schedule, **options)
+    costs = RooflineCosts.of(model, CARD, layout)
+    return Simulation(tree, model, costs, budget, settings, **own)
+
+
+def longest(tree):
+    """Settings that know no more of steps than the longest one."""
+    return StepSettings(max_step_tokens=max(node.tokens for node in tree.nodes))
 
 
 def trees(count):
@@ -27,21 +52,10 @@ def trees(count):
     return [grow(replace(MANY, seed=seed), problem_id=seed) for seed in range(count)]
 
 
-def many(found, budget, schedule, verifier=None, **options):
+def many(found, budget, verifier=None, **options):
     """A case for each tree, with a verifier. options: of the case; verifier: of the verifier's."""
-    return [
-        Simulation(
-            tree,
-            MODEL,
-            COSTS,
-            budget,
-            ScheduleSettings(**schedule),
-            StepSettings(max_step_tokens=256, max_tokens=256),
-            verifier=VerifierCase(MODEL, COSTS, budget, **(verifier or {})),
-            **options,
-        )
-        for tree in found
-    ]
+    given = {"scorer": (MODEL, budget, verifier or {}), "step": STEP_OF_MANY, **options}
+    return [case(budget=budget, tree=tree, **given) for tree in found]
 
 
 def steps_of(tree):

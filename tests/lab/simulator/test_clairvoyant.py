@@ -4,15 +4,11 @@ import random
 from math import inf
 
 from beamwright.errors import CapacityError
-from beamwright.plan.costs import Layout
-from beamwright.sections import ScheduleSettings, StepSettings
-from beamwright_lab.simulator.bench import Simulation
-from beamwright_lab.simulator.costs import RooflineCosts
 from beamwright_lab.simulator.replay import Script
 from beamwright_lab.simulator.run import simulate
 from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
 from beamwright_lab.studies.clairvoyant import Life, traffic_bound
-from simulated import CARD, MODEL
+from simulated import MODEL, case, longest
 
 BLOCK = 8
 BLOCK_BYTES = BLOCK * MODEL.kv_bytes_per_token
@@ -73,13 +69,9 @@ def small_tree(rng):
 
 
 def simulated(tree, capacity, moments=None, **options):
-    costs = RooflineCosts.of(MODEL, CARD, Layout.TREE)
-    budget = capacity * BLOCK_BYTES
-    schedule = ScheduleSettings(schedule="locality", **options)
-    step = StepSettings(max_step_tokens=max(node.tokens for node in tree.nodes))
+    given = case(budget=capacity * BLOCK_BYTES, tree=tree, step=longest(tree), **options)
     try:
-        case = Simulation(tree, MODEL, costs, budget, schedule, step)
-        return simulate(case, moments=moments)
+        return simulate(given, moments=moments)
     except CapacityError:
         return None
 

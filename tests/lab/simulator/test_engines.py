@@ -5,13 +5,11 @@ import pytest
 from beamwright.errors import CapacityError
 from beamwright.plan.costs import Layout, Roofline
 from beamwright.plan.machines import captured
-from beamwright.sections import ScheduleSettings, StepSettings
-from beamwright_lab.simulator.bench import Simulation
 from beamwright_lab.simulator.costs import DraftedCosts, Drafts, RooflineCosts
 from beamwright_lab.simulator.engines import ENGINES, FAIR, EngineCase, simulate_engine
 from beamwright_lab.simulator.run import simulate
 from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
-from simulated import CARD, GIB, MODEL, TREE
+from simulated import CARD, GIB, MODEL, TREE, case
 
 RAGGED = grow(SyntheticSearch(16, 2, 100, 256, 32, step_sigma=0.5))
 
@@ -46,9 +44,7 @@ def test_where_all_fits_sglang_computes_and_takes_what_our_in_gpu_schedule_does(
     extended = len({step.lineage[:-1] for step in TREE.nodes if len(step.lineage) > 1})
     siblings = sum(len(step.lineage) > 1 for step in TREE.nodes) - extended
     assert found.recomputed_tokens == siblings + 15  # 16 prompts of the first round, one each
-    schedule, step = ScheduleSettings(schedule="in-gpu"), StepSettings(step_tokens=32)
-    ours = Simulation(TREE, MODEL, PLAIN, 8 * GIB, schedule, step)
-    assert found.time_s == pytest.approx(simulate(ours).time_s, rel=0.02)
+    assert found.time_s == pytest.approx(simulate(case("in-gpu")).time_s, rel=0.02)
 
 
 def test_step_computes_little_again_and_does_not_complete_the_tree():

@@ -14,9 +14,8 @@ from simulated import COSTS, GIB, many, replayed, steps_of, trees
 TREES = trees(4)
 
 
-def cases(schedule="in-gpu", budget=64 * GIB, verifier=None, more=None, **options):
-    """options: of the cases; more: of the schedule."""
-    return many(TREES, budget, {"schedule": schedule, **(more or {})}, verifier, **options)
+def cases(budget=64 * GIB, verifier=None, **options):
+    return many(TREES, budget, verifier, **{"schedule": "in-gpu", **options})
 
 
 def whole(found):
@@ -43,8 +42,8 @@ def whole(found):
 )
 def test_trees_are_what_they_are_alone(speculation, overlap, budget, verifier):
     schedule = "in-gpu" if budget > GIB else "locality"
-    given = cases(schedule, budget, verifier, speculation=speculation, overlap=overlap)
-    found = whole(simulate_many(given, 4))
+    beside = {"speculation": speculation, "overlap": overlap}
+    found = whole(simulate_many(cases(budget, verifier, schedule=schedule, **beside), 4))
     assert (found.seconds.both_s > 0) == overlap
     assert (found.h2d_bytes > 0) == (budget < GIB)
     assert (found.speculated_tokens > 0) == (speculation == "exact")
@@ -70,12 +69,9 @@ def test_together_they_are_faster_and_each_is_slower():
 @pytest.mark.parametrize("overlap", [False, True])
 def test_what_is_decoded_ahead_is_scored_ahead_where_that_is_asked_for(overlap):
     """The same trees, and other instants."""
+    options = {"speculation": "exact", "overlap": overlap}
     never, slack = (
-        whole(
-            simulate_many(
-                cases(more={"verify_ahead": ahead}, speculation="exact", overlap=overlap), 4
-            )
-        )
+        whole(simulate_many(cases(verify_ahead=ahead, **options), 4))
         for ahead in ("never", "slack")
     )
     assert never.time_s != slack.time_s
@@ -86,7 +82,7 @@ def test_exploring_in_lockstep_and_decoupled(overlap):
     """Steps of several are scored together, and with in_flight None all fit."""
 
     def explore(how, in_flight=None):
-        return whole(simulate_many(cases(more={"explore": how}, overlap=overlap), in_flight))
+        return whole(simulate_many(cases(explore=how, overlap=overlap), in_flight))
 
     lockstep, continuous, decoupled = map(explore, ("lockstep", "continuous", "decoupled"))
     assert lockstep.begun_s == continuous.begun_s == decoupled.begun_s == 0

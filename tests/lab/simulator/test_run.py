@@ -13,35 +13,21 @@ from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.fits import Scorer
 from beamwright.plan.times import estimate
 from beamwright.plan.workload import Workload
-from beamwright.sections import ScheduleSettings, StepSettings
-from beamwright_lab.simulator.bench import Simulation
-from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright.sections import StepSettings
 from beamwright_lab.simulator.run import simulate, simulate_if_fits
 from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
-from beamwright_lab.simulator.verifier import VerifierCase
 from beamwright_lab.simulator.victims import TIERS, cheapest_order, least_recent_order
 from beamwright_lab.studies.lbs import LbsCase, layerwise_bytes
-from simulated import CARD, GIB, MODEL, SEARCH, TREE
+from simulated import CARD, GIB, MODEL, SEARCH, case
 
 KV = 512 * 1024
 
 
-def case(schedule="locality", layout=Layout.TREE, budget=2 * GIB, tree=TREE, **options):
-    return Simulation(
-        tree=tree,
-        model=MODEL,
-        costs=RooflineCosts.of(MODEL, CARD, layout),
-        kv_budget_bytes=budget,
-        schedule=ScheduleSettings(schedule=schedule, **options),
-        step=StepSettings(step_tokens=32, max_tokens=256),
-    )
-
-
 def test_when_everything_fits_locality_is_in_gpu():
-    everything = simulate(case(budget=8 * GIB))
+    everything = simulate(case())
     assert everything.h2d_bytes == everything.d2h_bytes == everything.stall_s == 0
     assert everything.groups == 8
-    assert everything.time_s == simulate(case("in-gpu", budget=8 * GIB)).time_s
+    assert everything.time_s == simulate(case("in-gpu")).time_s
 
 
 def test_decoding_takes_what_the_roofline_says():
@@ -62,7 +48,7 @@ def test_what_does_not_fit():
     assert simulate_if_fits(case("in-gpu", budget=GIB // 2)) is None
     assert simulate_if_fits(case(budget=GIB // 2)) is not None
     assert simulate_if_fits(case(budget=GIB // 8)) is None
-    assert simulate_if_fits(case("layerwise", Layout.DENSE, budget=GIB // 8)) is None
+    assert simulate_if_fits(case("layerwise", layout=Layout.DENSE, budget=GIB // 8)) is None
 
 
 @pytest.mark.parametrize("layout", list(Layout))
@@ -83,7 +69,7 @@ def test_prefetch_hides_transfers():
 
 def test_layer_wise_moves_what_the_equations_say():
     """Eq. 1-3 count all layers that do not fit; two stream buffers displace two layers more."""
-    simulated = simulate(case("layerwise", Layout.DENSE, budget=GIB))
+    simulated = simulate(case("layerwise", layout=Layout.DENSE, budget=GIB))
     equations = LbsCase(32, KV, 16, 128, 256, 32, GIB)
     buffers = 2 * 256 * 16 * (128 + 128) * KV // 32
     assert simulated.h2d_bytes == pytest.approx(layerwise_bytes(equations) + buffers, rel=0.05)
@@ -103,24 +89,18 @@ PRM = ModelCosts.of(NAMED_SHAPES["skywork-prm-7b"], 2)
 
 
 def scored_case(schedule="locality", prm_budget=4 * GIB, **options):
-    layout = options.get("layout", Layout.TREE)
-    scorer = VerifierCase(PRM, RooflineCosts.of(PRM, CARD, layout), prm_budget)
-    costs = RooflineCosts.of(SMALL, CARD, layout)
-    plain = case(schedule, budget=4 * GIB, **options)
-    return replace(plain, model=SMALL, costs=costs, verifier=scorer)
+    given = {"model": SMALL, "scorer": (PRM, prm_budget, {}), **options}
+    return case(schedule, 4 * GIB, **given)
 
 
 def test_auto_is_not_put_off_by_what_is_scored_ahead():
     """What is scored ahead takes seconds, and is counted beside them: a call is no dearer."""
     uneven = SyntheticSearch(16, 4, 128, 800, 80, step_sigma=0.9, survival="score")
-    plain = replace(
-        scored_case("in-gpu", tree=grow(uneven)),
-        step=StepSettings(max_step_tokens=800, max_tokens=800),
-    )
+    given = {"tree": grow(uneven), "step": StepSettings(max_step_tokens=800, max_tokens=800)}
 
     def run(speculation, verify_ahead="never"):
-        schedule = ScheduleSettings(schedule="in-gpu", verify_ahead=verify_ahead)
-        return simulate(replace(plain, schedule=schedule, speculation=speculation))
+        options = {"speculation": speculation, "verify_ahead": verify_ahead}
+        return simulate(scored_case("in-gpu", **given, **options))
 
     off, never, slack = run("off"), run("auto"), run("auto", "slack")
     assert slack.speculated_tokens == never.speculated_tokens > 0

@@ -3,16 +3,11 @@
 import pytest
 
 from beamwright.models.named import NAMED_SHAPES
-from beamwright.plan.costs import Layout, ModelCosts
-from beamwright.plan.machines import find_profile
-from beamwright.sections import ScheduleSettings, StepSettings
-from beamwright_lab.simulator.bench import Simulation
-from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright.plan.costs import ModelCosts
 from beamwright_lab.simulator.run import simulate
 from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
-from beamwright_lab.simulator.verifier import VerifierCase
+from simulated import CARD, case, longest
 
-CARD = find_profile("rtx-4090")
 MODEL = ModelCosts.of(NAMED_SHAPES["qwen2.5-math-1.5b"], 2)
 GENERATE = 256
 NAMES = ("qwen2.5-math-1.5b", "math-shepherd-7b")
@@ -30,23 +25,11 @@ def tree():
 
 @pytest.fixture
 def run(tree):
-    usual = tree
-
-    def simulated(total_bytes, split=None, share=0.5, speculation="off", tree=usual):
-        costs, own = RooflineCosts.of(MODEL, CARD, Layout.TREE), int(share * total_bytes)
-        case = Simulation(
-            tree,
-            MODEL,
-            costs,
-            kv_budget_bytes=own,
-            schedule=ScheduleSettings(schedule="locality"),
-            step=StepSettings(max_step_tokens=max(node.tokens for node in tree.nodes)),
-            verifier=VerifierCase(MODEL, costs, total_bytes - own),
-            split=split,
-            hardware=CARD,
-            speculation=speculation,
-        )
-        return simulate(case)
+    def simulated(total_bytes, split=None, share=0.5, speculation="off"):
+        own = int(share * total_bytes)
+        given = {"scorer": (MODEL, total_bytes - own, {}), "step": longest(tree), "hardware": CARD}
+        given |= {"split": split, "speculation": speculation}
+        return simulate(case(budget=own, tree=tree, model=MODEL, **given))
 
     return simulated
 

@@ -8,14 +8,13 @@ import pytest
 from beamwright.engine.capacity import Capacity
 from beamwright.errors import CapacityError
 from beamwright.models.named import NAMED_SHAPES
-from beamwright.plan.costs import Layout, ModelCosts, Storage
-from beamwright.sections import ScheduleSettings, StepSettings
-from beamwright_lab.simulator.bench import Simulation, state_blocks
-from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright.plan.costs import ModelCosts, Storage
+from beamwright.sections import StepSettings
+from beamwright_lab.simulator.bench import state_blocks
 from beamwright_lab.simulator.run import simulate, simulate_if_fits
 from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
 from beamwright_lab.studies.clairvoyant import Life, traffic_bound
-from simulated import CARD, GIB
+from simulated import CARD, GIB, case
 
 HYBRID = ModelCosts.of(NAMED_SHAPES["qwen3.5-9b"], 2, Storage.INT4)
 SEARCH = SyntheticSearch(16, 4, 128, 128, 32)
@@ -25,9 +24,7 @@ LIMITS = StepSettings(step_tokens=32, max_tokens=128)
 
 
 def case_of(budget, search=SEARCH, model=HYBRID, step=LIMITS, **options):
-    costs = RooflineCosts.of(model, CARD, Layout.TREE)
-    schedule = ScheduleSettings(**{"schedule": "locality", **options})
-    return Simulation(grow(search), model, costs, budget, schedule, step)
+    return case(budget=budget, tree=grow(search), model=model, step=step, **options)
 
 
 def test_where_all_fits_nothing_moves():
@@ -88,7 +85,7 @@ def test_states_are_computed_again_from_those_before_them():
 def test_a_row_with_a_state_of_its_own_leaves_its_parents_room_to_others(monkeypatch):
     search = replace(SEARCH, num_beams=32, step_sigma=0.6)
     step = StepSettings(max_step_tokens=96, max_tokens=96)
-    case = case_of(12 * STATE_BYTES, search, step=step)
-    here = simulate(case)
+    given = case_of(12 * STATE_BYTES, search, step=step)
+    here = simulate(given)
     monkeypatch.setattr(Capacity, "let_parents_go", lambda *_: False)
-    assert simulate(case).time_s > 1.03 * here.time_s
+    assert simulate(given).time_s > 1.03 * here.time_s

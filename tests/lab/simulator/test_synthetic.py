@@ -4,13 +4,11 @@ from statistics import mean
 import pytest
 
 from beamwright.errors import InputError
-from beamwright.plan.costs import Layout
+from beamwright.sections import StepSettings
 from beamwright.tree import NodeState, StopReason
-from beamwright_lab.simulator.bench import Simulation
-from beamwright_lab.simulator.costs import RooflineCosts
 from beamwright_lab.simulator.run import simulate
 from beamwright_lab.simulator.synthetic import SyntheticSearch, foresight, grow
-from simulated import CARD, GIB, MODEL
+from simulated import GIB, case
 
 PAPER = SyntheticSearch(64, 2, 128, 1920, 32)
 
@@ -54,8 +52,7 @@ def test_beam_search_keeps_n_candidates_in_every_round():
 @pytest.mark.parametrize("search", ["dvts", "dynamic"])
 def test_the_strategy_that_grew_a_tree_foresees_better_than_its_scores_alone(search):
     made = replace(PAPER, search=search, survival="score", step_sigma=0.9, generate_tokens=256)
-    costs = RooflineCosts.of(MODEL, CARD, Layout.TREE)
-    usual = Simulation(grow(made), MODEL, costs, 64 * GIB, speculation="exact")
+    usual = case("auto", 64 * GIB, grow(made), speculation="exact", step=StepSettings())
     known = simulate(replace(usual, foresees=foresight(made)))
     plain = simulate(usual)
     shares = [each.kept_tokens / each.speculated_tokens for each in (known, plain)]
