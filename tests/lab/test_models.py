@@ -30,7 +30,7 @@ from beamwright_lab.models.checkpoints import TIED_ROUTERS, write_checkpoint
 from beamwright_lab.models.gguf_files import QUANTISE, kind_of
 from beamwright_lab.models.packings import PACKINGS
 from beamwright_lab.models.published_files import FILES, fetch
-from beamwright_lab.models.quantised import FORMATS, source_of, write_format
+from beamwright_lab.models.quantised import source_of, write_format
 
 SMALLER = {"n": 4, "max_tokens": 24, "step_tokens": 6}
 
@@ -135,22 +135,14 @@ def test_packed_values_are_near_the_weights(name, weight):
         assert torch.equal(found.float().transpose(1, 2), packed.values)
 
 
-def test_damage_follows_from_the_seed_and_changes_something(tmp_path):
-    source = source_of("AWQ", tmp_path, large=False)
-    place, meant = write_format("AWQ", source, tmp_path)
-    assert "AWQ" in FORMATS
-    assert all("_proj" in name for name in meant)
+def test_damage_follows_from_the_seed_and_changes_one_file(tmp_path):
+    place, meant = write_format("AWQ", source_of("AWQ", tmp_path, large=False), tmp_path)
     assert len(meant) == 14
-    config = json.loads((place / "config.json").read_text())
-    assert config["quantization_config"]["quant_method"] == "awq"
-    for seed in range(8):
-        (tmp_path / "a").mkdir(exist_ok=True)
-        copy = damage.damaged(place, tmp_path / "a", seed)
+    for seed in range(4):
+        copy = damage.damaged(place, tmp_path, seed)
         names = ("model.safetensors", "config.json")
         changed = [n for n in names if (copy / n).read_bytes() != (place / n).read_bytes()]
-        again = [n for n in names if not (copy / n).is_symlink()]
-        assert len(again) == 1
-        assert set(changed) <= set(again)
+        assert len(changed) <= 1 == [(copy / n).is_symlink() for n in names].count(False)
     data = bytes(range(256)) * 64
     one, two = (damage.damage(data, random.Random(3)) for _ in range(2))
     assert one == two != data

@@ -1,12 +1,11 @@
-"""The searches that tests of the simulator share, and what they compare of replayed trees."""
+"""The search that tests of the simulator share, and cases of it."""
 
-from dataclasses import fields, replace
+from dataclasses import fields
 
 from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import find_profile
 from beamwright.sections import ScheduleSettings, StepSettings
-from beamwright.tree.recorded import record_tree
 from beamwright_lab.simulator.bench import Simulation
 from beamwright_lab.simulator.costs import RooflineCosts
 from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
@@ -19,9 +18,6 @@ SEARCH = SyntheticSearch(16, 2, 128, 256, 32)
 TREE = grow(SEARCH)
 
 STEP = StepSettings(step_tokens=32, max_tokens=256)
-MANY = SyntheticSearch(8, 2, 64, 256, 32, step_sigma=0.7, survival="score")
-STEP_OF_MANY = StepSettings(max_step_tokens=256, max_tokens=256)
-COSTS = RooflineCosts.of(MODEL, CARD, Layout.TREE)
 _FIELDS = {each.name for each in fields(Simulation)} - {"schedule"}
 
 
@@ -45,25 +41,3 @@ def case(
 def longest(tree):
     """Settings that know no more of steps than the longest one."""
     return StepSettings(max_step_tokens=max(node.tokens for node in tree.nodes))
-
-
-def trees(count):
-    """Searches on so many problems."""
-    return [grow(replace(MANY, seed=seed), problem_id=seed) for seed in range(count)]
-
-
-def many(found, budget, verifier=None, **options):
-    """A case for each tree, with a verifier. options: of the case; verifier: of the verifier's."""
-    given = {"scorer": (MODEL, budget, verifier or {}), "step": STEP_OF_MANY, **options}
-    return [case(budget=budget, tree=tree, **given) for tree in found]
-
-
-def steps_of(tree):
-    """Of a tree that has grown."""
-    found = record_tree(tree)
-    return [(tuple(node["lineage"]), node["tokens"], node["state"]) for node in found["nodes"]]
-
-
-def replayed(tree):
-    """Of the tree that it follows."""
-    return [(node.lineage, node.tokens, str(node.state)) for node in tree.nodes]

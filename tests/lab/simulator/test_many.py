@@ -6,21 +6,31 @@ import pytest
 
 from beamwright.errors import CapacityError
 from beamwright.plan.costs import Layout
+from beamwright.sections import StepSettings
+from beamwright.tree.recorded import record_tree
 from beamwright_lab.simulator.costs import RooflineCosts, Work
 from beamwright_lab.simulator.lanes import RunningWork, SharedClock
 from beamwright_lab.simulator.many import simulate_many
-from simulated import COSTS, GIB, many, replayed, steps_of, trees
+from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
+from simulated import CARD, GIB, MODEL, case
 
-TREES = trees(4)
+SEARCH = SyntheticSearch(8, 2, 64, 256, 32, step_sigma=0.7, survival="score")
+TREES = [grow(replace(SEARCH, seed=seed), problem_id=seed) for seed in range(4)]
+STEP = StepSettings(max_step_tokens=256, max_tokens=256)
 
 
 def cases(budget=64 * GIB, verifier=None, **options):
-    return many(TREES, budget, verifier, **{"schedule": "in-gpu", **options})
+    """A case for each tree, with a verifier. verifier: what is said of it beside its bytes."""
+    given = {"schedule": "in-gpu", "scorer": (MODEL, budget, verifier or {}), "step": STEP}
+    return [case(budget=budget, tree=tree, **{**given, **options}) for tree in TREES]
 
 
 def whole(found):
     """The outcome, whose trees are those that were replayed."""
-    assert [steps_of(run.tree) for run in found.runs] == [replayed(tree) for tree in TREES]
+    for run, tree in zip(found.runs, TREES, strict=True):
+        nodes = record_tree(run.tree)["nodes"]
+        grown = [(tuple(node["lineage"]), node["tokens"], node["state"]) for node in nodes]
+        assert grown == [(node.lineage, node.tokens, str(node.state)) for node in tree.nodes]
     assert found.tokens == sum(node.tokens for tree in TREES for node in tree.nodes)
     seconds = found.seconds
     parts = seconds.decode_s + seconds.verify_s + seconds.both_s + seconds.stall_s
@@ -108,7 +118,7 @@ class Counted(RooflineCosts):
 
 
 def test_two_lanes_are_no_faster_than_the_roofline_of_what_they_do():
-    costs = Counted(COSTS.roofline, Layout.TREE)
+    costs = Counted.of(MODEL, CARD, Layout.TREE)
     counted = [
         replace(each, costs=costs, verifier=replace(each.verifier, costs=costs))
         for each in cases(overlap=True)
