@@ -69,7 +69,7 @@ class StepBuffers:
             settings = [row.decoding.sampling for row in real]
             self.keys.copy_(stack_keys([row.key for row in real], device))
             greedy = [row.node.greedy for row in real]
-            self.sampling.load(settings, greedy, stops.closings(real))
+            self.sampling.load(settings, greedy, [*map(stops.closing, real)])
             self.asks = any([each.top_logprobs for each in settings])
             self._arrangement = arrangement
         self.unread = frozenset([place for place, row in enumerate(rows) if row is None])

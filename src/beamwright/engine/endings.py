@@ -205,7 +205,9 @@ class StopFinder:
         turned = None if self._marks is None else self._turn(row, drawn, self._marks)
         limit = row.limit
         at_limit = len(row.tokens) + len(drawn) >= limit.tokens
-        delimited = self._completes_delimiter(row, drawn)
+        ends = () if self._codec is None else delimiters(step, thought=bool(row.thought))
+        text = self._text(row, drawn, max(map(len, ends)) - 1) if ends else b""
+        delimited = any(end in text for end in ends)
         if step.stop_strings and self._completes_string(row, drawn):
             return StopReason.STOP_STRING
         if drawn[-1] in self._eos and not step.ignore_eos:
@@ -213,10 +215,6 @@ class StopFinder:
         if at_limit and (limit.reason.ends_path or not (delimited or turned)):
             return limit.reason
         return turned or (StopReason.DELIMITER if delimited else None)
-
-    def closings(self, rows: Sequence[Row]) -> list[Closing | None]:
-        """Those of several rows; none of a model without thoughts."""
-        return [] if self._marks is None else [*map(self.closing, rows)]
 
     def closing(self, row: Row) -> Closing | None:
         """How the row's thought has to end; None if nothing asks for that, or it is in none."""
@@ -250,13 +248,6 @@ class StopFinder:
         if begins and marks.opened([*row.tokens, *drawn]):
             return StopReason.DELIMITER
         return None
-
-    def _completes_delimiter(self, row: Row, drawn: Sequence[int]) -> bool:
-        ends = delimiters(row.decoding.step, thought=bool(row.thought))
-        if self._codec is None or not ends:
-            return False
-        text = self._text(row, drawn, max(map(len, ends)) - 1)
-        return any(end in text for end in ends)
 
     def _completes_string(self, row: Row, drawn: Sequence[int]) -> bool:
         """True if its bytes are there, and what is said has it: special tokens have no text, and
