@@ -145,9 +145,7 @@ def test_a_template_for_tools_reads_arguments_too(load):
 
 
 def test_the_bundled_template_is_rendered_with_arguments():
-    codec = TextCodec.load(BUNDLED / "generator", THINKS + "{{ bos_token }}", {"think": False})
     bundled = TextCodec.load(BUNDLED / "generator")
-    assert codec.conversation(({"role": "user", "content": "a"},)).startswith("a<think></think>")
     write = template_writer("{{ messages[0] }}{{ bos_token }}{{ a }}", {"bos_token": "<s>"})
     assert write(["x"], a=1, bos_token="<b>") == "x<b>1"
     assert bundled.unread({"bos_token": "", "think": True})[-1] == "think"
@@ -258,17 +256,11 @@ def codec_with(*tokens, special=False):
     return TextCodec(tokenizer)
 
 
-def marks_of(codec):
-    marks = codec.thoughts
-    assert marks is not None
-    return marks
-
-
 @pytest.mark.parametrize("name", [family.name for family in FAMILIES])
 def test_a_family_is_known_by_its_tokens(name):
     family = next(family for family in FAMILIES if family.name == name)
     tokens = family.tokens or (family.start, family.end)
-    marks = marks_of(codec_with(*tokens))
+    marks = codec_with(*tokens).thoughts
     assert marks.family is family
     assert codec_with(*tokens[:-1]).thoughts is None
     assert codec_with().thoughts is None
@@ -276,7 +268,6 @@ def test_a_family_is_known_by_its_tokens(name):
 
 def test_a_start_that_the_template_wrote_is_seen_and_one_in_a_question_is_not():
     codec = codec_with("<think>", "</think>")
-    marks = marks_of(codec)
     for text, opened in {
         "<think>": True,
         "Ada has 3 apples.<think>\n": True,
@@ -284,12 +275,12 @@ def test_a_start_that_the_template_wrote_is_seen_and_one_in_a_question_is_not():
         "What is <think> for?": False,
         "": False,
     }.items():
-        assert marks.opened(codec.encode(text)) is opened, text
+        assert codec.thoughts.opened(codec.encode(text)) is opened, text
 
 
 def test_a_start_of_several_tokens_is_open_until_the_last_of_them():
     codec = codec_with("<|channel|>", "<|message|>", "<|end|>", "<|start|>", special=True)
-    marks = marks_of(codec)
+    marks = codec.thoughts
     ids = codec.encode("<|channel|>analysis<|message|>Ada")
     assert [marks.begins(ids[:count]) for count in range(1, 3)] == [None, None]
     assert marks.begins(ids) is True
@@ -311,7 +302,7 @@ def test_marks_are_no_text_of_a_reply():
 
 def test_an_end_that_is_spelt_out_is_none():
     codec = codec_with("<think>", "</think>")
-    marks, spelt = marks_of(codec), [id for piece in "</think>" for id in codec.encode(piece)]
+    marks, spelt = codec.thoughts, [id for piece in "</think>" for id in codec.encode(piece)]
     assert len(spelt) > 1
     assert codec.decode(spelt) == "</think>"
     assert marks.shown(spelt) == spelt

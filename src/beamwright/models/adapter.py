@@ -248,7 +248,7 @@ class AdaptedDecoder(Decoder):
         self, found: Survey, shape: ModelShape, dtype: torch.dtype, tile_rows: int | None
     ) -> None:
         self.shape, self.tile_rows, self.least_rows = shape, tile_rows, ROW_MULTIPLE
-        self._attention, self._found = _Attention(), found
+        self._attention, self._model = _Attention(), found.model
         self._embedding, self._body = found.model.get_input_embeddings().weight, found.body
         # Not what was asked for: of `cuda` this has the card's number.
         self.dtype, self.device = dtype, self._embedding.device
@@ -303,9 +303,8 @@ class AdaptedDecoder(Decoder):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """By the model's own head: with its scale, or soft cap."""
-        model = self._found.model
         return self.by_rows(
-            lambda x: model(inputs_embeds=x[None], use_cache=False).logits[0], hidden
+            lambda x: self._model(inputs_embeds=x[None], use_cache=False).logits[0], hidden
         )
 
     def embedded(self, token_ids: Tensor) -> Tensor:
