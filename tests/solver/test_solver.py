@@ -183,7 +183,7 @@ def test_a_problem_that_fills_the_context_names_both_lengths(make_solver):
         ({"split": 1.0}, "1.0 is no split"),
         ({"split": True}, "True is no split"),
         ({"split": 0.5, "verifier": "logprob"}, "--split 0.5: does nothing with --ver"),
-        ({"strategy": object()}, "strategy: object has no method select"),
+        ({"strategy": 3}, "strategy: int has no method select"),
         ({"strategy": BeamSearch, "search": "beam"}, "either strategy= .* or search="),
         ({"stop": 3}, "stop: int is no function of a tree"),
         ({"model": 5}, "--model"),
