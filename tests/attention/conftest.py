@@ -261,26 +261,37 @@ def largest_difference(left, right):
     return max(float((a.double() - b.double()).abs().max()) for a, b in pairs)
 
 
+def by_definition(query, keys, values, window=None, softcap=None, sinks=None):
+    """One token's context [heads, head_dim]; it is the last of keys, values [all, kv_heads, dim].
+
+    Head by head and key by key, without a mask: what is not seen is not there.
+    """
+    first = 0 if window is None else max(0, len(keys) - window)
+    found, group = [], len(query) // keys.shape[1]
+    for head, asked in enumerate(query):
+        seen, held = keys[first:, head // group], values[first:, head // group]
+        scores = seen @ asked / len(asked) ** 0.5
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        weights = scores.exp()
+        total = weights.sum() + (0 if sinks is None else sinks[head].exp())
+        found.append((weights / total) @ held)
+    return torch.stack(found)
+
+
 def plain_softmax(forest, rows, num_tokens, seed=0):
     """Decoding from the definition, one row, head and token at a time; shares no code."""
-    store, group = forest.store, forest.num_heads // forest.layout.num_kv_heads
-    found = []
-    own = [[] for _ in range(forest.layout.num_layers)]
+    store, layers, found = forest.store, range(forest.layout.num_layers), []
+    own = [[] for _ in layers]
     for token in range(num_tokens):
-        layers = []
-        for layer in range(forest.layout.num_layers):
+        contexts = [[] for _ in layers]
+        for layer in layers:
             query, key_value = forest._token(seed, token, layer)
             own[layer].append(key_value)
-            out = torch.empty_like(query[rows])
-            for i, row in enumerate(rows):
+            for row in rows:
                 parts = [store.gather(p.segment, p.visible)[layer] for p in forest.paths[row]]
-                stored = torch.cat(parts, dim=1)
                 mine = torch.stack([kv[row] for kv in own[layer]], dim=1)
-                keys, values = torch.cat([stored, mine], dim=1)
-                for head in range(forest.num_heads):
-                    scores = keys[:, head // group] @ query[row, head]
-                    weights = (scores / forest.layout.head_dim**0.5).softmax(0)
-                    out[i, head] = weights @ values[:, head // group]
-            layers.append(out)
-        found.append(layers)
+                context = by_definition(query[row], *torch.cat([*parts, mine], dim=1))
+                contexts[layer].append(context)
+        found.append([torch.stack(each) for each in contexts])
     return found

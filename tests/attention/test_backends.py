@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from attention.conftest import largest_difference, plain_softmax
+from attention.conftest import by_definition, largest_difference, plain_softmax
 from beamwright.attention import BACKENDS, make_attention
 from beamwright.attention.dense import DenseDecode
 from beamwright.attention.reference import plain_attention
@@ -23,24 +23,6 @@ KINDS = {
 }
 WAYS = [*product(KINDS, ["dense", "tree"], CLOSE)]
 HEADS = [(16, 2, 2), (8, 1, 1), (12, 1, 4), (24, 3, 1), (40, 3, 2), (64, 2, 4), (80, 1, 4)]
-
-
-def by_definition(query, keys, values, window, softcap, sinks):
-    """One token's context [heads, head_dim]; it is the last of keys, values [all, kv_heads, dim].
-
-    Head by head and key by key, without a mask: what is not seen is not there.
-    """
-    first = 0 if window is None else max(0, len(keys) - window)
-    found, group = [], len(query) // keys.shape[1]
-    for head, asked in enumerate(query):
-        seen, held = keys[first:, head // group], values[first:, head // group]
-        scores = seen @ asked / len(asked) ** 0.5
-        if softcap is not None:
-            scores = softcap * torch.tanh(scores / softcap)
-        weights = scores.exp()
-        total = weights.sum() + (0 if sinks is None else sinks[head].exp())
-        found.append((weights / total) @ held)
-    return torch.stack(found)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -57,24 +57,6 @@ def gated(source):
     return held
 
 
-@pytest.mark.parametrize("direction", list(Direction))
-def test_exact_bytes_move_and_are_counted(make_link, direction):
-    link = make_link()
-    sources = [random_bytes(size, size) for size in (1, 7, 4096, 100_000)]
-    pieces = [piece(source) for source in sources]
-    transfers = [
-        link.submit(direction, "load", pieces[:2]),
-        link.submit(direction, "s", pieces[2:]),
-    ]
-    assert link.wait(transfers) >= 0.0
-    for source, moved in zip(sources, pieces, strict=True):
-        assert np.array_equal(moved.destination, source)
-    total = sum(source.nbytes for source in sources)
-    assert link.bytes_moved[direction] == total == sum(t.num_bytes for t in transfers)
-    assert sum(link.bytes_moved.values()) == total
-    assert [t.state for t in transfers] == [TransferState.DONE] * 2
-
-
 def test_a_direction_keeps_its_order_and_the_other_does_not_wait(make_link):
     link = make_link()
     first, place = gated(random_bytes(8, 1)), np.zeros(8, np.uint8)

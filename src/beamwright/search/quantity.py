@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from beamwright.io import read_yaml
 
 LONGEST = 400  # characters of an answer that is looked into
+_MOST = 2 * LONGEST  # of any text: work on it grows with the square of its length
 _MOST_LAYERS = 16
 _AROUND = re.compile(
     r"\$\$(.*)\$\$|\$(.*)\$|\\\((.*)\\\)|\\\[(.*)\\\]|\"(.*)\"|`(.*)`|(.*?)(?<!\.\.)(?<!\\right)\.",
@@ -119,15 +120,10 @@ def _spelled(text: str, rules: str) -> str:
     return text
 
 
-def _is_long(text: str) -> bool:
-    """Whether a text is no value: work on it grows with the square of its length."""
-    return len(text) > 2 * LONGEST
-
-
 def tidy(answer: str) -> str:
     """The same answer without emphasis, a name and an approximation, in one spelling of signs."""
     text = trim(trim(answer).strip("*,"))
-    if _is_long(text):
+    if len(text) > _MOST:
         return text
     text = _spelled(text, "folded")
     whole = _TEXT.fullmatch(text)
@@ -141,7 +137,7 @@ def layout(answer: str) -> str:
     `1 1/2` becomes a mixed fraction. A space behind a comma makes a list of `10, 100`. Two answers
     of one layout are the same answer; the reverse does not hold.
     """
-    if _is_long(text := tidy(answer)):
+    if len(text := tidy(answer)) > _MOST:
         return " ".join(text.split())
     text = _spelled(text, "layout")
     grouped = re.fullmatch(rf"[+-]?\d{{1,3}}(?:{_GAP}\d{{3}})+(?:\.\d+)?", text) is not None
@@ -150,16 +146,13 @@ def layout(answer: str) -> str:
     words = re.fullmatch(r"[A-Za-z' -]+", spaced) is not None
     if not words and not grouped:
         spaced = _spelled(spaced, "apart")
-    text = " ".join(spaced.split()) if words else _without_spaces(spaced)
+    text = " ".join(spaced.split())
+    if not words:  # but for the escaped space that keeps two numbers apart
+        text = re.sub(r"(?<!\\)(\\ )|\s+", r"\1", spaced)
     if re.fullmatch(r"\([A-Za-z]\)", text):  # a multiple-choice letter
         return text[1]
     text = text.replace("{,}", ",").replace("{:}", ":")
     return text.replace(",", "") if _THOUSANDS.fullmatch(text) else text
-
-
-def _without_spaces(text: str) -> str:
-    """`text` without spaces, but for the escaped one that keeps two numbers apart."""
-    return "\\ ".join("".join(part.split()) for part in re.split(r"(?<!\\)\\ ", text))
 
 
 # --- what stands behind a value ----------------------------------------------------------------
@@ -172,7 +165,7 @@ def read_quantity(answer: str, *, bare: bool = False) -> Quantity:
     `3 million`, `28\%`. bare: a letter alone (`5 N`) is a unit, too; otherwise it is a variable,
     unless it is inside `\text{}`.
     """
-    if _is_long(text := tidy(answer)):
+    if len(text := tidy(answer)) > _MOST:
         return Quantity(text, is_odd=True)
     spelled = _spelled(text, "behind") if len(text) <= LONGEST else text
     match = _TAIL.fullmatch(spelled)

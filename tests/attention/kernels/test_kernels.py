@@ -55,20 +55,21 @@ def make_sunk(make_small):
     return make
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_windows_and_sinks_equal_the_reference(make_sunk, kernels, name, kind):
+@pytest.mark.parametrize(
+    ("name", "kind", "options"),
+    [
+        *((name, kind, {}) for name in NAMES for kind in KINDS),
+        # Blocks are smaller and larger than a tile; those of groups of layers are: all have as many
+        # bytes, and hold as many tokens as fit.
+        *(("triton-tree", "window", {"block_tokens": n, "pool_tokens": 16384}) for n in (1, 256)),
+    ],
+    ids=str,
+)
+def test_windows_and_sinks_equal_the_reference(make_sunk, kernels, name, kind, options):
     """While the window slides; rows hold more and less than it in their tails."""
-    forest, lengths = make_sunk(kind), [70, 1, 2, 30, 1, 9]
-    found = forest.distance(kernels(name), range(6), 3, lengths, 2, held={1: 3, 2: 70, 4: 17})
-    assert found < 1e-5
-
-
-@pytest.mark.parametrize("block_tokens", [1, 64, 256])
-def test_blocks_may_be_smaller_and_larger_than_a_tile(make_sunk, kernels, block_tokens):
-    """Those of groups of layers are: all have as many bytes, and hold as many tokens as fit."""
-    forest = make_sunk("window", block_tokens=block_tokens, pool_tokens=16384)
-    assert forest.distance(kernels("triton-tree"), range(6), 2, [9] * 6) < 1e-5
+    forest, held = make_sunk(kind, **options), {} if options else {1: 3, 2: 70, 4: 17}
+    lengths = [9] * 6 if options else [70, 1, 2, 30, 1, 9]
+    assert forest.distance(kernels(name), range(6), 3, lengths, 2, held=held) < 1e-5
 
 
 @pytest.mark.parametrize("kept", ["int8", "fp8"])
