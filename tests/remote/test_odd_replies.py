@@ -219,12 +219,12 @@ def ended_start(source_of, server, words, name=""):
     """A start that fails ends in one line with these words, and without the key."""
     with pytest.raises(InputError) as error:
         source_of(server, name, key=KEY)
-    said = str(error.value)
-    assert said.startswith(f"--model openai:{server.url}")
-    assert said.isprintable()
-    assert KEY not in said
+    line = str(error.value)
+    assert line.startswith(f"--model openai:{server.url}")
+    assert line.isprintable()
+    assert KEY not in line
     for word in words.split("; "):
-        assert said.count(word) == 1
+        assert line.count(word) == 1
 
 
 def forms(body):

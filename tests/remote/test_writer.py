@@ -20,9 +20,8 @@ def tree(codec):
 
 @pytest.fixture
 def steps_of(codec):
-    def make(source=None, step=DELIMITED, sampling=None, **options):
-        decoding = Decoding(sampling or SamplingSettings(), step, 7)
-        return RemoteSteps(source or Script(codec), decoding, **options)
+    def make(step=DELIMITED, **sampling):
+        return RemoteSteps(Script(codec), Decoding(SamplingSettings(**sampling), step, 7))
 
     return make
 
@@ -88,7 +87,7 @@ def alone(tree, steps_of):
 
 @pytest.mark.parametrize(("temperature", "greedy"), [(0.0, False), (0.8, True)])
 def test_greedy_steps_are_asked_for_one_by_one(tree, steps_of, temperature, greedy):
-    steps = steps_of(sampling=SamplingSettings(temperature=temperature))
+    steps = steps_of(temperature=temperature)
     found = opened(steps, tree.expand(tree.root, 2, greedy=greedy))
     assert [(asked.count, asked.sampling.temperature) for _, asked in found] == [(1, 0.0)] * 2
 

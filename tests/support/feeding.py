@@ -1,16 +1,11 @@
 """The feed and the page without the server: an application of them, and jobs that only say so."""
 
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
-from beamwright.serve.body import ApiError, ServerLimits
 from beamwright.serve.feed import feed_routes, page_routes
-
-ASKS = SimpleNamespace(limits=ServerLimits())
-"""A queue of which the page believes that it may ask it."""
 
 
 @dataclass
@@ -21,10 +16,6 @@ class Job:
     problem: str
     options: dict
     owner: str | None = None
-    cancelled: bool = False
-
-    def cancel(self):
-        self.cancelled = True
 
     @property
     def about(self):
@@ -32,15 +23,11 @@ class Job:
         return {"problem": self.problem, "model": "bundled", **known}
 
 
-def make_app(feed, queue=None, key=None, gauges=tuple):
+def make_app(feed, key=None):
     """The page and its feed; with a key the feed wants it, and the page's files do not."""
     app = FastAPI(docs_url=None)
-    app.include_router(feed_routes(feed, queue, gauges))
+    app.include_router(feed_routes(feed, None, tuple))
     app.include_router(page_routes())
-
-    @app.exception_handler(ApiError)
-    def refused(request, error):
-        return error.response
 
     @app.middleware("http")
     async def guard(request, call_next):

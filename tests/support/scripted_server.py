@@ -124,7 +124,7 @@ def sent(content, status=200, **headers):
 
 
 @contextmanager
-def speaking(codec, *, ids=True, extras=True, names=True, includes=True, then=None, **options):
+def speaking(codec, *, ids=True, extras=True, names=True, then=None, **options):
     """A server that understands so much; then: answers to questions behind the start."""
 
     def answer(body):
@@ -138,7 +138,7 @@ def speaking(codec, *, ids=True, extras=True, names=True, includes=True, then=No
         stop = next((each for each in body.get("stop", ()) if each in text), None)
         if stop is not None:
             cut = text.index(stop)
-            text = text[: cut + len(stop)] if includes and extras else text[:cut]
+            text = text[: cut + len(stop)] if extras else text[:cut]
         more = {"stop_reason": stop} if names else {}
         if extras:
             more["token_ids"] = codec.encode(text)
@@ -218,8 +218,8 @@ class Script:
 
     context, token_ids = 1024, True
 
-    def __init__(self, codec, most=None):
-        self.codec, self.most = codec, most
+    def __init__(self, codec):
+        self.codec, self.most = codec, None
         self.asked, self.cancelled, self._replies = {}, [], []
 
     def ask(self, key, asked):

@@ -16,7 +16,6 @@ from beamwright.serve.body import ServerLimits
 from beamwright.serve.queue import RequestQueue
 from beamwright.serve.server import Guard, Server, bind
 
-HOSTS = {"localhost"}
 ASKED = "Ann has 12 apples. She eats 3 and buys as many again. How many apples has she?"
 """Not from the problem set: answers may be wrong."""
 
@@ -27,10 +26,10 @@ PATIENCE = 240.0
 class Served:
     """A running server. http: a client of it."""
 
-    def __init__(self, solver, limits=None, keys=(), hosts=HOSTS, name="tiny"):
+    def __init__(self, solver, limits=None, keys=()):
         self.solver, self.limits = solver, limits or ServerLimits(drain_s=5.0)
-        self.queue = RequestQueue(solver, name, self.limits)
-        self.app = Guard(make_app(self.queue), self.limits, hosts, keys)
+        self.queue = RequestQueue(solver, "tiny", self.limits)
+        self.app = Guard(make_app(self.queue), self.limits, {"localhost"}, keys)
         self.socket = bind("127.0.0.1", 0)
         self.port = self.socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
