@@ -17,7 +17,7 @@ def oracle(generator_folder):
     """Redraws every token of a tree from full, cache-free forward passes in float64."""
     model = AutoModelForCausalLM.from_pretrained(generator_folder, dtype=torch.float64).eval()
 
-    def check(tree, num_tokens, seed=0):
+    def check(tree, num_tokens, seed=0, *, tops=False):
         sampler = Sampler(num_tokens, torch.device("cpu"))
         checked = 0
         for node in [n for n in tree.nodes() if n.parent and n.token_ids and not n.turn]:
@@ -31,6 +31,12 @@ def oracle(generator_folder):
             drawn, logprobs = sampler.sample(logits, keys.expand(len(positions), 2), positions, how)
             assert tuple(drawn.tolist()) == node.token_ids, node
             assert torch.allclose(logprobs, torch.tensor(node.logprobs), atol=1e-4)
+            whole = logits[:, :num_tokens].log_softmax(-1).sort(descending=True, stable=True)
+            for place, top in enumerate(node.top):
+                assert [token for token, _ in top] == whole.indices[place, :20].tolist()
+                likely = whole.values[place, :20].tolist()
+                assert [value for _, value in top] == pytest.approx(likely, abs=1e-5)
+            assert not tops or len(node.top) == len(node.token_ids)
             checked += 1
         assert checked
 
@@ -45,6 +51,7 @@ def num_tokens(solver):
     "options",
     [
         *({"attention": name} for name in ("reference", "dense", "tree")),
+        {"top_logprobs": 20},
         {"search": "lookahead", "lookahead": 2, "n": 4, "width": 2},  # rollouts are greedy
         {"search": "revise", "chat_template": CHAT, "n": 4, "max_rounds": 30},  # behind turns, too
     ],
@@ -53,7 +60,7 @@ def num_tokens(solver):
 def test_every_token_is_the_one_that_a_plain_forward_pass_draws(make_solver, oracle, options):
     solver = make_solver(dtype="float64", seed=5, **options)
     _, tree = grow(solver)
-    oracle(tree, num_tokens(solver), seed=5)
+    oracle(tree, num_tokens(solver), seed=5, tops="top_logprobs" in options)
 
 
 @pytest.mark.parametrize(("attention", "num_tails"), [("dense", 1), ("tree", 1), ("dense", 2)])

@@ -1,7 +1,6 @@
 """How several problems share the device: who waits for whom, and that no tree depends on it."""
 
 import random
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -9,19 +8,18 @@ import pytest
 from beamwright import Solver
 from beamwright.counters import Counters
 from beamwright.engine.engine import Engine
-from beamwright.engine.queue import USUAL_ROWS, Admission, cut_by_priority
+from beamwright.engine.queue import USUAL_ROWS, Admission
 from beamwright.engine.scoring import PriorityQueue, Scoring, ScoringQueue
 from beamwright.engine.timeline import Accounting
-from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import CapacityError, InputError
 from beamwright.evaluate.problems import load_problems
-from beamwright.protocols import Plan, StepFailed, StepScored
-from beamwright.search import make_strategy, round_rng
+from beamwright.protocols import StepFailed, StepScored
+from beamwright.search import make_strategy
 from beamwright.sections import ScheduleSettings, SearchSettings
 from beamwright.tree import StopReason
-from beamwright.verify.spec import aggregate
 from engines import assert_nothing_allocated, exact_dtype
 from fakes import Grouping, ScriptedExecutor, new_tree
+from played import Loop, new_run
 
 PROBLEMS = [f"Ann has {k} apples. She eats {k % 3}." for k in range(6)]
 FAST = {"search": "beam", "n": 4, "width": 2, "max_rounds": 4, "max_step_tokens": 12}
@@ -202,59 +200,39 @@ def test_what_fails_beside_others_fails_alone(error):
 EOS, GOES_ON = StopReason.EOS, StopReason.DELIMITER
 
 
-def a_run(name, priority=0, n=2, rounds=6):
-    search = SearchSettings(search="beam", n=n, width=2, max_rounds=rounds)
-    return TreeRun(
-        new_tree(name),
-        make_strategy(search),
-        partial(aggregate, how="last"),
-        partial(round_rng, search),
-        priority=priority,
-    )
-
-
 def script(node):
-    return GOES_ON, random.Random(str(node.lineage)).random()
+    """Newcomers, who have numbers, end soon."""
+    soon = isinstance(node.problem_id, int)
+    return (EOS if soon else GOES_ON), random.Random(str(node.lineage)).random()
 
 
-def an_engine(size=2, schedule=None):
-    return Engine(ScriptedExecutor(script), schedule or Grouping(size), Accounting())
-
-
-def finish(engine, runs=(), arrivals=()):
+def finish(runs, arrivals=(), schedule=None):
     """Run to the end, one more arriving as one ends; the order in which they end."""
+    strategy = make_strategy(SearchSettings(search="beam", n=2, width=2, max_rounds=6))
+    loop = Loop(ScriptedExecutor(script), strategy, schedule or Grouping(2))
+    loop.prepare([*runs, *arrivals])
     arrivals, ended = iter(arrivals), []
     for run in runs:
-        engine.admit(run)
-    while engine.num_live:
-        for run in engine.step():
+        loop.engine.admit(run)
+    while loop.engine.num_live:
+        for run in loop.engine.step():
             ended.append(run.tree.root.problem_id)
             if (newcomer := next(arrivals, None)) is not None:
-                engine.admit(newcomer)
+                loop.engine.admit(newcomer)
     return ended
 
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_of_trees_in_flight_those_of_a_higher_priority_end_first(reverse):
     """Whatever the schedule makes of the order."""
-    runs = [a_run(f"low {k}") for k in range(3)] + [a_run("high", priority=1)]
-    assert finish(an_engine(schedule=Grouping(2, reverse)), runs)[0] == "high"
-
-
-def test_a_group_is_cut_where_priorities_differ():
-    runs = [a_run("low"), a_run("high", priority=2)]
-    low, high = (run.tree.expand(run.tree.root, 2) for run in runs)
-    plan = Plan(((low[0], high[0]), (low[1], high[1])), write_back=True)
-    found = cut_by_priority(plan, runs)
-    assert found.groups == ((high[0],), (high[1],), (low[0],), (low[1],))
-    assert found.write_back
-    runs[1].priority = 0
-    assert cut_by_priority(plan, runs) is plan, "as it is where nobody is in front"
+    runs = [new_run(new_tree(f"low {k}")) for k in range(3)]
+    runs.append(new_run(new_tree("high"), priority=1))
+    assert finish(runs, schedule=Grouping(2, reverse))[0] == "high"
 
 
 def test_a_stream_of_newcomers_does_not_keep_another_of_their_priority_waiting():
-    newcomers = [a_run(k, rounds=1) for k in range(100)]
-    ended = finish(an_engine(), [a_run("patient"), *newcomers[:3]], newcomers[3:])
+    patient, *newcomers = [new_run(new_tree(name)) for name in ("patient", *range(100))]
+    ended = finish([patient, *newcomers[:3]], newcomers[3:])
     assert ended.index("patient") <= 6 * 4 * 2
 
 

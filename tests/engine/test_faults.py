@@ -2,6 +2,7 @@
 
 import json
 import traceback
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -179,14 +180,6 @@ def test_a_copier_that_dies_in_the_middle_of_a_search(make_solver, monkeypatch, 
     solver.close()
 
 
-def test_a_full_host_tier_is_named_and_nothing_is_left(make_solver):
-    with make_solver(**{**TIGHT, "host_memory": 4096}) as solver:
-        for _ in range(2):
-            with pytest.raises(CapacityError, match=r"host KV budget exhausted.*--host-memory"):
-                solver.solve(PROBLEM)
-            assert_nothing_allocated(solver)
-
-
 @pytest.mark.parametrize(
     ("how", "kind"),
     [*((how, KeyboardInterrupt) for how in HOW), (HOW[2], LinkError), (HOW[3], RuntimeError)],
@@ -248,16 +241,27 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize("how", WAYS)
-def test_a_group_that_is_too_large_is_halved(make_solver, monkeypatch, how):
-    expected, _ = grow(make_solver(**ROOMY, **how))
-    solver = make_solver(**ROOMY, **how)
-    device = FailingDevice(monkeypatch, lambda name, rows, _: name == "logits" and rows > 8)
-    solution, tree = grow(solver)
+PREFILL = {"step_tokens": 10, "ignore_eos": True}
+
+
+@pytest.mark.parametrize(
+    ("call", "most_rows", "how"), [*(("logits", 8, how) for how in WAYS), ("hidden", 64, PREFILL)]
+)
+def test_a_group_or_a_prefill_that_is_too_large_is_halved(
+    make_solver, verifier_folder, monkeypatch, call, most_rows, how
+):
+    options = {**ROOMY, **how}
+    if how is PREFILL:
+        options["verifier"] = str(verifier_folder)
+    expected, _ = grow(make_solver(**options))
+    solver = make_solver(**options)
+    device = FailingDevice(
+        monkeypatch, lambda name, rows, _: (name, rows > most_rows) == (call, True)
+    )
+    solution, _ = grow(solver)
     assert device.num_failures
     assert_same(solution, expected)
     assert solution.kv.groups >= expected.kv.groups
-    assert solver._machinery.batch.view(tuple(tree.candidates())).max_beams <= 8
 
 
 @pytest.mark.parametrize(
@@ -282,34 +286,6 @@ def test_any_call_may_fail_once(make_solver, verifier_folder, monkeypatch, how):
                 continue
         assert solution.tree_hash == expected.tree_hash
     assert single < 4
-
-
-def test_a_prefill_that_does_not_fit_is_halved(make_solver, verifier_folder, monkeypatch):
-    how = {**ROOMY, "verifier": str(verifier_folder), "step_tokens": 10, "ignore_eos": True}
-    expected, _ = grow(make_solver(**how))
-    solver = make_solver(**how)
-    device = FailingDevice(monkeypatch, lambda name, rows, _: name == "hidden" and rows > 64)
-    solution, _ = grow(solver)
-    assert device.num_failures
-    assert_same(solution, expected)
-
-
-def test_a_problem_that_runs_out_of_memory_costs_the_others_nothing(make_solver, monkeypatch):
-    problems = [(name, PROBLEM) for name in "abc"]
-    solver = make_solver(**ROOMY)
-    real = solver.verifier.score
-
-    def score(nodes):
-        if any(node.problem_id == "b" for node in nodes):
-            raise torch.OutOfMemoryError("an injected failure")
-        return real(nodes)
-
-    expected = [solver.solve(text, problem_id=name).tree_hash for name, text in problems]
-    monkeypatch.setattr(solver.verifier, "score", score)
-    first, second, third = solver.solve_many(problems)
-    assert isinstance(second, DeviceMemoryError)
-    assert [first.tree_hash, third.tree_hash] == [expected[0], expected[2]]
-    assert_nothing_allocated(solver)
 
 
 @pytest.mark.parametrize("where", ["decode", "verify"])
@@ -351,23 +327,6 @@ class BrokenFrom:
         return torch.full_like(found, self.value) if self.count > self.call else found
 
 
-class Scores:
-    """A verifier of the test's own."""
-
-    default_aggregate = "last"
-    probabilities = False
-    name = "mine"
-
-    def __init__(self, score):
-        self.value = score
-
-    def score(self, nodes):
-        return [self.value(node) for node in nodes]
-
-    def release(self, nodes):
-        pass
-
-
 @pytest.mark.parametrize("graphs", ["off", "on"])
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_logits_that_are_no_numbers_stop_the_search_and_keep_what_is_finished(
@@ -389,24 +348,6 @@ def test_logits_that_are_no_numbers_stop_the_search_and_keep_what_is_finished(
         assert_nothing_allocated(solver)
 
 
-def test_a_head_that_is_no_number_is_named_with_its_step(make_solver, verifier_folder):
-    with make_solver(n=4, verifier=str(verifier_folder)) as solver:
-        real, calls = solver.verifier._head, []
-
-        def head(*tensors):
-            values = real(*tensors)
-            calls.append(len(values))
-            if len(calls) > 1:
-                values[0] = NAN
-            return values
-
-        solver.verifier._head = head
-        message = rf"verifier {verifier_folder}: the score of problem 0, step 2 is nan"
-        with pytest.raises(NotFiniteError, match=message):
-            solver.solve(PROBLEM)
-        assert_nothing_allocated(solver)
-
-
 @pytest.mark.parametrize("value", [NAN, INF, 1e308])
 @pytest.mark.parametrize("search", ["beam", "mcts", "particles", "deepconf", "dvts"])
 def test_no_strategy_sees_a_score_that_cannot_be_summed(make_solver, search, value):
@@ -417,32 +358,50 @@ def test_no_strategy_sees_a_score_that_cannot_be_summed(make_solver, search, val
             solver.solve(PROBLEM)
 
 
-def test_a_path_or_one_problem_of_a_batch_overflows_alone(make_solver):
+def out_of_memory():
+    raise torch.OutOfMemoryError("an injected failure")
+
+
+@pytest.mark.parametrize(
+    ("score", "error"), [(lambda: NAN, NotFiniteError), (out_of_memory, DeviceMemoryError)]
+)
+def test_one_problem_of_a_batch_fails_alone(make_solver, monkeypatch, score, error):
+    problems = [(name, PROBLEM) for name in "abc"]
+    with make_solver(n=4) as solver:
+        expected = [solver.solve(text, problem_id=name).tree_hash for name, text in problems]
+        real = solver.verifier.score
+
+        def scored_or_not(nodes):
+            broken = any(node.problem_id == "b" for node in nodes)
+            return [score() for _ in nodes] if broken else real(nodes)
+
+        monkeypatch.setattr(solver.verifier, "score", scored_or_not)
+        first, second, third = solver.solve_many(problems)
+        assert isinstance(second, error)
+        assert [first.tree_hash, third.tree_hash] == [expected[0], expected[2]]
+        assert_nothing_allocated(solver)
+
+
+def test_a_path_whose_scores_overflow_is_named(make_solver):
     with make_solver(n=4, verifier="none", aggregate="prod") as solver:
         solver.verifier.score = lambda nodes: [1e20 for _ in nodes]
         overflow = r"the scores of problem 0, step 2, .* make 1e\+40"
         with pytest.raises(NotFiniteError, match=overflow):
             solver.solve(PROBLEM)
-        solver.verifier.score = lambda nodes: [
-            NAN if node.root.problem_id == "b" else 0.5 for node in nodes
-        ]
-        first, second, third = solver.solve_many([("a", PROBLEM), ("b", PROBLEM), ("c", PROBLEM)])
-        assert isinstance(second, NotFiniteError)
-        assert {first.problem_id, third.problem_id} == {"a", "c"}
+
+
+MINE = SimpleNamespace(name="mine", default_aggregate="last", probabilities=False)
+STEP = SimpleNamespace(problem_id=7, depth=3)
 
 
 @pytest.mark.parametrize("scores", [[0.5], [0.5, "good"], [0.5, [1]], [0.5, 1j]])
 def test_a_verifier_that_returns_something_else(scores):
     with pytest.raises(InputError, match="verifier mine"):
-        scored(Scores(None), [None, FakeNode()], scores)
-
-
-class FakeNode:
-    problem_id, depth = 7, 3
+        scored(MINE, [STEP, STEP], scores)
 
 
 def test_numbers_of_other_libraries_are_numbers():
-    events = scored(Scores(None), [FakeNode(), FakeNode()], [np.float32(0.5), None])
+    events = scored(MINE, [STEP, STEP], [np.float32(0.5), None])
     assert [event.score for event in events] == [0.5, None]
     assert type(events[0].score) is float
 

@@ -10,17 +10,14 @@ import pytest
 
 from beamwright import Solver
 from beamwright.engine.decisions import StopRule
-from beamwright.engine.engine import Engine
 from beamwright.engine.scoring import Judged
-from beamwright.engine.timeline import Accounting
-from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import InputError
 from beamwright.search import STRATEGIES, make_strategy, round_rng
 from beamwright.sections import SearchSettings, StopSettings
 from beamwright.tree import NodeState, StopReason
-from beamwright.verify.spec import aggregate
 from engines import PROBLEM
 from fakes import Grouping, ScriptedExecutor, new_tree
+from played import Loop, new_run
 
 EOS, GOES_ON, THOUGHT_END = StopReason.EOS, StopReason.DELIMITER, StopReason.THOUGHT_END
 NAMES = sorted(STRATEGIES)
@@ -50,21 +47,13 @@ def search(
     """A whole search, and what was heard of it: run, executor, reports."""
     found = SearchSettings(search=name, n=4, width=2, **{"max_rounds": 6, **settings})
     executor, reports = executor or ScriptedExecutor(script), []
-    run = TreeRun(
+    run = new_run(
         tree or new_tree(),
-        make_strategy(found),
-        partial(aggregate, how="last"),
-        partial(round_rng, found),
-        judges or Judged(found.verify_every),
-        on_round=reports.append,
+        judges=judges or Judged(found.verify_every),
         rule=StopRule(StopSettings(**dict(stop)), found),
     )
-    engine = Engine(executor, Grouping(), Accounting())
-    engine.admit(run)
-    while engine.num_live:
-        engine.step()
-    if run.error is not None:
-        raise run.error
+    loop = Loop(executor, make_strategy(found), Grouping(), rng=partial(round_rng, found))
+    loop.run([run], reports.append)
     return run, executor, reports
 
 

@@ -95,22 +95,6 @@ def test_trees_in_flight_do_not_know_of_each_other():
 # --- reports ---------------------------------------------------------------------------------
 
 
-def test_any_strategy_can_be_plugged_in():
-    class Chain:
-        def select(self, tree, rng):
-            if tree.rounds == 3:
-                return [Finish("long enough")]
-            (tip,) = tree.candidates() or [tree.root]
-            return [Extend(tip, 1)]
-
-    executor, tree = ScriptedExecutor(lambda node: (StopReason.DELIMITER, None)), new_tree()
-    loop = Loop(executor, Chain())
-    loop.run([new_run(tree)])
-    assert [node.lineage for node in tree.nodes()] == [(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]
-    assert (tree.done, tree.reason_fewer) == (True, "long enough")
-    assert tree.candidates()[0].score is None
-
-
 # --- what cannot be done is named, and nothing hangs ---------------------------------------------
 
 

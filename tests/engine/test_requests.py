@@ -40,13 +40,6 @@ def test_a_long_text_is_not_tokenised_to_its_end(make_solver, monkeypatch):
     assert sum(seen) < 200_000
 
 
-@pytest.mark.parametrize("template", ["{{ '' }}", "{% if false %}x{% endif %}"])
-def test_a_template_that_renders_nothing(make_solver, template):
-    solver = make_solver(n=4, chat_template=template)
-    with solver, pytest.raises(InputError, match="leaves the problem out of the prompt"):
-        solver.solve(PROBLEM)
-
-
 def test_an_eval_goes_on_past_problems_that_cannot_be_used(make_solver, tmp_path):
     problems = ["\ud800 eggs", PROBLEM, "x" * 2_000_000, PROBLEM]
     file = tmp_path / "set.jsonl"

@@ -4,6 +4,7 @@ import itertools
 import random
 
 import pytest
+import torch
 
 from beamwright import Solver
 from beamwright.counters import Counters
@@ -13,25 +14,21 @@ from beamwright.engine.scoring import Scoring
 from beamwright.engine.speculation import Payoff
 from beamwright.errors import PolicyError
 from beamwright.evaluate.problems import load_problems
-from beamwright.models.prefill import PrefillRequest
 from beamwright.protocols import Prospect
 from beamwright.search import STRATEGIES
 from beamwright.tree import StopReason
 from declared import real_options
-from engines import PROBLEM, assert_nothing_allocated, exact_dtype
+from engines import PROBLEM, assert_nothing_allocated, exact_dtype, facts, logprobs
 from fakes import add_step, new_tree
 
 FAST = {"n": 8, "width": 2, "max_rounds": 12, "max_step_tokens": 24, "max_tokens": 48}
 
 
-def facts(solver, problem=PROBLEM):
+def searched(solver, problem=PROBLEM):
     """Everything that a search finds; nothing is held when it is over."""
-    seen = []
-    solution = solver.solve(problem, on_round=lambda report: seen.append(report.tree))
+    solution = solver.solve(problem)
     assert_nothing_allocated(solver)
-    nodes = seen[-1].nodes()
-    found = [(n.lineage, n.token_ids, n.logprobs, n.stop, n.state, n.score) for n in nodes]
-    return (solution.tree_hash, found), solution
+    return (solution.tree_hash, facts(solution.tree)), solution
 
 
 class Chaos:
@@ -66,14 +63,14 @@ class Chaos:
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_the_tree_is_the_same_with_every_strategy(make_solver, monkeypatch, name):
     options = {**real_options(name, **FAST), "dtype": exact_dtype()}
-    expected, plain = facts(make_solver(**options))
+    expected, plain = searched(make_solver(**options))
     assert plain.tokens.speculated == 0
     with make_solver(**options, speculation="exact") as solver:
-        found, solution = facts(solver)
+        found, solution = searched(solver)
         assert found == expected
         assert 0 < solution.tokens.speculated_kept <= solution.tokens.speculated
         chaos = Chaos(monkeypatch)
-        assert facts(solver)[0] == expected
+        assert searched(solver)[0] == expected
     assert chaos.num_dropped + chaos.num_parked
 
 
@@ -92,7 +89,7 @@ def test_the_verifier_may_be_kept_from_what_is_ahead(monkeypatch):
     monkeypatch.setattr(Scoring, "score", noted)
     for verify_ahead in ("never", "slack"):
         with Solver(**options, verify_ahead=verify_ahead) as solver:
-            found[verify_ahead], solution = facts(solver, problem)
+            found[verify_ahead], solution = searched(solver, problem)
             assert solution.tokens.speculated > 0
         assert bool(ahead) == (verify_ahead == "slack")
     assert found["never"] == found["slack"]
@@ -102,17 +99,20 @@ def test_truncated_duplicates_are_written_as_any_step_is(make_solver):
     """The paper's way changes the tree, and says so; tokens, KV and ends still fit together."""
     options = {**FAST, "search": "beam", "dtype": "float64", "max_step_tokens": 40}
     options |= {"max_tokens": 90, "n": 12, "width": 4}
-    (exact_hash, _), plain = facts(make_solver(**options))
-    seen = []
+    (exact_hash, _), plain = searched(make_solver(**options))
     with make_solver(**options, speculation="truncate") as solver:
-        solution = solver.solve(PROBLEM, on_round=lambda report: seen.append(report.tree))
-        assert_nothing_allocated(solver)
-        tree = seen[-1]
+        _, solution = searched(solver)
+        tree = solution.tree
         families = [node.children for node in tree.nodes() if len(node.children) > 1]
         shared = [common(*family[:2]) for family in families if family[0].parent is not tree.root]
         assert max(shared) > 3, "siblings begin alike"
         for node in tree.finished():
-            assert logprobs_of(solver, node) == pytest.approx(written(node), abs=1e-5)
+            found = [logprob for step in node.path()[1:] for logprob in step.logprobs]
+            tokens = node.path_token_ids()
+            said = logprobs(solver.generator.decoder, tuple(tokens))
+            start = node.root.end
+            expected = said[start - 1 : -1].gather(1, torch.tensor(tokens[start:])[:, None])[:, 0]
+            assert found == pytest.approx(expected.tolist(), abs=1e-5)
     assert len(solution.candidates) == len(plain.candidates)
     assert solution.tree_hash != exact_hash
     assert (plain.exact, solution.exact) == (True, False)
@@ -124,10 +124,9 @@ def test_r_is_what_copies_keep(make_solver):
     options = {**FAST, "search": "beam", "dtype": "float64", "max_step_tokens": 40, "n": 12}
     kept = {}
     for ratio in (0.0, 0.5, 1.0):
-        seen = []
         with make_solver(**options, speculation="truncate", truncation=ratio) as solver:
-            solver.solve(PROBLEM, on_round=lambda report, seen=seen: seen.append(report.tree))
-        families = [node.children for node in seen[-1].nodes() if node.parent is not None]
+            tree = solver.solve(PROBLEM).tree
+        families = [node.children for node in tree.nodes() if node.parent is not None]
         pairs = [family[:2] for family in families if len(family) > 1]
         kept[ratio] = sum(common(*pair) for pair in pairs) / len(pairs)
     assert kept[0.0] < kept[0.5] < kept[1.0]
@@ -137,23 +136,6 @@ def common(first, second):
     """Tokens that two steps begin with."""
     pairs = zip(first.token_ids, second.token_ids, strict=False)
     return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
-
-
-def written(leaf):
-    """Log-probabilities of a path's tokens as they were written."""
-    return [logprob for node in leaf.path()[1:] for logprob in node.logprobs]
-
-
-def logprobs_of(solver, leaf):
-    """The same from one forward pass over the whole path."""
-    model = solver.generator
-    tokens = leaf.path_token_ids()
-    segment = model.store.create()
-    (hidden,) = model.prefill([PrefillRequest((), segment, tuple(tokens), 0)])
-    model.store.free(segment)
-    logits = model.decoder.logits(hidden).log_softmax(-1)
-    start = leaf.root.end
-    return [float(logits[place - 1, tokens[place]]) for place in range(start, len(tokens))]
 
 
 # --- prospects that cannot be ----------------------------------------------------------------
@@ -211,7 +193,7 @@ def test_scores_that_depend_on_the_call_make_the_same_tree(make_solver, says, ex
         ranks = Ranks(**says)
         options = {**FAST, "search": "beam", "dtype": exact_dtype(), "verifier": ranks}
         with make_solver(**options, speculation=speculation, explore=explore) as solver:
-            found, solution = facts(solver)
+            found, solution = searched(solver)
             problems = [("a", PROBLEM), ("b", "Ann has two.")]
             others = solver.solve_many(problems, in_flight=2)
             trees.append((found, {name: each.tree_hash for name, each in others}))

@@ -17,22 +17,7 @@ FAR = RowLimit(1000, StopReason.STEP_LIMIT)
 EOS = 0
 PIECES = [
     b"",
-    b"\n",
-    b"\n\n",
-    b"a",
-    b"b",
-    b"ab",
-    b"aab",
-    b" a",
-    b".\n",
-    b"\n\nb",
-    b"a\n\n\nc",
-    b"b\na",
-    b"ba\n",
-    b"\r",
-    b"\xc3",
-    b"\xa9",
-    b"\xc3\xa9",
+    *b"\n|\n\n|a|b|ab|aab| a|.\n|\n\nb|a\n\n\nc|b\na|ba\n|\r|\xc3|\xa9|\xc3\xa9".split(b"|"),
 ]
 
 

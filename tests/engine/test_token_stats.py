@@ -100,28 +100,6 @@ def tops_of(tree):
     return [(node.lineage, node.token_ids, node.logprobs, node.top) for node in written(tree)]
 
 
-def test_the_likeliest_are_those_of_a_plain_forward_pass(make_solver, generator_folder):
-    model = AutoModelForCausalLM.from_pretrained(generator_folder, dtype=torch.float64).eval()
-    solver = make_solver(**LIKELY, temperature=0.5, top_k=9, top_logprobs=20)
-    num_tokens = solver._machinery.reader.codec.vocab_size
-    found_among = 0
-    for node in written(grow(solver)[1]):
-        with torch.inference_mode():
-            logits = model(torch.tensor([node.path_token_ids()])).logits[0]
-        logprobs = logits[node.start - 1 : node.end - 1, :num_tokens].log_softmax(-1)
-        expected = logprobs.sort(descending=True, stable=True)
-        assert len(node.top) == len(node.token_ids) == len(node.logprobs)
-        for place, top in enumerate(node.top):
-            assert [token for token, _ in top] == expected.indices[place, :20].tolist()
-            assert [p for _, p in top] == pytest.approx(
-                expected.values[place, :20].tolist(), abs=1e-5
-            )
-            drawn = dict(top).get(node.token_ids[place])
-            found_among += drawn is not None
-            assert drawn is None or drawn == pytest.approx(node.logprobs[place], abs=1e-6)
-    assert found_among
-
-
 @pytest.mark.parametrize("options", [{}, {"graphs": "on", "max_batch": 5}], ids=str)
 def test_each_problem_gets_what_it_asks_for(make_solver, options):
     with make_solver(**LIKELY, **options) as solver:
