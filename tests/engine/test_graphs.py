@@ -262,7 +262,7 @@ SMALL = {"n": 4, "width": 2, "max_rounds": 3}
     "options",
     [
         {"n": 8, "max_batch": 3},
-        {"step_tokens": 70, "max_tokens": 150, "ignore_eos": True},
+        {"step_tokens": 40, "max_tokens": 90, "ignore_eos": True},
         {"search": "lookahead", "lookahead": 2},
     ],
     ids=str,
