@@ -16,15 +16,9 @@ from beamwright_lab.peers.models import int8_folder
 def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `qwen2.5-0.5b` is, with fewer and smaller layers and fewer words."""
     folder = tmp_path_factory.mktemp("qwen")
-    sizes = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "intermediate_size": 64,
-        "vocab_size": 1000,
-        "max_position_embeddings": 256,
-    }
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"num_key_value_heads": 1, "intermediate_size": 64, "vocab_size": 1000}
+    sizes["max_position_embeddings"] = 256
     models._write_large(folder, sizes)
     return folder
 

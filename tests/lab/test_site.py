@@ -63,13 +63,6 @@ def test_every_pair_fits():
     assert all(row["fits"] for row in publish.read("pairs")["rows"])
 
 
-def test_every_figure_of_a_paper_has_a_command():
-    names = papers.sources(list(publish.PAPERS))
-    assert {"lbs_figures", "flashtts_figures", "decoupled_cache", "sparse_paper"} <= set(names)
-    for name in names:
-        assert publish.read(name)["command"].startswith("python -m beamwright_lab."), name
-
-
 @pytest.mark.parametrize(
     ("now", "same"),
     [

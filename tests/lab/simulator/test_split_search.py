@@ -138,19 +138,6 @@ def test_the_search_finds_what_brute_force_finds(gpu):
     assert uneven > 100  # latency does not fall with every byte, whatever the paper says
 
 
-def test_a_larger_share_goes_to_whoever_needs_it(gpu):
-    """The paper's Figure 6: prefill saturates with little memory, decoding does not."""
-    found = best_split(make_case(gpu, num_requests=256), 4 * GIB)
-    assert found.generator_bytes > 3 * found.verifier_bytes
-
-
-def test_kv_in_turn_wins_where_memory_is_scarce_and_loses_where_it_is_not(gpu):
-    case = make_case(gpu, num_requests=256)
-    scarce, ample = 60 * 2**20, 40 * GIB
-    assert in_turn(case, scarce).total_s < best_split(case, scarce).total_s
-    assert in_turn(case, ample).total_s == best_split(case, ample).total_s
-
-
 def test_the_idle_models_kv_moves_as_far_as_it_is_in_the_way(gpu):
     case, roofline = make_case(gpu, num_requests=4), Roofline(model(), gpu)
     assert in_turn(case, GIB).overhead_s == 0
