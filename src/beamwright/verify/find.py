@@ -188,23 +188,18 @@ def resolve_verifier(
     if folder is None:
         kind, colon, rest = name.partition(":")
         alone = declared_verifier(settings)
-        if alone is None and kind == PROBE:
-            alone = _probe(settings, generator)
+        if alone is None and (head := _head_of(settings)) is not None:
+            from beamwright.verify.probe import ProbeVerifier  # noqa: PLC0415 (of torch)
+
+            if generator is None:
+                raise InputError(f"--verifier {name}: needs --model, whose states it reads")
+            alone = ProbeVerifier(head, generator, settings.model)
         return VerifierSource(None, None, alone or scorer(kind, rest if colon else None))
     from beamwright.models.load import load_model  # noqa: PLC0415 (of torch)
 
     reads = spec is not None and spec.reads_logits
     model = load_model(str(folder), settings, role="verifier", reads_logits=reads)
     return VerifierSource(spec, model, None, name)
-
-
-def _probe(settings: ModelSettings, generator: LoadedModel | None) -> Verifier:
-    from beamwright.verify.probe import ProbeVerifier  # noqa: PLC0415 (of torch)
-
-    head = _head_of(settings)
-    if generator is None or head is None:
-        raise InputError(f"--verifier {settings.scorer}: needs --model, whose states it reads")
-    return ProbeVerifier(head, generator, settings.model)
 
 
 def _head_of(settings: ModelSettings) -> Path | None:

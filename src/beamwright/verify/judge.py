@@ -7,11 +7,9 @@ reading the path again. What is prompt is data (`spec.JudgeSpec`).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
-from typing import Any
 
 import torch
 
@@ -168,37 +166,27 @@ class JudgeVerifier:
             turns.append({"role": "assistant", "content": critique})
             turns.append({"role": "user", "content": asked})
         opening = self.spec.opening.replace("{number}", str(len(steps)))
-        return self._render(turns, {"now": now}, add_generation_prompt=True) + opening
+        return self._render(turns, now, add_generation_prompt=True) + opening
 
-    def _render(
-        self,
-        turns: list[dict[str, str]],
-        given: Mapping[str, Any] = MappingProxyType({}),
-        *,
-        add_generation_prompt: bool = False,
-    ) -> str:
+    def _render(self, turns: list[dict[str, str]], now: str | None = None, **told: bool) -> str:
         if self.spec.system is not None:
             turns = [{"role": "system", "content": self.spec.system}, *turns]
-        where = f"--verifier {self.name}"
-        told = {"add_generation_prompt": add_generation_prompt}
-        return self._codec.chat(turns, where, **told, given=given)
+        return self._codec.chat(turns, f"--verifier {self.name}", **told, given={"now": now})
 
     def _read(self, row: _Critique) -> tuple[str, float | None]:
         """What the judge said, with what was put into its mouth, and the critique's score."""
-        text, score, usage = self._codec.decode(row.token_ids), None, row.node.usage
+        text, usage = self._codec.decode(row.token_ids), row.node.usage
         ends = [at for stop in row.stops if (at := text.find(stop)) >= 0]
         text = text[: min(ends, default=len(text))]
         usage["verifier_prefilled"] += len(row.given)
         usage["verifier_generated"] += len(row.token_ids)
-        if self.spec.suffix is not None:
-            score = self._weigh(row, row.asked + text + self.spec.suffix)
-            word = self._codec.decode_raw([self._pair[(score or 0.0) >= 0.5]])
-            opening = self.spec.opening.replace("{number}", str(row.number))
-            text = f"{opening}{text}{self.spec.suffix}{word}{self.spec.closing}"
-        else:
+        if self.spec.suffix is None:
             text = text.strip()
-            score = self.spec.read_score(text) if row.ended else None
-        return text, score
+            return text, self.spec.read_score(text) if row.ended else None
+        score = self._weigh(row, row.asked + text + self.spec.suffix)
+        word = self._codec.decode_raw([self._pair[(score or 0.0) >= 0.5]])
+        opening = self.spec.opening.replace("{number}", str(row.number))
+        return f"{opening}{text}{self.spec.suffix}{word}{self.spec.closing}", score
 
     def _weigh(self, row: _Critique, text: str) -> float | None:
         """How likely the good token is against the bad one behind a text, which is read anew.
