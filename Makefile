@@ -57,7 +57,7 @@ test-nightly: published ## tests of more than three seconds: clusters, long matr
 
 # An Intel CPU with nothing newer than AVX2, as far as the libraries can tell.
 AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 ATEN_CPU_CAPABILITY=avx2
-SAMENESS := tests/engine/test_sameness.py tests/engine/test_same_tree.py \
+SAMENESS := tests/engine/test_same_tree.py \
 	tests/models/test_linear.py::test_rows_have_the_same_bits_at_any_batch \
 	tests/test_bundled_trees.py
 

@@ -9,11 +9,8 @@ from beamwright import Solver
 from beamwright.counters import Counters
 from beamwright.engine.engine import Engine
 from beamwright.engine.queue import USUAL_ROWS, Admission
-from beamwright.engine.scoring import PriorityQueue, Scoring, ScoringQueue
-from beamwright.engine.timeline import Accounting
-from beamwright.errors import CapacityError, InputError
+from beamwright.engine.scoring import PriorityQueue, ScoringQueue
 from beamwright.evaluate.problems import load_problems
-from beamwright.protocols import StepFailed, StepScored
 from beamwright.search import make_strategy
 from beamwright.sections import ScheduleSettings, SearchSettings
 from beamwright.tree import StopReason
@@ -160,38 +157,6 @@ def test_a_turn_of_the_verifier_takes_what_fits():
     assert queue.take() == batches[3]
     assert not queue
     assert queue.take() == ()
-
-
-class Scorer:
-    """Scores 1, but for trees that it cannot score, and so many at a time."""
-
-    default_aggregate, probabilities, beside_decoding = "last", False, False
-
-    def __init__(self, bad=(), most=8, error=None):
-        self.bad, self.most, self.calls = bad, most, []
-        self.error = error or InputError("no")
-
-    def score(self, nodes):
-        self.calls.append(len(nodes))
-        if len(nodes) > self.most or any(node.root in self.bad for node in nodes):
-            raise self.error
-        return [1.0] * len(nodes)
-
-    def release(self, nodes):
-        pass
-
-
-@pytest.mark.parametrize("error", [InputError("no"), CapacityError("a thing", 8, 4, 4)])
-def test_what_fails_beside_others_fails_alone(error):
-    trees = [new_tree(k) for k in range(3)]
-    nodes = [node for tree in trees for node in tree.expand(tree.root, 2)]
-    scorer = Scorer(bad=[trees[1].root], error=error)
-    events = Scoring(scorer, Accounting()).score(nodes)
-    failed = {event.node.root for event in events if isinstance(event, StepFailed)}
-    scored = [event.node for event in events if isinstance(event, StepScored)]
-    assert failed == {trees[1].root}
-    assert scored == [*nodes[:2], *nodes[4:]]
-    assert scorer.calls == [6, 2, 2, 2]
 
 
 # --- priorities: who goes first, and then who was served least ------------------------------------

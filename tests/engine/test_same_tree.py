@@ -25,6 +25,7 @@ from engines import (
     assert_nothing_allocated,
     check_conservation,
     exact_dtype,
+    grow,
     tiny_solver,
 )
 from hybrids import EXPERTS, write_hybrid
@@ -350,3 +351,34 @@ def test_every_pair_is_among_the_cases():
         wanted = {frozenset({(name, x), (other, y)}) for x in some for y in more}
         assert {name, other} <= {*DECIDES} or wanted <= met | refused
     assert len(ROWS) <= 50
+
+
+# --- groupings, seeds and siblings -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attention", FREE["attention"])
+def test_trees_do_not_depend_on_grouping(make_solver, attention):
+    options = {"n": 8, "max_rounds": 4}
+    solver = make_solver(attention=attention, dtype=exact_dtype(attention), **options)
+    solution = grow(solver)[0]
+    for schedule in (fakes.Grouping(1), fakes.Grouping(5), fakes.Grouping(3, reverse=True)):
+        solver.schedule = schedule
+        found = grow(solver)[0]
+        assert_same(found, solution, exact=solver.exact)
+        assert found.kv.groups >= solution.kv.groups
+
+
+def test_seeds_and_problem_ids_grow_different_trees(make_solver):
+    solver = make_solver(seed=0)
+    hashes = [grow(solver, problem_id=i)[0].tree_hash for i in (0, 1, "0")]
+    hashes.append(grow(make_solver(seed=1))[0].tree_hash)
+    assert len(set(hashes)) == 4
+    assert grow(solver)[0].tree_hash == hashes[0]
+
+
+def test_a_child_draws_the_same_whoever_its_siblings_are(make_solver):
+    """n = 1 is the first path of n = 16."""
+    many = grow(make_solver(search="best-of-n"))[1]
+    one = grow(make_solver(search="best-of-n", n=1))[1]
+    chain = [node for node in many.nodes() if node.lineage[1:2] == (0,)]
+    assert [n.token_ids for n in one.nodes()][1:] == [n.token_ids for n in chain]
