@@ -1,10 +1,11 @@
 """PRM scores with KV on the tree, against re-encoding every path from scratch."""
 
 import itertools
+import math
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from beamwright.attention import make_attention
@@ -85,10 +86,8 @@ class Oracle:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
 
     def score(self, node):
-        text = PLAIN["prefix"]
-        if self.spec.template.prefix is None:
-            text = "{problem}\n\n"
-        text = text.replace("{problem}", node.root.problem_text)
+        prefix = self.spec.template.prefix or "{problem}\n\n"
+        text = prefix.replace("{problem}", node.root.problem_text)
         for step in node.path()[1:]:
             begin = len(text)
             text += step.step_text
@@ -100,12 +99,11 @@ class Oracle:
         hidden, logits = out.hidden_states[-1][0], out.logits[0]
         inside = [i for i, (_, b) in enumerate(spans) if b > begin]
         if self.spec.read == "every_token":
-            return self._combine([self._token(hidden, logits, ids, i) for i in inside])
+            combine = {"prod": math.prod, "min": min}[self.spec.combine]
+            return combine(self._token(hidden, logits, ids, i) for i in inside)
         return float(self._stack(hidden[inside[-1]], torch.relu)[0].sigmoid())
 
     def _stack(self, x, activate):
-        from safetensors.torch import load_file
-
         tensors = load_file(self.folder / self.spec.head.file)
         for i in range(len(tensors) // 2):
             x = activate(x) if i else x
@@ -125,14 +123,7 @@ class Oracle:
             "gap": (logprobs.max() - own)[None],
         }
         x = torch.cat([parts[name] for name in self.spec.head.features])
-        x = self._stack(x, torch.nn.functional.gelu)[0]
-        return float(x.sigmoid() if self.spec.activation == "sigmoid" else x)
-
-    def _combine(self, values):
-        how = self.spec.combine
-        x = torch.tensor(values, dtype=torch.float64)
-        found = {"prod": x.prod(), "min": x.min(), "mean": x.mean(), "last": x[-1]}
-        return float(found[how])
+        return float(self._stack(x, torch.nn.functional.gelu)[0].sigmoid())
 
 
 # --- random trees ----------------------------------------------------------------------------

@@ -34,16 +34,16 @@ class DiverseTrees(BeamSearch):
     """
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
-        settings = self.search
-        this = open_round(tree, settings, apart=settings.width)
+        width = self.search.width
+        this = open_round(tree, self.search, apart=width)
         if not this.going:
             return this.actions
         ended = [action.node for action in this.actions if isinstance(action, Complete)]
-        taken = Counter(self._subtree(node) for node in (*tree.finished(), *ended))
+        taken = Counter(subtree_of(node, width) for node in (*tree.finished(), *ended))
         actions = this.actions.copy()
         for number, nodes in sorted(self._subtrees(this.going).items()):
             best, *rest = ranked(nodes)
-            actions += [Extend(best, settings.width - taken[number]), *map(Prune, rest)]
+            actions += [Extend(best, width - taken[number]), *map(Prune, rest)]
         return actions
 
     def prospects(
@@ -56,8 +56,5 @@ class DiverseTrees(BeamSearch):
     def _subtrees(self, nodes: Iterable[Node]) -> dict[int, list[Node]]:
         subtrees: dict[int, list[Node]] = {}
         for node in nodes:
-            subtrees.setdefault(self._subtree(node), []).append(node)
+            subtrees.setdefault(subtree_of(node, self.search.width), []).append(node)
         return subtrees
-
-    def _subtree(self, node: Node) -> int:
-        return subtree_of(node, self.search.width)
