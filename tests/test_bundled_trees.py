@@ -8,7 +8,7 @@ import json
 import pytest
 
 import bundled_trees
-import golden_served
+import golden_cases
 from beamwright.search import STRATEGIES
 
 PINNED = json.loads(bundled_trees.FILE.read_text(encoding="utf-8"))
@@ -59,7 +59,7 @@ def test_turns_that_do_not_fit_together_are_read_one_by_one(kib):
 @pytest.fixture(scope="module")
 def elsewhere():
     """The bundled model behind a server."""
-    with golden_served.running() as http:
+    with golden_cases.running() as http:
         yield f"openai:{http.base_url.join('v1')}#bundled:plain"
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 import golden
-from golden_commands import masked
+from golden_cases import masked
 
 CASES = [(name, case) for name, (cases, _) in golden.GOLDENS.items() for case in cases]
 

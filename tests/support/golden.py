@@ -11,8 +11,7 @@ import math
 import sys
 from pathlib import Path
 
-import golden_commands as commands
-import golden_served as served
+import golden_cases as asked
 
 FOLDER = Path(__file__).parents[1] / "data" / "golden"
 DIGITS = 12
@@ -21,11 +20,11 @@ COMPUTED = 1e-5
 """How far floats of models may be apart: processors differ in the last bits of float32."""
 
 GOLDENS = {
-    "simulate": (commands.SIMULATED, commands.simulated),
-    "plan": (commands.PLANNED, commands.planned),
-    "solve": (commands.SOLVED, commands.solved),
-    "eval": (commands.EVALUATED, commands.evaluated),
-    "serve": (served.CASES, served.said),
+    "simulate": (asked.SIMULATED, asked.simulated),
+    "plan": (asked.PLANNED, asked.planned),
+    "solve": (asked.SOLVED, asked.solved),
+    "eval": (asked.EVALUATED, asked.evaluated),
+    "serve": (asked.SERVED, asked.said),
 }
 """By file: its cases, and what is found of one."""
 
