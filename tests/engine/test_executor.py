@@ -385,11 +385,6 @@ def stuck(make_solver, monkeypatch):
     assert_nothing_allocated(solver)
 
 
-def without_it(make_solver):
-    solver = make_solver(verifier=Hangs(None), dtype="float64", **SMALL)
-    return {name: each.tree_hash for name, each in solver.solve_many(PROBLEMS, in_flight=5)}
-
-
 def test_a_verifier_that_hangs_costs_its_own_problem_its_scores(make_solver, stuck):
     solver, _ = stuck
     handles = {
@@ -400,7 +395,8 @@ def test_a_verifier_that_hangs_costs_its_own_problem_its_scores(make_solver, stu
     cut = found.pop(3)
     assert "--deadline" in cut.reason_fewer
     assert {each.score for each in cut.candidates} == {None}
-    expected = without_it(make_solver)
+    solver = make_solver(verifier=Hangs(None), dtype="float64", **SMALL)
+    expected = {name: each.tree_hash for name, each in solver.solve_many(PROBLEMS, in_flight=5)}
     assert {name: each.tree_hash for name, each in found.items()} | {3: expected[3]} == expected
 
 
@@ -413,11 +409,6 @@ def test_a_solver_closes_while_its_verifier_hangs(stuck):
         handle.result(0.0)
 
 
-@pytest.fixture
-def two_cores(monkeypatch):
-    monkeypatch.setattr(executors, "num_cores", lambda: 2)
-
-
 def chosen(solver, **changes):
     """Does this solver overlap, were it run so?"""
     how = {"in_flight": 4, "exact": True, "num_threads": 1, **changes}
@@ -426,7 +417,8 @@ def chosen(solver, **changes):
     return overlaps(solver.settings.schedule, solver.verifier, models, **how)
 
 
-def test_auto_overlaps_only_where_it_was_measured_to_be_faster(make_pair, make_solver, two_cores):
+def test_auto_overlaps_only_where_it_was_measured_to_be_faster(make_pair, make_solver, monkeypatch):
+    monkeypatch.setattr(executors, "num_cores", lambda: 2)
     solver = make_pair(executor="auto")
     assert chosen(solver)
     assert not chosen(solver, in_flight=1)
