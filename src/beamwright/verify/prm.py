@@ -183,7 +183,7 @@ class PrmVerifier:
             self.tree_model.decoder.shape,
             self.tree_model.store,
         )
-        parent = _above(node)
+        parent: VerifierState = _scored_above(node).handles[OWNER]
         if not encoded.read_at or len(token_ids) > shape.context:  # the node is where its parent is
             node.handles[OWNER] = VerifierState(parent.token_ids, store.create(), parent.path)
             return None
@@ -243,19 +243,9 @@ class PrmVerifier:
         return scores
 
 
-def _above(node: Node) -> VerifierState:
-    """Of the node whose encoding this one's follows: the nearest step above that was scored.
-    Every reply begins behind the problem: turns and earlier replies are not read."""
-    before = _scored_above(node)
-    state: VerifierState | None = before.handles.get(OWNER)
-    if state is None or before is node:
-        raise AssertionError(f"{node!r}: nothing above it was read")
-    return state
-
-
 def _scored_above(node: Node, beside: Container[Node] = ()) -> Node:
     """The nearest step above it in its reply that was scored, or is with it, `beside` it; or
-    what the reply follows."""
+    the root: every reply begins behind the problem, turns and earlier replies are not read."""
     steps = reversed(node.reply()[:-1])
     return next((s for s in steps if OWNER in s.handles or s in beside), node.root)
 
