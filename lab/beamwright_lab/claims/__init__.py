@@ -7,9 +7,12 @@ another result has another verdict. Nothing here computes anything.
 
 from __future__ import annotations
 
+import sys
 import textwrap
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, Literal
 
@@ -101,6 +104,19 @@ def command_lines(letter: str, found: Found) -> Iterator[str]:
     origin = f"{found['machine']['date']}, {found['commit'] or 'no commit kept'}"
     said = f"{letter}  {origin}: {found['command']}"
     yield from textwrap.wrap(said, 110, subsequent_indent="     ", break_on_hyphens=False)
+
+
+def read_claims(module: str) -> tuple[Claim, ...]:
+    """The rows of the TOML file beside a module, whose functions judge them."""
+    judges = globals() | vars(sys.modules[module])
+    file = Path(__file__).with_name(module.rpartition(".")[2] + ".toml")
+    claims = []
+    for row in tomllib.loads(file.read_text(encoding="utf-8"))["claims"]:
+        if "judge" in row:
+            name, *given = row["judge"]
+            row["judge"] = judges[name](*given) if given else judges[name]
+        claims.append(Claim(**row))
+    return tuple(claims)
 
 
 # --- what is shared ----------------------------------------------------------------------------
