@@ -124,22 +124,25 @@ class AttentionBackend:
 
 
 StoreMaker = Callable[[BlockPool, torch.device, Link, ByteBudget], SegmentStore]
-"""A store over a pool of the host, for compute on this device, with a budget there."""
+"""(host pool, compute device, link, device budget) to the store of all KV on the host."""
 
 
 @dataclass(frozen=True)
 class KVMethod:
     """How a generator's KV is stored, and how attention reads it.
 
-    By itself a pool on the device, read as `--attention` says. A schedule, or sparse decoding, may
-    have another way, which knows only models whose layers all keep their KV in one way.
+    The default is a pool on the device, read as `--attention` says. A schedule or sparse decoding
+    may return another method, for models whose layers all keep KV in the same way.
 
-    option: asks for that. home_option: asks for all KV on the host, in a store that `make_store`
-    makes: the device's KV budget is then the store's, and no part of it moves to the verifier.
-    has_tier: KV may leave for the host. attend: gives the attention that stands around that of the
-    settings, a decoder's shape and its device; InputError if they do not go together.
-    tails_apart: rows' newest tokens are not of the KV budget, so that the plan keeps memory free.
-    most_rows: that the device's KV budget holds what they read of, by shape and bytes of a token.
+    option: the option that selects this method, as error messages name it.
+    home_option: the option that keeps all KV on the host, in the store that `make_store` returns.
+        The generator's device budget then belongs to that store and never moves to the verifier.
+    has_tier: KV may be evicted to the host.
+    attend: (settings, backend, decoder) to the backend that wraps this one. Raises InputError where
+        the three do not go together.
+    tails_apart: the rows' newest tokens are not charged to the KV budget, so the memory plan keeps
+        room for them.
+    most_rows: (shape, bytes of a token, KV bytes) to the most rows whose reads fit that budget.
     """
 
     option: str | None = None

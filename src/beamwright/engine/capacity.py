@@ -341,11 +341,8 @@ class Coming:
         """
         if self.rows or not num_running or not self._capacity.parks or self._costs is None:
             return False
-        device, costs, needs = (
-            self._cache.device,
-            self._costs,
-            self._capacity.read_by([row.node for row in rows]),
-        )
+        device, costs = self._cache.device, self._costs
+        needs = self._capacity.read_by([row.node for row in rows])
         kv_bytes = device.num_blocks * device.bytes_per_block  # rows park: about all is read
         pass_s = max(costs.seconds(num_running), costs.weights_s + kv_bytes * costs.byte_s)
         load = self._cache.lacking_bytes(needs) / costs.link_bandwidth / pass_s
