@@ -16,6 +16,8 @@ from beamwright import Solver
 from beamwright.evaluate.problems import load_problems
 from beamwright_lab.common import finish, table
 
+_NUMBERS = {"limit": 4, "n": 16, "max-tokens": 192, "max-step-tokens": 48}
+
 
 def measure(solver: Solver, problem: str, every: int) -> dict[str, float]:
     started_s = time.perf_counter()
@@ -33,16 +35,21 @@ def main() -> None:
     parser.add_argument("--model", default="bundled")
     parser.add_argument("--verifier", default="bundled")
     parser.add_argument("--dataset", default="bundled:test")
-    parser.add_argument("--limit", type=int, default=4)
-    parser.add_argument("--n", type=int, default=16)
-    parser.add_argument("--max-tokens", type=int, default=192)
+    for name, default in _NUMBERS.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--every", type=int, nargs="+", default=[1, 2])
     args = parser.parse_args()
     problems = [problem.problem for problem in load_problems(args.dataset, args.limit).problems]
     sums: dict[int, dict[str, Any]] = {every: {"every": every} for every in args.every}
     with Solver(
-        model=args.model, verifier=args.verifier, n=args.n, max_tokens=args.max_tokens
+        model=args.model,
+        verifier=args.verifier,
+        search="beam",
+        n=args.n,
+        max_tokens=args.max_tokens,
+        max_step_tokens=args.max_step_tokens,
     ) as solver:
+        measure(solver, problems[0], 1)  # the first search also warms up
         for problem in problems:
             for every, row in sums.items():
                 for name, value in measure(solver, problem, every).items():
