@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, nargs="+", default=[1, 2])
     args = parser.parse_args()
     problems = [problem.problem for problem in load_problems(args.dataset, args.limit).problems]
-    sums: dict[int, dict[str, Any]] = {every: {"every": every} for every in args.every}
+    rows: list[dict[str, Any]] = [{"every": every} for every in args.every]
     with Solver(
         model=args.model,
         verifier=args.verifier,
@@ -51,10 +51,9 @@ def main() -> None:
     ) as solver:
         measure(solver, problems[0], 1)  # the first search also warms up
         for problem in problems:
-            for every, row in sums.items():
-                for name, value in measure(solver, problem, every).items():
+            for row in rows:
+                for name, value in measure(solver, problem, row["every"]).items():
                     row[name] = round(row.get(name, 0) + value, 2)
-    rows = list(sums.values())
     print(table(rows, list(rows[0])))
     finish("verify_every", {**vars(args), "rows": rows})
 
