@@ -4,7 +4,7 @@ For a weak and a strong generator under one verifier; by default the bundled one
 generator is the verifier's own backbone. Every configuration is an `eval` run of its own under
 `results/accuracy/`, so a run that is stopped goes on where it was. Best-of-n is run once, at the
 largest n: lineage keys the random stream, so its first candidates are those of a smaller run.
-Prints the table and paired differences of docs/log/2026-11-22-weak-and-strong.md.
+Prints the table and paired differences of docs/log/2026-11.md#weak-and-strong.
 """
 
 from __future__ import annotations

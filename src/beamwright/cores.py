@@ -3,7 +3,7 @@
 PyTorch's OpenMP threads wait by spinning: 300,000 turns in GNU's library, 200 ms in LLVM's. Where
 another process runs on one of the cores, each of thousands of parallel regions then lasts until
 the scheduler takes the spinning thread away. A short spin bridges the gaps between two operators of
-a decoding step, and costs little beside other processes (docs/log/2026-11-28-a-busy-machine.md).
+a decoding step, and costs little beside other processes (docs/log/2026-11.md#a-busy-machine).
 
 The libraries read their policy from the environment while PyTorch is imported, so this module sets
 it when `beamwright` is imported. It is the only one that reads or writes the environment, a

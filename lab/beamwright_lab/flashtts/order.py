@@ -3,7 +3,7 @@
 Knows the view's demand and the order in which beams arrive; no tier, no transfer. A node is a
 segment of the demand: a step whose KV the beams read. What the step at hand writes is no node, but
 counts where a group has to fit. Depth-first order, which `locality` has, shares as much at less
-cost (docs/log/2026-11-22-flashtts-order.md): `--plugin` with this file has `--schedule prefix`
+cost (docs/log/2026-11.md#flashtts-order): `--plugin` with this file has `--schedule prefix`
 and, to compare it with, `random-order`.
 """
 

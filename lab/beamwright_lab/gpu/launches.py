@@ -156,9 +156,11 @@ def _holding(name: str) -> list[Any]:
 
 
 def streams(linear: Linear) -> Linear:
-    """The product as an H100 chose it for Qwen2.5's shapes (docs/log/2026-11-26-streamed-
-    products.md): wide ones stream few rows, those of long sums and few outputs all rows. Codes are
-    read as they are."""
+    """Streamed products as an H100 chose them for Qwen2.5's shapes.
+
+    Wide layers stream few rows, layers of long sums and few outputs stream all rows; codes are read
+    as stored (docs/log/2026-11.md#streamed-products).
+    """
     from beamwright.models import codes, streaming  # loads Triton
 
     if isinstance(linear, GroupedLinear):

@@ -19,7 +19,7 @@ from beamwright_lab.gpu.context import Context, device_name, one_line, release, 
 if TYPE_CHECKING:
     from beamwright.plan.machines import HardwareProfile
 
-# Operators of one layer in a decode step, no graph (docs/log/2026-11-21-where-a-step-goes.md).
+# Operators of one layer in a decode step, no graph (docs/log/2026-11.md#where-a-step-goes).
 _DECODE_OPS_PER_LAYER = 35
 
 

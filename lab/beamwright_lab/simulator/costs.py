@@ -34,7 +34,7 @@ class Work:
 
 HOST_ROW_S = 4.5e-6
 """Of a path and token, between captured passes: that card's step of 1.5B less its replay, at 16, 64
-and 256 paths (docs/log/2026-11-26-what-stands-between-kernels.md)."""
+and 256 paths (docs/log/2026-11.md#what-stands-between-kernels)."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def attend_few(
 
     In float32 by two batched products: the flash operator gives each (item, head) to one thread as
     a product of its own; with two threads and a few rows a head that is slower than with one
-    (docs/log/2026-11-21-operators-and-layout.md). The scores [items * kv_heads, rows, tokens] are
+    (docs/log/2026-11.md#operators-and-layout). The scores [items * kv_heads, rows, tokens] are
     written out, which a prefill could not afford. In bfloat16 the flash operator is faster than
     anything in float32.
 

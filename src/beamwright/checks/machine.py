@@ -31,7 +31,7 @@ from beamwright.plan.machines import HardwareProfile
 
 _COPY_PIECE_BYTES = 2**19  # a KV block of a large model
 _DECODE_ROWS = 32
-# Operator calls of one layer in one decode step (docs/log/2026-11-21-where-a-step-goes.md).
+# Operator calls of one layer in one decode step (docs/log/2026-11.md#where-a-step-goes).
 _DECODE_OPS_PER_LAYER = 35
 _SHAPE = "llama,layers=1,hidden=128,heads=4,kv_heads=2,intermediate=384,vocab=512,context=256"
 _FLOAT32 = ("avx512_f", "avx2")

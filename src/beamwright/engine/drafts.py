@@ -3,7 +3,7 @@
 Paths of a tree repeat each other and their prompt: what followed the longest suffix of a path, when
 it was met before, is likely to follow it again (PLD, SuffixDecoding), and most of all in what its
 siblings are writing at this moment. Measured on the bundled models: of the tokens drafted so about
-a third to a half are drawn (docs/log/2026-11-25-drafts-from-the-tree.md). A draft is a guess about
+a third to a half are drawn (docs/log/2026-11.md#drafts-from-the-tree). A draft is a guess about
 time alone: it is kept where the row draws that very token, and the tree is the same without it.
 """
 

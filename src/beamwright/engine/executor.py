@@ -400,7 +400,7 @@ def overlaps(
     """True if the verifier has a thread of its own; never one that does not say that it may.
 
     "auto": where there are several, and where it is the user's own, which may hang; else where that
-    is faster (docs/log/2026-11-22-scoring-beside-decoding.md), and changes nothing else: a
+    is faster (docs/log/2026-11.md#scoring-beside-decoding), and changes nothing else: a
     generator elsewhere; or, with results that do not depend on a batch, a CPU with a core for each
     of the worker's threads, or a card whose kernels read KV in place, where memory is planned for
     both at a time: decoding waits for memory there, and scoring computes. With several trees in

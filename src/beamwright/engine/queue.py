@@ -5,7 +5,7 @@ tree exploration, Alg. 5), only where a tree's KV fits as well: how much that be
 the first one has ended. With a host tier what does not fit costs no more than waiting for the link,
 so seconds of that are looked at. Where a number of problems is given, it is taken at its word: KV
 that has to leave may cost less than rows that stay empty
-(docs/log/2026-11-22-decoupled-simulated.md).
+(docs/log/2026-11.md#decoupled-simulated).
 
 A larger priority goes first. Decoding, and of equal priority, whoever was served least; elsewhere,
 whoever came first.

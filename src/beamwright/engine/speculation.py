@@ -7,7 +7,7 @@ time (FlashTTS section 4.1).
 A round lasts as long as its longest step; the other rows' slots are idle for the rest of it. Tokens
 that are written there, and kept, are missing from the next round. What it costs is a call of the
 verifier for every few steps that end, in the place of one for all of them, and as often rows join:
-that takes about as long as a token of all rows (docs/log/2026-11-22-decoding-ahead.md).
+that takes about as long as a token of all rows (docs/log/2026-11.md#decoding-ahead).
 """
 
 from __future__ import annotations

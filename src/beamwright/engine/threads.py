@@ -23,7 +23,7 @@ class Threads:
 
     torch's OpenMP threads wait for one another at the end of every product. The products of a
     small model take microseconds, so a second thread gains little, and loses much where another
-    process has the second core (docs/log/2026-11-28-a-busy-machine.md).
+    process has the second core (docs/log/2026-11.md#a-busy-machine).
     """
 
     count: int

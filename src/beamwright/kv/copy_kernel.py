@@ -2,7 +2,7 @@
 
 A queued copy takes the host some 8 us: a small model's block has crossed the link before. Few
 programs do for a link, since each has 32 KiB on their way; more take what computes beside them its
-processors (docs/log/2026-11-26-small-blocks-across-the-link.md). Loaded only where it runs.
+processors (docs/log/2026-11.md#small-blocks-across-the-link). Loaded only where it runs.
 
 No annotations are postponed here: Triton reads `tl.constexpr` from them.
 """

@@ -3,7 +3,7 @@
 A tail is a working copy in the layout that attention wants, contiguous per row, of any lengths;
 its tokens are stored in the blocks that are filled beside it. Tokens of one head lie next to each
 other: at 256 rows that reads four to six times as fast as token by token
-(docs/log/2026-11-21-operators-and-layout.md). Where a token is written and how many are read is in
+(docs/log/2026-11.md#operators-and-layout). Where a token is written and how many are read is in
 tensors, at addresses that stay as long as `num_moves` does: a captured step can be replayed.
 
 Keys are padded to few lengths, so that a row's sums do not depend on how long others' are. With

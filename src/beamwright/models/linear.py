@@ -2,7 +2,7 @@
 
 *oneDNN.* `torch.nn.functional.linear` goes to MKL on a CPU. MKL packs the weights in each call,
 which for a few dozen rows costs as much as the product, hardly uses a second core
-(docs/log/2026-11-21-operators-and-layout.md), and takes another kernel, with other last bits, for
+(docs/log/2026-11.md#operators-and-layout), and takes another kernel, with other last bits, for
 another number of rows: on some CPUs at 8, on others at any. oneDNN's products were batch-invariant
 on every CPU tried (docs/concepts/sameness.md), but for bfloat16 where a CPU multiplies tiles (AMX).
 The operators are private to torch, so they are tried, and compared, before they are trusted.

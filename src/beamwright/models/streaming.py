@@ -5,7 +5,7 @@ column, its bits stay; where it cuts the columns into parts (too few outputs to 
 go with the batch. Here the cut is a function of the weight's shape: whatever the rows, each part is
 summed from its first column to its last and parts are added in order, by one program where tiles
 are many, else by `add_parts`. Weights are the left side, so that a tile of 16 rows wastes nothing.
-What was measured, and what lost: docs/log/2026-11-26-streamed-products.md. Loaded only where the
+What was measured, and what lost: docs/log/2026-11.md#streamed-products. Loaded only where the
 kernels run.
 
 No annotations are postponed here: Triton reads `tl.constexpr` from them.

@@ -5,7 +5,7 @@ the token's own query, so nothing hides behind anything, and what is selected cr
 for all rows, as far as the device has not kept it from the token before (ShadowKV, FreeKV). On a
 card that is plain torch, an operator at a time, where full attention has kernels and graphs: a
 prediction, no card has run it. Bounds of pages would be cheaper there, but at 4,096 tokens they
-lose the ledger's thread (docs/log/2026-11-26-sparse-auto.md), so nobody gets them unasked.
+lose the ledger's thread (docs/log/2026-11.md#sparse-auto), so nobody gets them unasked.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Groups behind barriers, or rows that park: the cheaper of the two for a round's 
 free what all of it will write, so half of that lies idle while it is written. Rows that park fill
 the device: a round then takes about as many passes as its bytes in use, summed over passes, make
 devices full. It costs bytes on the link, and passes that are not full when few are left. The
-factors are from simulated searches (docs/log/2026-11-25-parking.md).
+factors are from simulated searches (docs/log/2026-11.md#parking).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ ReProbe and STEP (2601.09093): what a generator knows of its own path is in its 
 are there anyway. Of each token the head reads the final state that it was drawn from, the token's
 embedding and its log-probability, and says how likely it is right; a step's score is the product
 over its tokens. No second model, no KV, no token read. The state at a step's end alone, as in STEP,
-tells problems apart and not paths, on the bundled models (docs/log/2026-11-26-probe.md).
+tells problems apart and not paths, on the bundled models (docs/log/2026-11.md#probe).
 The lab trains one (`beamwright probe`). Knows the head's file and its scores.
 """
 

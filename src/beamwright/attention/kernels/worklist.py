@@ -89,7 +89,7 @@ def decode_tile(heads: HeadLayout, element_bytes: int, *, small: bool = False) -
     """Few queries per key: small groups get few rows, as the rest of a tile would be idle.
 
     On an H100, of 32 tokens a tile three programs fit a multiprocessor, of 64 two: 256 rows took
-    35 us a layer, not 44 (docs/log/2026-11-26-attention-on-a-card.md). small: see `is_small`; there
+    35 us a layer, not 44 (docs/log/2026-11.md#attention-on-a-card). small: see `is_small`; there
     two fit, if need be with a stage less.
     """
     pairs = 16 if heads.group <= 2 else 32 if heads.group <= 4 else 64
@@ -138,7 +138,7 @@ class Cuts:
     part_tokens: most tokens of a part, a multiple of a block: longer segments are split (split-K),
         shorter ones joined, though siblings that share some of them read those more than once: on
         an H100 the number of programs is what counts, not bytes that are in its cache
-        (docs/log/2026-11-26-attention-on-a-card.md). 128: few rows wait for the longest part.
+        (docs/log/2026-11.md#attention-on-a-card). 128: few rows wait for the longest part.
     copy_per_row: every row reads its own device copy of its path: the k-th row through a segment
         its k-th copy, or the last there is.
     """
