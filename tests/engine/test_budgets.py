@@ -15,31 +15,9 @@ from engines import (
     tiny_solver,
 )
 
-FIXED = {
-    **{"n": 8, "width": 4, "max_rounds": 3, "step_tokens": 40, "max_tokens": 120},
-    **{"ignore_eos": True, "host_memory": "8MiB", "dtype": exact_dtype(), "schedule": "locality"},
-}
-
 
 def block_bytes(solver):
     return solver.generator.store.pool.bytes_per_block
-
-
-def test_the_least_budget_is_one_path_and_its_step(make_solver):
-    """Below it one line says so; from it on the tree is the same."""
-    with make_solver(**FIXED) as solver:
-        expected = solver.solve(PROBLEM).tree_hash
-        size = block_bytes(solver)
-    fitting = []
-    for blocks in (16, 20, 24):
-        with make_solver(**FIXED, kv_memory=blocks * size, batching="continuous") as solver:
-            try:
-                assert solver.solve(PROBLEM).tree_hash == expected
-                fitting.append(blocks)
-            except CapacityError:
-                assert not fitting, "less was enough"
-            assert_nothing_allocated(solver)
-    assert 16 < fitting[0] < 25
 
 
 def test_a_full_host_hangs_nobody(make_solver):
@@ -77,15 +55,6 @@ def test_a_small_budget_moves_fewer_bytes_to_the_same_tree(make_solver, verifier
     assert tight.tree_hash == kept.tree_hash
     assert tight.kv.d2h_bytes
     assert kept.kv.device_peak_bytes < 0.45 * full.kv.device_peak_bytes  # whatever was written
-
-
-@pytest.mark.parametrize(
-    "unknown",
-    [{"schedule": "layerwise"}, {"sparse": "exact", "select": 16, "sparse_home": "host"}],
-)
-def test_what_streams_layers_or_tokens_says_no(make_solver, unknown):
-    with pytest.raises(InputError, match="--kv-dtype int8: not with --"):
-        make_solver(kv_dtype="int8", **unknown)
 
 
 LONG = {"search": "dvts", "n": 6, "width": 2, "max_rounds": 8, "max_tokens": 160}

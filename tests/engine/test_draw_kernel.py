@@ -1,11 +1,7 @@
 """Kernels that filter and draw, against torch: on a GPU if there is one, else interpreted."""
 
-import json
 import math
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -113,23 +109,6 @@ def test_it_is_chosen_on_cuda_unless_nobody_wants_kernels(monkeypatch):
     assert not draws_in_kernel(torch.device("cpu"), "triton-tree")
     monkeypatch.setitem(sys.modules, "triton", None)
     assert not draws_in_kernel(cuda, "tree")
-
-
-@pytest.mark.nightly
-def test_the_kernels_compile_for_a_card_that_is_not_there():
-    """With the accurate logarithm and quotient that torch has, for those that may win."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    found = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "compile_draw.py"), "90"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.returncode == 0, found.stderr
-    for built in json.loads(found.stdout).values():
-        assert built["approximate_log"] is built["exact_quotient"] is built["draws"]
-        assert built["accurate_log"]
 
 
 # --- filters: what kernels leave of a row, against torch's sort of all of it ------------------

@@ -18,7 +18,7 @@ from beamwright.errors import (
     LinkError,
 )
 from beamwright.kv.link import StreamLink
-from beamwright.protocols import Plan, StepDecoded, StepFailed, StepScored
+from beamwright.protocols import Plan, StepDecoded, StepScored
 from beamwright.solver import machinery
 from beamwright.tree import tree_hash
 from beamwright.verify.prm import PrmVerifier
@@ -78,28 +78,6 @@ def test_a_verifier_that_fails_ends_its_tree_alone(make, kind, error, becomes, n
     assert [type(event) for event in executor.wait()] == [StepScored] * 2, "it goes on"
 
 
-@pytest.mark.parametrize("kind", [plain, overlapped])
-def test_a_tree_that_has_failed_is_not_scored_any_more(make, kind):
-    """Its other steps may wait already, where steps are scored as they end."""
-    tree, other = new_tree(), new_tree()
-    first, second = tree.expand(tree.root, 2)
-    (third,) = other.expand(other.root, 1)
-
-    def script(node):
-        if node is first:
-            raise InputError("no step")
-        return None, 0.5
-
-    scorer = Scorer(script, opened=3)
-    executor = make(kind, Writer(), scorer)
-    for batch in ((first,), (second,), (third,)):
-        executor.verify(batch)
-    (failed,) = executor.wait()
-    assert (type(failed), failed.node) == (StepFailed, first)
-    assert [event.node for event in (*executor.wait(), *executor.wait())] == [third]
-    assert scorer.scored == [(first,), (third,)]
-
-
 # --- a worker --------------------------------------------------------------------------------
 
 
@@ -119,25 +97,6 @@ def test_decoding_goes_on_while_the_worker_scores(make):
     assert executor.wait() == [StepScored(third, 2.0), StepScored(second, 1.0)]
     assert executor.wait() == []
     assert threading.current_thread() not in scorer.threads
-
-
-def test_what_the_worker_reads_is_freed_when_it_has_finished(make):
-    tree, other, scorer, writer = new_tree(0), new_tree(1), Scorer(), Writer()
-    nodes, waiting = tree.expand(tree.root, 2), other.expand(other.root, 2)
-    executor = make(overlapped, writer, scorer)
-    executor.verify(nodes)
-    executor.verify(waiting)
-    scorer.entered.acquire()
-    executor.release([tree.root, *nodes])
-    executor.release([other.root, *waiting])
-    assert writer.released == [tree.root, *nodes, other.root, *waiting], "the generator's at once"
-    assert scorer.released == []
-    scorer.gate.release()
-    late = executor.wait()
-    assert [event.node for event in late] == nodes, "nobody knows them any more"
-    executor.close()
-    assert scorer.released == writer.released
-    assert scorer.scored == [tuple(nodes)], "what waited is not scored"
 
 
 # --- whole searches by a script --------------------------------------------------------------

@@ -7,7 +7,6 @@ import pytest
 
 from beamwright import Solver
 from beamwright.counters import Counters
-from beamwright.engine.engine import Engine
 from beamwright.engine.queue import USUAL_ROWS, Admission
 from beamwright.engine.scoring import PriorityQueue, ScoringQueue
 from beamwright.evaluate.problems import load_problems
@@ -36,21 +35,6 @@ def test_a_path_that_waits_for_no_other_goes_on_before_its_round_is_over(search)
         ahead.append([each.tokens.speculated_kept for each in solved])
     assert hashes[0] == hashes[1]
     assert any(ahead[1]) or search == "beam"
-
-
-def test_in_lockstep_nobody_decides_before_all_are_scored(make_solver, monkeypatch):
-    decide, seen = Engine._select, []
-
-    def noted(engine, run):
-        if run.tree.rounds:
-            seen.append(run.tree.rounds)
-            assert all(not other.open or other.tree.rounds > 0 for other in engine._live.values())
-        decide(engine, run)
-
-    monkeypatch.setattr(Engine, "_select", noted)
-    with make_solver(**FAST, explore="lockstep") as solver:
-        solver.solve_many(PROBLEMS[:3])
-    assert seen == sorted(seen), "all of a round before any of the next"
 
 
 def admission(explore="continuous", in_flight=None, room=2**20, host=None, **settings):

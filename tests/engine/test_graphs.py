@@ -9,7 +9,6 @@ from beamwright.engine import tensor_rows
 from beamwright.engine.graphs import CudaGraphReplay
 from beamwright.models.packed import Replay
 from engines import PROBLEM, assert_nothing_allocated, grow
-from recurring import Recurring, load_recurring
 from tape import FixedAttention, HostReadError, put_on_tape
 
 SHAPE, OTHER = ("8 rows",), ("16 rows",)
@@ -91,13 +90,6 @@ def replay(cuda, failures):
 WARM = ["side waits for current", "on side", "current waits for side"]
 
 
-def test_every_run_runs_the_step_once(cuda, replay):
-    for _ in range(4):
-        replay.run(SHAPE, 0, cuda.launch("a"))
-    assert cuda.ran == ["a"] * 4
-    assert cuda.calls == [*WARM, "capture into pool 0", "replay", "replay", "replay"]
-
-
 def test_what_was_captured_before_a_move_is_never_replayed(cuda, replay):
     for key in (SHAPE, SHAPE, OTHER, OTHER):
         replay.run(key, 0, cuda.launch("old"))
@@ -168,87 +160,18 @@ def test_a_solution_says_that_its_steps_could_not_be_captured(make_solver, cuda,
 # --- steps on tape: the same bits, whatever happens between iterations ----------------------------
 
 
-class InPlace(Recurring):
-    """`Recurring` that knows of a decoded row no more than tables say.
-
-    wrong: rows whose state was another token's; a captured step cannot look.
-    """
-
-    steps_in_place = True
-
-    def hidden(self, token_ids, positions, view, read=None):
-        states = getattr(view, "states", None)
-        if states is None or states.lengths is not None:
-            return super().hidden(token_ids, positions, view, read)
-        found = self._inner.hidden(token_ids, positions, view)
-        parts = states.placed(self._layer)
-        counts, sums = (self._read(parts[kind]) for kind in ("conv", "recurrent"))
-        ways = parts["conv"].blocks.ways
-        self.wrong += ((counts[:, 0].long() != positions) & (ways > 0)).sum()
-        total = sums * self._decay + found.float()[:, None]
-        self._write(parts["conv"], counts + 1)
-        self._write(parts["recurrent"], total)
-        return found + self._out(total).to(found.dtype)
-
-    def _read(self, part):
-        size = self._size(part)
-        records = part.blocks.storage[part.blocks.sources.long()].flatten(1)
-        values = bytes_of(records, part, size).contiguous().view(part.dtype).unflatten(1, size)
-        begun = (part.blocks.ways == 2).view(-1, *[1] * len(size))
-        return torch.where(begun, values, torch.zeros_like(values))
-
-    def _write(self, part, values):
-        storage, _, targets, ways = part.blocks
-        fresh = values.to(part.dtype).flatten(1).contiguous().view(torch.uint8)
-        for row, own in enumerate(targets.long()):  # idle rows name others' blocks
-            record = storage[own].flatten()[None]
-            place = bytes_of(record, part, self._size(part))
-            place.copy_(torch.where(ways[row] > 0, fresh[row], place))
-            storage.index_copy_(0, own, record.view(len(own), -1))
-
-    def _size(self, part):
-        sizes = {each.wide: each.size for each in self.shape.states}
-        return sizes[part.offset == 0]  # the recurrent part is in front
-
-
-def bytes_of(records, part, size):
-    count = torch.Size(size).numel() * part.dtype.itemsize
-    return records[:, part.offset : part.offset + count]
-
-
-def loads(kind):
-    """Loads decoders of this kind: Recurring or InPlace."""
-
-    def load(*args, **kwargs):
-        found = load_recurring(*args, **kwargs)
-        found.decoder.__class__ = kind
-        found.decoder.wrong = torch.zeros((), dtype=torch.long)
-        return found
-
-    return load
-
-
 @pytest.fixture
 def play(make_solver, monkeypatch):
-    """Grows a tree by plain steps and by taped ones; they are equal.
+    """Grows a tree by plain steps and by taped ones; they are equal."""
 
-    kind: Recurring or InPlace, whose states a taped step reads and writes itself; None: a plain
-    decoder.
-    """
-
-    def grown(kind, **options):
-        if kind is not None:
-            monkeypatch.setattr("beamwright.solver.machinery.load_model", loads(Recurring))
+    def grown(**options):
         expected, tree = grow(make_solver(dtype="float64", **options))
-        if kind is not None:
-            monkeypatch.setattr("beamwright.solver.machinery.load_model", loads(kind))
         with make_solver(dtype="float64", graphs="on", **options) as solver:
             replay = put_on_tape(monkeypatch, solver, FixedAttention(solver.generator.backend))
             solution, found = grow(solver)
             assert_nothing_allocated(solver)
         assert solution.tree_hash == expected.tree_hash
         assert [n.text for n in found.nodes()] == [n.text for n in tree.nodes()]
-        assert kind is None or not solver.generator.decoder.wrong
         return replay.num_played
 
     return grown
@@ -257,7 +180,6 @@ def play(make_solver, monkeypatch):
 SMALL = {"n": 4, "width": 2, "max_rounds": 3}
 
 
-@pytest.mark.parametrize("kind", [None, InPlace])
 @pytest.mark.parametrize(
     "options",
     [
@@ -267,16 +189,9 @@ SMALL = {"n": 4, "width": 2, "max_rounds": 3}
     ],
     ids=str,
 )
-def test_a_replayed_step_sees_what_the_host_has_changed(play, options, kind):
-    """Tapes hold addresses and numbers, as graphs do: rows, tails, lists, states go on."""
-    assert play(kind, **{**SMALL, **options}) > 10
-
-
-def test_states_that_the_host_moves_are_not_captured(make_solver, monkeypatch):
-    for kind in (Recurring, InPlace):
-        monkeypatch.setattr("beamwright.solver.machinery.load_model", loads(kind))
-        with make_solver(graphs="on") as solver:
-            assert solver._machinery.batch._rows._stays == (kind is InPlace)
+def test_a_replayed_step_sees_what_the_host_has_changed(play, options):
+    """Tapes hold addresses and numbers, as graphs do: rows, tails and lists go on."""
+    assert play(**{**SMALL, **options}) > 10
 
 
 def test_a_step_that_asks_the_device_is_found_out(play, monkeypatch):
@@ -289,4 +204,4 @@ def test_a_step_that_asks_the_device_is_found_out(play, monkeypatch):
 
     monkeypatch.setattr(tensor_rows.TensorRows, "_step", asks)
     with pytest.raises(HostReadError):
-        play(None, **SMALL)
+        play(**SMALL)

@@ -39,13 +39,6 @@ def test_beam_search_keeps_the_best_and_ends_with_n_candidates():
     assert best == [(0, 6, 3), (0, 7, 3)]
 
 
-def test_the_round_limit_is_the_reason_for_fewer():
-    _, (found,) = run(lambda node: (StopReason.DELIMITER, 0.5), n=4, width=2, max_rounds=3)
-    assert found.tree.rounds == 3
-    assert found.tree.reason_fewer == "4 of 4 paths reached --max-rounds"
-    assert len(found.tree.candidates()) == 4
-
-
 @pytest.mark.parametrize(
     ("how", "expected"),
     [("last", [0.1, 0.2, 0.3]), ("min", [0.1] * 3), ("mean", [0.1, 0.15, 0.2])],

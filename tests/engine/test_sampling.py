@@ -6,9 +6,6 @@ import pytest
 import torch
 
 from beamwright.engine.noise import (
-    LEAST_NOISE,
-    MOST_NOISE,
-    NOISE_BITS,
     gumbel_noise,
     lineage_key,
     spread_tokens,
@@ -176,31 +173,6 @@ def stats_of(logits, num_tokens=None, names=("entropy", "confidence")):
     return {name: values.tolist() for name, values in found.items()}
 
 
-def plain_stats(row, num_likeliest=20):
-    """Entropy and DeepConf's token confidence of one row of logits, term by term."""
-    probs = row.double().softmax(0).tolist()
-    likeliest = sorted(probs, reverse=True)[:num_likeliest]
-    entropy = -sum(p * math.log(p) for p in probs if p > 0)
-    return entropy, -sum(map(math.log, likeliest)) / len(likeliest)
-
-
-@pytest.mark.parametrize("num_tokens", [1, 8, 20, 21, 300])
-@pytest.mark.parametrize("scale", [0.0, 1.0, 12.0])
-def test_statistics_are_those_of_the_whole_untempered_distribution(num_tokens, scale):
-    generator = torch.Generator().manual_seed(num_tokens)
-    logits = torch.randn(7, num_tokens, generator=generator) * scale
-    found = stats_of(logits)
-    pairs = [*zip(found["entropy"], found["confidence"], strict=True)]
-    assert len(pairs) == 7
-    for row, pair in zip(logits, pairs, strict=True):
-        assert pair == pytest.approx(plain_stats(row), rel=1e-5, abs=1e-5)
-    assert min(found["confidence"]) >= math.log(min(20, num_tokens)) - 1e-5
-    alone = Sampler(num_tokens, CPU, ["entropy"]).stats(logits)
-    assert {name: values.tolist() for name, values in alone.items()} == {
-        "entropy": found["entropy"]
-    }
-
-
 def test_statistics_see_drawable_tokens_only():
     logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(2))
     assert stats_of(logits, num_tokens=25) == stats_of(logits[:, :25])
@@ -318,9 +290,3 @@ def test_rows_that_draw_otherwise_are_drawn_in_any_number_of_threads(kind, threa
             assert torch.equal(fast[1], slow[1])
     finally:
         torch.set_num_threads(before)
-
-
-def test_noise_is_within_its_bounds():
-    uniform = (torch.tensor([0, 2**NOISE_BITS - 1]).float() + 0.5) * 2.0**-NOISE_BITS
-    bounds = uniform.log().neg().log().neg().tolist()
-    assert bounds == pytest.approx([LEAST_NOISE, MOST_NOISE], rel=1e-6)

@@ -1,6 +1,9 @@
 """Whole searches that decode sparsely: everything selected is `tree`, and no schedule matters."""
 
+from pathlib import Path
+
 import pytest
+import yaml
 
 from beamwright.config import Settings
 from beamwright.errors import CapacityError, InputError
@@ -122,38 +125,14 @@ def test_a_solution_says_what_was_read(make_solver):
     assert found["corrections"] == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"select": 24}, "--select 24: does nothing with --sparse off"),
-        ({"sparse": "exact", "sparse_correct": 0.9}, "--sparse-correct 0.9: does nothing"),
-        ({"sparse": "full"}, "--sparse 'full': expected off, auto, exact, pages"),
-        ({"sparse": "exact,pack=4"}, "pack goes with a query that is predicted"),
-        ({"sparse": "asyncspade,pack=no"}, "'pack=no' is none of pack=LAYERS"),
-        ({"sparse": "asyncspade,pack=6,share=4"}, "a pack is of whole shares"),
-        ({"sparse": "exact", "select": "0"}, "'0' selects nothing"),
-        ({"sparse": "exact", "select": "some"}, "'some' selects nothing"),
-        ({"sparse": "exact", "select": "all", "sparse_home": "host"}, "needs --sparse"),
-        (
-            {"sparse": "exact", "sparse_home": "host", "kv_memory": "1KiB", **FEW},
-            "raise --kv-memory, or lower --select",
-        ),
-        (
-            {"sparse": "exact", "sparse_home": "host", "schedule": "locality"},
-            "--schedule locality: not with --sparse-home host",
-        ),
-        ({"sparse": "exact", "attention": "dense"}, "needs --attention tree"),
-        ({"sparse": "exact", "schedule": "layerwise"}, "not with --schedule layerwise"),
-        (
-            {"sparse": "exact", "schedule": "locality", "evict": "recompute"},
-            "not with --evict recompute",
-        ),
-    ],
-)
-def test_what_cannot_be_meant_is_one_line(make_solver, options, words):
+MISTAKES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("row", MISTAKES, ids=lambda row: row["words"])
+def test_what_cannot_be_meant_is_one_line(make_solver, row):
     with pytest.raises(InputError) as caught:
-        make_solver(**options)
-    assert words in str(caught.value)
+        make_solver(**row["options"])
+    assert row["words"] in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -205,9 +184,3 @@ def test_auto_is_off_for_a_reason_and_then_changes_nothing(make_solver, options,
         plain = solver.solve(PROBLEMS[0][1])
     assert plain.tree_hash == found.tree_hash
     assert plain.sparse is None
-
-
-@pytest.mark.parametrize("option", [{"sparse_home": "host"}, {"sparse_correct": 0.5}])
-def test_auto_says_itself_where_kv_is(make_solver, option):
-    with pytest.raises(InputError, match="does nothing with --sparse auto"):
-        make_solver(sparse="auto", **option)

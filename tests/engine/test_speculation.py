@@ -265,23 +265,3 @@ def after(rounds, *, of_a_call, of_a_step=0.001, decode_s=1.0, lengths=UNEVEN):
 )
 def test_uneven_steps_and_cheap_calls_pay(rounds, of_a_call, lengths, pays):
     assert after(rounds, of_a_call=of_a_call, lengths=lengths).pays is pays
-
-
-def test_what_is_dropped_makes_it_pay_less():
-    payoff = after([1, 5], of_a_call=0.002)
-    assert payoff.kept_share == 0.5
-    assert payoff.pays
-    payoff.speculated = 100_000
-    assert payoff.kept_share < 0.01
-    assert not payoff.pays
-
-
-def test_tries_in_vain_end():
-    """Steps were scored early, and nothing had room: it pays less with every such round."""
-    payoff, tries = after([1], of_a_call=0.0), 0
-    for _ in range(200):
-        tries += payoff.pays
-        asked = 5 if payoff.pays else 1
-        payoff.note_round(UNEVEN, round_of(asked), asked)
-    assert 0 < tries < 100
-    assert not payoff.pays

@@ -6,7 +6,7 @@ from itertools import chain
 import pytest
 
 import fakes
-from beamwright.engine.endings import StopFinder, row_limit, text_before
+from beamwright.engine.endings import StopFinder, row_limit
 from beamwright.engine.row import Decoding, Row, RowLimit
 from beamwright.kv.segments import Segment
 from beamwright.sections import StepSettings
@@ -138,36 +138,6 @@ def test_the_prompt_and_an_earlier_reply_are_not_searched():
         assert end_of(row, ids(b"b", b"a", b"b")) == (3, StopReason.STOP_STRING)
 
 
-@pytest.mark.parametrize("settings", [{"stop_strings": ("aab",)}, {"delimiter": "aab"}])
-def test_tokens_that_a_row_began_with_count_until_it_begins_again(settings):
-    """Of a sibling's, or those it had when it was preempted."""
-    row = make_row([], **settings)
-    row.tokens = ids(b"a")
-    assert end_of(row, ids(b"a", b"b"))[0] == 3
-    row.restart()
-    assert end_of(row, ids(b"b")) is None
-
-
-def test_without_a_tokenizer_there_are_only_limits():
-    row = make_row([], RowLimit(3, StopReason.STEP_LIMIT), stop_strings=("a",), delimiter="a")
-    stops = StopFinder(None)
-    assert [stops.reason(row, [3] * count) for count in (1, 2, 3)] == [None, None, "step_limit"]
-
-
-@pytest.mark.parametrize(
-    ("text", "strings", "expected"),
-    [
-        ("abcd", ("c",), "ab"),
-        ("abcd", ("cd", "bc"), "a"),
-        ("abcabc", ("c", "abc"), ""),
-        ("abcd", ("x",), "abcd"),
-        ("abcd", (), "abcd"),
-    ],
-)
-def test_a_text_is_cut_before_the_first_of_them(text, strings, expected):
-    assert text_before(text, strings) == expected
-
-
 # --- reasons ---------------------------------------------------------------------------------
 
 
@@ -189,11 +159,6 @@ def test_a_text_is_cut_before_the_first_of_them(text, strings, expected):
 def test_precedence_where_two_reasons_coincide(limit, piece, reason, settings):
     row = make_row([], RowLimit(1, limit), **settings)
     assert end_of(row, ids(piece)) == (1, reason)
-
-
-def test_nothing_ends_a_step_of_fixed_length_before_its_length():
-    row = make_row([], RowLimit(3, StopReason.STEP_LENGTH), step_tokens=3, ignore_eos=True)
-    assert end_of(row, ids(b"\n\n", EOS, b"a")) == (3, StopReason.STEP_LENGTH)
 
 
 # --- limits ----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from beamwright import Solution, Solver
-from beamwright.engine.endings import StopFinder, begins_thought, delimiters, row_limit
+from beamwright.engine.endings import StopFinder, begins_thought, row_limit
 from beamwright.engine.row import Decoding, Row
 from beamwright.errors import InputError
 from beamwright.kv.segments import Segment
@@ -109,13 +109,6 @@ def test_a_whole_thought_may_be_longer_than_a_step(codec: TextCodec) -> None:
     assert {len(step.token_ids) for step in steps[1:-1]} == {4}
     first = Written(codec, **settings).write("Ada has 3 plums and more of them.")[0]
     assert len(first.token_ids) == 4
-
-
-def test_what_cuts_steps_outside_thoughts_is_the_delimiter() -> None:
-    step = StepSettings(thought_steps="sentences")
-    assert delimiters(step, thought=False) == (b"\n\n",)
-    assert b". " in delimiters(step, thought=True)
-    assert delimiters(StepSettings(step_tokens=4), thought=True) == ()
 
 
 # --- `--thinking`: budgets, soft and hard closes, on the bundled thinking model -----------------

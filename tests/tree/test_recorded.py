@@ -2,8 +2,10 @@
 
 import json
 from itertools import count
+from pathlib import Path
 
 import pytest
+import yaml
 
 from beamwright.engine.decisions import StopRule
 from beamwright.engine.timeline import Accounting
@@ -76,78 +78,33 @@ def test_no_token_ids_and_no_text_are_recorded(searched):
         assert isinstance(node["tokens"], int)
 
 
-def change(path, value):
-    """A function that sets `path` ("nodes.1.score") in a recording; `None` removes it there."""
-
-    def apply(recorded):
-        *way, last = [int(part) if part.isdigit() else part for part in path.split(".")]
-        target = recorded
-        for part in way:
-            target = target[part]
-        if value is REMOVED:
-            del target[last]
-        else:
-            target[last] = value
-
-    return apply
+MALFORMED = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+HUGE = {"path": "nodes.1.score", "value": 10**400, "message": "nodes.1.score: "}
 
 
-REMOVED = object()
-MALFORMED = [
-    ("version", 2, "version is 2, not 1"),
-    ("rounds", REMOVED, "rounds: "),
-    ("seed", 3, "seed: "),
-    ("problem_id", True, "problem_id.int: "),
-    ("prompt_tokens", 0, "prompt_tokens: Input should be greater than or equal to 1, got 0"),
-    ("rounds", 1, "nodes[1] (0.0) is deeper than the 1 rounds"),
-    ("nodes.1", 7, "nodes.1: Input should be a dictionary"),
-    ("nodes.1.stop", REMOVED, "nodes.1.stop: "),
-    ("nodes.1.text", "hi", "nodes.1.text: "),
-    ("nodes.1.lineage", [], "nodes.1.lineage: "),
-    ("nodes.1.lineage", [0, -1], "nodes.1.lineage.1: "),
-    ("nodes.1.tokens", 0, "nodes.1.tokens: "),
-    ("nodes.1.stop", "tired", "nodes.1.stop: "),
-    ("nodes.1.state", "open", "nodes[1] (0.0): state is 'open'"),
-    ("nodes.1.score", 10**400, "nodes.1.score: "),
-    ("nodes.1.lineage", [0], "nodes[1] (0) is out of lineage order"),
-    ("nodes.0.state", "pruned", "nodes[1] (0.0): its parent is missing or was not kept"),
-    ("nodes.3", REMOVED, "nodes[3] (2): child 1 of its parent is missing"),
-]
-
-
-@pytest.mark.parametrize(("path", "value", "message"), MALFORMED)
-def test_a_malformed_recording_is_named_with_its_fault(searched, tmp_path, path, value, message):
-    recorded = record_tree(searched[0])
-    change(path, value)(recorded)
+@pytest.mark.parametrize("row", [*MALFORMED, HUGE], ids=lambda row: row["message"])
+def test_a_malformed_recording_is_named_with_its_fault(searched, tmp_path, row):
+    recorded = target = record_tree(searched[0])
+    *way, last = [int(part) if part.isdigit() else part for part in row["path"].split(".")]
+    for part in way:
+        target = target[part]
+    target[last] = row.get("value")
+    if "value" not in row:
+        del target[last]
     file = tmp_path / "tree.json"
     file.write_text(json.dumps(recorded))
     with pytest.raises(InputError) as caught:
         read_recorded(file)
-    assert str(caught.value).startswith(f"{file}: not a recorded tree: {message}")
+    assert str(caught.value).startswith(f"{file}: not a recorded tree: {row['message']}")
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("score", ["NaN", "Infinity"])
-def test_scores_that_are_no_numbers_are_refused(searched, tmp_path, score):
-    file = tmp_path / "tree.json"
-    file.write_text(json.dumps(record_tree(searched[0])).replace("0.25", score))
-    with pytest.raises(InputError, match="should be a finite number"):
-        read_recorded(file)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"{", "not a recorded tree, or"),
-        (b"\xff\xfe", "not a recorded tree, or"),
-        (b"[" * 100_000, "not a recorded tree, or"),
-        (b"[]", "not a recorded tree"),
-    ],
-)
-def test_a_file_that_is_something_else(tmp_path, content, message):
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[" * 100_000, b"[]"], ids=len)
+def test_a_file_that_is_something_else(tmp_path, content):
     file = tmp_path / "tree.json"
     file.write_bytes(content)
-    with pytest.raises(InputError, match=message):
+    words = "not a recorded tree" if content == b"[]" else "not a recorded tree, or"
+    with pytest.raises(InputError, match=words):
         read_recorded(file)
 
 
