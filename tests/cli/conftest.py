@@ -3,57 +3,37 @@
 import json
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import fakes
 from beamwright.cli import main
 from beamwright.protocols import RoundReport
-from beamwright.tree import NodeState, SearchTree, StopReason
 
 
-def solution_json(**changes):
-    return {
-        **{"answer": "42", "text": "6*7=42.\n\nThe answer is \\boxed{42}.", "last_step": None},
-        **{"score": 0.9, "stop": "eos", "lineage": [0, 0, 0], "rounds": 2, "seed": 0},
-        **{"reason_fewer": None, "warnings": [], "remote": None, "io_share": None},
-        "candidates": [{"answer": "42", "vote": "42", "score": 0.9, "stop": "eos", "tokens": 20}],
-        "tree": {"nodes": 9, "pruned": 6, "unique_tokens": 90, "path_tokens": 100},
-        "tokens": {"generated": 1234, "kept": 90, "thought": 0},
-        "kv": {"device_peak_bytes": 3 * 1024**2, "link_bandwidth_emulated": None},
-        "time": {"total_s": 1.25},
-        **{"goodput_tok_s": 16.0, "tree_hash": "abc", "exact": True},
-        **{"schedule": "in-gpu", "attention": "tree", **changes},
-    }
+def solution_json():
+    return json.loads(Path(__file__).with_name("solution.json").read_text())
 
 
 def grow_tree(num_rounds=2, children=4, text="step {round}.{ordinal}\n\n"):
     """Yield a report per round: the first child survives, in the last round it finishes."""
-    tree = SearchTree(0, (1, 2, 3), "6*7?")
+    tree = fakes.new_tree(text="6*7?")
     parent = tree.root
     for number in range(1, num_rounds + 1):
-        nodes = tree.expand(parent, children)
+        steps = [text.format(round=number, ordinal=ordinal) for ordinal in range(children)]
+        nodes = fakes.grow(tree, parent, steps)
         for ordinal, node in enumerate(nodes):
-            step = text.format(round=number, ordinal=ordinal)
-            last = number == num_rounds and ordinal == 0
-            stop = StopReason.EOS if last else StopReason.DELIMITER
-            tree.commit(node, (5, 6), (-0.1, -0.1), stop, node.text + step)
             node.score = 0.9 - 0.1 * ordinal
-        for node in nodes[1:]:
+        parent, *others = nodes
+        for node in others:
             tree.prune(node)
-        (tree.finish if number == num_rounds else tree.keep)(nodes[0])
-        tree.rounds = number
-        finished = nodes[0].state is NodeState.FINISHED
-        yield RoundReport(
-            tree=tree,
-            round=number,
-            candidates=tuple(nodes),
-            survivors=() if finished else (nodes[0],),
-            pruned=tuple(nodes[1:]),
-            finished=(nodes[0],) if finished else (),
-            elapsed_s=0.5 * number,
-        )
-        parent = nodes[0]
+        is_last = number == num_rounds
+        (tree.finish if is_last else tree.keep)(parent)
+        tree.rounds, went_on = number, (parent,)
+        ends = ((), tuple(others), went_on) if is_last else (went_on, tuple(others), ())
+        yield RoundReport(tree, number, tuple(nodes), *ends, elapsed_s=0.5 * number)
 
 
 def make_solution(content, tree):
@@ -155,8 +135,3 @@ def cli(capsys):
 @pytest.fixture
 def reports():
     return grow_tree
-
-
-@pytest.fixture
-def as_solution():
-    return make_solution

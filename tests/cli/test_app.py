@@ -9,8 +9,6 @@ import pytest
 
 import beamwright
 from beamwright.cli import main
-from beamwright.config import gone
-from beamwright.errors import CapacityError
 
 
 def flags_in(text):
@@ -24,33 +22,6 @@ def test_help_shows_what_most_people_want_and_help_all_the_rest(cli, command):
     assert not {"--verify-ahead", "--warmup", "--sparse"} & short
     assert short < whole
     assert {"--verify-ahead", "--warmup", "--sparse"} <= whole
-
-
-UNKNOWN = {
-    "solve p --beam 4": "did you mean --n or --width?",
-    "solve p --kv 4": "did you mean --kv-memory?",
-    "solve p --prm 4": "did you mean --verifier?",
-    "solve p --temprature 4": "did you mean --temperature?",
-    "solve p --check-point 4": "did you mean --checkpoint?",
-    "solve p --no-seed 4": "did you mean --seed?",
-    "solve p --no-prefetch 4": "it is a recipe's key, schedule: {prefetch: ...}",
-    "solve p --score-cache 4": gone()["score_cache"],
-    "solve p --check-transfers 4": gone()["check_transfers"],
-    "plan --schedule locality": "it is an option of other commands",
-    "plan --paper": gone()["paper"],
-    "report --kv": "",
-    "--nonsense": "",
-}
-"""What is said of words whose option is none."""
-
-
-@pytest.mark.parametrize("words", UNKNOWN)
-def test_an_unknown_option_is_answered_by_what_was_meant(cli, words):
-    flag = next(word for word in words.split() if word.startswith("--"))
-    outcome = cli(*words.split())
-    assert outcome.code == 2
-    said = f"error: No such option: {flag}. {UNKNOWN[words]}".rstrip()
-    assert outcome.complaint.strip().endswith(said)
 
 
 @pytest.mark.parametrize(
@@ -128,20 +99,6 @@ def test_make_checks_the_python_before_it_installs_anything(tmp_path):
     assert found.returncode != 0
     assert "is Python 3.10.4, and Beamwright needs 3.11 or later" in found.stderr
     assert not (tmp_path / ".venv").exists()
-
-
-def test_other_failures_are_one_line_and_exit_1(cli, fake):
-    fake.error = CapacityError("a step", 2, 1, 1)
-    outcome = cli("solve", "p", "--json")
-    assert outcome.code == 1
-    assert outcome.err.splitlines()[-1].startswith("beamwright: error: device KV budget exhausted")
-
-
-def test_ctrl_c(cli, fake):
-    fake.error = KeyboardInterrupt()
-    outcome = cli("solve", "p")
-    assert outcome.code == 130
-    assert outcome.err.splitlines()[-1] == "beamwright: interrupted"
 
 
 UNSUPPORTED = [

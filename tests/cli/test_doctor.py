@@ -4,50 +4,7 @@ import pytest
 
 from beamwright import __version__
 from beamwright.checks.machine import measure_profile, products_used
-from beamwright.errors import UnsupportedModelError
 from beamwright.plan.machines import HardwareProfile, default_cache_file, find_profile
-
-
-@pytest.fixture
-def inspected(monkeypatch):
-    report = {
-        "architecture": "LlamaForCausalLM",
-        "parameters": 850_000,
-        "kv_bytes_per_token": 2048,
-        "supported": True,
-    }
-    seen = []
-
-    def inspect_model(settings):
-        seen.append(settings)
-        return dict(report)
-
-    parity = {"prefill": 1e-6, "chunked": 2e-6, "decode": 3e-6}
-    monkeypatch.setattr("beamwright.models.load.inspect_model", inspect_model)
-    monkeypatch.setattr("beamwright.checks.model.check_parity", lambda settings: parity)
-    return seen
-
-
-def test_a_model_and_its_parity(cli, inspected):
-    report = cli("doctor", "--model", "bundled", "--dtype", "float32", "--json").json
-    assert set(report) == {"architecture", "parameters", "kv_bytes_per_token", "supported"}
-    assert (inspected[0].model, inspected[0].dtype) == ("bundled", "float32")
-    report = cli("doctor", "--model", "bundled", "--parity", "--json").json
-    assert set(report["max_abs_logit_diff"]) == {"prefill", "chunked", "decode"}
-    shown = cli("doctor", "--model", "bundled", "--parity").out
-    assert "850,000" in shown
-    assert "3.00e-06" in shown
-
-
-def test_an_unsupported_model(cli, monkeypatch):
-    def inspect_model(settings):
-        raise UnsupportedModelError("MambaForCausalLM is not supported")
-
-    monkeypatch.setattr("beamwright.models.load.inspect_model", inspect_model)
-    outcome = cli("doctor", "--model", "bundled", "--json")
-    assert outcome.code == 2
-    assert outcome.json == {"supported": False, "reason": "MambaForCausalLM is not supported"}
-    assert "MambaForCausalLM" in outcome.complaint
 
 
 def test_the_machine(cli, monkeypatch):

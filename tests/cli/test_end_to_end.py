@@ -42,15 +42,15 @@ def test_eval_is_the_same_in_any_batches_and_records_bad_problems(cli, small, tm
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "code", "message"),
+    ("words", "code", "message"),
     [
-        ("--n", "6", 2, "width"),
-        ("--device", "abacus", 2, "abacus"),
-        ("--kv-memory", "1KiB", 1, "device KV budget exhausted"),
+        ("--n 6 --width 4", 2, "width"),
+        ("--device abacus", 2, "abacus"),
+        ("--kv-memory 1KiB", 1, "device KV budget exhausted"),
     ],
 )
-def test_what_cannot_be_is_one_line(cli, small, option, value, code, message):
-    outcome = cli("solve", *small, "p", "--width", "4", option, value, "--json")
+def test_what_cannot_be_is_one_line(cli, small, words, code, message):
+    outcome = cli("solve", *small, "p", *words.split(), "--json")
     assert (outcome.code, outcome.out) == (code, "")
     assert message in outcome.complaint
 
@@ -61,6 +61,10 @@ def test_doctor_compares_with_transformers(cli, generator_folder, tmp_path):
     assert report["supported"] is True
     assert set(report["max_abs_logit_diff"]) == {"prefill", "chunked", "decode"}
     assert max(report["max_abs_logit_diff"].values()) < 1e-4
+    shown = cli("doctor", "--dtype", "float32", "--model", generator_folder, "--parity").out
+    assert f"{report['parameters']:,}" in shown
+    assert f"{report['max_abs_logit_diff']['decode']:.2e}" in shown
+    assert "max_abs_logit_diff" not in cli(*words, "bundled").json
     config = json.loads((generator_folder / "config.json").read_text())
     config |= {"architectures": ["MambaForCausalLM"], "model_type": "mamba"}
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -2,7 +2,6 @@ import json
 
 import pytest
 
-from beamwright.tree import NodeState, StopReason
 from declared import restored
 
 SMALL = ["simulate", "--model", "opt-6.7b", "--n", "8", "--width", "2", "--generate", "128"]
@@ -16,14 +15,12 @@ NAMES = {
 
 @pytest.fixture
 def recorded(tmp_path):
-    def node(lineage, tokens, state, stop=StopReason.DELIMITER):
-        return {"lineage": lineage, "tokens": tokens, "stop": stop, "state": state, "score": 0.5}
-
+    ends = {"stop": "delimiter", "score": 0.5}
     nodes = [
-        node([0], 20, NodeState.KEPT),
-        node([0, 0], 30, NodeState.FINISHED, StopReason.EOS),
-        node([0, 1], 7, NodeState.FINISHED, StopReason.EOS),
-        node([1], 40, NodeState.PRUNED),
+        {"lineage": [0], "tokens": 20, "state": "kept", **ends},
+        {"lineage": [0, 0], "tokens": 30, "state": "finished", **ends},
+        {"lineage": [0, 1], "tokens": 7, "state": "finished", **ends},
+        {"lineage": [1], "tokens": 40, "state": "pruned", **ends},
     ]
     tree = {"version": 1, "problem_id": 0, "prompt_tokens": 50, "rounds": 2, "nodes": nodes}
     file = tmp_path / "tree.json"

@@ -110,40 +110,34 @@ def tiny(generator_folder, verifier_folder):
 @pytest.mark.parametrize(
     "extra",
     [
-        (),
-        ("--search", "varying", "--max-step-tokens", 20),
-        ("--search", "dynamic", "--score-temperature", 0.5, "--filter-duplicates"),
+        "",
+        "--search varying --max-step-tokens 20",
+        "--search dynamic --score-temperature 0.5 --filter-duplicates",
     ],
 )
 def test_a_resumed_search_needs_no_option_again(cli, tiny, tmp_path, extra):
-    file = tmp_path / "search.json"
-    whole = cli("solve", "6*7?", *tiny, *extra, "--json").json
-    cli("solve", "6*7?", *tiny, *extra, "--checkpoint", file, "--token-budget", 20)
-    memory = ("--kv-memory", "64MiB")
-    found = cli("solve", "--resume", file, *memory, "--json").json
+    file, words = tmp_path / "search.json", (*tiny, *extra.split())
+    whole = cli("solve", "6*7?", *words, "--json").json
+    cli("solve", "6*7?", *words, "--checkpoint", file, "--token-budget", 20)
+    found = cli("solve", "--resume", file, "--kv-memory", "64MiB", "--json").json
     assert found["tree_hash"] == whole["tree_hash"]
     assert (found["rounds"], found["answer"]) == (whole["rounds"], whole["answer"])
-    again = cli("solve", *tiny, *extra, "--resume", file, "--json").json  # nor do they harm
+    again = cli("solve", *words, "--resume", file, "--json").json  # nor do they harm
     assert again["tree_hash"] == whole["tree_hash"]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--seed", 4), "was saved with --seed 0, not 4"),
-        (("--search", "varying"), "was saved with --search 'beam', not 'varying'"),
-        (("--dtype", "auto"), "was saved with --dtype 'float64', not 'float32'"),
-    ],
-)
-def test_another_option_is_found_before_the_models_are_loaded(
-    cli, tiny, tmp_path, fake_after, words, message
-):
+def test_another_option_is_found_before_the_models_are_loaded(cli, tiny, tmp_path, fake_after):
     file = tmp_path / "search.json"
     cli("solve", "6*7?", *tiny, "--checkpoint", file, "--token-budget", 1)
     fake = fake_after()
-    outcome = cli("solve", "--resume", file, *words)
-    assert (outcome.code, outcome.out) == (2, "")
-    assert f"{file}: {message}" in outcome.complaint
+    for words, said in (
+        ("--seed 4", "--seed 0, not 4"),
+        ("--search varying", "--search 'beam', not 'varying'"),
+        ("--dtype auto", "--dtype 'float64', not 'float32'"),
+    ):
+        outcome = cli("solve", "--resume", file, *words.split())
+        assert (outcome.code, outcome.out) == (2, "")
+        assert f"{file}: was saved with {said}" in outcome.complaint
     assert fake.settings is None
 
 

@@ -3,10 +3,13 @@
 import hashlib
 import json
 import shutil
+from functools import reduce
+from operator import getitem
 
 import pytest
 
 from beamwright import Solver
+from beamwright.io import read_beside
 from beamwright.models.hub import BUNDLED
 from beamwright.saved.checkpoint import read_checkpoint
 from beamwright.tree import RawPrompt, round_digests, tree_hash
@@ -14,8 +17,14 @@ from served import Served
 
 PROBLEM = "Jack has 70 eggs. In April Jack gets 9 eggs. How many eggs does Jack have now?"
 SMALL = ("--n", "4", "--width", "2", "--dtype", "float64")
-ODD = "beamwright_plugin_odd.Odd@123456789abc"
 ELSEWHERE = ("--schedule", "locality", "--kv-memory", "900KiB", "--max-batch", "3")
+CHANGES = read_beside(__file__)
+
+
+def put(content, place, value):
+    """Another value at a place such as `receipt.rounds.1`."""
+    *way, last = (int(key) if key.lstrip("-").isdigit() else key for key in place.split("."))
+    reduce(getitem, way, content)[last] = value
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +35,15 @@ def solved():
 
 @pytest.fixture
 def answer(cli, tmp_path, solved):
-    """An answer in a file, and how it is changed there."""
+    """An answer in a file, with other values at some of its places."""
     file = tmp_path / "answer.json"
     if not solved:
         solved.append(cli("solve", PROBLEM, *SMALL, "--json").out)
 
-    def write(change=lambda content: None):
+    def write(changes=(), **more):
         changed = json.loads(solved[0])
-        change(changed)
+        for place, value in {**dict(changes), **more}.items():
+            put(changed, place, value)
         file.write_text(json.dumps(changed))
         return file
 
@@ -68,34 +78,17 @@ def test_a_receipt_is_small_and_alone_enough(cli, tmp_path, answer):
     assert "1 of 1 equal" in found.complaint
 
 
-@pytest.mark.parametrize(
-    ("change", "what", "number"),
-    [
-        (lambda c: c["receipt"]["settings"].update(seed=1), "round", 1),
-        (lambda c: c["receipt"]["settings"].update(width=4), "round", 2),
-        (lambda c: c["receipt"]["rounds"].__setitem__(1, "00000000"), "round", 2),
-        (lambda c: c["receipt"].update(tree_hash="0" * 64), "decisions", None),
-        (lambda c: c["receipt"].update(problem="Jack has 3 eggs."), "prompt", None),
-        (lambda c: c.update(answer="80"), "answer", None),
-        (lambda c: c.update(score=c["score"] - 0.01), "answer", None),
-        (lambda c: c.update(text=c["text"] + "."), "answer", None),
-        (lambda c: c.update(seed=1), "answer", None),
-        (lambda c: c["candidates"][-1].update(answer="80"), "answer", None),
-    ],
-)
-def test_what_was_changed_is_found(cli, answer, change, what, number):
-    file = answer(change)
-    found = report(cli, file, code=1)
+@pytest.mark.parametrize(("what", "number", "changes"), CHANGES["parts"])
+def test_what_was_changed_is_found(cli, answer, what, number, changes):
+    found = report(cli, answer(changes), code=1)
     assert found["equal"] == 0
-    assert (found["parted"][0]["what"], found["parted"][0].get("round")) == (what, number)
+    assert (found["parted"][0]["what"], found["parted"][0].get("round", 0)) == (what, number)
 
 
 def test_the_tree_of_a_choice_that_is_gone_is_grown_again(cli, answer):
-    gone = {"choose": "pairwise", "compare_budget": 3}
-    file = answer(lambda c: (c["receipt"]["settings"].update(gone), c.update(answer="80")))
-    assert report(cli, file)["equal"] == 1
-    file = answer(lambda content: content.update(answer="80"))
-    assert cli("verify", file).out.startswith("parts 0: ")
+    gone = {"receipt.settings.choose": "pairwise", "receipt.settings.compare_budget": 3}
+    assert report(cli, answer(gone, answer="80"))["equal"] == 1
+    assert cli("verify", answer(answer="80")).out.startswith("parts 0: ")
 
 
 def test_a_changed_file_of_a_model_is_named(cli, tmp_path, answer):
@@ -112,49 +105,21 @@ def test_a_changed_file_of_a_model_is_named(cli, tmp_path, answer):
 
 
 def test_versions_that_differ_are_told_and_nothing_is_required_then(cli, answer):
-    file = answer(lambda c: c["receipt"]["versions"].update(torch="2.0.0"))
-    found = report(cli, file)
+    found = report(cli, answer({"receipt.versions.torch": "2.0.0"}))
     assert found["differs"]["torch"][0] == "2.0.0"
     assert "not required: torch may change" in found["promised"]
-    threads = answer(lambda c: c["receipt"]["machine"].update(threads="64"))
-    found = report(cli, threads)
+    threads = {"receipt.machine.threads": "64"}
+    found = report(cli, answer(threads))
     assert found["differs"]["threads"][0] == "64"
     assert "are required" in found["promised"]
-    parted = answer(
-        lambda c: (
-            c["receipt"].update(rounds=["other"]) or c["receipt"]["machine"].update(threads="64")
-        )
-    )
-    assert "not required: threads may change" in report(cli, parted, code=1)["promised"]
-    file = answer(lambda c: c["receipt"].update(exact=False))
-    assert report(cli, file)["exact"] is False
+    found = report(cli, answer({**threads, "receipt.rounds": ["other"]}), code=1)
+    assert "not required: threads may change" in found["promised"]
+    assert report(cli, answer({"receipt.exact": False}))["exact"] is False
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda c: c.pop("receipt"), "holds no receipt"),
-        (lambda c: c["receipt"].update(unrepeatable="--deadline 1s had passed"), "--deadline 1s"),
-        (lambda c: c["receipt"]["settings"].update(color=3), "unknown option 'color'"),
-        (lambda c: c["receipt"]["settings"].update(n="many"), "--n"),
-        (lambda c: c["receipt"]["settings"].update(recipe="/etc/passwd"), "option 'recipe'"),
-        (lambda c: c["receipt"]["settings"].update(cls=3), "unknown option 'cls'"),
-        (lambda c: c["receipt"]["settings"].update(link_bandwidth=1), "option 'link_bandwidth'"),
-        (lambda c: c["receipt"]["settings"].update(model="hf:a/b"), "add --model hf:a/b"),
-        (lambda c: c["receipt"]["settings"].update(verifier="judge:hf:a/b"), "add --verifier"),
-        (lambda c: c["receipt"]["settings"].update(chat_template="/etc/passwd"), "add --chat-tem"),
-        (lambda c: c["receipt"]["settings"].update(search="python:a.B@12"), "only Python has"),
-        (lambda c: c["receipt"]["settings"].update(search="odd", search_code=ODD), "plugin odd"),
-        (lambda c: c["receipt"]["settings"].update(search_code="x.Beam@12"), "other code"),
-        (lambda c: c["receipt"]["settings"].update(model="openai:http://a/v1#b"), "elsewhere"),
-        (lambda c: c["receipt"].update(problem={"prompt_tokens": True}), "its problem is none"),
-        (lambda c: c["receipt"].update(problem={"prompt_tokens": 10**12}), "tokens long"),
-        (lambda c: c["receipt"].update(verifier={"sha256": "0", "files": 5}), "verifier here is"),
-        (lambda c: c["receipt"].update(generator={"sha256": "0"}), "generator here is"),
-    ],
-)
-def test_what_cannot_be_grown_again_is_one_line(cli, answer, change, said):
-    found = cli("verify", answer(change))
+@pytest.mark.parametrize(("said", "changes"), CHANGES["refused"])
+def test_what_cannot_be_grown_again_is_one_line(cli, answer, said, changes):
+    found = cli("verify", answer(changes))
     assert (found.code, found.out) == (2, "")
     assert said in found.complaint
 
@@ -163,7 +128,7 @@ def test_what_a_receipt_would_have_read_is_read_once_its_reader_says_so(cli, tmp
     template = tmp_path / "template.jinja"
     written = json.loads((BUNDLED / "generator" / "tokenizer_config.json").read_text())
     template.write_text(written["chat_template"])
-    file = answer(lambda c: c["receipt"]["settings"].update(chat_template=str(template)))
+    file = answer({"receipt.settings.chat_template": str(template)})
     assert "add --chat-template" in cli("verify", file).complaint
     assert report(cli, file, "--chat-template", template)["equal"] == 1
     template.write_bytes(b"\xff{")
@@ -171,10 +136,9 @@ def test_what_a_receipt_would_have_read_is_read_once_its_reader_says_so(cli, tmp
 
 
 def test_a_line_stays_short_whatever_a_receipt_holds(cli, answer):
-    file = answer(lambda c: c["receipt"].update(unrepeatable="long " * 100_000))
-    assert len(cli("verify", file).complaint) < 3000
-    file = answer(lambda c: c["receipt"].update(problem_id="long " * 100_000))
-    assert len(cli("verify", file).out) < 3000
+    unrepeatable = answer({"receipt.unrepeatable": "long " * 100_000})
+    assert len(cli("verify", unrepeatable).complaint) < 3000
+    assert len(cli("verify", answer({"receipt.problem_id": "long " * 100_000})).out) < 3000
 
 
 def test_a_deadline_and_a_stop_of_ones_own_leave_no_repeatable_tree():
@@ -267,18 +231,8 @@ def test_a_prompt_as_it_is_and_a_synthetic_one(cli, tmp_path):
     assert report(cli, file)["equal"] == 1
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("[]", "not JSON with a receipt"),
-        ("{", "not JSON with a receipt"),
-        ("{}", "holds no receipt"),
-        ('{"search": [3]}', "not a reply"),
-        ('{"search": {}}', "holds no receipt"),
-        ('{"format": "beamwright checkpoint"}', "checkpoint"),
-    ],
-)
-def test_foreign_json_is_one_line(cli, tmp_path, content, said):
+@pytest.mark.parametrize(("said", "content"), CHANGES["foreign"])
+def test_foreign_json_is_one_line(cli, tmp_path, said, content):
     file = tmp_path / "x.json"
     file.write_text(content)
     found = cli("verify", file)
