@@ -65,7 +65,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "accuracy": lambda: tables.accuracy(read("accuracy")),
     "accuracy-all": lambda: _whole(partial(tables.accuracy, more=True), "accuracy"),
     "accuracy-paired": lambda: tables.paired(read("accuracy")),
-    "speed": lambda: tables.speed(read("peers-search")),
+    "speed-sentence": lambda: tables.speed_sentence(read("peers-search")),
     "speed-all": lambda: _whole(tables.speed, "peers-search"),
     **{
         name.replace("_", "-"): partial(_whole, tables.paths, name)
@@ -75,7 +75,6 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "frontier-shares": lambda: tables.frontier_shares(read("frontier")),
     "frontier-batching": lambda: tables.frontier_batching(read("frontier")),
     "frontier-levers": lambda: tables.frontier_levers(read("frontier")),
-    "frontier-sentence": lambda: tables.frontier_sentence(read("frontier")),
     "hybrids": lambda: _whole(tables.hybrids, "hybrids"),
     "pairs": lambda: pairs.block(read("pairs")),
     "lbs-figures": lambda: _whole(tables.lbs, "lbs_figures"),

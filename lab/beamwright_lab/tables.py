@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from itertools import product
 from pathlib import PurePath
@@ -107,6 +108,19 @@ def speed(found: Found) -> str:
         row["verifier tokens, n = 64"] = f"{cells[64, side]['PRM tokens']:,}"
         rows.append(row)
     return table(rows, list(rows[0]))
+
+
+def speed_sentence(found: Found) -> str:
+    """README's sentence on a whole search on a CPU, next to the loops over other engines."""
+    seconds = {row["side"]: row["s / problem"] for row in found["rows"] if row["n"] == 64}
+    own = seconds["beamwright"]
+    rivals = {name: seconds[side] for name, side in _SIDES.items() if side != "beamwright"}
+    loops = " and ".join(
+        f"a {name} takes {theirs:.2f} s ({theirs / own:.1f} times as long)"
+        for name, theirs in rivals.items()
+    )
+    search = "On two CPU cores with the bundled models, a beam search with 64 paths takes"
+    return textwrap.fill(f"{search} {own:.2f} s per problem; {loops}.", 118)
 
 
 def paths(found: Found) -> str:
@@ -234,19 +248,3 @@ def frontier_levers(found: Found) -> str:
         rows.append({"with": lever, **columns})
     said = f"Drafts: {own} tokens accepted per row and pass here, {theirs} by the others."
     return f"{said}\n\n{table(rows, list(rows[0]))}"
-
-
-def frontier_sentence(found: Found) -> str:
-    """What README says of memory that is short."""
-    share = found["shares"]["25 %"]
-
-    def span(of: Mapping[str, float]) -> str:
-        return f"{of['least']:.2f} to {of['most']:.2f} of our time, {of['mean']:.2f} in the mean"
-
-    return (
-        "Where KV is short, rivals are closer. Simulated for an RTX 4090 with a quarter of the "
-        f"KV that a search takes,\n{share['searches']} searches: the fastest engine by vLLM's and "
-        f"SGLang's rules needs {span(share['once'])},\nif it reads shared KV once, as we do; "
-        f"row by row, as those engines read by default,\n{span(share['by_row'])}. "
-        "Below 1 it is faster than we are."
-    )

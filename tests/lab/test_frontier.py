@@ -89,6 +89,5 @@ def test_pages_tables_are_made_of_what_is_quoted(found):
     assert len(tables.frontier_shares(found).splitlines()) == 2 + 3
     assert len(tables.frontier_levers(found).splitlines()) == 2 + 2 + len(LEVERS) - 1
     assert "grouped" in tables.frontier_batching(found)
-    assert "with a quarter of the" in tables.frontier_sentence(found)
     shares = {**found["shares"], "10 %": found["shares"]["25 %"]}
     assert "of our time with a quarter" in lbs._fair({"shares": shares})[0]

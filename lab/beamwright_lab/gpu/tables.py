@@ -55,11 +55,11 @@ def sentence(found: Found) -> str:
     engine = found["stages"]["vllm"]["engines"][0]["version"].replace("vllm", "vLLM")
     card = found["machine"]["card"].removeprefix("NVIDIA ")
     return _wrapped(
-        f"Two cards have run it, an H100 and an {card}. On the latter, with a 1.5B model's sizes "
-        f"and random weights, 64 paths write {_rate(paths[0]):,.0f} tokens a second, "
-        f"{_rate(paths[1]):,.0f} by {engine}; a beam search with half of the KV that vLLM wants "
-        f"{_rate(half[0]):,.0f} and {_rate(half[1]):,.0f}, and its tree is the one that all of the "
-        "KV gives."
+        f"On an {card}, with random weights in the shape of a 1.5B model, 64 paths generate "
+        f"{_rate(paths[0]):,.0f} tokens a second; {engine} generates {_rate(paths[1]):,.0f}. In a "
+        f"beam search with half of the KV memory that vLLM would use, the rates are "
+        f"{_rate(half[0]):,.0f} and {_rate(half[1]):,.0f}, and the tree is the same as with all "
+        "of it. An H100 has been measured, too."
     )
 
 
