@@ -1,4 +1,7 @@
-"""Problems, and the tree of a search: nodes, lineage, stops, hash. No torch, no KV, no strategy."""
+"""The problem to solve, and the search tree: nodes, lineage, stop reasons, tree hash.
+
+This package imports no torch, touches no KV and knows no strategy.
+"""
 
 from beamwright.tree.conversation import Conversation, Problem, RawPrompt
 from beamwright.tree.node import (

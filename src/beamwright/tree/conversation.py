@@ -1,4 +1,4 @@
-"""What a problem can be beside a text: a conversation, or a prompt that is given as it is."""
+"""Kinds of problem other than a plain text: a conversation, and a raw prompt."""
 
 from __future__ import annotations
 
@@ -11,25 +11,34 @@ from beamwright.units import parse_template_args
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages, the last of which is answered.
-
-    messages: as chat templates take them: `role` (system, developer, user, assistant, tool) and
-    `content`, a text; an assistant's may have `tool_calls`, a tool's a `tool_call_id`.
-    tools: functions that the answer may call, as JSON schemas. template_args: arguments of the chat
-    template by name, before those of the settings.
-    """
+    """A chat conversation; the search answers its last message."""
 
     messages: tuple[Mapping[str, Any], ...]
+    """The messages in the format of chat templates.
+
+    Each has a `role` (system, developer, user, assistant or tool) and a `content`, a text. An
+    assistant message may have `tool_calls`, and a tool message may have a `tool_call_id`.
+    """
     tools: tuple[Mapping[str, Any], ...] = ()
+    """JSON schemas of the functions that the answer may call."""
     template_args: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the chat template by name; they override the arguments from the settings."""
 
     def __post_init__(self) -> None:
-        """Raises InputError for arguments that cannot be some."""
+        """Check the template arguments.
+
+        Raises:
+            InputError: if `template_args` are not valid arguments of a chat template.
+        """
         parse_template_args(self.template_args)
 
     @property
     def problem_text(self) -> str:
-        """What a verifier reads as the problem: who said what, or the only message of the user."""
+        """The text that a verifier reads as the problem.
+
+        System and developer messages are left out. A single remaining message is returned without
+        its role; several are joined as "role: content".
+        """
         said = [each for each in self.messages if each["role"] not in ("system", "developer")]
         if len(said) == 1:
             return str(said[0]["content"]).strip()
@@ -38,7 +47,7 @@ class Conversation:
 
 @dataclass(frozen=True)
 class RawPrompt:
-    """A text, or token ids, that the model goes on with: no chat template, nothing added."""
+    """A text or token ids that the model continues, without a chat template or added tokens."""
 
     given: str | tuple[int, ...]
 

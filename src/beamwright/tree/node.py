@@ -1,4 +1,7 @@
-"""One reasoning step. Knows its tokens, parent and score; its KV handles are opaque here."""
+"""The node of a search tree: one reasoning step with its tokens, parent and score.
+
+KV handles are stored on a node, but this module never looks inside them.
+"""
 
 from __future__ import annotations
 
@@ -10,125 +13,128 @@ from functools import cached_property
 from typing import Any, Literal
 
 Lineage = tuple[str | int, ...]
+"""The identity of a node: the problem id, then the child ordinals on the way from the root."""
 Sees = Literal["answer", "thought", "both"]
-# Ids and log-probabilities of the likeliest tokens in one's place, the likeliest first.
+"""The parts of a reply that a verifier scores."""
 TopTokens = tuple[tuple[int, float], ...]
+"""The most likely tokens at one position as (id, log-probability), the most likely first."""
 
 
 class StopReason(StrEnum):
-    """Why a step ended. The last four end the whole path; of these the last two do not complete it.
+    """The reason why a step ended.
 
-    THOUGHT_END: a thought that was under way is over, and an answer may follow.
+    The last four members end the whole path. EOS and STOP_STRING also complete the reply;
+    PATH_LIMIT and CONTEXT_LIMIT cut the reply off.
     """
 
-    DELIMITER = "delimiter"
-    STEP_LENGTH = "step_length"
-    STEP_LIMIT = "step_limit"
-    THOUGHT_END = "thought_end"
+    DELIMITER = "delimiter"  # the text contains the delimiter between steps
+    STEP_LENGTH = "step_length"  # the step has the fixed length of a step
+    STEP_LIMIT = "step_limit"  # the step has the most tokens that a step may have
+    THOUGHT_END = "thought_end"  # the thought has ended, and an answer may follow
     EOS = "eos"
     STOP_STRING = "stop_string"
-    PATH_LIMIT = "path_limit"
-    CONTEXT_LIMIT = "context_limit"
+    PATH_LIMIT = "path_limit"  # the reply has `max_tokens` tokens
+    CONTEXT_LIMIT = "context_limit"  # the model's context is full
 
     @cached_property
     def ends_path(self) -> bool:
-        """True if the path cannot go on after such a step."""
+        """True if no step may follow a step with this stop reason."""
         return self.completes or self in (StopReason.PATH_LIMIT, StopReason.CONTEXT_LIMIT)
 
     @property
     def completes(self) -> bool:
-        """True if the reply ended by itself: it is a whole answer, and was not cut off."""
+        """True if the reply ended by itself: the model finished it, and no limit cut it off."""
         return self in (StopReason.EOS, StopReason.STOP_STRING)
 
 
-# The same of a stop reason that is but a text: of a candidate, or of a file; "probe" of older ones.
+# Stop reasons with `completes` as plain texts, for candidates and saved files, which hold texts.
+# Older files also contain "probe".
 COMPLETE_STOPS = ("probe", *(str(stop) for stop in StopReason if stop.completes))
 
 
 class NodeState(StrEnum):
-    """What has become of a node."""
+    """The state of a node in the search."""
 
-    OPEN = "open"  # its step is being decoded or waits for it
-    CANDIDATE = "candidate"  # decoded; waits for its score and for selection
-    KEPT = "kept"  # survived: it has, or will get, children
-    FINISHED = "finished"  # its path has ended; it is a final candidate
+    OPEN = "open"  # the step is being decoded or waits to be decoded
+    CANDIDATE = "candidate"  # the step is decoded and waits for its score and for selection
+    KEPT = "kept"  # selection kept the node: it has children or will get some
+    FINISHED = "finished"  # the path has ended, and the node is a final candidate
     PRUNED = "pruned"
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What the user is made to say once a reply has ended.
-
-    answers: the reply to it is an answer to the problem; otherwise it is about one (a review).
-    """
+    """A user message that a strategy adds after a reply has ended."""
 
     text: str
-    answers: bool
+    answers: bool  # True: the next reply answers the problem; False: it comments on an answer
 
 
 @dataclass(eq=False)
 class Node:
-    """A step in the tree, or a turn between two replies.
+    """A node of the search tree: the prompt (root), a step, or a turn between two replies.
 
-    lineage: problem id, then child ordinals from the root.
-    start: position of the first token in the path (the prompt counts).
-    round: the round in which it was opened; the first is 1, the root's 0.
-    stats: of the distribution that each token was drawn from, one value per token, by name; only
-        what a verifier or strategy asks for (`protocols.ReadsTokenStats`).
-    top: beside each token the likeliest ones of the same distribution as `logprobs`, the token
-        itself where it is among them; only where `top_logprobs` asks for it.
-    text: text of the whole reply, this step included: what follows the prompt, or the last turn.
-        Before the stop string where one has ended it; the string may have begun in the parent,
-        whose own text stays.
-    thought: it belongs to a thought, to whose end or a part of it the step goes.
-    step_score: the verifier's score of this step alone; score: aggregated over the path.
-    handles: one opaque KV handle per owner, "generator" or "verifier".
-    usage: tokens spent on this node: "overrun", "drafted", "draft_accepted",
-        "generator_prefilled", "generator_reused", "verifier_prefilled", "verifier_reused",
-        "verifier_generated"; "prompt_unread", of the path above it, by a generator elsewhere; and
-        "judge_unparsed", critiques without a score.
-    notes: what was written about this step, by kind ("critique").
-    answer, vote: what its reply states, and one text for equal answers; of ended paths.
-    problem_text: the problem as the verifier reads it (root only).
-    now: the time that chat templates see (root only).
-    raw: the prompt was given as it is, and its reply is one text, thoughts included (root only).
-    quoted: the start of a thought at the prompt's end is the user's, not the template's (root
-        only).
-    root: the node that owns the prompt.
-    greedy: its tokens are the likeliest, not drawn (a rollout).
-    speculative: it hangs below its parent, but is no child yet: selection has not opened it.
-    turn: of a node whose tokens are given, not generated: what they ask for.
+    A turn is a user message in a conversation; its tokens are given, not generated.
     """
 
     lineage: Lineage
-    parent: Node | None
-    start: int
+    parent: Node | None  # None for the root
+    start: int  # position of the first token in the path; the prompt's tokens count
     state: NodeState = NodeState.OPEN
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     stats: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """Statistics of the distributions that the tokens were sampled from.
+
+    Each entry has one value per token. Only statistics that a verifier or strategy requests
+    (`protocols.ReadsTokenStats`) are present.
+    """
     top: tuple[TopTokens, ...] = ()
+    """The most likely tokens at each position, from the same distribution as `logprobs`.
+
+    They include the sampled token if it is among the most likely ones. Empty unless `top_logprobs`
+    is set.
+    """
     text: str = ""
-    stop: StopReason | None = None
-    thought: bool = False
-    step_score: float | None = None
-    score: float | None = None
+    """Text of the whole reply up to the end of this step, from the prompt or the last turn on.
+
+    The text ends before the stop string if one ended the step. The stop string may begin in the
+    parent's text, which is not shortened.
+    """
+    stop: StopReason | None = None  # None while the step is open
+    thought: bool = False  # True if the step is part of a thought
+    step_score: float | None = None  # the verifier's score of this step alone
+    score: float | None = None  # the score of the path, aggregated over its steps
     children: list[Node] = field(default_factory=list)
     handles: dict[str, Any] = field(default_factory=dict)
+    """One opaque KV handle per owner: "generator" or "verifier"."""
     usage: Counter[str] = field(default_factory=Counter)
+    """Tokens spent on this node, by kind.
+
+    Kinds: "overrun", "drafted", "draft_accepted", "speculated", "speculated_kept",
+    "generator_prefilled", "generator_reused", "verifier_prefilled", "verifier_reused" and
+    "verifier_generated". "prompt_unread" counts tokens before this node that a remote server
+    cut off its prompt. "judge_unparsed" counts critiques without a score, not tokens.
+    """
     notes: dict[str, str] = field(default_factory=dict)
-    answer: str | None = None
-    vote: str | None = None
-    problem_text: str = ""
-    now: str | None = None
+    """Texts that a verifier wrote about this step, by kind (for example "critique")."""
+    answer: str | None = None  # the answer that the reply states; set on ended paths
+    vote: str | None = None  # one canonical text for all equal answers; set on ended paths
+    problem_text: str = ""  # the problem as the verifier reads it (root only)
+    now: str | None = None  # the time that chat templates see (root only)
     raw: bool = False
+    """True if the problem is a raw prompt. The reply is then one text that includes its thoughts
+    (root only)."""
     quoted: bool = False
-    greedy: bool = False
-    round: int = 0
-    turn: Turn | None = None
+    """True if the prompt ends with a start-of-thought mark that the user wrote, not the chat
+    template (root only)."""
+    greedy: bool = False  # True for a rollout: its tokens are the most likely ones, not sampled
+    round: int = 0  # the round that opened the node; 0 for the root, and rounds count from 1
+    turn: Turn | None = None  # the user message, if the node is a turn
     speculative: bool = False
-    root: Node = field(init=False)
-    _follows: Node | None = field(init=False)  # as a step
+    """True while selection has not opened the node: it has a parent but is not in `children`."""
+    root: Node = field(init=False)  # the node that owns the prompt
+    _follows: Node | None = field(init=False)  # `replies_to`, if this node is a step
 
     def __post_init__(self) -> None:
         above = self.parent
@@ -137,7 +143,7 @@ class Node:
 
     @property
     def end(self) -> int:
-        """Position after the last token."""
+        """Position after the node's last token."""
         return self.start + len(self.token_ids)
 
     @property
@@ -147,30 +153,34 @@ class Node:
 
     @property
     def complete(self) -> bool:
-        """True if its reply ended by itself."""
+        """True if the reply ended by itself; see `StopReason.completes`."""
         return self.stop is not None and self.stop.completes
 
     @property
     def depth(self) -> int:
-        """Steps from the root."""
+        """Number of nodes between the root and this node, this node included."""
         return len(self.lineage) - 1
 
     @property
     def goes_on(self) -> bool:
-        """True if it was opened in its parent's own round: the parent's step was judged by nobody,
-        and the strategy not asked."""
+        """True if the node was opened in the same round as its parent.
+
+        The parent's step then has no score, and the strategy did not select the parent.
+        """
         parent = None if self.speculative else self.parent
         return parent is not None and parent.round == self.round
 
     @property
     def level(self) -> int:
-        """Rounds that the strategy has opened steps of this path in; without the steps that only
-        went on, its depth."""
+        """Number of rounds in which the strategy opened a step of this path.
+
+        This is the depth without the nodes for which `goes_on` is true.
+        """
         return sum(not node.goes_on for node in self.path()[1:])
 
     @property
     def problem_id(self) -> str | int:
-        """The lineage's first part."""
+        """The problem id, which is the first part of the lineage."""
         return self.lineage[0]
 
     @property
@@ -181,26 +191,26 @@ class Node:
 
     @property
     def thinking(self) -> bool:
-        """True if the path is inside a thought behind this step."""
+        """True if the path is still inside a thought after this step."""
         return self.thought and self.stop is not StopReason.THOUGHT_END
 
     def seen(self, sees: Sees) -> bool:
-        """True if it is of the part of a reply that a verifier sees."""
+        """Return True if the step is in the part of the reply that a verifier with `sees` scores."""
         return sees == "both" or self.thought == (sees == "thought")
 
     @property
     def said(self) -> str:
-        """The reply's text behind its last thought; all of it where there is none."""
+        """Text of the reply after its last thought; the whole text if the reply has no thought."""
         last = next((step for step in reversed(self.reply()) if step.thought), None)
         return self.text if last is None else self.text[len(last.text) :].lstrip()
 
     @property
     def thought_text(self) -> str:
-        """Text of the reply's steps that are of a thought."""
+        """Text of the reply's steps that belong to a thought."""
         return "".join(step.step_text for step in self.reply() if step.thought).strip()
 
     def path(self) -> list[Node]:
-        """Nodes from the root to this one."""
+        """Return the nodes from the root to this node."""
         nodes: list[Node] = []
         node: Node | None = self
         while node is not None:
@@ -209,7 +219,10 @@ class Node:
         return nodes[::-1]
 
     def reply(self) -> list[Node]:
-        """Steps of the path's last reply, this one included: those after the prompt or a turn."""
+        """Return the steps of the path's last reply, up to and including this step.
+
+        A reply starts after the prompt or after a turn.
+        """
         nodes: list[Node] = []
         node = self
         while node.parent is not None and node.turn is None:
@@ -219,27 +232,27 @@ class Node:
 
     @property
     def notes_of_reply(self) -> dict[str, str]:
-        """What was written about its reply last."""
+        """The notes of the last step of the reply that has notes; empty if no step has any."""
         return next((step.notes for step in reversed(self.reply()) if step.notes), {})
 
     @property
     def replies_to(self) -> Node:
-        """The node that this step's reply follows: the root, or a turn."""
+        """The node that this step's reply follows: the root or a turn. A turn returns itself."""
         return self if self.turn is not None or self._follows is None else self._follows
 
     @property
     def answers(self) -> bool:
-        """True if the path's last reply is to answer the problem."""
+        """True if the path's last reply answers the problem rather than commenting on an answer."""
         turn = self.replies_to.turn
         return turn is None or turn.answers
 
     def path_token_ids(self) -> list[int]:
-        """All token ids from the prompt's first to this step's last."""
+        """Return all token ids of the path, from the prompt's first to this step's last."""
         return [token for node in self.path() for token in node.token_ids]
 
     @property
     def num_path_tokens(self) -> int:
-        """Tokens after the prompt; those of turns are left out."""
+        """Number of generated tokens of the path: the prompt and turns do not count."""
         return sum(len(node.token_ids) for node in self.path()[1:] if node.turn is None)
 
     def __repr__(self) -> str:
@@ -247,7 +260,7 @@ class Node:
 
 
 def on_paths(leaves: Iterable[Node]) -> set[Node]:
-    """The nodes from the root to these, each once."""
+    """Return all nodes on the paths from the roots to `leaves`, each once."""
     found: set[Node] = set()
     for leaf in leaves:
         node: Node | None = leaf
@@ -258,7 +271,7 @@ def on_paths(leaves: Iterable[Node]) -> set[Node]:
 
 
 def by_root(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
-    """Nodes of each tree, under the tree's root."""
+    """Group `nodes` by the root of their tree."""
     found: dict[Node, list[Node]] = {}
     for node in nodes:
         found.setdefault(node.root, []).append(node)

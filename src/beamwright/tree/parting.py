@@ -1,4 +1,7 @@
-"""Where two trees of one problem part: by round from their digests, by token from the trees."""
+"""Find the first difference between two trees of one problem.
+
+Digests give the round of the first difference; the trees themselves give its token.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +18,25 @@ _DIGITS = 8
 
 @dataclass(frozen=True)
 class Parting:
-    """The first difference, by round and lineage.
-
-    what: other "tokens", another "stop", or "steps" that only one of them has opened: then it was
-    chosen otherwise when the round before was scored. lineage: of the step. position: in its path;
-    was, now: the token ids there, None where one step has ended already.
-    """
+    """The first difference between two trees, in the order of round and lineage."""
 
     what: Literal["tokens", "stop", "steps"]
+    """The kind of difference: the step's tokens, its stop reason, or a step in one tree only.
+
+    "steps" means that selection chose differently after the previous round.
+    """
     round: int
-    lineage: Lineage
-    position: int | None = None
-    was: int | None = None
-    now: int | None = None
+    lineage: Lineage  # the lineage without the problem id
+    position: int | None = None  # position in the path; None unless the tokens differ
+    was: int | None = None  # the first tree's token id there; None if its step is shorter
+    now: int | None = None  # the second tree's token id there; None if its step is shorter
 
 
 def round_digests(tree: SearchTree) -> list[str]:
-    """Of the steps that each round has opened: lineages, tokens, stops. The first is round 1.
+    """Return one digest per round, from round 1 on, over the steps that the round opened.
 
-    What became of a step is left out: a later round may still change that.
+    A digest covers lineages, tokens and stop reasons. It leaves out the states of nodes, because a
+    later round may still change them.
     """
     steps = _steps(tree)
     digests = [hashlib.sha256() for _ in range(max((node.round for node in steps), default=0))]
@@ -43,7 +46,10 @@ def round_digests(tree: SearchTree) -> list[str]:
 
 
 def first_other(was: Sequence[str], now: Sequence[str]) -> int | None:
-    """The first round whose digests differ, or that only one has; None if there is none."""
+    """Return the first round whose digests differ, or None if all digests are equal.
+
+    If one list is longer, its first extra round counts as a difference.
+    """
     pairs = zip(was, now, strict=False)
     differing = [number for number, (one, other) in enumerate(pairs, 1) if one != other]
     if differing or len(was) != len(now):
@@ -52,7 +58,7 @@ def first_other(was: Sequence[str], now: Sequence[str]) -> int | None:
 
 
 def where_they_part(was: SearchTree, now: SearchTree) -> Parting | None:
-    """The first difference of what was written; None if there is none."""
+    """Return the first difference between the decoded steps of two trees, or None."""
     trees = [{(node.round, node.lineage[1:]): node for node in _steps(tree)} for tree in (was, now)]
     for number, lineage in sorted(trees[0].keys() | trees[1].keys()):
         one, other = (steps.get((number, lineage)) for steps in trees)
@@ -66,7 +72,10 @@ def where_they_part(was: SearchTree, now: SearchTree) -> Parting | None:
 
 
 def _first_token(one: Node, other: Node) -> tuple[int, int | None, int | None]:
-    """Its position, and what either step has there."""
+    """Return the path position of the first differing token, and both token ids there.
+
+    An id is None if its step has already ended.
+    """
     ids = one.token_ids, other.token_ids
     place = next((i for i, (a, b) in enumerate(zip(*ids, strict=False)) if a != b), None)
     place = min(map(len, ids)) if place is None else place
@@ -75,6 +84,6 @@ def _first_token(one: Node, other: Node) -> tuple[int, int | None, int | None]:
 
 
 def _steps(tree: SearchTree) -> list[Node]:
-    """Those that are written, in lineage order."""
+    """Return the decoded steps in lineage order, without the root and open nodes."""
     nodes = (node for node in tree.nodes() if node.parent is not None)
     return [node for node in nodes if node.state is not NodeState.OPEN]

@@ -1,7 +1,7 @@
-"""A recorded tree: the shape of a search that has ended, to replay it under another schedule.
+"""Record the shape of a search that has ended, so that another schedule can replay it.
 
-Knows lineage, counts of tokens, stops, states and scores; no text, no token ids, no KV. The file is
-JSON: `solve --record-tree` writes it, `simulate` replays it.
+A record has lineages, token counts, stop reasons, states and scores. It has no text, no token ids
+and no KV. The file is JSON: `solve --record-tree` writes it, and `simulate` replays it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ VERSION = 1
 
 
 def record_tree(tree: SearchTree) -> dict[str, Any]:
-    """What is recorded of a search that has ended; steps that were never decoded are left out.
+    """Return the record of a search that has ended. Steps that were never decoded are left out.
 
-    Where a deadline struck in the middle of a round, the siblings that were decoded are numbered
-    without gaps, as they have to be to be replayed. A score that is not finite becomes null.
+    If a deadline ended the search in the middle of a round, the decoded siblings are renumbered
+    without gaps, because a replay needs consecutive ordinals. A score that is not finite becomes
+    null.
     """
     lineages: dict[Node, tuple[int, ...]] = {tree.root: ()}
     num_children: Counter[Node] = Counter()
@@ -36,7 +37,7 @@ def record_tree(tree: SearchTree) -> dict[str, Any]:
         "version": VERSION,
         "problem_id": tree.root.problem_id,
         "prompt_tokens": len(tree.root.token_ids),
-        # An error may have struck before the last round was counted.
+        # An error may have ended the search before the last round was counted.
         "rounds": max([tree.rounds, *map(len, lineages.values())]),
         "nodes": [
             {
@@ -52,7 +53,7 @@ def record_tree(tree: SearchTree) -> dict[str, Any]:
 
 
 def write_recorded(tree: SearchTree, path: Path) -> None:
-    """Write a recorded tree.
+    """Write the record of `tree` to the JSON file `path`.
 
     Raises:
         InputError: if the file cannot be written.

@@ -1,7 +1,7 @@
-"""SearchTree: grows, prunes and finishes nodes, says whose KV is no longer needed; tree_hash.
+"""The search tree: expand, keep, finish and prune nodes, release dead nodes, and hash the tree.
 
-Ownership rule: a node owns its segment. A node needs its KV while it, or a descendant, may still
-be extended or waits for its score; the moment that ends, `release_dead` returns it exactly once.
+Ownership rule: a node owns its KV segment. A node needs its KV while the node or a descendant may
+still be extended or waits for its score. After that, `release_dead` returns the node exactly once.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ _LIVE = (NodeState.OPEN, NodeState.CANDIDATE, NodeState.KEPT)
 
 
 class SearchTree:
-    """One problem's tree.
+    """The search tree of one problem.
 
-    prompt_ids: token ids of the rendered prompt, owned by the root.
-    problem_text: the problem as the verifier sees it.
-    held: nodes whose KV may be needed (what a conservation check compares with the pools).
+    Args:
+        problem_id: the first part of every lineage.
+        prompt_ids: token ids of the rendered prompt, which the root owns.
+        problem_text: the problem as the verifier reads it.
     """
 
     def __init__(self, problem_id: str | int, prompt_ids: tuple[int, ...], problem_text: str):
         self.root = Node((problem_id,), None, 0, NodeState.KEPT, tuple(prompt_ids))
         self.root.problem_text = problem_text
-        self.rounds = 0
-        self.done = False
+        self.rounds = 0  # number of completed rounds
+        self.done = False  # True once the strategy has ended the search
+        # Why the search ended with fewer candidates than requested; None if it did not.
         self.reason_fewer: str | None = None
+        # Nodes with KV that may still be needed; conservation checks compare them with the pools.
         self.held: set[Node] = {self.root}
         self._leaves: list[Node] = []
 
@@ -45,9 +48,16 @@ class SearchTree:
         greedy: bool = False,
         begun: Mapping[int | str, Node] | None = None,
     ) -> list[Node]:
-        """Open `num_children` children of `node`; ordinals go on from those that exist.
+        """Open `num_children` children of `node`, and return them.
 
-        begun: speculative children by their ordinals, to be taken as they are.
+        Their ordinals follow the ordinals of the existing children.
+
+        Args:
+            greedy: the new children decode the most likely tokens.
+            begun: speculative children by ordinal, which become children with their tokens.
+
+        Raises:
+            ValueError: if `node` is not kept.
         """
         if node.state is not NodeState.KEPT:
             raise ValueError(f"{node!r} cannot be extended")
@@ -62,21 +72,23 @@ class SearchTree:
         return children
 
     def attach(self, node: Node) -> None:
-        """Let a node that is known from elsewhere be its parent's next child."""
+        """Append a node that was created outside this tree to the children of its parent."""
         assert node.parent is not None
         node.parent.children.append(node)
         self._leaves.append(node)
 
     def cut(self) -> None:
-        """Leave nothing but the prompt."""
+        """Reset the tree to its root, which owns the prompt."""
         self.root.children.clear()
         self.rounds, self.done, self.reason_fewer = 0, False, None
         self.held, self._leaves = {self.root}, []
 
     def ask(self, node: Node, turn: Turn, token_ids: tuple[int, ...]) -> Node:
-        """Let a turn follow `node`, a kept one whose reply has ended; it can be extended at once.
+        """Add `turn` after `node`, and return the turn's node, which can be extended at once.
 
-        token_ids: from the end of the reply to where the next one begins.
+        Args:
+            node: a kept node with an ended reply.
+            token_ids: all tokens between the end of that reply and the start of the next reply.
         """
         (asked,) = self.expand(node, 1)
         asked.state, asked.turn, asked.token_ids, asked.text = NodeState.KEPT, turn, token_ids, ""
@@ -94,7 +106,11 @@ class SearchTree:
         *,
         thought: bool = False,
     ) -> None:
-        """Write a decoded step into its open node."""
+        """Store a decoded step in its open node, which becomes a candidate.
+
+        Raises:
+            ValueError: if `node` is not open.
+        """
         if node.state is not NodeState.OPEN:
             raise ValueError(f"{node!r} is not open")
         node.token_ids, node.logprobs, node.stop, node.text = token_ids, logprobs, stop, text
@@ -102,7 +118,7 @@ class SearchTree:
         node.state = NodeState.CANDIDATE
 
     def keep(self, node: Node) -> None:
-        """Mark a candidate as a survivor."""
+        """Mark a candidate as kept, so that it can get children."""
         _judge(node, NodeState.KEPT)
 
     def finish(self, node: Node) -> None:
@@ -110,7 +126,7 @@ class SearchTree:
         _judge(node, NodeState.FINISHED)
 
     def prune(self, node: Node) -> None:
-        """Drop a candidate, a final one that loses its place, or a kept node with nothing left."""
+        """Prune a candidate, a final candidate, or a kept node that has only pruned children."""
         states = {child.state for child in node.children}
         empty = node.state is NodeState.KEPT and states == {NodeState.PRUNED}
         _judge(node, NodeState.PRUNED, empty or node.state is NodeState.FINISHED)
@@ -118,7 +134,7 @@ class SearchTree:
     # --- looking -----------------------------------------------------------------------------
 
     def nodes(self) -> Iterator[Node]:
-        """Every node, depth-first by child ordinal (lineage order)."""
+        """Yield every node depth-first by child ordinal (lineage order)."""
         stack = [self.root]
         while stack:
             node = stack.pop()
@@ -126,10 +142,12 @@ class SearchTree:
             stack.extend(reversed(node.children))
 
     def changed(self, change: Callable[[Node], T | None], *, whole: bool = False) -> list[T]:
-        """What `change` finds of nodes, parents first; looks past pruned branches of which it finds
-        nothing.
+        """Call `change` on nodes, parents first, and return its results that are not None.
 
-        whole: looks at every node.
+        Descendants of a pruned node are skipped if `change` returns None for the node.
+
+        Args:
+            whole: visit every node, also below pruned nodes without a result.
         """
         found: list[T] = []
         stack = [self.root]
@@ -143,10 +161,10 @@ class SearchTree:
         return found
 
     def node(self, lineage: Lineage) -> Node:
-        """The node with this lineage.
+        """Return the node with the given lineage.
 
         Raises:
-            KeyError: if there is none.
+            KeyError: if the tree has no such node.
         """
         node = self.root
         for place in map(int, lineage[1:]):
@@ -156,19 +174,23 @@ class SearchTree:
         return node
 
     def open_nodes(self) -> list[Node]:
-        """Nodes whose step is not decoded yet, in lineage order."""
+        """Return the nodes with a step that is not decoded yet, in lineage order."""
         return self._in_state(NodeState.OPEN)
 
     def candidates(self) -> list[Node]:
-        """Decoded nodes that wait for selection, in lineage order."""
+        """Return the decoded nodes that wait for selection, in lineage order."""
         return self._in_state(NodeState.CANDIDATE)
 
     def finished(self) -> list[Node]:
-        """Final candidates, in lineage order."""
+        """Return the final candidates in lineage order."""
         return self._in_state(NodeState.FINISHED)
 
     def ended(self) -> list[Node]:
-        """Final candidates and, before a round is decided, paths to an answer that ended in it."""
+        """Return the final candidates and the candidates with an ended answer, in lineage order.
+
+        Candidates count because selection of the current round may not have run yet.
+        Greedy rollouts and comments on an answer are left out.
+        """
         fresh = [n for n in self.candidates() if n.ended and n.answers and not n.greedy]
         return sorted([*self.finished(), *fresh], key=_lineage)
 
@@ -179,7 +201,7 @@ class SearchTree:
     # --- ownership ---------------------------------------------------------------------------
 
     def release_dead(self) -> list[Node]:
-        """Nodes whose KV nobody can need any more; each is returned once, leaves first."""
+        """Return the nodes with KV that cannot be needed again, leaves first, each only once."""
         dead = self.held - on_paths(self._live())
         self.held -= dead
         self._leaves = [
@@ -192,10 +214,15 @@ class SearchTree:
     def beyond(
         self, window: int, begins: Callable[[Node], int] = lambda leaf: leaf.start
     ) -> list[Node]:
-        """Held nodes that nothing sees any more, where a token sees so many.
+        """Return the held nodes outside the attention window of every token still to come.
 
-        begins: the first position that may yet be computed on a leaf's path; at least its own step
-        may be, behind its parent. A node whose greedy rollout a leaf is may get other children.
+        Args:
+            window: number of tokens that a token attends to, itself included.
+            begins: returns the first position that may still be computed on a leaf's path. The
+                default is the start of the leaf's own step.
+
+        A greedy rollout also counts from the node below which it started, because that node may
+        get more children.
         """
         seen, live = set[Node](), self._live()
         ends = [(leaf, begins(leaf)) for leaf in live]
@@ -213,7 +240,7 @@ class SearchTree:
         return sorted(self.held - seen, key=_lineage, reverse=True)
 
     def _live(self) -> list[Node]:
-        """Leaves that may be extended, or are being decoded."""
+        """Return the leaves that may still be extended, are being decoded, or await selection."""
         if self.done:
             return []
         live = [node for node in self._leaves if node.state in _LIVE and not node.children]
@@ -227,13 +254,24 @@ def _judge(node: Node, state: NodeState, anyway: bool = False) -> None:
 
 
 def unborn(parent: Node, ordinal: int, *, greedy: bool = False) -> Node:
-    """A child that its parent would have: what it writes depends on its lineage alone."""
+    """Create a speculative child of `parent` without adding it to `parent.children`.
+
+    The child samples the same tokens whether or not it is speculative, because sampling depends
+    only on its lineage.
+    """
     lineage = (*parent.lineage, ordinal)
     return Node(lineage, parent, parent.end, text=parent.text, greedy=greedy, speculative=True)
 
 
 def given_path(root: Node, ordinal: int, texts: Sequence[str]) -> list[Node]:
-    """Steps of these texts, which nobody drew: they have no tokens. The last one ends the path."""
+    """Create a path of given steps below `root`, and return its nodes without the root.
+
+    The steps have text but no tokens, because no model generated them. The last one ends the path.
+
+    Args:
+        ordinal: the ordinal of the first step among the root's children.
+        texts: the text of each step.
+    """
     nodes = [root]
     for text in texts:
         node = unborn(nodes[-1], ordinal if len(nodes) == 1 else 0)
@@ -244,9 +282,10 @@ def given_path(root: Node, ordinal: int, texts: Sequence[str]) -> list[Node]:
 
 
 def tree_hash(tree: SearchTree) -> str:
-    """SHA-256 over committed nodes in lineage order: tokens, stop reason, kept or pruned.
+    """Return the SHA-256 of all decoded nodes in lineage order, as a hexadecimal text.
 
-    Scores are left out: they are compared apart, to 1e-4.
+    The hash covers lineages, tokens, stop reasons, and whether a node was pruned. Scores are left
+    out, because they are compared separately with a tolerance of 1e-4.
     """
     digest = hashlib.sha256()
     for node in tree.nodes():
@@ -258,20 +297,21 @@ def tree_hash(tree: SearchTree) -> str:
 
 
 def written(node: Node) -> str:
-    """What a step has written, in a line for digests: lineage, tokens, stop reason."""
+    """Return a line for digests with the step's lineage, token ids and stop reason."""
     ordinals = ".".join(map(str, node.lineage[1:]))
     return f"{ordinals}|{','.join(map(str, node.token_ids))}|{node.stop}"
 
 
 def repeated_tokens(tree: SearchTree) -> int:
-    """Tokens of steps that repeat, with all before them, those of another step of their round.
+    """Count step tokens that repeat another step of the same round, with all tokens before them.
 
-    What rows of equal tokens computed once would save.
+    This is the number of tokens that decoding would save if rows were computed only once while
+    their tokens are equal.
     """
     rounds: dict[int, list[Node]] = {}
     for node in tree.nodes():
         rounds.setdefault(node.round, []).append(node)
-    ends: dict[Node | None, int] = {None: 0}  # hashes of whole paths
+    ends: dict[Node | None, int] = {None: 0}  # per node, the hash of all tokens of its path
     repeated = 0
     for _, nodes in sorted(rounds.items()):
         seen = set[int]()
