@@ -1,8 +1,10 @@
-"""Schedules: which beams run together, in which order. Data in, data out; knows no torch.
+"""Schedules: decide which beams run together, and in which order.
 
-`in-gpu` has everything resident, `locality` runs groups that fit; `auto` is `locality`, which is
-one group as long as everything fits. One file with one declaration each: every module of this
-folder is imported, and with it what it declares.
+A beam is an open node of a search tree. A schedule maps plain data to plain data and uses no torch.
+`in-gpu` keeps all KV resident. `locality` runs groups of beams whose KV fits the device. `auto` is
+`locality`, which forms a single group as long as all KV fits.
+
+Importing this package imports all of its modules, so each module can declare a schedule.
 """
 
 from __future__ import annotations
@@ -15,16 +17,16 @@ from beamwright.sections import ScheduleSettings
 
 
 def make_schedule(settings: ScheduleSettings) -> Schedule:
-    """The policy that `--schedule` names, with its settings checked.
+    """Return the schedule that `--schedule` names, with checked options.
 
     Raises:
-        InputError: for an unknown name, or an option that it does not have.
+        InputError: for an unknown name, or for an option that the schedule does not have.
     """
     return schedule_row(settings).policy(settings)
 
 
 def schedule_row(settings: ScheduleSettings) -> ScheduleRow:
-    """The row that `--schedule` names.
+    """Return the table row of the schedule that `--schedule` names.
 
     Raises:
         InputError: for an unknown name.

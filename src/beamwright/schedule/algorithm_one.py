@@ -1,7 +1,6 @@
-"""BeamSet by Algorithm 1 of the LBS paper: greedy groups of beams that share long prefixes.
+"""Algorithm 1 of the LBS paper (BeamSet): greedy groups of beams that share long prefixes.
 
-Knows the forest and counts. Group sizes come from counts alone (section 4.2), or from the
-capacity.
+The group size follows from the number of beams alone (section 4.2), or from the device capacity.
 """
 
 from __future__ import annotations
@@ -19,33 +18,37 @@ def beam_sets(
     max_batch: int | None = None,
     arrival: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """Groups of beam numbers, each in the order in which its beams were chosen.
+    """Return groups of beam numbers; each group lists its beams in the order of selection.
 
-    #Beam is the capacity over the size of the largest beam. A group is closed early if its next
-    beam does not fit; a beam that fits nowhere is a group of its own.
+    The group size is at most #Beam, the capacity divided by the size of the largest beam. A group
+    ends early if its next beam does not fit. A beam larger than the capacity is a group of its own.
 
-    arrival: take the beams in this order, whatever they share (no inter-beam locality).
+    Args:
+        balance: use the fewest groups with even sizes; False fills each group up to the limit.
+        max_batch: the most beams of a group; None for no limit.
+        arrival: the order in which beams are taken, regardless of shared prefixes (no inter-beam
+            locality); None takes the beam with the largest overlap.
     """
     limit = capacity_beams(forest, max_batch)
     unused = dict.fromkeys(range(len(forest)) if arrival is None else arrival)
     groups: list[list[int]] = []
     while unused:
-        # Balanced: the fewest groups, as even as possible, smaller ones first, since they leave the
-        # headroom into which the next group is fetched. Else full ones.
+        # Balanced: the fewest groups, as even as possible. Smaller groups come first, because they
+        # leave free memory into which the next group is prefetched.
         size = len(unused) // -(-len(unused) // limit) if balance else limit
         groups.append(_fill(forest, unused, size, arrival is None))
     return groups
 
 
 def capacity_beams(forest: Forest, max_batch: int | None = None) -> int:
-    """#Beam: how many beams of the largest size fit the capacity; at least one."""
+    """Return #Beam: the number of beams of the largest size that fit the capacity, at least one."""
     largest = max(map(forest.beam_bytes, range(len(forest))), default=0)
     limit = forest.capacity_bytes // largest if largest else len(forest)
     return max(1, min(limit, max_batch or limit))
 
 
 def _fill(forest: Forest, unused: dict[int, None], size: int, by_overlap: bool) -> list[int]:
-    """One group, taken out of `unused`."""
+    """Form one group of at most `size` beams, and remove them from `unused`."""
     overlap = Overlap(forest)
     group: list[int] = []
     need = 0
@@ -66,7 +69,7 @@ def _fill(forest: Forest, unused: dict[int, None], size: int, by_overlap: bool) 
 
 
 def _best(ranked: list[tuple[int, int]], overlap: Overlap, unused: dict[int, None]) -> int:
-    """The unused beam of largest overlap, the first of equals in depth-first order."""
+    """Return the unused beam with the largest overlap; ties go to depth-first order."""
     while ranked:
         negative, beam = ranked[0]
         if beam in unused and -negative == overlap.overlap_bytes[beam]:

@@ -1,4 +1,4 @@
-"""How a schedule is declared: one class with its options and `plan`, under one decorator.
+"""Declare schedules: a class with options and a `plan` method, under the decorator `schedule`.
 
 ```python
 @schedule("one-by-one", meaning="every beam alone")
@@ -7,7 +7,8 @@ class OneByOne(Schedule):
         return Plan(tuple((beam,) for beam in view.beams))
 ```
 
-`in-gpu` is here: all KV resident, all beams in one group, or in groups of a largest batch.
+This module also declares `in-gpu`: all KV is resident, and all beams form one group, or groups of
+at most `max_batch` beams.
 """
 
 from __future__ import annotations
@@ -23,44 +24,44 @@ from beamwright.sections import ScheduleSettings, Section
 
 
 class Schedule(Section):
-    """A schedule: fields are its options, `settings` is what every schedule is given.
+    """Base class of schedules. The fields of a subclass are its options.
 
-    name: of its (first) declaration.
+    Every schedule also receives `settings`.
     """
 
     shared: ClassVar[frozenset[str]] = frozenset({"settings"})
-    name: ClassVar[str] = ""
+    name: ClassVar[str] = ""  # the name of the first declaration
     settings: ScheduleSettings = ScheduleSettings()
 
     def plan(self, view: ScheduleView) -> Plan:
-        """The groups in their order; see `protocols.SchedulePolicy`."""
+        """Return the groups of beams in running order; see `protocols.SchedulePolicy`."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class ScheduleRow(TableRow):
-    """A schedule by name.
-
-    resident: all KV stays on the device, without a host tier; else it comes as groups need it.
-    kv_method: gives another way to keep and read it, an `attention.protocols.KVMethod`.
-    fixed: settings that it leaves no choice about. idle: options that do nothing under it.
-    """
+    """A declared schedule in the table of schedules."""
 
     make: type[Schedule]
     resident: bool = False
+    """True: all KV stays on the device, and there is no host tier. False: KV is loaded when a group
+    needs it."""
     kv_method: Callable[[], Any] | None = None
+    """Returns an `attention.protocols.KVMethod`, another way to store and read KV."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Values of settings that this schedule requires."""
     idle: tuple[str, ...] = ()
+    """Options that have no effect under this schedule."""
 
     def settled(self, settings: ScheduleSettings) -> ScheduleSettings:
-        """Under this schedule's name, with what it leaves no choice about."""
+        """Return `settings` with this schedule's name and the values that it requires."""
         return settings.model_copy(update={"schedule": self.name, **self.fixed})
 
     def policy(self, settings: ScheduleSettings) -> Schedule:
-        """The schedule with the options that the settings give it.
+        """Build the schedule with its options from `settings`.
 
         Raises:
-            InputError: for an option of another schedule, or a value that this one cannot use.
+            InputError: for an option of another schedule, or for an invalid value.
         """
         (given,) = declared_values(SCHEDULES, [self], settings)
         policy: Schedule = made(SCHEDULES, self.make, given, settings=settings)
@@ -73,7 +74,12 @@ S = TypeVar("S", bound=type[Schedule])
 
 
 def schedule(name: str, *, meaning: str, **facts: Any) -> Callable[[S], S]:
-    """Declare a schedule. facts: of `ScheduleRow`. One class may have several.
+    """Return a decorator that declares a schedule class. One class may have several declarations.
+
+    Args:
+        name: the value of `--schedule`.
+        meaning: the description of the schedule in lists and help texts.
+        facts: fields of `ScheduleRow`.
 
     Raises:
         InputError: if the name is taken.
@@ -89,21 +95,21 @@ def schedule(name: str, *, meaning: str, **facts: Any) -> Callable[[S], S]:
 
 
 def batches(view: ScheduleView, max_batch: int | None) -> Plan:
-    """Contiguous ranges of the depth-first order, at most `max_batch` beams each."""
+    """Return a plan of contiguous ranges in depth-first order, of at most `max_batch` beams each."""
     size = view.limit(max_batch) or max(1, len(view.beams))
     beams = view.beams
     return Plan(tuple(beams[i : i + size] for i in range(0, len(beams), size)))
 
 
 GROUPING = ("planner", "balance")
-"""Options that the locality schedule alone reads."""
+"""Options that only the locality schedule reads."""
 
 _MOVING = ("inter_beam", "prefetch", "reuse", "evict", "link_bandwidth", "host_memory")
 
 
 @schedule("in-gpu", meaning="all KV on the device", resident=True, idle=(*GROUPING, *_MOVING))
 class InGpuSchedule(Schedule):
-    """Of the settings it reads max_batch."""
+    """All KV on the device, in one group or in batches. It reads only the setting `max_batch`."""
 
     def plan(self, view: ScheduleView) -> Plan:
         return batches(view, self.settings.max_batch)

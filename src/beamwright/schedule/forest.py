@@ -1,9 +1,9 @@
-"""Bytes along the paths of a round's beams: what they share, and what a group needs.
+"""KV bytes along the paths of a round's beams: shared bytes, and the bytes that a group needs.
 
-Knows KVDemand and arithmetic; no device, no policy. All of it rests on depth-first order: what
-two beams share is the least that neighbours share anywhere between them, so the union of a
-contiguous range is a difference of two prefix sums. The order in which KV leaves the device stands
-here, too.
+The module computes on a `KVDemand` and knows no device and no policy. All formulas rely on
+depth-first order: two beams share the minimum of what neighbouring beams between them share. So the
+union of a contiguous range of beams is a difference of two prefix sums. The module also defines the
+order in which KV is evicted.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from beamwright.protocols import KVDemand
 
 
 class Forest:
-    """A `KVDemand` seen beam by beam; the beams must be in depth-first order.
+    """The bytes of a `KVDemand` by beam; the beams must be in depth-first order.
 
-    path_bytes: per beam, the bytes of the segments that it reads.
-    shared_bytes: per beam, the bytes that it shares with the beam before it; 0 for the first.
-    growth_bytes, capacity_bytes, copy_per_beam: as in the demand.
-    resident_path_bytes, resident_shared_bytes: the same, counting resident segments only.
+    growth_bytes, capacity_bytes, copy_per_beam: the same as in the demand.
+    path_bytes: per beam, the bytes of the segments that the beam reads.
+    shared_bytes: per beam, the bytes that the beam shares with the previous beam; 0 for the first.
+    resident_path_bytes, resident_shared_bytes: the same two lists for resident segments only.
     """
 
     def __init__(self, demand: KVDemand) -> None:
@@ -47,11 +47,11 @@ class Forest:
         return len(self.path_bytes)
 
     def beam_bytes(self, beam: int) -> int:
-        """What `beam` needs when it is a group of its own, growth included."""
+        """Return the device bytes that `beam` needs as a group of its own, growth included."""
         return self.path_bytes[beam] + self.growth_bytes[beam]
 
     def need(self, start: int, end: int) -> int:
-        """Device bytes of the beams `start` to `end - 1` as one group, growth included. O(1)."""
+        """Return the device bytes that beams `start` to `end - 1` need, growth included. O(1)."""
         if start >= end:
             return 0
         first = 0 if self.copy_per_beam else self.shared_bytes[start]
@@ -59,9 +59,9 @@ class Forest:
 
 
 class Overlap:
-    """What every beam shares with the union of a growing set of beams.
+    """Bytes that each beam shares with the union of a growing set of beams.
 
-    overlap_bytes: per beam, the bytes on the path to its deepest ancestor that the set reads.
+    overlap_bytes: per beam, the bytes of its path down to the deepest segment that the set reads.
     """
 
     def __init__(self, forest: Forest) -> None:
@@ -69,15 +69,16 @@ class Overlap:
         self.overlap_bytes = [0] * len(forest)
 
     def add(self, beam: int) -> list[int]:
-        """Put `beam` into the set; returns the beams whose overlap has grown, itself first.
+        """Add `beam` to the set, and return the beams with a grown overlap, `beam` first.
 
-        Going outwards, the first beam that shares no less with an earlier member ends the walk:
-        whatever lies beyond it shares no less with that member either.
+        The walk goes outwards from `beam` in both directions. It stops at the first beam that
+        already shares at least as much with an earlier member. All beams farther out also share at
+        least as much with that member.
         """
         overlap, shared = self.overlap_bytes, self._forest.shared_bytes
         own = overlap[beam] = self._forest.path_bytes[beam]
         grown = [beam]
-        # Of each neighbour, what it shares with the one nearer to the beam.
+        # Pairs of a beam and the bytes that it shares with its neighbour nearer to `beam`.
         after = ((other, shared[other]) for other in range(beam + 1, len(overlap)))
         before = ((other, shared[other + 1]) for other in range(beam - 1, -1, -1))
         for outwards in (after, before):
@@ -92,7 +93,7 @@ class Overlap:
 
 
 def _cumulative(demand: KVDemand) -> tuple[list[int], list[int]]:
-    """Per segment, the bytes of its whole path, and of the resident part of it."""
+    """Return, per segment, the bytes of the path down to the segment, and its resident bytes."""
     total: list[int] = []
     resident: list[int] = []
     add_total, add_resident = total.append, resident.append
@@ -109,7 +110,7 @@ def _cumulative(demand: KVDemand) -> tuple[list[int], list[int]]:
 
 
 def _shared_segments(demand: KVDemand) -> list[int | None]:
-    """Per beam, the deepest segment that the beam before it reads too."""
+    """Return, per beam, the deepest segment that the previous beam also reads; None for none."""
     parents = demand.parent
     seen = bytearray(len(parents))
     shared: list[int | None] = []
@@ -131,16 +132,21 @@ def eviction_order(
     last_use: Mapping[K, int],
     stored: Collection[K] = (),
 ) -> list[K]:
-    """Candidates, the first to be evicted first.
+    """Return `candidates` in the order of eviction, the first to be evicted first.
 
-    First those that the rest of the round does not use: what the host holds already, then what
-    would have to be stored, much of which is about to be pruned; least recently used first, as the
-    next round runs in the opposite order, so what was used last is wanted first. Then the others,
-    farthest use first. Ties go to the least recently used, then to the order given.
+    Candidates without a next use in this round come first. Among them, candidates that the host
+    already stores come before candidates that would have to be written back, because many of the
+    latter are about to be pruned. Each kind is ordered by least recent use: the next round runs in
+    the opposite order, so it needs the most recently used KV first.
 
-    next_use: groups until the next use (1: the next group); absent if there is none.
-    last_use: a tick that grows; absent if never used, which counts as before all ticks.
-    stored: what the host holds.
+    Candidates with a next use follow, the farthest use first. Ties go to the least recently used
+    candidate, then to the given order.
+
+    Args:
+        next_use: number of groups until the next use (1: the next group); keys without a next use
+            are absent.
+        last_use: tick of the last use, which grows over time; an absent key counts as the oldest.
+        stored: candidates that the host already stores.
     """
     keys = list(candidates)
     if last_use:

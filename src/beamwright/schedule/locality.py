@@ -1,12 +1,15 @@
-"""Locality: each group runs to the end of its step before the next (LBS paper, section 4).
+"""The locality schedule: each group runs to the end of its step before the next group starts.
 
-Knows the view's demand and the planners; no tier, no transfer. Works without a demand too.
+This is section 4 of the LBS paper. The module uses the KV demand of a round and the planners, and
+knows no tiers and no transfers. Without a demand it falls back to plain batches.
 
-Groups behind barriers, or rows that park: the cheaper of the two for a round's beams. A group keeps
-free what all of it will write, so half of that lies idle while it is written. Rows that park fill
-the device: a round then takes about as many passes as its bytes in use, summed over passes, make
-devices full. It costs bytes on the link, and passes that are not full when few are left. The
-factors are from simulated searches (docs/log/2026-11.md#parking).
+A round runs either in groups with barriers or with parking, whichever is estimated to be cheaper.
+A group reserves the memory for everything that it will write, and on average half of that memory
+is unused. With parking, nothing is reserved: a row is preempted (parked on the host) when blocks
+run out. The device is then always full, so the number of passes is about the KV bytes in use,
+summed over all passes, divided by the capacity. Parking costs transfers over the link, and passes
+with few rows at the end of a round. The constants come from simulated searches
+(docs/log/2026-11.md#parking).
 """
 
 from __future__ import annotations
@@ -20,15 +23,15 @@ from beamwright.schedule.declare import Schedule, batches, schedule
 from beamwright.schedule.forest import Forest
 from beamwright.schedule.ranges import plan_ranges
 
-_EAGER_ABOVE = 1.5  # times what the device holds
+_EAGER_ABOVE = 1.5  # a round that needs more than this multiple of the capacity writes back early
 
 
 @schedule("auto", meaning="locality, and in-gpu where all KV has its home on the host")
 @schedule("locality", meaning="group by group, each to the end of its step")
 class LocalitySchedule(Schedule):
-    """Groups that fit the device, beams in depth-first order inside each; or rows that park.
+    """Groups of beams whose KV fits the device, in depth-first order; or rows with parking.
 
-    Of the settings it reads batching, planner, balance, inter_beam, max_batch and write_back.
+    It reads the settings batching, planner, balance, inter_beam, max_batch and write_back.
     """
 
     def plan(self, view: ScheduleView) -> Plan:
@@ -50,7 +53,11 @@ class LocalitySchedule(Schedule):
     def _parking(
         self, view: ScheduleView, forest: Forest, groups: Sequence[Sequence[int]]
     ) -> Parking | None:
-        """By itself where it is cheaper, or lengths are not known; with a copy per beam never."""
+        """Return the parking parameters, or None if the groups run with barriers.
+
+        With `--batching auto`, rows park if that is cheaper or if step lengths are unknown. They
+        never park if every beam has its own copy of its path.
+        """
         batching = self.settings.batching
         if batching == "grouped" or forest.copy_per_beam:
             return None
@@ -59,10 +66,11 @@ class LocalitySchedule(Schedule):
         return parking if asked or parking_pays(view, forest, groups, parking) else None
 
     def _eager(self, need_bytes: int, demand: KVDemand, parking: Parking | None) -> bool:
-        """Most KV leaves the device anyway where little fits; writing it early costs no stall.
+        """Return True if KV is written back while it is decoded, not only before eviction.
 
-        A row that parks leaves at once. A copy per beam is the LBS paper's layout, and writing back
-        at once its way.
+        If the device is much too small, most KV has to leave it anyway, and writing back early
+        avoids stalls. A parked row leaves the device at once. With a copy per beam, the layout of
+        the LBS paper, KV is written back early as in the paper.
         """
         tight = need_bytes > _EAGER_ABOVE * demand.capacity_bytes
         auto = tight or demand.copy_per_beam or parking is not None
@@ -71,7 +79,7 @@ class LocalitySchedule(Schedule):
     def groups(
         self, view: ScheduleView, demand: KVDemand, forest: Forest
     ) -> Sequence[Sequence[int]]:
-        """Beam numbers in groups; the demand's beams are in depth-first order."""
+        """Return groups of beam numbers; the beams of `demand` are in depth-first order."""
         settings, max_batch = self.settings, view.limit(self.settings.max_batch)
         num_beams = len(forest)
         fits = forest.need(0, num_beams) <= demand.capacity_bytes
@@ -89,9 +97,9 @@ class LocalitySchedule(Schedule):
 
 
 def outgrows(demand: KVDemand, need_bytes: int) -> bool:
-    """True if this round does not fit in one group, or the next is not expected to.
+    """Return True if this round does not fit in one group, or the next round is not expected to.
 
-    The next round is expected to grow by as much as this one did.
+    The next round is expected to grow by as much as this round did.
     """
     previous = demand.previous_need_bytes
     growth = 0 if previous is None else max(0, need_bytes - previous)
@@ -99,28 +107,37 @@ def outgrows(demand: KVDemand, need_bytes: int) -> bool:
 
 
 def round_robin(view: ScheduleView) -> list[int]:
-    """Beam numbers in the order in which survivors are replicated in turn: siblings apart."""
+    """Return beam numbers in the order of child ordinals, which separates siblings.
+
+    This is the order in which each kept node gets one child in turn.
+    """
     return sorted(range(len(view.beams)), key=lambda beam: (view.beams[beam].lineage[-1], beam))
 
 
-# --- rows that park ------------------------------------------------------------------------------
+# --- parking -------------------------------------------------------------------------------------
 
-_LEVEL_FROM = 2.5  # times what the device holds
-_FEWEST_ROWS = 64  # below it a pass costs more than a roofline says
-_MORE_AREA = 1.2  # than full devices would need: prefixes that are there for some of their rows
-_WAVE = 1.25  # of the device: more than that parks, however few run together
-_DRAIN = 0.25  # of a step, in passes with few rows
-_LOADED_AGAIN = 0.4  # of what does not fit
+# Start to even out the rows once the remaining beams need at most this multiple of the capacity.
+_LEVEL_FROM = 2.5
+_FEWEST_ROWS = 64  # a pass with fewer rows takes longer than a roofline model predicts
+# Passes, relative to a device that is always full: a prefix stays on the device even while only
+# some of its rows run.
+_MORE_AREA = 1.2
+# The number of rows is limited only if a wave needs at most this multiple of the capacity: larger
+# waves park rows at any limit.
+_WAVE = 1.25
+_DRAIN = 0.25  # passes with few rows at the end of a round, as a fraction of a step
+_LOADED_AGAIN = 0.4  # bytes loaded again, as a fraction of the bytes that do not fit the device
 
 
 def parking_of(view: ScheduleView, forest: Forest) -> Parking:
-    """How the view's beams park.
+    """Choose the parking parameters for the beams of `view`.
 
-    A pass with more rows than arithmetic has room for takes longer; then waves are made even. Steps
-    whose length nobody knows begin as early as they can: the longest of them ends last.
+    Beyond some number of rows, arithmetic makes a pass slower, so the beams run in waves of even
+    size. If step lengths are unknown, the number of rows is not limited: all steps start as early
+    as possible, because the longest step decides when the round ends.
     """
     num_beams, most_rows, costs = len(forest), None, view.costs or PassCosts()
-    spare_s = costs.row_s - costs.state_s  # what a row's arithmetic takes beyond reading its state
+    spare_s = costs.row_s - costs.state_s  # arithmetic of a row, minus reading its state
     if spare_s > 0 and view.exact:
         read_s = costs.weights_s + costs.byte_s * forest.capacity_bytes / 2
         waves = max(1, round(num_beams / max(_FEWEST_ROWS, read_s / spare_s)))
@@ -134,13 +151,13 @@ def parking_of(view: ScheduleView, forest: Forest) -> Parking:
 def parking_pays(
     view: ScheduleView, forest: Forest, groups: Sequence[Sequence[object]], parking: Parking
 ) -> bool:
-    """True if parking is expected to take less time than these groups one after the other."""
+    """Return True if parking is estimated to be faster than running `groups` one by one."""
     if not forest.capacity_bytes:
-        return False  # nothing fits, whoever waits where
+        return False  # no row fits the device, so parking cannot help
     num_beams, capacity, costs = len(forest), forest.capacity_bytes, view.costs or PassCosts()
     need = forest.need(0, num_beams)
     grouped_s = view.step_tokens * sum(costs.seconds(len(group)) for group in groups)
-    area = (need - sum(forest.growth_bytes) / 2) / capacity  # in steps
+    area = (need - sum(forest.growth_bytes) / 2) / capacity  # steps with a full device
     waves = max(1.0, num_beams / (parking.most_rows or num_beams), _MORE_AREA * area + _DRAIN)
     passes_s = view.step_tokens * waves * costs.seconds(num_beams / waves)
     loads_s = _LOADED_AGAIN * max(0, need - capacity) / costs.link_bandwidth

@@ -1,14 +1,16 @@
-"""Groups as contiguous ranges of the depth-first order: fewest, then cheapest, then most even.
+"""Plan groups as contiguous ranges of the depth-first order.
 
-Knows the forest. Weights are read again for every group, so the fewest groups win; among those, the
-fewest bytes over the link, given what is resident; then the smallest largest group, which leaves
-headroom to fetch the next one.
+The planner minimises three costs in this order. First the number of groups, because every group
+reads the weights again. Then the bytes that cross the link, given the resident KV. Then the size of
+the largest group, because smaller groups leave free memory to prefetch the next group.
 
-The two sweeps along the order load every segment at most once (`Sweep`). Where they lose resident
-bytes, which lie in the middle then, orders of the same groups that begin inside are tried. Segments
-that the same neighbouring groups use behave alike, so bytes are kept per class (first group, last
-group) rather than per segment; a class may be evicted in part, which differs from whole segments by
-less than one segment per group.
+A sweep runs the groups from one end of the order to the other and loads every segment at most once
+(`Sweep`). A sweep may evict resident bytes in the middle of the order before their use. In that
+case the planner also tries other orders of the same groups that begin inside.
+
+Segments that exactly the same neighbouring groups use behave alike. So bytes are counted per class
+(first group, last group), not per segment. A class may be evicted in part; this differs from
+evicting whole segments by less than one segment per group.
 """
 
 from __future__ import annotations
@@ -20,20 +22,26 @@ from itertools import accumulate, permutations
 
 from beamwright.schedule.forest import Forest
 
-_MOST_ROTATED_GROUPS = 6  # rating an order costs its groups cubed
-_ALL_ORDERS = 4  # groups of which every order is tried
-_TOLERATED_LOSS = 0.01  # of the union: less is not worth an order that begins inside
+# Other orders are tried for at most this many groups: rating an order costs O(groups ** 3).
+_MOST_ROTATED_GROUPS = 6
+_ALL_ORDERS = 4  # every order is tried for at most this many groups
+# Other orders are tried if the sweeps evict more than this fraction of the union before its use.
+_TOLERATED_LOSS = 0.01
 
 GroupOrder = tuple[list[range], int]
-"""Groups in running order, and the bytes that they load to within a segment per group."""
+"""Groups in running order, and the bytes that they load, exact to one segment per group."""
 
 
 def plan_ranges(
     forest: Forest, *, balance: bool = True, max_batch: int | None = None
 ) -> list[range]:
-    """Ranges of beam numbers, of one at least, in the order in which they run.
+    """Return ranges of beam numbers in running order. The forest must have at least one beam.
 
-    balance: False packs every group to capacity. A beam that does not fit is a group of its own.
+    A beam larger than the capacity is a group of its own.
+
+    Args:
+        balance: make groups even; False packs every group to capacity.
+        max_batch: the most beams of a group; None for no limit.
     """
     union = sum(forest.path_bytes) - sum(forest.shared_bytes)
     resident = sum(forest.resident_path_bytes) - sum(forest.resident_shared_bytes)
@@ -61,7 +69,7 @@ def plan_ranges(
 
 @dataclass(frozen=True)
 class Shared:
-    """Segments that exactly the groups `first` to `last` use: all bytes, and those resident."""
+    """Total and resident bytes of the segments that exactly the groups `first` to `last` use."""
 
     first: int
     last: int
@@ -70,7 +78,11 @@ class Shared:
 
 
 def inner_orders(num_groups: int) -> list[tuple[int, ...]]:
-    """Orders to try: all of few groups; else on from any group, then the rest either way."""
+    """Return the orders of groups to try.
+
+    For few groups these are all orders. Otherwise an order starts at any group, continues to one
+    end, and then runs the remaining groups in either direction.
+    """
     if num_groups <= _ALL_ORDERS:
         return list(permutations(range(num_groups)))
     found: dict[tuple[int, ...], None] = {}
@@ -83,7 +95,7 @@ def inner_orders(num_groups: int) -> list[tuple[int, ...]]:
 
 
 def shared_classes(forest: Forest, ranges: Sequence[range]) -> list[Shared]:
-    """Who shares what among groups that follow each other in depth-first order."""
+    """Return the classes of shared segments of groups that are adjacent in depth-first order."""
     totals = _covers(ranges, forest.path_bytes, forest.shared_bytes)
     residents = _covers(ranges, forest.resident_path_bytes, forest.resident_shared_bytes)
     num_groups = len(ranges)
@@ -99,7 +111,7 @@ def shared_classes(forest: Forest, ranges: Sequence[range]) -> list[Shared]:
 def estimated_loads(
     forest: Forest, ranges: Sequence[range], classes: Sequence[Shared], order: Sequence[int]
 ) -> int:
-    """Bytes that cross the link when the groups run in `order`."""
+    """Estimate the bytes that are loaded over the link if the groups run in `order`."""
     held = [shared.resident_bytes for shared in classes]
     uses = [[n for n, g in enumerate(order) if c.first <= g <= c.last] for c in classes]
     loaded = 0
@@ -124,8 +136,15 @@ Covers = dict[tuple[int, int], int]
 
 
 def _covers(ranges: Sequence[range], paths: Sequence[int], shared: Sequence[int]) -> Covers:
-    """Bytes of the segments that all groups from i to j use: one group's union, or what the
-    beams on both sides of all boundaries between them share."""
+    """Return, per pair (i, j), the bytes of the segments that all groups from i to j use.
+
+    For i == j this is the union of the group. Otherwise it is the minimum that neighbouring beams
+    share between the last beam of group i and the first beam of group j.
+
+    Args:
+        paths: path bytes per beam.
+        shared: bytes that each beam shares with the previous beam.
+    """
     covers: Covers = {}
     for first, where in enumerate(ranges):
         inner = range(where.start + 1, where.stop)
@@ -139,6 +158,7 @@ def _covers(ranges: Sequence[range], paths: Sequence[int], shared: Sequence[int]
 
 
 def _exactly(covers: Covers, first: int, last: int) -> int:
+    """Return the bytes that exactly the groups `first` to `last` use (inclusion-exclusion)."""
     return (
         covers[first, last]
         - covers.get((first - 1, last), 0)
@@ -150,25 +170,26 @@ def _exactly(covers: Covers, first: int, last: int) -> int:
 # --- cutting along the order --------------------------------------------------------------------
 
 
-_STEPS = 1 << 10  # limits are found to this part of what a group may need
+_STEPS = 1 << 10  # bisection finds limits to within 1 / _STEPS of the largest limit
 
 
 class Sweep:
-    """All beams, run forwards or backwards along the depth-first order.
+    """A run over all beams, forwards or backwards along the depth-first order.
 
-    Run so, every segment is used by groups that follow each other, so it crosses the link at most
-    once; all that a cut decides is how much of what is resident survives until its first use. With
-    prefix sums in the running direction,
+    In a sweep, consecutive groups use a segment, so it crosses the link at most once. Where the
+    order is cut into groups only decides how many resident bytes survive until their first use.
+    With prefix sums in the running direction,
 
         need(start, end) = until[end] - offset[start]
         survivors        = min over groups of (resident[end] + capacity - need)
 
-    because a group leaves `capacity - need` to what waits, nearest first use kept longest. Both
-    limits are monotone in start and end, so the farthest possible jump is optimal under any limits,
-    and the limits themselves are found by bisection: the exact optimum without a table over all
-    ranges.
+    because a group leaves `capacity - need` bytes to KV that waits for a later group, and KV with
+    the nearest first use is evicted last. Both limits are monotone in start and end. So the largest
+    possible group is optimal under any limits, and bisection finds the limits. The result is the
+    exact optimum without a table over all ranges.
 
-    Positions count in the running direction. Ends are positions after a group's last beam.
+    Positions count beams in the running direction. An end is the position after the last beam of a
+    group.
     """
 
     def __init__(
@@ -179,7 +200,7 @@ class Sweep:
         way = slice(None, None, -1 if backwards else 1)
 
         def running(shared: Sequence[int]) -> list[int]:
-            """What each beam shares with the one that runs before it; nothing for the first."""
+            """Return the bytes that each beam shares with the beam that runs before it."""
             return [0, *shared[1:][way]]
 
         shared = running(forest.shared_bytes)
@@ -193,7 +214,10 @@ class Sweep:
     # --- limits ------------------------------------------------------------------------------
 
     def cut(self, *, balance: bool) -> list[int]:
-        """Ends of the fewest groups; balanced ones also load least, then are even in need."""
+        """Return the ends of the fewest groups.
+
+        With `balance`, the groups also load the fewest bytes, and then have even needs.
+        """
         ends = self._jumps(self._capacity, 0, self._size)
         assert ends is not None, "without limits every beam finds a group"
         if not balance or len(ends) <= 1:
@@ -206,7 +230,7 @@ class Sweep:
         return self._spread(bound - spare, keep, most)
 
     def survivors(self, ends: list[int]) -> int:
-        """Resident bytes that are still there at their first use, to within one segment."""
+        """Return the resident bytes that survive until their first use, exact to one segment."""
         kept = self._resident[-1]
         start = 0
         for end in ends:
@@ -216,7 +240,7 @@ class Sweep:
         return kept
 
     def ranges(self, ends: list[int]) -> list[range]:
-        """The groups as ranges of beam numbers, in running order."""
+        """Return the groups as ranges of beam numbers in running order."""
         pairs = list(zip([0, *ends[:-1]], ends, strict=True))
         if self._backwards:
             return [range(self._size - end, self._size - start) for start, end in pairs]
@@ -225,7 +249,10 @@ class Sweep:
     # --- jumps -------------------------------------------------------------------------------
 
     def _jumps(self, largest: int, keep: int, most: int) -> list[int] | None:
-        """Ends of at most `most` groups that need at most `largest` and let `keep` survive."""
+        """Return the ends of at most `most` groups, or None if the limits allow no such groups.
+
+        Each group needs at most `largest` bytes, and at least `keep` resident bytes survive.
+        """
         ends: list[int] = []
         start = 0
         while start < self._size:
@@ -237,7 +264,7 @@ class Sweep:
         return ends
 
     def _farthest(self, start: int, largest: int, keep: int) -> int:
-        """The last possible end of a group from `start`; `start` itself if there is none."""
+        """Return the last possible end of a group from `start`, or `start` if none exists."""
         offset = self._offset[start]
         end = min(
             bisect_right(self._until, offset + largest) - 1,
@@ -250,7 +277,7 @@ class Sweep:
         return start + 1 if too_large and self._resident[start + 1] >= keep else start
 
     def _nearest(self, end: int, largest: int, keep: int) -> int:
-        """The first possible start of a group until `end`, where there is one."""
+        """Return the first possible start of a group that ends at `end`; one must exist."""
         offset, until = self._offset, self._until[end]
         start = max(
             bisect_left(offset, until - largest, 0, end),
@@ -260,7 +287,10 @@ class Sweep:
         return min(start, end - 1)
 
     def _spread(self, largest: int, keep: int, num_groups: int) -> list[int]:
-        """Even groups within the limits, smaller ones first: headroom for the next group."""
+        """Return the ends of groups with even needs within the limits.
+
+        Smaller groups come first, because they leave free memory to prefetch the next group.
+        """
         lows = [self._size]
         for _ in range(num_groups - 1):
             lows.append(self._nearest(lows[-1], largest, keep))
@@ -278,14 +308,14 @@ class Sweep:
 
 
 def _less(values: list[int], others: list[int]) -> list[int]:
-    """Difference, as far as `others` goes; the rest of `values` is kept as it is."""
+    """Return `values` minus `others` by element; values past the end of `others` are unchanged."""
     return [*map(int.__sub__, values, others), *values[len(others) :]]
 
 
 def _largest(bound: int, step: int, possible: Callable[[int], object]) -> int:
-    """The largest value up to `bound`, to within `step`, with which something is possible.
+    """Return the largest value up to `bound` for which `possible` holds, to within `step`.
 
-    0 always is, and what is possible with a value is possible with every smaller one.
+    `possible` must hold for 0, and for every value smaller than one for which it holds.
     """
     if possible(bound):
         return bound

@@ -195,7 +195,7 @@ class Node:
         return self.thought and self.stop is not StopReason.THOUGHT_END
 
     def seen(self, sees: Sees) -> bool:
-        """Return True if the step is in the part of the reply that a verifier with `sees` scores."""
+        """Return True if a verifier with `sees` scores the part of the reply with this step."""
         return sees == "both" or self.thought == (sees == "thought")
 
     @property
