@@ -95,7 +95,7 @@ def schedule(name: str, *, meaning: str, **facts: Any) -> Callable[[S], S]:
 
 
 def batches(view: ScheduleView, max_batch: int | None) -> Plan:
-    """Return a plan of contiguous ranges in depth-first order, of at most `max_batch` beams each."""
+    """Return a plan of contiguous depth-first ranges of at most `max_batch` beams each."""
     size = view.limit(max_batch) or max(1, len(view.beams))
     beams = view.beams
     return Plan(tuple(beams[i : i + size] for i in range(0, len(beams), size)))
