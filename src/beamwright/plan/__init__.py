@@ -1,1 +1,1 @@
-"""What fits and how fast, from sizes alone: machines' profiles, bytes and seconds of schedules."""
+"""Estimates from sizes alone: which searches fit a machine's memory, and how fast they run."""

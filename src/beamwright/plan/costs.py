@@ -1,9 +1,11 @@
-"""What a model costs on a machine: bytes in any precision, seconds of each operation. No torch.
+"""Bytes and seconds that a model costs on a machine, in any precision. No torch.
 
-`Shape` is a seam: the room of models is above, and its shapes fit by their attributes. Only the
-projections inside the layers are quantised; embeddings, LM head, norms and biases keep the model's
-precision; `models` makes the tensors whose sizes are counted here. Seconds are the slower of memory
-and compute, plus launches: a floor that real kernels approach to the profile's shares.
+The `models` package is above this one, so its model shapes are accepted through the protocol
+`Shape`. Only the projections inside the layers are quantised. Embeddings, LM head, norms and biases
+keep the model's precision. `models` makes the tensors whose sizes are computed here.
+
+Seconds follow a roofline: the slower of memory traffic and compute, plus launches. This is a lower
+bound. The shares in the hardware profile say how closely real kernels approach the peaks.
 """
 
 from __future__ import annotations
@@ -20,25 +22,38 @@ from beamwright.protocols import Direction
 from beamwright.sections import KVDtype
 
 CHUNK_TOKENS = 256
-"""Tokens of a row that a prefill reads at a time: a constant, see `models.prefill`."""
+"""Tokens of one row in one prefill chunk. A constant for the reason given in `models.prefill`."""
 CAPTURED_TOKENS = 1024
-"""Most tokens of a prefill that is captured, see `models.packed`."""
+"""Most tokens of a prefill that is captured as a graph, see `models.packed`."""
 INT4_GROUP = 64
-"""Columns that share one scale and one zero point, where weights are rounded to int4 here."""
+"""Columns that share one scale and one zero point when Beamwright rounds weights to int4."""
 GROUPED_TILE_VALUES = 1 << 22
-"""Most weights that are turned back into floating point at a time, where no kernel reads them."""
+"""Most weights dequantised at a time where no kernel multiplies with quantised weights directly."""
 CODED_ROWS = 256
-"""Up to so many rows a card's kernel reads codes as they are; of more, weights are turned back."""
-CODED_VALUES = 1 << 24
-"""Most weights that are turned back for that at a time: in 16 bits they fit a large card's L2."""
+"""Most rows for which a GPU kernel reads quantised weights directly.
 
-_INT8_ENDS = 2 * 4  # a row's scale, and on a card its lowest value
-_BLOCK, _HALF = 32, 2  # columns of a block of int8, bytes of its scale
-_INT4_ENDS = 2 * 2  # a group's scale and lowest value, in float16
+For more rows, weights are dequantised first.
+"""
+CODED_VALUES = 1 << 24
+"""Most weights dequantised at a time for more than `CODED_ROWS` rows.
+
+In 16 bits they fit the L2 cache of a large GPU.
+"""
+
+_INT8_ENDS = 2 * 4  # bytes of a row's scale and, on a GPU, its lowest value, both in float32
+_BLOCK, _HALF = 32, 2  # columns of one block of int8 weights, and bytes of the block's scale
+_INT4_ENDS = 2 * 2  # bytes of a group's scale and lowest value, both in float16
 
 
 class Shape(Protocol):
-    """The attributes of a model shape that costs are made of."""
+    """Attributes of a model shape from which costs are computed.
+
+    matrices: (rows, columns, count) of the projections inside the layers.
+    packed: for a quantised checkpoint, bytes of its packed projections and number of projection
+        weights that are not packed.
+    blocks: for a checkpoint that can be kept in GGUF blocks, bytes of these blocks and number of
+        weights outside them.
+    """
 
     @property
     def layers(self) -> int: ...
@@ -65,12 +80,13 @@ class Shape(Protocol):
 
 
 class Storage(StrEnum):
-    """How a projection is kept.
+    """How projection weights are stored.
 
-    INT8: a float32 scale per row. BYTES: int8 on a CPU, with a scale in 16 bits per 32 columns, the
-    LM head too. INT4: two weights per byte, in groups with a scale and a low.
-    STORED: as a quantised checkpoint keeps it, where that is in groups of 4 or 8 bits; else plain.
-    BLOCKS: as a GGUF file keeps it, and so is the LM head (`models.native`).
+    INT8: int8 with a float32 scale per row.
+    BYTES: int8 on a CPU, with a 16-bit scale per 32 columns. The LM head is stored likewise.
+    INT4: two weights per byte, in groups that have a scale and a lowest value.
+    STORED: as in the quantised checkpoint if that has groups of 4 or 8 bits, else PLAIN.
+    BLOCKS: as in a GGUF file, the LM head included (`models.native`).
     """
 
     PLAIN = "plain"
@@ -82,26 +98,29 @@ class Storage(StrEnum):
 
     @property
     def is_stored(self) -> bool:
-        """Whether projections stay as their file has them."""
+        """True if projections keep the format of their file."""
         return self in (Storage.STORED, Storage.BLOCKS)
 
 
 def storage_of(weights: str, *, is_packed: bool = False) -> Storage:
-    """What `--weights` means. is_packed: the checkpoint is quantised."""
+    """Return the storage that the value `weights` of `--weights` selects.
+
+    is_packed: True if the checkpoint is quantised.
+    """
     if weights == "auto":
         return Storage.STORED if is_packed else Storage.PLAIN
     return Storage(weights)
 
 
 def in_library(storage: Storage, shape: Shape) -> Storage:
-    """How the same weights are kept on a CPU that has the C library of products."""
+    """Return how the same weights are stored on a CPU that has the C library for GEMMs."""
     if storage is Storage.STORED and shape.blocks:
         return Storage.BLOCKS
     return Storage.BYTES if storage is Storage.INT8 else storage
 
 
 def matrix_bytes(rows: int, columns: int, element_bytes: int, storage: Storage) -> int:
-    """Bytes of one projection [rows, columns], its scales and zero points included."""
+    """Return the bytes of one projection [rows, columns], its scales and zero points included."""
     if storage is Storage.PLAIN:
         return rows * columns * element_bytes
     if storage is Storage.INT8:
@@ -112,7 +131,10 @@ def matrix_bytes(rows: int, columns: int, element_bytes: int, storage: Storage) 
 
 
 def weight_bytes(shape: Shape, element_bytes: int, storage: Storage = Storage.PLAIN) -> int:
-    """Bytes of all weights of a model. element_bytes: of what is not quantised."""
+    """Return the bytes of all weights of a model.
+
+    element_bytes: bytes of each weight that is not quantised.
+    """
     if storage is Storage.PLAIN:
         return shape.num_parameters * element_bytes
     others = shape.num_parameters - sum(map(prod, shape.matrices))
@@ -130,9 +152,10 @@ def weight_bytes(shape: Shape, element_bytes: int, storage: Storage = Storage.PL
 
 
 def conversion_bytes(shape: Shape, element_bytes: int, storage: Storage) -> int:
-    """Memory traffic of one forward pass for turning weights back into floating point.
+    """Return the bytes that one forward pass writes and reads to dequantise weights.
 
-    They are written and read again, beside being read as they are stored.
+    The dequantised weights are written once and read once. Reading the stored weights is not
+    included.
     """
     if storage in (Storage.PLAIN, Storage.BLOCKS, Storage.BYTES):
         return 0
@@ -140,11 +163,11 @@ def conversion_bytes(shape: Shape, element_bytes: int, storage: Storage) -> int:
 
 
 def product_scratch_bytes(shape: Shape, storage: Storage = Storage.PLAIN) -> int:
-    """Working memory of the largest product, beside its input and output."""
+    """Return the working memory of the largest matrix product, without its input and output."""
     if storage in (Storage.PLAIN, Storage.BLOCKS, Storage.BYTES):
         return 0
-    # A tile's nibbles as bytes, as floating point, and with scale and zero point; or a card's piece
-    # in 16 bits.
+    # Without a kernel, a tile exists three times: its nibbles as bytes, the same as floats, and the
+    # floats with scale and zero point applied. With one, a GPU dequantises a piece to 16 bits.
     most = max(rows * _up(columns, INT4_GROUP) for rows, columns, _ in shape.matrices)
     tile = min(most, GROUPED_TILE_VALUES) * (1 + 4 + 4)
     return max(tile, min(most, CODED_VALUES) * 2)
@@ -152,17 +175,18 @@ def product_scratch_bytes(shape: Shape, storage: Storage = Storage.PLAIN) -> int
 
 @dataclass(frozen=True)
 class ModelCosts:
-    """Sizes of one model in one precision. num_heads: query heads.
+    """Sizes of one model in one precision.
 
-    active_parameters: those that one token is multiplied with; None: all. A batch reads the weights
-    of idle ones as far as its tokens take other experts.
-
-    conversion_bytes: memory traffic of a forward pass beyond reading the weights as they are
-    stored, where they are turned back into floating point first: with more tokens than coded_rows.
-    windowed: KV bytes per token of
-    layers that see a window, and that window. recurrent_layers: those that keep no KV, and of a row
-    `state_bytes` together, which every pass reads and writes. in_library: the C library,
-    where a machine has it, multiplies these weights as they are, a whole pass in one call.
+    num_heads: number of query heads.
+    active_parameters: parameters that one token is multiplied with; None: all of them. A batch also
+        reads weights that some of its tokens do not use, because tokens choose different experts.
+    conversion_bytes: memory traffic of a forward pass beyond reading the stored weights, where
+        weights are dequantised first. Only passes with more than `coded_rows` tokens do so.
+    windowed: for layers with a window, pairs of KV bytes per token and window in tokens.
+    recurrent_layers: number of layers that keep a state instead of KV. The states of one row have
+        `state_bytes` in all; every pass reads and writes them.
+    in_library: True if the C library, where a machine has it, multiplies with these weights as they
+        are stored. It computes a whole pass in one call.
     """
 
     num_layers: int
@@ -181,18 +205,23 @@ class ModelCosts:
     in_library: bool = False
 
     def share_read(self, num_tokens: int) -> float:
-        """How much of the weights a pass of so many tokens reads, if experts are taken evenly."""
+        """Return the share of the weights that a pass of `num_tokens` tokens reads.
+
+        It assumes that tokens choose experts evenly.
+        """
         used = (self.active_parameters or self.num_parameters) / self.num_parameters
         return 1 - (1 - used) ** num_tokens
 
     def read_bytes(self, num_tokens: int) -> float:
-        """Memory traffic of a pass of so many tokens for weights."""
+        """Return the memory traffic for weights of a pass of `num_tokens` tokens."""
         turned_back = self.conversion_bytes if num_tokens > self.coded_rows else 0
         return self.share_read(num_tokens) * (self.weight_bytes + turned_back)
 
     def on_paths(self, num_tokens: int, step_tokens: int) -> ModelCosts:
-        """With the KV per token of a path of so many: of layers that see a window, what it reaches,
-        and a step."""
+        """Return the same costs with the mean KV per token of a path of `num_tokens` tokens.
+
+        Layers with a window keep no more than the window and `step_tokens` tokens.
+        """
         left_out = sum(
             size * max(0, num_tokens - window - step_tokens) for size, window in self.windowed
         )
@@ -207,8 +236,12 @@ class ModelCosts:
         storage: Storage = Storage.PLAIN,
         kv_dtype: KVDtype = "auto",
     ) -> ModelCosts:
-        """The costs of a shape whose KV, but for `kv_dtype`, and weights, but for `storage`, take
-        `element_bytes`. In 16 bits kernels read few rows' weights as they are stored."""
+        """Return the costs of a model shape.
+
+        Weights take `element_bytes` each unless `storage` quantises them, and so does KV unless
+        `kv_dtype` quantises it. With 16-bit elements, kernels multiply few rows with the stored
+        weights directly.
+        """
         active = shape.active_parameters
         return cls(
             num_layers=shape.layers,
@@ -233,11 +266,13 @@ class ModelCosts:
 
 
 def group_blocks(sizes: Sequence[int]) -> tuple[int, list[int]]:
-    """Bytes of a block of KV, and tokens in it of each group of layers.
+    """Return the bytes of a KV block, and the tokens that one block holds in each group of layers.
 
-    sizes: bytes per token of each group. Blocks of all groups have equally many bytes, of which as
-    few as can be are left over where tokens are powers of two, as kernels want them; of equals,
-    those that hold nearest to eight tokens.
+    sizes: KV bytes per token of each group.
+
+    Blocks of all groups have equal bytes. Tokens per block are powers of two, because kernels want
+    these. The block size wastes the fewest bytes per token. Among equals, blocks hold nearest to
+    eight tokens.
     """
 
     def tokens(block_bytes: int) -> list[int]:
@@ -254,17 +289,23 @@ def group_blocks(sizes: Sequence[int]) -> tuple[int, list[int]]:
 
 
 ROW_PARTS = 32
-"""Of a row's path of 4,096 tokens, in the kernels; of each there is a partial result."""
+"""Parts into which the kernels cut a row's path of 4,096 tokens. Each part has a partial result."""
 
 
 def partial_bytes(heads: int, head_dim: int) -> int:
-    """Bytes of a row's partial results in the kernels, in one group of layers: its own tokens' and
-    those of its path's parts, context and log-sum-exp in float32; one layer at a time."""
+    """Return the bytes of one row's partial attention results in the kernels.
+
+    Each of the row's path parts, and its own tokens, has a context and a log-sum-exp in float32.
+    The result is for one group of layers, which computes one layer at a time.
+    """
     return (ROW_PARTS + 1) * heads * (head_dim + 1) * 4
 
 
 def record_bytes(size: Sequence[int], element_bytes: int) -> int:
-    """Bytes of a tensor of a state in a flat record of several: each begins at whole 16 bytes."""
+    """Return the bytes that a tensor of shape `size` takes in a flat record of states.
+
+    Every tensor of a record begins at a multiple of 16 bytes.
+    """
     return _up(prod(size) * element_bytes, 16)
 
 
@@ -284,13 +325,13 @@ Bound = Literal["bandwidth", "compute", "launches"]
 
 @dataclass(frozen=True)
 class Roofline:
-    """Costs of one model on one machine."""
+    """Seconds of one model's operations on one machine."""
 
     model: ModelCosts
     hardware: HardwareProfile
 
     def prefill(self, num_tokens: int, context: int = 0) -> float:
-        """Seconds to encode `num_tokens` behind `context` tokens that are there already."""
+        """Return the seconds to encode `num_tokens` tokens after `context` cached tokens."""
         visible = num_tokens * (context + (num_tokens + 1) / 2)
         chunks = -(-num_tokens // CHUNK_TOKENS)
         return self.decode_step(num_tokens, context + num_tokens, visible, num_states=chunks)
@@ -303,11 +344,14 @@ class Roofline:
         layout: Layout = Layout.TREE,
         num_states: int | None = None,
     ) -> float:
-        """Seconds of one token for each of `num_rows` beams of one group; weights are read once.
+        """Return the seconds of one token for each of `num_rows` beams of one group.
 
-        kv_tokens_read: the union of the paths where shared parts are read once, else their sum.
-        kv_tokens_seen: the sum of the paths, which is what the rows attend to either way.
-        num_states: rows whose states are read and written, where several tokens are of one row.
+        Weights are read once for all beams.
+        kv_tokens_read: tokens in the union of the paths where shared parts are read once, else the
+            sum over paths.
+        kv_tokens_seen: the sum of the path lengths, which the rows attend to in both layouts.
+        num_states: rows whose recurrent states are read and written; None: `num_rows`. A prefill
+            sets it, because several of its tokens belong to one row.
         """
         memory_s, compute_s, launch_s = self.parts(
             num_rows, kv_tokens_read, kv_tokens_seen, layout, num_states
@@ -315,8 +359,8 @@ class Roofline:
         return max(memory_s, compute_s) + launch_s
 
     def pass_costs(self) -> PassCosts:
-        """What a schedule may know; KV is left out."""
-        rows, hardware = 64, self.hardware  # that take most experts
+        """Return the costs that a schedule may know. Reading KV is not part of a pass here."""
+        rows, hardware = 64, self.hardware  # 64 rows use most of the experts
         weights_s, rows_s, launch_s = self.parts(rows, 0, 0, Layout.TREE, num_states=0)
         bandwidth = hardware.h2d_bandwidth * hardware.link_share
         byte_s = 1 / (hardware.device_bandwidth * hardware.bandwidth_share)
@@ -324,14 +368,14 @@ class Roofline:
         return PassCosts(weights_s, rows_s / rows, launch_s, bandwidth, byte_s, state_s)
 
     def transfer(self, num_bytes: float, num_pieces: float, direction: Direction) -> float:
-        """Seconds to move bytes across the link in that many queued copies."""
+        """Return the seconds to move `num_bytes` across the link in `num_pieces` queued copies."""
         hardware = self.hardware
         to_device = direction is Direction.H2D
         bandwidth = hardware.h2d_bandwidth if to_device else hardware.d2h_bandwidth
         return num_bytes / (bandwidth * hardware.link_share) + num_pieces * hardware.copy_launch_s
 
     def move(self, num_bytes: float, direction: Direction) -> float:
-        """The same in blocks of KV."""
+        """Return the seconds to move `num_bytes` of KV across the link, with one copy per block."""
         num_pieces = num_bytes / (BLOCK_TOKENS * self.model.kv_bytes_per_token)
         return self.transfer(num_bytes, num_pieces, direction)
 
@@ -342,7 +386,7 @@ class Roofline:
         kv_tokens_seen: float,
         layout: Layout = Layout.TREE,
     ) -> Bound:
-        """What a decode step, or a prefill of so many tokens, mostly waits for."""
+        """Return what limits a decode step, or a prefill of `num_rows` tokens, most."""
         memory_s, compute_s, launch_s = self.parts(num_rows, kv_tokens_read, kv_tokens_seen, layout)
         if launch_s > max(memory_s, compute_s):
             return "launches"
@@ -356,13 +400,14 @@ class Roofline:
         layout: Layout,
         num_states: int | None = None,
     ) -> tuple[float, float, float]:
-        """Seconds of a forward pass by memory, by compute, and of launches; see `decode_step`.
+        """Return a forward pass's seconds of memory traffic, of compute, and of launches.
 
-        The pass takes the longer of the first two, and the third.
+        The pass takes the longer of the first two, plus the third. See `decode_step` for the
+        parameters.
         """
         model, hardware = self.model, self.hardware
         kv_share = hardware.copies_share if layout is Layout.DENSE else hardware.bandwidth_share
-        states = 2 * (num_tokens if num_states is None else num_states)  # read, and written
+        states = 2 * (num_tokens if num_states is None else num_states)  # each is read and written
         reached = hardware.device_bandwidth * hardware.bandwidth_share
         weights_s = model.read_bytes(num_tokens) / reached
         rate = hardware.flops * hardware.flops_share

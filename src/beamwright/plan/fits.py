@@ -1,6 +1,7 @@
-"""How much KV a search needs so that nothing leaves the device, and how many paths fit.
+"""KV that a search needs to stay on the device throughout, and the number of paths that fit.
 
-Needs are judged over searches that are sampled (`workload`): nearly every one fits, or some do.
+Whether a budget suffices is judged over sampled searches (`workload`): nearly all of them fit, or
+only some do.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     from beamwright.plan.workload import Counts
 
 MARK_TOKENS = 1
-"""Of every step: what marks its end, or the token before it that a head looks back at."""
+"""Tokens that a verifier encodes in addition to each step.
+
+This is a mark at the step's end, or the token before the step, which some score heads read.
+"""
 
 Fit = Literal["no", "borderline", "fits"]
 _ORDER = get_args(Fit)
@@ -31,14 +35,14 @@ _SAMPLED_BEAMS = 256
 
 @dataclass(frozen=True)
 class Scorer:
-    """A verifier: its costs, and what it may hold on the device."""
+    """A verifier: its costs, and the KV budget that it has on the device."""
 
     model: ModelCosts
     kv_budget_bytes: int
 
 
 def in_verifier_tokens(workload: Workload) -> Workload:
-    """The same search as a verifier reads it: every step has a mark more."""
+    """Return the same search in the verifier's tokens: every step is longer by a mark."""
     return replace(
         workload,
         step_tokens=workload.step_tokens + MARK_TOKENS,
@@ -48,13 +52,19 @@ def in_verifier_tokens(workload: Workload) -> Workload:
 
 @dataclass(frozen=True)
 class ResidentNeed:
-    """Bytes of KV and states with everything on the device, shared; of no verifier none."""
+    """Bytes of KV and states if all of them stay on the device and paths share their prefixes.
+
+    Without a verifier, its need is 0.
+    """
 
     generator: Spread
     verifier: Spread
 
     def fit(self, kv_budget_bytes: int, scorer: Scorer | None = None) -> Fit:
-        """The worse of both; borderline: some searches fit and some do not."""
+        """Return the worse verdict of generator and verifier.
+
+        "borderline" means that some searches fit and some do not.
+        """
         budgets = (kv_budget_bytes, 0 if scorer is None else scorer.kv_budget_bytes)
         verdicts: list[Fit] = [
             "fits" if need.worst <= budget else "borderline" if need.least <= budget else "no"
@@ -69,7 +79,7 @@ def resident_need(
     scorer: Scorer | None = None,
     nodes_of: Callable[[Workload], Counts] = sampled_nodes,
 ) -> ResidentNeed:
-    """What single searches need so that nothing has to leave the device."""
+    """Return the bytes that one search needs so that no KV leaves the device."""
     num_nodes = nodes_of(workload)
     states = workload.num_states(workload.num_beams) * model.state_bytes
     generator = held_tokens(workload, num_nodes).scaled(model.kv_bytes_per_token, states)
@@ -80,16 +90,20 @@ def resident_need(
 def max_beams_in_gpu(
     workload: Workload, model: ModelCosts, kv_budget_bytes: int, scorer: Scorer | None = None
 ) -> int:
-    """Most beams, a multiple of width, of which nearly every search fits to the end, KV shared.
+    """Return the largest number of beams with which nearly every search fits the device to its end.
 
-    0 if not even one family does. The workload's own number of beams is ignored.
+    It is a multiple of the width, KV is shared, and 0 means that not even one family fits. The
+    number of beams in `workload` is ignored.
     """
 
     def wider(num_families: int) -> Workload:
         return replace(workload, num_beams=num_families * workload.width)
 
     def load(num_families: int, spread: float = 1.0) -> float:
-        """The expected need over the budgets, the fuller of the two; KV times a spread."""
+        """Return the expected need divided by its budget, for the fuller of the two budgets.
+
+        spread: factor on the expected KV; states have none, because their number is certain.
+        """
         wide = wider(num_families)
         need = resident_need(wide, model, scorer, expected_nodes)
         states = wide.num_states(wide.num_beams) * model.state_bytes
@@ -97,7 +111,8 @@ def max_beams_in_gpu(
         scored = spread * need.verifier.mean
         return max(full, scored / scorer.kv_budget_bytes) if scorer else full
 
-    # Searches with more beams differ less from each other: one of moderate size stands for them.
+    # The ratio of worst to mean need is sampled at a moderate number of beams. Searches with more
+    # beams differ less from each other, so that ratio is safe for them.
     families = _largest(lambda number: load(number) <= 1)
     typical = wider(max(1, min(families, _SAMPLED_BEAMS // workload.width)))
     held = held_tokens(typical, sampled_nodes(typical))
@@ -105,7 +120,10 @@ def max_beams_in_gpu(
 
 
 def _largest(holds: Callable[[int], bool]) -> int:
-    """The last number from 1 on of which something holds that stops to hold; 0 if of none."""
+    """Return the largest number for which `holds` is true, or 0 if it is false for 1.
+
+    `holds` must be true up to some number and false from there on.
+    """
     low, high = 0, 1
     while holds(high):
         low, high = high, 2 * high

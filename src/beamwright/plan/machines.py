@@ -1,20 +1,21 @@
-"""What a machine can do, in the few numbers that the cost model needs. No torch.
+"""Hardware profiles: the few numbers about a machine that the cost model needs. No torch.
 
-Peaks are a vendor's or a measurement's; the shares say how much of a peak real work reaches, so
-that both stay visible. By name: cards from their data sheets, a small CPU machine, and this machine
-as `probe` measured it, kept as JSON in the user's cache folder.
+A peak comes from a vendor or from a measurement. A share says how much of a peak real work reaches,
+so that both stay visible. Profiles are found by name: GPUs from their data sheets, a small CPU
+machine, and this machine as `probe` measured it, which is kept as JSON in the user's cache folder.
 
-Cards' FLOP/s are dense: 16-bit matrix products with 32-bit accumulation, and float32 outside the
-tensor cores. Where a source gives no figure for a card, its multiprocessors at boost clock times
-512 operations are taken, which is what the same source counts for its siblings (Ampere, Ada and
-Blackwell GeForce); of a laptop's, the highest clock that its maker may allow. Memory is the nominal
-size: what a driver, a desktop or ECC keeps is not known. Only what PyTorch calls a CUDA device is
-here, which Radeons are to its build for ROCm.
+FLOP/s of GPUs are dense: 16-bit matrix products with 32-bit accumulation, and float32 outside the
+tensor cores. Where a source gives no figure for a card, it is multiprocessors times boost clock
+times 512 operations, as the same source counts for related cards (Ampere, Ada and Blackwell
+GeForce). For a laptop GPU, the clock is the highest that the vendor allows. Memory is the nominal
+size, since the part that a driver, a desktop or ECC reserves is not known. Only devices that
+PyTorch calls CUDA are listed, which includes Radeons in its ROCm build.
 
-What a data sheet does not say is assumed, alike for all cards: large pinned copies reach 82 % of
-the link (measured by others on PCIe 5.0 x16: 52 of 63 GB/s), and the launch costs are usual values
-for an eager framework. Those of `captured` steps are fitted to an H100's and counted, and bring its
-decode steps to within 3.5 % in the mean (`python -m beamwright_lab.gpu.costs`).
+Figures that a data sheet does not give are assumed, the same for all cards. Large pinned copies
+reach 82 % of the link (others measured 52 of 63 GB/s on PCIe 5.0 x16). Launch costs are usual
+values for an eager framework. The launch costs of `captured` steps are fitted to an H100: its
+predicted decode steps are then within 3.5 % of the measured ones in the mean (`python -m
+beamwright_lab.gpu.costs`).
 """
 
 from __future__ import annotations
@@ -44,23 +45,25 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 @checked(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class HardwareProfile:
-    """One device, its host and the link between them. Rates are per second.
+    """One device, its host, and the link between them. Rates are per second.
 
     device_memory_bytes: all of the device's memory.
     device_bandwidth: peak bytes/s of device memory.
-    flops: peak dense FLOP/s in the precision that models run in there (see `element_bytes`).
-    h2d_bandwidth, d2h_bandwidth: nominal bytes/s of the link, each direction.
-    launch_s: cost of launching one operator or kernel that nothing hides.
+    flops: peak dense FLOP/s in the precision that models use there (see `element_bytes`).
+    h2d_bandwidth, d2h_bandwidth: nominal bytes/s of the link in each direction.
+    launch_s: cost of launching one operator or kernel that no other work hides.
     copy_launch_s: fixed cost of one queued copy.
     decode_ops_per_layer: operators of one layer in one decode step.
-    bandwidth_share: of `device_bandwidth`, reached by reading weights and shared KV.
-    copies_share: the same for attention over a copy of the KV per beam.
-    flops_share: of `flops`, reached by the matrix products of a decode step or a prefill.
-    link_share: of the link's rates, reached by large pieces in pinned memory.
-    element_bytes: of the usual dtype: 2 (16 bits) on GPUs, 4 on CPUs.
-    coded_bandwidth, coded_flops: of the C library's products with quantised weights, bytes/s of one
-    row and FLOP/s of a batch; None without the library.
-    Shares are 1 of rates that were measured by the very kind of work that they stand for.
+    bandwidth_share: share of `device_bandwidth` reached when weights and shared KV are read.
+    copies_share: share of `device_bandwidth` reached by attention over a KV copy per beam.
+    flops_share: share of `flops` reached by the matrix products of a decode step or a prefill.
+    link_share: share of the link's rates reached by large copies in pinned memory.
+    element_bytes: bytes of an element of the usual dtype: 2 (16 bits) on GPUs, 4 on CPUs.
+    coded_bandwidth: bytes/s at which the C library multiplies one row with quantised weights; None
+        without the library.
+    coded_flops: FLOP/s at which the C library multiplies a batch with quantised weights; None
+        without the library.
+    A share is 1 where its rate was measured with the kind of work that it stands for.
 
     Raises:
         ValueError: if a number is not finite and positive, or a share is above 1.
@@ -84,7 +87,7 @@ class HardwareProfile:
     coded_flops: Rate | None = None
 
 
-_VARIANTS = {"ti", "super", "laptop"}  # of a name: other chips
+_VARIANTS = {"ti", "super", "laptop"}  # words of a card's name that stand for a different chip
 
 # Nominal bytes/s of sixteen PCIe lanes in one direction, by generation.
 _PCIE_X16 = MappingProxyType({3: 15.75e9, 4: 31.5e9, 5: 63.0e9})
@@ -92,11 +95,16 @@ _PCIE_X16 = MappingProxyType({3: 15.75e9, 4: 31.5e9, 5: 63.0e9})
 
 @dataclass(frozen=True)
 class PassCosts:
-    """Seconds of one forward pass by the cost model, and the link's bytes a second.
+    """Seconds of one forward pass by the cost model, and the link's bytes per second.
 
-    weights_s: all weights are read; row_s: arithmetic of a row; launch_s: beside the longer of the
-    two; byte_s: a byte of KV is read; state_s: a row's state is read and written. By themselves
-    passes are counted, and nothing else costs anything.
+    weights_s: time to read all weights.
+    row_s: time of one row's arithmetic.
+    launch_s: launch time, which is added to the longer of reading and arithmetic.
+    byte_s: time to read one byte of KV.
+    state_s: time to read and write one row's recurrent states.
+
+    With the default values every pass costs 1 and nothing else costs anything, so passes are
+    counted.
     """
 
     weights_s: float = 1.0
@@ -107,7 +115,7 @@ class PassCosts:
     state_s: float = 0.0
 
     def seconds(self, num_rows: float) -> float:
-        """Of a pass with so many rows."""
+        """Return the seconds of a pass with `num_rows` rows, without KV."""
         read_s = self.weights_s + num_rows * self.state_s
         return max(read_s, num_rows * self.row_s) + self.launch_s
 
@@ -116,9 +124,13 @@ class PassCosts:
 class Card:
     """One GPU, a line of `cards.csv`.
 
-    tflops: of 16-bit matrix products; float32_tflops: of float32 without tensor cores.
-    bandwidth_gb: GB/s of its memory. pcie: generation and lanes. capability: CUDA's compute
-    capability, (0, 0) for others' cards. source: the data sheet. note: what differs from it.
+    tflops: TFLOP/s of 16-bit matrix products.
+    float32_tflops: TFLOP/s of float32 without tensor cores.
+    bandwidth_gb: GB/s of device memory.
+    pcie: PCIe generation and number of lanes.
+    capability: CUDA compute capability; (0, 0) for cards of other vendors.
+    source: the data sheet.
+    note: differences from the data sheet.
     """
 
     name: str
@@ -133,7 +145,7 @@ class Card:
 
     @property
     def has_kernels(self) -> bool:
-        """True if ours run here: they need bfloat16 (compute capability 8.0)."""
+        """True if Beamwright's kernels run here. They need bfloat16 (compute capability 8.0)."""
         return self.capability >= (8, 0)
 
 
@@ -148,12 +160,12 @@ CARDS = MappingProxyType({card.name: card for card in _read_cards()})
 
 
 def card_of_device(device_name: str, memory_bytes: int) -> Card | None:
-    """The card that CUDA calls so; None if it is none of these.
+    """Return the card that CUDA calls `device_name`, or None if it is not in the table.
 
-    memory_bytes: what CUDA says that it has, which tells cards of one name apart.
+    memory_bytes: the device's memory by CUDA, which tells cards with the same name apart.
     """
     words = re.sub(r"[^a-z0-9]+", " ", device_name.lower()).split()
-    if "max" in words:  # Max-Q: another clock
+    if "max" in words:  # Max-Q variants have another clock than the card in the table
         return None
     for card in CARDS.values():
         named = [word for word in card.name.split("-") if not word.endswith("gb")]
@@ -172,18 +184,19 @@ _CUSTOM_FORM = f"{CUSTOM}:12GB,360GB/s,25TFLOPS"
 _HALF = 2
 _ALIASES = MappingProxyType({"a100": "a100-80gb", "cpu": MEASURED})
 
-# Fitted, one number for all cards: the LBS paper's layer-wise baseline (eager, a copy per beam)
-# stalls 70 to 90 % of its time on an RTX 4090 (Fig. 11). With the link's time known, that leaves
-# about six passes over the KV per token at `_BANDWIDTH_SHARE`; copies read exactly once would stall
-# 97 % at 64 beams. Every time of a schedule with copies, and every speedup over one, follows from
-# this number and is no test of the paper's: `python -m beamwright_lab.lbs.figures` prints both
-# for 1 to 12 passes. Shared KV is read once, at `_BANDWIDTH_SHARE`, and does not depend on it.
+# `_COPIES_SHARE` is fitted, with one value for all cards. The LBS paper's layer-wise baseline
+# (eager, a copy per beam) stalls 70 to 90 % of its time on an RTX 4090 (Fig. 11). Since the link's
+# time is known, attention must take about six passes over the KV per token at `_BANDWIDTH_SHARE`.
+# If copies were read exactly once, the baseline would stall 97 % at 64 beams. Times of schedules
+# with copies, and speedups over them, follow from this fit, so they do not test the paper's:
+# `python -m beamwright_lab.lbs.figures` prints both for 1 to 12 passes. Shared KV is read once, at
+# `_BANDWIDTH_SHARE`, and does not depend on the fit.
 _BANDWIDTH_SHARE = 0.85
 _COPIES_SHARE = _BANDWIDTH_SHARE / 6
 
 
 def card_profile(card: Card, element_bytes: int = _HALF) -> HardwareProfile:
-    """A card with models in elements of so many bytes."""
+    """Return the profile of a card that runs models with elements of `element_bytes` bytes."""
     generation, lanes = card.pcie
     link_bandwidth = _PCIE_X16[generation] * lanes / 16
     return HardwareProfile(
@@ -208,7 +221,7 @@ CAPTURED_LAUNCH_S, CAPTURED_LAUNCHES = 3.5e-6, 10
 
 
 def captured(profile: HardwareProfile) -> HardwareProfile:
-    """The machine with steps that are replayed as graphs, in place of operators one by one."""
+    """Return the same machine with decode steps replayed as graphs, not launched by operator."""
     launch_s = min(profile.launch_s, CAPTURED_LAUNCH_S)
     return replace(profile, launch_s=launch_s, decode_ops_per_layer=CAPTURED_LAUNCHES)
 
@@ -217,28 +230,30 @@ _ADVICE = "run `beamwright doctor --probe`"
 
 
 def default_cache_file() -> Path:
-    """`~/.cache/beamwright/profile.json`."""
+    """Return `~/.cache/beamwright/profile.json`."""
     return Path.home() / ".cache" / "beamwright" / "profile.json"
 
 
 def write_profile(profile: HardwareProfile, file: Path | None = None) -> Path:
-    """Store the profile and return where. A reader sees the old file or the whole of the other.
+    """Store the profile, and return its path.
+
+    A concurrent reader sees either the old file or the whole new one.
 
     Raises:
         InputError: if the folder or the file cannot be written.
     """
     file = file or default_cache_file()
-    with suppress(OSError):  # of which the next line complains
+    with suppress(OSError):  # `write_whole` then fails, and reports the file
         file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, json.dumps(asdict(profile), indent=2), option="measured profile ")
     return file
 
 
 def read_profile(file: Path | None = None) -> HardwareProfile:
-    """The stored profile.
+    """Read the stored profile.
 
     Raises:
-        InputError: if there is none, or it is not a valid profile.
+        InputError: if the file does not exist or is not a valid profile.
     """
     file = file or default_cache_file()
     try:
@@ -250,7 +265,7 @@ def read_profile(file: Path | None = None) -> HardwareProfile:
         raise InputError(f"{file}: not a hardware profile ({reason}); {_ADVICE}") from error
 
 
-# Two cores of a server CPU with AVX-512 under a hypervisor, from `measure_profile`.
+# Measured by `measure_profile` on two cores of a server CPU with AVX-512 under a hypervisor.
 _EPYC_2CORE = read_profile(Path(__file__).with_name("epyc-2core.json"))
 
 NAMED_PROFILES = MappingProxyType(
@@ -259,7 +274,7 @@ NAMED_PROFILES = MappingProxyType(
 
 
 def processor() -> HardwareProfile:
-    """This machine's, as `doctor --probe` found it, else a named one."""
+    """Return this machine's measured profile (`doctor --probe`), else a small CPU machine's."""
     try:
         return find_profile(MEASURED)
     except InputError:
@@ -267,14 +282,14 @@ def processor() -> HardwareProfile:
 
 
 def over_link(profile: HardwareProfile, bytes_per_s: float | None) -> HardwareProfile:
-    """The same machine with a link that is emulated, if one is (not None)."""
+    """Return the same machine with a link emulated at `bytes_per_s`; None: the real link."""
     if bytes_per_s is None:
         return profile
     return replace(profile, h2d_bandwidth=bytes_per_s, d2h_bandwidth=bytes_per_s, link_share=1.0)
 
 
 def in_precision(profile: HardwareProfile, element_bytes: int) -> HardwareProfile:
-    """The same machine with models in another precision: a card's FLOP/s differ by it."""
+    """Return the same machine for another element size, which changes a GPU's FLOP/s."""
     if profile.element_bytes == element_bytes or profile.name not in CARDS:
         return profile
     card = card_profile(CARDS[profile.name], element_bytes)
@@ -282,13 +297,14 @@ def in_precision(profile: HardwareProfile, element_bytes: int) -> HardwareProfil
 
 
 def find_profile(name: str, cache_file: Path | None = None) -> HardwareProfile:
-    """A profile by name; "measured", or "cpu", is the one of this machine, from the cache, and
-    "custom:MEMORY,RATE,TFLOPS" a card of which only that is known.
+    """Return a profile by name.
 
-    cache_file: where the measured profile is kept (default: `default_cache_file()`).
+    "measured" and "cpu" mean this machine's profile from the cache. "custom:MEMORY,RATE,TFLOPS"
+    means a card of which only these figures are known.
+    cache_file: the file of the measured profile (default: `default_cache_file()`).
 
     Raises:
-        InputError: for an unknown name, or if nothing valid has been measured yet.
+        InputError: for an unknown name, or if no valid profile has been measured yet.
     """
     key = "-".join(name.lower().split())
     key = _ALIASES.get(key, key)
@@ -302,7 +318,7 @@ def find_profile(name: str, cache_file: Path | None = None) -> HardwareProfile:
 
 
 def _instead(key: str) -> str:
-    """The nearest names, and how to describe a card that is none of them."""
+    """Suggest the nearest names, and say how to describe a card that is not in the table."""
     near = [name for name in NAMED_PROFILES if set(key.split("-")) <= set(name.split("-"))]
     near = near or get_close_matches(key, NAMED_PROFILES, n=3)
     meant = f"did you mean {', '.join(near)}? " if near else ""
@@ -310,13 +326,13 @@ def _instead(key: str) -> str:
 
 
 def _custom_profile(text: str) -> HardwareProfile:
-    """A card by its memory, its memory's bytes/s and its dense 16-bit TFLOP/s, on PCIe 4.0 x16."""
+    """Return a card described by memory, memory bytes/s and dense 16-bit TFLOP/s (PCIe 4.0 x16)."""
     parts = text.partition(":")[2].split(",")
     try:
         memory, rate, tflops = parts
         bandwidth = float(parse_size(rate.strip().lower().removesuffix("/s")))
         return replace(
-            card_profile(CARDS["rtx-3060"]),  # whose link it is given
+            card_profile(CARDS["rtx-3060"]),  # its PCIe 4.0 x16 link is kept
             name=CUSTOM,
             device_memory_bytes=parse_size(memory),
             device_bandwidth=bandwidth,

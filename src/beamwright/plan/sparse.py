@@ -1,11 +1,13 @@
-"""What `--sparse auto` stands for: whether reading some tokens takes less than all. No torch.
+"""The choice behind `--sparse auto`: is attending to selected tokens faster than to all? No torch.
 
-Priced is `exact` with all KV at home on the host (AsyncSpade's Eq. 8): the host scores every key by
-the token's own query, so nothing hides behind anything, and what is selected crosses the link once
-for all rows, as far as the device has not kept it from the token before (ShadowKV, FreeKV). On a
-card that is plain torch, an operator at a time, where full attention has kernels and graphs: a
-prediction, no card has run it. Bounds of pages would be cheaper there, but at 4,096 tokens they
-lose the ledger's thread (docs/log/2026-11.md#sparse-auto), so nobody gets them unasked.
+The candidate is `exact` with all KV in host memory (AsyncSpade's Eq. 8). The host scores every key
+with the token's own query, so no work overlaps with other work. Selected tokens cross the link once
+for all rows, unless the device still holds them from the token before (ShadowKV, FreeKV).
+
+On a GPU, sparse decoding is plain torch, one operator at a time, while full attention has kernels
+and graphs. Its price there is a prediction, since no GPU has run it. Bounds of pages would be
+cheaper to score. At 4,096 tokens, however, they lose the facts that a ledger problem needs
+(docs/log/2026-11.md#sparse-auto), so `auto` never chooses them.
 """
 
 from __future__ import annotations
@@ -22,40 +24,53 @@ from beamwright.plan.workload import TreeStep, Workload, expected_ancestors, tre
 from beamwright.protocols import Direction
 
 SINKS, RECENT = 4, 12
-"""Tokens that are always selected, inside the budget: a path's first ones, and its newest."""
+"""Tokens that are always selected, inside the budget: a path's first ones and its newest ones."""
 
 ANEW = 0.7
-"""Of what rows bring that choose anew for every token: counted .6 (ledger), .7 (bundled), 1 (random
-weights) of single paths (`python -m beamwright_lab.sparse.brought`)."""
+"""Measured link traffic divided by the traffic of rows that choose independently for every token.
+
+Counted on single paths (`python -m beamwright_lab.sparse.brought`): 0.6 with the ledger model, 0.7
+with the bundled model, 1 with random weights.
+"""
 
 PAYS = 1.25
-"""Times faster by the cost model, which is no better than that."""
+"""Least predicted speedup at which `auto` selects tokens. The cost model is no more accurate than
+this factor.
+"""
 
-_OPERATORS = 2.5  # times a layer's, counted in torch's dispatcher
-_SCORE_BYTES = 170  # memory traffic of a score: product, softmax, mean over heads, top-k
+_OPERATORS = 2.5  # operators of a sparse layer per operator of a plain one, by torch's dispatcher
+_SCORE_BYTES = 170  # memory traffic of one score: product, softmax, mean over heads, top-k
 _SHARE_MULTIPLE = 16
-_WHOLE_PIECE_S = 1e-12  # streamed layers are a copy each; the model has one of every block
+# Launch cost of a copy while full attention is priced. `Roofline.move` counts a copy per block, but
+# streamed KV needs one per layer only. Nearly 0, since profiles want a positive number.
+_WHOLE_PIECE_S = 1e-12
 
 
 def selected_tokens(select: float, visible: int) -> int:
-    """That a row selects of so many, the current one included. select: so many, or a share of those
-    that are visible, rounded up to 16."""
+    """Return the number of tokens that a row selects of `visible` ones, the current one included.
+
+    select: a number of tokens, or a share of `visible`, which is rounded up to a multiple of 16.
+    """
     if isinstance(select, float):
         select = -(-math.ceil(select * visible) // _SHARE_MULTIPLE) * _SHARE_MULTIPLE
     return max(select, SINKS + RECENT)
 
 
 def selected_share(select: int, path_tokens: float) -> float:
-    """Of a path's tokens, those that a row is free to select."""
+    """Return the share of a path's tokens that a row selects.
+
+    The tokens that are always selected (SINKS and RECENT) are left out of both counts.
+    """
     always = SINKS + RECENT
     return min(1.0, max(0.0, select - always) / max(1.0, path_tokens - always))
 
 
 def brought(parts: Iterable[tuple[float, float]], share: float, anew: float = ANEW) -> float:
-    """Tokens of a KV head that cross the link for one token of all rows: those that some row
-    selects, and none did for the token before.
+    """Return how many tokens of one KV head cross the link for one token of all rows.
 
-    parts: stored tokens, and the rows that see each of them and select such a share by themselves.
+    These are the tokens that some row selects now and no row selected for the token before.
+    parts: pairs of a number of stored tokens and the number of rows that see them. Each row selects
+        `share` of them, independently.
     """
     chosen = ((tokens, 1 - math.pow(1 - share, rows)) for tokens, rows in parts)
     return anew * math.fsum(tokens * some * (1 - some) for tokens, some in chosen)
@@ -64,9 +79,11 @@ def brought(parts: Iterable[tuple[float, float]], share: float, anew: float = AN
 def _token_s(
     step: TreeStep, roofline: Roofline, host: HardwareProfile, select: int, most_rows: int
 ) -> float:
-    """Seconds of one token of all rows, in the middle of a step, batch after batch of most_rows.
+    """Return the seconds of one token of all rows in the middle of a step.
 
-    roofline: of the device, an operator at a time. host: what scores; all KV is there.
+    Rows are decoded in consecutive batches of at most `most_rows`.
+    roofline: the device, with one operator launched at a time.
+    host: the machine that scores keys and holds all KV.
     """
     work, model, hardware = step.workload, roofline.model, roofline.hardware
     batches = -(-work.num_beams // most_rows)
@@ -77,7 +94,7 @@ def _token_s(
     parts += [(each * work.step_tokens, rows / each) for each in nodes]
     union, path = sum(tokens for tokens, _ in parts), step.path_tokens + own
     kv_bytes, held = model.kv_bytes_per_token, union + rows * own
-    if path <= select:  # all of it crosses the link when a step begins
+    if path <= select:  # rows attend to everything, so all KV crosses the link when a step begins
         link_s = roofline.move(union * kv_bytes, Direction.H2D) / step.num_tokens
         return batches * (roofline.decode_step(round(rows), held, rows * path) + link_s)
     operators = round(_OPERATORS * hardware.decode_ops_per_layer)
@@ -97,7 +114,7 @@ def _token_s(
 
 @dataclass(frozen=True)
 class Choice:
-    """What `auto` stands for, "off" or "exact", and the reason in a line."""
+    """The method that `auto` stands for ("off" or "exact"), and the reason in one line."""
 
     method: str
     why: str
@@ -112,11 +129,13 @@ def choose_sparse(
     select: float,
     scorer: Scorer | None = None,
 ) -> Choice:
-    """Selected tokens where decoding takes less with them by far, else all of them.
+    """Choose selected tokens if decoding is faster with them by the factor `PAYS`, else all tokens.
 
-    full: the machine as it decodes with all, as `--schedule auto` does; plain: an
-    operator at a time. host: what scores, on a CPU the same. select: see `selected_tokens`.
-    scorer: a verifier, which has then its part of the device, and no more.
+    full: the machine as `--schedule auto` uses it to attend to all tokens.
+    plain: the same machine with one operator launched at a time.
+    host: the machine that scores keys; on a CPU the same machine.
+    select: see `selected_tokens`.
+    scorer: a verifier, whose part of the device memory is then fixed.
     """
     select = selected_tokens(select, workload.longest)
     if (longest := workload.longest) <= select:

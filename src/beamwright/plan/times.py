@@ -1,10 +1,12 @@
-"""How long a search takes with all KV on the device, and group by group beside host memory.
+"""Time of a search with all KV on the device, or group by group with KV offloaded to the host.
 
-Seconds of the expected tree (`workload`) by the roofline (`costs`), KV shared; other schedules and
-copies are the simulator's. A verifier encodes the new tokens of a step behind their parents' KV, in
-batches, when decoding is done (`verify.prm`); its tokenizer is taken to make as many tokens of a
-step as the generator's, and a mark. Selection and pruning take no time. Within a step a token costs
-what it costs in the middle of the step.
+Seconds are those of the expected tree (`workload`) under the roofline (`costs`), with shared KV.
+Other schedules and a KV copy per beam are priced by the simulator.
+
+A verifier encodes the new tokens of a step after their parents' KV, in batches, once decoding is
+done (`verify.prm`). Its tokenizer is assumed to make as many tokens of a step as the generator's,
+plus a mark. Selection and pruning take no time. Every token of a step is priced like the one in its
+middle.
 """
 
 from __future__ import annotations
@@ -20,18 +22,20 @@ from beamwright.plan.machines import HardwareProfile
 from beamwright.plan.workload import TreeStep, Workload, tree_steps
 from beamwright.protocols import Direction
 
-_BATCH_TOKENS = 4096  # of a prefill's rows: as in `models.prefill`
-_PADDING = 8
+_BATCH_TOKENS = 4096  # most tokens in one batch of a prefill, as in `models.prefill`
+_PADDING = 8  # a prefill pads the length of its rows to a multiple of this
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A schedule's figures. `None` where it cannot run in the budgets.
+    """Predicted figures of one schedule; None where it cannot run within the budgets.
 
-    fits: nearly every search fits; borderline: some do and some do not, and the figures are of
-    those that do. time_s: prefill_s + decode_s + verify_s + stall_s. groups: groups decoded, over
-    all steps. peak_kv_bytes: most of the generator's KV on the device at once. limited_by: what
-    takes most of the time, and what that waits for.
+    fits: True if nearly every search fits.
+    borderline: True if only some searches fit. The figures are then for those that do.
+    time_s: the sum of prefill_s, decode_s, verify_s and stall_s.
+    groups: number of groups decoded over all steps.
+    peak_kv_bytes: most KV of the generator on the device at once.
+    limited_by: the activity that takes most of the time, and what limits it.
     """
 
     fits: bool
@@ -51,7 +55,7 @@ class Estimate:
 
 @dataclass
 class Totals:
-    """Sums over the steps of one run, as in `Estimate`."""
+    """Sums over the steps of one run; the fields mean the same as in `Estimate`."""
 
     decode_s: float = 0.0
     verify_s: float = 0.0
@@ -69,7 +73,7 @@ def estimate(
     kv_budget_bytes: int,
     scorer: Scorer | None = None,
 ) -> Mapping[str, Estimate]:
-    """What `plan` says of both schedules, as "SCHEDULE/LAYOUT"."""
+    """Return the figures that `plan` prints for both schedules, by "SCHEDULE/LAYOUT"."""
     roofline = Roofline(model, hardware)
 
     def figures(fit: Fit, budget_bytes: float) -> Estimate:
@@ -96,11 +100,11 @@ def estimate(
 
 
 def _holds_a_path(workload: Workload, scorer: Scorer | None) -> bool:
-    """True if the verifier can hold a path: it loads the others as it needs them."""
+    """Return True if the verifier's budget holds one path. Other paths are loaded when needed."""
     if scorer is None:
         return True
     *_, last = tree_steps(in_verifier_tokens(workload))
-    path_tokens = round(last.group_held_tokens(workload.num_beams))  # of groups of one beam
+    path_tokens = round(last.group_held_tokens(workload.num_beams))  # one beam in each group
     return path_tokens * scorer.model.kv_bytes_per_token <= scorer.kv_budget_bytes
 
 
@@ -108,11 +112,13 @@ def _holds_a_path(workload: Workload, scorer: Scorer | None) -> bool:
 
 
 def decode(workload: Workload, roofline: Roofline, budget_bytes: float) -> Totals | None:
-    """Group by group to the end of each step (LBS section 4), prefetching into what is free.
+    """Return the costs of decoding group by group, each to its step's end (LBS section 4).
 
-    Everything is one group where it fits. From the first step that outgrows the device, all KV is
-    stored on the host. The last group of a step is the first of the next, so one group of each
-    step is not loaded. None if no beam fits alone.
+    Each group is prefetched into the memory that is free. All beams form one group where they fit.
+    From the first step that outgrows the device, all KV is stored on the host. The last group of a
+    step is the first group of the next step, so one group of each step is not loaded.
+
+    Returns None if not even one beam fits.
     """
     totals, model, beams, spilled = Totals(), roofline.model, workload.num_beams, False
     for step in tree_steps(workload):
@@ -126,7 +132,8 @@ def decode(workload: Workload, roofline: Roofline, budget_bytes: float) -> Total
         totals.peak_kv_bytes = max(totals.peak_kv_bytes, held_bytes)
         if num_groups == 1:
             continue
-        # Shared parts stay for the next group; beside them, the states that rows begin from.
+        # KV of all paths when the step starts, and the recurrent states that rows begin from. KV
+        # that groups share stays on the device between them.
         before_bytes = step.union_tokens * model.kv_bytes_per_token
         before_bytes += beams // workload.width * model.state_bytes
         load_bytes = before_bytes / num_groups
@@ -137,7 +144,7 @@ def decode(workload: Workload, roofline: Roofline, budget_bytes: float) -> Total
         store_bytes: float = beams * (
             step.num_tokens * model.kv_bytes_per_token + model.state_bytes
         )
-        if not spilled:  # what is there has never been written back
+        if not spilled:  # until now, nothing has been written back
             store_bytes += before_bytes
             spilled = True
         store_s = roofline.move(store_bytes, Direction.D2H)
@@ -148,7 +155,7 @@ def decode(workload: Workload, roofline: Roofline, budget_bytes: float) -> Total
 
 
 def _middle(step: TreeStep, num_groups: int) -> tuple[int, float, float]:
-    """Rows of a group, and the tokens that it reads and sees in the middle of the step."""
+    """Return a group's rows, and the tokens that it reads and sees in the middle of the step."""
     beams, middle = step.workload.num_beams, (step.num_tokens + 1) / 2
     read = step.grouped_union_tokens(num_groups) + beams * middle
     seen = beams * (step.path_tokens + middle)
@@ -156,7 +163,10 @@ def _middle(step: TreeStep, num_groups: int) -> tuple[int, float, float]:
 
 
 def _group_bytes(step: TreeStep, model: ModelCosts, num_groups: int) -> float:
-    """KV blocks and states of the largest of `num_groups` even groups when the step ends."""
+    """Return the bytes of the largest of `num_groups` even groups when the step ends.
+
+    The sum of KV in whole blocks and of recurrent states.
+    """
     num_states = step.workload.num_states(-(-step.workload.num_beams // num_groups))
     kv_bytes = step.group_held_tokens(num_groups) * model.kv_bytes_per_token
     return kv_bytes + num_states * model.state_bytes
@@ -166,9 +176,11 @@ def _group_bytes(step: TreeStep, model: ModelCosts, num_groups: int) -> float:
 
 
 def score(totals: Totals, workload: Workload, scorer: Scorer, hardware: HardwareProfile) -> None:
-    """Count the problem, and each step. Once the tree outgrows the device, it is on the host.
+    """Add the verifier's costs for the problem and for each step to `totals`.
 
-    What is not resident is loaded before it is read; stores go on behind the next decoding.
+    KV that is not resident is loaded before it is read, and compute waits for it. Once the tree has
+    outgrown the budget, every step is also stored on the host. Storing costs no time, since it
+    overlaps with the decoding of the next step.
     """
     work, kv_bytes, spilled = in_verifier_tokens(workload), scorer.model.kv_bytes_per_token, False
     roofline = Roofline(scorer.model, hardware)
@@ -186,8 +198,11 @@ def score(totals: Totals, workload: Workload, scorer: Scorer, hardware: Hardware
 
 
 def _forwards(step: TreeStep) -> Iterator[tuple[int, tuple[int, float, float]]]:
-    """A step's prefills, chunk by chunk of the rows, batch by batch of a chunk: number of them, and
-    of each the new tokens, and those that it reads and sees."""
+    """Yield the forward passes that prefill a step, as (number of equal passes, pass).
+
+    A pass is (new tokens, tokens read, tokens seen). Rows are cut into chunks, and each chunk's
+    rows are divided into batches.
+    """
     beams = step.workload.num_beams
     for offset in range(0, step.num_tokens, CHUNK_TOKENS):
         chunk = min(CHUNK_TOKENS, step.num_tokens - offset)

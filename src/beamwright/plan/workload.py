@@ -1,16 +1,19 @@
-"""How large a search tree is, step by step, before any search has run. Knows counts only.
+"""Size of a search tree, step by step, before any search has run. Knows counts only.
 
-Model: every round keeps n / width of the n candidates, all choices alike (no score correlation).
-Looking back from the present, the distinct ancestors at each level then follow a coalescent: of k
-parents with `width` children each, those with a descendant among the `a` that matter one level
-down. The expectation is taken level by level; ignoring the spread of `a` puts the union one or two
-per cent high for 64 beams, up to six for 16 (n 64, width 2: 0.133 of the sum of paths; 0.131 over
-150 simulated searches, standard deviation 0.006). A single search's largest step exceeds the
-largest expected one by some 4 %. Selection that follows scores shares more, one that keeps families
-apart shares less.
+Model: every round keeps n / width of the n candidates, and all choices are equally likely (scores
+are not correlated). Seen backwards from the present, the distinct ancestors at each level follow a
+coalescent. Of k parents with `width` children each, those parents remain that have a descendant
+among the `a` nodes that matter one level below.
 
-A search keeps whom it keeps, so a budget that holds the expected tree need not hold the next one:
-some searches are played with counts alone, and their spread says what nearly every other one needs.
+The expectation is taken level by level. Ignoring the spread of `a` makes the union one or two
+percent too large for 64 beams, and up to six percent for 16. (For n 64 and width 2 it is 0.133 of
+the sum of paths. The mean of 150 simulated searches is 0.131, with a standard deviation of 0.006.)
+The largest step of a single search is some 4 % larger than the largest expected step. Selection by
+scores shares more KV than this model, and selection that keeps families apart shares less.
+
+Searches differ, so a budget that holds the expected tree may be too small for a particular search.
+`sampled_nodes` therefore plays some searches with counts alone, and `Spread` says what nearly every
+search needs.
 """
 
 from __future__ import annotations
@@ -32,17 +35,19 @@ if TYPE_CHECKING:
 
 
 BLOCK_TOKENS = 8
-"""Tokens of a block of KV; a node starts a fresh one."""
+"""Tokens of a block of KV. Every node starts a new block."""
 
 
 def in_blocks(num_tokens: int, block: int = BLOCK_TOKENS) -> int:
-    """Tokens of the whole blocks that so many tokens of one node take."""
+    """Round `num_tokens` of one node up to a multiple of `block`."""
     return -(-num_tokens // block) * block
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One search with fixed lengths. width: children per survivor; n / width survive a step.
+    """One search with fixed lengths.
+
+    width: children of each survivor; num_beams / width beams survive a step.
 
     Raises:
         InputError: if a number is not positive, or width does not divide num_beams.
@@ -63,26 +68,26 @@ class Workload:
 
     @property
     def longest(self) -> int:
-        """Tokens of every path when it ends."""
+        """Tokens of every complete path."""
         return self.prompt_tokens + self.generate_tokens
 
     @property
     def num_steps(self) -> int:
-        """Steps of every path; the last one may be shorter."""
+        """Steps of every path. The last one may be shorter."""
         return math.ceil(self.generate_tokens / self.step_tokens)
 
     def num_states(self, num_rows: int) -> int:
-        """Of recurrent layers, states that are held for so many rows: theirs, and those of the
-        nodes that they began from."""
+        """Return how many recurrent states `num_rows` rows hold: one per row and one per parent."""
         return num_rows + -(-num_rows // self.width)
 
 
 @dataclass(frozen=True)
 class TreeStep:
-    """One step of the search. Token counts are per beam (path) or of distinct tokens (union).
+    """One step of the search. "path" counts tokens per beam, "union" counts distinct tokens.
 
-    num_levels: steps before this one; num_nodes: distinct nodes of all paths when it starts, the
-    prompt left out; num_tokens: that this step adds to each beam.
+    num_levels: number of steps before this one.
+    num_nodes: distinct nodes of all paths when the step starts, without the prompt.
+    num_tokens: tokens that this step adds to each beam.
     """
 
     workload: Workload
@@ -101,15 +106,18 @@ class TreeStep:
         return self.grouped_union_tokens(1)
 
     def grouped_union_tokens(self, num_groups: int) -> float:
-        """Sum over depth-first groups of even size of the distinct tokens of their paths."""
+        """Return the distinct tokens of each group's paths, summed over `num_groups` groups.
+
+        Groups are equally large and follow each other depth-first.
+        """
         work = self.workload
         nodes = self._grouped_nodes(num_groups)
         return num_groups * work.prompt_tokens + work.step_tokens * nodes
 
     def group_held_tokens(self, num_groups: int) -> float:
-        """Tokens of whole blocks of the largest of these groups, when the step ends.
+        """Return the tokens that blocks of the largest group have room for when the step ends.
 
-        Unions are of mean size: groups of a real tree differ.
+        Groups are assumed to have unions of mean size; those of a real tree differ.
         """
         work = self.workload
         rows = -(-work.num_beams // num_groups)
@@ -118,10 +126,11 @@ class TreeStep:
         return before + rows * in_blocks(self.num_tokens)
 
     def _grouped_nodes(self, num_groups: int) -> float:
-        """Sum over such groups of their distinct nodes.
+        """Return the distinct nodes of each group's paths, summed over `num_groups` groups.
 
-        A cut between two groups falls between two ancestors of a level, or through one, which
-        both groups then hold. With a of m units' ancestors, it misses with (a - 1) / (m - 1).
+        A cut between two groups falls either between two ancestors of a level, or through one
+        ancestor, which both groups then hold. If m units have a ancestors, the cut misses them with
+        probability (a - 1) / (m - 1).
         """
         work = self.workload
         survivors = work.num_beams // work.width
@@ -131,7 +140,7 @@ class TreeStep:
 
 
 def tree_steps(workload: Workload) -> Iterator[TreeStep]:
-    """The steps of a search; the last one may be shorter."""
+    """Yield the steps of a search. The last one may be shorter."""
     ancestors = expected_ancestors(workload.num_beams, workload.width, workload.num_steps)
     num_nodes = 0.0
     for number, newest in enumerate(ancestors):
@@ -142,15 +151,16 @@ def tree_steps(workload: Workload) -> Iterator[TreeStep]:
             num_nodes=num_nodes,
             num_tokens=min(workload.step_tokens, left),
         )
-        num_nodes += newest  # one more level above the beams of the next step
+        num_nodes += newest  # these nodes are one more level above the beams of the next step
 
 
 def expected_ancestors(num_beams: int, width: int, num_levels: int) -> list[float]:
-    """Expected distinct ancestors of all beams, per level, the newest level first."""
+    """Return the expected distinct ancestors of all beams in each level, the newest level first."""
     survivors = num_beams // width
     counts = [float(survivors)]
     while len(counts) < num_levels:
-        # Chance that none of a parent's children is among the a that matter (hypergeometric).
+        # Probability that no child of a parent is among the counts[-1] that matter
+        # (hypergeometric).
         missed = 1.0
         for child in range(width):
             missed *= max(0.0, num_beams - counts[-1] - child) / (num_beams - child)
@@ -158,13 +168,14 @@ def expected_ancestors(num_beams: int, width: int, num_levels: int) -> list[floa
     return counts[:num_levels]
 
 
-_SAMPLED_BEAMS = 8192  # of all samples together: large searches differ less from each other
+# Beams of all sampled searches together. Large searches differ less, so fewer of them suffice.
+_SAMPLED_BEAMS = 8192
 _NUM_DEVIATIONS = 3
 
 
 @dataclass(frozen=True)
 class Spread:
-    """What nearly every search needs at least and at most, and the mean, in tokens or bytes."""
+    """Least and most that nearly every search needs, and the mean, in tokens or bytes."""
 
     least: int
     mean: int
@@ -172,20 +183,20 @@ class Spread:
 
     @classmethod
     def of(cls, peaks: Counts) -> Spread:
-        """Three standard deviations about the mean, and all that was seen."""
+        """Return three standard deviations around the mean, widened to include every sample."""
         mean = float(peaks.mean())
         reach = _NUM_DEVIATIONS * float(peaks.std())
         least, worst = min(peaks.min(), mean - reach), max(peaks.max(), mean + reach)
         return cls(math.floor(least), round(mean), math.ceil(worst))
 
     def scaled(self, factor: int, more: int = 0) -> Spread:
-        """In bytes, of so many each, and so many bytes more."""
+        """Return each count times `factor` plus `more`, for example in bytes."""
         each = (self.least, self.mean, self.worst)
         return Spread(*(factor * count + more for count in each))
 
 
 def held_tokens(workload: Workload, num_nodes: Counts) -> Spread:
-    """Tokens of whole blocks that searches hold at most, at the end of any of their steps.
+    """Return the most tokens that blocks of a search hold room for at the end of any of its steps.
 
     num_nodes [searches, steps]: distinct nodes above the beams when each step starts.
     """
@@ -198,7 +209,7 @@ def held_tokens(workload: Workload, num_nodes: Counts) -> Spread:
 
 
 def expected_nodes(workload: Workload) -> Counts:
-    """The expected tree in place of sampled ones [1, steps]: quick, and without spread."""
+    """Return node counts [1, steps] of the expected tree: fast to compute, but without spread."""
     import numpy as np  # noqa: PLC0415 (slow import)
 
     return np.array([[round(step.num_nodes) for step in tree_steps(workload)]])
@@ -206,7 +217,10 @@ def expected_nodes(workload: Workload) -> Counts:
 
 @lru_cache(maxsize=32)
 def sampled_nodes(workload: Workload) -> Counts:
-    """Of searches that select at random [searches, steps]; equal shapes give the same searches."""
+    """Return node counts [searches, steps] of searches that select at random.
+
+    Equal workloads give equal searches, because seeds are fixed.
+    """
     import numpy as np  # noqa: PLC0415 (slow import)
 
     num_beams, num_steps = workload.num_beams, workload.num_steps
@@ -215,7 +229,7 @@ def sampled_nodes(workload: Workload) -> Counts:
     own = np.arange(num_beams, dtype=np.int64)[:, None]
     for sample, counts in enumerate(num_nodes):
         chance = random.Random(sample)
-        # Column by column: the candidate of each earlier round that a beam descends from.
+        # ancestors [beam, round]: the candidate of each earlier round that the beam descends from.
         ancestors = np.zeros((num_beams, 0), dtype=np.int64)
         for step in range(1, num_steps):
             survivors = sorted(chance.sample(range(num_beams), num_beams // workload.width))
@@ -226,8 +240,8 @@ def sampled_nodes(workload: Workload) -> Counts:
 
 
 def dm_lower_bound_bytes(needed_bytes: Iterable[int], budget_bytes: int) -> int:
-    """Sum over rounds of max(0, distinct sealed bytes needed - device KV budget).
+    """Return a lower bound on data movement: the sum over rounds of max(0, needed - KV budget).
 
-    needed_bytes: per round, the KV bytes of the distinct nodes that the round's beams extend.
+    needed_bytes: for each round, KV bytes of the distinct nodes that the round's beams extend.
     """
     return sum(max(0, needed - budget_bytes) for needed in needed_bytes)
