@@ -1,4 +1,4 @@
-"""The log, the decisions and the changelog: references resolve, lines are short."""
+"""The log and the changelog: references resolve, lines are short."""
 
 import re
 from itertools import pairwise
@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 MONTHS = sorted(file for file in DOCS.glob("log/*.md") if file.name != "index.md")
-PAGES = [DOCS / "log" / "index.md", *MONTHS, *DOCS.glob("develop/decisions/*.md")]
+PAGES = [DOCS / "log" / "index.md", *MONTHS]
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#:]+)(?:#[^)]*)?\)")
 
 
@@ -34,27 +34,6 @@ def test_links_lead_somewhere_and_lines_are_short(page):
     for target in LINK.findall(text):
         assert (page.parent / target).exists(), target
     assert not [x for x in text.splitlines() if len(x) > 120 and not x.startswith("|")]
-
-
-DECISIONS = sorted(DOCS.glob("develop/decisions/0*.md"))
-SUPERSEDED = re.compile(r"superseded by \[(\d{4})\]\((\1-[\w-]+\.md)\)")
-
-
-def test_the_table_of_decisions_says_what_the_records_say():
-    index = DOCS / "develop" / "decisions" / "index.md"
-    rows = [line.split(" | ") for line in index.read_text(encoding="utf-8").splitlines()[6:]]
-    told = []
-    for record in DECISIONS:
-        title, _, state = record.read_text(encoding="utf-8").splitlines()[:3]
-        number, _, named = title.removeprefix("# ").partition(". ")
-        date, _, status = state.removeprefix("Date: ").rstrip(".").partition(". Status: ")
-        later = SUPERSEDED.fullmatch(status)
-        assert later or status == "accepted", record.name
-        assert not later or (record.parent / later[2]).is_file()
-        status = f"superseded by {later[1]}" if later else status
-        told.append([f"[{number}]({record.name})", date, named, status])
-    assert rows == told
-    assert sum(len(page.read_text().split()) for page in [index, *DECISIONS]) <= 3_500
 
 
 def test_an_entry_of_the_changelog_is_one_line():
