@@ -9,6 +9,9 @@ import pytest
 from beamwright.errors import InputError, UnavailableError
 from beamwright.evaluate.problems import load_problems
 from beamwright.search.alike import options_of
+from tables import tables_beside
+
+TABLES = tables_beside(__file__)
 
 
 @pytest.fixture
@@ -17,42 +20,7 @@ def read(write_jsonl):
     return lambda *lines, **options: load_problems(write_jsonl(*lines), **options).problems
 
 
-GPQA = {
-    "Record ID": "rec1",
-    "Question": "Which is even?\n",
-    "Correct Answer": "2\n",
-    "Incorrect Answer 1": "1",
-    "Incorrect Answer 2": "3",
-    "Incorrect Answer 3": "5",
-    "Subdomain": "Numbers",
-    "answer": "ignored",
-}
-
-
-@pytest.mark.parametrize(
-    ("fields", "answer"),
-    [
-        ({"answer": "2"}, "2"),
-        ({"Answer": 2}, "2"),
-        ({"answer": 27.5}, "27.5"),
-        ({"answer": float("nan"), "solution": "3"}, "3"),
-        ({"reference_answer": "2"}, "2"),
-        ({"extracted_groundtruth": "2"}, "2"),
-        ({"canonical_solution": "2"}, "2"),
-        ({"solution": "so\n\n$\\boxed{\\frac{1}{2}}$."}, "\\frac{1}{2}"),
-        ({"solution": "so \\boxed{3}", "answer": "2"}, "2"),
-        ({"solution": "so \\boxed{3}", "answer": None}, "3"),
-        ({"solution": "so \\boxed{3}", "answer": ""}, "3"),
-        ({"answer": ["60"]}, "60"),
-        ({"answer": "[5, 6]"}, "[5, 6]"),
-        ({"expected_answer": "2"}, "2"),
-        ({"final_answer": [2]}, "2"),
-        ({"ground_truth": "2"}, "2"),
-        ({"solution": "so \\boxed{3}", "gold": "2"}, "2"),
-        ({"answer": "5 * 2 = 10\n#### 1,080"}, "1,080"),
-        ({}, None),
-    ],
-)
+@pytest.mark.parametrize(("fields", "answer"), TABLES["answers"])
 def test_reads_every_answer_field_by_priority(read, fields, answer):
     assert read({"problem": "p", **fields})[0].answer == answer
 
@@ -78,28 +46,11 @@ def test_fields_can_be_named(read, write_jsonl):
             read({"problem": "p", "answer": "1"}, **{option: "x"})
 
 
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        (  # MATH-500
-            {"problem": "p", "solution": "so \\boxed{1}", "answer": "1", "subject": "Algebra"}
-            | {"level": 2, "unique_id": "test/algebra/1.json"},
-            ("1", "test/algebra/1.json", 2),
-        ),
-        (  # MATH, one file a problem
-            {"problem": "p", "level": "Level 5", "type": "Algebra", "solution": "\\boxed{2}"},
-            ("2", "0", "Level 5"),
-        ),
-        ({"id": 60, "problem": "p", "answer": "204", "year": "2024"}, ("204", "60", None)),  # AIME
-        ({"question": "p", "answer": "2"}, ("2", "0", None)),
-        ({"prompt": "p", "answer": "2"}, ("2", "0", None)),
-        ({"ID": "2024-I-1", "Problem": "p", "Answer": 204}, ("204", "2024-I-1", None)),
-    ],
-)
+@pytest.mark.parametrize(("fields", "expected"), TABLES["shapes"])
 def test_public_shapes(read, fields, expected):
     (problem,) = read(fields)
     assert problem.problem == "p"
-    assert (problem.answer, problem.unique_id, problem.level) == expected
+    assert [problem.answer, problem.unique_id, problem.level] == expected
 
 
 def test_every_problem_has_an_id_of_its_own_equal_texts_too(read):
@@ -163,39 +114,9 @@ def test_every_format_holds_the_same_problems(tmp_path, name, write):
     assert len(problem_set.fingerprint) == 64
 
 
-BAD_LINES = (
-    ("{oops", "line 2: not JSON"),
-    ('{"problem": "p', r"line 2: not JSON \(Unterminated string, column 13\)"),
-    ("[1]", "line 2: not a JSON object"),
-    ('{"text": "p"}', "line 2: no problem field"),
-    ('{"problem": "  "}', "line 2: the problem is empty"),
-    ('{"problem": [1]}', "line 2: field 'problem' is not text"),
-    ('{"problem": "p", "answer": [1, 2]}', "line 2: field 'answer' is neither"),
-    ('{"problem": "p"}', "line 2: no answer, though others have one"),
-)
-BAD_FILES = (
-    *(
-        ("a.jsonl", f'{{"problem": "p", "answer": "1"}}\n{line}'.encode(), m)
-        for line, m in BAD_LINES
-    ),
-    ("a.jsonl", b"\n\n", "holds no problems"),
-    ("a.jsonl", b"\xff\xfe", "line 1: not UTF-8"),
-    ("a.json", b'[\n{"problem": }]', r"a\.json, line 2: not JSON"),
-    ("a.json", b'[{"problem": "p"}, 3]', r"a\.json, row 2: not a JSON object"),
-    ("a.json", b'{"data": 3}', r"a\.json: neither a list"),
-    ("a.json", b"[" * 100_000, r"a\.json, line 1: not JSON"),
-    ("a.json", b"\xff", r"a\.json: not UTF-8"),
-    ("a.csv", b"problem,answer\n\np,1,2\n", r"a\.csv, line 3: 3 cells, the header names 2"),
-    ("a.csv", b'problem,answer\n"p"q,1\n', r"a\.csv, line 2: not CSV"),
-    ("a.csv", b"text,answer\np,1\n", r"a\.csv, line 2: no problem field"),
-    ("a.csv", b"", "holds no problems"),
-    ("a.parquet", b"not parquet", r"a\.parquet: not parquet"),
-    ("nowhere.jsonl", None, "nowhere.jsonl: cannot be read"),
-    ("nowhere@test", None, "nowhere@test: cannot be read"),
-    ("a\0b", None, "cannot be read"),
-    ("bundled:train", None, "no such bundled problem set"),
-    ("hf:MATH-500", None, "not of the form hf:ORG/NAME"),
-)
+GOOD_LINE = '{"problem": "p", "answer": "1"}\n'
+BAD_FILES = [("a.jsonl", GOOD_LINE + line, message) for line, message in TABLES["bad_lines"]]
+BAD_FILES += [*TABLES["bad_files"], ("a.json", "[" * 100_000, r"a\.json, line 1: not JSON")]
 
 
 @pytest.mark.parametrize(("name", "content", "message"), BAD_FILES)
@@ -203,7 +124,7 @@ def test_what_cannot_be_read_is_named_in_one_line(tmp_path, name, content, messa
     source = name
     if content is not None:
         source = str(tmp_path / name)
-        (tmp_path / name).write_bytes(content)
+        (tmp_path / name).write_bytes(content.encode("latin-1"))
     with pytest.raises(InputError, match=message) as caught:
         load_problems(source, limit=1)
     assert "\n" not in str(caught.value)
@@ -359,7 +280,7 @@ def test_what_is_not_installed_names_the_extra(tmp_path, monkeypatch, package):
 
 
 def test_multiple_choice_lists_the_options_and_answers_with_a_letter(write_jsonl):
-    path = write_jsonl(*(GPQA | {"Record ID": f"rec{i}"} for i in range(40)))
+    path = write_jsonl(*(TABLES["gpqa"] | {"Record ID": f"rec{i}"} for i in range(40)))
     problems = load_problems(path).problems
     for problem in problems:
         question, _, rest = problem.problem.partition("\n\n")
@@ -370,27 +291,16 @@ def test_multiple_choice_lists_the_options_and_answers_with_a_letter(write_jsonl
         assert f"{problem.answer}) 2" in lines
     assert {problem.answer for problem in problems} == set("ABCD")
     later = load_problems(
-        write_jsonl({"problem": "p", "answer": "1"}, GPQA | {"Record ID": "rec0"})
+        write_jsonl({"problem": "p", "answer": "1"}, TABLES["gpqa"] | {"Record ID": "rec0"})
     )
     first, second = problems[0], later.problems[1]
     assert (first.problem, first.answer) == (second.problem, second.answer), "the row alone decides"
 
 
 LOOK_LIKE = ("endings", "distractor1", "opa", "option_a", "answerA", "sol1", "mc_choices")
-PUBLIC = (
-    {"choices": ["40", "42"], "answer": 1},
-    {"choices": ["1", "2"], "answer": 1},
-    {"options": ["40", "42"], "answer": "B", "answer_index": 1},
-    {"options": {"A": "40", "B": "42"}, "answer_idx": "B", "answer": ""},
-    {"choices": {"text": ["40", "42"], "label": ["A", "B"]}, "answerKey": "B"},
-    {"choices": {"text": ["40", "42"], "label": ["1", "2"]}, "answerKey": "2"},
-    {"A": "40", "B": "42", "answer": "B"},
-    {"choices": ["40", "42"], "answer": "42"},
-    {"choices": ["40", "42"], "answer": "(B)"},
-)
 
 
-@pytest.mark.parametrize("fields", PUBLIC)
+@pytest.mark.parametrize("fields", TABLES["options"])
 def test_options_of_public_shapes_are_shown_and_graded_by_letter(read, fields):
     (problem,) = read({"question": "6 * 7?", **fields})
     assert [*options_of(problem.problem)] == ["A", "B"]
@@ -402,12 +312,11 @@ def test_options_of_public_shapes_are_shown_and_graded_by_letter(read, fields):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({**GPQA, "Incorrect Answer 2": ""}, "field 'Incorrect Answer 2' is missing or empty"),
-        ({"choices": "a, b"}, "field 'choices' is no list of options"),
-        ({"choices": ["a"]}, "2 to 10 options are read"),
-        ({"choices": ["a", ""]}, "none is empty"),
-        ({"choices": ["a", ["b", "c"]]}, "field 'choices' is neither text nor a number"),
-        ({"choices": ["a", "b"], "answer": "17"}, r"field 'answer' \(17\) is none of 2 options"),
+        (
+            {**TABLES["gpqa"], "Incorrect Answer 2": ""},
+            "field 'Incorrect Answer 2' is missing or empty",
+        ),
+        *TABLES["bad_options"],
         *(({name: "a"}, f"field '{name}' looks like options") for name in LOOK_LIKE),
     ],
 )
