@@ -69,11 +69,11 @@ def write_tokenizer(folder, merges=MERGES, **options):
     return len(wrapped)
 
 
-def write_checkpoint(folder, config, seed=0, noise=0.05, **save_options):
+def write_checkpoint(folder, config, seed=0, noise=0.05, kind=AutoModelForCausalLM, **save_options):
     """A random checkpoint written by `transformers`; no weight stays at its initial 0 or 1."""
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(seed)  # the initial weights are drawn from the global generator
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = kind.from_config(config, dtype=torch.float32)
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape), alpha=noise)
     model.save_pretrained(folder, **save_options)

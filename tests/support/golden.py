@@ -20,10 +20,10 @@ COMPUTED = 1e-5
 """How far floats of models may be apart: processors differ in the last bits of float32."""
 
 GOLDENS = {
-    "simulate": (asked.SIMULATED, asked.simulated),
-    "plan": (asked.PLANNED, asked.planned),
-    "solve": (asked.SOLVED, asked.solved),
-    "eval": (asked.EVALUATED, asked.evaluated),
+    "simulate": (asked.CASES["simulate"], asked.simulated),
+    "plan": (asked.CASES["plan"], asked.planned),
+    "solve": (asked.CASES["solve"], asked.solved),
+    "eval": (asked.CASES["eval"], asked.evaluated),
     "serve": (asked.SERVED, asked.said),
 }
 """By file: its cases, and what is found of one."""

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 
 from beamwright.cli import main
+from tables import tables_beside
 
 
 def masked(value, places, place="", *, zeros=True):
@@ -32,75 +33,19 @@ def masked(value, places, place="", *, zeros=True):
     return f"<{type(value).__name__}>"
 
 
-_SEARCH = "--n 32 --width 4 --generate 256 --step-tokens 32"
-_LONG = "--model qwen2.5-1.5b --n 16 --width 4 --prompt 6000 --generate 128 --kv-memory 180MiB"
-_OPT = f"--model opt-6.7b {_SEARCH}"
-_QWEN = f"--model qwen2.5-1.5b {_SEARCH}"
-_SCORED = f"{_QWEN} --verifier skywork-prm-1.5b"
-_LAYERWISE = "--schedules locality,layerwise/tree"
-SIMULATED = {
-    "lbs and its parts": f"{_OPT} --kv-memory 950MiB --ablation --engines none",
-    "every engine": f"{_OPT} --kv-memory 900MiB --schedules locality/tree "
-    "--engines vllm,vllm-offload,sglang,sglang-hicache,sglang-write-back,clairvoyant",
-    "hardly any memory, barriers": f"{_QWEN} --kv-memory 14MiB {_LAYERWISE} --engines none "
-    "--batching grouped",
-    "speculation, scored ahead": f"{_SCORED} --kv-memory 160MiB --step-spread 0.5 "
-    "--speculation exact --verify-ahead slack --schedules in-gpu,locality",
-    "speculation, dvts, moving memory": f"{_SCORED} --kv-memory 90MiB --speculation exact "
-    "--search dvts --split auto --schedules locality",
-    "moving memory, dynamic": f"{_SCORED} --kv-memory 70MiB --split auto --search dynamic "
-    "--survival score --schedules locality,layerwise",
-    "fixed split, particles, few rows": f"{_SCORED} --kv-memory 110MiB --split 0.6 "
-    "--search particles --max-batch 5 --schedules in-gpu,locality",
-    "split by need, eager": f"{_SCORED} --kv-memory 90MiB --split auto --write-back eager "
-    f"{_LAYERWISE} --seed 1",
-    "best of n, lru": f"{_QWEN} --kv-memory 80MiB --search best-of-n --step-spread 1 --victims lru "
-    "--batching continuous --schedules locality/tree --engines vllm-offload,sglang-hicache",
-    "by cost, lazy, slow link, another card": f"{_QWEN} --kv-memory 30MiB --victims cost "
-    "--write-back lazy --link-bandwidth 4GB/s --gpu custom:12GB,360GB/s,25TFLOPS "
-    "--weights int8 --schedules locality --engines none",
-    "sparse, a query ahead": f"{_LONG} --sparse ahead --select 512 "
-    "--schedules locality/tree,layerwise/tree,in-gpu/tree",
-    "sparse, predicted": f"{_LONG} --sparse asyncspade --select 1/8 --sparse-from 1024 "
-    "--schedules locality/tree",
-}
-
-_PLANNED = "--n 16 --generate 1024"
-_SKYWORK = "--verifier Skywork-o1-Open-PRM-Qwen-2.5-1.5B"
-PLANNED = {
-    "no verifier": f"--model qwen2.5-1.5b --gpu rtx-3060 {_PLANNED}",
-    "with a verifier": f"--model Qwen2.5-1.5B-Instruct {_SKYWORK} --gpu rtx-3060 {_PLANNED}",
-    "any card, int4 verifier, a change is advised": "--model Llama-3.2-1B-Instruct "
-    "--verifier Llama3.1-8B-PRM-Deepseek-Data --verifier-weights int4 "
-    "--gpu custom:12GB,360GB/s,25TFLOPS --n 64 --generate 1024",
-    "no card": f"--model Qwen2.5-0.5B-Instruct {_SKYWORK} --gpu epyc-2core --memory 16GiB --n 8 "
-    "--generate 512",
-    "int8, split by need": f"--model qwen2.5-7b {_SKYWORK} --weights int8 "
-    f"--gpu rtx-4070-ti-super {_PLANNED} --split auto",
-    "weights alone are too much": f"--model qwen2.5-7b --gpu rtx-4060 {_PLANNED}",
-    "hardly any memory for KV": "--model opt-6.7b --gpu rtx-4090 --n 64 --generate 1920 "
-    "--kv-memory 200MiB",
-}
+CASES = tables_beside(__file__)
+"""By command, the words behind it, by case."""
 
 PROBLEM = (
     "Jack has 70 eggs. In April Jack gets 9 eggs. In May Jack sells 19 eggs. "
     "How many eggs does Jack have now?"
 )
-SOLVED = {
-    "beam": "--n 8",
-    "locality": "--n 4 --width 2 --schedule locality --kv-memory 560KiB",
-    "layerwise": "--n 4 --width 2 --schedule layerwise --kv-memory 900KiB",
-    "majority": "--n 8 --search majority --verifier none",
-    "sparse": "--n 4 --sparse exact --select 64 --sparse-from 64",
-    "speculation": "--n 8 --speculation exact",
-}
 _OF_HERE = ("*/receipt/machine/processor", "*/receipt/versions/*")
 _OF_TIME = ("/time/*", "/goodput_tok_s", "/io_share", *_OF_HERE)
 _AS_THREADS_RUN = ("/kv/d2h_bytes",)
 """Tokens go to the host while others are written: how many of those that do not have to go, is as
 it happens."""
 
-EVALUATED = {"three in flight": "", "one by one": "--in-flight 1"}
 _OF_TIMES = (
     *("/time/*", "*/goodput_tok_s", "/precise_goodput_tok_s/*", "/latency_s/*", "/completion_s/*"),
     "/per_problem/seconds/*",
@@ -130,14 +75,14 @@ def printed(*words):
 
 def simulated(name):
     """What `beamwright simulate` says of a case."""
-    words = SIMULATED[name].split()
+    words = CASES["simulate"][name].split()
     card = [] if "--gpu" in words else ["--gpu", "rtx-4090"]
     return printed("simulate", *words, *card)
 
 
 def planned(name):
     """What `beamwright plan` says of a case; of what cannot be planned, how it is refused."""
-    code, out, err = called(["plan", *PLANNED[name].split()])
+    code, out, err = called(["plan", *CASES["plan"][name].split()])
     if code:
         return {"code": code, "printed": out, "error": err}
     return masked(json.loads(out), ("why",))  # of a host that may have been measured
@@ -145,13 +90,13 @@ def planned(name):
 
 def solved(name):
     """What `beamwright solve` says of a case."""
-    found = printed("solve", PROBLEM, "--dtype", "float64", *SOLVED[name].split())
+    found = printed("solve", PROBLEM, "--dtype", "float64", *CASES["solve"][name].split())
     return masked(found, (*_OF_TIME, *_AS_THREADS_RUN))
 
 
 def evaluated(name):
     """What `beamwright eval` says of a case, the records that it writes, and its files."""
-    words = EVALUATED[name].split()
+    words = CASES["eval"][name].split()
     hidden = _OF_TIMES if words else (*_OF_TIMES, *_AS_THEY_MEET)
     with tempfile.TemporaryDirectory() as folder:
         given = ["--limit", "3", "--n", "4", "--dtype", "float64", *words, "--out", folder]

@@ -6,6 +6,7 @@ tensor names. And a judge whose weights are set by hand, so that it does write a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -53,13 +54,26 @@ LLAMA_3_TOKENS = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 CHAT_ML_TOKENS = ["<|im_start|>", "<|im_end|>", "<extra_0>"]
 
 
-def _byte_level(folder: Path, tokens: list[str], template: str | None) -> int:
-    merges = [*fakes.merges_after_e(), (".", "Ċ")]  # a newline may merge with a step's end
-    wrapped = fakes.wrap(fakes.byte_level_bpe(merges))
+def _save(
+    folder: Path, tokenizer: Tokenizer, tokens: Sequence[str] = (), template: str | None = None
+) -> int:
+    """Write a tokenizer with special tokens of its own; returns its size."""
+    wrapped = fakes.wrap(tokenizer)
     wrapped.add_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
     wrapped.chat_template = template
     wrapped.save_pretrained(folder)
     return len(wrapped)
+
+
+def _byte_level(folder: Path, tokens: Sequence[str], template: str | None) -> int:
+    merges = [*fakes.merges_after_e(), (".", "Ċ")]  # a newline may merge with a step's end
+    return _save(folder, fakes.byte_level_bpe(merges), tokens, template)
+
+
+def _begin_with_bos(tokenizer: Tokenizer) -> None:
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", 1)]
+    )
 
 
 def _sentence_piece(folder: Path) -> int:
@@ -72,12 +86,8 @@ def _sentence_piece(folder: Path) -> int:
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )
     tokenizer.decoder = decoders.Replace("▁", " ")
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<bos> $A", special_tokens=[("<bos>", 1)]
-    )
-    wrapped = fakes.wrap(tokenizer)
-    wrapped.save_pretrained(folder)
-    return len(wrapped)
+    _begin_with_bos(tokenizer)
+    return _save(folder, tokenizer)
 
 
 def _cut_by_words(folder: Path, num_newlines: int, bos: bool = True) -> int:
@@ -91,18 +101,11 @@ def _cut_by_words(folder: Path, num_newlines: int, bos: bool = True) -> int:
         r"|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(words), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
+        [pre_tokenizers.Split(Regex(words), "isolated"), tokenizer.pre_tokenizer]
     )
     if bos:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="<bos> $A", special_tokens=[("<bos>", 1)]
-        )
-    wrapped = fakes.wrap(tokenizer)
-    wrapped.save_pretrained(folder)
-    return len(wrapped)
+        _begin_with_bos(tokenizer)
+    return _save(folder, tokenizer)
 
 
 def _add_head(folder: Path, sizes: dict[str, tuple[int, int]], keep_lm_head: bool) -> None:
@@ -120,22 +123,16 @@ def _add_head(folder: Path, sizes: dict[str, tuple[int, int]], keep_lm_head: boo
 
 
 def _write_decoder(
-    folder: Path, kind: type, num_tokens: int, seed: int, noise: float = 0.1, **more: object
+    folder: Path,
+    config: type,
+    num_tokens: int,
+    seed: int,
+    noise: float = 0.1,
+    kind: type = AutoModelForCausalLM,
+    **more: object,
 ) -> None:
-    config = kind(**{**SHAPE, "vocab_size": num_tokens, **more})
-    fakes.write_checkpoint(folder, config, seed=seed, noise=noise)
-
-
-def _write_classifier(
-    folder: Path, kind: type, config: type, num_tokens: int, **more: object
-) -> None:
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(5)
-        shape = config(**{**SHAPE, "vocab_size": num_tokens, **more})
-        model = kind.from_config(shape, dtype=torch.float32)
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape), alpha=0.1)
-    model.save_pretrained(folder)
+    shape = config(**{**SHAPE, "vocab_size": num_tokens, **more})
+    fakes.write_checkpoint(folder, shape, seed, noise, kind)
 
 
 def write_math_shepherd(folder: Path) -> None:
@@ -160,19 +157,22 @@ def write_qwen(folder: Path) -> None:
     )
 
 
+OUTCOME = AutoModelForSequenceClassification
+
+
 def write_outcome(folder: Path) -> None:
-    num_tokens, kind = _byte_level(folder, LLAMA_3_TOKENS, LLAMA_3), LlamaConfig
-    _write_classifier(folder, AutoModelForSequenceClassification, kind, num_tokens, num_labels=1)
+    num_tokens = _byte_level(folder, LLAMA_3_TOKENS, LLAMA_3)
+    _write_decoder(folder, LlamaConfig, num_tokens, 5, kind=OUTCOME, num_labels=1)
 
 
 def write_outcome_qwen3(folder: Path) -> None:
     num_tokens, more = _byte_level(folder, CHAT_ML_TOKENS, QWEN_3), {"head_dim": 8, "num_labels": 1}
-    _write_classifier(folder, AutoModelForSequenceClassification, Qwen3Config, num_tokens, **more)
+    _write_decoder(folder, Qwen3Config, num_tokens, 5, kind=OUTCOME, **more)
 
 
 def write_trl(folder: Path) -> None:
-    num_tokens, kind = _byte_level(folder, [], None), Qwen2Config
-    _write_classifier(folder, AutoModelForTokenClassification, kind, num_tokens, num_labels=2)
+    num_tokens, kind = _byte_level(folder, [], None), AutoModelForTokenClassification
+    _write_decoder(folder, Qwen2Config, num_tokens, 5, kind=kind, num_labels=2)
 
 
 def write_reasonflux_small(folder: Path) -> None:
