@@ -8,6 +8,7 @@ from beamwright.config import Settings
 from beamwright.errors import InputError
 from beamwright.evaluate.recipes import read_recipe
 from beamwright.search.defaults import resolved
+from tables import tables_beside
 
 SHIPPED = Path(__file__).parents[2] / "recipes"
 
@@ -87,30 +88,7 @@ def test_a_name_is_fit_for_a_folder(named):
     assert list(runs) == ["hf_org_a_b-temperature0.5", "x-temperature0.5"]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("grid: {n: 4}", "'n' must be a list"),
-        ("grid: {n: []}", "'n' must be a list"),
-        ("grid: [n]", "grid: expected options"),
-        ("grid: {beams: [4]}", "grid: unknown option 'beams'"),
-        ("base: {search: {beams: 4}}", "base: unknown option 'beams'"),
-        ("base: {search: {temperature: 1}}", "base: unknown option 'temperature'"),
-        ("base: [1]\ngrid: {n: [4]}", "base: expected options"),
-        ("base: {}\nsearch: {n: 4}", "'search' beside base"),
-        ("settings: {a: {n: 4}}", "'settings' must be a list"),
-        ("settings: [{n: 4}]", "setting 1 needs a 'name'"),
-        ("settings: [{name: ../a}]", "setting 1 needs a 'name'"),
-        ("settings: [{name: a}, {name: a}]", "two settings named 'a'"),
-        ("dataset: 5\ngrid: {n: [4]}", "'dataset' must be text"),
-        ("grid: {n: [4, four]}", "setting 'nfour': search.n"),
-        ("grid: {n: [4, 6]}", "setting 'n6': "),
-        ("grid: {search: [beam, bean]}", "setting 'bean': --search 'bean'"),
-        ("search: {n: 6}", "recipe.yaml: "),
-        ("base: {n: 4\ngrid: ", "line 2"),
-        ("serach: {n: 4}", "unknown option 'serach'"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), tables_beside(__file__)["mistakes"])
 def test_mistakes_are_one_line_that_names_the_place(write, text, message):
     with pytest.raises(InputError) as caught:
         read_recipe(write(text), {})

@@ -16,6 +16,7 @@ from beamwright.sections import SamplingSettings, StepSettings
 from beamwright.tree import SearchTree, StopReason
 from scripted_server import Script
 from served import Served
+from tables import tables_beside
 
 FOLDER = BUNDLED / "thinking"
 PROBLEM = json.loads((BUNDLED / "test.jsonl").read_text().splitlines()[0])["problem"]
@@ -54,44 +55,15 @@ def written(thinker):
 
 THOUGHT = "<think>\nAda has 3.\n\nWait, 4.\n</think>"
 
-
-END, DELIMITER = ("</think>",), ("\n\n",)
-SAID, CUT = "It is 3.\n\n", "<think>\nAda has 3 plums"
-TOLD = "\nAda has 3.\n\nWait, 4.\n"
-OPENED, CLOSED = "How many?<think>\n", "Hm.\n\n<think>\n\n</think>\n\n"
-STOPS = {"stop_strings": ("Wait", "3")}
+OPENED = "How many?<think>\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "stops", "shown", "stop"),
-    [
-        *((THOUGHT, {"ids": ids}, END, TOLD, StopReason.THOUGHT_END) for ids in (True, False)),
-        # Stop strings are of what is said.
-        *((THOUGHT, {"ids": ids, **STOPS}, END, TOLD, StopReason.THOUGHT_END)
-          for ids in (True, False)),
-        *(("It is 3. Wait", {"ids": ids, "ended": "eos", **STOPS}, END, "It is ",
-           StopReason.STOP_STRING) for ids in (True, False)),
-        # An end by its token is no end of the reply.
-        (THOUGHT, {"ended": "eos"}, END, TOLD, StopReason.THOUGHT_END),
-        # A reply that does not think is cut where its steps end.
-        (f"{SAID}Or is it?\n\nNo.", {"ended": "eos"}, END, SAID, StopReason.DELIMITER),
-        (SAID, {"prompt": CLOSED}, DELIMITER, SAID, StopReason.DELIMITER),
-        (SAID, {"thinking": "off"}, DELIMITER, SAID, StopReason.DELIMITER),
-        # A start that the template wrote counts.
-        ("Ada has 3.\n</think>", {"prompt": OPENED}, END, "Ada has 3.\n", StopReason.THOUGHT_END),
-        # A step that a budget of thoughts has cut off goes on where nothing is thought.
-        ("It is 3.", {"ended": "length", "tokens": 3, "thinking": 3, "max_tokens": None}, END,
-         None, StopReason.STEP_LIMIT),
-        # The last token of a path is a limit above all.
-        (CUT, {"ended": "length", "tokens": 5, "thinking": 40, "max_tokens": 5}, END, None,
-         StopReason.PATH_LIMIT),
-        ("<think>\nAda has 3.\n\n", {"thought_steps": "paragraphs"}, (*END, "\n\n"), None,
-         StopReason.DELIMITER),
-    ],
-)  # fmt: skip
+    ("text", "options", "stops", "shown", "stop"), tables_beside(__file__)["steps"]
+)
 def test_what_is_asked_and_where_a_step_ends(written, text, options, stops, shown, stop):
     asked, event = written(text, **options)
-    assert (asked.stops, event.stop) == (stops, stop)
+    assert ([*asked.stops], event.stop.name) == (stops, stop)
     assert event.thought == (text.startswith("<think>") or ("prompt" in options and "<" in text))
     assert shown is None or event.text == shown
 
