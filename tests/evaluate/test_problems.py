@@ -2,16 +2,17 @@ import csv
 import io
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from beamwright.errors import InputError, UnavailableError
 from beamwright.evaluate.problems import load_problems
 from beamwright.search.alike import options_of
-from tables import tables_beside
 
-TABLES = tables_beside(__file__)
+TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 
 
 @pytest.fixture

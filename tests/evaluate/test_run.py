@@ -48,20 +48,6 @@ def lines(tmp_path):
     return lambda: [json.loads(line) for line in results.read_text().splitlines()]
 
 
-def test_reports_the_contract(problem_set, fake_solver, make_solution, solve):
-    fake_solver.outcomes["id1"] = make_solution(["2", "1", "1"], [0.9, 0.4, 0.4])
-    report = solve()
-    assert report["dataset"] == problem_set.name
-    assert (report["problems"], report["correct"], report["accuracy"]) == (5, 4, 0.8)
-    assert report["by_choice"] == {"best": 0.8, "majority": 1.0, "weighted": 0.8}
-    assert report["tokens"] == {"generated": 150, "kept": 100, "speculated": None}
-    assert report["time"] == {"total_s": 7.5, "decode_s": 5.0, "stall_s": None}
-    assert (report["mean_rounds"], report["goodput_tok_s"]) == (3, 10.0)
-    assert report["settings"]["search"]["n"] == 16
-    assert fake_solver.asked == IDS
-    json.dumps(report)
-
-
 def test_a_truncated_answer_does_not_vote_and_candidates_may_be_missing(
     fake_solver, make_solution, solve
 ):

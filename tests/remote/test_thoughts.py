@@ -1,8 +1,10 @@
 """Thoughts of generators elsewhere: found in what comes back, closed at their budget."""
 
 import json
+from pathlib import Path
 
 import pytest
+import yaml
 
 from beamwright import Solver
 from beamwright.engine.row import Decoding
@@ -16,7 +18,6 @@ from beamwright.sections import SamplingSettings, StepSettings
 from beamwright.tree import SearchTree, StopReason
 from scripted_server import Script
 from served import Served
-from tables import tables_beside
 
 FOLDER = BUNDLED / "thinking"
 PROBLEM = json.loads((BUNDLED / "test.jsonl").read_text().splitlines()[0])["problem"]
@@ -58,14 +59,16 @@ THOUGHT = "<think>\nAda has 3.\n\nWait, 4.\n</think>"
 OPENED = "How many?<think>\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "options", "stops", "shown", "stop"), tables_beside(__file__)["steps"]
-)
-def test_what_is_asked_and_where_a_step_ends(written, text, options, stops, shown, stop):
+STEPS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("text", "options", "stops", "shown", "stop"), STEPS)
+def test_what_is_asked_and_where_a_step_ends(written, thinker, text, options, stops, shown, stop):
     asked, event = written(text, **options)
     assert ([*asked.stops], event.stop.name) == (stops, stop)
     assert event.thought == (text.startswith("<think>") or ("prompt" in options and "<" in text))
     assert shown is None or event.text == shown
+    assert stop != "EOS" or event.token_ids[-1] in thinker.eos_ids
 
 
 def test_what_is_behind_the_end_of_a_thought_is_dropped_and_counted(written, thinker):

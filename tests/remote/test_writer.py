@@ -106,28 +106,6 @@ def test_what_a_server_left_out_is_asked_for_again(codec, tree, steps_of):
     assert counts == [3, 1, 1]
 
 
-@pytest.mark.parametrize(
-    ("text", "ended", "step", "stop", "shown"),
-    [
-        ("a.\n\n", "stop", {}, StopReason.DELIMITER, "a.\n\n"),
-        ("a", "eos", {}, StopReason.EOS, "a"),
-        ("a" * 20, "length", {}, StopReason.STEP_LIMIT, "a" * 20),
-        ("a" * 18 + "\n\n", "length", {}, StopReason.DELIMITER, "a" * 18 + "\n\n"),
-        ("aaaa", "length", {"max_tokens": 4}, StopReason.PATH_LIMIT, "aaaa"),
-        ("aaa\n\n", "stop", {"max_tokens": 4}, StopReason.PATH_LIMIT, "aaa\n\n"),
-        ("aa\n\n", "stop", {"max_tokens": 4}, StopReason.DELIMITER, "aa\n\n"),
-        ("abcd", "length", {"step_tokens": 4}, StopReason.STEP_LENGTH, "abcd"),
-        ("ab END c\n\n", "stop", {"stop_strings": ("END",)}, StopReason.STOP_STRING, "ab "),
-    ],
-)
-def test_how_a_step_ends(codec, alone, text, ended, step, stop, shown):
-    """As it would have here; "aaa" and the delimiter are four tokens of the tiny tokenizer."""
-    event = alone(wrote(codec, text, ended), step=DELIMITED.model_copy(update=step))
-    assert (event.stop, event.text) == (stop, shown)
-    if ended == "eos":
-        assert event.token_ids[-1] in codec.eos_ids
-
-
 def test_a_stop_string_may_begin_in_the_step_before(codec, tree, steps_of):
     steps = steps_of(step=DELIMITED.model_copy(update={"stop_strings": ("xyz",)}))
     (node,) = tree.expand(tree.root, 1)

@@ -7,29 +7,16 @@ import json
 from functools import partial
 from pathlib import Path
 
+import yaml
+
 from beamwright import Solver
 from beamwright.evaluate.problems import load_problems
 from beamwright.sparse.rule import METHODS
 
 FILE = Path(__file__).parents[1] / "data" / "bundled_trees.json"
-_SMALL = {"n": 4, "width": 2}
-STRATEGIES = {
-    **dict.fromkeys(("beam", "best-of-n", "majority", "weighted", "dvts", "dynamic"), _SMALL),
-    **dict.fromkeys(("lookahead", "particles"), _SMALL),
-    "varying": {"delimiter": "@@", "max_tokens": 90, "n": 2, "width": 2},
-    "deepconf": {**_SMALL, "warmup": 2},
-    "mcts": {**_SMALL, "nodes": 12},
-    "revise": {"n": 2},
-}
-"""Every strategy, small: options of one problem."""
-
-SCHEDULES = {
-    "locality": {"schedule": "locality", "kv_memory": "560KiB", "speculation": "off"},
-    "layerwise": {"schedule": "layerwise", "kv_memory": "900KiB", "speculation": "off"},
-    "speculation": {"schedule": "in-gpu", "speculation": "exact"},
-    "decoupled": {"schedule": "in-gpu", "explore": "decoupled", "speculation": "exact"},
-}
-"""Each grows the trees of in-gpu. With so little memory KV leaves the device and comes back."""
+_TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+STRATEGIES, SCHEDULES = _TABLE["strategies"], _TABLE["schedules"]
+GREEDY = _TABLE["greedy"]
 
 MORE_MEMORY = {("locality", "revise"): "1300KiB", ("layerwise", "revise"): "1600KiB"}
 """Its paths are longer."""
@@ -39,18 +26,6 @@ SPECULATES = {"beam", "dvts", "lookahead", "mcts"}
 on."""
 
 _IN_GPU = {"schedule": "in-gpu", "speculation": "off"}
-_SPARSE = {**_SMALL, "schedule": "in-gpu", "select": 24, "sparse_from": 32, "max_rounds": 5}
-"""A method that misses what matters writes on and on."""
-
-_LIKELIEST = {"temperature": 0.0, "kv_memory": None}
-GREEDY = {
-    "greedy beam": {**_SMALL, **_LIKELIEST},
-    "greedy mcts by log-probability": {
-        **{**_SMALL, **_LIKELIEST, "search": "mcts", "nodes": 12},
-        "verifier": "logprob",
-    },
-}
-"""Trees that a generator elsewhere grows, too: it draws with other random numbers."""
 
 
 def solve(num_problems=1, **options):
@@ -83,7 +58,7 @@ CASES = {
         for search, options in STRATEGIES.items()
     },
     **{name: partial(hashes, **options) for name, options in GREEDY.items()},
-    **{f"sparse {name}": partial(hashes, sparse=name, **_SPARSE) for name in METHODS},
+    **{f"sparse {name}": partial(hashes, sparse=name, **_TABLE["sparse"]) for name in METHODS},
 }
 """By name: what finds the hashes of a case's trees."""
 
