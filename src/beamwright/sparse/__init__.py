@@ -1,4 +1,4 @@
-"""Sparse decoding: which tokens of a long path a step attends to. Knows no tree, no tiers.
+"""Sparse decoding: a step attends to selected tokens of a long path. Knows no tree, no tiers.
 
-One row of a table per way to select (`rule.METHODS`).
+The table `rule.METHODS` has one row per way to select.
 """

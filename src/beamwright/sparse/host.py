@@ -1,8 +1,8 @@
-"""HostStore: all KV on the host; the device has what is selected, once for all rows.
+"""HostStore: all KV in host memory; the device holds the selected tokens, once for all rows.
 
-AsyncSpade with the host as its cache rank. A token's keys and values of one head cross the link
-when a row selects them and no row had them selected for its token before (a hot set, as ShadowKV
-and FreeKV have one for each row; `plan.sparse` prices it).
+This is AsyncSpade with the host as its cache rank. The keys and values of a token and KV head cross
+the link when a row selects them and no row selected them for its token before. Such a hot set also
+exists in ShadowKV and FreeKV, there for each row. `plan.sparse` prices this store.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from beamwright.protocols import Direction
 
 
 class HostedStore(SegmentStore):
-    """A store whose pool is the host's, beside a device that attention computes on.
+    """Segment store with its blocks in host memory, while attention computes on another device.
 
-    device_budget: bytes of what is there of the segments for now.
+    device_budget: budget for the segments' KV that is on the device at present.
     """
 
     writes_layers = False
-    _gathered: torch.Tensor
+    _gathered: torch.Tensor  # KV of the pass under way [tokens, layers, 2, kv_heads, head_dim]
 
     def __init__(
         self, pool: BlockPool, device: torch.device, link: Link, device_budget: ByteBudget
@@ -37,7 +37,10 @@ class HostedStore(SegmentStore):
         self.tiers = {"device": device_budget, "host": pool.budget}
 
     def writer(self, segments: Sequence[Segment], lengths: Sequence[int]) -> Write:
-        """What a pass writes is gathered on the device, and appended when the pass is over."""
+        """Return a function that gathers a pass's KV on the device.
+
+        `extend_each` appends the gathered KV to the segments when the pass is over.
+        """
         layout, total = self.pool.layout, sum(lengths)
         size = total, layout.num_layers, 2, layout.num_kv_heads, layout.head_dim
         self._gathered = torch.empty(size, dtype=layout.dtype, device=self.compute_device)
@@ -54,9 +57,10 @@ class HostedStore(SegmentStore):
 
 
 class HostStore(HostedStore):
-    """A `HostedStore` of which the device has, of each layer, the union of what rows selected last.
+    """Hosted store whose device holds, for each layer, all tokens that any row selected last.
 
-    Hot sets: ids of (token, head), in order, and values [id, K or V, head_dim].
+    These tokens are the layer's hot set: sorted ids of (token, KV head), and values [id, K or V,
+    head_dim].
     """
 
     def __init__(
@@ -72,7 +76,11 @@ class HostStore(HostedStore):
 
     @property
     def stall_s(self) -> float:
-        """What a rank brought while layers were computed is not waited for."""
+        """Seconds that compute has waited for transfers of this KV.
+
+        Transfers of the cache rank that overlapped with the compute of other layers are not
+        counted.
+        """
         counts = self.counts
         beside = max(0.0, counts.rank_s - counts.rank_waited_s)
         return super().stall_s + self._waited_s - min(counts.rank_link_s, beside)
@@ -83,7 +91,11 @@ class HostStore(HostedStore):
         key_values: Sequence[torch.Tensor],
         lengths: Sequence[int] | None = None,
     ) -> None:
-        """Tokens go to the host as they are stored; raises what `SegmentStore.append` does."""
+        """Copy the tokens to the host and append them there.
+
+        Raises:
+            CapacityError: as `SegmentStore.append` does. LinkError: if the link has failed.
+        """
         on_host = [torch.empty_like(values, device="cpu") for values in key_values]
         pairs = zip(on_host, key_values, strict=True)
         pieces = [Piece(there, here.contiguous(), here.nbytes) for there, here in pairs]
@@ -94,31 +106,34 @@ class HostStore(HostedStore):
             self._forget(segment, first)
 
     def free(self, segment: Segment) -> None:
-        """With the last one goes what the device still has of those that were selected."""
+        """Free the segment. When it was the last one, empty the hot sets on the device as well."""
         super().free(segment)
         if not self.num_segments:
             self._charge(-sum(len(ids) for ids, _ in self._hot))
             self._hot = list(self._none)
 
     def gather(self, segment: Segment, visible: int, copy: int = 0) -> torch.Tensor:
-        """On the device: what reads all of a path has it cross the link."""
+        """Return the KV of the first `visible` tokens on the device. All of it crosses the link."""
         held = super().gather(segment, visible, copy).contiguous()
         found = torch.empty_like(held, device=self.compute_device)
         self._cross(Direction.H2D, [Piece(found, held, held.nbytes)])
         return found
 
     def keys_of(self, segment: Segment, visible: int) -> torch.Tensor:
-        """On the host: nothing crosses the link to be scored."""
+        """Return the keys on the host, where they are scored, so that none crosses the link."""
         return super().gather(segment, visible)[:, 0]
 
     def fetch(self, wanted: Mapping[int, Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
-        """What of it is not on the device crosses the link once for all rows, in one copy.
+        """Return the keys and values of these slots by layer, on the device.
+
+        Those that no hot set holds cross the link once for all rows, in one copy. The fetched
+        tokens of a layer become its hot set.
 
         Raises:
-            CapacityError: if the device's budget is too small for what is selected.
+            CapacityError: if the device's budget is too small for the selected tokens.
         """
         kv_heads, found, missing = self.pool.layout.num_kv_heads, [], []
-        with self._one_at_a_time:  # the rank, and a layer that does not wait for it
+        with self._one_at_a_time:  # the cache rank's thread and the computing thread may both fetch
             for layer, slots in wanted.items():
                 held_ids, held = self._hot[layer]
                 each = [one * kv_heads + self.heads_of(one) for one in slots]
@@ -147,7 +162,7 @@ class HostStore(HostedStore):
         return fetched
 
     def _of_ids(self, layer: int, ids: torch.Tensor) -> torch.Tensor:
-        """Keys and values [id, K or V, head_dim], on the host."""
+        """Return the keys and values [id, K or V, head_dim] of these ids, on the host."""
         kv_heads, size = self.pool.layout.num_kv_heads, self.pool.block_tokens
         slots, heads = ids // kv_heads, ids % kv_heads
         return self.pool.storage[slots // size, layer, :, slots % size, heads]
@@ -161,7 +176,11 @@ class HostStore(HostedStore):
             self.device_budget.release(-num_bytes)
 
     def _forget(self, segment: Segment, first: int) -> None:
-        """What was in the places of tokens from here on is no longer."""
+        """Remove the segment's tokens from number `first` on from the hot sets.
+
+        Their blocks have been written, so values in a hot set may belong to earlier tokens in these
+        places.
+        """
         kv_heads = self.pool.layout.num_kv_heads
         slots = self.slots_of(segment, first, segment.length)
         ids = (slots[:, None] * kv_heads + torch.arange(kv_heads)).flatten().to(self.compute_device)
@@ -171,7 +190,7 @@ class HostStore(HostedStore):
             self._charge(len(self._hot[layer][0]) - len(held_ids))
 
     def _cross(self, direction: Direction, pieces: Sequence[Piece]) -> float:
-        """Seconds of it."""
+        """Move the pieces over the link, and return the seconds that it took."""
         if not any(piece.num_bytes for piece in pieces):
             return 0.0
         seconds = self.link.wait([self.link.submit(direction, "select", pieces)])

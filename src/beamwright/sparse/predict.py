@@ -1,6 +1,7 @@
-"""A row's next query, predicted from its last ones (AsyncSpade, sections 3 and 4.2).
+"""Prediction of a row's next query from its last queries (AsyncSpade, sections 3 and 4.2).
 
-Tokens of step t + 1 are selected while step t is computed, when its query is not known yet.
+Tokens for step t + 1 are selected while step t is computed, before the query of step t + 1 is
+known.
 """
 
 from __future__ import annotations
@@ -11,16 +12,21 @@ import torch
 from torch import Tensor
 
 RIDGE = 1e-2
-"""Of the mean squared norm of the window's queries: the paper gives neither value nor scale."""
+"""Ridge penalty, relative to the mean squared norm of the window's queries.
+
+The paper gives neither its value nor what it is relative to.
+"""
 
 _LEAST_SCALE = 1e-20
 
 
 def normal_equations(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the newest query on the W before it, float32 [..., W + 1, dim], the newest last.
+    """Return the normal equations of the newest query regressed on the W queries before it.
 
-    Returns products [..., W, W] of the past, the newest of them first, and with the newest query
-    [..., W]; and their scale [..., 1, 1].
+    values: float32 [..., W + 1, dim], the newest last.
+
+    Returns the products [..., W, W] of the earlier queries, the newest of them first, their
+    products [..., W] with the newest query, and the scale [..., 1, 1] of the ridge penalty.
     """
     past, newest = values[..., :-1, :].flip(-2), values[..., -1, :]
     gram = past @ past.transpose(-1, -2)
@@ -29,13 +35,14 @@ def normal_equations(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def regress(values: Tensor) -> Tensor:
-    """Ridge regression (Eq. 2): for every k = 1 .. W of the newest query on the k before it.
+    """Regress the newest query on the k queries before it, for every k = 1 .. W (ridge, Eq. 2).
 
-    Returns weights [..., W, W], a row for each k, the newest of the past first.
+    Returns weights [..., W, W]: one row for each k, with the newest of the earlier queries first.
     """
     gram, target, scale = normal_equations(values)
     eye, inside = torch.eye(target.shape[-1], device=gram.device), inside_of(gram)
-    # One system for each k: the first k rows and columns; the rest is the identity, and 0.
+    # One linear system for each k: the first k rows and columns of the normal equations. The other
+    # rows are those of the identity with target 0, so their weights are 0.
     both = inside[:, :, None] & inside[:, None, :]
     systems = torch.where(both, (gram + RIDGE * scale * eye)[..., None, :, :], eye)
     found: Tensor = torch.linalg.solve(systems, torch.where(inside, target[..., None, :], 0.0))
@@ -43,21 +50,26 @@ def regress(values: Tensor) -> Tensor:
 
 
 def inside_of(weights: Tensor) -> Tensor:
-    """A mask [W, W] of the k queries that row k weighs."""
+    """Return a mask [W, W] that is true for the k queries that row k weighs."""
     return torch.ones(weights.shape[-2:], dtype=torch.bool, device=weights.device).tril()
 
 
 def weigh(values: Tensor) -> Tensor:
-    """Equations 2 and 3 as section 4.2 says them: `regress`, and then a softmax, nearly flat."""
+    """Weigh queries by Equations 2 and 3 as section 4.2 describes them.
+
+    This is `regress` followed by a softmax, which makes the weights nearly equal.
+    """
     found = regress(values)
     return torch.where(inside_of(found), found, -torch.inf).softmax(-1)
 
 
 def predict(queries: Tensor, weigh: Callable[[Tensor], Tensor] = weigh) -> Tensor:
-    """Equations 2 to 5: the weights of every k, shifted by one token; candidates are averaged.
+    """Predict the next query by Equations 2 to 5.
 
-    queries: a window [..., W + 1, dim], the newest last, shorter while a row is young. Returns
-    [..., dim].
+    The weights for every k are shifted by one token, and the W candidates are averaged.
+    queries: a window [..., W + 1, dim], the newest last. It is shorter while a row has few tokens.
+
+    Returns the predicted query [..., dim].
     """
     width = queries.shape[-2] - 1
     if not width:

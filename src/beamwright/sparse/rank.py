@@ -1,4 +1,4 @@
-"""CacheRank: who finds what layers read, beside who computes them (AsyncSpade, section 4.1)."""
+"""CacheRank: finds the tokens that layers read, while layers compute (AsyncSpade, section 4.1)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from beamwright.counters import Counters
 
 @dataclass(frozen=True)
 class Selected:
-    """What rows read in one layer.
+    """Tokens that one class of rows reads in one layer. Rows of a class select equally many tokens.
 
-    columns [rows, sets, count], and the logarithm of what all others weigh: see `Selector.select`;
-    None where another layer's scores chose them. stored: their keys and values [2, rows, sets,
-    count, head_dim], but of a tail's.
+    rows: indices of these rows in the batch.
+    columns: [rows, sets, count], the selected columns, see `Selector.select`.
+    rest: logarithm of the attention weight of all other tokens, see `Selector.select`; None where
+        it is unknown, such as for tokens that another layer's scores chose.
+    stored: keys and values [2, rows, sets, count, head_dim] of the columns. Entries for columns of
+        the tail are meaningless, since their KV is read from the tail.
     """
 
     rows: Tensor
@@ -31,8 +34,12 @@ class Selected:
 
 
 class LayerSelection(NamedTuple):
-    """A layer's: by these queries [rows, heads, head_dim], of which these rows [rows] are foreseen;
-    of each class of rows."""
+    """Selections of all classes of rows in one layer.
+
+    guess: queries [rows, heads, head_dim] that the tokens were selected by.
+    foreseen: mask [rows] of the rows whose query in `guess` is predicted.
+    selected: one entry for each class of rows.
+    """
 
     guess: Tensor
     foreseen: Tensor
@@ -44,12 +51,13 @@ Work = Callable[[], Pack]
 
 
 class CacheRank:
-    """Who finds what layers read: AsyncSpade's second device (section 4.1).
+    """Finder of the tokens that layers read: AsyncSpade's second device (section 4.1).
 
-    Work is pushed as soon as it can be done, a pack of layers at a time, and taken when the first
-    of them needs it. threaded: done at once, on a thread of its own, in the order in which it was
-    pushed; else when it is taken, which is the specification: what is found never depends on it.
-    counts: what a thread took, and what was waited for.
+    Work is pushed as soon as its inputs exist, one pack of layers at a time. It is taken when the
+    first layer of the pack needs the result.
+    counts: counters to which the thread's time and the time spent waiting for it are added.
+    threaded: True runs pushed work at once, in order, on a thread of its own. False runs it when it
+        is taken, which is the specification: both give the same selections.
     """
 
     def __init__(self, counts: Counters, *, threaded: bool = False) -> None:
@@ -59,7 +67,7 @@ class CacheRank:
         self._running: list[Future[Pack]] = []
 
     def push(self, layer: int, work: Work) -> None:
-        """What a pack of layers needs next, if nothing was pushed for it before."""
+        """Push the work for the pack that begins with `layer`, unless some is pushed already."""
         if layer not in self._work:
             if self._thread is not None:
                 self._running.append(self._thread.submit(self._run, work))
@@ -67,24 +75,24 @@ class CacheRank:
             self._work[layer] = work
 
     def take(self, layer: int) -> Pack | None:
-        """What it needs; None where nothing was pushed."""
+        """Return the selections for the pack that begins with `layer`; None if none were pushed."""
         work = self._work.pop(layer, None)
         return None if work is None else work()
 
     def settle(self) -> None:
-        """Nothing runs when it returns, and what was found stays."""
+        """Wait until no work is running. Results stay available to `take`."""
         wait(self._running)
         self._running = []
 
     def forget(self) -> None:
-        """What was pushed is not needed, and nothing runs when it returns."""
+        """Discard everything pushed so far, and wait until no work is running."""
         for found in self._running:
             found.cancel()
         self.settle()
         self._work.clear()
 
     def close(self) -> None:
-        """The last call."""
+        """Discard pushed work and end the thread. The rank cannot be used afterwards."""
         self.forget()
         if self._thread is not None:
             self._thread.shutdown()

@@ -1,6 +1,7 @@
-"""SparseRule: which tokens of a long path a row attends to. A row's own path decides it alone.
+"""SparseRule: the tokens of a long path that a row attends to. A row's own path alone decides them.
 
-One row of a table per method; imports no torch, so that settings are read without it.
+The table `METHODS` has one row per method. No torch is imported, so that settings are read without
+loading it.
 """
 
 from __future__ import annotations
@@ -16,28 +17,37 @@ from beamwright.plan.sparse import selected_tokens
 from beamwright.registry import OF_LAB
 
 PAGE, COARSE_PAGE = 4, 16
-"""Tokens that share a bound of their scores; pages do not cross segments. Coarse ones, in whole
-precision, are Quest's own; of the others a stored bound has 4 bits: as many bytes, and what they
-promise of a single key is no longer that of fifteen strangers."""
+"""Tokens per page. A page has bounds on the scores of its keys, and lies within one segment.
+
+Quest uses coarse pages, whose bounds have full precision. Other methods use small pages with bounds
+of 4 bits. Both take equally many bytes, but a bound on a small page depends on only three other
+keys, instead of fifteen.
+"""
 
 CANDIDATES = 4
-"""`pages`: times the budget whose keys are scored, chosen by their pages' bounds."""
+"""For `pages`: keys that are scored per selected token. The bounds of their pages choose them."""
 
 WINDOW = 16
-"""Queries before the newest that a prediction reads."""
+"""Queries before the newest one that a prediction reads."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """query: what is scored with: the token's own, the layer's own from the residual of the layer
-    before (ahead: InfiniGen's rehearsal), or one predicted from earlier tokens (AsyncSpade). weigh:
-    weights of these by another reading of its equations than `predict.weigh`. scores: of every key,
-    of pages (Quest), or of keys of the best pages.
+    """One way to select tokens.
 
-    pack: layers whose selections are one piece of work and one copy, where earlier tokens tell all
-    of them (AsyncSpade, section 4.3). share: layers that select what the first of them does
-    (IndexShare). each: a set of tokens is a KV head's (kv), or every query head's (query). window:
-    what predicts begins anew with a step, or goes on through the path.
+    query: the query that keys are scored with. "own" is the token's own query. "ahead" is the query
+        that the layer has if the layer before it adds nothing to the residual (InfiniGen's
+        rehearsal). "predicted" is a query predicted from earlier tokens (AsyncSpade).
+    scores: what is scored: all keys, pages by their bounds (Quest), or both: pages first, then the
+        keys of the best pages.
+    weigh: the weights of earlier queries, for another reading of AsyncSpade's equations; None for
+        `predict.weigh`.
+    pack: number of layers whose selections are found and copied together, where earlier tokens
+        determine all of them (AsyncSpade, section 4.3).
+    share: number of layers that use the selection of the first of them (IndexShare).
+    each: whether each KV head ("kv") or each query head ("query") has its own set of tokens.
+    window: whether the window of a prediction begins anew with each step, or continues along the
+        path.
     """
 
     query: Literal["own", "ahead", "predicted"] = "own"
@@ -62,7 +72,7 @@ METHODS = {
     "ahead-pages": Method("ahead", "both"),
     "asyncspade": Method("predicted"),
 }
-"""By the name that `--sparse` has. `exact` is AsyncSpade's Eq. 8. The lab adds two."""
+"""Methods by their names in `--sparse`. `exact` is AsyncSpade's Eq. 8. The lab adds two."""
 
 _OF_LAB = ("asyncspade-printed", "asyncspade-ridge")
 _OPTIONS = {"pack": r"[1-9]\d*", "share": r"[1-9]\d*", "each": "kv|query", "window": "step|path"}
@@ -70,10 +80,10 @@ _OPTIONS = {"pack": r"[1-9]\d*", "share": r"[1-9]\d*", "each": "kv|query", "wind
 
 @cache
 def method_of(text: str) -> Method:
-    """`NAME`, or `NAME,OPTION=VALUE,...` with options of a `Method`.
+    """Parse `NAME` or `NAME,OPTION=VALUE,...`, with options of a `Method`.
 
     Raises:
-        InputError: for what is none, or does nothing.
+        InputError: for an unknown name or option, or an option without effect.
     """
     name, *options = text.split(",")
     if name in _OF_LAB and name not in METHODS:
@@ -99,12 +109,16 @@ def method_of(text: str) -> Method:
 
 @dataclass(frozen=True)
 class SparseRule:
-    """How many tokens a row selects, from when on, and how.
+    """How tokens are selected, how many, and from which path length on.
 
-    select: tokens for each KV head, or a share of those that are visible (rounded up to 16).
-    first: rows attend to everything until they see more tokens than this (AsyncSpade's theta).
-    full_layers: the first layers attend to everything. correct: a head whose true query has a
-    smaller cosine to the foreseen one selects by the true one (FreeKV); None: never.
+    method: the text of `--sparse`.
+    select: number of tokens for each KV head, or a share of the visible tokens (rounded up to a
+        multiple of 16).
+    first: largest number of visible tokens with which a row still attends to all of them
+        (AsyncSpade's theta).
+    full_layers: number of first layers that attend to all tokens.
+    correct: least cosine of the foreseen query to the true one. A head below it selects by the true
+        query instead (FreeKV). None: no head does.
     """
 
     method: str
@@ -115,21 +129,22 @@ class SparseRule:
 
     @property
     def how(self) -> Method:
+        """The `Method` that `method` names."""
         return method_of(self.method)
 
     def budget(self, visible: int) -> int:
-        """Tokens that a row selects of so many, the current one included."""
+        """Return how many of `visible` tokens a row selects, the current one included."""
         return selected_tokens(self.select, visible)
 
     def is_sparse(self, visible: int) -> bool:
-        """True if a row that sees so many tokens selects some of them."""
+        """Return True if a row that sees `visible` tokens selects some of them."""
         return visible > max(self.first, self.budget(visible))
 
     def pack_of(self, layer: int, num_layers: int) -> range:
-        """Layers whose selections are found together with this one's."""
+        """Return the layers whose selections are found together with that of `layer`."""
         begin = layer - (layer - self.full_layers) % self.how.pack
         return range(begin, min(begin + self.how.pack, num_layers))
 
     def leader(self, layer: int) -> int:
-        """The layer whose query selects for this one."""
+        """Return the layer whose query selects the tokens that `layer` reads."""
         return layer - (layer - self.full_layers) % self.how.share

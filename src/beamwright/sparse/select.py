@@ -1,7 +1,10 @@
-"""Selector: which tokens a batch of rows reads in a layer, by scores of paths and of their tails.
+"""Selector: selects the tokens that each row of a batch reads in a layer, by their scores.
 
-A row's own path decides what it selects; keys are scored once for all rows below a segment.
-Columns are a row's positions, up to the longest path's end, and behind it the places of its tail.
+A row's own path alone decides what it selects. The keys of a segment are scored once for all rows
+whose paths contain it.
+
+Columns number the tokens of a row. First come the positions in its path, padded to the longest
+path. The places of its tail follow.
 """
 
 from __future__ import annotations
@@ -25,18 +28,19 @@ from beamwright.plan.sparse import RECENT, SINKS
 from beamwright.sparse.rule import CANDIDATES, PAGE, SparseRule
 
 _COLUMN_MULTIPLE = (
-    32  # whole vector registers of any CPU: functions of single elements have one way
+    32  # whole vector registers of any CPU, so that elementwise functions round in one way
 )
-_FORCED = 2**31 - 1
-_STEPS = 15  # between the bounds of 4 bits
+_FORCED = 2**31 - 1  # above the bits of any float: sorts before every value that is not forced
+_STEPS = 15  # steps between the smallest and the largest number of 4 bits
 
 
 def probabilities(scores: Tensor) -> Tensor:
-    """Softmax for each head, averaged over the heads of a group.
+    """Return the softmax for each head, averaged over the heads of a group.
 
-    scores [rows, kv_heads, group, columns], -inf where a row has no token; returns float32
-    [rows, kv_heads, columns]. Sums are in float64: their last bits, which follow the number of
-    columns, are rounded away.
+    scores: [rows, kv_heads, group, columns], -inf where a row has no token.
+
+    Returns float32 [rows, kv_heads, columns]. Sums are computed in float64, because their last bits
+    depend on the number of columns. Rounding to float32 removes these bits.
     """
     scores = scores.float()
     weights = (scores - scores.amax(-1, keepdim=True)).exp_()
@@ -45,12 +49,17 @@ def probabilities(scores: Tensor) -> Tensor:
 
 
 def choose(wanted: Tensor, seen: Tensor, forced: Tensor, count: int) -> Tensor:
-    """The `count` columns with the largest values, in order; of equal ones the later.
+    """Return the `count` columns with the largest values, in ascending order.
 
-    wanted [rows, kv_heads, columns], float32 and not negative; seen, forced: masks that fit it, of
-    what a row may and must select, at least and at most `count`. Returns [rows, kv_heads, count].
+    Of equal values, the later columns win.
+    wanted: [rows, kv_heads, columns], float32 and not negative.
+    seen: mask, broadcastable to `wanted`, of columns that a row may select: at least `count`.
+    forced: mask of columns that it must select: at most `count`.
+
+    Returns columns [rows, kv_heads, count].
     """
-    # Floats that are not negative are ordered like their bits: no two keys are equal.
+    # Floats that are not negative have the order of their bits as integers. With the column in the
+    # low half, no two keys are equal.
     keys = wanted.contiguous().view(torch.int32).long().masked_fill(forced, _FORCED)
     keys = keys.masked_fill(~seen, -1)
     columns = torch.arange(wanted.shape[-1], device=wanted.device)
@@ -59,10 +68,12 @@ def choose(wanted: Tensor, seen: Tensor, forced: Tensor, count: int) -> Tensor:
 
 
 def page_bounds(keys: Tensor, seen: Tensor, page: int) -> Tensor:
-    """In pages of so many keys the smallest of each dimension, then the largest.
+    """Return the minimum and maximum of each dimension over each page of `page` keys.
 
-    keys [..., tokens, head_dim]; seen: mask [..., tokens], which half-filled pages need; pages
-    without a token have zeros. Returns [..., pages, 2 * head_dim].
+    keys: [..., tokens, head_dim].
+    seen: mask [..., tokens] of tokens that exist, for pages that are only partly filled.
+
+    Returns [..., pages, 2 * head_dim], minima first. Pages without a token have zeros.
     """
     pages, inside = keys.unflatten(-2, (-1, page)), seen.unflatten(-1, (-1, page)).unsqueeze(-1)
     least = pages.masked_fill(~inside, torch.inf).amin(-2)
@@ -71,24 +82,28 @@ def page_bounds(keys: Tensor, seen: Tensor, page: int) -> Tensor:
 
 
 def bounded(query: Tensor, bounds: Tensor, times: int) -> Tensor:
-    """The most that any key of a page may have as its product with a query (Quest).
+    """Return an upper bound on the product of a query with any key of a page (Quest).
 
-    query [items, kv_heads, rows, head_dim]; returns [items, kv_heads, rows, pages * times], each so
-    many times.
+    query: [items, kv_heads, rows, head_dim].
+
+    Returns [items, kv_heads, rows, pages * times]: each bound is repeated `times` times.
     """
     either = torch.cat([query.clamp_max(0), query.clamp_min(0)], -1).to(bounds.dtype)
     pages = bounds.shape[-2]
-    if missing := -pages % KEY_MULTIPLE:  # a product of whole vectors has one way
+    if missing := -pages % KEY_MULTIPLE:  # a GEMM over whole vectors always rounds in one way
         bounds = F.pad(bounds, (0, 0, 0, missing))
     found = (either @ bounds.transpose(-1, -2))[..., :pages].to(query.dtype)
     return found if times == 1 else found.repeat_interleave(times, -1)
 
 
 def in_few_bits(bounds: Tensor) -> tuple[Tensor, Tensor]:
-    """Bounds in 4 bits each, rounded outwards: in steps from the least of a number to its largest.
+    """Quantise page bounds to 4 bits each, rounding outwards.
 
-    bounds [..., pages, 2 * head_dim]. Returns bytes, of a smallest and a largest [..., pages,
-    head_dim], and where steps begin and how long one is [..., 2, 2 * head_dim].
+    The scale of a dimension is the range of its bounds over all pages, in `_STEPS` steps.
+    bounds: [..., pages, 2 * head_dim].
+
+    Returns bytes [..., pages, head_dim], each with a minimum and a maximum, and the lowest value
+    and step length of each dimension [..., 2, 2 * head_dim].
     """
     bounds = bounds.to(torch.promote_types(bounds.dtype, torch.float32))
     low = bounds.amin(-2, keepdim=True)
@@ -100,14 +115,14 @@ def in_few_bits(bounds: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def of_few_bits(both: Tensor, scale: Tensor) -> Tensor:
-    """The bounds that `in_few_bits` made these of."""
+    """Dequantise the bounds that `in_few_bits` returned."""
     low, step = scale.split(1, -2)
     found: Tensor = low + step * torch.cat([both & _STEPS, both >> 4], -1)
     return found
 
 
 class _Keys(LayerSource):
-    """A `LayerSource` of keys alone: [entry, kv_head, token, head_dim]."""
+    """Layer source of keys alone: [entry, kv_head, token, head_dim] for each layer."""
 
     def __init__(self, store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> None:
         self._data = torch.stack([_keys_of(store, each, num_tokens) for each in entries], 1)
@@ -117,9 +132,10 @@ class _Keys(LayerSource):
 
 
 class _Pages(LayerSource):
-    """A source of bounds alone: of a layer [entry, kv_head, page, 2 * head_dim].
+    """Layer source of page bounds alone: [entry, kv_head, page, 2 * head_dim] for each layer.
 
-    Quest's are what they are, others of few bits. A segment's own tokens decide them.
+    Quest's bounds are kept in full precision, others in 4 bits. A segment's bounds depend on its
+    own tokens only.
     """
 
     def __init__(
@@ -145,7 +161,7 @@ class _Pages(LayerSource):
 
 
 def _keys_of(store: SegmentStore, entry: Entry, num_tokens: int) -> Tensor:
-    """[layers, kv_heads, num_tokens, head_dim], zeros behind its own."""
+    """Return keys [layers, kv_heads, num_tokens, head_dim], padded with zeros to `num_tokens`."""
     part = entry.parts[0]
     keys = store.keys_of(part.segment, part.visible).transpose(1, 2)
     return F.pad(keys, (0, 0, 0, num_tokens - part.visible))
@@ -155,9 +171,11 @@ def _keys_of(store: SegmentStore, entry: Entry, num_tokens: int) -> Tensor:
 class Token:
     """One token of every row.
 
-    seen: tokens that each row sees, that one included [rows]; places: of it in the tail, which may
-    not have the last one yet, and `num_places` up to there. classes: the rows that select so many
-    tokens. masks: of each class, made once for all layers.
+    seen: number of tokens that each row sees, this one included [rows].
+    places: place of this token in each row's tail [rows]. The tail may not hold it yet.
+    num_places: number of places up to the largest of `places`.
+    classes: indices of the rows that select a given number of tokens, by that number.
+    masks: result of `Selector._masks` for each class, computed once for all layers.
     """
 
     seen: Tensor
@@ -168,10 +186,10 @@ class Token:
 
 
 class Selector:
-    """Of a batch of rows on these paths.
+    """Selector of tokens for a batch of rows on the given paths.
 
-    A set of tokens is a KV head's, or, where the rule says so, every query head's. What is scored
-    first are units: tokens, or pages of `unit` whose keys are then scored.
+    Each KV head has a set of tokens, or each query head if the rule says so. Scoring begins with
+    units. A unit is one token, or a page of `_unit` tokens whose keys are scored afterwards.
     """
 
     def __init__(
@@ -180,7 +198,7 @@ class Selector:
         self._rule, self._store, self._tail = rule, store, tail
         self._kv_heads, self._pages = store.pool.layout.num_kv_heads, rule.how.scores != "keys"
         self._unit = rule.how.page if rule.how.scores == "both" else 1
-        self._home = store.pool.storage.device  # where keys are scored
+        self._home = store.pool.storage.device  # the device on which keys are scored
         lengths = [sum(part.visible for part in path) for path in paths]
         self._num_columns = round_up(max(lengths), _COLUMN_MULTIPLE)
         self._stored = torch.tensor(lengths, device=store.compute_device)
@@ -190,12 +208,16 @@ class Selector:
         self._locate(paths)
 
     def close(self) -> None:
-        """Give back the packed copies' bytes."""
+        """Release the packed copies of the segments."""
         self._shared.close()
 
     def _locate(self, paths: Sequence[Path]) -> None:
-        """Rows of all buckets' scores as rows of [row, unit], each token's place in the pool, and
-        which columns [rows, units, unit] a unit is; -1 where it has fewer."""
+        """Build the indices that bring scores and tokens of the segments into the order of rows.
+
+        `_sources` and `_places` map scores of all buckets to [row, unit]. `_in_pool` is each
+        column's place in the pool. `_columns` [rows, units * unit] lists the columns of each unit,
+        with -1 where a page is not full.
+        """
         starts, total, unit = list[int](), 0, self._unit
         for bucket, rows in zip(self._shared.buckets, self._shared.slots.rows, strict=True):
             (items, slots), units = rows.shape, bucket.mask.shape[-1] // unit
@@ -221,9 +243,9 @@ class Selector:
         self._columns = columns.to(self._store.compute_device)
 
     def slots(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Places in the pool of columns [rows, sets, count], see `SegmentStore.read`.
+        """Return the places in the pool of these columns, see `SegmentStore.read`.
 
-        Those of a tail's columns are some other token's of their row.
+        Columns of the tail have no place in the pool. They get that of another token of the row.
         """
         at = columns.masked_fill(columns >= self._num_columns, 0)
         return self._in_pool[rows].unsqueeze(1).expand(-1, at.shape[1], -1).gather(2, at)
@@ -231,10 +253,12 @@ class Selector:
     # --- scores ------------------------------------------------------------------------------
 
     def scores(self, token: Token, layer: int, guess: Tensor, foreseen: Tensor) -> Tensor:
-        """[rows, sets, group, units] by queries [rows, heads, head_dim]; -inf is no token.
+        """Return the scores [rows, sets, group, units] of all units; -inf where a row has no token.
 
-        Of pages at most, by their bounds; Quest's are told of each token. foreseen: rows that do
-        not know the token's own key.
+        A page's score is its upper bound.
+        guess: queries [rows, heads, head_dim].
+        foreseen: mask [rows] of rows with a foreseen query. For these the token's own key is not
+            scored, since it was not known when the query was foreseen.
         """
         keys, _ = self._tail.read(layer)
         grouped = guess.unflatten(1, (self._kv_heads, -1))
@@ -268,7 +292,7 @@ class Selector:
                 scored = queries @ held.transpose(-1, -2)
             scored = scored[:, :, : real * group, : bucket.mask.shape[-1] // self._unit]
             scored = scored.unflatten(2, (real, group))
-            # [item, slot, unit, kv_head * group]: what is moved at a time lies together.
+            # [item, slot, unit, kv_head * group]: scores that move together are contiguous.
             found.append(scored.permute(0, 2, 4, 1, 3).reshape(-1, heads))
         out = flat.new_full((rows * self._num_units, heads), -torch.inf)
         picked = torch.cat(found).index_select(0, self._sources)
@@ -281,11 +305,13 @@ class Selector:
     def select(
         self, token: Token, layer: int, count: int, guess: Tensor, scores: Tensor, foreseen: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Columns [rows, sets, count] of the rows that select so many tokens; and the logarithm of
-        what all others weigh [rows, sets, group], or weigh at most: None unless queries are the
-        token's own.
+        """Select `count` tokens for each row of the class that selects that number.
 
-        guess [rows, heads, head_dim], scores [rows, sets, group, units], foreseen: of all rows.
+        guess, scores, foreseen: see `scores`; they are those of all rows.
+
+        Returns columns [rows, sets, count], and the logarithm of the softmax sum of all tokens that
+        were not selected [rows, sets, group]. For pages that were not scored by key this is an
+        upper bound. It is None unless queries are the token's own.
         """
         rows = token.classes[count]
         query, scores, foreseen = guess[rows], scores[rows], foreseen[rows]
@@ -310,20 +336,25 @@ class Selector:
         return columns.gather(2, found), rest
 
     def _rest(self, scores: Tensor, chosen: Tensor) -> Tensor | None:
-        """The log-sum-exp [rows, sets, group] of all scores but those [rows, sets, count]."""
+        """Return the log-sum-exp [rows, sets, group] of all scores but those in `chosen`.
+
+        chosen: units [rows, sets, count].
+        """
         if self._rule.how.query != "own":
             return None
         taken = torch.zeros_like(scores[:, :, 0], dtype=torch.bool).scatter_(2, chosen, value=True)
         return scores.masked_fill(taken.unsqueeze(2), -torch.inf).logsumexp(-1)
 
     def _num_own(self, token: Token) -> int:
-        """Columns of a tail's places, and of the token's own where it is foreseen."""
+        """Return the number of columns for the tail, including a planned token's place."""
         most = max(self._tail.num_tokens, token.num_places)
         return round_up(most, _COLUMN_MULTIPLE * self._unit)
 
     def _masks(self, token: Token, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each unit's tokens [rows, 1, units, unit] columns, which of them rows see, and which
-        are always selected."""
+        """Return the columns of each unit, and masks of those that rows see and always select.
+
+        Each is [rows, 1, units, unit].
+        """
         last = self._num_columns + self._num_own(token)
         own = torch.arange(self._num_columns, last, device=rows.device)
         columns = torch.cat([self._columns[rows], own.expand(len(rows), -1)], 1)
@@ -339,8 +370,12 @@ class Selector:
     def _scores_of(
         self, layer: int, rows: Tensor, query: Tensor, columns: Tensor, known: Tensor
     ) -> Tensor:
-        """Of these columns' keys [rows, sets, group, columns and padding], those that are known."""
-        # Where the keys are: of these, too, nothing crosses the link to be scored.
+        """Return the scores of single keys [rows, sets, group, columns + padding].
+
+        columns: [rows, sets, count], the columns whose keys are scored.
+        known: mask like `columns`; the score is -inf where it is false.
+        """
+        # Keys are scored on the device that stores them, so that none crosses the link.
         stored = self._store.read(layer, self.slots(rows, columns), slice(1))
         own, at = self._tail.read(layer)[0][rows].to(self._home), columns.to(self._home)
         (keys,) = self.with_own(at, stored, [own])
@@ -352,10 +387,11 @@ class Selector:
         return scores.masked_fill_(hidden.unsqueeze(2), -torch.inf)
 
     def with_own(self, columns: Tensor, stored: Tensor, own: Iterable[Tensor]) -> list[Tensor]:
-        """Stored keys, or keys and values, and in the tail's columns those of the tail.
+        """Return stored keys, or keys and values, with the tail's inserted in the tail's columns.
 
-        columns [rows, sets, count], stored [..., rows, sets, count, head_dim], own [rows, kv_heads,
-        tokens, head_dim].
+        columns: [rows, sets, count].
+        stored: [..., rows, sets, count, head_dim].
+        own: keys, or keys and values, of the tail [rows, kv_heads, tokens, head_dim].
         """
         if (group := columns.shape[1] // self._kv_heads) > 1:
             own = [mine.repeat_interleave(group, 1) for mine in own]

@@ -1,12 +1,13 @@
 """Sparse decoding: rows with long paths attend to the tokens that their rule selects.
 
-What a layer reads is found by a cache rank as soon as its queries are known or foreseen: where they
-are predicted, while the token before is computed. A row's selection depends on its path alone,
-whoever is decoded beside it, and whenever it is found. Rows that see few tokens attend as if there
-were no rule, in the very same bits.
+A cache rank finds the tokens that a layer reads as soon as the layer's queries are known or
+foreseen. Predicted queries are foreseen while the token before is computed. A row's selection
+depends on its path alone, not on other rows of the batch or on when it is found. Rows that see few
+tokens attend to all of them, bitwise equal to attention without a rule.
 
-What a row's last tokens leave for its next ones waits in the segment that the row writes. It begins
-anew with each step, or with what the step before has left; no checkpoint stores it.
+A row's last queries, from which the next ones are predicted, are kept in the segment that the row
+writes. They begin anew with each step, or continue those of the step before. No checkpoint stores
+them.
 """
 
 from __future__ import annotations
@@ -32,23 +33,28 @@ from beamwright.sparse.rule import WINDOW, SparseRule
 from beamwright.sparse.select import Selector, Token
 
 _REMEMBERED = WINDOW + 2 * 16
-"""Queries before the newest that are kept: an iteration may go on behind a step's end, and the next
-step's windows end there."""
+"""Queries kept before the newest one.
+
+An iteration may compute tokens beyond a step's end, but the windows of the next step end where the
+step ends, so more than a window is kept.
+"""
 
 
 @dataclass
 class Memory:
-    """Queries of a row's newest tokens, by layer, the newest last [tokens, heads, head_dim].
+    """Queries of a row's newest tokens.
 
-    tokens: of its step that were forwarded, those behind its end included, and those that somebody
-    else computed: the part of a sibling that a copy begins with (FlashTTS's truncation).
+    queries: [tokens, heads, head_dim] for each layer, the newest last.
+    tokens: number of the step's tokens that were computed. It includes tokens beyond the step's
+        end. It also includes tokens that another row computed: a copy may begin with a part of its
+        sibling's step (FlashTTS's truncation).
     """
 
     queries: dict[int, Tensor] = field(default_factory=dict)
     tokens: int = 0
 
     def behind(self, tokens: int) -> Memory:
-        """What goes on behind so many tokens of the step."""
+        """Return the memory of a row that continues after the first `tokens` tokens of the step."""
         over = max(0, self.tokens - tokens)
         held = self.queries.items()
         return Memory({layer: known[: len(known) - over] for layer, known in held if
@@ -56,7 +62,7 @@ class Memory:
 
 
 class SparseDecode(DecodeView):
-    """A `DecodeView`: one token per row, of which some select what they attend to."""
+    """Decode view, one token per row, in which rows with long paths attend to selected tokens."""
 
     def __init__(
         self, rule: SparseRule, rank: CacheRank, store: SegmentStore, paths: Sequence[Path],
@@ -77,7 +83,9 @@ class SparseDecode(DecodeView):
         self._open(list(paths))
 
     def own(self, segments: Sequence[Segment | None]) -> None:
-        """Who writes these rows, None padding the batch: each goes on with what it knew."""
+        """Set the segments that rows write; None pads the batch. Each row continues with its
+        memory.
+        """
         self._memories = []
         for path, segment in zip(self._paths, segments, strict=True):
             if segment is not None and segment.memory is None:
@@ -88,7 +96,7 @@ class SparseDecode(DecodeView):
             self._memories.append(Memory() if segment is None else segment.memory)
 
     def foresee(self, layer: int, query: Tensor) -> None:
-        """The query that a layer would have if the one before it changed nothing."""
+        """Start selecting with the query that a layer has if the layer before adds nothing."""
         token = self._begin_token()
         if token.classes and layer >= self._rule.full_layers and layer == self._packs[layer][0]:
             guesses = {layer: query.clone()}
@@ -102,7 +110,7 @@ class SparseDecode(DecodeView):
             raise InputError("--sparse knows no sinks")
         token, full = self._begin_token(), layer < self._rule.full_layers
         selects, pack = bool(token.classes) and not full, self._packs[layer]
-        if selects and layer == pack[0]:  # from here on nobody else reads its tail
+        if selects and layer == pack[0]:  # after `take`, the rank reads the pack's tails no more
             self._found.update(self._rank.take(layer) or {})
         if self._dense is not None and (full or self._some_dense):
             context = self._dense.attend(layer, query, key_value)
@@ -121,11 +129,11 @@ class SparseDecode(DecodeView):
         return context
 
     def settle(self) -> None:
-        """Nothing reads the tail or the store until the next layer."""
+        """Wait until no other thread reads the tail or the store, until the next layer begins."""
         self._rank.settle()
 
     def keep_rows(self, rows: Tensor) -> None:
-        """Compaction packs anew."""
+        """Keep these rows only, in this order. Shared segments are packed again."""
         kept, paths = rows.tolist(), self._held_paths()
         self._close()
         self._memories = [self._memories[row] for row in kept]
@@ -133,11 +141,13 @@ class SparseDecode(DecodeView):
         self._open([paths[row] for row in kept])
 
     def count_rows(self, num_rows: int) -> None:
-        """Rows behind these pad the batch."""
+        """Treat all rows after the first `num_rows` as padding."""
         self.drop_rows(range(num_rows, len(self._live)))
 
     def drop_rows(self, rows: Sequence[int]) -> None:
-        """What was found for the next token is found again without them."""
+        """Drop these rows. Selections for the next token are discarded, and found again without
+        them.
+        """
         gone = [row for row in rows if self._live[row]]
         for row in gone:
             self._live[row], self._memories[row] = False, Memory()
@@ -155,13 +165,16 @@ class SparseDecode(DecodeView):
         self._some_dense = False
 
     def _forget(self) -> None:
-        """The next token's selections begin anew."""
+        """Discard all selections, so that those of the next token begin anew."""
         self._rank.forget()
         self._found: Pack = {}
         self._token = self._next = None
 
     def _held_paths(self) -> list[Path]:
-        """A row that has left may have lost its KV: it reads what some other row reads."""
+        """Return all paths, with a live row's path in place of those of dropped rows.
+
+        The KV of a dropped row may have been freed.
+        """
         some = self._paths[self._live.index(True)]
         return [path if live else some for path, live in zip(self._paths, self._live, strict=True)]
 
@@ -174,7 +187,7 @@ class SparseDecode(DecodeView):
     # --- one token ---------------------------------------------------------------------------
 
     def _begin_token(self) -> Token:
-        """Who selects how many tokens for the token that begins, if one does."""
+        """Return the token under way. Begin a new one if the one before is complete."""
         if self._token is not None:
             return self._token
         early, token = self._next is not None, self._next or self._plan(0)
@@ -195,7 +208,7 @@ class SparseDecode(DecodeView):
         return token
 
     def _plan(self, ahead: int) -> Token:
-        """The token that begins, or that after it (1)."""
+        """Return the token that begins now (`ahead` 0) or the next one (1), with its classes."""
         places = self._tail.places + ahead
         device, budgets = self._store.compute_device, dict[int, list[int]]()
         at = places.tolist()
@@ -217,8 +230,10 @@ class SparseDecode(DecodeView):
                 memory.tokens += layer + 1 == self._layout.num_layers
 
     def _push_next(self, pack: range) -> None:
-        """As printed: what a pack of layers reads for the next token is found while the layers
-        above it, and then those below it, compute."""
+        """Push the work that finds what a pack of layers reads for the next token.
+
+        As in the paper, this runs while the layers above the pack compute, and then those below it.
+        """
         self._next = self._next or self._plan(1)
         if self._next.classes:
             self._push(self._next, pack)
@@ -229,8 +244,11 @@ class SparseDecode(DecodeView):
         self._rank.push(pack[0], partial(self._find_predicted, token, pack, known))
 
     def _selected(self, token: Token, layer: int, query: Tensor) -> list[Selected]:
-        """What each class of rows selects, with the own queries of sets of heads that turn out to
-        have another than was foreseen."""
+        """Return the selections of each class of rows, in one layer.
+
+        Sets of heads whose true query differs too much from the foreseen one select by the true
+        query.
+        """
         pack, found = self._packs[layer], self._found.pop(layer, None)
         if self._rule.leader(layer) != layer:
             assert found is not None
@@ -263,7 +281,7 @@ class SparseDecode(DecodeView):
     def _find_predicted(
         self, token: Token, pack: range, known: Mapping[int, Sequence[Tensor | None]]
     ) -> Pack:
-        """Before the token's queries are known."""
+        """Find a pack's selections by predicted queries, before the token's queries are known."""
         some = next(each for each in known[pack[0]] if each is not None)
         empty = some.new_zeros(len(self._paths), *some.shape[1:])
         guesses, foreseen = self._predicted(token, known, empty)
@@ -272,10 +290,12 @@ class SparseDecode(DecodeView):
     def _find(
         self, token: Token, layers: range, guesses: Mapping[int, Tensor], foreseen: Tensor
     ) -> Pack:
-        """Select by the queries [rows, heads, head_dim] of the layers that lead these, and have
-        what is selected here.
+        """Select tokens for these layers, and fetch the selected keys and values.
 
-        foreseen: rows [rows] that do not know the token's own key.
+        guesses: queries [rows, heads, head_dim] for each layer that leads others
+            (`SparseRule.leader`).
+        foreseen: mask [rows] of rows with a foreseen query. For these the token's own key is not
+            scored, since it was not known when the query was foreseen.
         """
         selector = self._selector
         assert selector is not None
@@ -303,8 +323,12 @@ class SparseDecode(DecodeView):
     def _predicted(
         self, token: Token, known: Mapping[int, Sequence[Tensor | None]], query: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Each row's query in each of these layers [layers, rows, heads, head_dim] from those of
-        its tokens so far, and a mask of the rows that have any; the others have this one."""
+        """Predict each row's query in each layer of `known` from the queries of its tokens so far.
+
+        query: [rows, heads, head_dim], taken for rows that have no earlier queries.
+
+        Returns queries [layers, rows, heads, head_dim], and a mask of the rows that were predicted.
+        """
         alike: dict[int, list[int]] = {}
         some = next(iter(known.values()))
         for row in torch.cat([*token.classes.values()]).tolist():
@@ -321,7 +345,7 @@ class SparseDecode(DecodeView):
         return guess, foreseen
 
     def _attend(self, layer: int, query: Tensor, found: Selected) -> Tensor:
-        """Contexts [rows, heads, head_dim] of what was selected."""
+        """Return the contexts [rows, heads, head_dim] of rows over their selected tokens."""
         assert self._selector is not None
         own = (part[found.rows] for part in self._tail.read(layer))
         keys, values = self._selector.with_own(found.columns, found.stored, own)
@@ -335,15 +359,16 @@ class SparseDecode(DecodeView):
 
 
 def _every(query: Tensor) -> Tensor:
-    """A mask of all rows of [rows, heads, head_dim]."""
+    """Return a mask [rows] that is true for all rows of [rows, heads, head_dim]."""
     return torch.ones(len(query), dtype=torch.bool, device=query.device)
 
 
 class SparseAttention(AttentionBackend):
-    """`tree`, but for decoding rows with long paths.
+    """Tree attention, except that decoding rows with long paths attend to selected tokens.
 
-    tested: attention of the settings. Kernels read whole paths: here plain torch is in their place.
-    threaded: selections that are foreseen are found, and fetched, on a thread of their own.
+    tested: the attention backend of the settings. If it uses kernels, which read whole paths, plain
+        torch tree attention takes its place here.
+    threaded: True finds and fetches foreseen selections on a thread of their own.
     """
 
     holds_places = True
@@ -363,5 +388,5 @@ class SparseAttention(AttentionBackend):
     def prefill_view(
         self, store: SegmentStore, paths: Sequence[Path], lengths: Sequence[int]
     ) -> AttentionView:
-        """Given tokens attend to everything."""
+        """Return the inner backend's view: tokens of a prefill attend to all tokens."""
         return self._inner.prefill_view(store, paths, lengths)
