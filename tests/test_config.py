@@ -1,7 +1,9 @@
 import inspect
 import re
+from pathlib import Path
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from beamwright.config import Settings
@@ -47,25 +49,13 @@ def test_flat_options_find_their_section_and_override_the_recipe(recipe):
     assert (settings.memory.kv_memory, settings.step.delimiter) == (1024, ";")
 
 
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        ("search: {beams: 3}", r"unknown option 'search\.beams'"),
-        ("serch: {n: 3}", "unknown option 'serch'"),
-        ("search: {n: 0}", r"search\.n \(--n\): .*greater than or equal to 1, got 0"),
-        ("search: {n: many}", r"search\.n \(--n\)"),
-        ("search:", "section 'search' must hold keys"),
-        ("search: [1]", "section 'search' must hold keys"),
-        ("- 1\n- 2", "expected sections"),
-        ("search: {n: 3", "not YAML"),
-        ("memory: {memory: 7G}", r"memory\.memory \(--memory\).*7GiB"),
-        ("memory: {memory: true}", r"memory\.memory \(--memory\)"),
-        ("memory: {memory: [1]}", r"memory\.memory \(--memory\)"),
-    ],
-)
-def test_a_bad_recipe_is_one_line_that_names_file_and_option(recipe, content, complaint):
-    path = recipe(content)
-    with pytest.raises(InputError, match=complaint) as caught:
+TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("row", TABLES["recipes"], ids=lambda row: row["content"])
+def test_a_bad_recipe_is_one_line_that_names_file_and_option(recipe, row):
+    path = recipe(row["content"])
+    with pytest.raises(InputError, match=row["complaint"]) as caught:
         Settings.build(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -119,34 +109,16 @@ def test_settings_are_frozen():
         Settings().search.n = 3
 
 
-LINES = {
-    ("deadline", "soon"): "'soon' is not a duration: write 30s, 2m or 1h",
-    ("kv_memory", "lots"): "'lots' is not a size: write 7GiB, 512MiB or 4GB",
-    ("memory", 0): "a size must be positive, not 0",
-    ("step_limits", "64,a"): (
-        "Input should be a valid integer, unable to parse string as an integer, got 'a'"
-    ),
-    ("stop_strings", ("x", "")): "String should have at least 1 character, got ''",
-}
-
-
-@pytest.mark.parametrize(("name", "value"), LINES)
-def test_a_bad_value_is_one_line_that_shows_it_once(name, value):
+@pytest.mark.parametrize("row", TABLES["values"], ids=lambda row: row["name"])
+def test_a_bad_value_is_one_line_that_shows_it_once(row):
     with pytest.raises(InputError) as caught:
-        Settings.build(**{name: value})
+        Settings.build(**{row["name"]: row["value"]})
     where, _, said = str(caught.value).partition(": ")
-    assert where.endswith(f"(--{name.replace('_', '-')})")
-    assert said == LINES[name, value]
+    assert where.endswith(f"(--{row['name'].replace('_', '-')})")
+    assert said == row["said"]
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("choose", "listwise", "--choose listwise: was removed; a vote (--choose majority) chose"),
-        ("score_cache", "memory", "unknown option 'score_cache': scores are kept no long"),
-        ("probe_every", 16, "unknown option 'probe_every': votes in waves"),
-    ],
-)
-def test_what_is_gone_says_so(name, value, words):
-    with pytest.raises(InputError, match=re.escape(words)):
-        Settings.build(**{name: value})
+@pytest.mark.parametrize("row", TABLES["gone"], ids=lambda row: row["name"])
+def test_what_is_gone_says_so(row):
+    with pytest.raises(InputError, match=re.escape(row["words"])):
+        Settings.build(**{row["name"]: row["value"]})

@@ -74,11 +74,6 @@ def test_a_function_scores_by_its_name(make_solver):
 
 
 def test_a_class_has_options(make_solver):
-    scores = {
-        half: make_solver(**SMALL, verifier="lengths", half=half).solve(PROBLEM).score
-        for half in (1.0, 100.0)
-    }
-    assert 0 < scores[1.0] < scores[100.0] < 1
     solver = make_solver(**SMALL, verifier=Lengths(half=3))
     assert solver.settings.model.model_extra == {"half": 3}
     assert solver.settings == make_solver(**SMALL, verifier="lengths", half=3).settings
@@ -287,13 +282,6 @@ def install(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-def test_a_package_declares(install, make_solver):
-    install(good_one=GOOD)
-    solver = make_solver(n=2, width=1, max_rounds=2, verifier="packaged")
-    assert solver.solve("p").score == 0.5
-    assert VERIFIERS["packaged"].source == GOOD, "its whole file is known again"
-
-
 def test_a_broken_package_is_a_line_and_stops_no_other(install, capsys):
     install(
         a_broken="import nowhere_at_all",
@@ -307,7 +295,7 @@ def test_a_broken_package_is_a_line_and_stops_no_other(install, capsys):
         "plugin b_broken-plugin (b_broken): SystemExit: 7",
         "plugin z_broken-plugin (z_broken): ValueError: a b",
     ]
-    assert "packaged" in VERIFIERS
+    assert VERIFIERS["packaged"].source == GOOD, "its whole file is known again"
     assert main(["plan", "--model", "opt-2.7b", "--verifier", "packaged", "--json"]) == 0
     captured = capsys.readouterr()
     assert len(captured.err.splitlines()) == 3

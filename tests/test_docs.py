@@ -200,7 +200,8 @@ def test_every_module_that_is_named_exists():
 
 SITE = [page for page in PAGES if page.is_relative_to(ROOT / "docs")]
 FILES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "training/README.md")
-WRITTEN = [*PAGES, *(ROOT / file for file in (*FILES, "lab/beamwright_lab/README.md"))]
+LOG = sorted(ROOT.glob("docs/log/*.md"))
+WRITTEN = [*PAGES, *LOG, *(ROOT / file for file in (*FILES, "lab/beamwright_lab/README.md"))]
 MADE = {f"docs/reference/{name}.md" for name in GENERATED}
 
 
@@ -299,20 +300,3 @@ WRONG = {
 def test_wrong_commands_are_found(line):
     with pytest.raises(Exception, match=WRONG[line]):
         check(parts_of(line))
-
-
-def test_a_line_is_cut_into_its_programs():
-    lines = [part.words for part in parts_of("A=1 make x && beamwright plan 'a b' > f  # why")]
-    assert lines == [["make", "x"], ["beamwright", "plan", "a b"]]
-
-
-def test_fences_are_read_with_what_is_said_of_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(documents, "ROOT", tmp_path)
-    page = tmp_path / "page.md"
-    page.write_text(
-        '<!-- not run: a server -->\n```python\nx\n```\n\n- a\n\n  ```yaml title="a/b.yaml"\n'
-        "  c: 1\n  ```\n"
-    )
-    first, second = fences(page)
-    assert first == Fence("page.md", 3, "python", "x\n", None, "a server")
-    assert second == Fence("page.md", 9, "yaml", "c: 1\n", "a/b.yaml", None)

@@ -7,29 +7,17 @@ import pytest
 import yaml
 
 from beamwright.config import section_fields
+from beamwright.io import read_beside
 from beamwright_lab import publish
 from beamwright_lab.claims import NONE
 
 ROOT = Path(__file__).parent.parent
 NOT_TEXT = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)|arXiv [\d.]+", re.DOTALL)
 FIGURE = re.compile(r"\d+\.\d+|\d+(?:,\d{3})+|\d+(?:x\b| %)")
-COMMON = {
-    *("0.8", "95 %"),  # the temperature; of intervals
-    *("0.5", "1.5", "2.5", "3.1", "3.2", "6.7"),  # models' sizes and versions
-    *("3.11", "0.2", "2.0"),  # Python, Beamwright, the licence
-    *("7.5", "8.0"),  # compute capabilities
-}
-"""What any page may say: nobody measured it."""
-
+_TABLE = read_beside(__file__)
+COMMON, OWN = set(_TABLE["common"]), _TABLE["own"]
 FLAGS = {f"--{name.replace('_', '-')}" for part in section_fields().values() for name in part}
 FLAGS |= {"--plugin"}
-
-OWN = {
-    "docs/develop/gpu-check.md": {"5 %", "20 %", "25 %", "80 %"},  # its aims
-    "docs/guides/serve.md": {"0.997"},  # a line of an example
-    "docs/pair.md": {"1,024", "4,096"},  # tokens of a path, and of verifiers
-}
-"""The same, of a page alone. All other figures are of a file: in a block, or quoted."""
 
 PAGES = [
     page
@@ -50,7 +38,7 @@ def test_what_is_allowed_is_of_pages_that_are():
 def test_every_figure_of_a_page_stands_in_a_block(page):
     text = publish.BLOCK.sub("", (ROOT / page).read_text(encoding="utf-8"))
     text = " ".join(text.split())
-    assert set(FIGURE.findall(NOT_TEXT.sub("", text))) <= COMMON | OWN.get(page, set())
+    assert set(FIGURE.findall(NOT_TEXT.sub("", text))) <= COMMON | {*OWN.get(page, ())}
 
 
 def test_every_file_says_where_it_is_from():
@@ -58,14 +46,6 @@ def test_every_file_says_where_it_is_from():
         found = publish.read(file.stem)
         assert found["command"].startswith("python -m beamwright_lab.")
         assert found["machine"]["date"]
-
-
-def test_another_figure_is_found(monkeypatch):
-    changed = {file.stem: publish.read(file.stem) for file in publish.FIGURES.glob("*.json")}
-    for row in changed["peers-search"]["rows"]:
-        row["s / problem"] += 1
-    monkeypatch.setattr(publish, "read", changed.__getitem__)
-    assert "README.md: blocks to be written anew (--write)" in publish.lacking()
 
 
 def test_a_claim_is_judged_by_what_its_file_says():

@@ -3,7 +3,6 @@
 import pytest
 
 import golden
-from golden_cases import masked
 
 CASES = [(name, case) for name, (cases, _) in golden.GOLDENS.items() for case in cases]
 
@@ -35,14 +34,3 @@ def test_every_case_is_pinned(name):
 )
 def test_what_differs_is_named(found, pinned, places):
     assert [line.split(":")[0] for line in golden.differences(found, pinned)] == places
-
-
-@pytest.mark.parametrize(
-    ("zeros", "left"),
-    [
-        (True, {"a": ["<float>", 0.0, None], "b": 1}),
-        (False, {"a": ["<float>", "<float>", None], "b": 1}),
-    ],
-)
-def test_what_is_masked_has_the_name_of_its_type(zeros, left):
-    assert masked({"a": [0.5, 0.0, None], "b": 1}, ("/a/*",), zeros=zeros) == left

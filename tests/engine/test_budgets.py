@@ -16,16 +16,12 @@ from engines import (
 )
 
 
-def block_bytes(solver):
-    return solver.generator.store.pool.bytes_per_block
-
-
 def test_a_full_host_hangs_nobody(make_solver):
     """What it cannot take early stays where it is; it is an error where its room is needed."""
     small = {"search": "best-of-n", "n": 8, "max_rounds": 5, "step_limits": "3,20"}
     small |= {"max_tokens": 12, "dtype": exact_dtype()}
     with make_solver(**small) as solver:
-        roomy, size = solver.solve(PROBLEM), block_bytes(solver)
+        roomy, size = solver.solve(PROBLEM), solver.generator.store.pool.bytes_per_block
     with make_solver(**small, kv_memory=16 * size, host_memory=4 * size) as solver:
         assert_same(solver.solve(PROBLEM), roomy)
         assert_nothing_allocated(solver)

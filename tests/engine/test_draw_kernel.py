@@ -12,6 +12,7 @@ from beamwright.engine import draw_kernel, filter_kernel
 from beamwright.engine.noise import lineage_key, stack_keys
 from beamwright.engine.sampling import RowSampling, Sampler, allow, draws_in_kernel
 from beamwright.sections import SamplingSettings
+from engine.rows import FILTERS, LOGITS, logits_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's: infinities
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -115,36 +116,6 @@ def test_it_is_chosen_on_cuda_unless_nobody_wants_kernels(monkeypatch):
 
 
 ROUNDING = 1e-6  # of a sum of probabilities, and of a quotient of two
-FILTERS = [
-    {"top_k": 1},
-    {"top_k": 20},
-    {"top_k": 20, "top_p": 0.95, "min_p": 0.05},
-    {"top_k": 2**31 - 1},
-    {"top_k": 300, "top_p": 0.6},
-    {"top_p": 0.9},
-    {"top_p": 1e-9},
-    {"top_p": 1.0},
-    {"top_p": 0.9999},
-    {"min_p": 0.1},
-    {"min_p": 1.0},
-    {"top_p": 0.99, "min_p": 1e-4},
-]
-LOGITS = {
-    "flat": lambda drawn: drawn,
-    "of a trained model": lambda drawn: (3 * drawn).index_fill(1, torch.arange(9, 90, 9), 14.0),
-    "with ties": lambda drawn: (2 * drawn).round(),
-    "one certain": lambda drawn: drawn.index_fill(1, torch.tensor([77]), 300.0),
-    "all the same": torch.zeros_like,
-    "forbidden": lambda drawn: drawn.masked_fill(drawn < 1.7, -math.inf),
-    "one left": lambda drawn: drawn.masked_fill(drawn < drawn.amax(1, True), -math.inf),
-    "negative": lambda drawn: drawn - 25.0,
-    "huge": lambda drawn: 1e3 * drawn,
-}
-
-
-def logits_of(kind, num_rows, vocab=512, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return LOGITS[kind](torch.randn(num_rows, vocab, generator=generator)).to(DEVICE)
 
 
 def left_by_kernels(logits, how):
@@ -161,7 +132,7 @@ def assert_left(logits, settings):
 
     In float32 torch's own sums of 151,936 tokens are off by 1e-5.
     """
-    how = RowSampling.of(settings, DEVICE)
+    logits, how = logits.to(DEVICE), RowSampling.of(settings, DEVICE)
     scaled = logits.float() / how.temperature
     expected = allow(scaled.double(), how.ways, how.top_k, how.top_p, how.min_p) > -torch.inf
     found = left_by_kernels(logits, how) & (scaled > -torch.inf)
@@ -214,7 +185,7 @@ def test_what_a_temperature_makes_equal_is_equal():
         one = torch.nextafter(one, torch.tensor(8.0))
     assert len((logits[0] / 1.9).unique()) < 8
     filters = [{"top_k": 3}, {"top_p": 0.45}]
-    assert_left(logits.to(DEVICE), [SamplingSettings(temperature=1.9, **each) for each in filters])
+    assert_left(logits, [SamplingSettings(temperature=1.9, **each) for each in filters])
 
 
 def test_a_real_vocabulary(monkeypatch):
@@ -230,7 +201,7 @@ def test_rows_draw_what_torch_draws_and_no_row_follows_another(monkeypatch):
     monkeypatch.setattr(draw_kernel, "PIECE_TOKENS", 128)
     rows = [{}, *FILTERS[:6], {"temperature": 0.0, "top_k": 3}, {"min_p": 0.1}]
     settings = [SamplingSettings(**({"temperature": 1.1} | each)) for each in rows]
-    logits = logits_of("flat", len(rows), vocab=500, seed=4)
+    logits = logits_of("flat", len(rows), vocab=500, seed=4).to(DEVICE)
     keys = stack_keys([lineage_key(4, (0, row)) for row in range(len(rows))], DEVICE)
     inputs = logits, keys, torch.arange(len(rows), device=DEVICE) + 9
     found, plain = (

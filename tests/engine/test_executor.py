@@ -8,96 +8,14 @@ import pytest
 from beamwright.counters import Progress
 from beamwright.engine import executor as executors
 from beamwright.engine.executor import overlaps
-from beamwright.errors import (
-    BeamwrightError,
-    Cancelled,
-    CapacityError,
-    DeviceMemoryError,
-    InputError,
-    Interrupted,
-    LinkError,
-)
+from beamwright.errors import BeamwrightError, Cancelled, InputError, Interrupted, LinkError
 from beamwright.kv.link import StreamLink
-from beamwright.protocols import Plan, StepDecoded, StepScored
 from beamwright.solver import machinery
 from beamwright.tree import tree_hash
 from beamwright.verify.prm import PrmVerifier
 from engines import assert_nothing_allocated, exact_dtype, tiny_solver
-from fakes import new_tree
 from streams import LateStreams
 from worker_parts import OPEN, Scorer, Writer, by_lineage, overlapped, plain, search, workers
-
-
-@pytest.fixture
-def make():
-    """Makes executors of a kind, and closes them; no thread survives."""
-    made = []
-
-    def make(kind, writer, scorer, **options):
-        made.append((kind(writer, scorer, **options), scorer))
-        return made[-1][0]
-
-    yield make
-    for executor, scorer in made:
-        scorer.gate.release(1000)
-        executor.close()
-    assert not workers()
-
-
-# --- both ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", [plain, overlapped])
-@pytest.mark.parametrize(
-    ("error", "becomes", "num_failed"),
-    [
-        (CapacityError("a thing", 8, 4, 4), CapacityError, 2),
-        (InputError("no step"), InputError, 1),
-        (MemoryError(), DeviceMemoryError, 1),
-        *((error("gone"), error, 0) for error in (LinkError, KeyboardInterrupt, AssertionError)),
-    ],
-)
-def test_a_verifier_that_fails_ends_its_tree_alone(make, kind, error, becomes, num_failed):
-    """Where it is no fault of the tree's, all of it ends."""
-    tree, scorer = new_tree(), Scorer(opened=OPEN)
-    nodes = tree.expand(tree.root, 2)
-    executor = make(kind, Writer(), scorer)
-    scorer.error = error
-    executor.verify(nodes)
-    if num_failed:
-        found = executor.wait()
-        assert [(event.node, type(event.error)) for event in found] == [
-            (node, becomes) for node in nodes[:num_failed]
-        ]
-        executor.release([tree.root])
-    else:
-        with pytest.raises(becomes):
-            executor.wait()
-    scorer.error = None
-    executor.verify(nodes)
-    assert [type(event) for event in executor.wait()] == [StepScored] * 2, "it goes on"
-
-
-# --- a worker --------------------------------------------------------------------------------
-
-
-def test_decoding_goes_on_while_the_worker_scores(make):
-    tree, scorer, writer = new_tree(), Scorer(), Writer()
-    first, second, third = tree.expand(tree.root, 3)
-    executor = make(overlapped, writer, scorer)
-    assert executor.wait() == []
-    executor.verify(())
-    assert not workers(), "a worker starts with its first batch"
-    executor.verify((third, second))
-    scorer.entered.acquire()
-    writer.submit(Plan(((first,),)))
-    assert [type(event) for event in executor.wait()] == [StepDecoded]
-    assert not writer.busy
-    scorer.gate.release()
-    assert executor.wait() == [StepScored(third, 2.0), StepScored(second, 1.0)]
-    assert executor.wait() == []
-    assert threading.current_thread() not in scorer.threads
-
 
 # --- whole searches by a script --------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import pytest
 from beamwright import Solver
 from beamwright.counters import Counters
 from beamwright.engine.queue import USUAL_ROWS, Admission
-from beamwright.engine.scoring import PriorityQueue, ScoringQueue
+from beamwright.engine.scoring import ScoringQueue
 from beamwright.evaluate.problems import load_problems
 from beamwright.search import make_strategy
 from beamwright.sections import ScheduleSettings, SearchSettings
@@ -83,15 +83,16 @@ DECOUPLED = {"explore": "decoupled"}
 
 
 @pytest.mark.parametrize(
-    ("options", "looks", "found"),
+    ("options", "looks", "found", "happened"),
     [
-        ({}, [([], 0, 0), ([16] * 3, 0, 0)], [True, True]),
-        ({}, [([16] * 4, 0, 0), ([USUAL_ROWS], 0, 0)], [False, False]),
+        ({}, [([], 0, 0), ([16] * 3, 0, 0)], [True, True], {}),
+        ({}, [([16] * 4, 0, 0), ([USUAL_ROWS], 0, 0)], [False, False], {}),
         # How large a tree becomes is known when one has ended.
         (
             {**DECOUPLED, "max_batch": 90},
             [([16] * 6, 0, open_steps) for open_steps in (80, 80, 96)],
             [False, True, False],
+            {},
         ),
         # A tree is one verifier's, and each of them has a part of the room.
         *(
@@ -99,34 +100,38 @@ DECOUPLED = {"explore": "decoupled"}
                 {**DECOUPLED, "room": room // verifiers, "verifiers": verifiers},
                 [([16], 20, 8), ([16] * 4, 10, 8)],
                 [True, place],
+                {},
             )
             for verifiers in (1, 2)
             for room, place in ((1000, True), (999, False))
         ),
         # Whether they fit is asked only where nobody has said how many.
         *(
-            ({**DECOUPLED, "in_flight": count, "room": 1}, [([16] * 4, 10, 8)], [place])
+            ({**DECOUPLED, "in_flight": count, "room": 1}, [([16] * 4, 10, 8)], [place], {})
             for count, place in ((None, False), (5, True), (4, False))
+        ),
+        # None while KV has to leave.
+        (
+            DECOUPLED,
+            [([16], 0, 8), ([16] * 4, 0, 8), ([16] * 4, 0, 8)],
+            [True, False, True],
+            {"evicted_blocks": 3},
+        ),
+        # With a host seconds of waiting count and not what has left; no more than both tiers hold.
+        *(
+            (
+                {**DECOUPLED, "room": 1000, "host": 1000},
+                [([16], 20, 8), ([16] * 4, 10, 8), ([16] * 12, 20, 8)],
+                [True, place, False],
+                {"evicted_blocks": 3, "transfer_wait_s": waited_s},
+            )
+            for waited_s, place in ((0.4, True), (0.6, False))
         ),
     ],
 )
-def test_decoupled_takes_problems_in_until_a_pass_is_full(options, looks, found):
+def test_decoupled_takes_problems_in_until_a_pass_is_full(options, looks, found, happened):
     """Else so many candidates as usual; a number of problems is taken at its word."""
-    assert taken_in(options, looks) == found
-
-
-def test_nobody_comes_in_the_place_of_a_tree_while_kv_has_to_leave():
-    looks = [([16], 0, 8), ([16] * 4, 0, 8), ([16] * 4, 0, 8)]
-    assert taken_in(DECOUPLED, looks, evicted_blocks=3)[1:] == [False, True]
-
-
-@pytest.mark.parametrize(("waited_s", "place"), [(0.4, True), (0.6, False)])
-def test_with_a_host_seconds_of_waiting_count_and_not_what_has_left(waited_s, place):
-    """What does not fit the device may still be cheaper than rows that stay empty."""
-    options = {**DECOUPLED, "room": 1000, "host": 1000}
-    looks = [([16], 20, 8), ([16] * 4, 10, 8), ([16] * 12, 20, 8)]
-    found = taken_in(options, looks, evicted_blocks=3, transfer_wait_s=waited_s)
-    assert found[1:] == [place, False], "nor more than both tiers hold"
+    assert taken_in(options, looks, **happened) == found
 
 
 def test_a_turn_of_the_verifier_takes_what_fits():
@@ -182,13 +187,6 @@ def test_a_stream_of_newcomers_does_not_keep_another_of_their_priority_waiting()
     patient, *newcomers = [new_run(new_tree(name)) for name in ("patient", *range(100))]
     ended = finish([patient, *newcomers[:3]], newcomers[3:])
     assert ended.index("patient") <= 6 * 4 * 2
-
-
-def test_a_line_is_by_priority_then_by_who_came_first():
-    line = PriorityQueue()
-    for name, priority in [("a", 0), ("b", 1), ("c", 0), ("d", 1), ("e", -1)]:
-        line.put(name, priority)
-    assert [line.take() for _ in range(len(line))] == ["b", "d", "a", "c", "e"]
 
 
 def test_a_batch_of_a_higher_priority_is_scored_first():

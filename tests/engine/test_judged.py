@@ -1,7 +1,5 @@
 """Steps that nobody judges go on by a child each; the strategy is asked when none is left."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from functools import partial
@@ -100,22 +98,6 @@ def test_a_judged_path_waits_for_those_that_go_on():
     assert not any(report.pruned for report in before)
     assert len(last.candidates) == 4
     assert {node.round for node in last.candidates} == {1}
-
-
-def test_blanks_behind_a_thought_are_not_judged():
-    tree = new_tree()
-    nodes = []
-    for text, thought in [("Hm.", True), ("\n\n", False), ("It is 3.", False)]:
-        (node,) = tree.expand(nodes[-1] if nodes else tree.root, 1)
-        whole = node.text + text
-        stop = THOUGHT_END if thought else GOES_ON
-        tree.commit(node, (7,), (-0.1,), stop, whole, thought=thought)
-        tree.keep(node)
-        nodes.append(node)
-    assert [Judged()(node) for node in nodes] == [False, False, True]
-    assert [Judged(sees="both")(node) for node in nodes] == [True, True, True]
-    assert [Judged(sees="thought")(node) for node in nodes] == [True, False, False]
-    assert [Judged(2)(node) for node in nodes] == [False, False, True]
 
 
 def test_a_verifier_that_answers_each_step_is_not_given_every_second():

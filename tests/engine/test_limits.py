@@ -262,15 +262,6 @@ def test_one_trees_deadline_does_not_stop_another():
     assert len(final_nodes(other, 8)) == 8
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("30", 30), ("30s", 30), ("2m", 120), ("1h", 3600), ("0.5 s", 0.5), (3, 3)],
-)
-def test_durations(text, seconds):
-    assert parse_duration(text) == seconds
-    assert Settings.build(deadline=text).stop.deadline == seconds
-
-
 @pytest.mark.parametrize("text", ["", "soon", "0", "-3s", "3d", "1e3", "0s", 10**400, -(10**400)])
 def test_bad_durations(text):
     with pytest.raises(InputError, match="duration"):

@@ -6,7 +6,7 @@ from beamwright.errors import PolicyError
 from beamwright.protocols import Complete, Extend, Finish, Plan, Prune
 from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings
-from beamwright.tree import NodeState, StopReason, tree_hash
+from beamwright.tree import StopReason, tree_hash
 from fakes import ScriptedExecutor, new_tree
 from played import Loop, new_run
 
@@ -24,33 +24,6 @@ def ordinal_wins(node):
     """Higher ordinals score better; every path ends at its third step."""
     stop = StopReason.EOS if node.depth == 3 else StopReason.DELIMITER
     return stop, node.lineage[-1] / 10
-
-
-def test_beam_search_keeps_the_best_and_ends_with_n_candidates():
-    executor, (found,) = run(ordinal_wins, n=8, width=4)
-    tree = found.tree
-    assert [len(group) for group in executor.groups] == [8, 8, 8]
-    assert len(tree.finished()) == 8
-    assert tree.reason_fewer is None
-    assert tree.rounds == 3
-    survivors = [n.lineage for n in tree.nodes() if n.depth == 1 and n.state is NodeState.KEPT]
-    assert survivors == [(0, 6), (0, 7)]
-    best = [n.lineage for n in tree.nodes() if n.depth == 2 and n.state is NodeState.KEPT]
-    assert best == [(0, 6, 3), (0, 7, 3)]
-
-
-@pytest.mark.parametrize(
-    ("how", "expected"),
-    [("last", [0.1, 0.2, 0.3]), ("min", [0.1] * 3), ("mean", [0.1, 0.15, 0.2])],
-)
-def test_scores_are_aggregated_over_the_path(how, expected):
-    def script(node):
-        return (StopReason.EOS if node.depth == 3 else StopReason.DELIMITER), node.depth / 10
-
-    _, (found,) = run(script, n=1, width=1, how=how)
-    path = found.tree.finished()[0].path()[1:]
-    assert [node.step_score for node in path] == pytest.approx([0.1, 0.2, 0.3])
-    assert [node.score for node in path] == pytest.approx(expected)
 
 
 def test_every_step_is_scored_once_and_every_node_released_once():

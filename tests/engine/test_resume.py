@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import beamwright
-from beamwright.errors import InputError, Interrupted
+from beamwright.errors import InputError
 from beamwright.saved.checkpoint import read_checkpoint
 from engines import PROBLEM, assert_nothing_allocated, check_conservation, tiny_solver
 from hybrids import write_hybrid
@@ -58,23 +58,6 @@ def test_a_resumed_search_saves_its_rounds_and_counts_all_its_time(with_prm, tmp
     assert last.tree.rounds == expected.rounds
     assert last.elapsed_s > read_checkpoint(kept).elapsed_s
     assert resume(solver, file).time.total_s > last.elapsed_s
-
-
-def test_ctrl_c_leaves_a_checkpoint(with_prm, tmp_path):
-    solver, file = with_prm(), tmp_path / "search.json"
-    expected = solver.solve(PROBLEM).tree_hash
-    finished = []
-
-    def on_round(report):
-        finished.extend(report.finished)
-        if report.round == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(Interrupted) as caught:
-        solver.solve(PROBLEM, on_round=on_round, checkpoint=file)
-    partial = caught.value.partial
-    assert (len(partial.candidates) if partial else 0) == len(finished)
-    assert resume(solver, file).tree_hash == expected
 
 
 def test_without_a_verifier_and_from_a_synthetic_prompt(make_solver, tmp_path):

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from beamwright.attention import BACKENDS, check_deterministic, make_attention, tree
-from beamwright.attention.protocols import AttentionView
 from beamwright.engine.selftest import LEAST_CONTEXT, batches_are_exact, kind
 from beamwright.errors import InputError
 from beamwright.models import decoder as decoder_module
@@ -93,40 +92,10 @@ def test_every_form_of_products_is_tried_wherever_its_first_layer_is():
     assert not batches_are_exact(decoder, attention)
 
 
-def test_models_of_one_kind_are_asked_about_once():
-    in_tree, dense = make_attention("tree"), make_attention("dense")
-    one, other = decoder_of(), decoder_of()
-    assert kind(one, in_tree) == kind(other, make_attention("tree"))
-    tiled = DenseDecoder(one.shape, one.weights, 64)
-    unlike = [(one, in_tree), (decoder_of(context=64), in_tree), (tiled, in_tree), (one, dense)]
-    if one.dtype == torch.float32:
-        unlike.append((random_decoder(one.shape), in_tree))
-    assert len({kind(*pair) for pair in unlike}) == len(unlike)
-
-
 # --- --deterministic: tiles of one size, whatever the batch ---------------------------------------
 
 
 TINY = "llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=128,vocab=256,context=256"
-
-
-class NoAttention(AttentionView):
-    """A view in which every token sees itself only."""
-
-    def attend(self, layer, query, key_value, sinks=None):
-        return key_value[:, 1].repeat_interleave(query.shape[1] // key_value.shape[2], dim=1)
-
-
-def hidden_of(decoder, rows):
-    return decoder.hidden(torch.arange(rows) % 200, torch.arange(rows), NoAttention())
-
-
-@pytest.mark.parametrize("rows", [8, 64, 72, 200])
-def test_tiles_are_the_same_function(rows):
-    plain, tiled = random_decoder(TINY, tile_rows=None), random_decoder(TINY, tile_rows=TILE_ROWS)
-    one, two = hidden_of(plain, rows), hidden_of(tiled, rows)
-    torch.testing.assert_close(one, two)
-    torch.testing.assert_close(plain.logits(one), tiled.logits(two))
 
 
 def test_a_library_that_follows_the_batch_is_found_out_and_tiles_defeat_it(monkeypatch):

@@ -233,21 +233,14 @@ def test_what_a_row_that_has_left_read_may_leave_the_device_before_the_batch_is_
 UNEVEN, EVEN = [10, 20, 30, 140], [30, 31, 32, 30]
 
 
-def round_of(calls, *, decode_s=1.0, verify_s=0.004, lengths=UNEVEN):
-    """What a round of so many calls of the verifier has taken."""
-    return Counters(
-        decode_s=decode_s,
-        verify_s=verify_s,
-        verifier_calls=calls,
-        scored_tokens=sum(lengths),
-    )
-
-
-def after(rounds, *, of_a_call, of_a_step=0.001, decode_s=1.0, lengths=UNEVEN):
+def after(rounds, of_a_call, lengths):
+    """What is known when rounds of so many calls of the verifier are over."""
     payoff = Payoff()
     for calls in rounds:
-        verify_s = calls * of_a_call + len(lengths) * of_a_step
-        spent = round_of(calls, decode_s=decode_s, verify_s=verify_s, lengths=lengths)
+        verify_s = calls * of_a_call + len(lengths) * 0.001
+        spent = Counters(
+            decode_s=1.0, verify_s=verify_s, verifier_calls=calls, scored_tokens=sum(lengths)
+        )
         payoff.note_round(lengths, spent, calls)
     return payoff
 
@@ -264,4 +257,4 @@ def after(rounds, *, of_a_call, of_a_step=0.001, decode_s=1.0, lengths=UNEVEN):
     ],
 )
 def test_uneven_steps_and_cheap_calls_pay(rounds, of_a_call, lengths, pays):
-    assert after(rounds, of_a_call=of_a_call, lengths=lengths).pays is pays
+    assert after(rounds, of_a_call, lengths).pays is pays

@@ -8,6 +8,7 @@ import pytest
 import fakes
 from beamwright.engine.endings import StopFinder, row_limit
 from beamwright.engine.row import Decoding, Row, RowLimit
+from beamwright.io import read_beside
 from beamwright.kv.segments import Segment
 from beamwright.sections import StepSettings
 from beamwright.tree import StopReason, Turn
@@ -138,27 +139,24 @@ def test_the_prompt_and_an_earlier_reply_are_not_searched():
         assert end_of(row, ids(b"b", b"a", b"b")) == (3, StopReason.STOP_STRING)
 
 
+def test_without_a_tokenizer_there_are_only_limits():
+    row = make_row([], RowLimit(3, StopReason.STEP_LIMIT), stop_strings=("a",), delimiter="a")
+    stops = StopFinder(None)
+    assert [stops.reason(row, [3] * count) for count in (1, 2, 3)] == [None, None, "step_limit"]
+
+
 # --- reasons ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("limit", "piece", "reason", "settings"),
-    [
-        (StopReason.CONTEXT_LIMIT, EOS, StopReason.EOS, {}),
-        (StopReason.PATH_LIMIT, EOS, StopReason.EOS, {}),
-        (StopReason.STEP_LIMIT, EOS, StopReason.EOS, {}),
-        (StopReason.STEP_LIMIT, EOS, StopReason.STEP_LIMIT, {"ignore_eos": True}),
-        (StopReason.CONTEXT_LIMIT, b"\n\n", StopReason.CONTEXT_LIMIT, {}),
-        (StopReason.PATH_LIMIT, b"\n\n", StopReason.PATH_LIMIT, {}),
-        (StopReason.STEP_LIMIT, b"\n\n", StopReason.DELIMITER, {}),
-        (StopReason.STEP_LENGTH, b"\n\n", StopReason.STEP_LENGTH, {"step_tokens": 1}),
-        (StopReason.PATH_LIMIT, b"\n\n", StopReason.STOP_STRING, {"stop_strings": ("\n",)}),
-        (StopReason.STEP_LIMIT, b"\n\n", StopReason.STOP_STRING, {"stop_strings": ("\n",)}),
-    ],
-)
-def test_precedence_where_two_reasons_coincide(limit, piece, reason, settings):
-    row = make_row([], RowLimit(1, limit), **settings)
-    assert end_of(row, ids(piece)) == (1, reason)
+TABLES = read_beside(__file__)
+
+
+@pytest.mark.parametrize("row", TABLES["precedence"], ids=str)
+def test_precedence_where_two_reasons_coincide(row):
+    piece = EOS if row["piece"] == "eos" else row["piece"].encode()
+    limit = RowLimit(1, StopReason(row["limit"]))
+    found = end_of(make_row([], limit, **row.get("settings", {})), ids(piece))
+    assert found == (1, row["reason"])
 
 
 # --- limits ----------------------------------------------------------------------------------
@@ -173,24 +171,10 @@ def node():
     return tree.expand(first, 1)[0]
 
 
-@pytest.mark.parametrize(
-    ("settings", "context", "tokens", "reason"),
-    [
-        ({"max_step_tokens": 7}, 100, 7, StopReason.STEP_LIMIT),
-        ({"step_tokens": 5}, 100, 5, StopReason.STEP_LENGTH),
-        ({"step_tokens": 300, "max_step_tokens": 5}, 1000, 300, StopReason.STEP_LENGTH),
-        ({"step_limits": (3, 9)}, 100, 9, StopReason.STEP_LIMIT),
-        ({"step_limits": (3,), "max_step_tokens": 9}, 100, 3, StopReason.STEP_LIMIT),
-        ({"step_limits": (1, 2, 40)}, 100, 2, StopReason.STEP_LIMIT),
-        ({"max_tokens": 10}, 100, 2, StopReason.PATH_LIMIT),
-        ({}, 24, 4, StopReason.CONTEXT_LIMIT),
-        ({"max_tokens": 12, "step_tokens": 4}, 24, 4, StopReason.CONTEXT_LIMIT),
-        ({"max_tokens": 12, "step_tokens": 4}, 25, 4, StopReason.PATH_LIMIT),
-        ({"max_tokens": 13, "step_tokens": 4}, 25, 4, StopReason.STEP_LENGTH),
-    ],
-)
+@pytest.mark.parametrize(("settings", "context", "tokens", "reason"), TABLES["limits"])
 def test_the_nearest_limit_counts(node, settings, context, tokens, reason):
-    assert row_limit(node, StepSettings(**settings), context) == RowLimit(tokens, reason)
+    found = row_limit(node, StepSettings(**settings), context)
+    assert found == RowLimit(tokens, StopReason(reason))
 
 
 # --- searches whose paths end at strings ---

@@ -1,10 +1,7 @@
 """Thoughts in a path: where their steps end, what is in one, what is said behind it."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer
@@ -18,8 +15,6 @@ from beamwright.models.hub import BUNDLED
 from beamwright.models.tokenizer import TextCodec
 from beamwright.sections import StepSettings
 from beamwright.tree import Node, SearchTree, StopReason
-
-CONTEXT = 1000
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +41,7 @@ class Written:
             (node,) = self.tree.expand(self.last, 1)
             begins = begins_thought(node, self.codec.thoughts)
             limit, otherwise = (
-                row_limit(node, self.step, CONTEXT, thought=thought) for thought in (True, False)
+                row_limit(node, self.step, 1000, thought=thought) for thought in (True, False)
             )
             row = Row(node, Segment(), Decoding(step=self.step), limit, 0, begins, otherwise)
             while left and row.stop is None:
@@ -115,10 +110,10 @@ def test_a_whole_thought_may_be_longer_than_a_step(codec: TextCodec) -> None:
 
 
 PROBLEM = json.loads((BUNDLED / "test.jsonl").read_text().splitlines()[0])["problem"]
-THINKING: dict[str, Any] = {"model": "bundled:thinking", "verifier": "none", "max_tokens": 500}
+THINKING = {"model": "bundled:thinking", "verifier": "none", "max_tokens": 500}
 
 
-def solved(**options: Any) -> tuple[Solution, list[Node]]:
+def solved(**options) -> tuple[Solution, list[Node]]:
     """A search, and its steps."""
     trees = []
     named = {**THINKING, "search": "majority", "n": 2, "thought_steps": "whole", **options}

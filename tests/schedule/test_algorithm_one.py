@@ -2,34 +2,34 @@ import pytest
 
 from beamwright.schedule.algorithm_one import beam_sets, capacity_beams
 from beamwright.schedule.forest import Forest
+from beamwright.schedule.ranges import plan_ranges
 from schedule.forests import GROUP_SIZES, allowed, demand_of, paths_of, random_demand, sizes
 
 FIGURE_8 = ["pa1", "pa1", "pa2", "pb3", "pb3", "pb4"]  # six beams, two early branches
 
 
+PLANNERS = pytest.mark.parametrize("groups_of", [beam_sets, plan_ranges])
+
+
+@PLANNERS
 @pytest.mark.parametrize(("num_beams", "capacity", "balance", "wanted"), GROUP_SIZES)
-def test_group_sizes_of_the_paper_and_the_slides(num_beams, capacity, balance, wanted):
-    demand = demand_of(["pa"] * num_beams, growth=5, capacity=capacity * 25 + 3, copies=True)
-    forest = Forest(demand)
+def test_group_sizes_of_the_paper_and_the_slides(groups_of, num_beams, capacity, balance, wanted):
+    paths = [chr(ord("a") + beam) for beam in range(num_beams)]
+    forest = Forest(demand_of(paths, growth=5, capacity=capacity * 15 + 3, copies=True))
     assert capacity_beams(forest) == capacity
-    assert sizes(beam_sets(forest, balance=balance)) == wanted
+    assert sizes(groups_of(forest, balance=balance)) == wanted
 
 
-def test_figure_8_groups_beams_with_common_prefixes():
+@PLANNERS
+def test_figure_8_groups_beams_with_common_prefixes(groups_of):
     demand = demand_of(FIGURE_8, growth=0, capacity=90, copies=True)
-    assert beam_sets(Forest(demand)) == [[0, 1, 2], [3, 4, 5]]
+    assert [list(group) for group in groups_of(Forest(demand))] == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_overlap_counts_wherever_the_beam_is():
     demand = demand_of(["pa1", "pa2", "pb", "qc", "qd"], growth=0, capacity=90, copies=True)
     assert beam_sets(Forest(demand)) == [[0, 1], [2, 3, 4]]
     assert beam_sets(Forest(demand), balance=False) == [[0, 1, 2], [3, 4]]
-
-
-def test_without_inter_beam_locality_the_order_of_arrival_decides():
-    demand = demand_of(FIGURE_8, growth=0, capacity=90, copies=True)
-    groups = beam_sets(Forest(demand), arrival=[0, 2, 4, 1, 3, 5])
-    assert groups == [[0, 2, 4], [1, 3, 5]]
 
 
 @pytest.mark.parametrize("by_arrival", [False, True])

@@ -53,31 +53,29 @@ def test_without_a_demand_it_is_in_gpu(beams):
         assert schedule.plan(view) == batches(view, max_batch)
 
 
-def test_siblings_stay_together(beams):
-    kv = demand(capacity=50, copies=True)
-    for planner in ("ranges", "greedy"):
-        assert run(beams, kv, planner=planner) == ([[0, 1], [2, 3], [4, 5]], True)
-
-
-def test_without_inter_beam_locality_siblings_are_apart(beams):
-    kv = demand(capacity=50, copies=True)
-    for planner in ("ranges", "greedy"):
-        groups, _ = run(beams, kv, planner=planner, inter_beam=False)
-        assert groups == [[0, 2], [1, 4], [3, 5]]
-
-
-def test_planners_differ_where_beams_share_on_the_device(beams):
-    kv = demand(capacity=60)
-    assert run(beams, kv, planner="ranges")[0] == [[0, 1, 2], [3, 4, 5]]
-    assert run(beams, kv, planner="greedy")[0] == [[0, 1], [2, 3], [4, 5]]
-
-
-def test_balance_and_max_batch(beams):
-    kv = demand(capacity=100, copies=True)
-    assert run(beams, kv, balance=False)[0] == [[0, 1, 2, 3], [4, 5]]
-    assert run(beams, kv, balance=True)[0] == [[0, 1, 2], [3, 4, 5]]
-    assert run(beams, demand(), max_batch=4) == ([[0, 1, 2], [3, 4, 5]], False)
-    assert run(beams, demand(), max_batch=4, balance=False)[0] == [[0, 1, 2, 3], [4, 5]]
+@pytest.mark.parametrize(
+    ("settings", "options", "groups"),
+    [
+        *(
+            ({"planner": planner, "inter_beam": siblings}, {"capacity": 50, "copies": True}, groups)
+            for planner in ("ranges", "greedy")
+            for siblings, groups in (
+                (True, [[0, 1], [2, 3], [4, 5]]),
+                (False, [[0, 2], [1, 4], [3, 5]]),
+            )
+        ),
+        ({"planner": "ranges"}, {"capacity": 60}, [[0, 1, 2], [3, 4, 5]]),
+        ({"planner": "greedy"}, {"capacity": 60}, [[0, 1], [2, 3], [4, 5]]),
+        ({"balance": False}, {"capacity": 100, "copies": True}, [[0, 1, 2, 3], [4, 5]]),
+        ({"balance": True}, {"capacity": 100, "copies": True}, [[0, 1, 2], [3, 4, 5]]),
+        ({"max_batch": 4}, {}, [[0, 1, 2], [3, 4, 5]]),
+        ({"max_batch": 4, "balance": False}, {}, [[0, 1, 2, 3], [4, 5]]),
+    ],
+    ids=str,
+)
+def test_groups_follow_the_settings(beams, settings, options, groups):
+    """Siblings stay together, but without locality; planners differ where beams share."""
+    assert run(beams, demand(**options), **settings) == (groups, bool(options))
 
 
 def test_write_back_begins_when_the_next_round_is_not_expected_to_fit(beams):

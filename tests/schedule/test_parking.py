@@ -54,19 +54,20 @@ def test_what_was_asked_for_is_done():
 
 
 @pytest.mark.parametrize(
-    ("num_beams", "weights_s", "most_rows"),
-    [(256, 110.0, 128), (256, 300.0, 256), (300, 100.0, 100), (64, 1.0, 64), (128, 1.0, 64)],
+    ("num_beams", "weights_s", "byte_s", "capacity", "most_rows"),
+    [
+        *((256, 110.0, 0.0, 2100, 128), (256, 300.0, 0.0, 2100, 256), (300, 100.0, 0.0, 2100, 100)),
+        *((64, 1.0, 0.0, 2100, 64), (128, 1.0, 0.0, 2100, 64)),
+        (256, 110.0, 0.2, 2100, 256),  # as KV takes as long to read
+        (256, 110.0, 0.0, 500, None),  # half of them would park as well
+    ],
 )
-def test_rows_go_in_even_waves_of_what_arithmetic_has_room_for(num_beams, weights_s, most_rows):
-    view = view_of(num_beams, 2100, PassCosts(weights_s=weights_s, row_s=1.0))
+def test_rows_go_in_even_waves_of_what_arithmetic_has_room_for(
+    num_beams, weights_s, byte_s, capacity, most_rows
+):
+    costs = PassCosts(weights_s=weights_s, row_s=1.0, byte_s=byte_s)
+    view = view_of(num_beams, capacity, costs)
     assert parking_of(view, Forest(view.demand)).most_rows == most_rows
-
-
-def test_waves_that_would_park_or_read_much_are_none():
-    view = view_of(256, 2100, PassCosts(weights_s=110.0, row_s=1.0, byte_s=0.2))
-    assert parking_of(view, Forest(view.demand)).most_rows == 256  # as KV takes as long to read
-    view = view_of(256, 500, PassCosts(weights_s=110.0, row_s=1.0))
-    assert parking_of(view, Forest(view.demand)).most_rows is None  # half of them park as well
 
 
 def test_the_last_rows_are_those_that_the_device_holds_a_few_times():

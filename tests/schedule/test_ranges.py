@@ -5,34 +5,18 @@ import pytest
 from beamwright.schedule.forest import Forest
 from beamwright.schedule.ranges import plan_ranges
 from schedule.forests import (
-    GROUP_SIZES,
     allowed,
     contiguous,
     demand_of,
     least_loaded,
     loaded_bytes,
     random_demand,
-    sizes,
     slow_need,
 )
 
 
 def plan(demand, **options):
     return [list(group) for group in plan_ranges(Forest(demand), **options)]
-
-
-@pytest.mark.parametrize(("num_beams", "capacity", "balance", "wanted"), GROUP_SIZES)
-@pytest.mark.parametrize("copies", [False, True])
-def test_group_sizes_of_the_paper_and_the_slides(num_beams, capacity, balance, wanted, copies):
-    paths = [chr(ord("a") + beam) for beam in range(num_beams)]
-    demand = demand_of(paths, growth=5, capacity=capacity * 15 + 3, copies=copies)
-    assert sizes(plan(demand, balance=balance)) == wanted
-
-
-def test_figure_8_groups_beams_with_common_prefixes():
-    paths = ["pa1", "pa1", "pa2", "pb3", "pb3", "pb4"]
-    demand = demand_of(paths, growth=0, capacity=90, copies=True)
-    assert plan(demand) == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_the_sweep_begins_where_the_last_one_ended():
@@ -49,13 +33,6 @@ def test_begins_inside_where_the_resident_beams_are():
     demand = demand_of(paths, growth=0, capacity=40, resident=tuple("efgh"))
     assert plan(demand)[0] == [4, 5, 6, 7]
     assert loaded_bytes(demand, plan(demand)) == 80
-
-
-def test_max_batch_limits_groups():
-    demand = demand_of(list("abcdefg"))
-    assert sizes(plan(demand, max_batch=3)) == [2, 2, 3]
-    assert sizes(plan(demand, max_batch=3, balance=False)) == [3, 3, 1]
-    assert plan(demand, max_batch=7) == [[0, 1, 2, 3, 4, 5, 6]]
 
 
 @pytest.mark.parametrize("copies", [False, True])

@@ -111,8 +111,3 @@ def test_a_file_that_is_something_else(tmp_path, content):
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(InputError, match=r"none\.json: cannot be read \(No such file"):
         read_recorded(tmp_path / "none.json")
-
-
-def test_a_recording_that_cannot_be_written_is_an_input_error(searched, tmp_path):
-    with pytest.raises(InputError, match="cannot be written"):
-        write_recorded(searched[0], tmp_path / "missing" / "tree.json")
