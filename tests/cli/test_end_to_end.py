@@ -13,17 +13,6 @@ def small(generator_folder):
     )
 
 
-def test_the_seed_decides_the_tree_and_every_round_is_shown(cli, small):
-    found = [
-        cli("solve", "How many?", *small, "--ignore-eos", "--json", "--progress", "--seed", seed)
-        for seed in (0, 0, 1)
-    ]
-    hashes = [each.json["tree_hash"] for each in found]
-    assert hashes[0] == hashes[1] != hashes[2]
-    assert "round 1 | 4 candidates | 2 kept | 2 pruned" in found[0].err
-    assert "round 2 | 4 candidates" in found[0].err
-
-
 def test_eval_is_the_same_in_any_batches_and_records_bad_problems(cli, small, tmp_path):
     dataset = tmp_path / "set.jsonl"
     problems = ["How many?", "How many?", "long " * 100, "How much?"]

@@ -77,24 +77,17 @@ def test_a_setting_that_fails_does_not_stop_the_others(
 def test_real_searches_leave_trees_and_a_report(cli, generator_folder, dataset, tmp_path):
     recipe, out = tmp_path / "real.yaml", tmp_path / "out"
     recipe.write_text("grid: {search: [beam, best-of-n], n: [2, 4]}\n")
-    small = (
-        *("--model", generator_folder, "--verifier", "logprob", "--width", "2"),
-        *("--step-tokens", "5", "--max-tokens", "10", "--kv-memory", "64MiB"),
-    )
-    report = cli(
-        "eval", dataset, "--recipe", recipe, "--out", out, *small, "--trees", "2", "--json"
-    ).json
+    given = ("--model", generator_folder, "--recipe", recipe, "--out", out, "--trees", "2")
+    small = "--verifier logprob --width 2 --step-tokens 5 --max-tokens 10 --kv-memory 64MiB"
+    report = cli("eval", dataset, *given, *small.split(), "--json").json
     assert all(each["per_problem"]["tokens"]["value"] > 0 for each in report["runs"])
     assert all(each["per_problem"]["kv_device_peak_bytes"] for each in report["runs"])
     for name in ("beam-n2", "best-of-n-n4"):
         files = sorted((out / name / "trees").iterdir())
         assert [file.name for file in files] == ["0000.html", "0001.html"]
         assert "<canvas" in files[0].read_text()
-    made = cli("report", out, "--json").json
-    assert [each["name"] for each in made["runs"]] == sorted(e["name"] for e in report["runs"])
-    page = (out / "report.html").read_text()
-    assert 'href="beam-n2/trees/0001.html"' in page
-    assert len(made["png"]) == 4
+    assert cli("report", out, "--no-png").code == 0
+    assert 'href="beam-n2/trees/0001.html"' in (out / "report.html").read_text()
 
 
 def test_a_right_answer_under_an_unknown_name_is_found_out_before_the_first_problem(

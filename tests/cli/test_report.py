@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -71,22 +72,11 @@ def test_folders_without_results(cli, fake, tmp_path):
     assert "holds no results" in outcome.complaint
 
 
-WRONG_RECORDS = [
-    *({"index": index} for index in ("0", -1, None, 2.5)),
-    *({"num_correct": number} for number in (99, -1)),
-    *({"choices": choices} for choices in ([], {"best": {}}, {"best": {"correct": 3}})),
-    *({"tokens": {"generated": number}} for number in (10**400, "many")),
-    *({"time": {"total_s": seconds}} for seconds in (float("nan"), float("inf"))),
-    *({"problem": 7}, {"level": [1]}, {"correct": "yes"}, {"warnings": [1]}, {"tokens": None}),
-    *({"candidates": 5}, {"candidates": ["x"]}, {"kv": [1]}, {"rounds": "3"}),
-    {"goodput_tok_s": {}},
-]
-
-
 def test_tampered_results_are_named(cli, folder):
     results = folder / "beam-n4" / "results.jsonl"
     first, *rest = results.read_text().splitlines(keepends=True)
-    lines = [json.dumps({**json.loads(first), **changes}) for changes in WRONG_RECORDS]
+    changes = Path(__file__).with_name("wrong_records.jsonl").read_text().splitlines()
+    lines = [json.dumps({**json.loads(first), **json.loads(each)}) for each in changes]
     for line in [*lines, "{}", "[" * 100_000]:
         results.write_text(f"{line}\n" + "".join(rest))
         outcome = cli("report", folder)

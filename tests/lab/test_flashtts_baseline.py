@@ -8,7 +8,6 @@ from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.costs import ModelCosts
 from beamwright.plan.fits import MARK_TOKENS
 from beamwright.plan.machines import find_profile
-from beamwright.tree import NodeState, StopReason
 from beamwright_lab.flashtts.baseline import (
     SOURCES,
     Baseline,
@@ -18,27 +17,20 @@ from beamwright_lab.flashtts.baseline import (
     simulate_baseline,
 )
 from beamwright_lab.flashtts.split import PAIRS
-from beamwright_lab.simulator.recorded import RecordedNode, RecordedTree
+from simulated import recorded
 
 MODEL = ModelCosts.of(NAMED_SHAPES["qwen2.5-math-1.5b"], 2)
 BLOCK = 16 * MODEL.kv_bytes_per_token
 PROMPT = 32
 
 
-def recorded(steps=((32, 32), (32, 32))):
-    """Both first steps are opened once; the paths end with the second round."""
-    nodes = []
-    for i, (first, second) in enumerate(steps):
-        nodes += [
-            RecordedNode((i,), first, StopReason.STEP_LENGTH, NodeState.KEPT, 0.5),
-            RecordedNode((i, 0), second, StopReason.PATH_LIMIT, NodeState.FINISHED, 0.5),
-        ]
-    return RecordedTree(0, PROMPT, 2, tuple(nodes))
+# Both first steps are opened once; the paths end with the second round.
+TREE = recorded(PROMPT, {(0,): 32, (1,): 32, (0, 0): 32, (1, 0): 32})
 
 
 def case(blocks=2000, tree=None, **rules):
     card = find_profile("rtx-4090")
-    return Baseline(tree or recorded(), MODEL, MODEL, card, blocks * BLOCK, Rules(**rules))
+    return Baseline(tree or TREE, MODEL, MODEL, card, blocks * BLOCK, Rules(**rules))
 
 
 def test_every_rule_has_a_source():

@@ -5,30 +5,17 @@ from math import inf
 import pytest
 
 from beamwright.plan.costs import Layout, Roofline
-from beamwright.tree import NodeState, StopReason
 from beamwright_lab.simulator.engines import FAIR, EngineCase, simulate_engine
-from beamwright_lab.simulator.recorded import RecordedNode, RecordedTree
 from beamwright_lab.simulator.run import simulate
 from beamwright_lab.studies.floor import RoundNeeds, floor_s, rounds_of
-from simulated import CARD, GIB, MODEL, TREE, case
-
-
-def node(lineage, tokens, state=NodeState.KEPT):
-    return RecordedNode(lineage, tokens, StopReason.STEP_LENGTH, state, None)
-
+from simulated import CARD, GIB, MODEL, TREE, case, recorded
 
 #         prompt 10
 #        /         \
 #     a: 3        b: 2
 #    /    \          \
 #  aa: 1  ab: 4     ba: 2
-HAND = RecordedTree(
-    0, 10, 2,
-    (
-        node((0,), 3), node((0, 0), 1, NodeState.FINISHED), node((0, 1), 4, NodeState.FINISHED),
-        node((1,), 2), node((1, 0), 2, NodeState.FINISHED),
-    ),
-)  # fmt: skip
+HAND = recorded(10, {(0,): 3, (0, 0): 1, (0, 1): 4, (1,): 2, (1, 0): 2})
 
 
 def test_each_round_needs_what_is_counted_by_hand():

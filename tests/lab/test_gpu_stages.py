@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from beamwright.io import read_beside
 from beamwright_lab.gpu import (
     check,
     figures,
@@ -36,6 +37,7 @@ from beamwright_lab.gpu.sides import Side
 
 ROOT = Path(parity.__file__).parents[3]
 STAGE = "figures-opt-6.7b"
+CALLS = read_beside(__file__)
 SECONDS = 600.0
 
 
@@ -265,24 +267,12 @@ def test_vllm_gets_the_same_paths_and_both_the_same_kv(context, monkeypatch):
 
 
 NO_CARD = SimpleNamespace(on_gpu=False, device="cpu", left_s=60.0)
-TOOL = """#!/bin/sh
-case "$*" in *--version*) echo "version: 7.7 (build 1)" >&2; exit 0;; esac
-[ -s "$2" ] || exit 1
-[ -n "$NO_CARD" ] && echo "warning: no usable GPU found, option ignored" >&2
-[ -n "$FAILS" ] && { echo "no room" >&2; exit 1; }
-for count in $(echo "$*" | sed 's/.*-npl \\([0-9,]*\\).*/\\1/; s/,/ /g'); do
-  echo "noise"
-  echo "{\\"pl\\": $count, \\"t_pp\\": 0.25, \\"t_tg\\": 0.75}"
-done
-"""
 
 
 @pytest.fixture
-def tool(tmp_path, monkeypatch):
-    file = tmp_path / "llama-batched-bench"
-    file.write_text(TOOL)
-    file.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+def tool(monkeypatch):
+    """Of a stand-in for llama.cpp's tool."""
+    monkeypatch.setenv("PATH", f"{Path(__file__).with_name('tools')}:{os.environ['PATH']}")
     return llama_sides(NO_CARD, SMOKE_CASE)[0]
 
 
@@ -433,40 +423,24 @@ def test_calls_on_a_card_become_the_tables_of_pages(call, tmp_path):
     """The last call counts; half of the KV with another tree is not exact."""
     with pytest.raises(ValueError, match="on a card"):
         published.figures(tmp_path)
-    step = {"model": "qwen2.5-1.5b", "batch": 64, "graphs": "auto", "step_ms": 3.0}
-    step |= {"tokens_per_s": 20000.0, "share_of_ceiling": 0.3, "exact": True}
-    fixed = {**step, "deterministic": True, "step_ms": 4.0}
-    call("s1", "roofline", ceiling=3e12, steps=[{**step, "step_ms": 9.0}])
-    found = call("s1", "roofline", ceiling=3e12, steps=[step, fixed])
+    call("s1", "roofline", **CALLS["earlier"])
+    found = call("s1", "roofline", **CALLS["roofline"])
     steps = tables.steps(found)
     assert "| qwen2.5-1.5b | 64 | 3.00 | 20,000 | 0.30 | true | 4.00 |  |" in steps
     assert "commit abc" in steps
     assert tables.peers(found) == tables.NOTHING
-    row = {"what": "KV", "kv_share": 1.0, "generator": "qwen2.5-7b", "schedule": "locality"}
-    row |= {"s": 1.0, "tokens_per_s": 9.0, "verify_s": 0.5, "kv_peak_bytes": 8e6}
-    row |= {"io_share": 0.1, "exact": True, "tree_hash": "a", "cut": False}
-    found = call("s2", "search", rows=[row, {**row, "kv_share": 0.5, "tree_hash": "b"}])
+    found = call("s2", "search", **CALLS["search"])
     searches = tables.searches(found)
     assert "commit unknown, sources s2" in searches
     half = "7B, 1.5B verifier, locality: half of it | 1.00 | 9 | 0.50 | 8 | 0.100 | false |"
     assert half in searches
-    ours, theirs = (
-        {"side": side, "s": 0.5, "tokens_per_s": 4096.0 / part}
-        for side, part in (("beamwright", 1), ("other", 2))
-    )
-    rows = [{**ours, "n": 16}, {**ours, "n": 64}, {**theirs, "n": 16}]
-    found = call("s1", "peers", model="m", prompt=1, tokens=128, rows=rows)
+    found = call("s1", "peers", **CALLS["peers"])
     assert "| 16 | other | 0.50 | 2,048 | 0.50 |\n| 64 | beamwright" in tables.peers(found)
     assert all(isinstance(shown(found), str) for shown in tables.BLOCKS.values())
 
 
 def test_ours_stand_beside_vllm_s_best_call_and_what_one_side_lacks_is_left_out(call):
-    ours = {"side": "beamwright", "tokens": 8192, "s": 0.25, "first_s": 0.3, "h2d_bytes": 0}
-    theirs = {"side": "vllm", "tokens": 8192, "s": 1.0, "first_s": 0.5, "preempted": 7}
-    rows = [{**side, "what": "64 paths"} for side in (ours, theirs)]
-    rows += [{**side, "what": "search", "kv_share": 0.5} for side in (ours, theirs)]
-    rows += [{**theirs, "what": "search", "kv_share": 0.25}]
-    found = call("s1", "vllm", rows=rows, engines=[{"version": "vllm 9"}])
+    found = call("s1", "vllm", **CALLS["vllm"])
     shown = tables.vllm(found)
     assert "| 64 paths | 32,768 | 16,384 | 2.00 | 0 | 7 |" in shown
     assert "50%" in shown

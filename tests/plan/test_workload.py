@@ -3,29 +3,20 @@
 import pytest
 
 from beamwright.errors import InputError
-from beamwright.plan.workload import (
-    Spread,
-    Workload,
-    dm_lower_bound_bytes,
-    expected_ancestors,
-    expected_nodes,
-    held_tokens,
-    sampled_nodes,
-    tree_steps,
-)
+from beamwright.plan import workload
 from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
 
 
 def test_ancestors_by_hand():
     # Of 2 parents with 2 children each, 2 random children share a parent in 1 of 3 cases.
-    assert expected_ancestors(4, 2, 2) == pytest.approx([2, 5 / 3])
+    assert workload.expected_ancestors(4, 2, 2) == pytest.approx([2, 5 / 3])
     # Width 1 keeps every family; one survivor has one ancestor per level.
-    assert expected_ancestors(8, 1, 3) == [8, 8, 8]
-    assert expected_ancestors(4, 4, 3) == [1, 1, 1]
+    assert workload.expected_ancestors(8, 1, 3) == [8, 8, 8]
+    assert workload.expected_ancestors(4, 4, 3) == [1, 1, 1]
 
 
 def test_steps_add_up_and_the_last_may_be_short():
-    steps = list(tree_steps(Workload(4, 2, 10, 70, 32)))
+    steps = list(workload.tree_steps(workload.Workload(4, 2, 10, 70, 32)))
     assert [step.num_tokens for step in steps] == [32, 32, 6]
     assert [step.path_tokens for step in steps] == [10, 42, 74]
     assert steps[0].union_tokens == 10
@@ -34,21 +25,13 @@ def test_steps_add_up_and_the_last_may_be_short():
 
 def test_impossible_workloads_are_refused():
     with pytest.raises(InputError, match="--n 6 is not a multiple of --width 4"):
-        Workload(6, 4, 1, 1, 1)
+        workload.Workload(6, 4, 1, 1, 1)
     with pytest.raises(InputError, match="step tokens must be positive"):
-        Workload(4, 4, 1, 1, 0)
+        workload.Workload(4, 4, 1, 1, 0)
 
 
-def grown_peak(seed, work):
+def grown_peak(search):
     """Most distinct nodes above the beams of any round of a search by the real strategy."""
-    search = SyntheticSearch(
-        work.num_beams,
-        work.width,
-        work.prompt_tokens,
-        work.generate_tokens,
-        work.step_tokens,
-        seed=seed,
-    )
     leaves = {}
     for node in grow(search).nodes:
         leaves.setdefault(len(node.lineage), []).append(node.lineage)
@@ -60,23 +43,28 @@ def grown_peak(seed, work):
 
 @pytest.mark.parametrize(("num_beams", "width"), [(16, 4), (32, 2)])
 def test_searches_of_the_real_strategy_lie_within_the_spread(num_beams, width):
-    work = Workload(num_beams, width, 64, 384, 32)
-    spread = Spread.of(sampled_nodes(work).max(axis=1))
-    peaks = [grown_peak(seed, work) for seed in range(12)]
+    sizes = (num_beams, width, 64, 384, 32)
+    work = workload.Workload(*sizes)
+    spread = workload.Spread.of(workload.sampled_nodes(work).max(axis=1))
+    peaks = [grown_peak(SyntheticSearch(*sizes, seed=seed)) for seed in range(12)]
     assert all(spread.least <= peak <= spread.worst for peak in peaks)
     assert sum(peaks) / len(peaks) == pytest.approx(spread.mean, rel=0.1)
 
 
 def test_the_mean_is_the_expectation():
-    work = Workload(64, 2, 128, 640, 32)
-    assert sampled_nodes(work).mean(axis=0) == pytest.approx(expected_nodes(work)[0], rel=0.06)
+    work = workload.Workload(64, 2, 128, 640, 32)
+    assert workload.sampled_nodes(work).mean(axis=0) == pytest.approx(
+        workload.expected_nodes(work)[0], rel=0.06
+    )
 
 
 def test_whole_blocks_are_held():
     # One survivor a step: nothing is left to chance. The last step, of 10, needs less.
-    work = Workload(4, 4, 20, 50, 20)
+    work = workload.Workload(4, 4, 20, 50, 20)
     held = 24 + 24 + 4 * 24
-    assert held_tokens(work, sampled_nodes(work)) == Spread(held, held, held)
+    assert workload.held_tokens(work, workload.sampled_nodes(work)) == workload.Spread(
+        held, held, held
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,4 +72,4 @@ def test_whole_blocks_are_held():
     [([], 10, 0), ([10, 3], 10, 0), ([11, 9, 30], 10, 21), ([5, 5], 0, 10)],
 )
 def test_what_does_not_fit_must_cross_the_link_every_round(needed, budget, expected):
-    assert dm_lower_bound_bytes(needed, budget) == expected
+    assert workload.dm_lower_bound_bytes(needed, budget) == expected

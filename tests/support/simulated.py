@@ -6,8 +6,10 @@ from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import find_profile
 from beamwright.sections import ScheduleSettings, StepSettings
+from beamwright.tree import NodeState, StopReason
 from beamwright_lab.simulator.bench import Simulation
 from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright_lab.simulator.recorded import RecordedNode, RecordedTree
 from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
 from beamwright_lab.simulator.verifier import VerifierCase
 
@@ -41,3 +43,15 @@ def case(
 def longest(tree):
     """Settings that know no more of steps than the longest one."""
     return StepSettings(max_step_tokens=max(node.tokens for node in tree.nodes))
+
+
+def recorded(prompt, steps, stop=StopReason.STEP_LENGTH):
+    """A tree of these steps: lineage -> tokens. Those that nothing follows have finished."""
+    parents = {lineage[:-1] for lineage in steps}
+    nodes = tuple(
+        RecordedNode(
+            lineage, tokens, stop, NodeState.KEPT if lineage in parents else NodeState.FINISHED, 0.5
+        )
+        for lineage, tokens in steps.items()
+    )
+    return RecordedTree(0, prompt, max(map(len, steps)), nodes)

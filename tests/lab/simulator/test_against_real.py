@@ -9,6 +9,7 @@ from transformers import LlamaConfig
 import engines
 import fakes
 from beamwright import Solver
+from beamwright.io import read_beside
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import find_profile
 from beamwright.tree.recorded import write_recorded
@@ -73,24 +74,7 @@ def both(solver, solve, file):
 @pytest.mark.parametrize(
     ("attention", "blocks", "options"),
     [
-        ("tree", 400, {}),
-        ("tree", 20, {}),
-        ("tree", 12, {}),
-        ("dense", 400, {}),
-        ("dense", 48, {}),
-        ("dense", 20, {}),
-        ("tree", 18, {"planner": "greedy"}),
-        ("dense", 36, {"prefetch": False}),
-        ("dense", 36, {"balance": False}),
-        ("tree", 18, {"inter_beam": False}),
-        ("tree", 18, {"reuse": False}),
-        ("dense", 36, {"reuse": False}),
-        ("tree", 18, {"evict": "recompute"}),
-        ("dense", 36, {"evict": "recompute"}),
-        ("dense", 36, {"max_batch": 3}),
-        ("tree", 18, {"write_back": "lazy"}),
-        ("dense", 36, {"write_back": "eager"}),
-        ("tree", 18, {"search": "best-of-n"}),
+        *read_beside(__file__)["cases"],
         ("tree", 28, LAYERS),
         ("dense", 50, LAYERS),
         ("tree", 18, LONGER),

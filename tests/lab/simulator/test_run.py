@@ -5,9 +5,6 @@ from dataclasses import replace
 import pytest
 
 from beamwright.errors import CapacityError
-from beamwright.kv.link import Link
-from beamwright.kv.pool import BlockLedger, ByteBudget, GroupBlocks
-from beamwright.kv.segments import Segment
 from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.fits import Scorer
@@ -16,7 +13,7 @@ from beamwright.plan.workload import Workload
 from beamwright.sections import StepSettings
 from beamwright_lab.simulator.run import simulate, simulate_if_fits
 from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
-from beamwright_lab.simulator.victims import TIERS, cheapest_order, least_recent_order
+from beamwright_lab.simulator.victims import cheapest_order, least_recent_order
 from beamwright_lab.studies.lbs import LbsCase, layerwise_bytes
 from simulated import CARD, GIB, MODEL, SEARCH, case
 
@@ -74,12 +71,6 @@ def test_layer_wise_moves_what_the_equations_say():
     buffers = 2 * 256 * 16 * (128 + 128) * KV // 32
     assert simulated.h2d_bytes == pytest.approx(layerwise_bytes(equations) + buffers, rel=0.05)
     assert simulated.io_share > 0.5
-
-
-def test_recomputing_moves_nothing():
-    simulated = simulate(case(budget=GIB // 2, evict="recompute"))
-    assert simulated.h2d_bytes == simulated.d2h_bytes == 0
-    assert simulated.recomputed_tokens > 0
 
 
 # --- a verifier: its seconds, its KV, and what it leaves as it is ------------------------------
@@ -163,21 +154,3 @@ def test_what_is_not_used_then_what_is_cheapest_to_have_again():
     cost = {"a": 2.0, "b": 1.0, "c": 1.5, "d": 1.5, "e": 0.5}
     assert cheapest_order([*"abdc"], {}, cost) == [*"bdca"]
     assert cheapest_order([*"abcde"], {"e": 1}, cost) == [*"bcdae"]
-
-
-@pytest.mark.parametrize(
-    ("victims", "recompute", "leaves"),
-    [("tree", False, 0), ("lru", False, 1), ("cost", False, 1), ("cost", True, 2)],
-)
-def test_who_leaves_first(victims, recompute, leaves):
-    """A path of three segments, the second of which the host has, and the third ends early."""
-    tier = TIERS[victims](BlockLedger(8, 4, ByteBudget(64)), Link, recompute)
-    segments = [Segment(str(at), start=at, group=GroupBlocks(4)) for at in (0, 8, 4)]
-    for tick, (segment, length) in enumerate(zip(segments, (8, 8, 5), strict=True), start=1):
-        segment.length, segment.last_use = length, tick
-        segment.copies = [[0, 1]]
-        if victims == "tree" or segment is segments[1]:
-            segment.host_length = length
-    if victims == "lru":
-        tier.touch(segments, 3)
-    assert tier.in_order(segments, {})[0] is segments[leaves]

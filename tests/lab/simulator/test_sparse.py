@@ -10,10 +10,9 @@ from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.costs import ModelCosts, Roofline
 from beamwright.plan.machines import find_profile
 from beamwright.sparse.rule import SparseRule
-from beamwright.tree import NodeState, StopReason
-from beamwright_lab.simulator.recorded import RecordedNode, RecordedTree
 from beamwright_lab.simulator.sparse import SparseCase, in_packs, simulate_packs, simulate_sparse
 from beamwright_lab.studies.sparse import RankSeconds, SparseLoad
+from simulated import recorded
 
 
 def ticked(packs, num_tokens, distance, selection):
@@ -73,15 +72,7 @@ KV = ROOFLINE.model.kv_bytes_per_token
 CASE = SparseCase(SparseRule("ahead-pages", 64, 64), SHAPE)
 
 
-def recorded(*steps, prompt=1000):
-    nodes = tuple(
-        RecordedNode(lineage, tokens, StopReason.DELIMITER, NodeState.KEPT, 0.5)
-        for lineage, tokens in steps
-    )
-    return RecordedTree(0, prompt, max(len(each) for each, _ in steps), nodes)
-
-
-TREE = recorded(((0,), 30), ((1,), 50), ((0, 0), 20), ((0, 1), 20))
+TREE = recorded(1000, {(0,): 30, (1,): 50, (0, 0): 20, (0, 1): 20})
 
 
 def by_hand(rows, visible, distinct):
@@ -120,7 +111,6 @@ def test_rows_that_read_all_bring_their_paths_once_a_step():
 
 
 def test_a_fast_host_hides_everything_and_a_true_query_nothing():
-
     fast = replace(CASE, host=replace(CASE.host, bandwidth=1e15, flops=1e18, anew=1e-6))
     found = simulate_sparse(TREE, ROOFLINE, fast, 10**9)
     assert (found.hidden_share, found.waited_s) == (1.0, pytest.approx(0.0, abs=1e-9))

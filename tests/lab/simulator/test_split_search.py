@@ -1,7 +1,6 @@
 """FlashTTS section 4.3: T_tot by hand, the search against brute force, both strategies."""
 
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -38,12 +37,6 @@ def gpu():
     return find_profile("rtx-4090")
 
 
-@pytest.fixture
-def printed(gpu):
-    """The card without shares and launches: T_roof is the slower of FLOPs and bytes."""
-    return replace(gpu, launch_s=1e-30, bandwidth_share=1, flops_share=1, link_share=1)
-
-
 def alone(roofline, new_tokens):
     """Of a request that shares nothing with others: the paper's."""
     return Stage(roofline, new_tokens, 0, new_tokens)
@@ -78,16 +71,12 @@ def boundary(case, memory_bytes):
             yield prefill, decode
 
 
-def test_total_time_is_what_the_paper_prints(printed):
-    case = make_case(printed, num_requests=10)
-    generator, peak, bandwidth = model(), printed.flops, printed.device_bandwidth
-
-    def roof(tokens, read, seen):
-        flops = 2 * generator.num_parameters * tokens + 4 * 28 * 12 * 128 * seen
-        return max(flops / peak, (generator.weight_bytes + read * 28 * 1024) / bandwidth)
-
-    prefill = 4 * roof(3 * 1024, 3 * 1024, 3 * 1024 * 1025 / 2)  # 10 in batches of 3
-    decode = 3 * 512 * roof(4, 4 * 256, 4 * 256)  # 10 in batches of 4, half of 512 cached
+def test_total_time_is_batches_of_what_the_roofline_says(gpu):
+    """10 requests: the verifier's in batches of 3, and in batches of 4, half of 512 cached."""
+    roof = Roofline(model(), gpu)
+    prefill = 4 * roof.decode_step(3 * 1024, 3 * 1024, 3 * 1024 * 1025 / 2)
+    decode = 3 * 512 * roof.decode_step(4, 4 * 256, 4 * 256)
+    case = make_case(gpu, num_requests=10)
     assert total_time(case, 3, 4) == pytest.approx(prefill + decode)
 
 

@@ -5,7 +5,6 @@ from itertools import product
 
 import pytest
 
-from beamwright.engine.capacity import Capacity
 from beamwright.errors import CapacityError
 from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.costs import ModelCosts, Storage
@@ -80,12 +79,3 @@ def test_states_are_computed_again_from_those_before_them():
     assert found.recomputed_tokens > 0
     assert found.h2d_bytes == found.d2h_bytes == 0
     assert found.device_peak_bytes <= GIB // 2
-
-
-def test_a_row_with_a_state_of_its_own_leaves_its_parents_room_to_others(monkeypatch):
-    search = replace(SEARCH, num_beams=32, step_sigma=0.6)
-    step = StepSettings(max_step_tokens=96, max_tokens=96)
-    given = case_of(12 * STATE_BYTES, search, step=step)
-    here = simulate(given)
-    monkeypatch.setattr(Capacity, "let_parents_go", lambda *_: False)
-    assert simulate(given).time_s > 1.03 * here.time_s
