@@ -167,15 +167,6 @@ def test_scores_of_given_steps_are_those_of_one_process(make, generator_folder, 
     handles = [far.submit_score(PROBLEM, paths, aggregate="mean", deadline="60s") for _ in "ab"]
     assert [handle.result(60).candidates for handle in handles] == [expected, expected]
     assert {replica for replica, _ in serving.sent} == {"a", "b"}
-    with Served(far) as server:
-        body = {"problem": PROBLEM, "steps": paths, "aggregate": "mean"}
-        reply = server.http.post("/v1/score", json=body).json()
-        assert [tuple(path["scores"]) for path in reply["data"]] == [
-            path.step_scores for path in expected
-        ]
-        refused = server.http.post("/v1/score", json={**body, "steps": [[]]})
-        assert refused.status_code == 400
-        assert "path 0: a path is a list of steps" in refused.json()["error"]["message"]
     with pytest.raises(InputError, match="path 0: a path is a list of steps"):
         far.submit_score(PROBLEM, [[]])
     with pytest.raises(ProblemTooLongError, match=r"path 0.* tokens long"):

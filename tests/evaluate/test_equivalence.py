@@ -6,6 +6,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import yaml
 
 from beamwright.errors import UnavailableError
 from beamwright.evaluate.equivalence import AnswerChecker
@@ -148,28 +149,16 @@ def test_each_answer_has_the_deadline_to_itself():
 
 # --- kinds: what stands behind a number, in every spelling -------------------------------------
 
-SPELLINGS = ("5 {}", "5\\text{{ {}}}", "5\\ \\mathrm{{{}}}", "\\text{{5 {}}}")
-LEFT_OUT = ("cm", "km/h", "square feet", "euros", "eggs", "people", "eggs in total", "years old")
-OTHERS = (("cm", "mm"), ("kJ", "kN"), ("eggs", "apples"), ("km up", "km down"), ("cm", "eggs"))
-CHANGED = (
-    "million",
-    "dozen",
-    "squared",
-    "thirds",
-    "and a half",
-    "if n is even",
-    "or less",
-    "score",
-)
+UNITS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("spelling", UNITS["spellings"])
 def test_a_unit_may_be_left_out_and_no_other_one_named(no_worker, spelling):
-    for unit in LEFT_OUT:
+    for unit in UNITS["left_out"]:
         for pair in (("5", spelling.format(unit)), (spelling.format(unit), f"5 {unit}")):
             assert no_worker.compare(*pair) is no_worker.compare(*pair[::-1]) is True, pair
-    wrong = [*OTHERS, *(("", word) for word in CHANGED)]
-    for other, (first, second) in product(SPELLINGS, wrong):
+    wrong = [*UNITS["others"], *(("", word) for word in UNITS["changed"])]
+    for other, (first, second) in product(UNITS["spellings"], wrong):
         pair = (spelling.format(second), other.format(first) if first else "5")
         assert no_worker.compare(*pair) is no_worker.compare(*pair[::-1]) is False, pair
 

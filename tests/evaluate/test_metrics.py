@@ -19,12 +19,6 @@ def record(index, correct, **changes):
     return Record(unique_id=str(index), index=index, problem="p", **given)
 
 
-def test_accuracy_over_judged_problems():
-    summary = summarise([record(0, True), record(1, False), record(2, None)])
-    assert (summary["problems"], summary["judged"], summary["correct"]) == (3, 2, 1)
-    assert summary["accuracy"] == 0.5
-
-
 def test_what_does_not_apply_is_null():
     summary = summarise([record(0, None)])
     for name in ("accuracy", "accuracy_interval", "mean_rounds", "goodput_tok_s"):
@@ -88,13 +82,16 @@ def test_pass_at_every_power_of_two_and_n():
     assert (passed["1"]["value"], passed["4"]["value"]) == (0.5, 1.0)
 
 
-def test_missing_candidates_are_wrong_ones():
+def test_accuracy_is_over_judged_problems_and_missing_candidates_are_wrong_ones():
     records = [
         record(0, True, num_correct=2, candidates=[{}] * 2),
         record(1, False, num_correct=0, error="too long"),
         record(2, None),
     ]
-    passed = summarise(records, 4)["pass_at"]
+    summary = summarise(records, 4)
+    assert (summary["problems"], summary["judged"], summary["correct"]) == (3, 2, 1)
+    assert summary["accuracy"] == 0.5
+    passed = summary["pass_at"]
     assert list(passed) == ["1", "2", "4"]
     assert [each["value"] for each in passed.values()] == [0.25, (5 / 6) / 2, 0.5]
 
@@ -131,16 +128,11 @@ def test_goodput_counts_every_candidate_once():
 
 
 def test_figures_per_problem():
-    records = [
-        record(
-            i,
-            True,
-            tokens={"generated": 10 * i},
-            time={"total_s": float(i)},
-            kv={"device_peak_bytes": 100 * i, "host_peak_bytes": None},
-        )
-        for i in range(1, 4)
-    ]
+    records = []
+    for i in range(1, 4):
+        spent = {"tokens": {"generated": 10 * i}, "time": {"total_s": float(i)}}
+        kv = {"device_peak_bytes": 100 * i, "host_peak_bytes": None}
+        records.append(record(i, True, kv=kv, **spent))
     summary = summarise(records)
     values = {k: e and e["value"] for k, e in summary["per_problem"].items()}
     assert (values["tokens"], values["seconds"], values["kv_device_peak_bytes"]) == (20, 2.0, 200)

@@ -2,8 +2,10 @@
 
 import threading
 import time
+from pathlib import Path
 
 import pytest
+import yaml
 
 import engines
 from beamwright import Solver
@@ -11,6 +13,8 @@ from beamwright.errors import InputError, UnavailableError
 from beamwright.remote.dialects import CROWDED
 from beamwright.sections import SamplingSettings
 from scripted_server import PROPS, answered, drawn, llama_server, question, refuses, waited
+
+TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 
 
 def test_it_is_found_by_what_it_says_of_itself_and_all_that_changes_a_draw_is_said(
@@ -27,14 +31,7 @@ def test_it_is_found_by_what_it_says_of_itself_and_all_that_changes_a_draw_is_sa
         answered(source, question(codec, **more))
     plain, full = server.asked
     del plain["response_fields"]
-    assert plain == {
-        **{"model": "m.gguf", "prompt": codec.encode("one two"), "n_predict": 9, "n_cmpl": 1},
-        **{"stop": [], "seed": 5, "temperature": 0.7, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
-        **{"samplers": ["temperature", "top_k", "top_p", "min_p"], "repeat_penalty": 1.0},
-        **{"dynatemp_range": 0.0, "mirostat": 0, "min_keep": 0, "logit_bias": [], "grammar": ""},
-        **{"ignore_eos": False, "n_probs": 1, "post_sampling_probs": False},
-        **{"return_tokens": True, "cache_prompt": True, "stream": False},
-    }
+    assert plain == {**TABLES["asked"], "prompt": codec.encode("one two")}
     wanted = {"temperature": 0.5, "top_k": 7, "min_p": 0.1, "top_p": 0.9, "ignore_eos": True}
     assert {name: full[name] for name in wanted} == wanted
     assert full["stop"] == list("abcdef"), "all of them: it has no bound"
@@ -120,16 +117,7 @@ def test_odd_slots_are_one(codec, source_of, slots):
         assert source_of(server).most == 1
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [
-        *([], {}, 3, None, [[]], [None]),
-        *({"index": None}, {"tokens": None}, {"tokens": ["1"]}, {"tokens": [1.5]}, {"tokens": []}),
-        *({"content": None}, {"content": "\ud800"}, {"stop_type": "word", "stopping_word": None}),
-        *({"completion_probabilities": 5}, {"completion_probabilities": [{"logprob": "x"}]}),
-        *({"stop_type": "none"}, {"stop_type": []}, {"stop_type": None}),
-    ],
-)
+@pytest.mark.parametrize("odd", TABLES["odd"])
 def test_an_odd_reply_is_an_error_of_its_question(codec, source_of, monkeypatch, odd):
     monkeypatch.setattr("beamwright.remote.generator.MOST_TRIES", 2)
     whole = {**drawn(codec, "x"), **odd} if isinstance(odd, dict) and odd else odd

@@ -78,7 +78,10 @@ def random_rounds(words, seed, num_rounds, text, problem_id=0, ends=StopReason.D
         stop = ends if number == num_rounds - 1 else StopReason.DELIMITER
         candidates = []
         for node in survivors:
-            candidates += grow(tree, node, [words(rng) for _ in range(3)], stop)
+            texts = [words(rng) for _ in range(3)]
+            if stop is StopReason.EOS:
+                texts = [text.removesuffix("\n\n") for text in texts]
+            candidates += grow(tree, node, texts, stop)
         yield tree, candidates
         survivors = rng.sample(candidates, 2)
         for node in candidates:

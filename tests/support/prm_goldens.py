@@ -22,7 +22,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-import fakes
 import prm_checkpoints as prm
 from beamwright.attention import make_attention
 from beamwright.models.tree_model import TreeModel
@@ -30,6 +29,7 @@ from beamwright.sections import ModelSettings
 from beamwright.tree import StopReason
 from beamwright.verify.find import resolve_verifier
 from beamwright.verify.prm import PrmVerifier
+from played import random_rounds
 
 PROBLEM = "Ann has 12 eels. How many see the sea?"
 WORDS = ["the sea is wide.", "12+3=15", "a - b", "+", "she\n  sees", "x" * 30]
@@ -282,24 +282,17 @@ def compare(family: str, parent: Path, num_rounds: int = 4) -> list[tuple[float,
     """(incremental, golden) of every scored step on a small tree that branches."""
     verifier = verifier_of(write_golden(family, parent))
     recipe = GOLDENS[family].recipe(parent / GOLDENS[family].folder)
-    rng = random.Random(0)
-    tree = fakes.new_tree(text=PROBLEM)
-    survivors, pairs = [tree.root], []
-    for number in range(num_rounds):
-        last = number == num_rounds - 1
-        texts = [" ".join(rng.choices(WORDS, k=rng.randint(1, 3))) for _ in range(3)]
-        stop = StopReason.EOS if last else StopReason.DELIMITER
-        candidates = []
-        for node in survivors:
-            candidates += fakes.grow(tree, node, [t + "\n\n" * (not last) for t in texts], stop)
+    pairs = []
+
+    def words(rng: random.Random) -> str:
+        return " ".join(rng.choices(WORDS, k=rng.randint(1, 3))) + "\n\n"
+
+    for tree, candidates in random_rounds(words, 0, num_rounds, PROBLEM, ends=StopReason.EOS):
         for node, score in zip(candidates, verifier.score(candidates), strict=True):
             if score is not None:
                 steps = [each.step_text.strip() for each in node.path()[1:]]
                 with torch.inference_mode():
                     pairs.append((score, recipe(PROBLEM, steps)[-1]))
-        survivors = rng.sample(candidates, 2)
-        for node in candidates:
-            (tree.keep if node in survivors else tree.prune)(node)
         verifier.release(tree.release_dead())
         verifier.tree_model.store.check()
     return pairs
