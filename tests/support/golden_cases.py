@@ -35,27 +35,12 @@ def masked(value, places, place="", *, zeros=True):
 
 CASES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 """By command, the words behind it, by case."""
+MASKS = CASES.pop("masks")
 
 PROBLEM = (
     "Jack has 70 eggs. In April Jack gets 9 eggs. In May Jack sells 19 eggs. "
     "How many eggs does Jack have now?"
 )
-_OF_HERE = ("*/receipt/machine/processor", "*/receipt/versions/*")
-_OF_TIME = ("/time/*", "/goodput_tok_s", "/io_share", *_OF_HERE)
-_AS_THREADS_RUN = ("/kv/d2h_bytes",)
-"""Tokens go to the host while others are written: how many of those that do not have to go, is as
-it happens."""
-
-_OF_TIMES = (
-    *("/time/*", "*/goodput_tok_s", "/precise_goodput_tok_s/*", "/latency_s/*", "/completion_s/*"),
-    "/per_problem/seconds/*",
-    *_OF_HERE,
-)
-_AS_THEY_MEET = (
-    *("/tokens/overrun", "/per_problem/kv_device_peak_bytes/*", "/kv/device_peak_bytes"),
-    *("/kv/scratch_peak_bytes", "/kv/groups"),
-)
-"""Who is decoded beside whom is as it happens."""
 
 
 def called(words):
@@ -91,13 +76,13 @@ def planned(name):
 def solved(name):
     """What `beamwright solve` says of a case."""
     found = printed("solve", PROBLEM, "--dtype", "float64", *CASES["solve"][name].split())
-    return masked(found, (*_OF_TIME, *_AS_THREADS_RUN))
+    return masked(found, MASKS["solve"])
 
 
 def evaluated(name):
     """What `beamwright eval` says of a case, the records that it writes, and its files."""
     words = CASES["eval"][name].split()
-    hidden = _OF_TIMES if words else (*_OF_TIMES, *_AS_THEY_MEET)
+    hidden = MASKS["eval"] if words else MASKS["eval"] + MASKS["in flight"]
     with tempfile.TemporaryDirectory() as folder:
         given = ["--limit", "3", "--n", "4", "--dtype", "float64", *words, "--out", folder]
         report = printed("eval", "bundled:test", *given)
@@ -113,12 +98,6 @@ def evaluated(name):
 SERVER = ["--port", "0", "--dtype", "float64", "--n", "4", "--width", "2", "--json"]
 ASKED = {"messages": [{"role": "user", "content": PROBLEM}], "model": "bundled", "seed": 3}
 PATIENCE_S = 240.0
-OF_THE_MOMENT = (
-    *("/id", "/kinds/*/id", "/searches/*/id", "/[0-9]*/id", "*/created", "*/started"),
-    *("*_s", "*/seconds", "*/system_fingerprint"),
-    *("*/receipt/machine/processor", "*/receipt/versions/*"),
-)
-"""Names of searches, instants, durations and rates; the fingerprint is of the version, too."""
 
 
 @contextmanager
@@ -198,7 +177,7 @@ SERVED = {
 def all_said():
     """What one server says, asked for all cases in turn."""
     with running() as http:
-        return {case: masked(ask(http), OF_THE_MOMENT) for case, ask in SERVED.items()}
+        return {case: masked(ask(http), MASKS["serve"]) for case, ask in SERVED.items()}
 
 
 def said(name):

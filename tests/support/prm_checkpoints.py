@@ -234,18 +234,10 @@ def write_made_judge(folder: Path) -> None:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     vocab = len(tokenizer)
     flag = vocab + vocab % 2  # the hidden unit that says that there is a fault
-    config = LlamaConfig(
-        vocab_size=vocab,
-        hidden_size=flag + 2,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        max_position_embeddings=2048,
-        tie_word_embeddings=False,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
+    sizes = {"vocab_size": vocab, "hidden_size": flag + 2, "max_position_embeddings": 2048}
+    sizes |= {"intermediate_size": 8, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 1, "num_key_value_heads": 1}
+    config = LlamaConfig(**{**SHAPE, **sizes})
     answer = tokenizer.convert_tokens_to_ids([*"Score:", "Ġ", *"7/10", "<|eot_id|>"])
     blank, good = tokenizer.convert_tokens_to_ids(["Ġ", "7"])
     fault, bad = tokenizer.convert_tokens_to_ids([FAULT, "3"])
