@@ -7,20 +7,14 @@ from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout, group_layouts
 from beamwright.kv.segments import PathPart, segments_read, whole, within_reach
 from beamwright.kv.store import SegmentStore
 from beamwright.plan.costs import group_blocks
-
-
-def layouts(*num_layers, window=16):
-    """A group without a window, and others with one."""
-    found = [
-        KVLayout(count, 2, 8, torch.float32, window=window if number else None)
-        for number, count in enumerate(num_layers)
-    ]
-    return group_layouts(found)
+from kv.conftest import values_of
 
 
 @pytest.fixture
 def store():
-    return SegmentStore(BlockPool(layouts(1, 5), ByteBudget(1 << 20)))
+    """Of a group without a window, and of one with one."""
+    groups = (KVLayout(count, 2, 8, torch.float32, window=w) for count, w in ((1, None), (5, 16)))
+    return SegmentStore(BlockPool(group_layouts([*groups]), ByteBudget(1 << 20)))
 
 
 @pytest.mark.parametrize("sizes", [[3, 5], [1, 26], [100, 300, 700], [7, 7, 9]])
@@ -32,19 +26,13 @@ def test_little_of_a_block_is_left_over(sizes):
     assert min(used) > 0.5
 
 
-def draw(store, count, seed):
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        torch.randn(
-            count, each.num_layers, 2, each.num_kv_heads, each.head_dim, generator=generator
-        )
-        for each in store.pool.layouts
-    ]
+def draw(store, count):
+    return [values_of(each, count, seed=count) for each in store.pool.layouts]
 
 
 def test_what_is_written_of_each_group_is_read(store):
     segments = [store.create(), store.create()]
-    written = [draw(store, count, count) for count in (21, 6)]
+    written = [draw(store, count) for count in (21, 6)]
     for cut, lengths in ((slice(5), [5, 5]), (slice(5, None), [16, 1])):
         by_group = zip(*written, strict=True)
         store.append(segments, [torch.cat([p[cut] for p in parts]) for parts in by_group], lengths)
@@ -65,7 +53,7 @@ def test_what_is_written_of_each_group_is_read(store):
 
 def chain(store, lengths):
     segments = [store.create() for _ in lengths]
-    by_group = zip(*[draw(store, count, count) for count in lengths], strict=True)
+    by_group = zip(*[draw(store, count) for count in lengths], strict=True)
     store.append(segments, [*map(torch.cat, by_group)], lengths)
     return tuple(PathPart(s, n) for s, n in zip(segments, lengths, strict=True))
 

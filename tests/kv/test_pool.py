@@ -24,11 +24,9 @@ def test_allocation_is_all_or_nothing_and_the_error_has_the_numbers(pool, layout
     with pytest.raises(CapacityError) as caught:
         pool.allocate(3)
     error, block = caught.value, layout.bytes_per_block
-    assert error.needed_bytes == 3 * block
-    assert error.free_bytes == 2 * block + 7
-    assert error.budget_bytes == 5 * block + 7
-    for number in (error.needed_bytes, error.free_bytes, error.budget_bytes):
-        assert format_bytes(number) in str(error)
+    numbers = error.needed_bytes, error.free_bytes, error.budget_bytes
+    assert numbers == (3 * block, 2 * block + 7, 5 * block + 7)
+    assert all(format_bytes(number) in str(error) for number in numbers)
     assert "--kv-memory" in str(error)
     assert pool.num_free == 2
     assert pool.budget.used_bytes == 3 * block
@@ -100,12 +98,8 @@ def test_a_path_is_cut_inside_between_and_before_its_parts(tiers):
     store = tiers(device=16, host=0)
     a, b = store.create(), store.create()
     path = (PathPart(a, 5), PathPart(b, 3))
-    assert truncate_path(path, 8) == path
-    assert truncate_path(path, 99) == path
-    assert truncate_path(path, 7) == (PathPart(a, 5), PathPart(b, 2))
-    assert truncate_path(path, 5) == (PathPart(a, 5),)
-    assert truncate_path(path, 2) == (PathPart(a, 2),)
-    assert truncate_path(path, 0) == ()
+    cut = [truncate_path(path, count) for count in (99, 8, 7, 5, 2, 0)]
+    assert cut == [path, path, (path[0], PathPart(b, 2)), path[:1], (PathPart(a, 2),), ()]
     assert truncate_path((), 4) == ()
 
 

@@ -103,12 +103,7 @@ def test_copies_per_beam(tiers, layout, share_loads):
     assert moved(store)[Direction.H2D] == crossings * 2 * layout.bytes_per_block
     with store.lease({segment: 3}):
         assert len({b for blocks in segment.copies for b in blocks}) == 6
-        store.append([segment], [values_of(layout, 2, 5)])
-        copies = [store.gather(segment, 9, copy) for copy in range(3)]
-        assert all(torch.equal(copies[0], copy) for copy in copies)
     filled(store, 8, 1)  # room enough only if spare copies go
-    store.check()
-    check_leased(store, {segment: copies[0]})
 
 
 def test_a_full_host_tier_is_named_and_loses_nothing(tiers, layout):

@@ -6,7 +6,6 @@ import torch
 from beamwright.kv.host import HostTier
 from beamwright.kv.link import StreamLink
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
-from beamwright.kv.segments import PathPart, segments_read, state_before, within_reach
 from beamwright.kv.states import StateCells, StateLayout, StateTensor
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.streams import HostStreams
@@ -82,22 +81,6 @@ def test_what_is_put_off_takes_no_memory_when_it_is_written(store, monkeypatch):
     assert_equal(read(store.state_rows([own], [segment])), values)
 
 
-@pytest.mark.parametrize("block_bytes", [16, 48, 256, 960, 1 << 14])
-def test_a_part_is_found_however_it_lies_in_blocks(block_bytes):
-    layout = StateLayout(TENSORS)
-    count = layout.num_blocks(block_bytes)
-    storage = torch.zeros(5 * count, block_bytes, dtype=torch.uint8)
-    states, order = StateCells(storage, layout), torch.randperm(5 * count)
-    tables = order[: 3 * count].view(3, count)
-    values = drawn(3, 1)
-    for key, value in values.items():
-        states.put(states.index(key, tables), states.cells(key, value))
-    for key, value in values.items():
-        assert torch.equal(states.read(key, states.index(key, tables)), value)
-    untouched = storage[order[3 * count :]]
-    assert not untouched.any()
-
-
 def test_a_state_has_its_blocks_at_once_and_for_good(store):
     fixed = store.pool.groups[-1].fixed
     assert fixed == -(-1136 // store.pool.bytes_per_block) == 2
@@ -146,18 +129,6 @@ def test_a_running_row_is_not_written_back_before_its_step_is_complete(store):
     store.evict_all()
     with pytest.raises(AssertionError, match="not on the device"):
         store.state_rows([segment.group_segments[-1]], [store.create()])
-
-
-def test_who_is_read_behind_a_path(store):
-    path = tuple(PathPart(grown(store, n, n)[0], n) for n in (3, 4, 5))
-    kv, state = [p.segment for p in path], [p.segment.group_segments[-1] for p in path]
-    assert segments_read(path) == [*kv, state[-1]]
-    own = (*path[:2], PathPart(kv[-1], 5, own=True))
-    assert [part.segment for part in within_reach(own, 1)] == [state[-1]]
-    assert state_before(path) is state[-1]
-    assert state_before(()) is None
-    with pytest.raises(AssertionError, match="inside"):
-        state_before((PathPart(kv[0], 2),))
 
 
 def test_a_state_that_nobody_needs_goes_alone(store):

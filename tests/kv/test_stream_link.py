@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from beamwright.errors import LinkError
 from beamwright.kv.link import StreamLink, Wire
@@ -94,40 +93,26 @@ def test_compute_is_held_back_by_the_last_transfer_of_each_direction():
     assert len(streams.held) == 2, "nothing to wait for any more"
 
 
-def blocks(count, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (count, 8), generator=generator).to(torch.uint8)
-
-
-def test_a_batch_is_one_copy_and_its_transfers_end_together():
-    streams = EagerStreams()
-    link, device, host = StreamLink(streams), torch.zeros(4, 8, dtype=torch.uint8), blocks(4)
-    streams.queue(lambda: None)
-    with link.together():
-        ones = [
-            link.submit(Direction.H2D, "load", [Piece(device[i], host[i], 8)]) for i in range(3)
-        ]
-        other = link.submit(Direction.D2H, "store", [Piece(host[3], device[3], 8)])
-        assert streams.copied == []
-    assert [len(each.pieces) for each in streams.copied] == [3, 1]
-    assert not any(transfer.finished for transfer in (*ones, other))
-    link.wait(ones[:1])
-    assert all(transfer.finished for transfer in ones)
-    assert torch.equal(device[:3], host[:3])
-    assert link.bytes_moved == {Direction.H2D: 24, Direction.D2H: 8}
-
-
-def test_the_timeline_shows_a_batch_when_the_device_ran_it(monkeypatch):
-    spans = []
+def test_a_batch_is_one_copy_whose_transfers_end_together_and_one_span(monkeypatch):
+    """The timeline shows it when the device ran it."""
+    streams, spans = EagerStreams(), []
 
     class Sink:
         def add(self, name, track, start_s, end_s, **args):
             spans.append((name, track, start_s, end_s, args["bytes"]))
 
     monkeypatch.setattr(Copied, "times", (3.0, 4.5))
-    link = StreamLink(EagerStreams(), timeline=Sink())
+    link, device, host = StreamLink(streams, timeline=Sink()), np.zeros((4, 8)), np.ones((4, 8))
+    streams.queue(lambda: None)
     with link.together():
-        for _ in "ab":
-            link.submit(Direction.D2H, "store", [piece(np.zeros(2), np.ones(2))])
+        ones = [link.submit(Direction.H2D, "load", [piece(device[i], host[i])]) for i in range(3)]
+        other = link.submit(Direction.D2H, "store", [piece(host[3], device[3])])
+        assert streams.copied == []
+    assert [len(each.pieces) for each in streams.copied] == [3, 1]
+    assert not any(transfer.finished for transfer in (*ones, other))
+    link.wait(ones[:1])
+    assert all(transfer.finished for transfer in ones)
+    assert np.array_equal(device[:3], host[:3])
+    assert link.bytes_moved == {Direction.H2D: 192, Direction.D2H: 64}
     link.close()
-    assert spans == [("store", "d2h", 3.0, 4.5, 32)]
+    assert spans == [("load", "h2d", 3.0, 4.5, 192), ("store", "d2h", 3.0, 4.5, 64)]
