@@ -73,6 +73,21 @@ class Forest:
                 for place, row in enumerate(batch):
                     assert torch.equal(filled[layer][row], some[layer][place])
 
+    def assert_joins(self, backend, arrangements, num_tokens, held):
+        """Rows that are kept and rows that join, between any two tokens, have the bits of each
+        alone."""
+        rows = range(len(self.paths))
+        alone = {row: self.decode(backend, [row], num_tokens, held=held) for row in rows}
+        batch = Batch(self, backend)
+        for kept, joining in arrangements:
+            batch.arrange(kept, joining, held)
+            before = list(batch.held)
+            for layer, contexts in enumerate(batch.token()):
+                for row, count, context in zip(batch.rows, before, contexts, strict=True):
+                    expected = alone[row][count - held.get(row, 0)][layer][0]
+                    assert torch.equal(context, expected)
+        batch.close()
+
     def chain(self, *lengths, seed=0):
         """A path of new segments of so many tokens."""
         layout, path = self.layout, []
@@ -202,11 +217,6 @@ class Batch:
 
 
 @pytest.fixture
-def make_batch():
-    return Batch
-
-
-@pytest.fixture
 def make_forest():
     def make(
         depth,
@@ -282,6 +292,7 @@ def by_definition(query, keys, values, window=None, softcap=None, sinks=None):
 def plain_softmax(forest, rows, num_tokens, seed=0):
     """Decoding from the definition, one row, head and token at a time; shares no code."""
     store, layers, found = forest.store, range(forest.layout.num_layers), []
+    rule = forest.layout.window, forest.layout.softcap, forest.sinks
     own = [[] for _ in layers]
     for token in range(num_tokens):
         contexts = [[] for _ in layers]
@@ -291,7 +302,7 @@ def plain_softmax(forest, rows, num_tokens, seed=0):
             for row in rows:
                 parts = [store.gather(p.segment, p.visible)[layer] for p in forest.paths[row]]
                 mine = torch.stack([kv[row] for kv in own[layer]], dim=1)
-                context = by_definition(query[row], *torch.cat([*parts, mine], dim=1))
+                context = by_definition(query[row], *torch.cat([*parts, mine], dim=1), *rule)
                 contexts[layer].append(context)
         found.append([torch.stack(each) for each in contexts])
     return found

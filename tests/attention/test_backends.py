@@ -5,12 +5,10 @@ from itertools import product
 import pytest
 import torch
 
-from attention.conftest import by_definition, largest_difference, plain_softmax
+from attention.conftest import Batch, largest_difference, plain_softmax
 from beamwright.attention import BACKENDS, make_attention
 from beamwright.attention.dense import DenseDecode
-from beamwright.attention.reference import plain_attention
 from beamwright.attention.shared import tokens_behind
-from beamwright.kv.pool import KVLayout
 from beamwright.kv.tails import RowTails
 
 CLOSE = {torch.float64: 1e-10, torch.float32: 2e-5}
@@ -25,28 +23,15 @@ WAYS = [*product(KINDS, ["dense", "tree"], CLOSE)]
 HEADS = [(16, 2, 2), (8, 1, 1), (12, 1, 4), (24, 3, 1), (40, 3, 2), (64, 2, 4), (80, 1, 4)]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("with_sinks", [False, True])
-def test_the_oracle_is_the_definition(kind, with_sinks):
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*size):
-        return torch.randn(size, generator=generator, dtype=torch.float64)
-
-    query, keys, values = draw(5, 4, 8), draw(40, 2, 8), draw(40, 2, 8)
-    layout = KVLayout(1, 2, 8, torch.float64, **KINDS[kind])
-    rule = layout.window, layout.softcap, draw(4) if with_sinks else None
-    found = plain_attention(query, keys, values, layout, rule[-1])
-    for place in range(5):
-        seen = 40 - 4 + place
-        expected = by_definition(query[place], keys[:seen], values[:seen], *rule)
-        assert (found[place] - expected).abs().max() < 1e-12
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_rows_with_tails_of_any_lengths_are_softmax_attention(make_forest, backend):
+def test_rows_with_tails_of_any_lengths_are_softmax_attention(
+    make_forest, backend, kind, with_sinks
+):
     """The reference too: each row alone, from its first token on, by the definition."""
-    forest, held = make_forest(3, rows=4), {0: 3, 2: 20, 3: 1}
+    forest, held = make_forest(3, rows=4, **KINDS[kind]), {0: 3, 2: 20, 3: 1}
+    forest.sinks = forest.draw(5, forest.num_heads) if with_sinks else None
     found = forest.decode(backend, range(4), 2, held=held)
     for row in range(4):
         alone = plain_softmax(forest, [row], held.get(row, 0) + 2)[-2:]
@@ -118,36 +103,24 @@ def test_what_lies_before_every_window_may_be_left_out(make_forest, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_rows_that_join_and_leave_keep_their_bits(make_forest, make_batch, backend):
+def test_rows_that_join_and_leave_keep_their_bits(make_forest, backend):
     """Between any two tokens some leave and others join, with tokens of their own or without."""
-    forest, num_tokens = make_forest(4, dtype=torch.float32, rows=12, seed=6), 5
-    held = {row: 7 * row % 58 for row in range(12)}
-    alone = forest.decode(backend, range(12), num_tokens, held=held)
-    batch = make_batch(forest, backend)
+    forest = make_forest(4, dtype=torch.float32, rows=12, seed=6)
     arrangements = [
         ([], [11, 0, 4, 5, 1, 9, 2, 10]),
         ([4, 2, 0, 1, 3, 5], [3, 8]),
         ([7, 6, 5, 4, 3, 2, 1, 0], []),
         ([0, 1, 2, 3, 4], [6, 7, 9]),
     ]
-    for kept, joining in arrangements:
-        batch.arrange(kept, joining, held)
-        before = list(batch.held)
-        for layer, contexts in enumerate(batch.token()):
-            for place, row in enumerate(batch.rows):
-                expected = alone[before[place] - held[row]][layer][row]
-                assert torch.equal(contexts[place], expected)
-    batch.close()
+    forest.assert_joins(backend, arrangements, 5, {row: 7 * row % 58 for row in range(12)})
 
 
 @pytest.mark.parametrize(("head_dim", "group"), [(8, 1), (8, 2), (20, 1), (64, 4)])
-def test_every_length_of_a_tail_has_the_same_bits_in_any_company(
-    make_forest, make_batch, head_dim, group
-):
+def test_every_length_of_a_tail_has_the_same_bits_in_any_company(make_forest, head_dim, group):
     """`tree`, through all of 1..256 tokens: alone, and beside rows that are longer or shorter."""
     shape = {"layers": 1, "head_dim": head_dim, "group": group}
     forest = make_forest(2, dtype=torch.float32, rows=8, **shape)
-    alone, mixed = make_batch(forest, "tree"), make_batch(forest, "tree")
+    alone, mixed = Batch(forest, "tree"), Batch(forest, "tree")
     alone.arrange([], [0] * 8)
     mixed.arrange([], range(8), {1: 255, 2: 100, 3: 40, 4: 17})
     for length in range(1, 257):
@@ -173,11 +146,11 @@ def test_a_row_of_nans_leaves_the_others_alone(make_forest, backend):
             assert torch.equal(a[1:], b[1:])
 
 
-def test_a_row_that_joins_reads_nothing_of_a_row_of_nans(make_forest, make_batch):
+def test_a_row_that_joins_reads_nothing_of_a_row_of_nans(make_forest):
     """It takes the other's place in the tail, and hides what follows its own tokens."""
     forest = make_forest(3, dtype=torch.float32, rows=9, layers=1)
     expected = forest.decode("tree", [*range(7), 8], 1)[0][0]
-    batch = make_batch(forest, "tree")
+    batch = Batch(forest, "tree")
     batch.arrange([], range(8))
     forest._token(0, 1, 0)[1][7] = torch.nan
     batch.token()
@@ -191,10 +164,10 @@ def test_a_row_that_joins_reads_nothing_of_a_row_of_nans(make_forest, make_batch
 # --- working memory --------------------------------------------------------------------------
 
 
-def test_per_beam_copies_are_counted_and_given_back(make_forest, make_batch):
+def test_per_beam_copies_are_counted_and_given_back(make_forest):
     forest = make_forest(3)
     scratch, used = forest.store.scratch, forest.store.pool.budget.used_bytes
-    batch = make_batch(forest, "dense")
+    batch = Batch(forest, "dense")
     batch.arrange([], range(8))
     copied = sum(part.visible for path in forest.paths[:8] for part in path)
     assert scratch.used_bytes >= copied * forest.layout.bytes_per_token

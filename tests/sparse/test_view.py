@@ -3,12 +3,11 @@
 import math
 import random
 from dataclasses import replace
-from itertools import accumulate, chain
+from itertools import accumulate
 
 import pytest
 import torch
 
-from beamwright.attention.tree import TreeAttention
 from beamwright.counters import Counters
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.kv.segments import PathPart
@@ -18,7 +17,7 @@ from beamwright.plan.sparse import RECENT, SINKS
 from beamwright.sparse.predict import predict, weigh
 from beamwright.sparse.rank import CacheRank
 from beamwright.sparse.rule import CANDIDATES, METHODS, SparseRule
-from beamwright.sparse.select import bounded, choose, in_few_bits, of_few_bits, page_bounds
+from beamwright.sparse.select import bounded, in_few_bits, of_few_bits, page_bounds
 from beamwright.sparse.view import SparseDecode
 
 LAYERS, KV_HEADS, GROUP, DIM, TOKENS = 2, 2, 2, 16, 20
@@ -67,9 +66,9 @@ def drawn(token, layer, what):
     return scale * torch.randn(shape, generator=generator, dtype=LAYOUT.dtype)
 
 
-def decoded(batch, rule, *, threaded=False, rank=None):
+def decoded(batch, rule, rank=None):
     """Contexts [token][layer] of a batch."""
-    tail, rank = batch.tail(), rank or CacheRank(batch.store.counts, threaded=threaded)
+    tail, rank = batch.tail(), rank or CacheRank(batch.store.counts)
     view = SparseDecode(rule, rank, batch.store, batch.paths, tail)
     view.own(batch.own)
     found = []
@@ -243,19 +242,6 @@ def test_each_row_attends_to_what_it_selects_by_hand(rule):
     assert batch.store.counts.sparse_tokens > 0
 
 
-def test_a_rank_on_a_thread_finds_the_same_and_counts_what_was_waited_for():
-    batch, rule = Batch(), replace(RULE, method="asyncspade")
-    inline = decoded(batch, rule)
-    batch = Batch()
-    counts = batch.store.counts
-    threaded = decoded(batch, rule, threaded=True)
-    for one, other in zip(chain(*inline), chain(*threaded), strict=True):
-        assert torch.equal(one, other)
-    assert counts.rank_takes == LAYERS * (TOKENS - 1), "the first token selects by its own query"
-    assert 0 <= counts.rank_late <= counts.rank_takes
-    assert (counts.rank_late == 0) == (counts.rank_waited_s == 0.0)
-
-
 @pytest.mark.parametrize("given", [0, 3])
 def test_a_window_that_goes_on_ends_where_its_step_does(given):
     """What was forwarded behind its end is forgotten; what it was given counts as its own."""
@@ -268,7 +254,7 @@ def test_a_window_that_goes_on_ends_where_its_step_does(given):
         (*path, PathPart(s, given + 6)) for path, s in zip(batch.paths, batch.own, strict=True)
     ]
     children = [batch.store.create() for _ in ended]
-    rank = CacheRank(batch.store.counts, threaded=False)
+    rank = CacheRank(batch.store.counts)
     SparseDecode(rule, rank, batch.store, ended, batch.tail()).own(children)
     for child in children:
         for layer, known in child.memory.queries.items():
@@ -307,19 +293,6 @@ def test_what_the_next_token_reads_is_pushed_behind_this_one_s_queries(method, t
     assert rank.asked == token * TOKENS
 
 
-def test_what_sees_few_tokens_has_the_bits_of_tree():
-    batch = Batch()
-    everything = decoded(batch, replace(RULE, first=10_000))
-    tail = batch.tail()
-    tree = TreeAttention().decode_view(batch.store, batch.paths, tail)
-    for token in range(TOKENS):
-        for layer in range(LAYERS):
-            args = (drawn(token, layer, "query"), drawn(token, layer, "key_value"))
-            assert torch.equal(everything[token][layer], tree.attend(layer, *args))
-        tail.advance()
-    assert batch.store.counts.sparse_tokens == 0
-
-
 def test_the_rest_is_what_the_scores_say():
     batch = Batch()
     decoded(batch, RULE)
@@ -331,8 +304,10 @@ def test_the_rest_is_what_the_scores_say():
     counts = more.store.counts
     assert exact < counts.left_out / counts.sparse_heads <= 1.0, "a bound, of worse tokens"
     predicted = Batch()
-    decoded(predicted, replace(RULE, method="asyncspade"))
-    assert predicted.store.counts.sparse_heads == 0, "nothing is claimed"
+    counts = predicted.store.counts
+    decoded(predicted, replace(RULE, method="asyncspade"), CacheRank(counts, threaded=True))
+    assert counts.sparse_heads == 0, "nothing is claimed"
+    assert counts.rank_takes == LAYERS * (TOKENS - 1), "the first token selects by its own query"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -349,10 +324,3 @@ def test_bounds_are_above_every_key_of_a_page(dtype):
         for held in (bounds.float(), of_few_bits(both, scale)):
             most = bounded(query, held, page)
             assert bool((most >= exact - 1e-5)[sees.expand_as(exact)].all())
-
-
-def test_of_equal_values_the_later_ones_are_chosen():
-    wanted = torch.tensor([[[0.1, 0.5, 0.1, 0.1, 0.0]]])
-    seen = torch.tensor([[[True, True, True, True, False]]])
-    forced = torch.tensor([[[True, False, False, False, False]]])
-    assert choose(wanted, seen, forced, 3).tolist() == [[[0, 1, 3]]]

@@ -1,6 +1,6 @@
 """Compiles the kernels for a card that need not be there, and says what came out, as JSON.
 
-Run without TRITON_INTERPRET: python compile_kernels.py CAPABILITY (heads | copies | KIND...)
+Run without TRITON_INTERPRET: python compile_kernels.py CAPABILITY KIND...
 """
 
 import json
@@ -17,16 +17,14 @@ from triton.compiler import ASTSource
 
 from beamwright.attention.kernels import is_interpreted, programs, why_no_kernels
 from beamwright.attention.kernels.worklist import HeadLayout, decode_tile, prefill_tile
-from beamwright.kv import copy_kernel
 
 HEADS = HeadLayout(kv_heads=4, group=7, head_dim=128)
 WIDE_HEADS = HeadLayout(kv_heads=1, group=8, head_dim=256)  # of Gemma 2B
-NUMBERS = ("scale", "num_rows", "first_own_slot", "count", "units")
+NUMBERS = ("scale", "num_rows", "first_own_slot")
 CODES = ("keys", "values", "key_exponents", "value_exponents")
 LISTS = (
     *("num_own", "own_blocks", "items", "entry_blocks", "entry_tokens", "entry_firsts"),
     *("slot_rows", "slot_reach", "tiles", "row_parts", "row_slots", "slots"),
-    *("there", "here", "numbers"),  # of blocks that are copied, in words
 )
 
 
@@ -56,18 +54,13 @@ def build(kernel, sizes, capability, warps, stages):
     options = {"num_warps": warps, "num_stages": stages}
     built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     ptx = built.asm["ptx"]
-    # Of each loop, the copies that a tile's wait leaves under way: those of tiles to come.
-    waits = [int(left) for left in re.findall(r"async_wait.*{num = (\d+)", built.asm["ttgir"])]
     return {
-        **used(built.asm["cubin"]),
-        "copies_ahead": waits,
+        "stack_bytes": stack_bytes(built.asm["cubin"]),
         "early": early_reads(ptx),
         "shared_bytes": built.metadata.shared,
         "tensor_cores": "mma" in ptx,
         "pipelined": "cp.async" in ptx,
         "tf32": "tf32" in ptx,
-        "loads": re.findall(r"ld\.global\S*", ptx),
-        "stores": re.findall(r"st\.global\S*", ptx),
     }
 
 
@@ -78,16 +71,15 @@ def early_reads(ptx):
     return [sorted(set(re.findall(reads, branch))) for branch in branches]
 
 
-def used(cubin):
-    """Registers of a thread, and bytes that it has spilled."""
+def stack_bytes(cubin):
+    """What a thread has spilled."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         command = [tool, "--dump-resource-usage", file.name]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", said).groups()
-    return {"registers": int(registers), "stack_bytes": int(stack)}
+    return int(re.search(r"STACK:(\d+)", said)[1])
 
 
 # of a model without any of it, one with all, and pools of codes: softcap, window, sinks, codes
@@ -140,11 +132,6 @@ def merging(heads, model, capability):
     return build(programs.merge_rows, sizes, capability, 2, 3)
 
 
-def copying(capability):
-    sizes, warps = {"UNITS": copy_kernel._TILE_UNITS}, copy_kernel._WARPS
-    return build(copy_kernel.move_blocks, sizes, capability, warps, 3)
-
-
 KINDS = {
     **{model: (HEADS, model) for model in MODELS},
     **{"_wide": (WIDE_HEADS, ""), "_wide_int8": (WIDE_HEADS, "_int8")},
@@ -153,14 +140,6 @@ KINDS = {
 
 def main(capability, *kinds):
     found = {}
-    if kinds == ("heads",):
-        for dim, group in ((64, 1), (64, 7), (80, 7), (128, 1), (128, 7), (256, 8)):
-            for model in MODELS:
-                for name, built in attending(HeadLayout(4, group, dim), model, capability).items():
-                    found[f"{name}{model} {group} x {dim}"] = built["stack_bytes"]
-        return found
-    if kinds == ("copies",):
-        return {"move_blocks": copying(capability)}
     for mark in kinds:
         for name, built in attending(*KINDS[mark], capability).items():
             found[name + mark] = built

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from attention.conftest import largest_difference
+from attention.conftest import Batch, largest_difference
 from beamwright.kv.codes import rounded
 from beamwright.kv.segments import PathPart
 
@@ -140,33 +140,21 @@ def test_long_paths_are_split_and_merged(make_small, kernels, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_rows_join_and_leave_between_tokens(make_small, make_batch, kernels, name):
+def test_rows_join_and_leave_between_tokens(make_small, kernels, name):
     """Each row's contexts have the bits that it has alone, and are those of the reference."""
-    forest = make_small(3, rows=5, seed=3)
-    held = {3: 15, 4: 62}
-    alone = {row: forest.decode(kernels(name), [row], 4, held=held) for row in range(5)}
-    exact = {row: forest.decode("reference", [row], 4, held=held) for row in range(5)}
-    batch = make_batch(forest, kernels(name))
-    for kept, joining in [([], [0, 3]), ([1, 0], [4, 1]), ([2, 0, 3], []), ([1], [2])]:
-        batch.arrange(kept, joining, held)
-        before = list(batch.held)
-        for place, context in enumerate(batch.token()[0]):
-            row = batch.rows[place]
-            token = before[place] - held.get(row, 0)
-            assert torch.equal(context, alone[row][token][0][0])
-            assert (context - exact[row][token][0][0]).abs().max() < 1e-5
-    batch.close()
+    forest, held = make_small(3, rows=5, seed=3), {3: 15, 4: 62}
+    arrangements = [([], [0, 3]), ([1, 0], [4, 1]), ([2, 0, 3], []), ([1], [2])]
+    forest.assert_joins(kernels(name), arrangements, 4, held)
+    assert forest.distance(kernels(name), range(5), 4, held=held) < 1e-5
     assert forest.store.scratch.used_bytes == 0
 
 
 @pytest.mark.parametrize("kept", KEPT)
-def test_the_current_token_is_stored_where_the_next_one_reads_it(
-    make_small, make_batch, kernels, kept
-):
+def test_the_current_token_is_stored_where_the_next_one_reads_it(make_small, kernels, kept):
     """Of every row and head, and from where a product has left it, behind the queries; and
     nothing else is written, but to the block that is nobody's."""
     forest = make_small(1, kv_heads=2, group=3, layers=2, kept=kept)
-    batch = make_batch(forest, kernels("triton-tree"))
+    batch = Batch(forest, kernels("triton-tree"))
     batch.arrange([], [0, 1, 2], {1: 70, 2: 1})
     batch.begin()
     product = forest.draw(8, 3, 6 + 4, 16)
@@ -187,10 +175,10 @@ def test_the_current_token_is_stored_where_the_next_one_reads_it(
     batch.close()
 
 
-def test_who_is_not_read_leaves_all_blocks_alone(make_small, make_batch, kernels):
+def test_who_is_not_read_leaves_all_blocks_alone(make_small, kernels):
     """Rows that pad the batch, and tokens beyond what is reserved, go to the spare block."""
     forest = make_small(1, rows=3)
-    batch = make_batch(forest, kernels("triton-tree"))
+    batch = Batch(forest, kernels("triton-tree"))
     batch.arrange([], [0, 1, 2], {1: 8, 2: 3})
     alone = batch.token()[0][2]
     pool = forest.store.pool
@@ -234,15 +222,13 @@ def test_windows_and_sinks_follow_from_a_rows_own_path(make_sunk, kernels):
     assert largest_difference(found, whole) < 1e-5
 
 
-def test_dropped_rows_leave_the_others_alone_when_their_blocks_are_used_again(
-    make_small, make_batch, kernels
-):
+def test_dropped_rows_leave_the_others_alone_when_their_blocks_are_used_again(make_small, kernels):
     forest = make_small(3)
     store = forest.store
     ((own, _, _),) = part = forest.chain(20)
     forest.paths = [forest.paths[0], (*forest.paths[0], *part)]
     first, second = (step[0] for step in forest.decode(kernels("triton-tree"), [0], 2))
-    batch = make_batch(forest, kernels("triton-tree"))
+    batch = Batch(forest, kernels("triton-tree"))
     batch.arrange([], [0, 1])
     assert torch.equal(batch.token()[0][:1], first)
     batch.view.drop_rows([1])
@@ -257,7 +243,7 @@ def test_dropped_rows_leave_the_others_alone_when_their_blocks_are_used_again(
     assert store.scratch.used_bytes == 0
 
 
-def test_a_copy_may_go_with_the_row_that_read_it(make_small, make_batch, kernels):
+def test_a_copy_may_go_with_the_row_that_read_it(make_small, kernels):
     """Two rows, two copies; one row stops, the second copy is evicted: the other row moves up."""
     forest = make_small(1, rows=3)
     store, path = forest.store, forest.chain(20)
@@ -265,7 +251,7 @@ def test_a_copy_may_go_with_the_row_that_read_it(make_small, make_batch, kernels
     segment.copies.append(store.pool.allocate(store.device.blocks_for(20)))
     store.copy_on_device(segment.copies[0], segment.copies[1])
     forest.paths = [path] * 2
-    batch = make_batch(forest, kernels("triton-dense"))
+    batch = Batch(forest, kernels("triton-dense"))
     batch.arrange([], [0, 1])
     first = batch.token()[0]
     batch.view.drop_rows([0])

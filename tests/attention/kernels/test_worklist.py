@@ -1,14 +1,11 @@
 """Work lists: every row reads every token of its path once, and rows that share read together."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
 from beamwright.attention.kernels.worklist import (
     Cuts,
-    TokenRun,
     WorkBuffers,
     cut_path,
     decode_work,
@@ -19,14 +16,9 @@ from beamwright.kv.segments import PathPart
 CUTS = Cuts(part_tokens=32)
 
 
-def tokens_of(path, copies=None):
+def tokens_of(path):
     """(block, slot in it) of every token of a path."""
-    copies = copies or [0] * len(path)
-    return [
-        (part.segment.copies[copy][at // 16], at % 16)
-        for part, copy in zip(path, copies, strict=True)
-        for at in range(part.visible)
-    ]
+    return [(p.segment.blocks[at // 16], at % 16) for p in path or () for at in range(p.visible)]
 
 
 def read_entries(work, first, count):
@@ -58,29 +50,10 @@ def read_rows(work, num_rows):
 @pytest.mark.parametrize("queries", [1, 3, 64])
 def test_each_row_reads_its_path_in_order(make_forest, seed, queries):
     forest = make_forest(5, seed=seed)
-    work = decode_work(forest.paths, 16, CUTS, queries)
-    assert read_rows(work, len(forest.paths)) == [tokens_of(path) for path in forest.paths]
+    paths = [None, *forest.paths, ()]  # a row that is not read, and one without a path
+    work = decode_work(paths, 16, CUTS, queries)
+    assert read_rows(work, len(paths)) == [tokens_of(path) for path in paths]
     assert max(work.items.reshape(-1, 4)[:, 3]) <= queries
-
-
-def test_rows_that_nobody_reads_have_no_work(make_forest):
-    forest = make_forest(3)
-    path = forest.paths[0]
-    work = decode_work([None, path, None, ()], 16, CUTS, 64)
-    assert read_rows(work, 4) == [[], tokens_of(path), [], []]
-    assert decode_work([None] * 8, 16, CUTS, 64).items.size == 0
-
-
-def test_each_row_reads_its_own_copy_and_rows_move_up_when_one_is_dropped(make_forest):
-    store = make_forest(1).store
-    segment = store.create()
-    store.append([segment], [torch.zeros(20, 2, 2, 2, 16, dtype=torch.float64)])
-    segment.copies.append(store.pool.allocate(2))
-    path = (PathPart(segment, 20),)
-    work = decode_work([path] * 3, 16, replace(CUTS, copy_per_row=True), 64)
-    assert read_rows(work, 3) == [tokens_of(path, [copy]) for copy in (0, 1, 1)]
-    work = decode_work([None, path, path], 16, replace(CUTS, copy_per_row=True), 64)
-    assert read_rows(work, 3)[1:] == [tokens_of(path, [copy]) for copy in (0, 1)]
 
 
 def test_what_is_not_on_the_device_cannot_be_read(make_forest):
@@ -119,24 +92,11 @@ def test_lists_are_rewritten_in_place_until_they_outgrow_their_room(make_forest)
     assert after[0][: len(small.items)].tolist() == small.items.tolist()
     assert not after[0][len(small.items) :].any(), "items that are not there have no slots"
     assert all(each.dtype == torch.int32 for each in after)
-    again = WorkBuffers(torch.device("cpu"))
-    again.write(small)
-    again.write(large)
-    assert again.num_moves == 2
 
 
 # --- where a path is cut depends on nothing but the path -------------------------------------
 
 SMALL = Cuts(part_tokens=64)
-
-
-def test_short_segments_are_joined_and_long_ones_split():
-    parts = cut_path([32] * 9, 16, SMALL)
-    assert [len(part) for part in parts] == [2, 2, 2, 2, 1]
-    assert parts[1] == [TokenRun(2, 0, 32), TokenRun(3, 0, 32)]
-    split = [[TokenRun(0, 0, 64)], [TokenRun(0, 64, 64)], [TokenRun(0, 128, 2)]]
-    assert cut_path([130], 16, SMALL) == split
-    assert cut_path([], 16, SMALL) == cut_path([0, 0], 16, SMALL) == []
 
 
 def test_beams_cut_their_common_prefix_alike():
