@@ -2,6 +2,7 @@
 
 import shutil
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import fakes
 from beamwright.attention import make_attention
 from beamwright.engine.selftest import batches_are_exact
 from beamwright.errors import UnsupportedModelError
+from beamwright.io import read_yaml
 from beamwright.models import adapter, survey
 from beamwright.models.adapter import AdaptedDecoder
 from beamwright.models.hf_config import read_shape
@@ -19,50 +21,10 @@ from beamwright.models.load import inspect_model, load_model, read_reference
 from beamwright.sections import ModelSettings
 from engines import exact_dtype, logprobs, prefilled
 
-TINY = {
-    **{"vocab_size": fakes.VOCAB, "hidden_size": 64, "num_hidden_layers": 2, "head_dim": 16},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96},
-    **{"max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
-}
-MOE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-GROUPED = {**ROUTED, "n_shared_experts": 1, "n_group": 2, "topk_group": 1}
-LATENT = {
-    **{"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8},
-    **{"v_head_dim": 12, "num_key_value_heads": 4, "head_dim": 8},
-}
-SCALES = {"embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 2.0}
-FAMILIES = {
-    "qwen3_moe": MOE,
-    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "phi3": {},
-    "smollm3": {},
-    "granite": {**SCALES, "attention_multiplier": 0.2},
-    "olmo2": {},
-    "glm4": {},
-    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4},
-    "deepseek_v3": {**LATENT, **GROUPED, "first_k_dense_replace": 1},
-    "afmoe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
-}
-# Windows in some layers, soft caps, sinks, layers that read another's KV.
-IN_GROUPS = {
-    "gemma2": {"sliding_window": 16, "query_pre_attn_scalar": 16},
-    "gemma3_text": {"sliding_window": 16, "num_hidden_layers": 6},
-    "gpt_oss": {"sliding_window": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
-    "gemma3n_text": {
-        **{"num_hidden_layers": 6, "num_kv_shared_layers": 2, "sliding_window": 16},
-        **{"vocab_size_per_layer_input": fakes.VOCAB, "hidden_size_per_layer_input": 8},
-        **{"laurel_rank": 8, "activation_sparsity_pattern": [0.0] * 6},
-        **{"layer_types": ["sliding_attention", "full_attention"] * 3},
-    },
-}
-FAMILIES.update(IN_GROUPS)
-OWN = {
-    "llama": {},
-    "qwen2": {},
-    "qwen3": {},
-    "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64, "num_key_value_heads": 4},
-}
+CASES = read_yaml(Path(__file__).with_suffix(".yaml"), "tests")
+TINY = {"vocab_size": fakes.VOCAB, **CASES["every"]}
+FAMILIES, OWN = CASES["adapted"], CASES["own"]
+MOE = FAMILIES["qwen3_moe"]
 
 
 @pytest.fixture(scope="module")
@@ -179,19 +141,9 @@ def test_a_token_is_multiplied_with_the_experts_that_it_takes(write):
     assert dict(((r, c), n) for r, c, n in shape.matrices)[64, 32] == 2 * 8
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "complaint"),
-    [
-        ("mamba", {}, "'mamba' is not supported: its layers take no positions, or attend to none"),
-        ("recurrent_gemma", {}, r"layer 0 brings tokens together \(\w+\) on its own"),
-        ("minimax", {}, "has no attribute 'get_linear_cache'"),
-        ("bloom", {}, "'bloom' is not supported: its layers take no positions"),
-        ("t5", {}, "an encoder and a decoder"),
-        ("falcon", {"head_dim": None}, "'falcon' is not supported: attention of its own"),
-    ],
-)
-def test_what_cannot_run_says_which_layers_stop_it(tmp_path, kind, options, complaint):
-    given = {name: value for name, value in {**TINY, **options}.items() if value is not None}
+@pytest.mark.parametrize(("kind", "complaint"), CASES["refused"].items())
+def test_what_cannot_run_says_which_layers_stop_it(tmp_path, kind, complaint):
+    given = {name: value for name, value in TINY.items() if (kind, name) != ("falcon", "head_dim")}
     AutoConfig.for_model(kind, **given).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match=complaint) as caught:
         read_shape(tmp_path, None)
@@ -225,32 +177,13 @@ def test_a_backbone_with_another_head_is_loaded_without_logits(tmp_path):
 
 
 def test_what_a_token_sees_is_read_from_the_mask():
-    causal = lambda b, h, q, k: k <= q  # noqa: E731
-    window = lambda b, h, q, k: (k <= q) & (q - k < 16)  # noqa: E731
+    """Causal ones and windows: those of the families above."""
     chunks = lambda b, h, q, k: (k <= q) & (k // 16 == q // 16)  # noqa: E731
-    assert survey.window_of(None, 100) is None
-    assert survey.window_of(causal, 100) is None
-    assert survey.window_of(window, 100) == 16
-    assert survey.window_of(window, 16) is None
     assert survey.window_of(chunks, 16) is None
     with pytest.raises(UnsupportedModelError, match="chunked"):
         survey.window_of(chunks, 100)
     with pytest.raises(UnsupportedModelError, match="neither causal"):
         survey.window_of(lambda b, h, q, k: k >= q, 100)
-
-
-def test_layers_that_share_kv_are_seen_though_the_model_cuts_its_masks():
-    kinds = ["sliding_attention", "full_attention"] * 2
-    options = {"layer_types": kinds, "num_hidden_layers": 4, "num_kv_shared_layers": 2}
-    sizes = {"sliding_window": 16, "hidden_size_per_layer_input": 8, "global_head_dim": 32}
-    config = AutoConfig.for_model("gemma4_text", **{**TINY, **options, **sizes})
-    calls = survey.survey(config).calls
-    shared, groups = survey._groups(calls, 128, None)
-    assert shared == ((2, 0), (3, 1))
-    assert [(each.layers, each.head_dim, each.window) for each in groups] == [
-        ((0,), 16, 16),
-        ((1,), 32, None),
-    ]
 
 
 @pytest.mark.nightly

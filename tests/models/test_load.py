@@ -8,6 +8,7 @@ from transformers import AutoConfig
 import fakes
 from beamwright.attention import make_attention
 from beamwright.errors import InputError, UnavailableError, UnsupportedModelError
+from beamwright.io import read_beside
 from beamwright.models import load
 from beamwright.models.hub import resolve_folder
 from beamwright.models.load import free_bytes, load_model, resolve_dtype
@@ -16,23 +17,14 @@ from beamwright.models.survey import shape_of, survey
 from beamwright.sections import ModelSettings
 
 INLINE = "llama,layers=2,hidden=16,heads=4,kv_heads=2,intermediate=24,vocab=40,context=64"
+CASES = read_beside(__file__)
 
 
-MEANT = {
-    "Qwen/Qwen2.5-1.5B-Instruct": "; did you mean hf:Qwen/Qwen2.5-1.5B-Instruct",
-    "org/name@v1": "; did you mean hf:org/name@v1",
-    "http://127.0.0.1:8000/v1": "; did you mean openai:http://127.0.0.1:8000/v1#NAME",
-    "http://127.0.0.1:8080/": "; did you mean openai:http://127.0.0.1:8080/v1#NAME",
-    "ollama:qwen2:7b": "; did you mean openai:http://127.0.0.1:11434/v1#qwen2:7b",
-    "/nowhere/gone": "$",
-}
-
-
-@pytest.mark.parametrize("spec", MEANT)
-def test_a_missing_folder_names_the_option_and_what_was_meant(spec):
-    with pytest.raises(InputError, match=f"--model {spec}: no such folder{MEANT[spec]}"):
+@pytest.mark.parametrize(("spec", "meant"), CASES["folders"].items())
+def test_a_missing_folder_names_the_option_and_what_was_meant(spec, meant):
+    with pytest.raises(InputError, match=f"--model {spec}: no such folder{meant}"):
         resolve_folder(spec, "generator")
-    if "hf:" not in MEANT[spec]:  # verifiers run here
+    if "hf:" not in meant:  # verifiers run here
         with pytest.raises(InputError, match=rf"--verifier {spec}: no such folder$"):
             resolve_folder(spec, "verifier")
 
@@ -93,14 +85,7 @@ def downloads(monkeypatch, folder):
     return asked
 
 
-@pytest.mark.parametrize(
-    ("device", "complaint"),
-    [
-        ("sofa", "'sofa' is not a device"),
-        ("cuda", "no CUDA device is available here; use --device cpu"),
-        ("mps", "--device mps: models run on cpu and cuda only"),
-    ],
-)
+@pytest.mark.parametrize(("device", "complaint"), CASES["devices"].items())
 def test_a_device_that_is_not_there_is_an_input_error(llama_folder, device, complaint):
     if device == "cuda" and torch.cuda.is_available():
         pytest.skip("this machine has one")
@@ -132,30 +117,12 @@ def test_an_inline_shape_is_what_it_says():
     assert weights.layers[0].gate_up.weight.shape == (48, 16)
 
 
-PUBLISHED = {  # billions of parameters, and KV of a token
-    "opt-6.7b": (6.66, 2 * 32 * 4096 * 2), "llama-3.1-8b": (8.03, 2 * 32 * 1024 * 2),
-    "qwen2.5-7b": (7.62, 2 * 28 * 512 * 2), "qwen3-8b": (8.19, 2 * 36 * 1024 * 2),
-    "llama-3.2-1b": (1.24, 2 * 16 * 512 * 2), "mistral-7b": (7.25, 2 * 32 * 1024 * 2),
-    "qwen2.5-0.5b": (0.494, 2 * 24 * 128 * 2), "math-shepherd-7b": (7.24, 2 * 32 * 1024 * 2),
-    "qwen3.5-9b": (8.95, 32 * 1024), "qwen3.5-27b": (26.90, 64 * 1024),
-}  # fmt: skip
-ON_THE_HUB = {
-    "Qwen/Qwen3.5-27B": "qwen3.5-27b",
-    "QWEN2.5-1.5b": "qwen2.5-1.5b",
-    "hf:Qwen/Qwen2.5-1.5B-Instruct": "qwen2.5-1.5b",
-    "meta-llama/Meta-Llama-3.1-8B-Instruct": "llama-3.1-8b",
-    "Skywork/Skywork-o1-Open-PRM-Qwen-2.5-1.5B": "skywork-prm-1.5b",
-    "peiyi9979/math-shepherd-mistral-7b-prm": "math-shepherd-7b",
-    "RLHFlow/Llama3.1-8B-PRM-Deepseek-Data": "rlhflow-prm-8b",
-}
-
-
 def test_named_shapes_have_their_published_sizes_and_names():
-    for name, (billions, kv_bytes) in PUBLISHED.items():
+    for name, (billions, kv_bytes) in CASES["published"].items():
         shape = NAMED_SHAPES[name]
         assert shape.num_parameters / 1e9 == pytest.approx(billions, abs=0.006), name
         assert shape.kv_bytes_per_token(2) == kv_bytes, name
-    for text, name in ON_THE_HUB.items():
+    for text, name in CASES["hub"].items():
         assert named_shape(text) is NAMED_SHAPES[name], text
 
 
@@ -175,22 +142,12 @@ def test_a_named_hybrid_has_no_random_weights():
         load_model("random:qwen3.5-9b", ModelSettings())
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("gpt-5", "no such shape; known: opt-2.7b"),
-        ("gpt2,layers=2", "family must be one of opt"),
-        (INLINE.replace("layers", "layerz"), "unknown key 'layerz'"),
-        (INLINE.replace("layers=2", "layers=0"), "layers must be a positive whole number"),
-        (INLINE.replace("layers=2", "layers=two"), "layers must be a positive whole number"),
-        (INLINE.replace(",vocab=40", ""), "missing vocab"),
-        (INLINE.replace("kv_heads=2", "kv_heads=3"), "kv_heads must divide heads"),
-        (INLINE.replace("hidden=16", "hidden=18"), "heads must divide hidden"),
-    ],
-)
-def test_a_bad_shape_says_what_is_wrong(text, complaint):
+@pytest.mark.parametrize(("changed", "complaint"), CASES["shapes"])
+def test_a_bad_shape_says_what_is_wrong(changed, complaint):
     with pytest.raises(InputError, match=complaint):
-        shape_from_text(text)
+        shape_from_text(INLINE.replace(*changed.split("->")))
+    with pytest.raises(InputError, match=r"no such shape; known: opt-2.7b"):
+        shape_from_text("gpt-5")
 
 
 # --- what `--dtype auto` means ----------------------------------------------------------------

@@ -2,6 +2,7 @@ import json
 import random
 import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
@@ -9,12 +10,15 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 import fakes
 from beamwright.errors import InputError
+from beamwright.io import read_yaml
 from beamwright.models.hub import BUNDLED
 from beamwright.models.template import template_writer
 from beamwright.models.thinking import FAMILIES
 from beamwright.models.tokenizer import TextCodec
 
 TEXT = "the cake: 12 eggs,\n\n  naïve 🎂 日本\tend.\n\n"
+CASES = read_yaml(Path(__file__).with_suffix(".yaml"), "tests")
+TEMPLATES = CASES["templates"]
 
 
 def byte_level_codec():
@@ -71,11 +75,6 @@ def test_a_reply_grows_by_what_it_would_say_as_a_whole():
 
 # --- rendering -------------------------------------------------------------------------------
 
-TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
-    "{% if add_generation_prompt %}[go]{% endif %}"
-)
-
 
 @pytest.fixture
 def load(tmp_path):
@@ -87,45 +86,18 @@ def load(tmp_path):
     return call
 
 
-NO_SYSTEM = (
-    "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system') }}"
-    "{% endif %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}[go]"
-)
-DROPS_SYSTEM = (
-    "{% for m in messages %}{% if m['role'] == 'user' %}[user]{{ m['content'] }}{% endif %}"
-    "{% endfor %}[go]"
-)
-
-
-ALIKE = "{% for m in messages %}{{ m['content'] }}\n\n{% endfor %}"
-
-
-@pytest.mark.parametrize(
-    ("template", "alone", "told", "takes_instructions"),
-    [
-        (None, "Add 1.\n\n", "Be brief.\n\nAdd 1.\n\n", False),
-        (TEMPLATE, "<bos>[user]Add 1.[go]", "<bos>[system]Be brief.[user]Add 1.[go]", True),
-        (NO_SYSTEM, "[user]Add 1.[go]", "[user]Be brief.\n\nAdd 1.[go]", True),
-        (DROPS_SYSTEM, "[user]Add 1.[go]", "[user]Be brief.\n\nAdd 1.[go]", True),
-        (ALIKE, "Add 1.\n\n", "Be brief.\n\nAdd 1.\n\n", False),
-    ],
-)
-def test_a_prompt_holds_problem_and_system_prompt(load, template, alone, told, takes_instructions):
-    codec = load(own_template=template)
-    assert codec.decode_raw(codec.render("Add 1.")) == alone
-    assert codec.decode_raw(codec.render("Add 1.", "Be brief.")) == told
-    assert codec.takes_instructions == takes_instructions
-    if template is TEMPLATE:
+@pytest.mark.parametrize("name", CASES["prompts"])
+def test_a_prompt_holds_problem_and_system_prompt(load, name):
+    codec, case = load(own_template=TEMPLATES.get(name)), CASES["prompts"][name]
+    assert codec.decode_raw(codec.render("Add 1.")) == case["alone"]
+    assert codec.decode_raw(codec.render("Add 1.", "Be brief.")) == case["told"]
+    assert codec.takes_instructions == case["takes_instructions"]
+    if name == "plain":
         assert codec.render("a")[0] == 1, "special tokens are ids, not text"
 
 
-THINKS = (
-    "{{ messages[0].content }}{% if think is defined and not think %}<think></think>{% endif %}"
-)
-
-
 def test_arguments_reach_the_template(load):
-    codec = load(THINKS)
+    codec = load(TEMPLATES["thinks"])
     asked = ({"role": "user", "content": "a"},)
     assert codec.conversation(asked) == "a"
     assert codec.conversation(asked, template_args={"think": False}) == "a<think></think>"
@@ -137,8 +109,7 @@ def test_arguments_reach_the_template(load):
 
 
 def test_a_template_for_tools_reads_arguments_too(load):
-    named = {"default": THINKS, "tool_use": "{{ tools[0].name }}{{ messages[0].content + style }}"}
-    codec = load(own_template=named)
+    codec = load(own_template={"default": TEMPLATES["thinks"], "tool_use": TEMPLATES["tools"]})
     asked = ({"role": "user", "content": "a"},)
     assert codec.conversation(asked, tools=[{"name": "f"}], template_args={"style": "!"}) == "fa!"
     assert codec.unread({"think": 1, "style": 2, "other": 3}) == ["other"]
@@ -154,7 +125,7 @@ def test_the_bundled_template_is_rendered_with_arguments():
 def test_the_template_can_be_overridden_by_text_or_file(load, tmp_path):
     (tmp_path / "own.jinja").write_text(override := "Q: {{ messages[0]['content'] }}")
     for given in (override, str(tmp_path / "own.jinja")):
-        assert (codec := load(given, TEMPLATE)).decode_raw(codec.render("a")) == "Q: a"
+        assert (codec := load(given, TEMPLATES["plain"])).decode_raw(codec.render("a")) == "Q: a"
     with pytest.raises(InputError, match=r"--chat-template 'missing\.jinja'"):
         load("missing.jinja")
 
@@ -180,9 +151,8 @@ def test_ids_are_those_of_tokenizer_json_whatever_class_is_named(tmp_path, kind)
         "eos_token": {"content": "<eos>"},
         "chat_template": "{{ 1 }}",
     }
-    further = {"104": {"content": "[B]"}, "105": {"content": "[A]", "special": True}}
     first = tokenizer.get_vocab_size()
-    further = {str(first + i): each for i, each in enumerate(further.values())}
+    further = {first: {"content": "[B]"}, first + 1: {"content": "[A]", "special": True}}
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({**written, "added_tokens_decoder": further, "surprise": 1})
     )
@@ -195,42 +165,21 @@ def test_ids_are_those_of_tokenizer_json_whatever_class_is_named(tmp_path, kind)
     assert "tokenizer_config.json has 'surprise'" in remark
 
 
-LOWER = {"type": "Lowercase"}
-NO_BLANKS = {"type": "Replace", "pattern": {"String": " "}, "content": ""}
-PANICS = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
-THIRTYFOLD = [
-    {"type": "Replace", "pattern": {kind: "q"}, "content": "a" * 30} for kind in ("String", "Regex")
-]
-NO_EOS = {"type": "Replace", "pattern": {"String": "eos"}, "content": "x"}
-SPOILT = {  # keys of tokenizer.json, of tokenizer_config.json
-    "cannot be read (tokenizer.json: damaged, or": {"normalizer": PANICS},
-    "normalizer makes 900 characters of one": {
-        "normalizer": {"type": "Sequence", "normalizers": THIRTYFOLD}},
-    "'Jackhas70eggs": {"normalizer": NO_BLANKS},
-    "'<eos>' is token 2": {"decoder": NO_EOS},
-    "leaves a gap": {"added_tokens_decoder": {"999": {"content": "[A]"}}},
-    "holds none": {"added_tokens_decoder": {"x": 3}},
-    "neither a text nor several": {"chat_template": 3},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("why", SPOILT)
+@pytest.mark.parametrize("why", CASES["spoilt"])
 def test_a_tokenizer_that_does_not_give_texts_back_is_refused(load, tmp_path, why):
     load()
-    own = SPOILT[why].keys() & {"normalizer", "decoder"}
-    fakes.change_json(
-        tmp_path / ("tokenizer.json" if own else "tokenizer_config.json"), **SPOILT[why]
-    )
+    for file, keys in CASES["spoilt"][why].items():
+        fakes.change_json(tmp_path / f"{file}.json", **keys)
     with pytest.raises(InputError, match=re.escape(why)) as caught:
         TextCodec.load(tmp_path)
     assert "\n" not in str(caught.value)
 
 
 def test_a_tokenizer_that_changes_texts_is_remarked_on(load, tmp_path):
-    load(own_template=TEMPLATE)
-    fakes.change_json(tmp_path / "tokenizer.json", normalizer=THIRTYFOLD[0])
+    load(own_template=TEMPLATES["plain"])
+    fakes.change_json(tmp_path / "tokenizer.json", normalizer=CASES["remarked"]["nothing"])
     TextCodec.load(tmp_path)
-    fakes.change_json(tmp_path / "tokenizer.json", normalizer=LOWER)
+    fakes.change_json(tmp_path / "tokenizer.json", normalizer=CASES["remarked"]["lower"])
     (remark,) = TextCodec.load(tmp_path).remarks
     assert "its tokenizer gives 'jack has 70 eggs" in remark
 
@@ -238,7 +187,7 @@ def test_a_tokenizer_that_changes_texts_is_remarked_on(load, tmp_path):
 @pytest.mark.parametrize("fixed", [False, True])
 def test_mistrals_rule_is_taken_where_the_folder_says_so(tmp_path, monkeypatch, fixed):
     monkeypatch.setattr("beamwright.models.token_files._LARGE", 10)
-    fakes.write_tokenizer(tmp_path, chat_template=TEMPLATE)
+    fakes.write_tokenizer(tmp_path, chat_template=TEMPLATES["plain"])
     (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
     fakes.change_json(tmp_path / "tokenizer_config.json", fix_mistral_regex=fixed)
     codec = TextCodec.load(tmp_path)
@@ -266,18 +215,6 @@ def test_a_family_is_known_by_its_tokens(name):
     assert codec_with().thoughts is None
 
 
-def test_a_start_that_the_template_wrote_is_seen_and_one_in_a_question_is_not():
-    codec = codec_with("<think>", "</think>")
-    for text, opened in {
-        "<think>": True,
-        "Ada has 3 apples.<think>\n": True,
-        "<think>\n\n</think>\n\n": False,
-        "What is <think> for?": False,
-        "": False,
-    }.items():
-        assert codec.thoughts.opened(codec.encode(text)) is opened, text
-
-
 def test_a_start_of_several_tokens_is_open_until_the_last_of_them():
     codec = codec_with("<|channel|>", "<|message|>", "<|end|>", "<|start|>", special=True)
     marks = codec.thoughts
@@ -288,16 +225,13 @@ def test_a_start_of_several_tokens_is_open_until_the_last_of_them():
 
 
 def test_marks_are_no_text_of_a_reply():
-    codec = codec_with("<think>", "</think>")
-    reply = codec.encode("<think>\nAda has 3.\n</think>\n\nSo it is 3.")
-    assert codec.reply_text(reply) == "\nAda has 3.\n\n\nSo it is 3."
     harmony = codec_with("<|channel|>", "<|message|>", "<|end|>", "<|start|>", special=True)
     reply = harmony.encode(
         "<|channel|>analysis<|message|>Ada has 3.<|end|>"
         "<|start|>assistant<|channel|>final<|message|>So it is 3."
     )
     assert harmony.reply_text(reply) == "Ada has 3.So it is 3."
-    assert codec_with().reply_text(reply[:0]) == ""
+    assert codec_with().reply_text([]) == ""
 
 
 def test_an_end_that_is_spelt_out_is_none():

@@ -12,6 +12,7 @@ from transformers.integrations.gguf.dequant import dequantize
 import fakes
 import gguf_files
 from beamwright.errors import InputError, UnsupportedModelError
+from beamwright.io import read_yaml
 from beamwright.library import library
 from beamwright.models.formats import open_checkpoint
 from beamwright.models.formats.described import gguf_remarks
@@ -26,6 +27,7 @@ from beamwright.models.load import inspect_model, load_model
 from beamwright.plan.costs import weight_bytes
 from beamwright.sections import ModelSettings
 from engines import logprobs, projections
+from models.test_linear import tensors_in
 
 WIDE = {**fakes.SMALL, "hidden_size": 256, "intermediate_size": 512, "num_key_value_heads": 2}
 OURS = [BLOCKS[kind][0] for kind in PARTS if BLOCKS[kind][0] not in ("Q5_0", "Q5_1")]
@@ -122,11 +124,14 @@ FILES = {  # architecture, types of blocks, and how far log-probabilities may be
 @pytest.mark.usefixtures("unpacked")
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_is_the_model_that_it_was_made_of(write, name):
-    """Blocks are kept, or turned back, without a loss."""
+    """Blocks are kept, or turned back, without a loss; bytes are counted beforehand."""
     kind, types, least, most = FILES[name]
     path, _, model = write(kind, types)
     assert least <= differs(path, model) < most
-    layer = load(path).decoder.weights.layers[0]
+    weights = load(path).decoder.weights
+    stored = sum(tensor.nbytes for tensor in tensors_in(weights).values())
+    assert inspect_model(ModelSettings(model=str(path)))["weight_bytes"] == stored
+    layer = weights.layers[0]
     assert isinstance(layer.out, GroupedLinear) == (gguf_files.KINDS.get(types.get("*")) in KEPT)
     if types is SEVERAL:
         assert isinstance(layer.qkv, JoinedLinear)
@@ -164,23 +169,6 @@ def test_four_bits_are_multiplied_by_a_kernel_that_rounds_to_bfloat16(write, nam
     assert differs(path, model.double(), dtype="float64") < 5e-3
 
 
-@pytest.mark.usefixtures("unpacked")
-@pytest.mark.parametrize(
-    "types", [{"*": "Q4_K", "attn_v": "Q6_K"}, {"*": "Q8_0", "ffn_up": "Q2_K"}]
-)
-def test_bytes_are_counted_before_anything_is_loaded(write, types):
-    path, _, _ = write("llama", types)
-    model = load(path)
-    parts = [part for each in projections(model.decoder) for part in getattr(each, "parts", [each])]
-    weights = model.decoder.weights
-    norms = (2 * len(weights.layers) + 1) * weights.final_norm.weight.nbytes
-    ends = weights.embedding.nbytes + weights.lm_head.weight.nbytes
-    stored = sum(part.weight.nbytes for part in parts) + norms + ends
-    assert weight_bytes(read_shape(path, None), 4, model.storage) == stored
-    found = inspect_model(ModelSettings(model=str(path)))
-    assert (found["weight_bytes"], found["weights"]) == (stored, "stored")
-
-
 @needs_library
 @pytest.mark.parametrize("tied", [True, False])
 def test_bytes_of_blocks_are_counted_and_the_embedding_stays_in_its_file(write, tied):
@@ -196,6 +184,8 @@ def test_bytes_of_blocks_are_counted_and_the_embedding_stays_in_its_file(write, 
     norms = (2 * len(weights.layers) + 1) * weights.final_norm.weight.nbytes
     stored = sum(each.nbytes for each in tiles) + norms
     assert weight_bytes(read_shape(path, None), 4, model.storage) == stored
+    found = inspect_model(ModelSettings(model=str(path)))
+    assert (found["weight_bytes"], found["weights"]) == (stored, "blocks")
     assert isinstance(weights.embedding, StoredRows)
 
 
@@ -327,35 +317,15 @@ def test_yarn_scales_by_its_factors(write):
     assert read_shape(path, None).rope_scale == pytest.approx(1.5 * (1 + 0.1 * math.log(4)))
 
 
-ODD_HEADERS = {
-    "attention.scale": (0.5, "'qwen2.attention.scale': this version does not know it"),
-    "expert_count": (4, "mixture of experts"),
-    "vision.block_count": (3, "an image model in one file"),
-    "pooling_type": (1, "embeddings or a reranker"),
-    "rope.dimension_count": (32, "heads of 64 with values, rotary positions of"),
-    "rope.scaling.attn_factor": (1.5, "scaling 'linear' with attn_factor 1.5"),
-    "rope.scaling.type": ("longrope", "scaling 'longrope'"),
-    "block_count": (9, "says 9 layers"),
-    "embedding_length": ([256, 128], "not one count for all layers"),
-    "attention.causal": (False, "attention to later tokens"),
-    "general.type": ("adapter", "holds no model: its general.type is 'adapter'"),
-    "general.architecture": ("mamba", "architecture 'mamba' is not read; known: llama"),
-    "split.count": (3, "one of 3 files"),
-    "weights": ({}, "holds a vocabulary alone"),
-    "MXFP4": ({"a": (39, (4,), b"1234")}, "'a' is of type MXFP4, .*: take a Q4_K_M or Q8_0 file"),
-    "type 99": ({"a": (99, (4,), b"1234")}, "'a' is of type number 99"),
-}
-
-
 def test_a_header_that_says_more_than_is_read_is_refused_by_name(write):
     path, folder, model = write("qwen2", {})
-    metadata = gguf_files.metadata_of(folder, "qwen2")
+    metadata = gguf_files.metadata_of(folder, "qwen2") | {"qwen2.expert_count": 0}
     tensors, _ = gguf_files.tensors_of(model, "qwen2", {})
-    for key, (value, line) in ODD_HEADERS.items():
-        name = key if key.startswith(("general", "split")) else f"qwen2.{key}"
-        held = value if isinstance(value, dict) else tensors
-        said = {} if isinstance(value, dict) else {name: value}
-        gguf_files.write_gguf(path, metadata | {"qwen2.expert_count": 0} | said, held)
+    for line, said in read_yaml(Path(__file__).with_name("odd_headers.yaml"), "tests").items():
+        held = said.pop("tensors", tensors)
+        if held is not tensors:  # by type alone
+            held = {name: (kind, (4,), b"1234") for name, kind in held.items()}
+        gguf_files.write_gguf(path, metadata | said, held)
         with pytest.raises(UnsupportedModelError, match=f"^model {path}: .*{line}"):
             read_shape(path, None)
 
