@@ -20,8 +20,8 @@ import fakes
 import quicker
 from beamwright.engine.batch import RunningBatch
 from beamwright.engine.decisions import note_answers
-from beamwright.engine.queue import MovingSplit
 from beamwright.engine.selftest import batches_are_exact
+from beamwright.engine.split import MovingSplit
 from beamwright.search.answers import Mathematics
 from beamwright.tree import StopReason
 from beamwright_lab.baselines import LayerwiseSchedule

@@ -23,7 +23,7 @@ MOST_CANDIDATES = 2**16
 # Names of generators begin so that a server, or an engine of its own, runs (`remote`).
 ELSEWHERE = "openai:"
 
-# How several problems in flight share the device, see `engine.queue` and `engine.engine`.
+# How several problems in flight share the device, see `engine.admission` and `engine.engine`.
 Explore = Literal["lockstep", "continuous", "decoupled"]
 
 # Whether children of finished steps are decoded before selection has chosen among those.

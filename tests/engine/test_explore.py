@@ -7,7 +7,7 @@ import pytest
 
 from beamwright import Solver
 from beamwright.counters import Counters
-from beamwright.engine.queue import USUAL_ROWS, Admission
+from beamwright.engine.admission import USUAL_ROWS, TreeAdmission
 from beamwright.engine.scoring import ScoringQueue
 from beamwright.evaluate.problems import load_problems
 from beamwright.search import make_strategy
@@ -51,7 +51,7 @@ def admission(explore="continuous", in_flight=None, room=2**20, host=None, **set
         tier = SimpleNamespace(ledger=ledger, recompute=False)
     store = SimpleNamespace(device=budget, counts=Counters(), host=tier)
     asked = ScheduleSettings(explore=explore, **settings)
-    made = Admission(asked, in_flight, [store] * asked.verifiers)
+    made = TreeAdmission(asked, in_flight, [store] * asked.verifiers)
     made.ticks = 0.0
     made.clock = lambda: made.ticks
     return made

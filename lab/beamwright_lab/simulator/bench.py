@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from random import Random
 
 from beamwright.counters import Progress
+from beamwright.engine.admission import TreeAdmission
 from beamwright.engine.batch import RunningBatch
 from beamwright.engine.capacity import Capacity, WorkingMemory
 from beamwright.engine.engine import Engine
 from beamwright.engine.executor import STEPS_TOGETHER, Executor, Lane
-from beamwright.engine.queue import Admission, MovingSplit
 from beamwright.engine.row import Decoding, Decodings
 from beamwright.engine.scoring import Scoring
 from beamwright.engine.speculation import Payoff
+from beamwright.engine.split import MovingSplit
 from beamwright.engine.timeline import Accounting, Timeline
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import CapacityError
@@ -149,7 +150,7 @@ class Bench:
     # --- trees -------------------------------------------------------------------------------
 
     def run(self, in_flight: int | None) -> list[TreeRun]:
-        """Grow the trees to their end, taken in by `engine.queue` in their order.
+        """Grow the trees to their end, taken in by `engine.admission` in their order.
 
         in_flight: at most so many at a time; None for as many as there is work for. One that does
         not fit beside others is tried once more behind all, alone.
@@ -170,7 +171,7 @@ class Bench:
         """The same once; `TreeRun.error` says what has not fitted."""
         engine, scripts = self._engine, list(self.scripts)
         stores = [each for each in (self.residency, *self.scorers) if each is not None]
-        admission = Admission(self.case.schedule, in_flight, stores, clock=self.clock)
+        admission = TreeAdmission(self.case.schedule, in_flight, stores, clock=self.clock)
         runs: dict[int, TreeRun] = {}
         waiting = deque(numbers)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from beamwright.engine.queue import MovingSplit, path_tokens, step_tokens_of
+from beamwright.engine.split import MovingSplit, path_tokens, step_tokens_of
 from beamwright.errors import InputError, format_bytes
 from beamwright.kv.cache import CacheManager
 from beamwright.plan.costs import ModelCosts, Roofline

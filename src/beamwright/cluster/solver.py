@@ -26,8 +26,8 @@ from beamwright.cluster.serving import Cluster, RayServing, last_line
 from beamwright.config import Settings
 from beamwright.counters import Usage
 from beamwright.declare import load_all
+from beamwright.engine.admission import USUAL_ROWS
 from beamwright.engine.prompts import Prompts, with_system_prompt
-from beamwright.engine.queue import USUAL_ROWS
 from beamwright.errors import BeamwrightError, Cancelled, InputError, UnavailableError
 from beamwright.models.hf_config import find_shape
 from beamwright.models.hub import resolve_folder

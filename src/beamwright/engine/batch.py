@@ -1,10 +1,10 @@
 """RunningBatch: which rows are decoded now, which wait, and what of their KV is on the device.
 
 Rows are *admitted* when a slot is free and what they read fits; they *run* for at most 16 tokens;
-they are *settled*: stored, and retired where their step is complete. Where no block is left they
-are *preempted*, and come back: a plan may count on that (`protocols.Parking`). With `--batching
+they are stored, and *retired* where their step is complete. Where no block is left they are
+*preempted*, and come back: a plan may count on that (`protocols.Parking`). With `--batching
 grouped`, the groups of a plan are barriers: the next one is admitted when the batch is empty (LBS
-section 4). What a row writes depends on its own path alone, never on who is decoded beside it.
+section 4). What a row writes depends on its own path alone, never on which others are decoded.
 
 Knows the cache manager and nothing of tensors: engine and simulator run this very code, so equal
 searches move equal bytes.
@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from beamwright.counters import Counters, Progress
-from beamwright.engine.capacity import ITERATION_TOKENS, Capacity, Coming, WorkingMemory
+from beamwright.engine.admission import AdmissionQueue, SpeculativeQueue
+from beamwright.engine.capacity import ITERATION_TOKENS, Capacity, WorkingMemory
 from beamwright.engine.chains import Prefill, Unfinished, complete_paths, is_broken
-from beamwright.engine.queue import Queue, SpeculativeQueue
 from beamwright.engine.row import OWNER, Decoding, GeneratorState, Row, Rows, awaited, path_read
 from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError
 from beamwright.kv.cache import CacheManager
@@ -60,10 +60,9 @@ class RunningBatch(StepWriter):
         self.speculation = str(settings.speculation)
         self._progress, self._prefill = progress or Progress(), prefill
         self._events = list[Event]()
-        self._coming = Coming(cache, capacity, memory.costs)
         self.running: list[Row] = []
         self.counts, self.last_rows = Counters(), (0, 0)
-        self._queue = Queue(settings.batching, capacity.exact)
+        self._queue = AdmissionQueue(settings, cache, capacity, memory.costs)
         self._ahead, self._most_open = SpeculativeQueue(), 0  # open steps that ran together
         self._eager, self._full, self._tried = False, False, 0
         self._group: int | None = None
@@ -107,7 +106,6 @@ class RunningBatch(StepWriter):
     def submit(self, plan: Plan) -> None:
         """Replace what waits; running rows go on."""
         self._queue.replace(plan, self.running_nodes)
-        self._capacity.parks = plan.parking is not None
         self._eager = plan.write_back and plan.eager
         self.counts.parking_plans += plan.parking is not None
         self._full, self._most_open = False, 0
@@ -136,7 +134,7 @@ class RunningBatch(StepWriter):
                 continue
             if state.row is not None:
                 state.row.let_go()
-                self._coming.forget(state.row)
+                self._queue.forget(state.row)
                 if state.row in self.running:
                     self.running.remove(state.row)
             self._cache.free(state.segment)
@@ -164,10 +162,10 @@ class RunningBatch(StepWriter):
         """
         self._events = []  # what has happened stays known if memory runs out behind it
         try:
-            self._admit()
+            self._admit_rows()
             if self.running:
-                self._run(self._reserve())
-                self._settle()
+                self._run(self._reserve_blocks())
+                self._retire_rows()
         except CapacityError as error:  # of layers that are streamed: fewer rows have less of them
             self._begin_again(error)
         except (MemoryError, RuntimeError) as error:
@@ -179,13 +177,13 @@ class RunningBatch(StepWriter):
             self._rows.close()
         return self._events
 
-    def _admit(self) -> None:
+    def _admit_rows(self) -> None:
         """Take in what fits of those that wait, then of those ahead of them."""
-        self._queue.level(len(self.running))
+        self._queue.level_rows(len(self.running))
         while joining := self._next_rows():
             try:
                 self._make_way(joining)
-                if self._coming.begin(joining, len(self.running)):
+                if self._queue.prefetch_rows(joining, len(self.running)):
                     break  # they join a few passes later
                 self._join(joining)
             except (CapacityError, DeviceMemoryError) as error:
@@ -197,10 +195,9 @@ class RunningBatch(StepWriter):
                 break
             self._queue.leave(len(joining))
             if any(row.done for row in joining):
-                self._settle()
+                self._retire_rows()
         self._most_together = None
-        coming = self._queue.batches(max(1, len(self.running))) if self._cache.evicts else []
-        self._capacity.look_ahead(coming, self.running, prefetch=self.settings.prefetch)
+        self._queue.prefetch_group(self.running)
         if not self._queue:
             self._fill()
 
@@ -216,7 +213,7 @@ class RunningBatch(StepWriter):
         num_ahead = sum([row.node.speculative for row in self.running])
         self.last_rows = self._tried - num_ahead, num_ahead
         self._most_open = max(self._most_open, self.last_rows[0])
-        goes_on = not (self._queue or self._coming.rows or self._fills)
+        goes_on = not (self._queue or self._queue.prefetching or self._fills)
         ran = self._rows.run(self.running, max_tokens, self._enough(), goes_on=goes_on)
         self.counts.iterations += 1
         self.counts.steps += ran.passes
@@ -234,7 +231,7 @@ class RunningBatch(StepWriter):
         self._progress.wrote(num_drawn)
         return num_drawn
 
-    def _settle(self) -> None:
+    def _retire_rows(self) -> None:
         """Store what is new, and retire rows whose step is complete."""
         size, cache = self._cache.device.block_tokens, self._cache
         done = [row for row in self.running if row.done]
@@ -303,24 +300,24 @@ class RunningBatch(StepWriter):
             self.counts.groups += 1
             if not self.settings.reuse and self._queue.many_groups:
                 self._cache.evict_all()
-        front = self._queue.front(free)
-        rows = self._coming.first([self._capacity.open_row(node, group) for node in front])
-        fitting = self._capacity.first_that_fit(rows)
+        rows = self._queue.first_rows(free)
+        fitting = self._queue.first_that_fit(rows)
         while len(fitting) < len(rows) and self._drop_last():
-            fitting = self._capacity.first_that_fit(rows)
+            fitting = self._queue.first_that_fit(rows)
         return list(fitting or ([] if self.running else rows[:1]))
 
     @property
     def _limits(self) -> list[int]:
         """The most rows at a time, as far as anything says so."""
-        limits = self.settings.max_batch, self._most_rows, self._queue.parking.most_rows
+        parking = self._queue.parking
+        limits = self.settings.max_batch, self._most_rows, parking.most_rows if parking else None
         return [n for n in limits if n is not None]
 
     def _join(self, rows: list[Row]) -> None:
         cache = self._cache
         nodes = [row.node for row in rows]
-        held = Lease({}) if cache.stays else cache.acquire(self._capacity.read_by(nodes))
-        self._coming.drop()
+        held = Lease({}) if cache.stays else cache.acquire(self._queue.read_by(nodes))
+        self._queue.cancel_prefetch()
         try:
             grown = complete_paths(rows, cache, self._prefill, held, self._progress)
             cache.needed(map(path_read, nodes))
@@ -328,7 +325,7 @@ class RunningBatch(StepWriter):
                 cache.write_back(grown)
                 cache.write_back(cache.dirty())
             with suppress(CapacityError):  # block by block then; the last ones may be preempted
-                cache.reserve(self._capacity.written_by(rows))
+                cache.reserve(self._queue.written_by(rows))
             for row in () if cache.stays else rows:
                 row.hold()
             self._tried = len(self.running) + len(rows)
@@ -353,7 +350,7 @@ class RunningBatch(StepWriter):
         """Give slots that nobody waits for to children of complete steps, where room is free."""
         limits = [*self._limits, self.settings.max_batch or self._most_open]
         free = max(0, min(limits) - len(self.running)) if self._fills else 0
-        rows = self._ahead.begin(self._capacity, self.running, free)
+        rows = self._ahead.begin(self._capacity, self._queue, self.running, free)
         self.counts.speculative_rows += len(rows)
         try:
             if rows:
@@ -369,7 +366,7 @@ class RunningBatch(StepWriter):
         while ahead and most is not None and len(self.running) + len(rows) > most:
             self.running.remove(ahead[-1])
             self._preempt(ahead.pop())
-        while self._ahead.last() and not self._capacity.is_free(rows):
+        while self._ahead.last() and not self._queue.is_free(rows):
             self._drop_last()
 
     def _drop_last(self) -> bool:
@@ -380,12 +377,12 @@ class RunningBatch(StepWriter):
 
     # --- who leaves --------------------------------------------------------------------------
 
-    def _reserve(self) -> int:
+    def _reserve_blocks(self) -> int:
         """Blocks for the tokens to come: for fewer where they run short, so that rows have time to
         end, then at the cost of the rows that came last. Returns for how many tokens."""
         most = min(ITERATION_TOKENS, self._rows.max_tokens(self.running))
-        if self._coming.rows:
-            most = min(most, self._coming.passes)
+        if self._queue.prefetching:
+            most = min(most, self._queue.passes)
         most = count = min(most, max(row.forwards_left for row in awaited(self.running)))
         while self.running:
             wanted = {row.segment: row.forwarded + row.forwards_of(count) for row in self.running}
@@ -400,16 +397,19 @@ class RunningBatch(StepWriter):
                     count //= 2  # 16 at first, or what is left of steps
                     continue
                 count = most
-                if self._drop_last() or self._coming.drop():
-                    continue
-                last = self.running.pop()
-                if self.running and self._cache.evicts:
-                    self._preempt(last)
-                else:
-                    self._fail(last.node, error)
+                if not (self._drop_last() or self._queue.cancel_prefetch()):
+                    self._preempt_newest(error)
         if self._memory.pays(len(self.running), self._rows.num_rows):
             self._rows.admit(self.running, ())
         return count
+
+    def _preempt_newest(self, error: CapacityError) -> None:
+        """Take out the row that came last; one that cannot come back, or is alone, fails."""
+        row = self.running.pop()
+        if self.running and self._cache.evicts:
+            self._preempt(row)
+        else:
+            self._fail(row.node, error)
 
     def _preempt(self, row: Row) -> None:
         """Take a row out in the middle of its step; it goes on where it was."""
@@ -420,7 +420,7 @@ class RunningBatch(StepWriter):
         if row.node.speculative:
             self._ahead.put_back(row.node)
         else:
-            self._queue.put_back(row.node, row.group)
+            self._queue.put_back(row)
             self.counts.preempted, self._full = self.counts.preempted + 1, True
 
     def _begin_again(self, error: BeamwrightError) -> None:
@@ -434,7 +434,7 @@ class RunningBatch(StepWriter):
             row.restart()
             row.let_go()
             self._cache.clear(row.segment)
-            self._queue.put_back(row.node, row.group)
+            self._queue.put_back(row)
         if self._tried > 1:
             self._most_rows = self._tried // 2
         elif self._queue:

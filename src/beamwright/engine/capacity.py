@@ -1,4 +1,4 @@
-"""Room for rows: how long steps will be, what fits beside what, and the KV demand of a round.
+"""What rows need: how long steps will be, the KV demand of a round, and working memory.
 
 Makes a node's row. Knows rows, segments and lengths; no queue, no tensors. LBS section
 4.2 asks for the free memory before every step and sets #Beam by it: KV has its own ledger
@@ -8,22 +8,13 @@ Makes a node's row. Knows rows, segments and lengths; no queue, no tensors. LBS 
 
 from __future__ import annotations
 
-from bisect import bisect, bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 from beamwright.engine.endings import begins_thought, row_limit
-from beamwright.engine.row import (
-    Decodings,
-    Row,
-    RowLimit,
-    begin_state,
-    is_complete,
-    path_read,
-    state_of,
-)
+from beamwright.engine.row import Decodings, Row, RowLimit, begin_state, is_complete, state_of
 from beamwright.kv.cache import CacheManager
-from beamwright.kv.segments import Segment, copies_needed
 from beamwright.models.decoder import padded_rows
 from beamwright.plan.machines import PassCosts
 from beamwright.protocols import KVDemand
@@ -97,13 +88,10 @@ class Capacity:
     Where steps have a fixed length that is exact, else it goes by those seen so far. A schedule
     reserves this much; results do not depend on it.
     decodings: of the trees. context: most tokens of a path.
-    parks: rows are given blocks for one block's tokens at a time, and park where none is left; else
-    for what they are expected to write.
     """
 
     def __init__(self, cache: CacheManager, decodings: Decodings, context: int) -> None:
         self._cache, self.decodings, self._context = cache, decodings, context
-        self.parks = False
         self._num_steps = self._num_tokens = 0
         self._previous_need_bytes: int | None = None
 
@@ -162,61 +150,6 @@ class Capacity:
         row.stats = {name: list(values[:count]) for name, values in source.stats.items()}
 
     # --- room --------------------------------------------------------------------------------
-
-    def read_by(self, nodes: Iterable[Node]) -> dict[Segment, int]:
-        """Device copies that the steps of these nodes read."""
-        return copies_needed(map(path_read, nodes), per_beam=self._cache.copies_per_beam)
-
-    def written_by(self, rows: Iterable[Row]) -> dict[Segment, int]:
-        """Tokens that blocks are kept for when these rows are admitted.
-
-        Rows whose lengths differ do not all end at once: on average they are half-way.
-        """
-        wanted = dict[Segment, int]()
-        for row in rows:
-            left = self.expected(row.node, row.limit) - row.forwarded
-            new = max(1, left if self.exact(row.node) else -(-left // 2))
-            new = min(new, self._cache.device.block_tokens) if self.parks else new
-            wanted[row.segment] = row.forwarded + new
-        return wanted
-
-    def first_that_fit(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """As many of these, from the first on, as there is room for: for what they read, and for
-        what their steps will write."""
-        cache = self._cache
-
-        def too_many(count: int) -> bool:
-            first = rows[:count]
-            needs = {} if cache.stays else self.read_by([row.node for row in first])
-            grown = self.written_by(first)
-            for parent in dict.fromkeys(row.node.parent for row in first):
-                grown |= self._incomplete(parent)
-            return not cache.fits(cache.beside_others(needs), grown)
-
-        if not rows or not too_many(len(rows)):
-            return rows
-        return rows[: bisect_left(range(1, len(rows)), True, key=too_many)]
-
-    def is_free(self, rows: Sequence[Row]) -> bool:
-        """Is it there at once, so that nothing has to come or to leave for these rows?"""
-        needs = self.read_by([row.node for row in rows])
-        resident = all(segment.resident for segment in needs)
-        return resident and self._cache.is_free(needs, self.written_by(rows))
-
-    def look_ahead(
-        self, coming: Sequence[Sequence[Node]], growing: Iterable[Row], *, prefetch: bool
-    ) -> None:
-        """Say what waits, group by group, and start to fetch what comes next."""
-        if not self._cache.evicts:
-            return
-        needs = [*map(self.read_by, coming)]
-        self._cache.expect(needs)
-        if not coming:
-            return
-        if prefetch:
-            self._cache.prefetch(needs[0])
-        growth = map(self.expected, coming[0])
-        self._cache.write_ahead(needs[0], growth, {row.segment for row in growing})
 
     def forget_unseen(self, tree: SearchTree) -> None:
         """Free what no row to come of this tree reaches, in layers that see a window; and states
@@ -301,77 +234,9 @@ class Capacity:
                 num_blocks += group.blocks_for(num_tokens)
         return num_blocks * ledger.bytes_per_block
 
-    def _incomplete(self, parent: Node | None) -> dict[Segment, int]:
-        """The segment of a prompt or a turn that lacks KV, and how many tokens it will have."""
-        if parent is None or is_complete(parent):
-            return {}
-        state = state_of(parent)
-        segment = state.segment if state is not None else self._cache.blank()
-        num_tokens = len(parent.token_ids)
-        return {segment: num_tokens} if segment.length < num_tokens else {}
-
 
 def _begins(leaf: Node) -> int:
     """The first position that is still to be computed on a path: a prompt, the end of a reply and a
     turn are, when the first row behind them is admitted."""
     owing = list(takewhile(lambda node: not is_complete(node), reversed(leaf.path())))
     return owing[-1].start if owing else leaf.end
-
-
-class Coming:
-    """Rows whose KV comes from the host while others run: they wait in front, and hold on the
-    device what they read, there or on its way.
-
-    A row that joins waits for what it lacks, and so does everybody else. Where that takes longer
-    than those that run lose by a few passes without it, they get these passes first. So many are
-    known beforehand, from bytes and the cost model: never when a copy has ended, so equal runs stay
-    equal.
-    passes: that the others run before these join.
-    """
-
-    def __init__(self, cache: CacheManager, capacity: Capacity, costs: PassCosts | None) -> None:
-        self._cache, self._capacity, self._costs = cache, capacity, costs
-        self.rows, self.passes = list[Row](), 0
-
-    def begin(self, rows: Sequence[Row], num_running: int) -> bool:
-        """Load what these rows lack, if they park and others are to run meanwhile; True if so.
-
-        Raises:
-            CapacityError: if it does not fit; LinkError: if the link has failed.
-        """
-        if self.rows or not num_running or not self._capacity.parks or self._costs is None:
-            return False
-        device, costs = self._cache.device, self._costs
-        needs = self._capacity.read_by([row.node for row in rows])
-        kv_bytes = device.num_blocks * device.bytes_per_block  # rows park: about all is read
-        pass_s = max(costs.seconds(num_running), costs.weights_s + kv_bytes * costs.byte_s)
-        load = self._cache.lacking_bytes(needs) / costs.link_bandwidth / pass_s
-        missing = len(rows) / (len(rows) + num_running)
-        choices = 0, int(load), int(load) + 1
-        self.passes = min(choices, key=lambda n: n * missing + max(0.0, load - n))
-        if not self.passes:
-            return False
-        self._cache.load_ahead(needs)
-        for row in rows:
-            row.hold()
-        self.rows = list(rows)
-        return True
-
-    def first(self, rows: list[Row]) -> list[Row]:
-        """Of those in front, the ones that have come; all, and none comes any more, if others wait
-        before them."""
-        ready = list(takewhile(self.rows.__contains__, rows))
-        if not ready:
-            self.drop()
-        return ready or rows
-
-    def drop(self) -> bool:
-        """They hold nothing any more; False if none came."""
-        rows, self.rows = self.rows, []
-        for row in rows:
-            row.let_go()
-        return bool(rows)
-
-    def forget(self, row: Row) -> None:
-        """It has let go by itself."""
-        self.rows = [each for each in self.rows if each is not row]

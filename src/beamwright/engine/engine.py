@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from beamwright.engine.admission import cut_by_priority
 from beamwright.engine.decisions import planned
 from beamwright.engine.executor import Executor
-from beamwright.engine.queue import cut_by_priority
 from beamwright.engine.scoring import check_path_score
 from beamwright.engine.speculation import Payoff
 from beamwright.engine.timeline import Accounting

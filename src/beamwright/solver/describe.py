@@ -14,7 +14,7 @@ from typing import Any
 from beamwright.config import Settings
 from beamwright.counters import PHASES, Counters, share_of
 from beamwright.engine.decisions import cut_short, note_answers, policy_name
-from beamwright.engine.queue import MovingSplit
+from beamwright.engine.split import MovingSplit
 from beamwright.engine.timeline import Accounting
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import PolicyError

@@ -20,10 +20,10 @@ from beamwright.counters import Counters, Level, Progress, Usage
 from beamwright.engine.batch import RunningBatch
 from beamwright.engine.graphs import capture_passes
 from beamwright.engine.prompts import with_system_prompt
-from beamwright.engine.queue import MovingSplit
 from beamwright.engine.row import Decoding
 from beamwright.engine.selftest import kind, settle_rows
 from beamwright.engine.speculation import Payoff
+from beamwright.engine.split import MovingSplit
 from beamwright.engine.tensor_rows import make_running_batch
 from beamwright.engine.threads import all_threads, threads_for
 from beamwright.engine.timeline import Timeline

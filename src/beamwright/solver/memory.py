@@ -172,7 +172,7 @@ def plan_memory(
     else of nine tenths of what a card has free; else a default of 2 GiB, which the operating
     system commits as it is touched. Of that the generator has the share that `--split` names, or
     what gives both models equally many tokens; from there memory may move while a search runs
-    (`engine.queue`).
+    (`engine.split`).
 
     in_place: attention's kernels read and write KV where it is, so beside it are their partial
     results alone; and steps are captured.

@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
+from beamwright.engine.admission import REMOTE_ROWS, USUAL_ROWS, TreeAdmission
 from beamwright.engine.decisions import StopRule
 from beamwright.engine.engine import Engine
 from beamwright.engine.executor import PATIENCE_S, make_executor, overlaps
-from beamwright.engine.queue import REMOTE_ROWS, USUAL_ROWS, Admission
 from beamwright.engine.scoring import Judged
 from beamwright.engine.tree_run import RenderTurn, TreeRun
 from beamwright.errors import (
@@ -56,7 +56,7 @@ class RequestScheduler:
     One that did not fit beside others is tried once more, alone; from there on generator and
     verifier share their memory in turns, if `auto` may choose that.
 
-    turn: renders what is asked again. in_flight: see `Admission`.
+    turn: renders what is asked again. in_flight: see `TreeAdmission`.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class RequestScheduler:
         self._engine = self._make_engine(in_flight)
         rows = USUAL_ROWS if machinery.remote is None else REMOTE_ROWS
         schedule_settings = machinery.settings.schedule
-        self._admission = Admission(schedule_settings, in_flight, stores, rows)
+        self._admission = TreeAdmission(schedule_settings, in_flight, stores, rows)
         if machinery.moving is not None:
             machinery.moving.restart()
         self._live: dict[TreeRun, Request] = {}

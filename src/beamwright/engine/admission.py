@@ -1,4 +1,4 @@
-"""Who waits, and who goes first: trees for a place, steps for the batch, models for memory.
+"""Who waits, and who goes first: trees for a place, steps for the batch.
 
 `decoupled` fills the generator's batch from queued problems before anything else (eager; decoupled
 tree exploration, Alg. 5), only where a tree's KV fits as well: how much that becomes is known when
@@ -14,18 +14,18 @@ whoever came first.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import groupby, islice
+from itertools import groupby, islice, takewhile
 
-from beamwright.counters import Counters
 from beamwright.engine.capacity import Capacity
-from beamwright.engine.row import Row, state_of
+from beamwright.engine.row import Row, is_complete, path_read, state_of
 from beamwright.engine.tree_run import TreeRun
-from beamwright.errors import CapacityError
 from beamwright.kv.cache import CacheManager
+from beamwright.kv.segments import Segment, copies_needed
+from beamwright.plan.machines import PassCosts
 from beamwright.protocols import Parking, Plan
 from beamwright.sections import ScheduleSettings
 from beamwright.tree import Node, NodeState
@@ -39,14 +39,12 @@ _MOST_STALLED = 0.05
 REMOTE_ROWS = 256
 """The same of a remote generator, which has a batch, memory and a queue of its own."""
 
-_FIRST_STEP_TOKENS, _HALF_BLOCK = 32, 4
-
 
 # --- trees ---------------------------------------------------------------------------------------
 
 
 @dataclass
-class Admission:
+class TreeAdmission:
     """A place for one more tree, or none.
 
     in_flight: problems at a time at most; None for as many as there is work for. usual_rows:
@@ -145,22 +143,35 @@ def cut_by_priority(plan: Plan, runs: Collection[TreeRun]) -> Plan:
 # --- steps ---------------------------------------------------------------------------------------
 
 
-class Queue:
-    """Open steps, each with the number of its group.
+class AdmissionQueue:
+    """Open steps in the order of a plan: which may join the running rows, and the room they need.
 
-    batching: `--batching`; by itself a batch has barriers where the tree outgrows the device, and
-    all rows of a group end together (their lengths are exact), unless they park.
+    Where rows park, those in front may wait for KV that comes from the host while others run: they
+    hold on the device what they read, there or on its way. A row that joins waits for what it
+    lacks, and so does everybody else; where that takes longer than those that run lose by a few
+    passes without it, they get these passes first. Their number is known beforehand, from bytes and
+    the cost model: never when a copy has ended, so equal runs stay equal.
 
-    barriers: a group begins when the one before it has ended. many_groups: the plan has several.
-    parking: of the plan, how its rows park.
+    barriers: a group begins when the one before it has ended; with `--batching auto`, where the
+    tree outgrows the device, and all rows of a group end together (their lengths are exact), unless
+    they park. many_groups: the plan has several. parking: of the plan, how its rows park; None:
+    blocks are reserved for what a row is expected to write, not for one block's tokens at a time.
+    prefetching: rows in front whose KV comes; passes: that the others run before these join.
     """
 
-    def __init__(self, batching: str, exact: Callable[[Node], bool]) -> None:
-        self._batching, self._exact = batching, exact
-        self._pairs: deque[tuple[Node, int]] = deque()
+    def __init__(
+        self,
+        settings: ScheduleSettings,
+        cache: CacheManager,
+        capacity: Capacity,
+        costs: PassCosts | None,
+    ) -> None:
+        self._settings, self._cache, self._capacity, self._costs = settings, cache, capacity, costs
+        self._pairs: deque[tuple[Node, int]] = deque()  # each with the number of its group
         self._num_groups = 0
         self.barriers = self.many_groups = False
-        self.parking = Parking()
+        self.parking: Parking | None = None
+        self.prefetching, self.passes = list[Row](), 0
 
     def __len__(self) -> int:
         return len(self._pairs)
@@ -175,48 +186,158 @@ class Queue:
         """Number of the next one's group."""
         return self._pairs[0][1]
 
+    # --- the order ---------------------------------------------------------------------------
+
     def replace(self, plan: Plan, running: Collection[Node]) -> None:
         """Wait for what a plan says, but for what runs."""
         self._pairs.clear()
         for group in plan.groups:
             self._num_groups += 1
             self._pairs += [(node, self._num_groups) for node in group if node not in running]
-        self.many_groups = len(plan.groups) > 1
-        self.parking = plan.parking or Parking()
-        self.barriers = self._batching == "grouped"
-        if self._batching == "auto" and plan.write_back and plan.parking is None:
-            self.barriers = all(map(self._exact, self.nodes))
+        self.many_groups, self.parking = len(plan.groups) > 1, plan.parking
+        self.barriers = self._settings.batching == "grouped"
+        if self._settings.batching == "auto" and plan.write_back and plan.parking is None:
+            self.barriers = all(map(self._capacity.exact, self.nodes))
 
-    def front(self, most: int) -> list[Node]:
-        """The first ones, with barriers those of one group."""
-        first = islice(self._pairs, max(0, most))
-        return [node for node, group in first if group == self.group or not self.barriers]
+    def level_rows(self, num_running: int) -> None:
+        """Those that have the fewest tokens first, of equals as they are, if with those that run
+        few enough are left."""
+        if self.parking and 0 < len(self) <= self.parking.level_from - num_running:
+            self._pairs = deque(sorted(self._pairs, key=lambda pair: _num_tokens(pair[0])))
 
-    def batches(self, size: int) -> Sequence[Sequence[Node]]:
-        """What comes, group by group; without barriers, so many at a time."""
-        batches: dict[int, list[Node]] = {}
-        for place, (node, group) in enumerate(self._pairs):
-            batches.setdefault(group if self.barriers else place // size, []).append(node)
-        return list(batches.values())
+    def first_rows(self, most: int) -> list[Row]:
+        """Of the first ones, with barriers those of one group; those alone whose KV comes, unless
+        others wait before them, who then come in their place."""
+        group = self.group
+        rows = [
+            self._capacity.open_row(node, group)
+            for node, number in islice(self._pairs, max(0, most))
+            if number == group or not self.barriers
+        ]
+        ready = list(takewhile(self.prefetching.__contains__, rows))
+        if not ready:
+            self.cancel_prefetch()
+        return ready or rows
 
     def leave(self, count: int = 1) -> Node:
-        """So many in front, one at least, do not wait any more; returns the first of them."""
+        """This many in front, one at least, do not wait any more; returns the first of them."""
         first, *_ = (self._pairs.popleft()[0] for _ in range(count))
         return first
 
-    def put_back(self, node: Node, group: int) -> None:
+    def put_back(self, row: Row) -> None:
         """In front of all."""
-        self._pairs.appendleft((node, group))
-
-    def level(self, num_running: int) -> None:
-        """Those that have the fewest tokens first, of equals as they are, if with those that run
-        few enough are left."""
-        if 0 < len(self) <= self.parking.level_from - num_running:
-            self._pairs = deque(sorted(self._pairs, key=lambda pair: _num_tokens(pair[0])))
+        self._pairs.appendleft((row.node, row.group))
 
     def remove(self, nodes: Collection[Node]) -> None:
         """Those of these that wait."""
         self._pairs = deque(pair for pair in self._pairs if pair[0] not in nodes)
+
+    # --- room --------------------------------------------------------------------------------
+
+    def read_by(self, nodes: Iterable[Node]) -> dict[Segment, int]:
+        """Device copies that the steps of these nodes read."""
+        return copies_needed(map(path_read, nodes), per_beam=self._cache.copies_per_beam)
+
+    def written_by(self, rows: Iterable[Row]) -> dict[Segment, int]:
+        """Tokens that blocks are reserved for when these rows are admitted.
+
+        Rows whose lengths differ do not all end at once: on average they are half-way.
+        """
+        wanted = dict[Segment, int]()
+        for row in rows:
+            left = self._capacity.expected(row.node, row.limit) - row.forwarded
+            new = max(1, left if self._capacity.exact(row.node) else -(-left // 2))
+            new = min(new, self._cache.device.block_tokens) if self.parking else new
+            wanted[row.segment] = row.forwarded + new
+        return wanted
+
+    def first_that_fit(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """As many of these, from the first on, as there is room for: for what they read, and for
+        what their steps will write."""
+        cache = self._cache
+
+        def too_many(count: int) -> bool:
+            first = rows[:count]
+            needs = {} if cache.stays else self.read_by([row.node for row in first])
+            grown = self.written_by(first)
+            for parent in dict.fromkeys(row.node.parent for row in first):
+                grown |= self._incomplete(parent)
+            return not cache.fits(cache.beside_others(needs), grown)
+
+        if not rows or not too_many(len(rows)):
+            return rows
+        return rows[: bisect_left(range(1, len(rows)), True, key=too_many)]
+
+    def is_free(self, rows: Sequence[Row]) -> bool:
+        """Is it there at once, so that nothing has to come or to leave for these rows?"""
+        needs = self.read_by([row.node for row in rows])
+        resident = all(segment.resident for segment in needs)
+        return resident and self._cache.is_free(needs, self.written_by(rows))
+
+    def _incomplete(self, parent: Node | None) -> dict[Segment, int]:
+        """The segment of a prompt or a turn that lacks KV, and how many tokens it will have."""
+        if parent is None or is_complete(parent):
+            return {}
+        state = state_of(parent)
+        segment = state.segment if state is not None else self._cache.blank()
+        num_tokens = len(parent.token_ids)
+        return {segment: num_tokens} if segment.length < num_tokens else {}
+
+    # --- KV that comes -----------------------------------------------------------------------
+
+    def prefetch_group(self, running: Sequence[Row]) -> None:
+        """Say what waits, group by group, and start to fetch what comes next; without barriers, as
+        many at a time as run."""
+        if not self._cache.evicts:
+            return
+        groups: dict[int, list[Node]] = {}
+        for place, (node, group) in enumerate(self._pairs):
+            number = group if self.barriers else place // max(1, len(running))
+            groups.setdefault(number, []).append(node)
+        needs = [*map(self.read_by, groups.values())]
+        self._cache.expect(needs)
+        if not groups:
+            return
+        if self._settings.prefetch:
+            self._cache.prefetch(needs[0])
+        growth = map(self._capacity.expected, next(iter(groups.values())))
+        self._cache.write_ahead(needs[0], growth, {row.segment for row in running})
+
+    def prefetch_rows(self, rows: Sequence[Row], num_running: int) -> bool:
+        """Load what these rows lack, if they park and others are to run meanwhile; True if so.
+
+        Raises:
+            CapacityError: if it does not fit; LinkError: if the link has failed.
+        """
+        costs = self._costs
+        if self.prefetching or not num_running or self.parking is None or costs is None:
+            return False
+        device = self._cache.device
+        needs = self.read_by([row.node for row in rows])
+        kv_bytes = device.num_blocks * device.bytes_per_block  # rows park: about all is read
+        pass_s = max(costs.seconds(num_running), costs.weights_s + kv_bytes * costs.byte_s)
+        load = self._cache.lacking_bytes(needs) / costs.link_bandwidth / pass_s
+        missing = len(rows) / (len(rows) + num_running)
+        choices = 0, int(load), int(load) + 1
+        self.passes = min(choices, key=lambda n: n * missing + max(0.0, load - n))
+        if not self.passes:
+            return False
+        self._cache.load_ahead(needs)
+        for row in rows:
+            row.hold()
+        self.prefetching = list(rows)
+        return True
+
+    def cancel_prefetch(self) -> bool:
+        """Rows whose KV comes hold nothing any more; False if there were none."""
+        rows, self.prefetching = self.prefetching, []
+        for row in rows:
+            row.let_go()
+        return bool(rows)
+
+    def forget(self, row: Row) -> None:
+        """It has let go by itself."""
+        self.prefetching = [each for each in self.prefetching if each is not row]
 
 
 def _num_tokens(node: Node) -> int:
@@ -248,7 +369,9 @@ class SpeculativeQueue:
         """One that had to leave goes on before others begin."""
         self._waiting = {node: None, **self._waiting}
 
-    def begin(self, capacity: Capacity, running: Sequence[Row], most: int) -> list[Row]:
+    def begin(
+        self, capacity: Capacity, queue: AdmissionQueue, running: Sequence[Row], most: int
+    ) -> list[Row]:
         """Rows of those in front, as many as there is free room for; they hold KV from now on.
 
         Who was opened since, runs, or is complete does not wait.
@@ -262,7 +385,7 @@ class SpeculativeQueue:
             if not node.speculative or node in under_way or node.state is not NodeState.OPEN:
                 continue
             row = capacity.open_row(node)
-            if not capacity.is_free([*rows, row]):
+            if not queue.is_free([*rows, row]):
                 break
             rows.append(row)
         for row in rows:
@@ -280,157 +403,3 @@ class SpeculativeQueue:
         for node in [node for node in self.held if not node.speculative]:
             del self.held[node]  # selection has opened it
         return next(reversed(self.held), None)
-
-
-# --- the memory of two models --------------------------------------------------------------------
-
-
-class MovingSplit:
-    """Two stores over one memory: bytes go from one model's KV to the other's.
-
-    The model that runs next gets room for what it needs, as far as there is any; the idle one's KV
-    leaves only where it is in the way. That was never slower than the ways of FlashTTS, section
-    4.3, which are the lab's (`simulator.split`). Budgets always add up to the same number; what a
-    search computes never depends on them.
-
-    most_step_tokens: how long a step may become. scores_early: steps are scored while others are
-    decoded (speculation), so that neither model may be left without room for its longest path while
-    the other has its turn.
-    """
-
-    def __init__(
-        self,
-        generator: CacheManager,
-        verifier: CacheManager,
-        most_step_tokens: int = 256,
-        *,
-        scores_early: bool = False,
-    ) -> None:
-        self._generator, self._verifier = generator, verifier
-        self._most_step_tokens, self._scores_early = most_step_tokens, scores_early
-        self._first_bytes = generator.device.budget.total_bytes
-        self.total_bytes = self._first_bytes + verifier.device.budget.total_bytes
-        self.most_generator_bytes = 0
-        self.restart()
-
-    @property
-    def generator_bytes(self) -> int:
-        """The generator's part now."""
-        return self._generator.device.budget.total_bytes
-
-    @property
-    def verifier_bytes(self) -> int:
-        """The verifier's part now."""
-        return self._verifier.device.budget.total_bytes
-
-    def restart(self) -> None:
-        """Divide as in the beginning, and count from 0."""
-        self._seen: tuple[int, ...] = ()
-        self.counts = Counters()
-        self._give(self._generator, self._first_bytes)
-        self.counts = Counters()
-        self.most_generator_bytes = self.generator_bytes
-
-    def look(self, runs: Collection[TreeRun]) -> None:
-        """Move memory if the state of the search has changed and that is worth while.
-
-        To be called where neither model runs.
-        """
-        scoring = [node for run in runs for node in run.unscored]
-        beams = [node for run in runs for node in run.open]
-        seen = len(runs), sum(len(run.round_tokens) for run in runs), bool(scoring)
-        if seen == self._seen or not (scoring or beams):
-            return
-        self._seen = seen
-        with suppress(CapacityError):  # of the host tier: everything stays where it is
-            if scoring:
-                needed = _need_bytes(self._verifier, [_tokens_of(n) + 1 for n in scoring])
-                self._make_room(self._verifier, self._generator, needed, scoring, beams)
-            else:
-                step_tokens = step_tokens_of(beams)
-                needed = _need_bytes(self._generator, [step_tokens] * len(beams))
-                self._make_room(self._generator, self._verifier, needed, beams, beams)
-
-    # --- inside ------------------------------------------------------------------------------
-
-    def _make_room(
-        self,
-        store: CacheManager,
-        idle: CacheManager,
-        needed_bytes: int,
-        nodes: Sequence[Node],
-        beams: Sequence[Node],
-    ) -> None:
-        """The model of this store runs next, on these nodes; beams are decoded meanwhile, or then.
-
-        Needs are estimates, so once memory was short all that is free is taken.
-        """
-        total = self.total_bytes
-        part = self._part(store, idle, needed_bytes)
-        if part is not None:
-            if self._scores_early and beams:
-                # The idle one keeps a path, where there is room for that; where there is not, a
-                # score that comes too early is put off until the round's end.
-                kept = self._least(idle, beams)
-                part = min(part, total - kept if needed_bytes + kept <= total else total)
-            self._give(store, part)
-        # A step may be longer than those that the need was estimated from.
-        least = min(self._least(store, nodes), total)
-        if least > store.device.budget.total_bytes:
-            self._give(store, least)
-
-    def _part(self, store: CacheManager, idle: CacheManager, needed_bytes: int) -> int | None:
-        """What the model of this store gets for its turn; None if it has enough."""
-        total = self.total_bytes
-        if needed_bytes <= store.device.budget.total_bytes and not self.counts.moves:
-            return None
-        # Its need, and what the idle one has no use for.
-        return min(total, max(needed_bytes, total - idle.device.budget.used_bytes))
-
-    def _least(self, store: CacheManager, beams: Sequence[Node]) -> int:
-        """What the longest path and the longest step take: every beam can be decoded and scored."""
-        device, step = store.device, self._most_step_tokens + 1
-        longest = max(beams, key=path_tokens)
-        depth = len(longest.path())
-        blocks = device.blocks_for(path_tokens(longest) + depth) + depth + device.blocks_for(step)
-        return (blocks + 1) * device.bytes_per_block
-
-    def _give(self, store: CacheManager, num_bytes: int) -> None:
-        """Give this model so much, and the other one the rest, as far as what is held allows."""
-        before, total = self.generator_bytes, self.total_bytes
-        other = self._verifier if store is self._generator else self._generator
-        if num_bytes > store.device.budget.total_bytes:
-            store, other, num_bytes = other, store, total - num_bytes
-        kept = store.resize(num_bytes)  # the one that shrinks first
-        other.resize(total - kept)
-        moved = abs(self.generator_bytes - before)
-        if moved:
-            self.counts.moves += 1
-            self.counts.moved_bytes += moved
-            self.most_generator_bytes = max(self.most_generator_bytes, self.generator_bytes)
-
-
-def _need_bytes(store: CacheManager, lengths: Sequence[int]) -> int:
-    """What the store holds, and steps of these lengths more."""
-    device = store.device
-    return store.held_bytes + sum(map(device.blocks_for, lengths)) * device.bytes_per_block
-
-
-def step_tokens_of(beams: Sequence[Node]) -> int:
-    """The mean step of the round before, and half a block's worth of tokens."""
-    steps = [node.parent for node in beams if node.parent is not None]
-    lengths = [len(step.token_ids) for step in steps if step.parent is not None]
-    if not sum(lengths):
-        return _FIRST_STEP_TOKENS
-    return round(sum(lengths) / len(lengths)) + _HALF_BLOCK
-
-
-def path_tokens(node: Node) -> int:
-    """Of its whole path, turns left out."""
-    steps = (step for step in node.path()[1:] if step.turn is None)
-    return len(node.root.token_ids) + sum(map(_tokens_of, steps))
-
-
-def _tokens_of(step: Node) -> int:
-    """Of a step; a text that nobody drew has a token a character at most, as a rule."""
-    return len(step.token_ids) or len(step.step_text)
