@@ -149,7 +149,7 @@ class Capacity:
         row.top = list(source.top[:count])
         row.stats = {name: list(values[:count]) for name, values in source.stats.items()}
 
-    # --- room --------------------------------------------------------------------------------
+    # --- what nothing reads any more ---------------------------------------------------------
 
     def forget_unseen(self, tree: SearchTree) -> None:
         """Free what no row to come of this tree reaches, in layers that see a window; and states

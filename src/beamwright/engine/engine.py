@@ -75,7 +75,7 @@ class Engine:
     @property
     def num_open(self) -> int:
         """Steps that are decoded, or wait for it."""
-        return sum(len(run.open) for run in self._live.values())
+        return sum(len(run.round.open) for run in self._live.values())
 
     @property
     def num_live(self) -> int:
@@ -105,7 +105,7 @@ class Engine:
             run = self._live.get(event.node.root)
             if run is not None:
                 self._settle(run, event)
-        over = [run for run in self._live.values() if not run.waits]
+        over = [run for run in self._live.values() if not run.round.waits]
         waits = self.explore == "lockstep" and len(over) < len(self._live)
         for run in over if not waits else [run for run in over if run.cut]:
             self._decide(run)
@@ -135,7 +135,7 @@ class Engine:
         if self._changed or not self._writer.busy:  # those of the tree whose turn it is in front
             runs = sorted(self._live.values(), key=lambda run: (-run.priority, run.served))
             running = self._writer.running_nodes
-            waiting = tuple(node for run in runs for node in run.open if node not in running)
+            waiting = tuple(node for run in runs for node in run.round.open if node not in running)
         if waiting:
             with self._accounting.phase("schedule"):
                 plan = planned(self._schedule, self._writer.view(waiting))
@@ -153,19 +153,19 @@ class Engine:
             case StepDecoded():
                 self._foresee = True
                 if not ahead:
-                    run.open.pop(node, None)
+                    run.round.open.pop(node, None)
                     run.served += len(event.token_ids)
                 run.tree.commit(**vars(event))
             case StepScored() if ahead:
                 run.speculative.scores[node] = event.score
             case StepScored():
-                run.unscored.pop(node, None)
+                run.round.unscored.pop(node, None)
                 self._foresee = True
                 self._score(run, node, event.score)
             case StepDropped() if ahead:
                 run.speculative.forget(node)
                 self._executor.release([node])
-            case StepFailed() if not (ahead or run.put_off(node, event.error)):
+            case StepFailed() if not (ahead or run.round.put_off(node, event.error)):
                 self._fail(run, event.error)
             case StepAwaited() if not ahead and run.out_of_time() and not run.overdue():
                 assert run.rule is not None  # what was written before is cut with the next step
@@ -175,7 +175,7 @@ class Engine:
         """All steps are decoded: have them scored, and when they are, select."""
         self._foreseen.pop(run, None)
         self._submit_scores(run)
-        if run.waits:
+        if run.round.waits:
             return
         run.tree.rounds += not run.carried()  # within a round, while some steps are unjudged
         run.note_costs(self.payoff, self._accounting.counts.copy(), alone=len(self._live) == 1)
@@ -205,8 +205,7 @@ class Engine:
         if tree.done:
             self._close(run)
         else:
-            run.begin_round()
-            run.began = self._accounting.counts.copy()
+            run.begin_round(self._accounting.counts.copy())
             self._changed = self._foresee = True
         if run.on_round is not None and (candidates or tree.rounds > 0):
             run.on_round(report)
@@ -218,8 +217,8 @@ class Engine:
             steps.remove(node)
             self._score(run, node, scored.pop(node))
         if steps:
-            run.unscored.update(dict.fromkeys(steps))
-            run.num_submits += 1
+            run.round.unscored.update(dict.fromkeys(steps))
+            run.round.num_submits += 1
             scores_ahead = self.verify_ahead and not self.listwise
             ahead = run.steps_ahead(len(steps)) if scores_ahead else ()
             self._executor.verify((*steps, *ahead), run.priority)
@@ -276,13 +275,13 @@ class Engine:
         for run in list(self._live.values()):
             if run.overdue():
                 run.cut = True
-                self._writer.cancel(tuple(run.open))
-                run.open.clear()
-            elif run.unscored and scores_s is not None and run.out_of_time(scores_s):
+                self._writer.cancel(tuple(run.round.open))
+                run.round.open.clear()
+            elif run.round.unscored and scores_s is not None and run.out_of_time(scores_s):
                 run.cut = True
-                run.unscored.clear()
+                run.round.unscored.clear()
                 self._decide(run)
-            elif run.open and steps_s is not None and run.out_of_time(steps_s):
+            elif run.round.open and steps_s is not None and run.out_of_time(steps_s):
                 assert run.rule is not None
                 self._fail(run, UnavailableError(f"{run.rule.deadline}, and nothing is there"))
 
@@ -305,7 +304,7 @@ class Engine:
         run.tree.done = True
         self._live.pop(run.tree.root, None)
         self._foreseen.pop(run, None)
-        self._writer.cancel(tuple(run.open))
-        run.open.clear()
+        self._writer.cancel(tuple(run.round.open))
+        run.round.open.clear()
         self._drop_rest(run)
         self._executor.release(run.tree.release_dead())

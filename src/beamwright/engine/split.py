@@ -66,8 +66,8 @@ class MovingSplit:
 
         To be called where neither model runs.
         """
-        scoring = [node for run in runs for node in run.unscored]
-        beams = [node for run in runs for node in run.open]
+        scoring = [node for run in runs for node in run.round.unscored]
+        beams = [node for run in runs for node in run.round.open]
         seen = len(runs), sum(len(run.round_tokens) for run in runs), bool(scoring)
         if seen == self._seen or not (scoring or beams):
             return

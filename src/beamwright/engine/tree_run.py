@@ -40,14 +40,49 @@ RenderTurn = Callable[[Node, Turn], tuple[int, ...] | None]
 
 
 @dataclass(eq=False)
+class RoundState:
+    """What is decoded and scored of one round, and what was opened when it was over.
+
+    beams: the open steps that it began with; open: those that are not decoded yet. submitted: those
+    that were given to the verifier, early ones while others were decoded; unscored: and not scored
+    so far. scores_wait: there was no room for one, so all are computed when all are decoded.
+    num_submits: to the verifier. began: what was spent when it began. opened: siblings, together.
+    """
+
+    beams: tuple[Node, ...] = ()
+    open: dict[Node, None] = field(default_factory=dict)
+    began: Counters = field(default_factory=Counters)
+    unscored: dict[Node, None] = field(default_factory=dict)
+    submitted: set[Node] = field(default_factory=set)
+    early: set[Node] = field(default_factory=set)
+    scores_wait: bool = False
+    num_submits: int = 0
+    opened: list[list[Node]] = field(default_factory=list)
+
+    @property
+    def waits(self) -> bool:
+        """True while something of it is to be decoded or scored."""
+        return bool(self.open or self.unscored)
+
+    def put_off(self, node: Node, error: BeamwrightError) -> bool:
+        """True if there was no room for a score before the end of the round, and will be then."""
+        if not isinstance(error, CapacityError) or node not in self.early:
+            return False
+        self.early.discard(node)
+        self.submitted.discard(node)
+        self.unscored.pop(node, None)
+        self.scores_wait = True
+        return True
+
+
+@dataclass(eq=False)
 class TreeRun:
     """One tree under way, and what is measured of it.
 
     strategy, aggregate, rng: how its rounds are decided; render_turn: for strategies that ask
     again. judges: whether the verifier is given a step, a function of its path alone. on_round:
     hears of every round, and of what goes on within one.
-    beams: the open steps that this round began with; open: those that are not decoded yet;
-    submitted: those that were given to the verifier; unscored: and not scored so far.
+    round: of the steps that are decoded and scored now.
     elapsed_s: seconds that earlier processes spent on a tree that is resumed.
     started_s: when this process started with it, on the engine's clock; None until then.
     finished_s: seconds from admission to the end of scoring, per final candidate; ended_s: of all.
@@ -63,7 +98,6 @@ class TreeRun:
     speculative: children that selection may open when the round is over. given: all of them were
     written by somebody, see `give`.
     stopped: what of the rule has stopped it early.
-    began: what was spent when the round began. num_submits: of this round, to the verifier.
     error: why the tree could not be finished.
     """
 
@@ -74,10 +108,7 @@ class TreeRun:
     judges: Callable[[Node], bool] = lambda node: True
     render_turn: RenderTurn = lambda node, turn: None
     on_round: RoundCallback | None = None
-    open: dict[Node, None] = field(default_factory=dict)
-    unscored: dict[Node, None] = field(default_factory=dict)
-    submitted: set[Node] = field(default_factory=set)
-    beams: tuple[Node, ...] = ()
+    round: RoundState = field(default_factory=RoundState)
     clock: Callable[[], float] = time.perf_counter
     elapsed_s: float = 0.0
     started_s: float | None = None
@@ -95,13 +126,7 @@ class TreeRun:
     speculative: SpeculativeChildren = field(default_factory=SpeculativeChildren)
     given: bool = False
     stopped: str | None = None
-    began: Counters = field(default_factory=Counters)
-    num_submits: int = 0
     error: BeamwrightError | None = None
-    _early: set[Node] = field(default_factory=set)
-    _put_off: bool = False
-    _complete: list[Node] = field(default_factory=list)
-    _opened: list[list[Node]] = field(default_factory=list)
 
     # --- its time ----------------------------------------------------------------------------
 
@@ -120,7 +145,7 @@ class TreeRun:
 
         A tree without any step goes on.
         """
-        if self.cut or not self.open or not self.out_of_time():
+        if self.cut or not self.round.open or not self.out_of_time():
             return False
         return bool(self.tree.candidates() or self.tree.finished() or cut_short(self.tree))
 
@@ -147,60 +172,45 @@ class TreeRun:
         for number, texts in enumerate(paths):
             self.speculative.give(given_path(self.tree.root, number, texts))
 
-    def begin_round(self) -> None:
+    def begin_round(self, spent: Counters) -> None:
         """Its open nodes are this round's beams, and those that have their steps already."""
-        complete, self._complete, self._opened = self._complete, [], []
-        beams = [*self.tree.open_nodes(), *complete]
-        self.beams = tuple(sorted(beams, key=lambda node: node.lineage[1:]))
-        self.open = {n: None for n in self.beams if n.state is NodeState.OPEN}
-        self.submitted, self._early, self._put_off = set(), set(), False
-        self.num_submits = 0
-        paths = on_paths([beam.parent for beam in self.beams if beam.parent is not None])
+        opened = [node for siblings in self.round.opened for node in siblings]
+        complete = [node for node in opened if node.state is NodeState.CANDIDATE]
+        beams = sorted([*self.tree.open_nodes(), *complete], key=lambda node: node.lineage[1:])
+        still_open = {node: None for node in beams if node.state is NodeState.OPEN}
+        self.round = RoundState(tuple(beams), still_open, spent)
+        paths = on_paths([beam.parent for beam in beams if beam.parent is not None])
         self.round_tokens.append(sum([len(node.token_ids) for node in paths]))
 
     def to_score(self) -> list[Node]:
         """This round's steps, in the order of its beams, that can be scored and the verifier was
         not given yet; they count as given from now on."""
-        decoded = [n for n in self.beams if n.state is NodeState.CANDIDATE and n.answers]
-        new = [node for node in decoded if node not in self.submitted and self.judges(node)]
-        self.submitted.update(new)
-        if self.open:
-            self._early.update(new)
+        now = self.round
+        decoded = [n for n in now.beams if n.state is NodeState.CANDIDATE and n.answers]
+        new = [node for node in decoded if node not in now.submitted and self.judges(node)]
+        now.submitted.update(new)
+        if now.open:
+            now.early.update(new)
         return new
-
-    @property
-    def waits(self) -> bool:
-        """True while something of the round is to be decoded or scored."""
-        return bool(self.open or self.unscored)
-
-    def put_off(self, node: Node, error: BeamwrightError) -> bool:
-        """True if there was no room for a score before the end of the round, and will be then."""
-        if not isinstance(error, CapacityError) or node not in self._early:
-            return False
-        self._early.discard(node)
-        self.submitted.discard(node)
-        self.unscored.pop(node, None)
-        self._put_off = True
-        return True
 
     def steps_ahead(self, num_steps: int) -> list[Node]:
         """Speculative children that can be scored behind so many steps of this round.
 
         While others are decoded there is slack: no more are scored at a time than a whole round.
         """
-        slack = len(self.beams) - num_steps if self.open else 0
-        return self.speculative.to_score(self.submitted, slack, self.judges)
+        slack = len(self.round.beams) - num_steps if self.round.open else 0
+        return self.speculative.to_score(self.round.submitted, slack, self.judges)
 
     def note_costs(self, payoff: Payoff, spent: Counters, *, alone: bool) -> None:
         """Tell what the round that is over was like, and alone what it has cost.
 
         spent: so far, what was decoded and scored ahead included.
         """
-        kept = sum([node.usage.get("speculated_kept", 0) for node in self.beams])
+        kept = sum([node.usage.get("speculated_kept", 0) for node in self.round.beams])
         payoff.kept, payoff.speculated = payoff.kept + kept, payoff.speculated + kept
-        lengths = [len(node.token_ids) for node in self.beams if node.token_ids]
+        lengths = [len(node.token_ids) for node in self.round.beams if node.token_ids]
         if lengths and alone:
-            payoff.note_round(lengths, spent - self.began, self.num_submits)
+            payoff.note_round(lengths, spent - self.round.began, self.round.num_submits)
 
     @cached_property
     def traits(self) -> Traits:
@@ -210,17 +220,19 @@ class TreeRun:
     @property
     def scores_early(self) -> bool:
         """True if scores are worth having while other steps of the round are decoded."""
-        return bool(self.open) and self.traits.foresees_by_score and not self._put_off
+        return (
+            bool(self.round.open) and self.traits.foresees_by_score and not self.round.scores_wait
+        )
 
     def prospects(self) -> list[Prospect]:
         """What may be extended: surely, by a child, the steps that nobody judges; what else the
         strategy foresees."""
         ahead = self.speculative.complete()
         sure: dict[Node, Prospect] = {}
-        for node in (*self.beams, *ahead):
+        for node in (*self.round.beams, *ahead):
             if self._carries(node) and (not node.speculative or node.parent in sure):
                 sure[node] = Prospect(node, 1, node.greedy, math.inf)
-        beams = [beam for beam in self.beams if beam not in sure]
+        beams = [beam for beam in self.round.beams if beam not in sure]
         likely = foreseen(self.strategy, self.tree, beams, ahead) if beams else []
         return [*sure.values(), *(prospect for prospect in likely if prospect.node not in sure)]
 
@@ -241,7 +253,7 @@ class TreeRun:
 
     def _unjudged(self, node: Node) -> bool:
         """What was submitted is judged: it was asked before."""
-        return node not in self.submitted and node.answers and not self.judges(node)
+        return node not in self.round.submitted and node.answers and not self.judges(node)
 
     def decide(self) -> list[Action]:
         """A child of each step that nobody judges; where there is none, the strategy's actions. Or
@@ -273,8 +285,7 @@ class TreeRun:
                     tree.keep(node)
                 begun = self.speculative.taken(node, children, greedy=greedy)
                 opened = tree.expand(node, children, greedy=greedy, begun=begun)
-                self._complete += [n for n in opened if n.state is NodeState.CANDIDATE]
-                self._opened.append(opened)
+                self.round.opened.append(opened)
             case Ask(node, turn):
                 token_ids = self.render_turn(node, turn)
                 if token_ids is None:
@@ -303,7 +314,7 @@ class TreeRun:
         sibling that has tokens, and the share of these that they begin with, R ~ N(mean, 0.1),
         drawn by lineage, whatever else is drawn."""
         pairs: list[tuple[Node, Node, float]] = []
-        for siblings in self._opened:
+        for siblings in self.round.opened:
             begun = next((node for node in siblings if node.usage["speculated"]), None)
             if begun is not None:
                 for node in [node for node in siblings if not node.usage["speculated"]]:
