@@ -92,16 +92,6 @@ def test_everything_comes_back(file):
     assert (run.round_tokens, run.elapsed_s) == ([3, 9], 1.5)
 
 
-def test_whose_kv_is_needed_comes_back(file):
-    """What dies at once in the tree that was read is what died before in the one that was saved."""
-    tree, found = small_tree(), read_checkpoint(file).tree
-    tree.release_dead()
-    found.release_dead()
-    assert {n.lineage for n in found.held} == {n.lineage for n in tree.held}
-    assert [n.lineage for n in found.candidates()] == [n.lineage for n in tree.candidates()]
-    assert [n.lineage for n in found.expand(found.root, 1)] == [("p-1", 3)]
-
-
 def test_the_file_is_json_in_ascii_and_is_replaced_as_a_whole(file):
     content = json.loads(file.read_text(encoding="ascii"))
     assert (content["format"], content["version"]) == ("beamwright checkpoint", VERSION)

@@ -6,6 +6,9 @@ from beamwright.config import Settings
 from beamwright.errors import InputError
 from beamwright.search import STRATEGIES
 from beamwright.search.defaults import resolved, vote_note
+from tables import beside
+
+CASES = beside(__file__)
 
 WAYS = ("--verifier PATH", "judge:PATH", "likelihood:PATH", "logprob", "docs/guides/verifiers.md")
 
@@ -15,27 +18,7 @@ def names(**options):
     return found.search.search, found.model.verifier
 
 
-@pytest.mark.parametrize(
-    ("options", "search", "verifier"),
-    [
-        # The bundled verifier stands beside the bundled model only.
-        ({}, "beam", "bundled"),
-        ({"search": "dvts"}, "dvts", "bundled"),
-        ({"model": "bundled:strong"}, "beam", "bundled"),
-        ({"verifier": "none"}, "majority", "none"),
-        ({"model": "own"}, "majority", "none"),
-        ({"model": "own", "verifier": "none"}, "majority", "none"),
-        ({"model": "own", "verifier": "bundled"}, "beam", "bundled"),
-        # A verifier makes it a search, and a model that is measured scores itself.
-        ({"model": "own", "verifier": "prm"}, "beam", "prm"),
-        ({"model": "own", "verifier": "logprob", "search": "mcts"}, "mcts", "logprob"),
-        ({"model": "random:opt-6.7b"}, "beam", "logprob"),
-        ({"model": "random:opt-6.7b", "verifier": "none"}, "beam", "none"),
-        # DeepConf brings scores of its own.
-        ({"model": "own", "search": "deepconf"}, "deepconf", "deepconf"),
-        ({"search": "deepconf"}, "deepconf", "bundled"),
-    ],
-)
+@pytest.mark.parametrize(("options", "search", "verifier"), CASES["defaults"])
 def test_what_stands_where_none_is_given(options, search, verifier):
     assert names(**options) == (search, verifier)
 

@@ -2,13 +2,15 @@
 
 import pytest
 
-from beamwright.errors import InputError
 from beamwright.protocols import Complete, Extend, Finish, Prune
 from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings
 from beamwright.tree import StopReason
 from fakes import add_step
 from played import actions_of, first_round, obey, play
+from tables import beside
+
+CASES = beside(__file__)
 
 
 def made(search, **settings):
@@ -31,39 +33,11 @@ def in_words(actions, nodes):
     return ", ".join(said)
 
 
-FOUR, HALVES = [0.1, 0.9, 0.3, 0.8], [0.9, 0.8, 0.1, 0.2]
 BEAM, DVTS = {"search": "beam", "n": 4, "width": 2}, {"search": "dvts", "n": 4, "width": 2}
 DISTINCT = {"filter_duplicates": True}
-DYNAMIC, PARTICLES = {"search": "dynamic", "n": 4}, {"search": "particles", "n": 4}
-COLD = {"score_temperature": 0.01}
 
 
-@pytest.mark.parametrize(
-    ("settings", "scores", "ended", "expected"),
-    [
-        # The best n / width get width children; ended paths keep their place whatever they score.
-        (BEAM, FOUR, [], "1x2, 3x2, -2, -0"),
-        (BEAM, FOUR, [0], "+0, 1x2, 3x1, -2"),
-        ({**BEAM, "n": 2}, [0.1, 0.9, 0.5], [0, 1], "+0, +1, -2, over"),
-        ({**BEAM, "max_rounds": 1}, FOUR, [1], "+1, 3 of 4 paths reached --max-rounds"),
-        # Every open path goes on.
-        ({"search": "best-of-n", "n": 3}, FOUR[:3], [1], "+1, 0x1, 2x1"),
-        # The best of each subtree goes on however bad it is; an ended path takes a place there.
-        (DVTS, HALVES, [], "0x2, -1, 3x2, -2"),
-        (DVTS, HALVES, [0], "+0, 1x1, 3x2, -2"),
-        # exp(0.9/0.2) : exp(0.7/0.2) : exp(0.1/0.2) = 90.0 : 33.1 : 1.65, of 6: 4.33 1.59 0.08.
-        ({**DYNAMIC, "n": 6}, [0.1, 0.9, 0.7], [], "1x4, 2x2, -0"),
-        ({**DYNAMIC, **COLD}, [0.9, 0.5, 0.1, 0.1], [], "0x4, -1, -2, -3"),
-        ({**DYNAMIC, "score_temperature": 100.0}, FOUR, [], "1x1, 3x1, 2x1, 0x1"),
-        (DYNAMIC, [None, 0.5], [], "1x4, -0"),
-        # A sharp temperature leaves one particle; even ones are not resampled below a threshold.
-        ({**PARTICLES, "n": 3, **COLD}, [0.1, 0.9, 0.2], [], "-0, 1x3, -2"),
-        ({**PARTICLES, "ess": 0.5}, [0.5, 0.5, 0.6, 0.4], [], "0x1, 1x1, 2x1, 3x1"),
-        ({**PARTICLES, "ess": 0.5}, [0.0, 0.0, 9.0, 0.0], [], "-0, -1, 2x4, -3"),
-        # An ended path is not rolled out.
-        ({"search": "lookahead", "n": 2, "width": 1}, [0.9, 0.8], [0], "+0, 1x1 greedy"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "scores", "ended", "expected"), CASES["rounds"])
 def test_what_becomes_of_a_rounds_candidates(settings, scores, ended, expected):
     tree, nodes = first_round(scores, ended)
     assert in_words(actions_of(made(**settings), tree), nodes) == expected
@@ -79,22 +53,6 @@ def test_duplicates_are_dropped_only_when_asked_for_and_within_a_subtree():
         ({**DVTS, **DISTINCT}, "-1, 0x2, 2x2, -3"),
     ]:
         assert in_words(actions_of(made(**settings), tree), nodes) == expected
-
-
-@pytest.mark.parametrize(
-    ("settings", "complaint"),
-    [
-        ({"search": "beam", "n": 2, "width": 4}, "--n 2 is smaller than --width 4"),
-        ({"search": "beam", "n": 6, "width": 4}, "--n 6 is not a multiple of --width 4"),
-        ({"search": "astar"}, "--search 'astar': choose one of beam, varying"),
-        ({"search": "mcts", "n": 4, "nodes": 3}, "--nodes 3 is smaller than --n 4"),
-        ({"search": "mcts", "n": 2, "width": 4}, "--n 2 is smaller than --width 4"),
-        ({"search": "mcts", "exploration": -0.1}, "exploration"),
-    ],
-)
-def test_impossible_settings_name_their_options(settings, complaint):
-    with pytest.raises(InputError, match=complaint):
-        made(**settings)
 
 
 def test_subtrees_never_compete():

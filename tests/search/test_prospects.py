@@ -1,9 +1,7 @@
 """What strategies say of a round that is not over."""
 
-import pytest
-
 from beamwright.search import make_strategy
-from beamwright.search.prospects import FORESIGHTS, by_scores, certain, ranks
+from beamwright.search.prospects import FORESIGHTS, by_scores, certain
 from beamwright.sections import SearchSettings
 from beamwright.tree import StopReason
 from fakes import add_step, new_tree
@@ -38,20 +36,6 @@ def test_own_scores_count_where_they_are_known():
     found = by_scores(beams, width=4)
     assert [beams.index(each.node) for each in found] == [0, 7, 3, 2]
     assert all(each.children == 4 for each in found)
-
-
-@pytest.mark.parametrize(
-    ("scores", "expected"),
-    [
-        ([], []),
-        ([None, None], [1, 1]),
-        ([0.5, 0.5], [1, 1]),
-        ([0.0, 1.0, None], [0.25, 0.75, 0]),
-        ([3, 1, 1, 2], [0.875, 0.25, 0.25, 0.625]),
-    ],
-)
-def test_ranks(scores, expected):
-    assert ranks(scores) == expected
 
 
 def strategy(name, **options):

@@ -5,8 +5,6 @@ import random
 import pytest
 
 from beamwright.search.rounds import (
-    duplicates,
-    effective_size,
     largest_remainder,
     ranked,
     systematic,
@@ -41,19 +39,6 @@ def test_best_first_whatever_the_order_given(scores, order):
     assert ordinals(ranked(nodes)) == ordinals(ranked(nodes[::-1])) == order
 
 
-def test_the_first_of_equal_texts_is_not_a_duplicate():
-    nodes = candidates([0.1, 0.2, 0.3, 0.4], ["a", "b", "a", "a"])
-    assert ordinals(duplicates(nodes)) == [2, 3]
-    assert duplicates([]) == []
-
-
-def test_shares_add_up_and_follow_the_weights():
-    assert largest_remainder([3.0, 1.0], 8) == [6, 2]
-    assert largest_remainder([1.0, 1.0, 1.0], 4) == [2, 1, 1], "ties go to who comes first"
-    assert largest_remainder([0.55, 0.45], 1) == [1, 0]
-    assert largest_remainder([1.0, 0.0], 3) == [3, 0]
-
-
 def test_shares_are_within_one_of_the_exact_ones():
     for seed in range(20):
         rng = random.Random(seed)
@@ -77,11 +62,6 @@ def test_systematic_resampling_is_unbiased():
     assert [each / draws for each in sums] == pytest.approx([0.4, 1.0, 2.6], abs=1e-3)
 
 
-def test_a_weight_of_nothing_is_never_drawn():
-    assert systematic([0.0, 1.0, 0.0], 5, 0.0) == [0, 5, 0]
-    assert systematic([1.0, 0.0, 1.0], 2, 0.0) == [1, 0, 1]
-
-
 def test_weights():
     soft = weights_of([1.0, 0.0], "softmax", 0.5)
     assert soft[0] / soft[1] == pytest.approx(2.718281828**2)
@@ -89,8 +69,3 @@ def test_weights():
     assert weights_of([-1.0, None], "linear", 1.0) == [1.0, 0.0], "log-probabilities weigh exp"
     assert weights_of([None, float("nan")], "softmax", 1.0) == [1.0, 1.0]
     assert weights_of([0.0, 0.0], "linear", 1.0) == [1.0, 1.0]
-
-
-def test_effective_size():
-    assert effective_size([1.0, 1.0, 1.0]) == pytest.approx(3)
-    assert effective_size([1.0, 0.0, 0.0]) == pytest.approx(1)

@@ -9,7 +9,7 @@ import pytest
 import engines
 from beamwright.errors import Cancelled
 from beamwright.search import STRATEGIES
-from beamwright.serve.answers import final_text, held_back, token_logprobs, told
+from beamwright.serve.answers import final_text, held_back, token_logprobs
 from beamwright.serve.body import ApiError
 from beamwright.serve.job import SearchJob, Told
 from beamwright.solver.solution import Solution
@@ -51,12 +51,6 @@ def test_what_all_that_can_win_begin_with(specs, said):
     assert final_text(grown(*specs)).said == said
 
 
-def test_what_is_decoded_ahead_of_selection_says_nothing():
-    tree = grown(((0,), "One. ", KEPT), ((0, 0), "Two.", CANDIDATE))
-    tree.root.children[0].children[0].speculative = True
-    assert final_text(tree).said == "One. "
-
-
 # --- of thoughts -----------------------------------------------------------------------------
 
 
@@ -85,19 +79,6 @@ def test_of_what_is_said_nothing_is_final_before_the_thought_is(first, second, f
     for steps in (first, second):
         extended(tree, tree.root, *steps)
     assert final_text(tree) == final
-
-
-def test_what_is_final_stays_however_a_reply_goes_on():
-    steps = [("\nHm", True), (" so. ", True), ("\n\nIt", False), (" is.", False), (" Oh.", True)]
-    tree = grown()
-    before, node = Told(), tree.root
-    for step in steps:
-        node = extended(tree, node, step)
-        now, whole = final_text(tree), told(node)
-        assert all(new.startswith(old) for new, old in zip(now, before, strict=True))
-        assert all(new.startswith(old) for new, old in zip(whole, now, strict=True))
-        before = now
-    assert told(node) == Told("Hm so.  Oh.", "It is.")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,9 @@ import pytest
 from beamwright.serve import endpoint
 from beamwright.serve.answers import calls_of
 from served import ASKED, PATIENCE, Gate, text_of
+from tables import beside
+
+CASES = beside(__file__)
 
 JSON = {"content-type": "application/json"}
 
@@ -200,18 +203,7 @@ def test_the_document_says_what_bodies_hold(served):
     assert not [path for path in document["paths"] if path.startswith(("/page", "/docs"))]
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status", "name", "value"),
-    [
-        ("GET", "/v1/models/tiny:beam", 200, "id", "tiny:beam"),
-        ("GET", "/health", 200, "status", "ok"),
-        ("GET", "/ready", 200, "status", "ready"),
-        ("GET", "/v1/models/gpt-6", 404, None, None),
-        ("GET", "/nowhere", 404, None, None),
-        ("GET", "/redoc", 404, None, None),
-        ("DELETE", "/v1/models", 405, None, None),
-    ],
-)
+@pytest.mark.parametrize(("method", "path", "status", "name", "value"), CASES["addresses"])
 def test_a_model_health_and_what_there_is_not(served, method, path, status, name, value):
     response = served.http.request(method, path)
     found = response.json()
@@ -222,31 +214,18 @@ def test_a_model_health_and_what_there_is_not(served, method, path, status, name
         assert found[name] == value
 
 
-CHAT, WRITE, RESPOND = "chat/completions", "completions", "responses"
+CHAT = "chat/completions"
 
 
 @pytest.mark.parametrize(
     ("path", "fields", "status", "param"),
     [
-        (CHAT, {"model": "gpt-6"}, 404, "model"),
-        (CHAT, {"messages": [{"role": "user", "content": " "}]}, 200, None),
-        (CHAT, {"search": {"width": 3}}, 400, "search"),
-        (CHAT, {"search": {"self": 1}}, 400, "search.self"),
-        (CHAT, {"stream": True, "search": {"width": 3}}, 400, "search"),
+        *CASES["errors"],
         (CHAT, {"search": {"deadline": 10**400}}, 400, "search.deadline"),
-        (CHAT, {"top_k": 2**63}, 400, "search"),
-        (WRITE, {"prompt": ""}, 400, "prompt"),
-        (RESPOND, {"input": "x", "previous_response_id": "r"}, 400, "previous_response_id"),
         *((CHAT, {"messages": [{"role": "user", "content": "word " * words}], "stream": streams},
            400, "messages") for words in (500, 50_000) for streams in (False, True)),
-        (WRITE, {"prompt": "word " * 500}, 400, "prompt"),
-        (RESPOND, {"input": "word " * 500}, 400, "input"),
-        # Half of a character.
-        (CHAT, {"search": {"\ud800": 1}}, 400, "search.\ud800"),
-        (CHAT, {"messages": [{"role": "user", "content": [{"type": "\ud800"}]}]}, 400,
-         "messages[0].content[0]"),
-        (WRITE, {"prompt": "\ud800"}, 400, "prompt"),
-        (WRITE, {"prompt": [1, 10**30]}, 400, "prompt"),
+        ("completions", {"prompt": "word " * 500}, 400, "prompt"),
+        ("responses", {"input": "word " * 500}, 400, "input"),
     ],
 )  # fmt: skip
 def test_errors_name_what_is_wrong(served, path, fields, status, param):

@@ -17,6 +17,7 @@ from beamwright.serve.body import ServerLimits
 from beamwright.serve.feed import POLICY, Feed
 from beamwright.tree import StopReason
 from fakes import add_step, grow, new_tree
+from tables import beside
 
 HOSTILE = '</script><img src=x onerror="alert(1)"> \u2028 \ud800'
 
@@ -133,24 +134,9 @@ def test_the_oldest_that_have_ended_are_forgotten():
 # --- HTTP ------------------------------------------------------------------------------------
 
 
-POST = ("POST", "/feed/searches")
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "content", "status", "said"),
-    [
-        ("GET", "/feed/searches/unknown", None, 404, "no such search"),
-        ("GET", "/feed/searches/unknown?from=-1", None, 400, "greater than or equal to 0"),
-        ("GET", "/page/..%2Ffeed.py", None, 404, ""),
-        (*POST, b"{", 400, "no JSON"),
-        (*POST, b"[]", 400, "not an object"),
-        (*POST, b'{"problem": 1}', 400, "problem: "),
-        (*POST, b'{"problem": "p", "more": 1}', 400, "more: "),
-        (*POST, b'{"problem": "p", "options": ' + b'{"a":' * 9 + b"1" + b"}" * 10, 400, "nested"),
-        (*POST, b'{"problem": "' + b"p" * 1000 + b'"}', 413, "larger than 1,000"),
-    ],
-)
-def test_what_is_refused(served, monkeypatch, method, path, content, status, said):
+@pytest.mark.parametrize(("path", "content", "status", "said"), beside(__file__)["refused"])
+def test_what_is_refused(served, monkeypatch, path, content, status, said):
+    method = "GET" if content is None else "POST"
     monkeypatch.setattr(served.queue, "limits", ServerLimits(body_bytes=1000, depth=8))
     json_body = {"content-type": "application/json"}
     refused = served.http.request(method, path, content=content, headers=json_body)

@@ -15,6 +15,9 @@ from beamwright.serve.chat import ChatFields, conversation
 from beamwright.serve.endpoint import event
 from beamwright.serve.responses import ResponseFields
 from beamwright.tree import Conversation, RawPrompt
+from tables import beside
+
+CASES = beside(__file__)
 
 SHOWS = (
     "{% for m in messages %}{{ m.role }}:{{ m.content }}"
@@ -77,14 +80,8 @@ def test_what_a_template_reads_reaches_it(shown, message, text):
 @pytest.mark.parametrize(
     ("arguments", "text", "by_item"),
     [
-        ('{"a": 1}', '{"a": 1}', "a=1"),
-        ({"a": 1}, '{"a": 1}', "a=1"),
-        ('{"a": null}', '{"a": null}', "a=None"),
+        *CASES["arguments"],
         *((empty, "{}", "") for empty in ("", " ", "{}", "null", None, ..., {})),
-        ('{"value": ', '"{\\"value\\": "', 'arguments={"value": '),
-        ("not json {", '"not json {"', "arguments=not json {"),
-        ('"Beijing"', '"\\"Beijing\\""', None),
-        ("5", "5", None),
     ],
 )
 def test_arguments_stay_usable_whatever_they_are(shown, arguments, text, by_item):
@@ -115,20 +112,9 @@ def test_what_json_lacks_is_refused_before_the_search(served, arguments, stream)
 @pytest.mark.parametrize(
     ("call", "arguments"),
     [
-        ('{"name": "f", "parameters": {"a": 1}}', '{"a": 1}'),
-        ('{"name": "f", "arguments": "{\\"a\\": 1}"}', '{"a": 1}'),
-        *((f'{{"name": "f", "arguments": {empty}}}', "{}") for empty in ("null", '""', "{}")),
-        ('{"name": "f"}', "{}"),
-        ('{"name": "f", "arguments": "not json {"}', "not json {"),
-        ('{"name": "f", "arguments": {"a": 1}, "parameters": {"a": 2}}', None),
-        ('{"name": "f", "args": {"a": 1}}', None),
-        ('{"name": "f", "a": 1}', None),
-        ('{"name": null, "arguments": {}}', None),
-        *((f'{{"name": "f", "arguments": {odd}}}', None) for odd in ("5", "[1]", "true", '"[1]"')),
-        ('{"name": "f", "arguments": "{\\"a\\": NaN}"}', None),
-        *((odd, None) for odd in ("", "{not json}", "[1]", '{"arguments": {}}', '{"name"}')),
+        *CASES["calls"],
         ('{"name": "f", "arguments": ' + "[" * 100_000 + "}", None),
-        ("<tool_call>{" * 100_000, None),  # quadratic is an hour
+        ("<tool_call>{" * 100_000, None),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -173,16 +159,7 @@ def test_a_thought_belongs_to_the_message_behind_it(items, thoughts):
     assert [each.get("reasoning_content") for each in messages] == thoughts
 
 
-@pytest.mark.parametrize(
-    ("item", "words"),
-    [
-        ({"type": "item_reference", "id": "msg_1"}, "nothing is stored here"),
-        ({"type": {"odd": 1}}, "no {'odd': 1} is taken"),
-        ({"type": "web_search_call", "id": "w"}, "no web_search_call is taken"),
-        *(({"type": kind, "name": "f"}, f"no {kind} is taken: tools")
-          for kind in ("function_call", "function_call_output")),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("item", "words"), CASES["items"])
 def test_an_item_that_cannot_be_one_is_named(item, words):
     with pytest.raises(ApiError, match=words) as refused:
         parsed(ResponseFields, {"model": "m", "input": [USER, THOUGHT, item]})

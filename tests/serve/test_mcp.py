@@ -19,6 +19,7 @@ from beamwright.serve.body import ServerLimits
 from beamwright.serve.queue import RequestQueue
 from engines import assert_nothing_allocated
 from served import ASKED, PATIENCE, held, until
+from tables import beside
 
 EGGS = (
     "Jack has 70 eggs. In April Jack gets 9 eggs. In May Jack sells 19 eggs. "
@@ -153,17 +154,8 @@ def test_every_round_is_told(queue, mode):
 
 
 def test_what_is_wrong_is_a_line(queue):
-    wrong = {
-        "n: 600 candidates; at most 512 here": {"n": 600},
-        "seed: is a whole number": {"seed": "x"},
-        "--n 7 is not a multiple of": {"n": 7},
-        "choose one of beam": {"search": "bim"},
-        "deadline_s: is a number": {"deadline_s": -1},
-        "temperature: no such argument": {"temperature": 2},
-        "problem: is a text": {"problem": " "},
-        "This model's maximum context length is": {"problem": "many words " * 1000},
-        "n: is a whole number": {"n": 7.5},
-    }
+    wrong = beside(__file__)["wrong"]
+    wrong["This model's maximum context length is"] = {"problem": "many words " * 1000}
 
     async def conversation(client):
         results = [await solve(client, **arguments) for arguments in wrong.values()]

@@ -1,15 +1,18 @@
 """The live page in a real browser: it asks, draws, lets read, and takes no text for markup."""
 
 import json
+from contextlib import ExitStack
+from xml.etree import ElementTree
 
 import pytest
 
 import feeding
 from beamwright import Solver
-from beamwright.page.runs import begin, end, write_tree_page
+from beamwright.page.runs import read_runs, write_tree_page
 from beamwright.serve.feed import Feed
 from beamwright_lab.serve.browser import chromium, chromium_path, running
 from served import Served
+from tables import beside
 
 HOSTILE = (
     "</script><script>window.pwned=1</script><img src=x onerror='window.pwned=1'>"
@@ -63,46 +66,19 @@ def live():
         yield server.url
 
 
-def step(lineage, **known):
-    whole = {
-        "round": lineage.count(".") + 1 if lineage else 0, "text": f"step {lineage}", "tokens": 3,
-        "score": 0.5, "step_score": 0.5, "state": "kept", "stop": "delimiter",
-    }  # fmt: skip
-    return {"lineage": lineage, **whole, **known}
-
-
-def a_round(number, *nodes):
-    return {"event": "round", "round": number, "nodes": list(nodes), "tokens": 9, "elapsed_s": 0.1}
-
-
-def a_run(run_id="saved", problem="What is 1+1?", **changed):
+def a_run(problem="What is 1+1?", **changed):
     """Three rounds; a step changes where it is given by lineage: `{"0.1": {"text": "other"}}`."""
-    known = {"problem": problem, "model": "m", "method": "beam", "n": 4, "width": 2, "seed": 0}
-    final = {"state": "finished", "stop": "eos", "answer": "2", "vote": "2"}
-
-    def made(lineage, **facts):
-        return step(lineage, **{**facts, **changed.get(lineage, {})})
-
-    return [
-        begin(run_id, known, started=1.0),
-        a_round(
-            1, made("", state="kept", score=None, step_score=None, stop=None),
-            made("0", score=0.9), made("1", score=0.4), made("2", state="pruned", score=0.1),
-        ),
-        a_round(
-            2, made("0.0", **final, score=0.8), made("0.1", ahead=2), made("1.0", **final),
-            made("1.1", state="pruned"),
-        ),
-        a_round(3, made("0.1.0", **{**final, "answer": "3", "vote": "3"}, score=0.2)),
-        end("done", answer="2", chosen="0.0", elapsed_s=0.3),
-    ]  # fmt: skip
+    run = beside(__file__)["run"]
+    run[0]["problem"] = problem
+    for event in run:
+        for step in event.get("nodes", ()):
+            step.update(changed.get(step["lineage"], {}))
+    return run
 
 
 @pytest.fixture
 def serve_runs():
     """Serves runs; returns the address."""
-    from contextlib import ExitStack
-
     with ExitStack() as stack:
 
         def serve(*runs, **app):
@@ -126,10 +102,8 @@ def until(page, expression):
 def drawn_tree(page):
     """What the page knows: it is drawn on a canvas, so the module that draws is asked."""
     return page.evaluate(
-        "() => { const { tree, selected } = window.beamwright.pane.panel;"
-        " return { steps: tree.nodes.length, rounds: tree.rounds, selected: selected === null ?"
-        " null : tree.nodes[selected].lineage, chosen:"
-        " tree.nodes.filter((n) => n.chosen).length }; }"
+        "() => { const { nodes } = window.beamwright.pane.panel.tree;"
+        " return { steps: nodes.length, chosen: nodes.filter((n) => n.chosen).length }; }"
     )
 
 
@@ -237,10 +211,6 @@ def test_the_saved_tree_page_draws_without_a_word_on_the_console(visit, tmp_path
 
 
 def test_what_is_exported_can_be_opened_again(serve_runs, visit, tmp_path):
-    from xml.etree import ElementTree
-
-    from beamwright.page.runs import read_runs
-
     run = a_run(**{"0.0": {"text": HOSTILE}})
     page = visit(serve_runs(run))
     page.wait_for_selector("#votes li")

@@ -13,6 +13,9 @@ from beamwright.serve.body import ApiError, ServerLimits, parsed
 from beamwright.serve.chat import ChatFields
 from beamwright.serve.job import RequestReader, thinking_of
 from served import Served, text_of
+from tables import beside
+
+CASES = beside(__file__)
 
 PROBLEM = json.loads((BUNDLED / "test.jsonl").read_text().splitlines()[0])["problem"]
 OPTIONS = {"search": "majority", "n": 2, "verifier": "none", "max_tokens": 500}
@@ -106,15 +109,7 @@ def test_a_response_has_an_item_for_the_thought(server):
     assert said["response.output_text.done"]["output_index"] == 1
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"reasoning_effort": "none"},
-        {"chat_template_kwargs": {"enable_thinking": False}},
-        {"thinking_token_budget": 0},
-        {"reasoning": {"enabled": False}},
-    ],
-)
+@pytest.mark.parametrize("fields", CASES["switched_off"])
 def test_thinking_is_switched_off(server, fields):
     reply = server.chat(PROBLEM, seed=1, **fields).json()
     assert reply["usage"]["search"]["thought_tokens"] == 0
@@ -135,43 +130,12 @@ def asked(max_tokens=None, context=32768, **fields):
     return thinking_of(parsed(ChatFields, body), context, max_tokens)
 
 
-@pytest.mark.parametrize(
-    ("fields", "thinking"),
-    [
-        ({}, None),
-        ({"reasoning_effort": "medium"}, None),
-        ({"reasoning_effort": "minimal"}, 1024),
-        ({"reasoning": {"effort": "high"}}, 16384),
-        ({"reasoning_effort": "high", "max_tokens": 100}, 50),
-        ({"reasoning_effort": "high", "thinking_token_budget": 7}, 7),
-        ({"thinking_budget_tokens": 7, "reasoning_budget": 7}, 7),
-        ({"reasoning_budget_tokens": -1}, "on"),
-        ({"reasoning_budget": 0, "reasoning_effort": "none"}, "off"),
-        ({"reasoning": {"enabled": True, "summary": "auto"}}, "on"),
-        # Of a model that marks no thoughts, an effort is of the search alone.
-        ({"reasoning_effort": "none", "context": None}, None),
-        ({"reasoning_effort": "high", "context": None}, None),
-    ],
-)
+@pytest.mark.parametrize(("fields", "thinking"), CASES["budgets"])
 def test_budgets_and_efforts(fields, thinking):
     assert asked(fields.pop("max_tokens", None), **fields) == thinking
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "said"),
-    [
-        ({"thinking_token_budget": 5, "context": None}, "thinking_token_budget", "marks no"),
-        ({"thinking_token_budget": 5, "reasoning_effort": "none"}, "thinking_token_budget", "none"),
-        ({"thinking_token_budget": 5, "reasoning_budget": 6}, "thinking_token_budget", "differ"),
-        (
-            {"reasoning_budget": 5, "chat_template_kwargs": {"enable_thinking": False}},
-            "reasoning_budget",
-            "enable_thinking is false",
-        ),
-        ({"reasoning": {"efort": "low"}}, "reasoning.efort", "not permitted"),
-        ({"reasoning_budget": "much"}, "reasoning_budget", "integer"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "param", "said"), CASES["contradictions"])
 def test_what_contradicts_itself_is_one_line(fields, param, said):
     with pytest.raises(ApiError, match=said) as caught:
         asked(**fields)

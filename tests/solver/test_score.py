@@ -6,6 +6,9 @@ from beamwright import Solver
 from beamwright.cli.demo import PROBLEM as ASKED
 from beamwright.errors import BeamwrightError, CapacityError, InputError
 from engines import PROBLEM, assert_nothing_allocated
+from tables import beside
+
+CASES = beside(__file__)
 
 LONG_S = 120.0
 SMALL = {"n": 4, "width": 2, "max_rounds": 3, "dtype": "float64"}
@@ -221,16 +224,9 @@ def test_a_verifier_says_that_it_reads_what_was_drawn(make_solver, verifier, wor
 @pytest.mark.parametrize(
     ("paths", "options", "words"),
     [
-        ([], {}, "paths: there are none"),
-        ("two", {}, "path 0: a path is a list of steps"),
-        ([["two"], []], {}, "path 1: a path is a list of steps, one at least"),
-        ([["two", 2]], {}, "path 0: a step is a text, not int"),
-        ([["\ud800"]], {}, "path 0 is no text"),
+        *CASES["refused"],
         ([["two"] * 1025], {}, r"path 0.* tokens long"),
         ([["abc" * 1025]], {}, r"path 0.* tokens long"),
-        ([["two"]], {"aggregate": "most"}, "aggregate"),
-        ([["two"]], {"priority": "high"}, "priority"),
-        ([["two"]], {"problem": " "}, "the problem is empty"),
     ],
     ids=lambda each: str(each)[:30].encode("ascii", "replace").decode(),
 )

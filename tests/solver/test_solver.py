@@ -11,6 +11,9 @@ from beamwright.errors import InputError, ProblemTooLongError
 from beamwright.search.beam import BeamSearch
 from beamwright.tree import NodeState, tree_hash
 from engines import PROBLEM, assert_nothing_allocated, grow
+from tables import beside
+
+CASES = beside(__file__)
 
 RANDOM = "random:llama,layers=2,hidden=32,heads=4,kv_heads=2,intermediate=48,vocab=90,context=256"
 SYNTHETIC = {"model": RANDOM, "verifier": "logprob", "n": 4, "width": 2, "step_tokens": 6}
@@ -160,35 +163,9 @@ def test_a_problem_that_fills_the_context_names_both_lengths(make_solver):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"n": 6, "width": 4}, "--n 6 is not a multiple of --width 4"),
-        ({"n": 2, "width": 4}, "--n 2 is smaller than --width 4"),
-        ({"n": 0}, "--n"),
-        ({"search": "astar"}, "--search 'astar'"),
-        ({"beams": 4}, "unknown option 'beams'"),
-        ({"stop_votes": True}, "--stop-votes goes with --choose majority or weighted, not best"),
-        (
-            {"stop_votes": True, "choose": "weighted", "verifier": "deepconf"},
-            "--stop-votes with --choose weighted needs a verifier",
-        ),
-        ({"search": "beam", "verifier": "none"}, "--search beam needs scores"),
-        ({"model": "/nowhere"}, "--model /nowhere: no such folder"),
-        ({"verifier": "/nowhere"}, "--verifier /nowhere: no such folder"),
-        ({"memory": "100KiB"}, "nothing is left for KV"),
-        ({"schedule": "localty"}, "--schedule 'localty': did you mean locality"),
-        ({"verifier_weights": "int8"}, "--verifier-weights int8: does nothing with --verifier lo"),
-        ({"schedule": "in-gpu", "evict": "recompute"}, "--evict recompute: does nothing with"),
-        ({"schedule": "in-gpu", "inter_beam": False}, "--no-inter-beam: does nothing with"),
-        ({"schedule": "layerwise", "planner": "greedy"}, "--planner greedy: does nothing with"),
-        ({"split": "half"}, "'half' is no split: write auto or a share such as 0.7"),
-        ({"split": 1.0}, "1.0 is no split"),
-        ({"split": True}, "True is no split"),
-        ({"split": 0.5, "verifier": "logprob"}, "--split 0.5: does nothing with --ver"),
-        ({"strategy": 3}, "strategy: int has no method select"),
+        *CASES["options"],
         ({"strategy": BeamSearch, "search": "beam"}, "either strategy= .* or search="),
-        ({"stop": 3}, "stop: int is no function of a tree"),
-        ({"model": 5}, "--model"),
         ({"settings": Settings()}, "not both"),
-        ({"settings": "bundled"}, r"Solver\(model=\.\.\.\), not str"),
     ],
     ids=str,
 )
@@ -198,30 +175,15 @@ def test_bad_options_are_input_errors(generator_folder, options, complaint):
 
 
 @pytest.mark.parametrize(
-    ("call", "complaint"),
+    ("method", "given", "options", "complaint"),
     [
-        (lambda solver: solver.solve(["1+1"]), "a problem is one text, not list"),
-        (lambda solver: solver.solve("  \n\t"), "the problem is empty"),
-        (lambda solver: solver.solve(None), "a problem is one text, not NoneType"),
-        (lambda solver: solver.solve("1+1", problem_id=1.5), "problem_id is a str or an int"),
-        (lambda solver: solver.solve("1+1", on_round=3), "on_round is a function .*, not int"),
-        (lambda solver: solver.solve("1+1", checkpoint=3), "checkpoint: a path is a str or a Path"),
-        (lambda solver: solver.resume(None), "file: a path is a str or a Path, not NoneType"),
-        (lambda solver: solver.solve_many("1+1"), "takes a list of problems, not str"),
-        (lambda solver: solver.solve_many(None), "takes a list of problems, not NoneType"),
-        (lambda solver: solver.solve_many(["1+1", 5]), "problem 1: give a text or an .* not int"),
-        (lambda solver: solver.solve_many([PROBLEM], in_flight=0), "in_flight must be at least 1"),
-        (lambda solver: solver.solve_many([(0, "1+1", 3)]), "problem 0: give a text"),
-        (lambda solver: solver.solve_many([(0, "1+1", {"wdith": 3})]), "did you mean"),
-        *(
-            (lambda solver, own=own: solver.solve_many([(0, "1+1", {"priority": own})]), words)
-            for own, words in (("high", "priority: is an int, not str"), (True, "int, not bool"))
-        ),
+        *CASES["calls"],
+        *(("solve_many", [(0, "1+1", own)], {}, words) for own, words in CASES["own"]),
     ],
 )
-def test_a_wrong_type_is_one_clear_error(make_solver, call, complaint):
+def test_a_wrong_type_is_one_clear_error(make_solver, method, given, options, complaint):
     with pytest.raises(InputError, match=complaint) as found:
-        call(make_solver(n=4, width=2))
+        getattr(make_solver(n=4, width=2), method)(given, **options)
     assert "\n" not in str(found.value)
 
 

@@ -16,21 +16,6 @@ def two_steps(*texts):
     return node
 
 
-def test_the_function_gets_the_problem_and_the_steps():
-    seen = []
-
-    def judge(problem, steps):
-        seen.append((problem, steps))
-        return len(steps) / 4
-
-    verifier = CallableVerifier(judge, aggregate="min")
-    assert verifier.score([two_steps("a\n\n", "\n\n", "b")]) == [0.5]
-    assert verifier.score([two_steps("a", "\n\n")]) == [None]
-    assert seen == [("1+1?", ["a\n\n", "b"])]
-    assert verifier.default_aggregate == "min"
-    assert CallableVerifier(lambda problem, steps: None).score([two_steps("a")]) == [None]
-
-
 def raises(problem, steps):
     raise ValueError("no\nlicence")
 

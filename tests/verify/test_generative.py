@@ -25,6 +25,7 @@ from beamwright.verify.family import families, load_spec
 from beamwright.verify.find import resolve_verifier
 from fakes import grow, new_tree
 from prm_goldens import GENERATIVE
+from tables import beside
 
 TEXTS = ["## Step 1: the sea.\n\n", "12+3=15\n\n", "she\n  sees eels\n\n", "a - b\n\n", "\n\n"]
 INSTRUCTION = (
@@ -275,19 +276,7 @@ def test_a_search_does_not_depend_on_its_schedule(make_solver, folder, tmp_path,
 # --- declarations ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("written", "complaint"),
-    [
-        ("samples: 2", "samples: at temperature 0 all would be the same"),
-        ("good: null", "a suffix needs 'good' and 'bad'"),
-        ("suffix: null\nturns: each_step", "each_step needs a suffix"),
-        ("stops: ['']", "stops: an empty text"),
-        ("stops: ['Step {n}']", r"stops: \{n\} is no placeholder"),
-        ("opening: '{step}'", "opening: {step} is no placeholder"),
-        ("drop: '('", "drop: .*not a regular expression"),
-        ("sampling: {top_p: 2}", r"sampling\.top_p: "),
-    ],
-)
+@pytest.mark.parametrize(("written", "complaint"), beside(__file__)["declarations"])
 def test_a_wrong_declaration_is_one_line(tmp_path, written, complaint):
     (tmp_path / "verifier.yaml").write_text(f"family: think-prm\n{written}\n")
     with pytest.raises(InputError, match=complaint) as caught:

@@ -21,6 +21,9 @@ from fakes import grow as add_steps
 from fakes import new_tree
 from played import random_rounds
 from prm_checkpoints import CHAT_ML, FAULT, LLAMA_3
+from tables import beside
+
+CASES = beside(__file__)
 
 ENDS = {LLAMA_3: [2, 7, 114], CHAT_ML: [2, 35, 114]}
 SHORT = (
@@ -240,16 +243,7 @@ def test_greedy_critiques_of_equal_paths_are_written_once(made_judge):
 @pytest.mark.parametrize(
     ("text", "score"),
     [
-        ("It holds.\n\nScore: 7/10", 0.7),
-        ("Score: +4/10", 0.4),
-        ("**Score:** 8/10", 0.8),
-        ("Score: \\boxed{6}/10", 0.6),
-        ("Score: \\boxed{6/10", None),  # not balanced
-        ("Score: 2/10, no, wait.\nScore: 9/10", 0.9),
-        ("Score: 9/10\nScore: 11/10", None),  # the last one counts
-        ("Score: -1/10", None),
-        ("Score: 7/10.5", None),
-        ("Underscore: 7/10", None),
+        *CASES["scores"],
         (f"Score: {'9' * 400}/10", None),
     ],
 )
@@ -276,14 +270,7 @@ def test_the_context_cuts_critiques_off_and_hides_paths(made_judge):
 # --- what is wrong ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("template", "complaint"),
-    [
-        ("{{ raise_exception('no such\nrole') }}", "chat template: no such role"),
-        ("hello", "leaves the user's turn out"),
-        (None, "a judge needs a chat templ"),
-    ],
-)
+@pytest.mark.parametrize(("template", "complaint"), CASES["templates"])
 def test_a_chat_template_that_fails_or_is_missing_is_named(tmp_path, template, complaint):
     checkpoints.write_random_judge(tmp_path, LLAMA_3, [2])
     file = tmp_path / "chat_template.jinja"
@@ -296,19 +283,7 @@ def test_a_chat_template_that_fails_or_is_missing_is_named(tmp_path, template, c
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("written", "complaint"),
-    [
-        ("prompt: '{steps} {problem}'", "prompt: .*{problem} and then {steps}, once each"),
-        ("step: x", "step: .*{step} once"),
-        ("pattern: 'Score [0-9]'", "pattern: .*0 groups"),
-        ("pattern: '('", "pattern: .*not a regular expression"),
-        ("max_tokens: 0", "max_tokens: Input should be greater"),
-        ("out_of: .inf", "out_of: "),
-        ("promt: x", "promt: Extra inputs"),
-        ("- a", "spec: a mapping is expected"),
-    ],
-)
+@pytest.mark.parametrize(("written", "complaint"), CASES["files"])
 def test_a_wrong_judge_file_is_one_line(tmp_path, written, complaint):
     (tmp_path / "judge.yaml").write_text(written)
     with pytest.raises(InputError, match=rf"judge\.yaml: {complaint}") as caught:

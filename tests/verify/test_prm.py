@@ -166,25 +166,6 @@ def test_scores_equal_re_encoding_the_whole_path(make_verifier, verifier_folder,
     assert len(different) > 15, "the head must tell steps apart"
 
 
-@pytest.mark.parametrize("name", ["linear-at-step-end", "token-mlp-everywhere"])
-def test_a_round_computes_only_its_own_tokens(make_verifier, name):
-    verifier = make_verifier(name)
-    look_back = 1 if name == "token-mlp-everywhere" else 0
-    for tree, candidates in random_tree(2):
-        verifier.score(candidates)
-        said = {tuple(n.handles["verifier"].token_ids): n for n in reversed(candidates)}
-        for node in said.values():  # the first of those that say the same
-            parent, own = (n.handles["verifier"].token_ids for n in (node.parent, node))
-            shared = 0
-            while shared < min(len(own) - 1, len(parent)) and own[shared] == parent[shared]:
-                shared += 1
-            assert node.usage["verifier_reused"] == shared - look_back
-            assert node.usage["verifier_prefilled"] == len(own) - shared + look_back
-            assert node.handles["verifier"].segment.length == node.usage["verifier_prefilled"]
-        assert tree.root.usage["verifier_prefilled"] == len(tree.root.handles["verifier"].token_ids)
-        verifier.release(tree.release_dead())
-
-
 def rows_of(verifier, monkeypatch):
     """Tokens of each request of every pass that this verifier makes from now on."""
     prefill, rows = verifier.tree_model.prefill, []
