@@ -3,38 +3,27 @@ import pytest
 from beamwright.protocols import Complete, Extend, Finish, Prune
 from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings
-from beamwright.tree import NodeState, StopReason
-from fakes import add_step, new_tree
-from played import actions_of, obey, play
+from beamwright.tree import NodeState
+from fakes import new_tree
+from played import actions_of, obey, play, write_round
 
 
 def deepconf(**settings):
     return make_strategy(SearchSettings(search="deepconf", **settings))
 
 
-def decode(tree, scores, ended=()):
-    """One round: the open nodes get these scores, in lineage order; returns them."""
-    nodes = tree.open_nodes()
-    for place, (node, score) in enumerate(zip(nodes, scores, strict=True)):
-        stop = StopReason.EOS if place in ended else StopReason.DELIMITER
-        add_step(tree, node, "x", stop=stop)
-        node.score = score
-    tree.rounds += 1
-    return nodes
-
-
 def warmed(strategy, scores):
     """A tree whose warm-up paths have all ended at once with these scores."""
     tree = new_tree()
     obey(tree, actions_of(strategy, tree))
-    return tree, decode(tree, scores, ended=range(len(scores)))
+    return tree, write_round(tree, scores, ended=range(len(scores)))
 
 
 def test_the_warm_up_runs_alone_and_is_never_given_up_on_the_way():
     strategy, tree = deepconf(n=8, warmup=3), new_tree()
     assert actions_of(strategy, tree) == [Extend(tree.root, 3)]
     obey(tree, actions_of(strategy, tree))
-    one, two, three = decode(tree, [9.0, 1.0, 5.0], ended=[2])
+    one, two, three = write_round(tree, [9.0, 1.0, 5.0], ended=[2])
     assert actions_of(strategy, tree) == [Complete(three), Extend(one, 1), Extend(two, 1)]
 
 
@@ -47,17 +36,17 @@ def test_the_bar_is_a_percentile_of_the_warm_up_and_holds_for_it_too():
     assert actions[-1] == Extend(tree.root, 4)
     obey(tree, actions)
     # The median is 3; equal is not below, and a path without a score is not either.
-    a, b, c, d = decode(tree, [3.0, 2.9, None, 3.0 - 1e-9], ended=[3])
+    a, b, c, d = write_round(tree, [3.0, 2.9, None, 3.0 - 1e-9], ended=[3])
     assert actions_of(strategy, tree) == [Prune(b), Complete(d), Extend(a, 1), Extend(c, 1)]
 
 
 def test_a_warm_up_path_that_finished_early_can_lose_its_place():
     strategy, tree = deepconf(n=2, warmup=2, keep=0.1), new_tree()
     obey(tree, actions_of(strategy, tree))
-    early, _ = decode(tree, [1.0, 8.0], ended=[0])
+    early, _ = write_round(tree, [1.0, 8.0], ended=[0])
     obey(tree, actions_of(strategy, tree))
     assert early.state is NodeState.FINISHED
-    (late,) = decode(tree, [6.0], ended=[0])
+    (late,) = write_round(tree, [6.0], ended=[0])
     reason = "1 of 2 paths fell below the warm-up's 5.5 or reached --max-rounds"
     assert actions_of(strategy, tree) == [Prune(early), Complete(late), Finish(reason)]
     obey(tree, actions_of(strategy, tree))

@@ -5,9 +5,7 @@ import pytest
 from beamwright.protocols import Complete, Extend, Finish, Prune
 from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings
-from beamwright.tree import StopReason
-from fakes import add_step
-from played import actions_of, first_round, obey, play
+from played import actions_of, first_round, obey, write_round
 from tables import beside
 
 CASES = beside(__file__)
@@ -55,32 +53,7 @@ def test_duplicates_are_dropped_only_when_asked_for_and_within_a_subtree():
         assert in_words(actions_of(made(**settings), tree), nodes) == expected
 
 
-def test_subtrees_never_compete():
-    width = 3
-
-    def one_survivor_per_subtree(tree):
-        parents = [node.parent for node in tree.open_nodes() if node.parent is not tree.root]
-        subtrees = {parent: parent.lineage[1] // width for parent in parents}
-        assert len(set(subtrees.values())) == len(subtrees)
-
-    tree, _ = play(
-        made("dvts", n=9, width=width, max_rounds=100), 3, check=one_survivor_per_subtree
-    )
-    ends = [node.lineage[1] // width for node in tree.finished()]
-    assert [ends.count(subtree) for subtree in range(3)] == [3, 3, 3]
-
-
 # --- lookahead -----------------------------------------------------------------------------------
-
-
-def write(tree, scores, ended=()):
-    """Write the open steps, in lineage order."""
-    nodes = tree.open_nodes()
-    for i, (node, score) in enumerate(zip(nodes, scores, strict=True)):
-        add_step(tree, node, "x", stop=StopReason.EOS if i in ended else StopReason.DELIMITER)
-        node.score = score
-    tree.rounds += 1
-    return nodes
 
 
 def test_the_end_of_the_rollout_decides_and_not_the_candidate():
@@ -89,10 +62,10 @@ def test_the_end_of_the_rollout_decides_and_not_the_candidate():
     actions = actions_of(strategy, tree)
     assert actions == [Extend(node, 1, greedy=True) for node in nodes]
     obey(tree, actions)
-    rollouts = write(tree, [0.5, 0.2, 0.5, 0.5], ended=[1])
+    rollouts = write_round(tree, [0.5, 0.2, 0.5, 0.5], ended=[1])
     assert all(node.greedy for node in rollouts)
     obey(tree, actions_of(strategy, tree))
-    ends = write(tree, [0.1, 0.3, 0.4])
+    ends = write_round(tree, [0.1, 0.3, 0.4])
     actions = actions_of(strategy, tree)
     dropped = {*rollouts, *ends}
     losers = [Prune(nodes[1]), Prune(nodes[0])]

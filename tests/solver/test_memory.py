@@ -98,16 +98,6 @@ def test_the_host_tier_is_half_of_the_memory_that_there_is(tmp_path, monkeypatch
     assert memory.host_kv_bytes(Settings.build(device="cuda")) == 16 * GIB, "pinned"
 
 
-def test_kernels_need_no_copies_but_partial_results_of_their_rows(generator):
-    settings = MemorySettings(memory="64MiB")
-    left = 64 * 1024**2 - generator.weights - generator.activations(4) - generator.captured
-    in_place = plan_memory(settings, generator, None, 4, in_place=True)
-    assert in_place.kv_bytes == left - generator.partials(4)
-    many = plan_memory(settings, generator, None, 10_000, in_place=True)
-    plain = plan_memory(settings, generator, None, 10_000)
-    assert many.kv_bytes == plain.kv_bytes - generator.captured // 2, "else as with copies"
-
-
 @pytest.mark.parametrize("n", [4, 1000])
 @pytest.mark.parametrize("step_tokens", [None, 8, 256])
 def test_what_is_needed_is_the_inverse_of_the_plan(generator, n, step_tokens):

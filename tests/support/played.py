@@ -18,13 +18,19 @@ from fakes import add_step, grow, new_tree
 def first_round(scores, ended=()):
     """A tree whose root has candidates with these scores; `ended` are those whose path is over."""
     tree = new_tree()
-    nodes = tree.expand(tree.root, len(scores))
+    tree.expand(tree.root, len(scores))
+    return tree, write_round(tree, scores, ended)
+
+
+def write_round(tree, scores, ended=()):
+    """Write the open steps, in lineage order, with these scores; returns their nodes."""
+    nodes = tree.open_nodes()
     for i, (node, score) in enumerate(zip(nodes, scores, strict=True)):
         stop = StopReason.EOS if i in ended else StopReason.DELIMITER
         add_step(tree, node, f"{i}.", stop=stop)
         node.score = score
-    tree.rounds = 1
-    return tree, nodes
+    tree.rounds += 1
+    return nodes
 
 
 def obey(tree, actions):

@@ -1,4 +1,4 @@
-"""What of a reply a verifier is shown: its answer, its thought, or both."""
+"""What of a reply a verifier is shown: its answer, its thought, or both; functions that fail."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from beamwright.verify.encode import PathEncoder
 from beamwright.verify.family import family
 from beamwright.verify.scorers import CallableVerifier, ObjectVerifier, scorer
 from beamwright.verify.spec import VerifierSpec
-from fakes import new_tree
+from fakes import grow, new_tree
 
 STEPS = [
     ("Is it 4?\n\n", True),
@@ -120,3 +120,35 @@ def test_in_a_dialogue_a_plus_of_a_step_is_no_mark(path):
     (whole,) = encoder.encode("Tim has 2.", nodes[-1:], lambda node: node.root)
     assert whole.read_at == [at for each in one_by_one for at in each.read_at]
     assert whole.sizes == [1, 1, 1]
+
+
+# --- a verifier that is a Python function ----------------------------------------------------
+
+
+def two_steps(*texts):
+    tree = new_tree(problem_id=7, text="1+1?")
+    node = tree.root
+    for text in texts:
+        (node,) = grow(tree, node, [text])
+        tree.keep(node)
+    return node
+
+
+def raises(problem, steps):
+    raise ValueError("no\nlicence")
+
+
+@pytest.mark.parametrize(
+    ("function", "complaint"),
+    [
+        (raises, "verifier raises on problem 7, step 2: it raised ValueError: no licence"),
+        (lambda p, s: "good", "it returned str, not a number"),
+        (lambda p, s: float("nan"), "it returned nan, not a finite number"),
+        (lambda p, s: 10**400, "it returned int, not a number of a float"),
+        (lambda p: 1.0, "it raised TypeError"),
+    ],
+)
+def test_what_a_function_may_do_wrong_is_one_line(function, complaint):
+    with pytest.raises(InputError, match=complaint) as caught:
+        CallableVerifier(function).score([two_steps("a", "b")])
+    assert "\n" not in str(caught.value)
