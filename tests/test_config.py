@@ -61,11 +61,6 @@ def test_a_bad_recipe_is_one_line_that_names_file_and_option(recipe, row):
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_recipe_is_named(tmp_path):
-    with pytest.raises(InputError, match=r"gone\.yaml: cannot be read"):
-        Settings.build(tmp_path / "gone.yaml")
-
-
 IMPOSSIBLE = {
     "temperature": (-0.1, float("nan")), "top_p": (0.0, 1.1), "top_k": (0,), "min_p": (2.0,),
     "width": (0,), "seed": (-1,), "delimiter": ("",), "max_step_tokens": (0,), "dtype": ("int8",),

@@ -38,12 +38,6 @@ def test_cores_are_no_more_than_the_quota_of_the_control_groups(
     assert num_cores(tmp_path) == (64 if quota is None else -int(-quota // 1))
 
 
-def run_python(code, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True
-    ).stdout.split()
-
-
 @pytest.mark.parametrize(
     ("first", "users", "spins"),
     [
@@ -56,4 +50,6 @@ def run_python(code, **environment):
 def test_the_spin_is_short_unless_the_user_or_an_earlier_import_decides(first, users, spins):
     code = f"import os, sys\n{first}import beamwright\nprint(os.environ.get('GOMP_SPINCOUNT'))"
     kept = {"PATH", "PYTHONPATH"} & os.environ.keys()
-    assert run_python(code, **{name: os.environ[name] for name in kept}, **users) == [spins]
+    environment = {name: os.environ[name] for name in kept} | users
+    found = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
+    assert found.split() == [spins]

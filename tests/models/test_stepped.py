@@ -20,7 +20,7 @@ MIXED = {
     "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"]},
     "bamba": {"attn_layer_indices": [1]},
 }
-SEARCH = {"n": 4, "width": 2, "max_rounds": 2, "step_tokens": 5, "ignore_eos": True}
+SEARCH = {"n": 4, "width": 2, "max_rounds": 2, "delimiter": "e", "max_step_tokens": 9}
 
 
 @pytest.fixture
