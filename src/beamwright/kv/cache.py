@@ -1,9 +1,9 @@
 """CacheManager: creates segments, and decides which are on the device and in how many copies.
 
-Leases hold what a group reads, `expect` and `prefetch` look ahead (LBS section 4.1, 4.2), what is
-wanted last is evicted. Bookkeeping only: the simulator runs this very code, and `store` adds
-tensors. Decisions follow from the order of calls, never from when a transfer happens to finish, so
-equal runs move equal bytes.
+Leases pin what a group reads. `expect` and `prefetch` look ahead (LBS sections 4.1 and 4.2).
+Eviction takes the segment that is needed last. This is bookkeeping only: the simulator runs the
+same code, and `store` adds tensors. Decisions depend on the order of calls, never on when a
+transfer happens to finish, so that equal runs move equal bytes.
 """
 
 from __future__ import annotations
@@ -32,13 +32,12 @@ from beamwright.protocols import Direction
 
 
 class CacheManager:
-    """Allocates, leases, evicts, writes back and loads the segments of one model.
+    """Manager that allocates, leases, evicts, writes back and loads the segments of one model.
 
     copies_per_beam: every beam of a group gets its own device copy (the LBS paper's layout).
-    outgrown: True once something had to leave the device.
-    num_relocated: blocks that have moved while rows read them: a reader that keeps places looks
-        them up again.
-    recompute_segments: set by the model that can compute KV again; called parents first.
+    outgrown: True once a segment had to leave the device.
+    num_relocated: blocks moved while rows read them. Readers that cache places compare it.
+    recompute_segments: callback that computes evicted KV again; it gets parents first.
     """
 
     def __init__(
@@ -59,21 +58,18 @@ class CacheManager:
         self._tick = 0
 
     def create(self, name: str = "", start: int = 0) -> Segment:
-        """An empty segment that owns no block yet, with those of the other groups.
-
-        start: position of its first token.
-        """
+        """Create a node's empty segments of all groups, from position `start`; return the first."""
         segment = self.blank(name, start)
         for each in segment.group_segments:
             self._live.add(each)
         return segment
 
     def blank(self, name: str = "", start: int = 0) -> Segment:
-        """What `create` makes, to be asked about and nothing else."""
+        """Return a segment as `create` does, but unmanaged: it only answers questions of size."""
         return self._live.blank(self.device.groups, name, start)
 
     def free(self, segment: Segment) -> None:
-        """Free a segment's blocks in both tiers at once; twice is an AssertionError."""
+        """Free a segment's blocks in both tiers. Freeing it twice is an AssertionError."""
         if segment.freed:
             raise AssertionError("a segment was freed twice")
         self.clear(segment)
@@ -83,16 +79,16 @@ class CacheManager:
             self._next_use.pop(each, None)
 
     def clear(self, segment: Segment) -> None:
-        """Forget a segment's tokens and free its blocks; transfers of it are cancelled."""
+        """Remove a segment's tokens, free its blocks, and cancel its transfers."""
         for each in segment.group_segments:
             self._drop(each)
             each.length, each.memory, each.gone = 0, None, False
 
     def forget(self, segment: Segment, window: int) -> None:
-        """Free what layers with this window have of a segment that no window will reach again.
+        """Free the KV of layers with this window in a segment that no window will reach again.
 
-        It keeps its length. Where evicted KV is computed again nothing is freed: once evicted, it
-        costs nothing.
+        The segment keeps its length. With recomputation nothing is freed: evicted KV costs no
+        memory.
         """
         if self.host is not None and self.host.recompute:
             return
@@ -102,7 +98,10 @@ class CacheManager:
                 each.gone = True
 
     def take_over(self, segment: Segment, twin: Segment) -> None:
-        """Give a segment what the twin has of it and no tier holds; the twin is to be freed."""
+        """Move recomputed blocks from `twin` to `segment` in groups whose KV no tier holds.
+
+        The twin must be freed afterwards.
+        """
         for each, fresh in zip(segment.group_segments, twin.group_segments, strict=True):
             if not each.resident and not each.stored:
                 each.copies, fresh.copies = fresh.copies, []
@@ -111,7 +110,7 @@ class CacheManager:
                 self._live.update(fresh)
 
     def _drop(self, segment: Segment) -> None:
-        """Free the blocks of one group's segment; transfers of it are cancelled."""
+        """Free the blocks of one group's segment, and cancel its transfers."""
         self.counts.cancelled_transfers += 0 if self.host is None else self.host.drop(segment)
         for blocks in segment.copies:
             self.device.free(blocks)
@@ -119,7 +118,7 @@ class CacheManager:
         self._live.update(segment)
 
     def trim(self, segment: Segment) -> None:
-        """Give back reserved blocks that hold no token."""
+        """Free reserved blocks that hold no token."""
         for each in segment.group_segments:
             kept = each.blocks_for(each.length)
             for blocks in each.copies:
@@ -131,23 +130,23 @@ class CacheManager:
 
     @property
     def held_bytes(self) -> int:
-        """Whole blocks of all segments, wherever they are; a copy of each."""
+        """Bytes of the whole blocks of one copy of all segments, in whichever tier."""
         return self._live.num_blocks * self.device.bytes_per_block
 
     @property
     def num_segments(self) -> int:
-        """Nodes whose segments are not freed."""
+        """Number of nodes whose segments are not freed."""
         return self._live.num_nodes
 
     def check(self) -> None:
-        """Conservation: every block is free or owned by one copy of one live segment."""
+        """Check conservation: every block is free or owned by one copy of one live segment."""
         self._live.check(self.device, None if self.host is None else self.host.ledger)
 
     def reserve(self, wanted: Mapping[Segment, int]) -> None:
-        """Make sure that every copy of each segment has blocks for so many tokens; evicts others.
+        """Give every copy of each segment blocks for the wanted number of tokens; may evict.
 
         Raises:
-            CapacityError: if there is no room; nothing has changed then.
+            CapacityError: if memory is too small; nothing has changed then.
         """
         wanted, missing = whole(wanted), dict[Segment, list[int]]()
         for segment, num_tokens in wanted.items():
@@ -159,7 +158,7 @@ class CacheManager:
                 missing[segment] = [max(0, size - len(blocks)) for blocks in copies or [[]]]
         if not missing:
             return
-        with Lease({s: len(s.copies) for s in wanted}):  # none is its own victim
+        with Lease({s: len(s.copies) for s in wanted}):  # pinned, so that none is evicted here
             fresh = self._take(sum(map(sum, missing.values())))
         for segment, counts in missing.items():
             segment.copies = segment.copies or [[]]
@@ -169,16 +168,16 @@ class CacheManager:
             self._live.update(segment)
 
     def extend(self, segment: Segment, num_tokens: int) -> None:
-        """Count `num_tokens` more tokens, whose blocks are reserved."""
+        """Count `num_tokens` more tokens, for which blocks are reserved."""
         for each in segment.group_segments:
             each.length += num_tokens
 
     def lease(
         self, needs: Mapping[Segment, int], copies: Mapping[Segment, int] | None = None
     ) -> Lease:
-        """Hold segments on the device, and load what is missing.
+        """Pin segments on the device, and load what is missing.
 
-        needs: how many copies of each are held. copies: how many the device must have; as many.
+        needs: copies to pin of each. copies: copies that the device must have; None: `needs`.
 
         Raises:
             CapacityError: if they do not fit; LinkError: if the link has failed.
@@ -192,15 +191,15 @@ class CacheManager:
         return lease
 
     def acquire(self, needs: Mapping[Segment, int]) -> Lease:
-        """Lease for rows that join others: so many copies more than are held already."""
+        """Lease segments for rows that join others, in addition to the copies leased already."""
         return self.lease(needs, self.beside_others(needs))
 
     def lacking_bytes(self, needs: Mapping[Segment, int]) -> int:
-        """Bytes that would have to be loaded for these copies."""
+        """Return the bytes that must be loaded for these copies."""
         return missing_blocks(needs) * self.device.bytes_per_block
 
     def load_ahead(self, needs: Mapping[Segment, int]) -> None:
-        """Begin to load one copy of each, whatever has to leave for it; nobody waits.
+        """Begin to load one copy of each segment, without waiting. Other segments may be evicted.
 
         Raises:
             CapacityError: if they do not fit; LinkError: if the link has failed.
@@ -211,36 +210,38 @@ class CacheManager:
             self._load_missing(once, "prefetch")
 
     def fits(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> bool:
-        """Could a lease on `needs` hold, with some segments grown to so many tokens?"""
+        """Return True if a lease on `needs` is possible, with segments grown to `grown` tokens."""
         grown = whole(grown)
         taken = (self.taken(s, needs.get(s, 0), grown.get(s, 0)) for s in {**needs, **grown})
         return sum(taken) <= self.room
 
     @property
     def room(self) -> int:
-        """Blocks for new leases: those that are not pinned; if none can leave, the free ones."""
+        """Blocks available to new leases: those not pinned; without a host tier, only free ones."""
         unpinned = self.device.num_blocks - self._live.tally.pinned_blocks
         return unpinned if self.evicts else self.device.num_free
 
     def taken(self, segment: Segment, copies: int, num_tokens: int) -> int:
-        """Blocks of `room` for a segment in so many copies, and grown to so many tokens; 0: not."""
+        """Return the blocks of `room` that a segment takes (0 copies: no lease, 0 tokens: no
+        growth).
+        """
         count = segment.unpinned_blocks if self.evicts else segment.fresh_blocks
         return count(copies, num_tokens)
 
     def is_free(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> bool:
-        """Are there blocks for them that nobody has, so that nothing has to leave?"""
+        """Return True if free blocks suffice, so that no segment has to be evicted."""
         grown = whole(grown)
         fresh = [s.fresh_blocks(needs.get(s, 0), grown.get(s, 0)) for s in {**needs, **grown}]
         return sum(fresh) <= self.device.num_free
 
     def beside_others(self, needs: Mapping[Segment, int]) -> dict[Segment, int]:
-        """Copies that the device must hold for these and for those who hold the segments now."""
+        """Return the copies that the device must hold for these needs and for existing leases."""
         if not self.copies_per_beam:
             return dict(needs)
         return {s: min(s.pins, len(s.copies)) + copies for s, copies in needs.items()}
 
     def needed(self, paths: Iterable[Path]) -> None:
-        """Count the tokens of paths that were needed and are on the device."""
+        """Count the visible tokens of these paths by how their KV came to the device."""
         for segment, visible, _ in chain.from_iterable(within_reach(path, 0) for path in paths):
             self.counts.needed_tokens += visible
             if segment.restored_by is RestoreKind.LOADED:
@@ -251,7 +252,7 @@ class CacheManager:
 
     @property
     def evicts(self) -> bool:
-        """True if there is a way to make room."""
+        """True if segments can be evicted."""
         return self.host is not None
 
     @property
@@ -262,17 +263,17 @@ class CacheManager:
         return plain and not self.evicts and not self.copies_per_beam
 
     def expect(self, upcoming: Sequence[Iterable[Segment]]) -> None:
-        """Say which segments the later groups of this round need, in order."""
+        """Set which segments the later groups of this round need, in order."""
         self._next_use = {}
         for distance, needs in enumerate(upcoming, start=1):
             for segment in needs:
                 self._next_use.setdefault(segment, distance)
 
     def prefetch(self, needs: Mapping[Segment, int]) -> None:
-        """Start loading what the next group needs.
+        """Start loading the segments that the next group needs.
 
-        It evicts only what the rest of the round does not use: that would have to go anyway when
-        the next group begins, so fetching ahead adds no traffic.
+        It evicts only segments that the rest of the round does not use. These would have to leave
+        anyway when the next group begins, so prefetching adds no traffic.
         """
         if self.host is None or self.host.recompute:
             return
@@ -287,9 +288,9 @@ class CacheManager:
                 self._load(segment, "prefetch")
 
     def write_back(self, segments: Iterable[Segment], *, sealed: bool = True) -> None:
-        """Start copying what the host lacks: whole blocks, and the tail of sealed segments.
+        """Start storing whole blocks that the host lacks, and the tail of sealed segments.
 
-        Where the host is full they stay; eviction raises once their room is needed.
+        If the host is full they are not stored. Eviction raises once their blocks are needed.
         """
         with suppress(CapacityError):
             self._store(
@@ -297,16 +298,16 @@ class CacheManager:
             )
 
     def _store(self, segments: Iterable[Segment], *, sealed: bool = True) -> None:
-        """The same for segments of one group each."""
+        """Write back segments of single groups."""
         if self.host is not None:
             self.host.write_back(segments, self.device, sealed=sealed)
 
     def write_ahead(
         self, needs: Mapping[Segment, int], growth: Iterable[int], growing: Collection[Segment]
     ) -> None:
-        """Start storing what would have to go for these segments and steps of so many tokens.
+        """Start storing what must leave the device for `needs` and for steps of `growth` tokens.
 
-        When their turn comes, evicting it costs nothing. growing: segments that are not complete.
+        Evicting it later then costs no time. growing: segments that are not complete.
         """
         if self.host is None or self.host.recompute:
             return
@@ -317,22 +318,22 @@ class CacheManager:
             return
         others = (s for s in self._live.resident() if s not in kept)
         order = self.host.in_order(others, self._next_use)
-        with suppress(CapacityError):  # eviction raises it once the room is needed
+        with suppress(CapacityError):  # eviction raises it once the blocks are needed
             self._store(first_blocks(order, short, lambda s: s.copies))
 
     def dirty(self) -> list[Segment]:
-        """Resident segments that are not wholly on the host, in the order of eviction."""
+        """Return resident segments that are not wholly on the host, in the order of eviction."""
         return [s for s in self._victims() if not s.stored]
 
     def evict_all(self) -> None:
-        """Empty the device of what is not pinned (no reuse between steps)."""
+        """Evict everything that is not pinned (no reuse between steps)."""
         self._evict(self._victims(), self.device.num_blocks)
 
     def resize(self, total_bytes: int) -> int:
-        """Make the device's budget this large; returns it in bytes.
+        """Set the device's budget, and return it in bytes.
 
-        What is in the way is evicted, least urgent first. Pinned segments stay, and what is left
-        moves together, behind all compute that is queued: no block is outside the budget then.
+        Segments are evicted if it shrinks below their size. Remaining blocks outside the new budget
+        move inside it, after all queued compute.
 
         Raises:
             CapacityError: if the host tier is full; LinkError: if the link has failed.
@@ -353,31 +354,31 @@ class CacheManager:
         return total_bytes
 
     def _take(self, num_blocks: int) -> list[int]:
-        """Device blocks, evicting what is wanted last."""
+        """Allocate device blocks, after evicting the segments that are needed last."""
         self._make_room(num_blocks)
         return self.device.allocate(num_blocks)
 
     def _make_room(self, num_blocks: int) -> None:
-        """Evict until so many blocks are free; if that cannot be, evict nothing."""
+        """Evict until `num_blocks` blocks are free. If that is impossible, evict nothing."""
         missing = num_blocks - self.device.num_free
         victims = self._victims() if missing > 0 else []
         if victims and sum(len(b) for s in victims for b in s.unpinned_copies) >= missing:
             self._evict(victims, missing)
 
     def _victims(self) -> list[Segment]:
-        """Segments with an unpinned copy, the one to go first in front."""
+        """Return segments with an unpinned copy, in the order of eviction."""
         unpinned = (s for s in self._live.resident() if len(s.copies) > s.pins)
         return [] if self.host is None else self.host.in_order(unpinned, self._next_use)
 
     def _evict(self, victims: Sequence[Segment], num_blocks: int) -> None:
-        """Free `num_blocks` blocks if these victims have them; dirty ones are stored first."""
+        """Free `num_blocks` blocks of these victims, or all they have; store dirty ones first."""
         self.outgrown = self.outgrown or bool(victims)
         chosen = first_blocks(victims, num_blocks, lambda s: s.unpinned_copies)
         leaving = [s for s in chosen if s.pins == 0]
         self._store(leaving)
         self.counts.evicted_blocks += sum(len(segment.blocks) for segment in leaving)
         for segment in chosen:
-            self._wait_for(segment, *Direction)  # they read or write these blocks
+            self._wait_for(segment, *Direction)  # its transfers read or write these blocks
             for blocks in segment.unpinned_copies:
                 self.device.free(blocks)
             del segment.copies[segment.pins :]
@@ -388,7 +389,7 @@ class CacheManager:
         self._make_room(missing_blocks(needs))
         lost = [s for s in needs if not s.resident and not s.stored]
         if self.host is not None:
-            # Without shared loads, every further copy crosses the link on its own.
+            # Without shared loads, each further copy crosses the link separately.
             loads = dict.fromkeys(needs, 1) if self.host.share_loads else needs
             with self.host.link.together():
                 self._load_missing(loads, "load")
@@ -422,7 +423,7 @@ class CacheManager:
             segment.restored_by = RestoreKind.LOADED
             self.counts.loaded_blocks += len(blocks)
         segment.copies.append(blocks)  # owned before anything can fail
-        # A store of the same blocks may still be under way: the load must read its result.
+        # The load must read the result of a store that may still be under way.
         self._wait_for(segment, Direction.D2H)
         self.host.load(segment, blocks, kind, self.device)
         self._live.update(segment)
@@ -435,14 +436,14 @@ class CacheManager:
         self.recompute_segments(nodes)
 
     def copy_on_device(self, source: Sequence[int], destination: Sequence[int]) -> None:
-        """Copy blocks within the device; without tensors there is nothing to do."""
+        """Copy blocks within the device. Does nothing here, since there are no tensors."""
 
     def _wait_for(self, segment: Segment, *directions: Direction) -> None:
         self._wait([t for t in segment.transfers if t.direction in directions])
         segment.transfers = segment.unfinished()
 
     def _wait(self, transfers: Iterable[Transfer]) -> None:
-        """Compute waits for these: that is the stall."""
+        """Make compute wait for these transfers, and count the time as stall."""
         pending = [transfer for transfer in transfers if not transfer.finished]
         if pending and self.host is not None:
             with self.log.span("wait", "stall") if self.log is not None else nullcontext():

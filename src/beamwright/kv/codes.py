@@ -1,8 +1,8 @@
-"""KV in 8 bits: a token's keys or values of one head as codes, and a power of two that they share.
+"""KV in 8 bits: per token and head, a vector of 8-bit codes and a power of two as their scale.
 
 Since the scale is a power of two, a code times its scale is exact in every dtype that models run
-in, and what has been rounded once is rounded to the same numbers again. So whatever reads them,
-tails, blocks, the host's copies, or a kernel, sees the same. Knows no blocks.
+in. Values that were rounded once round to the same numbers again. So every reader sees the same
+values: tails, blocks, copies on the host, and kernels. Knows no blocks.
 """
 
 from __future__ import annotations
@@ -12,20 +12,23 @@ from torch import Tensor
 
 from beamwright.sections import KVDtype
 
-_BIAS, _MANTISSA_BITS = 127, 23  # of a float32
-_EXPONENTS = -100, 100
-# Codes are at most a limit, which is below 2 ** bits. Every code times its scale must be a float16,
-# where that is computed with: none below the least, none beyond the largest.
+_BIAS, _MANTISSA_BITS = 127, 23  # exponent bias and mantissa bits of a float32
+_EXPONENTS = -100, 100  # least and largest exponent of a scale, for dtypes with float32's range
+# For each format: the largest code, the bits with code < 2 ** bits, and the exponents allowed for
+# float16. With these exponents every code times its scale is a float16, without under- or overflow.
 _GRIDS = {"int8": (127, 7, (-24, 9)), "fp8": (448, 9, (-15, 7))}
 
 
 def powers(exponents: Tensor) -> Tensor:
-    """2 ** exponents in float32, exactly (`pow` promises nothing)."""
+    """Return 2 ** exponents in float32, exactly. (`torch.pow` does not guarantee that.)"""
     return ((exponents.to(torch.int32) + _BIAS) << _MANTISSA_BITS).view(torch.float32)
 
 
 def _on_grid(values: Tensor, kept: KVDtype) -> tuple[Tensor, Tensor]:
-    """Codes as numbers [..., head_dim], at least float32, and exponents [...]."""
+    """Quantise values [..., head_dim] to codes [..., head_dim] and exponents [...].
+
+    The codes are returned as numbers, in at least float32.
+    """
     limit, bits, half_exponents = _GRIDS[kept]
     low, high = half_exponents if values.dtype == torch.float16 else _EXPONENTS
     wide = values.double() if values.dtype == torch.float64 else values.float()
@@ -39,13 +42,16 @@ def _on_grid(values: Tensor, kept: KVDtype) -> tuple[Tensor, Tensor]:
 
 
 def rounded(values: Tensor, kept: KVDtype) -> Tensor:
-    """Values [..., head_dim] as they will be read, in their dtype; a second time they stay."""
+    """Round values [..., head_dim] to those that quantised KV reads back, in their dtype.
+
+    Rounding them a second time changes nothing.
+    """
     codes, exponents = _on_grid(values, kept)
     return codes.mul_(powers(exponents).unsqueeze(-1)).to(values.dtype)
 
 
 def encoded(values: Tensor, kept: KVDtype) -> tuple[Tensor, Tensor]:
-    """Codes [..., head_dim] and exponents [...], a byte each."""
+    """Quantise values [..., head_dim] to codes [..., head_dim] and exponents [...], int8 both."""
     codes, exponents = _on_grid(values, kept)
     if kept == "fp8":
         return codes.to(torch.float8_e4m3fn).view(torch.int8), exponents.to(torch.int8)
@@ -53,17 +59,17 @@ def encoded(values: Tensor, kept: KVDtype) -> tuple[Tensor, Tensor]:
 
 
 def decoded(codes: Tensor, exponents: Tensor, kept: KVDtype, dtype: torch.dtype) -> Tensor:
-    """What was `encoded`, in a model's dtype."""
+    """Dequantise codes and exponents that `encoded` returned, to the model's dtype."""
     numbers = (codes.view(torch.float8_e4m3fn) if kept == "fp8" else codes).float()
     return numbers.mul_(powers(exponents).unsqueeze(-1)).to(dtype)
 
 
 def hadamard(head_dim: int) -> tuple[Tensor, float]:
-    """A matrix [head_dim, head_dim] that spreads what is large in few dimensions over many.
+    """Return a rotation that spreads large values in few dimensions over many, and a factor.
 
-    Of blocks as large as the power of two that divides head_dim. Its entries are powers of two, so
-    it is exact in any dtype; a product of two vectors that went through it has to be multiplied by
-    the second value returned, 1 or 1/2.
+    The matrix [head_dim, head_dim] is block diagonal. A block's size is the largest power of two
+    that divides head_dim. Its entries are powers of two, so that it is exact in any dtype. The
+    product of two rotated vectors must be multiplied by the factor, 1 or 1/2.
     """
     size = head_dim & -head_dim
     steps = size.bit_length() - 1

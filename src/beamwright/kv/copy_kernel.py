@@ -1,10 +1,13 @@
-"""Many blocks between a card and page-locked memory in one launch, where a copy each costs more.
+"""Kernel that copies many blocks between a GPU and page-locked memory in one launch.
 
-A queued copy takes the host some 8 us: a small model's block has crossed the link before. Few
-programs do for a link, since each has 32 KiB on their way; more take what computes beside them its
-processors (docs/log/2026-11.md#small-blocks-across-the-link). Loaded only where it runs.
+A queued copy takes the host some 8 us, in which a small model's block has crossed the link already.
+Few programs suffice for a link, since each keeps 32 KiB in flight. More programs would take
+multiprocessors from compute that runs at the same time
+(docs/log/2026-11.md#small-blocks-across-the-link). This module is imported only where the kernel
+runs.
 
-No annotations are postponed here: Triton reads `tl.constexpr` from them.
+Annotations are not postponed here (no `from __future__`), because Triton reads `tl.constexpr` from
+them.
 """
 
 import ctypes
@@ -16,16 +19,18 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-_UNIT_BYTES = 16  # what a thread loads at once; blocks are whole units
+_UNIT_BYTES = 16  # bytes that a thread loads at once; a block is a multiple of this
 _PROGRAMS, _WARPS, _TILE_UNITS = 8, 8, 2048
 _HOST_POINTERS = 91  # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
 
 
 @triton.jit(do_not_specialize=["count", "units"])
 def move_blocks(there, here, numbers, count, units, UNITS: tl.constexpr):
-    """Block numbers[1, i] of `here` becomes block numbers[0, i] of `there`, both of 32-bit words.
+    """Copy block numbers[1, i] of `here` to block numbers[0, i] of `there`, for all i < `count`.
 
-    units: of a block; UNITS of them are a tile, and programs take tiles in turn.
+    Both memories are pointers to 32-bit words.
+    units: number of 16-byte units in a block. A tile has UNITS of them, and programs take tiles in
+        turn.
     """
     tiles = tl.cdiv(units, UNITS)
     at = tl.arange(0, 4 * UNITS)
@@ -40,13 +45,14 @@ def move_blocks(there, here, numbers, count, units, UNITS: tl.constexpr):
 
 
 def copy_listed(there: Tensor, here: Tensor, numbers: NDArray[np.int32]) -> None:
-    """Blocks [block, bytes] of `here` to those of `there`, behind the current stream's work.
+    """Copy blocks of `here` to blocks of `there`, after the current stream's work.
 
-    numbers: [destinations or sources, block]. One side is a card's, the other page-locked.
+    there, here: [block, bytes], one on a GPU and the other in page-locked memory.
+    numbers: [2, count], the block numbers of destinations, then of sources.
     """
     device = there.device if there.is_cuda else here.device
     table = torch.from_numpy(numbers)
-    if device.type == "cuda":  # both allocators let nobody have a table before its copies end
+    if device.type == "cuda":  # neither allocator reuses a table before its queued copies end
         table = table.pin_memory().to(device, non_blocking=True)
     sides = (side.flatten().view(torch.int32) for side in (there, here))
     units = there.shape[1] // _UNIT_BYTES
@@ -55,7 +61,7 @@ def copy_listed(there: Tensor, here: Tensor, numbers: NDArray[np.int32]) -> None
 
 
 def sees_host_memory(device: torch.device) -> bool:
-    """True if page-locked memory has the host's addresses on this card, too."""
+    """Return True if this GPU addresses page-locked host memory by the host's pointers."""
     if device.type != "cuda" or torch.version.hip is not None:
         return False
     handle, answer = ctypes.c_int(), ctypes.c_int()

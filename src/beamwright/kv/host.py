@@ -1,4 +1,4 @@
-"""HostTier: where evicted KV goes, and how it comes back over the link. Decides nothing else."""
+"""HostTier: stores evicted KV in host memory, and loads it over the link. Makes no decisions."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from beamwright.schedule.forest import eviction_order
 
 @dataclass
 class HostTier:
-    """Where evicted KV goes, and how it comes back.
+    """Host memory for evicted KV, and the link to the device.
 
-    recompute: evicted segments are not kept on the host; they are computed again.
-    share_loads: several copies of a segment cross the link once; otherwise each on its own
-        (no inter-beam locality, LBS Fig. 10b).
+    recompute: evicted segments are not stored on the host; the model computes them again.
+    share_loads: several copies of a segment cross the link once. False: each copy crosses it
+        separately (no inter-beam locality, LBS Fig. 10b).
     """
 
     ledger: BlockLedger
@@ -30,7 +30,7 @@ class HostTier:
     def write_back(
         self, segments: Iterable[Segment], device: BlockLedger, *, sealed: bool = True
     ) -> None:
-        """Start storing what the host lacks: whole blocks, and the tail of sealed segments.
+        """Start storing whole blocks that the host lacks, and the tail of sealed segments.
 
         Raises:
             CapacityError: if the host tier is full.
@@ -45,7 +45,7 @@ class HostTier:
                     self.store(segment, until, device)
 
     def store(self, segment: Segment, until: int, device: BlockLedger) -> None:
-        """Start storing blocks up to token `until`, from the first incomplete one on.
+        """Start storing blocks up to token `until`, beginning with the first incomplete one.
 
         Raises:
             CapacityError: if the host tier is full.
@@ -59,12 +59,12 @@ class HostTier:
         segment.host_length = until
 
     def load(self, segment: Segment, blocks: Sequence[int], kind: str, device: BlockLedger) -> None:
-        """Start loading a segment into these device blocks; no store of it is under way."""
+        """Start loading a segment into these device blocks. Stores of it must have finished."""
         pieces = self._pieces(device, blocks, self.ledger, segment.host_blocks)
         segment.transfers.append(self.link.submit(Direction.H2D, kind, pieces))
 
     def drop(self, segment: Segment) -> int:
-        """Free a segment's host blocks; its transfers are cancelled. Returns how many were."""
+        """Free a segment's host blocks, and return how many of its transfers were cancelled."""
         cancelled = len(segment.unfinished())
         if segment.transfers:
             self.link.cancel(segment.transfers)
@@ -75,9 +75,9 @@ class HostTier:
     def _pieces(
         self, there: BlockLedger, to: Sequence[int], here: BlockLedger, source: Sequence[int]
     ) -> list[Piece]:
-        """One contiguous piece per block; without tensors there is nothing behind them.
+        """Return one contiguous piece per block, or one piece that lists all blocks of a GPU.
 
-        Of a card's blocks one piece that names them all.
+        In the simulator, which has no tensors, a piece has only its size.
         """
         size, memory, held = self.ledger.bytes_per_block, there.memory, here.memory
         if memory is not None and held is not None:
@@ -89,9 +89,10 @@ class HostTier:
     def in_order(
         self, segments: Iterable[Segment], next_use: Mapping[Segment, int]
     ) -> list[Segment]:
-        """These segments, the one to leave the device first in front.
+        """Return these segments in the order in which they should leave the device.
 
-        next_use: groups until the next use; absent if the rest of the round has none.
+        next_use: number of groups until a segment's next use. Segments that the rest of the round
+            does not use are absent.
         """
         leaving = list(segments)
         last_use = {segment: segment.last_use for segment in leaving}

@@ -1,14 +1,15 @@
-"""The link between the host tier and the device: queued copies both ways, counted exactly.
+"""Link between the host tier and the device: queued copies both ways, counted exactly.
 
-What a link promises, the tickets that it gives, and `StreamLink`, which keeps the promise over any
-`Streams`: those of a card, or threads beside a CPU's compute (`streams`). The simulator has a link
-on a virtual clock. LBS section 4.1 (write-back while decoding) and 4.2 (prefetch).
+This module defines `Link`, the transfers that it returns, and `StreamLink`, which implements it
+over any `Streams`: CUDA streams, or threads that copy while a CPU computes (`streams`). The
+simulator has a link on a virtual clock. See LBS sections 4.1 (write-back while decoding) and 4.2
+(prefetch).
 
-Three races corrupt KV where the order is missing: a store that runs before the compute that writes
-its block, a load into a block that earlier compute still reads, and compute that reads a block
-before its load. Every copy therefore starts after all that compute had queued when it was
-submitted; whoever needs its result waits for it on the host (`wait`) or holds compute back
-(`order`).
+Three races corrupt KV if copies and compute are not ordered: a store that runs before the compute
+that writes its block, a load into a block that earlier compute still reads, and compute that reads
+a block before its load. Every copy therefore starts after all compute that was queued when it was
+submitted. A reader of its result either waits for it on the host (`wait`) or makes later compute
+wait (`order`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _Answer = TypeVar("_Answer")
 
 
 class TransferState(StrEnum):
-    """What has become of a transfer."""
+    """State of a transfer."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -40,7 +41,10 @@ class TransferState(StrEnum):
 
 @dataclass(eq=False)
 class Transfer:
-    """A ticket: pieces that move together. kind: "load", "prefetch", "store" or "stream"."""
+    """Ticket for pieces that move together.
+
+    kind: "load", "prefetch", "store", "stream" or "select".
+    """
 
     direction: Direction
     kind: str
@@ -49,12 +53,12 @@ class Transfer:
 
     @property
     def finished(self) -> bool:
-        """True once the pieces have moved, or never will."""
+        """True once the pieces have moved, or will never move."""
         return self.state in (TransferState.DONE, TransferState.CANCELLED)
 
 
 class KVLog(Protocol):
-    """Records transfers, and when compute waited (a timeline)."""
+    """Timeline that records transfers, and when compute waited for them."""
 
     def add(self, name: str, track: str, start_s: float, end_s: float, **args: Any) -> None: ...
 
@@ -62,10 +66,10 @@ class KVLog(Protocol):
 
 
 class Link(Protocol):
-    """Moves pieces between the tiers, in order per direction, both directions at once.
+    """Mover of pieces between the tiers: in order per direction, both directions at once.
 
-    bytes_moved: by direction.
-    strided: pieces need not be contiguous.
+    strided: True if pieces need not be contiguous.
+    bytes_moved: bytes for each direction.
     """
 
     strided: bool
@@ -75,35 +79,35 @@ class Link(Protocol):
         """Queue a transfer."""
 
     def wait(self, transfers: Iterable[Transfer]) -> float:
-        """Return when all have finished; gives the seconds that it took.
+        """Wait until all have finished, and return the seconds that this took.
 
         Raises:
             LinkError: if the link has failed.
         """
 
     def order(self, transfers: Iterable[Transfer]) -> float:
-        """Compute that starts from here on finds these finished; gives the seconds of waiting.
+        """Make compute that starts from now on wait for these; return the seconds it waited.
 
         Raises:
             LinkError: if the link has failed.
         """
 
     def together(self) -> AbstractContextManager[None]:
-        """What is submitted inside may be moved as one batch per direction."""
+        """Return a context in which submitted transfers may be moved as one batch per direction."""
 
     def cancel(self, transfers: Iterable[Transfer]) -> None:
-        """Forget what has not started, and wait for the piece that is on its way."""
+        """Cancel transfers that have not started, and wait for the piece that is moving."""
 
     def close(self) -> None:
-        """Stop; queued transfers are forgotten."""
+        """Stop the link, and cancel queued transfers."""
 
 
 class Wire:
-    """What one physical link carries, however many threads queue transfers on it.
+    """One physical link, which several threads' `StreamLink`s may share.
 
-    Counts bytes, and says when an emulated bandwidth lets the next ones begin and arrive.
-    emulated_bandwidth: bytes per second in each direction, of all links over it together; None for
-        the real one.
+    It counts bytes. With an emulated bandwidth it also computes when transfers begin and arrive.
+    emulated_bandwidth: bytes per second in each direction, over all links together; None for the
+        real link's.
     """
 
     def __init__(self, emulated_bandwidth: int | None = None) -> None:
@@ -113,7 +117,10 @@ class Wire:
         self._lock = threading.Lock()
 
     def take(self, direction: Direction, num_bytes: int, now_s: float) -> tuple[float, float]:
-        """Count bytes that are sent now; gives when they begin to move and when they are there."""
+        """Count bytes that are sent now, and return when they begin to move and when they arrive.
+
+        Both times are 0 without an emulated bandwidth.
+        """
         with self._lock:
             self.bytes_moved[direction] += num_bytes
             if self.emulated_bandwidth is None:
@@ -124,7 +131,7 @@ class Wire:
             return begins_s, ends_s
 
     def give_back(self, direction: Direction, num_bytes: int, seconds: float) -> None:
-        """Bytes that did not move after all, and seconds in which nothing will."""
+        """Subtract bytes that did not move after all, and the seconds reserved for them."""
         with self._lock:
             self.bytes_moved[direction] -= num_bytes
             self._free_at_s[direction] -= seconds
@@ -132,10 +139,12 @@ class Wire:
 
 @dataclass(eq=False)
 class StreamTransfer(Transfer):
-    """Done with its copies, and no earlier than an emulated link allows.
+    """Transfer that is done when its copies are, but no earlier than an emulated link allows.
 
-    copied: None as long as its batch is not queued. begins_s, ends_s: when an emulated link moves
-    it. unmoved: bytes that were taken back.
+    copied: end of its batch's copies; None until the batch is queued.
+    begins_s, ends_s: when an emulated link moves it.
+    unmoved: bytes that were cancelled before they moved.
+    settled: True once it is finished.
     """
 
     pieces: Sequence[Piece] = ()
@@ -155,7 +164,7 @@ class StreamTransfer(Transfer):
         return self.settled
 
     def _asked(self, question: Callable[[], _Answer]) -> _Answer | None:
-        """None if the copies have failed: then it will never arrive."""
+        """Return the answer of `question`; None if the copies have failed and will never arrive."""
         try:
             return question()
         except RuntimeError as error:
@@ -163,7 +172,7 @@ class StreamTransfer(Transfer):
             return None
 
     def wait(self) -> None:
-        """Block the host until the bytes are there."""
+        """Block the host until the bytes have arrived."""
         if self.settled:
             return
         assert self.copied is not None, "a transfer is waited for before it is queued"
@@ -174,13 +183,13 @@ class StreamTransfer(Transfer):
         self.settled = True
 
     def hold_back(self, streams: Streams) -> HeldBack | None:
-        """Let compute start after it."""
+        """Make compute wait for these copies."""
         copied = self.copied
         assert copied is not None
         return self._asked(lambda: streams.hold_back(copied))
 
     def recall(self, wire: Wire) -> None:
-        """Take back what has not moved; an emulated link has moved nothing before it begins."""
+        """Cancel the bytes that have not moved. On an emulated link none move before `begins_s`."""
         assert self.copied is not None
         self.unmoved = self._asked(self.copied.recall) or 0
         now_s = time.perf_counter()
@@ -192,13 +201,12 @@ class StreamTransfer(Transfer):
 
 
 class StreamLink:
-    """A `Link` over `Streams`. Bytes are counted when submitted, less what is cancelled in time.
+    """A `Link` over `Streams`. It counts bytes when they are submitted, minus those cancelled in
+    time.
 
-    One thread at a time may call it. Two that compute at once have a link each, over one `wire`,
-    and `bytes_moved` is of both.
-
-    held_back_s: seconds in which compute waited for what `order` made it wait for, as far as
-        the device has reported.
+    Only one thread at a time may call it. Two threads that compute at once have a link each, over
+    one `wire`; `bytes_moved` then counts both.
+    held_back_s: seconds for which `order` made compute wait, as far as the device has reported.
     """
 
     def __init__(
@@ -231,9 +239,9 @@ class StreamLink:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What is submitted inside is queued at the end, one batch per direction.
+        """Queue the transfers submitted inside at the end, as one batch per direction.
 
-        Whoever waits for one of its transfers ends the batch.
+        Waiting for one of these transfers ends the batch early.
         """
         self._gathering += 1
         try:
@@ -253,10 +261,10 @@ class StreamLink:
         return time.perf_counter() - start
 
     def order(self, transfers: Iterable[Transfer]) -> float:
-        """The host goes on, unless compute is the host, or an emulated link's time has
-        to pass.
+        """Make compute wait for these transfers. The host waits too if it is the one that computes,
+        or if a link is emulated.
 
-        Gives the seconds of orders that the device has reported since the last one.
+        Return the seconds of waiting that the device has reported since the last call.
         """
         pending = _ours(transfers)
         if self.wire.emulated_bandwidth is not None:
@@ -271,7 +279,7 @@ class StreamLink:
         return newly_known_s
 
     def cancel(self, transfers: Iterable[Transfer]) -> None:
-        """What streams cannot take back moves first: then its blocks are free."""
+        """Cancel what the streams can take back, and wait for the rest, so that blocks are free."""
         self._queue()
         for transfer in _ours(transfers):
             if not transfer.finished:
@@ -284,7 +292,7 @@ class StreamLink:
         self._streams.close()
         for transfer in self._underway:
             if transfer.state is not TransferState.CANCELLED:
-                transfer.recall(self.wire)  # which says what the streams have forgotten
+                transfer.recall(self.wire)  # sets `unmoved` if the streams never ran it
                 if transfer.unmoved:
                     transfer.state = TransferState.CANCELLED
         self._look([])
@@ -292,7 +300,7 @@ class StreamLink:
     # --- inside ------------------------------------------------------------------------------
 
     def _queue(self) -> None:
-        """Hand what was gathered to the streams, each direction's copies as one batch."""
+        """Hand the gathered transfers to the streams, each direction's copies as one batch."""
         gathered, self._gathered = self._gathered, []
         for direction in dict.fromkeys(transfer.direction for transfer in gathered):
             batch = [transfer for transfer in gathered if transfer.direction is direction]
@@ -313,7 +321,7 @@ class StreamLink:
             self._underway += batch
 
     def _look(self, waited_for: Iterable[StreamTransfer]) -> None:
-        """Take down what has ended since the last look; of these, an error is raised."""
+        """Record the transfers and orders that have ended, and raise an error of `waited_for`."""
         batches: dict[int, list[StreamTransfer]] = {}
         for transfer in self._underway:
             batches.setdefault(id(transfer.copied), []).append(transfer)
@@ -332,7 +340,7 @@ class StreamLink:
                 raise LinkError(message) from transfer.error
 
     def _note_batch(self, batch: Sequence[StreamTransfer]) -> None:
-        """Transfers of one batch ran as one: the span is that of all, with the bytes of all."""
+        """Mark a batch's transfers as done, and log one span for all: they ran as one copy."""
         for transfer in batch:
             if transfer.state is TransferState.RUNNING:
                 failed = transfer.error is not None
@@ -342,7 +350,8 @@ class StreamLink:
         if self.timeline is None or not num_bytes:
             return
         ran_s = None if first.copied is None else first.copied.ran_s
-        # As a thread timed it; of a card, from submission to this look is an upper bound.
+        # Threads time their copies. A GPU's copy is logged from submission until now, an upper
+        # bound.
         start, end = ran_s or (first.submitted_s, time.perf_counter())
         if self.wire.emulated_bandwidth is not None:
             start, end = first.begins_s, max(end, batch[-1].ends_s)

@@ -1,9 +1,9 @@
-"""Blocks of KV, each owned by at most one copy of a segment: bytes, ids, and the memory itself.
+"""Block pools: KV memory in blocks, each owned by at most one copy of a segment. Knows no segments.
 
 A block holds `block_tokens` tokens of one node, for all layers, K and V, in one contiguous piece,
 so that the link moves it in one transfer. Where layers are in groups (`models.shape.LayerGroup`), a
-block is of one group; those of all groups have as many bytes, and hold as many tokens as fit. The
-simulator runs on `BlockLedger`s alone, without memory. Knows no segments.
+block belongs to one group. Blocks of all groups have equal bytes, and hold as many tokens as fit.
+The simulator runs on `BlockLedger`s alone, which have no memory.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from beamwright.sections import KVDtype
 
 
 class ScratchMeter:
-    """Counts bytes of working memory and their peak; it has no ceiling."""
+    """Counter of the bytes of working memory and of their peak. It has no limit."""
 
     def __init__(self) -> None:
         self.used_bytes = 0
         self.peak_bytes = 0
 
     def add(self, num_bytes: int) -> None:
-        """Count bytes (negative: give them back)."""
+        """Count `num_bytes` more; a negative number gives bytes back."""
         self.used_bytes += num_bytes
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
 
@@ -43,10 +43,10 @@ class ScratchMeter:
 
 
 class ByteBudget(ScratchMeter):
-    """A counter with a ceiling. `charge` before memory is used, `release` when it is not.
+    """Counter with a limit. `charge` it before memory is used, `release` when it is freed.
 
-    tier, hint: how an error names this budget, and what it advises.
-    together: also counts what several budgets use, which have memory in common.
+    tier, hint: the budget's name in errors, and what these advise.
+    together: meter that also counts these bytes, for several budgets of the same memory.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ByteBudget(ScratchMeter):
         """Count `num_bytes` as used.
 
         Raises:
-            CapacityError: if they do not fit, which says how much is missing; nothing is charged.
+            CapacityError: if they do not fit. It says how much is missing; nothing is charged.
         """
         free = self.free_bytes
         if num_bytes > free:
@@ -88,15 +88,15 @@ class ByteBudget(ScratchMeter):
         self.add(-num_bytes)
 
 
-_ALIGNED_BYTES = 256  # as memory of its own is
+_ALIGNED_BYTES = 256  # alignment of a separate allocation
 
 
 class SharedMemory(ScratchMeter):
-    """Memory of two pools, and the bytes that both use: blocks of the first count from its
-    beginning, those of the second from its end, so either may have what the other has not.
+    """Memory that two pools divide, with a meter of the bytes that both use.
 
-    Budgets say who has how much. All is zeros where no block has been since it changed hands.
-    most_block_bytes: of a block of either pool.
+    Blocks of the first pool count from its beginning, those of the second from its end, so either
+    can use bytes that the other does not. Budgets set the division. Bytes that have no block since
+    they last changed pools are zeros. most_block_bytes: the larger block size of both pools.
     """
 
     def __init__(self, total_bytes: int, most_block_bytes: int) -> None:
@@ -105,8 +105,10 @@ class SharedMemory(ScratchMeter):
         self._flat: torch.Tensor | None = None
 
     def blocks(self, block_bytes: int, device: str) -> tuple[torch.Tensor, int]:
-        """Bytes [block, bytes] of the next pool, and which block is its first one. The last one is
-        nobody's, behind all that is shared, and another than the other pool's."""
+        """Return the memory [block, bytes] of the next pool, and the number of its first block.
+
+        The last block is a spare one beyond the shared bytes, which the other pool does not use.
+        """
         assert block_bytes <= self._most
         count, room = self.total_bytes // block_bytes, self.total_bytes + _ALIGNED_BYTES
         if self._flat is None:
@@ -120,10 +122,7 @@ class SharedMemory(ScratchMeter):
 
 
 def zeros(num_bytes: int, device: str) -> torch.Tensor:
-    """Zeros, because a masked position must never hold NaN bits left over from other memory.
-
-    On a CPU their pages are committed on first touch.
-    """
+    """Allocate zeros: a masked position must never hold NaN. CPU pages commit on first touch."""
     if device != "cpu":
         return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
     return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8))
@@ -131,9 +130,10 @@ def zeros(num_bytes: int, device: str) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class GroupBlocks:
-    """What blocks of one group of layers hold. window: tokens that its layers see, None for all.
+    """Contents of the blocks of one group of layers.
 
-    fixed: blocks of a segment of any length, where they hold a state and not its tokens' KV.
+    window: tokens that its layers see; None: all. fixed: blocks of a segment of any length, for
+        states of recurrent layers; 0 for KV.
     """
 
     block_tokens: int
@@ -142,23 +142,25 @@ class GroupBlocks:
 
     @classmethod
     def of_states(cls, num_blocks: int) -> GroupBlocks:
-        """States of so many blocks. A row reads that right before it and no other, as with a window
-        of two tokens; a block is never full, so nothing is stored before a step is complete."""
+        """Return the group of recurrent states, which take `num_blocks` blocks each.
+
+        A row reads only the state before it, as with a window of two tokens. A block is never full,
+        so nothing is stored before a step is complete.
+        """
         return cls(1 << 62, 2, num_blocks)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that so many tokens of one segment need."""
+        """Return the blocks that `num_tokens` tokens of one segment need."""
         return self.fixed * (num_tokens > 0) or -(-num_tokens // self.block_tokens)
 
 
 class BlockLedger:
-    """Blocks of `block_tokens` tokens; those that are free and nearest to the first come first.
+    """Free and used blocks, without memory. Free blocks nearest to the first block are taken first.
 
-    `check` verifies free + owned = total.
-    most_bytes: how far `resize` can go; by default the budget is what it is.
-    groups: of layers; by default there is one. block_bytes: of any group's block; bytes_per_token
-    are those of all groups together, block_tokens those of the first.
-    memory: all blocks, of which a card copies by number; None where none does.
+    most_bytes: limit of `resize`; None: the budget's size. groups: groups of layers; by default
+        one.
+    block_bytes: bytes of a block. bytes_per_token: sum over all groups. block_tokens: of the first.
+    memory: all blocks, where a GPU copies them by number; else None.
     """
 
     memory: BlockMemory | None = None
@@ -179,10 +181,10 @@ class BlockLedger:
         self.budget = budget
         self.num_blocks = budget.total_bytes // self.bytes_per_block
         self._most_bytes = budget.total_bytes if most_bytes is None else most_bytes
-        self._most_blocks = self._most_bytes // self.bytes_per_block  # ids that there are
-        # Blocks are handed out from one end, so that untouched memory stays uncommitted, and a
-        # segment's are neighbours, which one copy moves: `_returned` is the heap of those used
-        # before, counted from the first one; all from `_untouched` on are free.
+        self._most_blocks = self._most_bytes // self.bytes_per_block
+        # Blocks are taken from one end. So untouched memory stays uncommitted, and a segment's
+        # blocks are neighbours, which one copy moves. A place is a block's distance from `_first`.
+        # `_returned` is a heap of freed places; all places from `_untouched` on are free.
         self._first = 0
         self._returned: list[int] = []
         self._untouched = 0
@@ -190,24 +192,24 @@ class BlockLedger:
 
     @property
     def has_states(self) -> bool:
-        """Whether the last group is of states."""
+        """True if the last group holds recurrent states."""
         return self.groups[-1].fixed > 0
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody has."""
+        """Number of blocks that are not allocated."""
         return self.num_blocks - len(self._used)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that `num_tokens` tokens of one node need, in all groups."""
+        """Return the blocks that `num_tokens` tokens of one node need in all groups."""
         return sum(group.blocks_for(num_tokens) for group in self.groups)
 
     def block_bytes(self, block: int) -> Any:
-        """The bytes of a block, as the link moves them; None without memory."""
+        """Return the bytes of a block, as the link moves them; None without memory."""
         del block
 
     def allocate(self, num_blocks: int) -> list[int]:
-        """Take `num_blocks` blocks. All or nothing.
+        """Allocate `num_blocks` blocks, or none.
 
         Raises:
             CapacityError: if the budget cannot hold them.
@@ -223,7 +225,7 @@ class BlockLedger:
         return blocks
 
     def free(self, blocks: list[int]) -> None:
-        """Give blocks back; a block given back twice is an AssertionError."""
+        """Free blocks. Freeing one twice is an AssertionError."""
         for block in blocks:
             if block not in self._used:
                 raise AssertionError(f"block {block} was freed twice")
@@ -232,27 +234,23 @@ class BlockLedger:
         self.budget.release(len(blocks) * self.bytes_per_block)
 
     def resize(self, total_bytes: int) -> int:
-        """Make the budget this large; no smaller than what is used, no larger than `most_bytes`.
-
-        Returns:
-            The budget in bytes.
-        """
+        """Set the budget, at least what is used and at most `most_bytes`; return it in bytes."""
         total_bytes = max(min(total_bytes, self._most_bytes), self.budget.used_bytes)
         self.budget.total_bytes = total_bytes
         self.num_blocks = total_bytes // self.bytes_per_block
         return total_bytes
 
     def beyond(self, blocks: Sequence[int]) -> list[int]:
-        """Places in this list of blocks that the budget, made smaller, has no room for."""
+        """Return the indices in `blocks` of blocks that lie outside the budget since it shrank."""
         if self._untouched <= self.num_blocks:
             return []
         return [i for i, b in enumerate(blocks) if abs(self._first - b) >= self.num_blocks]
 
     def draw_in(self, owned: Sequence[list[int]]) -> tuple[list[int], list[int]]:
-        """Give what lies beyond the budget in these lists other blocks, in place.
+        """Replace blocks outside the budget by free ones inside it, in place in these lists.
 
         Returns:
-            The blocks that were left, and those that took their place.
+            The replaced blocks, and their replacements.
         """
         places = [(blocks, place) for blocks in owned for place in self.beyond(blocks)]
         source = [blocks[place] for blocks, place in places]
@@ -263,8 +261,10 @@ class BlockLedger:
         return source, destination
 
     def give_back(self) -> range:
-        """Nobody has a block beyond the budget any more: forget those that were used, as places
-        counted from the first; they are somebody else's now."""
+        """Forget the free blocks outside the budget, so that another pool can use them.
+
+        Returns their places, counted from the first block. No block outside may be in use.
+        """
         given = range(self.num_blocks, self._untouched)
         if given:
             self._untouched = self.num_blocks
@@ -272,7 +272,7 @@ class BlockLedger:
         return given
 
     def check(self, owned: list[int]) -> None:
-        """Conservation: `owned` blocks are distinct, not free, and all others are free."""
+        """Check conservation: `owned` blocks are distinct and not free, and all others are free."""
         if len(set(owned)) != len(owned):
             raise AssertionError("a block has two owners")
         if any(block not in self._used for block in owned):
@@ -287,8 +287,9 @@ class BlockLedger:
 class KVLayout:
     """Shape of the KV of one model, or of some of its layers, and how attention reads it.
 
-    dtype: in which attention reads it. window: how many tokens a token sees, itself included; None
-    for all. softcap: scores become `softcap * tanh(score / softcap)`. kept: see `codes`.
+    dtype: the dtype in which attention reads. window: tokens that a token sees, itself included;
+        None: all. softcap: scores become `softcap * tanh(score / softcap)`. kept: 8-bit format, see
+        `codes`.
     """
 
     num_layers: int
@@ -302,14 +303,14 @@ class KVLayout:
 
     @property
     def bytes_per_token(self) -> int:
-        """K and V of one token over all layers, as blocks keep them."""
+        """K and V of one token over all layers, as blocks store them."""
         if self.kept == "auto":
             return self.read_bytes_per_token
         return 2 * self.num_layers * self.num_kv_heads * (self.head_dim + 1)
 
     @property
     def read_bytes_per_token(self) -> int:
-        """The same as attention reads them."""
+        """K and V of one token over all layers, as attention reads them."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
     @property
@@ -319,22 +320,22 @@ class KVLayout:
 
 
 def group_layouts(layouts: Sequence[KVLayout]) -> tuple[KVLayout, ...]:
-    """The same with tokens per block as `plan.costs.group_blocks` has them."""
+    """Return the layouts with the tokens per block that `plan.costs.group_blocks` computes."""
     _, tokens = group_blocks([layout.bytes_per_token for layout in layouts])
     return tuple(replace(a, block_tokens=count) for a, count in zip(layouts, tokens, strict=True))
 
 
 class BlockPool(BlockLedger):
-    """Blocks [block, layer, K or V, token, kv_head, head_dim] of one tier, in `storage`.
+    """Ledger with memory: blocks of one tier.
 
-    layouts: of each group of layers, see `group_layouts`. groups_kv: what blocks hold of each, over
-    the same bytes. layout, kv, storage: of the first.
-    states: of recurrent layers; they are the last group, in blocks of those bytes.
-
-    Behind the others is a block that nobody owns: there kernels put what is not kept.
-    pinned: host memory that is page-locked as its blocks come into use, so that a GPU copies from
-        and to it without staging.
-    shared: where the blocks are, if another pool may have the rest; see `CacheManager.resize`.
+    layouts: one for each group of layers, see `group_layouts`. groups_kv: views of all blocks as KV
+        of each group. layout, kv, storage: those of the first group; storage is [block, layer, K or
+        V, token, kv_head, head_dim].
+    states: layout of recurrent states, which are then the last group.
+    pinned: host memory, page-locked as its blocks come into use, so that a GPU copies without
+        staging. In other pools a spare block follows the last one. Kernels write there what is not
+        kept.
+    shared: memory that this pool divides with another one; see `CacheManager.resize`.
     """
 
     def __init__(
@@ -381,7 +382,7 @@ class BlockPool(BlockLedger):
             self.memory = self._locked.memory
         elif device != "cpu":
             self.memory = BlockMemory(by_block, max(1, self._most_blocks))
-        # A copier thread copies arrays, a stream tensors.
+        # Copier threads copy arrays, CUDA streams copy tensors.
         self._bytes: Any = by_block.numpy() if self.memory is None else by_block
 
     def allocate(self, num_blocks: int) -> list[int]:
@@ -391,7 +392,7 @@ class BlockPool(BlockLedger):
         return taken
 
     def block_bytes(self, block: int) -> Any:
-        """An array, or a tensor where the pool is on a GPU or pinned for one."""
+        """Return an array, or a tensor where the pool is on a GPU or pinned for one."""
         return self._bytes[block]
 
     def give_back(self) -> range:
@@ -403,10 +404,10 @@ class BlockPool(BlockLedger):
 
 @dataclass(frozen=True)
 class KVBlocks:
-    """What blocks hold of one group of layers.
+    """View of blocks as the KV of one group of layers.
 
-    storage: [block, layer, K or V, token, kv_head, head_dim], numbers, or their codes. exponents:
-    the same without head_dim, where there are codes; they are behind a block's codes.
+    storage: [block, layer, K or V, token, kv_head, head_dim], values or their 8-bit codes.
+        exponents: [block, layer, K or V, token, kv_head], the codes' scales; None without codes.
     """
 
     layout: KVLayout
@@ -415,7 +416,7 @@ class KVBlocks:
 
     @classmethod
     def of(cls, by_block: torch.Tensor, layout: KVLayout) -> KVBlocks:
-        """Of bytes [block, bytes]."""
+        """View bytes [block, bytes] with this layout. A block's exponents follow its codes."""
         heads = layout.num_layers, 2, layout.block_tokens, layout.num_kv_heads
         used = by_block[:, : layout.bytes_per_block]
         if layout.kept == "auto":
@@ -430,7 +431,7 @@ class KVBlocks:
         return self.layout.block_tokens
 
     def pick(self, at: Any) -> torch.Tensor:
-        """Numbers at an index of storage that ends before head_dim; blocks, where it is a list."""
+        """Return values at `at`: block numbers in a tensor, or an index tuple before head_dim."""
 
         def picked(part: torch.Tensor) -> torch.Tensor:
             return part.index_select(0, at) if isinstance(at, torch.Tensor) else part[at]
@@ -441,7 +442,7 @@ class KVBlocks:
         return decoded(codes, exponents, self.layout.kept, self.layout.dtype)
 
     def put(self, at: Any, values: torch.Tensor) -> None:
-        """Write numbers there."""
+        """Write values at an index tuple of `storage` before head_dim; quantise if blocks are."""
         if self.exponents is None:
             self.storage[at] = values.to(self.storage.dtype)
         else:

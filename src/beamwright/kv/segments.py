@@ -1,6 +1,6 @@
-"""Segments: the KV of one node, node-aligned, where it resides and who holds it. No tensors.
+"""Segments: the KV of one node, where it resides, and how often it is pinned. No tensors.
 
-A path is a tuple of (segment, visible tokens); a lease pins what a group reads.
+A path is a tuple of (segment, visible tokens). A lease pins what a group reads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class RestoreKind(Enum):
 
 @dataclass
 class Tally:
-    """Device blocks that may not be evicted, of all segments of one cache manager."""
+    """Device blocks that may not be evicted, over all segments of one cache manager."""
 
     pinned_blocks: int = 0
 
@@ -35,59 +35,63 @@ _ONE_GROUP = GroupBlocks(8)
 
 @dataclass(eq=False)
 class Segment:
-    """KV of one node: starts a fresh block, and ends anywhere inside its last one.
+    """KV of one node. It starts a new block, and may end anywhere inside its last one.
 
-    Where layers are in groups, a node has one segment for each: a path names that of the first
-    group, `others` are those behind it, which know it as their `first`. All are created, extended
-    and freed together; each is leased, moved and evicted on its own.
+    Where layers are in groups, a node has one segment for each group. A path names the segment of
+    the first group. `others` are those of the further groups, and their `first` is that segment.
+    All of them are created, extended and freed together. Each is leased, moved and evicted on its
+    own.
     """
 
     name: str = ""
     group: GroupBlocks = _ONE_GROUP
     start: int = 0  # position of its first token in the path
     length: int = 0  # tokens written so far
-    # Device blocks of each copy. One, where beams share; several, where every beam of a group reads
-    # its own (`dense`); none, while the segment is not resident.
+    # Device blocks of each copy: one copy if beams share it, several if every beam of a group reads
+    # its own (`dense`), none while the segment is not resident.
     copies: list[list[int]] = field(default_factory=list)
-    # Blocks on the host, and how many tokens they hold once `transfers` have finished.
+    # Blocks on the host, and the number of tokens that they hold once `transfers` have finished.
     host_blocks: list[int] = field(default_factory=list)
     host_length: int = 0
-    transfers: list[Transfer] = field(default_factory=list)  # waited for before blocks change hands
+    transfers: list[Transfer] = field(default_factory=list)  # must finish before blocks are reused
     pins: int = 0  # copies that may not be evicted
-    pinned_blocks: int = 0  # what `tally` counts of it for them
+    pinned_blocks: int = 0  # blocks of these copies, which `tally` includes
     tally: Tally = field(default_factory=Tally)
-    last_use: int = 0  # tick of the last lease that named it
-    serial: int = 0  # order of creation, which decides between equals
+    last_use: int = 0  # tick of the last lease that included it
+    serial: int = 0  # order of creation, which breaks ties
     freed: bool = False
-    gone: bool = False  # forgotten: no row's window can reach it any more; it keeps its length
-    source: Source | None = None  # how to compute the KV again
-    restored_by: RestoreKind | None = None  # how it came back since it was needed last
-    memory: Any = None  # what attention keeps of the row that writes it
+    gone: bool = False  # KV was freed, since no row's window can reach it; the length remains
+    source: Source | None = None  # inputs from which the KV can be computed again
+    restored_by: RestoreKind | None = None  # how it came back since its last use
+    memory: Any = None  # data that attention keeps for the row that writes it
     others: tuple[Segment, ...] = field(default=(), repr=False)
     first: Segment | None = field(default=None, repr=False)
 
     @property
     def group_segments(self) -> tuple[Segment, ...]:
-        """The node's segments, by group of layers."""
+        """The node's segments, one for each group of layers."""
         return (self, *self.others)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that `num_tokens` of its tokens need."""
+        """Return the blocks that `num_tokens` of its tokens need."""
         return self.group.blocks_for(num_tokens)
 
     def missing_blocks(self, copies: int) -> int:
-        """Blocks of the copies that the device lacks of this many."""
+        """Return the blocks of the copies that the device lacks of `copies` copies."""
         missing = max(0, copies - len(self.copies)) if self.length else 0
         return missing * self.blocks_for(self.length)
 
     def fresh_blocks(self, copies: int, num_tokens: int) -> int:
-        """Blocks to allocate for this many copies, grown to `num_tokens` tokens."""
+        """Return the blocks to allocate for `copies` copies, grown to `num_tokens` tokens."""
         wanted = max(1, len(self.copies)) * self.blocks_for(num_tokens)
         growth = max(0, wanted - sum(map(len, self.copies)))
         return growth + self.missing_blocks(copies)
 
     def unpinned_blocks(self, copies: int, num_tokens: int) -> int:
-        """The same of blocks that are not pinned for others; without copies, all of its own."""
+        """Return the blocks for `copies` copies, grown to `num_tokens`, minus those pinned already.
+
+        With 0 copies, the segment is not leased, and all blocks of its tokens are returned.
+        """
         if not copies:
             return self.blocks_for(num_tokens)
         size = self.blocks_for(max(self.length, num_tokens))
@@ -96,7 +100,7 @@ class Segment:
 
     @property
     def blocks(self) -> list[int]:
-        """Device blocks of the first copy; empty if it is not resident."""
+        """Device blocks of the first copy; empty if the segment is not resident."""
         return self.copies[0] if self.copies else []
 
     @property
@@ -116,17 +120,17 @@ class Segment:
 
     @property
     def place(self) -> str | None:
-        """Which tiers have blocks of it: `device`, `host` or `both`; None: neither."""
+        """Tiers that have blocks of it: `device`, `host` or `both`; None if neither has."""
         if self.copies:
             return "both" if self.host_blocks else "device"
         return "host" if self.host_blocks else None
 
     def unfinished(self) -> list[Transfer]:
-        """Its transfers that are still under way."""
+        """Return its transfers that are still under way."""
         return [transfer for transfer in self.transfers if not transfer.finished]
 
     def pin(self, copies: int = 0) -> None:
-        """Pin `copies` more copies; call it, too, when `copies` has changed."""
+        """Pin `copies` more copies. Also call it, with 0, after `self.copies` has changed."""
         self.pins += copies
         held = self.copies
         blocks = min(self.pins, len(held)) * len(held[0]) if held else 0
@@ -136,7 +140,7 @@ class Segment:
 
 
 class LiveSegments:
-    """Segments that are not freed, and which of them have blocks on the device."""
+    """Segments that are not freed, and those among them that have blocks on the device."""
 
     def __init__(self) -> None:
         self.tally = Tally()
@@ -145,7 +149,7 @@ class LiveSegments:
         self._serials = count()
 
     def blank(self, groups: Sequence[GroupBlocks], name: str, start: int) -> Segment:
-        """A node's empty segment, with those of its other groups; not yet one of these."""
+        """Create a node's empty segments of all groups, without adding them; return the first."""
         first, *others = [Segment(name, group, start, tally=self.tally) for group in groups]
         first.others = tuple(others)
         for each in others:
@@ -153,16 +157,16 @@ class LiveSegments:
         return first
 
     def add(self, segment: Segment) -> None:
-        """A segment has been created."""
+        """Add a segment that was created."""
         segment.serial = next(self._serials)
         self._all[segment] = None
 
     def remove(self, segment: Segment) -> None:
-        """A segment has been freed."""
+        """Remove a segment that was freed."""
         self._all.pop(segment, None)
 
     def update(self, segment: Segment) -> None:
-        """A segment's device blocks have changed."""
+        """Update the indices after a segment's device blocks have changed."""
         segment.pin()
         if segment.copies:
             self._present[segment.serial] = segment
@@ -170,25 +174,25 @@ class LiveSegments:
             self._present.pop(segment.serial, None)
 
     def present(self) -> Iterable[Segment]:
-        """Segments that have blocks on the device."""
+        """Return the segments that have blocks on the device."""
         return self._present.values()
 
     def resident(self) -> list[Segment]:
-        """Segments that hold tokens on the device, oldest first."""
+        """Return the segments that hold tokens on the device, oldest first."""
         return [s for s in map(self._present.__getitem__, sorted(self._present)) if s.length]
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of one copy of each."""
+        """Blocks of one copy of every segment."""
         return sum(s.blocks_for(s.length) for s in self._all if not s.gone)
 
     @property
     def num_nodes(self) -> int:
-        """Segments, not counting those of a node's other groups."""
+        """Number of nodes: segments without those of a node's further groups."""
         return sum(segment.first is None for segment in self._all)
 
     def check(self, device: BlockLedger, host: BlockLedger | None) -> None:
-        """Every block is free or owned by one copy of one of these."""
+        """Check that every block is free or owned by one copy of one live segment."""
         live = list(self._all)
         device.check([b for s in live for blocks in s.copies for b in blocks])
         if host is not None:
@@ -204,9 +208,9 @@ class LiveSegments:
 
 
 class Lease:
-    """Pins on segments; some may be given up, or added, before the lease ends.
+    """Pins on segments. Some may be given up, or added, before the lease ends.
 
-    Used in a `with` statement, it ends there.
+    In a `with` statement, it ends with the block.
     """
 
     def __init__(self, needs: Mapping[Segment, int]) -> None:
@@ -214,13 +218,13 @@ class Lease:
         self.add(needs)
 
     def add(self, needs: Mapping[Segment, int]) -> None:
-        """Pin so many more copies of each."""
+        """Pin more copies of each segment, in the given numbers."""
         for segment, copies in needs.items():
             self._held[segment] = self._held.get(segment, 0) + copies
             segment.pin(copies)
 
     def keep(self, needs: Mapping[Segment, int]) -> None:
-        """Unpin everything beyond these."""
+        """Unpin all copies beyond those in `needs`."""
         if not self._held:
             return
         held, self._held = self._held, {s: min(n, self._held.get(s, 0)) for s, n in needs.items()}
@@ -237,7 +241,7 @@ class Lease:
 class PathPart(NamedTuple):
     """The first `visible` tokens of a segment, as one path sees it.
 
-    own: whoever reads the path goes on writing there.
+    own: True if the reader of the path also writes to this segment.
     """
 
     segment: Segment
@@ -250,7 +254,7 @@ Path = tuple[PathPart, ...]
 
 @dataclass(frozen=True)
 class Source:
-    """What a segment was computed from: its tokens behind a path, from position `start`."""
+    """Inputs from which a segment was computed: token ids after a path, from position `start`."""
 
     path: Path
     token_ids: tuple[int, ...]
@@ -258,7 +262,10 @@ class Source:
 
 
 def truncate_path(path: Path, num_tokens: int) -> Path:
-    """The first `num_tokens` tokens of a path (a child that diverges inside its parent's KV)."""
+    """Return the first `num_tokens` tokens of a path.
+
+    A child needs this if it diverges inside its parent's KV.
+    """
     parts: list[PathPart] = []
     left = num_tokens
     for part in path:
@@ -270,17 +277,18 @@ def truncate_path(path: Path, num_tokens: int) -> Path:
 
 
 def copies_needed(paths: Iterable[Sequence[PathPart]], *, per_beam: bool) -> Counter[Segment]:
-    """How many device copies of each segment these paths need, parents before children."""
+    """Return how many device copies of each segment these paths need, parents before children."""
     needs = chain.from_iterable(map(segments_read, paths))
     return Counter(needs) if per_beam else Counter(dict.fromkeys(needs, 1))
 
 
 def within_reach(path: Sequence[PathPart], group: int) -> Path:
-    """What a row behind a path reads of it in a group's layers, in that group's segments.
+    """Return the parts of a path that a row reads after it in one group of layers.
 
-    Parts that its first token's window does not reach are left out: which ones follows from the
-    path alone, and not from how far the row has come, so its sums do not depend on when it is read.
-    Of states it is the last part's alone, its own where it has begun.
+    The result has the segments of that group. Parts that the window of the row's first token does
+    not reach are left out. The choice depends on the path alone, not on the row's progress, so its
+    sums are the same whenever it is read. For recurrent states, only the last part is read: the
+    row's own state if it has begun.
     """
     if not group and path and path[0].segment.group.window is None:
         return tuple(path)
@@ -296,9 +304,9 @@ def within_reach(path: Sequence[PathPart], group: int) -> Path:
 
 
 def state_before(path: Sequence[PathPart]) -> Segment | None:
-    """Whose state a row behind a path begins with; None: it begins from zeros.
+    """Return the segment with the state that a row after a path begins with; None: zeros.
 
-    A state is of a whole segment: a path that ends inside one has none.
+    A state belongs to a whole segment, so the path must not end inside one.
     """
     if not path:
         return None
@@ -308,7 +316,7 @@ def state_before(path: Sequence[PathPart]) -> Segment | None:
 
 
 def segments_read(path: Sequence[PathPart]) -> list[Segment]:
-    """Segments of all groups that a row behind a path reads, parents before children."""
+    """Return the segments of all groups that a row reads after a path, parents before children."""
     parts = [part for part in path if part.visible > 0]
     if not parts or (parts[0].segment.group.window is None and not parts[0].segment.others):
         return [part.segment for part in parts]
@@ -317,14 +325,17 @@ def segments_read(path: Sequence[PathPart]) -> list[Segment]:
 
 
 def whole(wanted: Mapping[Segment, int]) -> dict[Segment, int]:
-    """The same for the segments of all groups."""
+    """Return the mapping with each node's segments of all groups as keys."""
     if not any([first.others for first in wanted]):
         return dict(wanted)
     return {segment: count for first, count in wanted.items() for segment in first.group_segments}
 
 
 def visible_path(path: Path, last: Segment | None, num_tokens: int) -> Path:
-    """A path and what the segment behind it holds already; empty parts are left out."""
+    """Return a path plus the first `num_tokens` tokens of `last`, the row's own segment.
+
+    Empty parts are left out. With `last` None the path alone is returned.
+    """
     if (last is None or not num_tokens) and all([part.visible for part in path]):
         return path
     parts = path if last is None else (*path, PathPart(last, num_tokens, own=True))
@@ -332,13 +343,13 @@ def visible_path(path: Path, last: Segment | None, num_tokens: int) -> Path:
 
 
 def missing_blocks(needs: Mapping[Segment, int]) -> int:
-    """Blocks of the copies that the device lacks."""
+    """Return the blocks of the copies that the device lacks."""
     return sum([segment.missing_blocks(copies) for segment, copies in needs.items()])
 
 
 def first_blocks(
     segments: Sequence[Segment], num_blocks: int, copies: Callable[[Segment], list[list[int]]]
 ) -> list[Segment]:
-    """The first segments whose copies have so many blocks together."""
+    """Return the first segments, as many as needed for their copies to have `num_blocks` blocks."""
     before = accumulate((sum(map(len, copies(s))) for s in segments), initial=0)
     return [s for s, covered in zip(segments, before, strict=False) if covered < num_blocks]

@@ -1,8 +1,8 @@
-"""States of recurrent layers in a pool's blocks: where a row's are, how they are read and written.
+"""States of recurrent layers in a pool's blocks: their layout, and how rows read and write them.
 
-A segment's state is a flat record of all layers' parts over `fixed` blocks of its own, as it is
-behind the segment's last token. A row that runs writes its own record in place; at its first token
-it reads that of the node before it, so siblings begin from one record and copy nothing. Knows
+A segment's state is the state after its last token. It is one flat record of all layers' parts, in
+`fixed` blocks of its own. A running row writes its own record in place. At its first token it reads
+the record of the node before it, so siblings begin from one record without copying it. Knows
 blocks; no segments, no models.
 """
 
@@ -22,19 +22,20 @@ from torch import Tensor
 from beamwright.plan.costs import record_bytes
 
 Key = tuple[int, str]
-"""A part's layer and kind ("conv", "recurrent")."""
+"""A part's layer and kind ("conv" or "recurrent")."""
 Blocks = Sequence[int]
-"""Of one record, in order."""
-_LEAST_ROWS = 64  # of tables
+"""Block numbers of one record, in order."""
+_LEAST_ROWS = 64  # rows for which a table has room at least
 IDLE, BEGINS, GOES_ON = 0, 1, 2
-"""What a row does in a pass: nothing that is kept; it begins from zeros; it reads a state."""
+"""A row's action in a pass: keep no state, begin from zeros, or continue from a state."""
 
 
 class StateBlocks(NamedTuple):
-    """Where kernels find rows' records, and put them.
+    """Tables by which kernels find rows' records.
 
-    storage: bytes [block, bytes]. sources, targets: blocks that a row reads and writes, int32
-    [rows, num_blocks]. ways: int32 [rows], see `IDLE`.
+    storage: bytes [block, bytes].
+    sources, targets: blocks that a row reads and writes, int32 [rows, num_blocks].
+    ways: int32 [rows], see `IDLE`.
     """
 
     storage: Tensor
@@ -44,7 +45,10 @@ class StateBlocks(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A part of rows' states, where it lies. offset: bytes into each record."""
+    """Place of one part of the rows' states.
+
+    offset: bytes from the beginning of each record.
+    """
 
     blocks: StateBlocks
     offset: int
@@ -53,7 +57,7 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True)
 class StateTensor:
-    """One tensor that a layer keeps of a row."""
+    """One tensor that a layer keeps for each row."""
 
     layer: int
     kind: str
@@ -62,16 +66,18 @@ class StateTensor:
 
     @property
     def num_bytes(self) -> int:
-        """In a record, filled up so that each part begins aligned."""
+        """Bytes in a record, padded so that each part begins aligned."""
         return record_bytes(self.size, self.dtype.itemsize)
 
 
 class StateLayout:
-    """A record: its parts, one behind the other.
+    """Layout of a record, in which parts follow each other.
 
-    Recurrent parts are in front. They are most of it and of rounder sizes than convolutions', so
-    their heads do not straddle blocks.
-    parts, offsets: by key; bytes from the record's start. num_bytes: of a record.
+    Recurrent parts come first. They are the largest, and their sizes are multiples of larger powers
+    of two than those of convolutions, so their heads do not straddle blocks.
+    parts: tensors by key.
+    offsets: bytes from the record's start, by key.
+    num_bytes: bytes of a record.
     """
 
     def __init__(self, tensors: Sequence[StateTensor]) -> None:
@@ -84,19 +90,19 @@ class StateLayout:
             self.by_layer.setdefault(layer, []).append(kind)
 
     def num_blocks(self, block_bytes: int) -> int:
-        """Blocks of so many bytes that a record fills."""
+        """Return the number of blocks of `block_bytes` bytes that a record fills."""
         return -(-self.num_bytes // block_bytes)
 
 
 class StateCells:
-    """What blocks hold of records.
+    """View of blocks as records of states.
 
-    A part is whole *cells*: pieces of equal bytes, as large as parts and blocks allow, so that a
-    part of any rows is one selection of cells, however it lies in their blocks.
+    A part consists of whole *cells*: pieces of equal bytes, as large as parts and blocks allow. So
+    a part of any rows is read by one index selection over cells, whatever the rows' blocks are.
     """
 
     def __init__(self, by_block: Tensor, layout: StateLayout) -> None:
-        """by_block: bytes [block, bytes] of a pool."""
+        """View bytes [block, bytes] of a pool."""
         count, block_bytes = by_block.shape
         self.by_block, self.device = by_block, by_block.device
         self.layout, self.num_blocks = layout, layout.num_blocks(block_bytes)
@@ -112,8 +118,10 @@ class StateCells:
 
     @property
     def has_whole_lines(self) -> bool:
-        """Whether no line, the last dimension of a recurrent part, straddles blocks: so kernels
-        find them."""
+        """True if no line, the last dimension of a recurrent part, straddles blocks.
+
+        Kernels need this, since they address a line as contiguous memory.
+        """
         lines = [
             (self.layout.offsets[key], part.size[-1] * part.dtype.itemsize)
             for key, part in self.layout.parts.items()
@@ -123,25 +131,28 @@ class StateCells:
         return all(block_bytes % line == 0 == offset % line for offset, line in lines)
 
     def index(self, key: Key, blocks: Tensor) -> Tensor:
-        """Where a part of rows with these blocks [rows, num_blocks] is: [rows * cells]."""
+        """Return the cells [rows * cells] of a part of these rows.
+
+        blocks: the rows' blocks [rows, num_blocks].
+        """
         block, cell = self._at[key]
         return (blocks.index_select(1, block) * self._per_block + cell).flatten()
 
     def read(self, key: Key, index: Tensor) -> Tensor:
-        """A part of rows [rows, *size]; a copy."""
+        """Return a copy of a part [rows, *size] from cells at `index`."""
         part = self.layout.parts[key]
         cells = self._cells.index_select(0, index).view(-1, part.num_bytes // _width(self._cells))
         values: Tensor = cells.view(part.dtype)[:, : math.prod(part.size)]
         return values.view(len(values), *part.size)
 
     def cells(self, key: Key, values: Tensor) -> Tensor:
-        """A part of rows [rows, *size] as cells: what `put` writes, which takes no memory."""
+        """Convert a part [rows, *size] to cells, which `put` writes without allocating memory."""
         part, width = self.layout.parts[key], _width(self._cells)
         flat = values.to(part.dtype).flatten(1)
         spare = part.num_bytes // part.dtype.itemsize - flat.shape[1]
         flat = F.pad(flat, (0, spare)) if spare else flat.contiguous()
         if flat.storage_offset() * part.dtype.itemsize % width:
-            flat = flat.clone()  # a view as wider numbers begins with a whole one
+            flat = flat.clone()  # a view with a wider dtype must begin at a multiple of its width
         return flat.view(self._cells.dtype).view(-1, self._cells.shape[1])
 
     def put(self, index: Tensor, cells: Tensor) -> None:
@@ -153,7 +164,7 @@ def _width(cells: Tensor) -> int:
 
 
 class _Table:
-    """Blocks [rows, num_blocks] of rows, and where each part is in them, found once."""
+    """Blocks [rows, num_blocks] of rows, and the cells of each part in them, computed once."""
 
     def __init__(self, states: StateCells, blocks: Tensor) -> None:
         self.blocks, self._states = blocks, states
@@ -166,9 +177,10 @@ class _Table:
 
 
 class StateTables:
-    """Rows' blocks for kernels, at addresses that stay while `num_moves` does.
+    """Tables of rows' blocks for kernels. Addresses change only when `num_moves` does.
 
-    A captured step knows no more of a row than is here: that it has begun, the device notes itself.
+    A captured step knows only what these tables hold. So the device itself notes when a row has
+    begun (`begun`).
     """
 
     def __init__(self, states: StateCells) -> None:
@@ -177,12 +189,12 @@ class StateTables:
 
     @property
     def blocks(self) -> StateBlocks:
-        """Of the rows there are."""
+        """Tables of the present rows."""
         storage, *tables = self._most
         return StateBlocks(storage, *(table[: self._count] for table in tables))
 
     def load(self, rows: StateRows) -> None:
-        """These are the rows; they are at the beginning of their passes."""
+        """Fill the tables with these rows, which are before their first pass."""
         found = rows.sources, rows.targets, rows.ways
         self._count = len(found[0])
         if self._count > len(self._most.ways):
@@ -192,13 +204,13 @@ class StateTables:
             table.copy_(values)
 
     def begun(self) -> None:
-        """A pass is over. Launches only."""
+        """Note that a pass is over: rows read what they wrote. Only launches kernels."""
         _, sources, targets, ways = self.blocks
         sources.copy_(targets)
         ways.mul_(GOES_ON).clamp_(max=GOES_ON)
 
     def stop(self, rows: Sequence[int]) -> None:
-        """Nothing of these rows is written from here on."""
+        """Mark these rows as idle, so that no state of theirs is written from now on."""
         self._most.ways[list(rows)] = IDLE
 
     def _empty(self, rows: int) -> StateBlocks:
@@ -209,10 +221,10 @@ class StateTables:
 
 
 class StateRows:
-    """The states of rows that are computed together, pass after pass (`models.recurrent`).
+    """States of rows that are computed together, pass after pass (`models.recurrent`).
 
-    lengths: tokens of each row in a pass; None: one of every row. sources, targets: blocks
-    [rows, num_blocks] that rows read, and write.
+    lengths: tokens of each row in a pass; None: one token each.
+    sources, targets: blocks [rows, num_blocks] that rows read and write.
     """
 
     def __init__(
@@ -225,10 +237,12 @@ class StateRows:
         deferred: bool = False,
         tables: StateTables | None = None,
     ) -> None:
-        """sources: None of rows that begin from zeros. targets: None of rows that nobody keeps.
+        """Take each row's blocks.
 
-        deferred: nothing is written before `commit`, so that a pass can be tried again.
-        tables: where kernels find these rows; then they read and write, and nobody else.
+        sources: None for rows that begin from zeros.
+        targets: None for rows whose states are not kept.
+        deferred: nothing is written before `commit`, so that a pass can be repeated after an error.
+        tables: tables for kernels, which then read and write the states alone.
         """
         self.states, self.lengths = states, lengths
         spare = next(target for target in targets if target is not None)
@@ -254,14 +268,14 @@ class StateRows:
 
     @property
     def ways(self) -> Tensor:
-        """Of each row [rows], int32, see `IDLE`."""
+        """Each row's action, int32 [rows], see `IDLE`."""
         ways = [IDLE] * len(self._own.blocks)
         for row in self._active:
             ways[row] = BEGINS if row in self._beginning else GOES_ON
         return torch.tensor(ways, dtype=torch.int32).to(self.states.device)
 
     def placed(self, layer: int) -> dict[str, Placed] | None:
-        """Where kernels find a layer's parts, by kind; None where there are no tables for them."""
+        """Return where kernels find a layer's parts, by kind; None if kernels have no tables."""
         if self._tables is None:
             return None
         blocks, layout = self._tables.blocks, self.states.layout
@@ -271,7 +285,7 @@ class StateRows:
         }
 
     def read(self, layer: int) -> dict[str, Tensor]:
-        """A layer's parts by kind, each [rows, *size]."""
+        """Return a layer's parts by kind, each [rows, *size]."""
         found = {}
         for kind in self.states.layout.by_layer[layer]:
             key = layer, kind
@@ -281,7 +295,7 @@ class StateRows:
         return found
 
     def write(self, layer: int, values: Mapping[str, Tensor]) -> None:
-        """Keep a layer's parts, as `read` gives them, of rows that are kept."""
+        """Store a layer's parts, shaped as `read` returns them, for rows whose states are kept."""
         for kind, value in values.items():
             key = layer, kind
             kept = value if self._picked is None else value.index_select(0, self._picked)
@@ -292,20 +306,22 @@ class StateRows:
                 self._later.append(found)
 
     def commit(self) -> None:
-        """The pass is over: write what was put off. No memory is taken, so none can run out when
-        states are half written."""
+        """Write the states that were deferred, because the pass has succeeded.
+
+        This allocates no memory, so none can run out when half of the states are written.
+        """
         later, self._later = self._later, None
         for index, cells in later or ():
             self.states.put(index, cells)
 
     def begun(self) -> None:
-        """A pass is over: from here on rows read what they have written."""
+        """Note that a pass is over: from now on rows read the states that they have written."""
         self._read, self._zeros, self._beginning = self._own, None, []
         if self._tables is not None:
             self._tables.begun()
 
     def stop(self, rows: Sequence[int]) -> None:
-        """Nothing that is computed of these rows from here on is kept."""
+        """Keep no state of these rows from now on."""
         gone = set(rows)
         if not gone.isdisjoint(self._active):
             self._active = [row for row in self._active if row not in gone]
@@ -316,7 +332,7 @@ class StateRows:
     # --- inside ------------------------------------------------------------------------------
 
     def _pick(self) -> None:
-        """What is written, of the rows that are kept."""
+        """Compute which rows and which blocks `write` takes."""
         self._picked, self._written = None, self._own
         if len(self._active) < len(self._own.blocks):
             self._picked = torch.tensor(self._active, dtype=torch.long, device=self.states.device)

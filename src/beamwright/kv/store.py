@@ -1,7 +1,7 @@
-"""SegmentStore: the cache manager with tensors: it writes, reads and copies the KV of segments.
+"""SegmentStore: a cache manager with tensors, which writes, reads and copies the KV of segments.
 
-Attention of a group of layers reads its segments through a `KVReader`, as it reads a whole store of
-a model with one group.
+Attention in a group of layers reads segments through a `KVReader`. In a model with one group, the
+store itself is that reader.
 """
 
 from __future__ import annotations
@@ -21,25 +21,30 @@ from beamwright.kv.segments import Segment
 from beamwright.kv.states import StateRows, StateTables
 from beamwright.kv.streams import sent
 
-_COPIED_BYTES = 2**24
+_COPIED_BYTES = 2**24  # bytes that a copy within the device moves at a time
 Write = Callable[[int, int | slice, torch.Tensor], None]
-"""Writes KV: of a group, by its number, and of a layer's place in it, or of all of its layers."""
+"""Function that writes KV (group, place, key_value).
+
+group is the group's number. place is a layer's place in the group, or slice(None) for all its
+layers.
+"""
 
 
 class KVReader:
-    """Reads the KV of one group of layers.
+    """Reader of the KV of one group of layers.
 
-    kv: what the pool's blocks hold of it. compute_device: where attention's working copies reside.
-    scratch: their bytes.
+    kv: view of the pool's blocks as KV of this group.
+    compute_device: device of attention's working copies.
+    scratch: meter of their bytes.
     """
 
     def __init__(self, kv: KVBlocks, compute_device: torch.device, scratch: ScratchMeter) -> None:
         self.kv, self.compute_device, self.scratch = kv, compute_device, scratch
 
     def gather(self, segment: Segment, visible: int, copy: int = 0) -> torch.Tensor:
-        """[layers, 2, visible, kv_heads, head_dim] of a segment's first `visible` tokens.
+        """Return KV [layers, 2, visible, kv_heads, head_dim] of a segment's first `visible` tokens.
 
-        copy: which device copy is read, where there are several.
+        copy: number of the device copy to read, where there are several.
         """
         count = segment.blocks_for(visible)
         held = segment.copies[min(copy, len(segment.copies) - 1)] if segment.copies else []
@@ -51,14 +56,14 @@ class KVReader:
 
 
 class SegmentStore(CacheManager, KVReader):
-    """Creates, extends, reads and frees segments in one device pool, with an optional host pool.
+    """Store of segments in a device pool, and in an optional host pool.
 
-    groups: what reads each group of layers; where there is one, the store itself.
-    compute_device: where attention's working copies reside.
-    scratch: bytes of the working copies that attention keeps of the present group.
-    tiers: bytes of KV on the "device", and on the "host", where there is one.
-    streams_layers: attention waits for layers of KV within a forward pass.
-    writes_layers: a layer's KV is written where it belongs as soon as it is there.
+    groups: the reader of each group of layers; in a model with one group, the store itself.
+    compute_device: device of attention's working copies.
+    scratch: meter of the working copies that attention keeps of the present group of rows.
+    tiers: KV budgets by "device" and, if there is one, "host".
+    streams_layers: True if attention waits for layers of KV within a forward pass.
+    writes_layers: True if each layer's KV is written to its blocks as soon as it is computed.
     """
 
     streams_layers, writes_layers = False, True
@@ -85,12 +90,12 @@ class SegmentStore(CacheManager, KVReader):
 
     @property
     def device_peak_bytes(self) -> int:
-        """Most device KV at any time."""
+        """Most bytes of KV on the device at any time."""
         return self.tiers["device"].peak_bytes
 
     @property
     def host_peak_bytes(self) -> int:
-        """Most host KV at any time."""
+        """Most bytes of KV on the host at any time."""
         return self.tiers["host"].peak_bytes if "host" in self.tiers else 0
 
     @property
@@ -99,7 +104,7 @@ class SegmentStore(CacheManager, KVReader):
         return self.counts.transfer_wait_s
 
     def reset_peaks(self) -> None:
-        """Start a new measurement (one per solved batch)."""
+        """Start a new peak measurement (one per solved batch)."""
         for meter in (self.scratch, *self.tiers.values()):
             meter.reset_peak()
 
@@ -109,10 +114,11 @@ class SegmentStore(CacheManager, KVReader):
         key_values: Sequence[Any],
         lengths: Sequence[int] | None = None,
     ) -> None:
-        """Write so many tokens at the end of each segment, in all its copies.
+        """Write tokens at the end of each segment, in all its copies.
 
-        key_values: [tokens, layers, 2, kv_heads, head_dim] of each group, one segment's tokens
-        after the other's. lengths: of each segment; None where there is one.
+        key_values: for each group, KV [tokens, layers, 2, kv_heads, head_dim], with each segment's
+            tokens after those of the segment before.
+        lengths: new tokens of each segment; None if there is one segment.
 
         Raises:
             CapacityError: if the blocks do not fit; no token has been written then.
@@ -124,20 +130,22 @@ class SegmentStore(CacheManager, KVReader):
         SegmentStore.extend_each(self, segments, lengths)
 
     def extend_each(self, segments: Sequence[Segment], lengths: Sequence[int]) -> None:
-        """Count so many more tokens of each, whose KV is written."""
+        """Count `lengths` more tokens of the segments, whose KV has been written."""
         for segment, length in zip(segments, lengths, strict=True):
             self.extend(segment, length)
             held = len(segment.blocks) * segment.group.block_tokens
             assert segment.length <= held, "KV was written to blocks that were not reserved"
 
     def writer(self, segments: Sequence[Segment], lengths: Sequence[int]) -> Write:
-        """Take blocks for so many more tokens of each; what writes KV there, in all copies.
+        """Reserve blocks for new tokens of the segments, and return a function that writes them.
 
-        It takes a group's number and a layer's place in it, or slice(None) for all, and the KV of
-        all segments' tokens [tokens, 2, kv_heads, head_dim], or [tokens, layers, 2, ...].
+        lengths: number of new tokens of each segment.
+        The function takes a group's number, a layer's place in it or slice(None) for all layers,
+        and the KV of all segments' new tokens. That is [tokens, 2, kv_heads, head_dim], or [tokens,
+        layers, 2, kv_heads, head_dim] for all layers. It writes all copies of a segment.
 
         Raises:
-            CapacityError: if the blocks do not fit; none is taken then.
+            CapacityError: if the blocks do not fit; none is reserved then.
         """
         groups, every = self.pool.groups_kv, slice(None)
         places = [
@@ -155,9 +163,11 @@ class SegmentStore(CacheManager, KVReader):
     def slots(
         self, segments: Sequence[Segment], lengths: Sequence[int]
     ) -> list[npt.NDArray[np.int64]]:
-        """Take blocks for so many more tokens of each: their places in the pool, of each group.
+        """Reserve blocks for new tokens of the segments, and return the tokens' slots by group.
 
-        Counted in tokens; a segment's copies are one behind the other. Raises as `writer` does.
+        lengths: number of new tokens of each segment.
+        A slot is a token's place in the pool, counted in tokens. The slots of a segment's copies
+        follow each other. Raises as `writer` does.
         """
         self.reserve({s: s.length + n for s, n in zip(segments, lengths, strict=True)})
         found = []
@@ -180,8 +190,11 @@ class SegmentStore(CacheManager, KVReader):
         segments: Sequence[Segment],
         lengths: Sequence[int],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Blocks of a group, and places in them; and which token is written there, None for one
-        after the other."""
+        """Return the blocks of slots, the offsets in these blocks, and the token that each slot
+        gets.
+
+        where: blocks and offsets as arrays. The tokens are None if each is written once, in order.
+        """
         device = self.pool.storage.device
         blocks_index, offsets = sent(np.stack(where), device)
         if len(offsets) == sum(lengths):
@@ -193,8 +206,9 @@ class SegmentStore(CacheManager, KVReader):
         return blocks_index, offsets, torch.cat(copied or [blocks_index])
 
     def held(self, segment: Segment, first: int, end: int) -> list[torch.Tensor]:
-        """A segment's tokens [first, end) by group, as `restore` of a tail wants them."""
-        pairs = zip(self.groups, segment.group_segments, strict=False)  # states are behind them
+        """Return a segment's tokens [first, end) by group, as `restore` of a tail takes them."""
+        # Not strict: a segment of recurrent states may follow those of the groups.
+        pairs = zip(self.groups, segment.group_segments, strict=False)
         return [group.gather(each, end)[:, :, first:] for group, each in pairs]
 
     def state_rows(
@@ -206,11 +220,15 @@ class SegmentStore(CacheManager, KVReader):
         deferred: bool = False,
         tables: StateTables | None = None,
     ) -> StateRows:
-        """Rows that begin with these states (`state_before`, or their own) and write those of these
-        segments, which get their blocks here; see `StateRows`.
+        """Return the recurrent states of rows, after reserving blocks for those that are written.
+
+        begins: for each row the segment whose state it begins with (`state_before`, or its own);
+            None: zeros.
+        writes: for each row the segment whose state it writes; None: the state is not kept.
+        The other parameters are those of `StateRows`.
 
         Raises:
-            CapacityError: if they do not fit.
+            CapacityError: if the blocks do not fit.
         """
         assert self.pool.states is not None
         self.reserve({each: max(1, each.length) for each in writes if each is not None})
@@ -220,19 +238,22 @@ class SegmentStore(CacheManager, KVReader):
         return StateRows(*given, deferred=deferred, tables=tables)
 
     def keys_of(self, segment: Segment, visible: int) -> torch.Tensor:
-        """Keys [layers, visible, kv_heads, head_dim], wherever they are scored."""
+        """Return keys [layers, visible, kv_heads, head_dim] on the device that scores them."""
         return self.gather(segment, visible)[:, 0]
 
     def slots_of(self, segment: Segment, first: int, end: int) -> torch.Tensor:
-        """Places in the pool of a segment's tokens [first, end): a block's, and their own in it."""
+        """Return the slots of a segment's tokens [first, end) in its first copy.
+
+        A slot is a token's place in the pool, counted in tokens.
+        """
         at, size = torch.arange(first, end), self.pool.block_tokens
         return torch.tensor(segment.blocks)[at // size] * size + at % size
 
     def read(self, layer: int, slots: torch.Tensor, halves: slice = slice(None)) -> torch.Tensor:
-        """Keys and values [2, rows, sets, count, head_dim] of slots [rows, sets, count], or these
-        halves of them.
+        """Return keys and values [2, rows, sets, count, head_dim] of slots [rows, sets, count].
 
-        A slot is a token's place in the pool, see `slots_of`; as many sets are of each KV head.
+        Every KV head has the same number of sets, see `heads_of`.
+        halves: slice(1) reads keys alone.
         """
         slots, size = slots.to(self.pool.storage.device), self.pool.block_tokens
         heads = self.heads_of(slots)
@@ -240,17 +261,17 @@ class SegmentStore(CacheManager, KVReader):
         return picked.permute(3, 0, 1, 2, 4)
 
     def heads_of(self, slots: torch.Tensor) -> torch.Tensor:
-        """The KV head of each set of slots [rows, sets, count]: [1, sets, 1]."""
+        """Return the KV head of each set of slots [rows, sets, count], as [1, sets, 1]."""
         sets, kv_heads = slots.shape[1], self.pool.layout.num_kv_heads
         heads = torch.arange(sets, device=slots.device) // (sets // kv_heads)
         return heads[None, :, None]
 
     def fetch(self, wanted: Mapping[int, Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
-        """The same of all that a token's rows read, by layer, where attention computes."""
+        """Return keys and values of slots by layer, as `read` does, on the compute device."""
         return {layer: [self.read(layer, s) for s in slots] for layer, slots in wanted.items()}
 
     def copy_on_device(self, source: Sequence[int], destination: Sequence[int]) -> None:
-        """Copy blocks within the device, a few at a time: what was read is in working memory."""
+        """Copy blocks within the device, a few at a time, since copies pass through a buffer."""
         blocks = self.pool.by_block
         if blocks.shape[1] % 8 == 0:
             blocks = blocks.view(torch.int64)
@@ -259,6 +280,8 @@ class SegmentStore(CacheManager, KVReader):
             to, read = sent([destination, source], blocks.device)
             for there, here in zip(to.split(count), read.split(count), strict=True):
                 blocks.index_copy_(0, there, blocks.index_select(0, here))
-        except torch.OutOfMemoryError:  # whoever asks has told segments where they are by now
+        # The caller has already changed the segments' blocks, so the copy must succeed. Blocks that
+        # were copied before the error are copied again.
+        except torch.OutOfMemoryError:
             for place, block in zip(destination, source, strict=True):
                 blocks[place] = blocks[block]

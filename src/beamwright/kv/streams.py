@@ -1,8 +1,9 @@
-"""`Streams` of a card, and of a CPU: what copies beside compute. Knows queues, no KV.
+"""`Streams` of a GPU and of a CPU: copies that run while the model computes. Knows queues, no KV.
 
-`CudaStreams` is the only place that touches a card; whoever tests what is ordered after what puts
-a stand-in in its place. `HostStreams` is a copier thread per direction, where both tiers are RAM:
-compute runs as the host calls it, so a copy may start at once, and who needs its result waits.
+`CudaStreams` is the only class here that calls CUDA. Tests of the order of copies and compute put a
+stand-in in its place. `HostStreams` has one copier thread per direction, for the case that both
+tiers are RAM. There, compute runs when the host calls it, so a copy may start at once, and a reader
+waits for its result.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from numpy.typing import NDArray
 
 from beamwright.protocols import Direction
 
-_LOCKED_BYTES = 2**26  # at a time
+_LOCKED_BYTES = 2**26  # bytes that are page-locked at a time
 
 
 def sent(values: Any, device: torch.device) -> torch.Tensor:
-    """An array or lists of numbers on a device; who asks does not wait for what a card does."""
+    """Copy an array or lists of numbers to a device, without waiting for the GPU's queued work."""
     made = torch.as_tensor(values)
     if device.type != "cuda":
         return made.to(device)
@@ -37,7 +38,10 @@ def sent(values: Any, device: torch.device) -> torch.Tensor:
 
 
 class Piece(NamedTuple):
-    """One contiguous (or strided) copy of equal-shaped arrays; None where nothing is stored."""
+    """One copy between equal-shaped arrays, contiguous or strided.
+
+    destination, source: arrays or `Blocks`; None in the simulator.
+    """
 
     destination: Any
     source: Any
@@ -46,10 +50,10 @@ class Piece(NamedTuple):
 
 @dataclass(eq=False)
 class BlockMemory:
-    """Blocks [block, bytes] of a card, or of the host for one.
+    """Blocks [block, bytes] of a GPU, or of the host in memory that a GPU can copy.
 
-    stretch: a copy may not reach over a multiple of so many blocks. locked: a card may see all that
-    are in use.
+    stretch: number of blocks in a registered piece; a copy may not cross a multiple of it.
+    locked: True if the GPU can access all blocks in use.
     """
 
     by_block: torch.Tensor
@@ -58,14 +62,15 @@ class BlockMemory:
 
 
 class LockedBlocks:
-    """Zeros on the host, by block; page-locked a piece at a time, since locking touches all pages.
+    """Zeroed host memory in blocks, page-locked a piece at a time, since locking touches all pages.
 
-    A piece ends where both a block and a page end: a page is locked once, and no copy may reach
-    from one piece into the next. Where nothing can be locked so, `pin_memory=True` gets all of it
-    at once (not otherwise: that allocator rounds up to a power of two, and keeps what is freed).
-    Memory that is refused later stays as it is: copies are right, and slower.
+    A piece ends where both a block and a page end. So each page is locked once, and no copy may
+    reach from one piece into the next. If locking the first piece fails, all memory is allocated
+    with `pin_memory=True`. That is not the first choice, because that allocator rounds up to a
+    power of two and keeps freed memory. If a later piece cannot be locked, it stays as it is:
+    copies are correct, but slower.
 
-    memory: all of it, in such pieces.
+    memory: the blocks, in these pieces.
     """
 
     def __init__(self, num_blocks: int, block_bytes: int) -> None:
@@ -84,7 +89,7 @@ class LockedBlocks:
             self.memory = BlockMemory(flat.view(-1, block_bytes), stretch)
 
     def lock(self, num_blocks: int) -> None:
-        """The first blocks come into use."""
+        """Lock the pieces with the first `num_blocks` blocks, which come into use."""
         while self._num_locked < num_blocks and self.memory.locked:
             end = self._num_locked + self.memory.stretch
             piece = self.memory.by_block[self._num_locked : end]
@@ -92,23 +97,23 @@ class LockedBlocks:
             if int(cudart.cudaHostRegister(address, piece.nbytes, 0)):
                 self.memory.locked = False
                 with suppress(RuntimeError):
-                    _ = torch.ones(1, device="cuda") + 1  # else the next launch reports it
+                    _ = torch.ones(1, device="cuda") + 1  # clears the error for the next launch
                 return
             weakref.finalize(self._owner, cudart.cudaHostUnregister, address)
             self._num_locked = end
 
 
 class Blocks(NamedTuple):
-    """One side of a piece that is many blocks, by number."""
+    """One side of a piece that consists of many blocks, given by number."""
 
     memory: BlockMemory
     numbers: tuple[int, ...]
 
 
 class Copied(Protocol):
-    """The end of queued copies.
+    """Handle of queued copies.
 
-    ran_s: when they began and ended by `time.perf_counter`, once they have; None if not known.
+    ran_s: when they began and ended by `time.perf_counter`; None if this is not known (yet).
     """
 
     ran_s: tuple[float, float] | None
@@ -118,43 +123,47 @@ class Copied(Protocol):
     def synchronize(self) -> None: ...
 
     def recall(self) -> int:
-        """Take back what can be, and return when nothing moves; gives the bytes taken back."""
+        """Cancel copies that have not begun, wait for the rest, and return the bytes cancelled."""
 
 
 HeldBack = Callable[[], float | None]
-"""How many seconds compute waited for copies; None as long as that is not known."""
+"""Function that returns how many seconds compute waited for copies; None while not known."""
 
 
 class Streams(Protocol):
-    """The compute stream, and one side stream per direction.
+    """The compute stream, and one side stream for each direction.
 
-    strided: pieces need not be contiguous. batches: what is queued together is best copied as one;
-        else transfers are queued one by one, each of which can be taken back.
+    strided: True if pieces need not be contiguous.
+    batches: True if transfers that are queued together are best copied as one batch. False: they
+        are queued one by one, and each can be cancelled.
     """
 
     strided: bool
     batches: bool
 
     def copy(self, direction: Direction, pieces: Sequence[Piece]) -> Copied:
-        """Queue copies on a direction's stream, behind all that compute has queued so far."""
+        """Queue copies on a direction's stream, after all compute that is queued so far."""
 
     def hold_back(self, copied: Copied) -> HeldBack:
-        """What compute queues from here on starts after those copies.
+        """Make compute that is queued from now on start after these copies.
 
-        A host that is not compute itself does not wait.
+        The host does not wait, unless it is the one that computes.
         """
 
     def close(self) -> None:
-        """Forget what can be taken back; the streams can be used again."""
+        """Cancel the copies that have not begun. The streams can be used again."""
 
 
 _MANY, _LARGE_BYTES = 16, 2**20
-"""So many copies, of less each on average, are one kernel's. Larger ones take no processors."""
-_UNIT_BYTES = 16  # what the kernel loads at once
+"""At least this many copies, of fewer bytes each in the mean, are made by one kernel.
+
+Larger copies are queued one by one, so that they take no multiprocessors from compute.
+"""
+_UNIT_BYTES = 16  # bytes that a thread of the kernel loads at once
 
 
 class CudaStreams:
-    """`Streams` of a CUDA device; pieces are `Blocks`, or contiguous tensors, the host's pinned."""
+    """`Streams` of a CUDA device. Pieces are `Blocks` or contiguous tensors, pinned on the host."""
 
     strided = False
     batches = True
@@ -168,14 +177,14 @@ class CudaStreams:
         stream.wait_event(_event(torch.cuda.current_stream(self._device)))
         with torch.cuda.stream(stream):
             for piece in self._one_by_one(pieces):
-                # Anything else would go through unpinned memory, and the host would wait.
+                # A strided copy would go through unpinned memory, and the host would wait for it.
                 assert piece.destination.is_contiguous()
                 assert piece.source.is_contiguous()
                 piece.destination.copy_(piece.source, non_blocking=True)
         return _CudaCopied(_event(stream))
 
     def _one_by_one(self, pieces: Sequence[Piece]) -> Iterator[Piece]:
-        """What is worth a copy each. Blocks that are not are copied by a kernel here."""
+        """Yield the pieces to copy one by one, after copying lists of small blocks by a kernel."""
         listed: dict[tuple[BlockMemory, BlockMemory], tuple[list[int], list[int]]] = {}
         for piece in pieces:
             to, source = piece.destination, piece.source
@@ -198,20 +207,24 @@ class CudaStreams:
     def _kernel_takes(
         self, there: BlockMemory, here: BlockMemory, numbers: NDArray[np.int32]
     ) -> bool:
-        """Copy blocks by number in one launch. False: it cannot be done, and nothing was."""
+        """Copy blocks by number in one launch. Return False, without copying, if that is
+        impossible.
+        """
         whole = there.by_block.shape[1] % _UNIT_BYTES == 0
         if not (whole and there.locked and here.locked) or self._copy_listed is None:
             return False
         try:
             self._copy_listed(there.by_block, here.by_block, numbers)
-        except Exception:  # no compiler, or one that refuses: copies one by one are as right
+        except Exception:  # without a working compiler, copies one by one give the same result
             self._copy_listed = None
             return False
         return True
 
     @cached_property
     def _copy_listed(self) -> Callable[..., None] | None:
-        """None where no kernel can copy; found out with the first blocks."""
+        """Function that copies blocks in one launch, loaded at its first use; None if no kernel
+        can.
+        """
         if find_spec("triton") is None:
             return None
         from beamwright.kv.copy_kernel import copy_listed, sees_host_memory  # noqa: PLC0415
@@ -225,7 +238,7 @@ class CudaStreams:
         compute.wait_event(arrived)
 
         def seconds() -> float | None:
-            """From the moment at which compute could have gone on to the copies' end."""
+            """Return the time from when compute could have continued to the copies' end."""
             if not (ready.query() and arrived.query()):
                 return None
             return max(0.0, float(ready.elapsed_time(arrived)) / 1e3)
@@ -233,13 +246,15 @@ class CudaStreams:
         return seconds
 
     def close(self) -> None:
-        """What a card was asked to copy it copies."""
+        """Do nothing: copies queued on a GPU cannot be cancelled."""
 
 
 def _runs(numbers: NDArray[np.int32], *stretches: int) -> list[tuple[int, int, int]]:
-    """(destination, source, blocks) of neighbours on both sides, within both sides' stretches.
+    """Return (destination, source, number of blocks) of runs that one copy can move.
 
-    numbers: [destinations or sources, block].
+    In a run, blocks are neighbours on both sides and lie within one stretch on both sides.
+    numbers: [2, count], the block numbers of destinations, then of sources.
+    stretches: the `stretch` of both sides.
     """
     parts = numbers // np.array(stretches)[:, None]
     breaks = ((np.diff(numbers) != 1) | (np.diff(parts) != 0)).any(axis=0)
@@ -249,20 +264,22 @@ def _runs(numbers: NDArray[np.int32], *stretches: int) -> list[tuple[int, int, i
 
 
 def _event(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """The end of what the stream has queued so far."""
+    """Record an event after all work that the stream has queued so far."""
     event = torch.cuda.Event(enable_timing=True)
     event.record(stream)
     return event
 
 
 class _CudaCopied:
-    ran_s: tuple[float, float] | None = None  # the card has a clock of its own
+    # None: CUDA event times cannot be compared with `time.perf_counter`.
+    ran_s: tuple[float, float] | None = None
 
     def __init__(self, end: torch.cuda.Event) -> None:
         self.end, self._over = end, False
 
     def query(self) -> bool:
-        self._over = self._over or bool(self.end.query())  # a batch's transfers ask one by one
+        # The result is kept, because each transfer of a batch asks.
+        self._over = self._over or bool(self.end.query())
         return self._over
 
     def synchronize(self) -> None:
@@ -274,7 +291,7 @@ class _CudaCopied:
 
 
 class HostStreams:
-    """`Streams` of a CPU: pieces are its tensors or arrays. The threads start with use."""
+    """`Streams` of a CPU. Pieces are CPU tensors or arrays. Threads start at the first copy."""
 
     strided = True
     batches = False
@@ -287,7 +304,7 @@ class HostStreams:
         """Queue the copies for the direction's thread.
 
         Raises:
-            RuntimeError: if one has failed on it, until `close`.
+            RuntimeError: if an earlier copy in this direction has failed, until `close` is called.
         """
         if direction in self._failed:
             raise RuntimeError(repr(self._failed[direction])) from self._failed[direction]
@@ -296,7 +313,7 @@ class HostStreams:
         return copies
 
     def hold_back(self, copied: Copied) -> HeldBack:
-        """Compute is the host, so the host waits."""
+        """Wait for the copies, because the host is what computes."""
         start = time.perf_counter()
         copied.synchronize()
         waited_s = time.perf_counter() - start
@@ -308,7 +325,7 @@ class HostStreams:
         HostStreams.__init__(self)
 
     def _run(self, direction: Direction, copies: _HostCopies) -> None:
-        """What is queued behind copies that fail fails with them."""
+        """Run the copies. After a failure, all copies queued in this direction fail too."""
         try:
             if direction in self._failed:
                 raise self._failed[direction]
@@ -319,7 +336,7 @@ class HostStreams:
 
 
 class _HostCopies:
-    """Pieces that one thread copies; another may take them back before it begins."""
+    """Pieces that a copier thread copies. The host may cancel them before they begin."""
 
     done: Future[None]
 
@@ -347,12 +364,12 @@ class _HostCopies:
     def recall(self) -> int:
         if self.done.cancel():
             return sum(piece.num_bytes for piece in self._pieces)
-        self.done.exception()  # waits
+        self.done.exception()  # waits until the copies have ended
         return 0
 
 
 def _as_array(memory: Any) -> np.ndarray[Any, Any]:
-    """The same CPU memory as an array; bfloat16 goes as 16-bit integers."""
+    """Return CPU memory as an array without copying; bfloat16 becomes 16-bit integers."""
     if isinstance(memory, np.ndarray):
         return memory
     plain = memory.detach()

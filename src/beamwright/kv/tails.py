@@ -1,22 +1,24 @@
-"""Tails: the newest tokens of the rows of a decode session.
+"""Tails: the newest tokens of the rows of a decode session, before they are stored in blocks.
 
-A tail is a working copy in the layout that attention wants, contiguous per row, of any lengths;
-its tokens are stored in the blocks that are filled beside it. Tokens of one head lie next to each
-other: at 256 rows that reads four to six times as fast as token by token
-(docs/log/2026-11.md#operators-and-layout). Where a token is written and how many are read is in
-tensors, at addresses that stay as long as `num_moves` does: a captured step can be replayed.
+A tail is a working copy in the layout that attention reads: contiguous per row, with rows of
+different lengths. Whole blocks of its tokens are also stored in segments. Tokens of one head are
+adjacent, because at 256 rows this reads four to six times as fast as token by token
+(docs/log/2026-11.md#operators-and-layout). The places where tokens are written and the numbers of
+tokens that are read lie in tensors, at addresses that change only with `num_moves`. So a captured
+step can be replayed.
 
-Keys are padded to few lengths, so that a row's sums do not depend on how long others' are. With
-zeros behind a row's own tokens its sums are the same at every length given here, because
+Keys are padded to few lengths, so that a row's sums do not depend on the lengths of other rows.
+With zeros after a row's own tokens, its sums are equal at every length that is used here. Three
+properties of CPU matrix products decide which lengths these are:
 
-- sums of vectors go to four accumulators in turn, and a rest of fewer than four vectors to the
-  first: a length holds a multiple of four vectors, or is so short that all is rest;
-- a product below some size is torch's own loop, which rounds differently: heads of few dimensions
-  get more tokens;
-- MKL cuts the sums of a product at 192 tokens, but in halves where fewer than 384 are left (seen on
-  a CPU with AVX2 alone, four queries or more per head).
+- Sums of vectors go to four accumulators in turn, and a rest of fewer than four vectors goes to the
+  first one. So a length is a multiple of four vectors, or so short that all of it is rest.
+- A product below some size runs in torch's own loop, which rounds differently. So heads with few
+  dimensions get more tokens.
+- MKL cuts the sums of a product at 192 tokens, but into halves if fewer than 384 are left (seen on
+  a CPU with AVX2 alone, with four or more queries per head).
 
-The start-up self-test asks the machine at hand.
+The start-up self-test checks this on the machine at hand.
 """
 
 from __future__ import annotations
@@ -32,12 +34,16 @@ from beamwright.kv.segments import Segment
 from beamwright.kv.store import KVReader
 from beamwright.kv.streams import sent
 
-_LEAST_PRODUCT = 400
-_SHORTEST = 16
+_LEAST_PRODUCT = 400  # tokens * head_dim above which products do not run in torch's own loop
+_SHORTEST = 16  # tokens of the shortest padded length
 
 
 def padded_tail(count: int, head_dim: int) -> int:
-    """16, 32, 64, 128, 256: no tail is longer, and 192 and 256 do not go together."""
+    """Return the padded length of a tail with `count` tokens: 16, 32, 64, 128 or 256.
+
+    No tail is longer than 256. Lengths of 192 and 256 round differently, so tails never have 192,
+    and paths (`padded_path`) never have 256.
+    """
     tokens = _SHORTEST
     while tokens < count or tokens * head_dim <= _LEAST_PRODUCT:
         tokens *= 2
@@ -45,64 +51,74 @@ def padded_tail(count: int, head_dim: int) -> int:
 
 
 def padded_path(count: int, head_dim: int) -> int:
-    """16, 32, 64, 128, 192, and from 384 on multiples of 64."""
+    """Return the padded length of a path with `count` tokens.
+
+    Lengths are 16, 32, 64, 128, 192, 384, and from there on multiples of 64. If `head_dim` is
+    small, the shortest ones are left out, as in `padded_tail`.
+    """
     tokens = max(padded_tail(min(count, 64), head_dim), -(-count // 64) * 64 if count > 64 else 0)
     return 384 if 192 < tokens < 384 else tokens
 
 
 class SessionTail(Protocol):
-    """What a decode session asks of its rows' newest tokens, in all groups of layers.
+    """Newest tokens of a decode session's rows, in all groups of layers.
 
-    `RowTails` copies them, `attention.kernels.own` reads them in blocks, `attention.groups` has a
-    tail for each group.
+    `RowTails` copies them, `attention.kernels.own` reads them in blocks, and `attention.groups` has
+    a tail for each group.
     """
 
     @property
     def num_rows(self) -> int:
-        """Rows, padding included."""
+        """Number of rows, padding included."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens for which every row has places."""
+        """Number of tokens for which every row has places."""
 
     @property
     def num_moves(self) -> int:
-        """How often memory was allocated anew."""
+        """Number of times that memory was allocated anew, which changes addresses."""
 
     @property
     def num_bytes(self) -> int: ...
 
     def arrange(self, kept: Sequence[int], num_rows: int) -> None:
-        """Go on with these rows in this order, and with free ones behind them."""
+        """Keep these rows, in this order, followed by free rows."""
 
     def restore(self, row: int, held: Sequence[torch.Tensor]) -> None:
-        """Put back a row's tokens, [layers, 2, tokens, kv_heads, head_dim] by group."""
+        """Put back a row's tokens [layers, 2, tokens, kv_heads, head_dim], one tensor per group."""
 
     def find(self, rows: Sequence[tuple[Segment, int] | None]) -> None:
-        """Rows go on in the blocks of these segments, behind so many tokens of them."""
+        """Set the segment that each row writes, and the number of its tokens before the tail's."""
 
     def begin(self, lengths: Sequence[int | None], max_tokens: int) -> None:
-        """Rows hold so many tokens each, and get up to `max_tokens` more; None for unread rows."""
+        """Set the number of tokens of each row (None: a row that is not read).
+
+        Each row gets room for `max_tokens` more.
+        """
 
     def advance(self) -> None:
-        """The current token is complete."""
+        """Move to the next token: the current one is complete."""
 
     def take(self, parts: Sequence[tuple[int, int, int]]) -> Sequence[Any]:
-        """Tokens [first, end) of rows, each (row, first, end), as their store's `append` wants
-        them."""
+        """Return tokens [first, end) of rows in the form that the store's `append` takes.
+
+        parts: (row, first, end) of each.
+        """
 
     def close(self) -> None:
-        """No rows are left."""
+        """Remove all rows."""
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
 
 
 class Tail(SessionTail, Protocol):
-    """What an attention view asks of the tail of its group of layers.
+    """Tail of one group of layers, as an attention view uses it.
 
-    capacity: most tokens of a row. places: [rows] where each row's current token is written. mask:
-    additive [rows, 1, 1, tokens] over what `read` returns; None where all of it is seen.
+    capacity: most tokens of a row.
+    places: [rows], the place where each row's current token is written.
+    mask: additive [rows, 1, 1, tokens] over the tokens that `read` returns; None if all are seen.
     """
 
     capacity: int
@@ -117,12 +133,17 @@ class Tail(SessionTail, Protocol):
         """Store the current token of every row: [rows, 2, kv_heads, head_dim]."""
 
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [rows, kv_heads, tokens, head_dim], the current token included."""
+        """Return keys and values [rows, kv_heads, tokens, head_dim], the current token included."""
 
 
 class _Spread(NamedTuple):
-    """A pass over any tokens: rows that they are read from, their places, and the slots that the
-    tokens of `source` are written to."""
+    """A pass whose tokens are any tokens of any rows, such as drafts.
+
+    rows: the row that each token of the pass reads.
+    places: each token's place in that row.
+    slots: slots to which tokens are written.
+    source: the token of the pass that is written to each slot.
+    """
 
     rows: torch.Tensor
     places: torch.Tensor
@@ -131,12 +152,14 @@ class _Spread(NamedTuple):
 
 
 class RowTails:
-    """KV [layer, K or V, row, kv_head, token, head_dim] of up to `capacity` tokens a row.
+    """KV of the rows' newest tokens: [layer, K or V, row, kv_head, token, head_dim].
 
-    storage: all of it, as it is shaped now.
-    places: [rows] int64, where each row's current token is written. counts: [rows] int32, tokens
-    that attention reads, the current one included. mask: additive [rows, 1, 1, tokens].
-    stays: its memory outlives the rows, until `release`.
+    capacity: most tokens of a row.
+    storage: the memory in this shape, for the present rows and tokens.
+    places: [rows] int64, the place where each row's current token is written.
+    counts: [rows] int32, the tokens that attention reads, the current one included.
+    mask: additive [rows, 1, 1, tokens].
+    stays: True if memory outlives the rows, until `release`.
     """
 
     def __init__(self, store: KVReader, capacity: int, *, stays: bool = False) -> None:
@@ -145,9 +168,9 @@ class RowTails:
         self._scratch, self._device, self._stays = store.scratch, device, stays
         self._flat = torch.empty(0, dtype=layout.dtype, device=device)
         self._places = torch.zeros(0, dtype=torch.long, device=device)
-        self._first_slots = self._places  # of every row, K or V and head, at the row's token 0
-        # Where in a layer the current token is written [rows * 2 * kv_heads]: behind the places, so
-        # that one addition moves all of them on.
+        self._first_slots = self._places  # slots of token 0 [rows, 2, kv_heads]
+        # Slots of the current token in a layer [rows * 2 * kv_heads]. They follow the places in one
+        # tensor, so that one addition advances all of them.
         self._slots = self._places
         self._counts = torch.ones(0, dtype=torch.int32, device=device)
         self._masks = torch.empty(0, 0, dtype=layout.dtype, device=device)
@@ -157,7 +180,10 @@ class RowTails:
         self._show(0, 0)
 
     def _of_layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """A layer's rows of numbers, its keys and its values: views, made once."""
+        """Return views of a layer: its storage [slots, head_dim], its keys, and its values.
+
+        Views are made once, and kept until the memory's shape changes.
+        """
         if not self._layers:
             rows = self.storage.view(self.layout.num_layers, -1, self.layout.head_dim)
             parts = rows, self.storage[:, 0], self.storage[:, 1]
@@ -166,7 +192,7 @@ class RowTails:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its memory, whatever the present rows use of it."""
+        """Bytes of the allocated memory, which may exceed what the present rows use."""
         return self._flat.nbytes
 
     @property
@@ -181,7 +207,7 @@ class RowTails:
 
     @property
     def mask(self) -> torch.Tensor:
-        """Made once per token."""
+        """Mask over the tokens of each row, computed once per token."""
         if self._mask is None:
             if self._masks.shape[0] != self.num_tokens:
                 size = (self.num_tokens, self.num_tokens)
@@ -196,18 +222,18 @@ class RowTails:
     # --- rows --------------------------------------------------------------------------------
 
     def arrange(self, kept: Sequence[int], num_rows: int) -> None:
-        """Go on with these rows in this order, and with free ones behind them."""
+        """Keep these rows, in this order, followed by free rows."""
         start = 0
-        if num_rows == self.num_rows:  # those in front, as far as none has left, stay in place
+        if num_rows == self.num_rows:  # rows before the first one that moves stay in place
             start = next((place for place, row in enumerate(kept) if place != row), len(kept))
         held = self.storage[:, :, list(kept[start:])]
         self._resize(num_rows, self.num_tokens)
         self.storage[:, :, start : len(kept)] = held
-        # Of a row that has left, NaN may be here, and a weight of zero does not mask it.
+        # A row that has left may leave a NaN here, which an attention weight of 0 does not mask.
         self.storage[:, :, len(kept) :] = 0
 
     def restore(self, row: int, held: Sequence[torch.Tensor]) -> None:
-        """Put back a row's tokens [layers, 2, tokens, kv_heads, head_dim] of the one group."""
+        """Put back a row's tokens [layers, 2, tokens, kv_heads, head_dim] of the only group."""
         (tokens,) = held
         count = tokens.shape[2]
         if count:
@@ -215,10 +241,10 @@ class RowTails:
             self.storage[:, :, row, :, :count] = tokens.transpose(2, 3)
 
     def find(self, rows: Sequence[tuple[Segment, int] | None]) -> None:
-        """Nothing: tokens are here, wherever their blocks are."""
+        """Do nothing: these tails hold copies, which do not depend on blocks."""
 
     def take(self, parts: Sequence[tuple[int, int, int]]) -> list[torch.Tensor]:
-        """Tokens [first, end) of rows in the pool's order [tokens, layers, 2, kv_heads, dim]."""
+        """Return tokens [first, end) of rows as [tokens, layers, 2, kv_heads, head_dim]."""
         rows, first, end = np.array(parts, dtype=np.int64).T
         of_part = np.repeat(np.arange(len(rows)), end - first)
         ahead = np.concatenate([[0], np.cumsum(end - first)[:-1]]) - first
@@ -227,20 +253,23 @@ class RowTails:
         return [self.storage[:, :, at, :, where]]
 
     def close(self) -> None:
-        """No rows are left."""
+        """Remove all rows, and free the memory unless it stays."""
         self._show(0, 0)
         if not self._stays:
             self.release()
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._new_flat(0)
         self._show(0, 0)
 
     # --- tokens ------------------------------------------------------------------------------
 
     def begin(self, lengths: Sequence[int | None], max_tokens: int) -> None:
-        """Rows hold so many tokens each, and get up to `max_tokens` more; None for unread rows."""
+        """Set the number of tokens of each row (None: a row that is not read).
+
+        Each row gets room for `max_tokens` more.
+        """
         known = [length for length in lengths if length is not None]
         self._grow(max(known) + max_tokens)
         spare = known[0] if min(known) == max(known) else 0
@@ -255,15 +284,18 @@ class RowTails:
         self._mask = None
 
     def advance(self) -> None:
-        """The current token is complete, on the device."""
+        """Move to the next token: the current one is complete. Runs on the device."""
         self._places[: self.num_rows + len(self._slots)].add_(1)
         self.counts.add_(1)
         self._mask = None
 
     @property
     def passes(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Slots that a pass writes [tokens * 2 * kv_heads], the tokens that go there, and the rows
-        that it reads; None: each its own, in order."""
+        """Slots that a pass writes, the token written to each, and the row that each token reads.
+
+        The slots are [tokens * 2 * kv_heads]. None for tokens or rows: each row has one token, in
+        order.
+        """
         if self._spread is None:
             return self._slots, None, None
         source = self._spread.source
@@ -275,12 +307,15 @@ class RowTails:
         slots = self._slots
         if self._spread is not None:
             slots, key_value = self._spread.slots, key_value[self._spread.source]
-        # One index into rows of numbers: twice as fast as rows and places, which torch interleaves.
+        # One index over [slots, head_dim] is twice as fast as two indices (rows and places).
         numbers = key_value.reshape(-1, self.layout.head_dim)
         self._of_layer(layer)[0].index_copy_(0, slots, numbers)
 
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [rows, kv_heads, tokens, head_dim]; `counts` of them are a row's."""
+        """Return keys and values [rows, kv_heads, tokens, head_dim].
+
+        A row's own tokens are the first `counts` of them.
+        """
         keys, values = self._of_layer(layer)[1:]
         if self._spread is None:
             return keys, values
@@ -288,10 +323,11 @@ class RowTails:
         return keys.index_select(0, rows), values.index_select(0, rows)
 
     def spread(self, rows: torch.Tensor, places: torch.Tensor, written: torch.Tensor) -> None:
-        """The next pass is over any tokens, which are its rows then, each seeing those before it.
+        """Make the next pass compute any tokens. Each sees its row's tokens up to itself.
 
-        Token i is row rows[i]'s, at its place places[i] [tokens]. written: [3, writes] a token, and
-        a row and a place in it that get its KV; what is in none pads the batch.
+        rows, places: [tokens], the row of each token, and its place in the row.
+        written: [3, writes], a token of the pass, and the row and place that get its KV. A token
+            that is not written pads the batch.
         """
         source, row, place = written
         count, alone = len(source), torch.arange(len(source), device=source.device)
@@ -300,7 +336,7 @@ class RowTails:
         self._spread, self._mask = _Spread(rows, places, slots, once), None
 
     def together(self) -> None:
-        """Passes are over one token of every row again."""
+        """Return to passes over one token of every row."""
         self._spread = self._mask = None
 
     # --- memory ------------------------------------------------------------------------------
@@ -313,7 +349,7 @@ class RowTails:
             self._resize(self.num_rows, tokens)
             if old is not None:
                 self.storage[..., :held, :] = old
-            self.storage[..., held:, :] = 0  # of other rows, as above
+            self.storage[..., held:, :] = 0  # other rows may have left NaNs here
 
     def _resize(self, num_rows: int, num_tokens: int) -> None:
         needed = prod(self._shape(num_rows, num_tokens))
@@ -332,8 +368,8 @@ class RowTails:
         self._mask = None
 
     def _new_flat(self, num_elements: int) -> None:
-        # The old memory goes first: at 64 rows of a 7B shape it can be gigabytes. Zeros: what is
-        # masked must be a number.
+        # Old memory is freed first, since at 64 rows of a 7B shape it can be gigabytes. The memory
+        # is zeroed, because masked positions must not hold NaNs.
         self._scratch.add(-self._flat.nbytes)
         self._flat = self.storage = self._flat.new_empty(0)
         self._layers = []
