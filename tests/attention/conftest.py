@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from beamwright.attention import make_attention
-from beamwright.kv.codes import rounded
+from beamwright.kv.codes import round_to_grid
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.kv.segments import PathPart, truncate_path
 from beamwright.kv.store import SegmentStore
@@ -107,7 +107,7 @@ class Forest:
             sizes = (len(self.paths), 2, layout.num_kv_heads, layout.head_dim)
             key_value = self.draw(place + 500, *sizes)
             if layout.kept != "auto":  # as a decoder hands them over
-                key_value = rounded(key_value, layout.kept)
+                key_value = round_to_grid(key_value, layout.kept)
             self.drawn[key] = query, key_value
         return self.drawn[key]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from beamwright.attention.protocols import AttentionView
-from beamwright.kv.codes import decoded, encoded, hadamard, rounded
+from beamwright.kv.codes import dequantise, hadamard, quantise, round_to_grid
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.kv.store import SegmentStore
 from beamwright.models.decoder import RoundedView
@@ -31,14 +31,14 @@ def drawn(dtype, seed=0):
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_rounded_is_rounded_to_itself_and_coded_exactly(kind, dtype):
     values = drawn(dtype)
-    once = rounded(values, kind)
-    assert torch.equal(rounded(once, kind), once)
-    codes, exponents = encoded(once, kind)
+    once = round_to_grid(values, kind)
+    assert torch.equal(round_to_grid(once, kind), once)
+    codes, exponents = quantise(once, kind)
     assert (codes.dtype, exponents.dtype) == (torch.int8, torch.int8)
-    read = decoded(codes, exponents, kind, dtype)
+    read = dequantise(codes, exponents, kind, dtype)
     assert torch.equal(read, once)
-    assert torch.equal(decoded(*encoded(read, kind), kind, dtype), once)
-    assert torch.equal(decoded(*encoded(values, kind), kind, dtype), once)
+    assert torch.equal(dequantise(*quantise(read, kind), kind, dtype), once)
+    assert torch.equal(dequantise(*quantise(values, kind), kind, dtype), once)
     largest = values.double().abs().amax(-1, keepdim=True)
     limit = largest if kind == "int8" else values.double().abs() + largest / 2**12
     assert ((once.double() - values.double()).abs() <= CLOSE[kind] * limit).all()
@@ -47,7 +47,7 @@ def test_what_was_rounded_is_rounded_to_itself_and_coded_exactly(kind, dtype):
 @pytest.mark.parametrize("kind", KINDS)
 def test_numbers_beyond_float16_are_cut_and_not_infinite(kind):
     values = torch.full((2, 8), 65504.0, dtype=torch.float16)
-    found = rounded(values, kind)
+    found = round_to_grid(values, kind)
     assert (found > 57000).all()
     assert torch.isfinite(found).all()
 
@@ -73,7 +73,7 @@ def test_a_store_gives_back_what_was_rounded_from_blocks_of_fewer_bytes(kind, dt
     segment = store.create()
     store.append([segment], [values[:6]])
     store.append([segment], [values[6:]])
-    expected = rounded(values, kind)
+    expected = round_to_grid(values, kind)
     assert torch.equal(store.gather(segment, 11), expected.permute(1, 2, 0, 3, 4))
 
 

@@ -104,7 +104,7 @@ def test_blocks_from_both_ends_never_meet(sizes, total):
         for pool, blocks in zip(pools, held, strict=True):
             pool.free(blocks)
             pool.resize(0)
-            pool.give_back()
+            pool.forget_outside()
 
 
 @pytest.mark.parametrize("refused", [False, True])

@@ -17,7 +17,12 @@ from beamwright.plan.sparse import RECENT, SINKS
 from beamwright.sparse.predict import predict, weigh
 from beamwright.sparse.rank import CacheRank
 from beamwright.sparse.rule import CANDIDATES, METHODS, SparseRule
-from beamwright.sparse.select import bounded, in_few_bits, of_few_bits, page_bounds
+from beamwright.sparse.select import (
+    dequantise_bounds,
+    page_bounds,
+    quantise_bounds,
+    score_bounds,
+)
 from beamwright.sparse.view import SparseDecode
 
 LAYERS, KV_HEADS, GROUP, DIM, TOKENS = 2, 2, 2, 16, 20
@@ -318,9 +323,9 @@ def test_bounds_are_above_every_key_of_a_page(dtype):
     exact, sees = query @ keys.float().transpose(-1, -2), seen[:, None, None]
     for page in (4, 16):
         bounds = page_bounds(keys, seen[:, None], page)
-        both, scale = in_few_bits(bounds)
+        both, scale = quantise_bounds(bounds)
         assert both.dtype == torch.uint8
         assert 2 * both.numel() == bounds.numel(), "one byte for two"
-        for held in (bounds.float(), of_few_bits(both, scale)):
-            most = bounded(query, held, page)
+        for held in (bounds.float(), dequantise_bounds(both, scale)):
+            most = score_bounds(query, held, page)
             assert bool((most >= exact - 1e-5)[sees.expand_as(exact)].all())

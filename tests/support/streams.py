@@ -110,7 +110,7 @@ class Copied:
             self.streams.run_compute()
         assert self.ran
 
-    def recall(self):
+    def take_back(self):
         self.synchronize()
         return 0
 

@@ -98,10 +98,7 @@ class CacheManager:
                 each.gone = True
 
     def take_over(self, segment: Segment, twin: Segment) -> None:
-        """Move recomputed blocks from `twin` to `segment` in groups whose KV no tier holds.
-
-        The twin must be freed afterwards.
-        """
+        """Move recomputed blocks of groups that no tier holds from `twin`. Free it afterwards."""
         for each, fresh in zip(segment.group_segments, twin.group_segments, strict=True):
             if not each.resident and not each.stored:
                 each.copies, fresh.copies = fresh.copies, []
@@ -212,7 +209,7 @@ class CacheManager:
     def fits(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> bool:
         """Return True if a lease on `needs` is possible, with segments grown to `grown` tokens."""
         grown = whole(grown)
-        taken = (self.taken(s, needs.get(s, 0), grown.get(s, 0)) for s in {**needs, **grown})
+        taken = (self.blocks_taken(s, needs.get(s, 0), grown.get(s, 0)) for s in {**needs, **grown})
         return sum(taken) <= self.room
 
     @property
@@ -221,15 +218,16 @@ class CacheManager:
         unpinned = self.device.num_blocks - self._live.tally.pinned_blocks
         return unpinned if self.evicts else self.device.num_free
 
-    def taken(self, segment: Segment, copies: int, num_tokens: int) -> int:
-        """Return the blocks of `room` that a segment takes (0 copies: no lease, 0 tokens: no
-        growth).
+    def blocks_taken(self, segment: Segment, copies: int, num_tokens: int) -> int:
+        """Return the blocks of `room` that a lease on `copies` copies takes, plus its growth.
+
+        num_tokens: tokens that the segment grows to; 0: it does not grow.
         """
         count = segment.unpinned_blocks if self.evicts else segment.fresh_blocks
         return count(copies, num_tokens)
 
     def is_free(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> bool:
-        """Return True if free blocks suffice, so that no segment has to be evicted."""
+        """Return True if `needs` and `grown` fit into free blocks, without any eviction."""
         grown = whole(grown)
         fresh = [s.fresh_blocks(needs.get(s, 0), grown.get(s, 0)) for s in {**needs, **grown}]
         return sum(fresh) <= self.device.num_free
@@ -326,7 +324,7 @@ class CacheManager:
         return [s for s in self._victims() if not s.stored]
 
     def evict_all(self) -> None:
-        """Evict everything that is not pinned (no reuse between steps)."""
+        """Evict everything that is not pinned (for runs that do not reuse KV between steps)."""
         self._evict(self._victims(), self.device.num_blocks)
 
     def resize(self, total_bytes: int) -> int:
@@ -343,14 +341,14 @@ class CacheManager:
         if (excess := used - total_bytes // device.bytes_per_block) > 0:
             self._evict(self._victims(), excess)
         total_bytes = device.resize(total_bytes)
-        outside = [s for s in self._live.present() if any(map(device.beyond, s.copies))]
+        outside = [s for s in self._live.present() if any(map(device.outside_budget, s.copies))]
         for segment in outside:
             self._wait_for(segment, *Direction)
-        source, destination = device.draw_in([blocks for s in outside for blocks in s.copies])
+        source, destination = device.move_inside([blocks for s in outside for blocks in s.copies])
         if source:
             self.copy_on_device(source, destination)
             self.num_relocated += len(source)
-        device.give_back()
+        device.forget_outside()
         return total_bytes
 
     def _take(self, num_blocks: int) -> list[int]:
@@ -422,7 +420,7 @@ class CacheManager:
         if not segment.copies:
             segment.restored_by = RestoreKind.LOADED
             self.counts.loaded_blocks += len(blocks)
-        segment.copies.append(blocks)  # owned before anything can fail
+        segment.copies.append(blocks)  # now, so that no block is lost if a later call fails
         # The load must read the result of a store that may still be under way.
         self._wait_for(segment, Direction.D2H)
         self.host.load(segment, blocks, kind, self.device)

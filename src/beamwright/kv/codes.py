@@ -41,7 +41,7 @@ def _on_grid(values: Tensor, kept: KVDtype) -> tuple[Tensor, Tensor]:
     return scaled.to(torch.float8_e4m3fn).to(wide.dtype), exponents
 
 
-def rounded(values: Tensor, kept: KVDtype) -> Tensor:
+def round_to_grid(values: Tensor, kept: KVDtype) -> Tensor:
     """Round values [..., head_dim] to those that quantised KV reads back, in their dtype.
 
     Rounding them a second time changes nothing.
@@ -50,7 +50,7 @@ def rounded(values: Tensor, kept: KVDtype) -> Tensor:
     return codes.mul_(powers(exponents).unsqueeze(-1)).to(values.dtype)
 
 
-def encoded(values: Tensor, kept: KVDtype) -> tuple[Tensor, Tensor]:
+def quantise(values: Tensor, kept: KVDtype) -> tuple[Tensor, Tensor]:
     """Quantise values [..., head_dim] to codes [..., head_dim] and exponents [...], int8 both."""
     codes, exponents = _on_grid(values, kept)
     if kept == "fp8":
@@ -58,8 +58,8 @@ def encoded(values: Tensor, kept: KVDtype) -> tuple[Tensor, Tensor]:
     return codes.to(torch.int8), exponents.to(torch.int8)
 
 
-def decoded(codes: Tensor, exponents: Tensor, kept: KVDtype, dtype: torch.dtype) -> Tensor:
-    """Dequantise codes and exponents that `encoded` returned, to the model's dtype."""
+def dequantise(codes: Tensor, exponents: Tensor, kept: KVDtype, dtype: torch.dtype) -> Tensor:
+    """Dequantise codes and exponents that `quantise` returned, to the model's dtype."""
     numbers = (codes.view(torch.float8_e4m3fn) if kept == "fp8" else codes).float()
     return numbers.mul_(powers(exponents).unsqueeze(-1)).to(dtype)
 

@@ -188,10 +188,10 @@ class StreamTransfer(Transfer):
         assert copied is not None
         return self._asked(lambda: streams.hold_back(copied))
 
-    def recall(self, wire: Wire) -> None:
+    def take_back(self, wire: Wire) -> None:
         """Cancel the bytes that have not moved. On an emulated link none move before `begins_s`."""
         assert self.copied is not None
-        self.unmoved = self._asked(self.copied.recall) or 0
+        self.unmoved = self._asked(self.copied.take_back) or 0
         now_s = time.perf_counter()
         if now_s < self.begins_s:
             self.unmoved = self.num_bytes
@@ -254,10 +254,10 @@ class StreamLink:
     def wait(self, transfers: Iterable[Transfer]) -> float:
         start = time.perf_counter()
         self._queue()
-        pending = _ours(transfers)
+        pending = _stream_transfers(transfers)
         for transfer in pending:
             transfer.wait()
-        self._look(pending)
+        self._record_ended(pending)
         return time.perf_counter() - start
 
     def order(self, transfers: Iterable[Transfer]) -> float:
@@ -266,36 +266,36 @@ class StreamLink:
 
         Return the seconds of waiting that the device has reported since the last call.
         """
-        pending = _ours(transfers)
+        pending = _stream_transfers(transfers)
         if self.wire.emulated_bandwidth is not None:
             return self.wait(pending) if pending else 0.0
         self._queue()
         latest = {transfer.direction: transfer for transfer in pending if not transfer.finished}
-        for transfer in latest.values():  # a direction keeps its order
+        for transfer in latest.values():  # copies of a direction end in order: the last suffices
             if (held := transfer.hold_back(self._streams)) is not None:
                 self._held.append(held)
-        self._look(pending)
+        self._record_ended(pending)
         newly_known_s, self._reported_s = self.held_back_s - self._reported_s, self.held_back_s
         return newly_known_s
 
     def cancel(self, transfers: Iterable[Transfer]) -> None:
         """Cancel what the streams can take back, and wait for the rest, so that blocks are free."""
         self._queue()
-        for transfer in _ours(transfers):
+        for transfer in _stream_transfers(transfers):
             if not transfer.finished:
-                transfer.recall(self.wire)
+                transfer.take_back(self.wire)
                 transfer.state = TransferState.CANCELLED
-        self._look([])
+        self._record_ended([])
 
     def close(self) -> None:
         self._queue()
         self._streams.close()
         for transfer in self._underway:
             if transfer.state is not TransferState.CANCELLED:
-                transfer.recall(self.wire)  # sets `unmoved` if the streams never ran it
+                transfer.take_back(self.wire)  # sets `unmoved` if the streams never ran it
                 if transfer.unmoved:
                     transfer.state = TransferState.CANCELLED
-        self._look([])
+        self._record_ended([])
 
     # --- inside ------------------------------------------------------------------------------
 
@@ -320,7 +320,7 @@ class StreamLink:
                 transfer.state = TransferState.RUNNING
             self._underway += batch
 
-    def _look(self, waited_for: Iterable[StreamTransfer]) -> None:
+    def _record_ended(self, waited_for: Iterable[StreamTransfer]) -> None:
         """Record the transfers and orders that have ended, and raise an error of `waited_for`."""
         batches: dict[int, list[StreamTransfer]] = {}
         for transfer in self._underway:
@@ -359,5 +359,5 @@ class StreamLink:
         self.timeline.add(kind, track, start, end, bytes=num_bytes, kind=kind)
 
 
-def _ours(transfers: Iterable[Transfer]) -> list[StreamTransfer]:
+def _stream_transfers(transfers: Iterable[Transfer]) -> list[StreamTransfer]:
     return [transfer for transfer in transfers if isinstance(transfer, StreamTransfer)]

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from beamwright.errors import DEVICE_TIER, CapacityError, DeviceMemoryError, format_bytes
-from beamwright.kv.codes import decoded, encoded
+from beamwright.kv.codes import dequantise, quantise
 from beamwright.kv.states import StateCells, StateLayout
 from beamwright.kv.streams import BlockMemory, LockedBlocks
 from beamwright.plan.costs import group_blocks
@@ -240,19 +240,19 @@ class BlockLedger:
         self.num_blocks = total_bytes // self.bytes_per_block
         return total_bytes
 
-    def beyond(self, blocks: Sequence[int]) -> list[int]:
+    def outside_budget(self, blocks: Sequence[int]) -> list[int]:
         """Return the indices in `blocks` of blocks that lie outside the budget since it shrank."""
         if self._untouched <= self.num_blocks:
             return []
         return [i for i, b in enumerate(blocks) if abs(self._first - b) >= self.num_blocks]
 
-    def draw_in(self, owned: Sequence[list[int]]) -> tuple[list[int], list[int]]:
+    def move_inside(self, owned: Sequence[list[int]]) -> tuple[list[int], list[int]]:
         """Replace blocks outside the budget by free ones inside it, in place in these lists.
 
         Returns:
             The replaced blocks, and their replacements.
         """
-        places = [(blocks, place) for blocks in owned for place in self.beyond(blocks)]
+        places = [(blocks, place) for blocks in owned for place in self.outside_budget(blocks)]
         source = [blocks[place] for blocks, place in places]
         self.free(source)
         destination = self.allocate(len(source))
@@ -260,7 +260,7 @@ class BlockLedger:
             blocks[place] = block
         return source, destination
 
-    def give_back(self) -> range:
+    def forget_outside(self) -> range:
         """Forget the free blocks outside the budget, so that another pool can use them.
 
         Returns their places, counted from the first block. No block outside may be in use.
@@ -328,9 +328,10 @@ def group_layouts(layouts: Sequence[KVLayout]) -> tuple[KVLayout, ...]:
 class BlockPool(BlockLedger):
     """Ledger with memory: blocks of one tier.
 
-    layouts: one for each group of layers, see `group_layouts`. groups_kv: views of all blocks as KV
-        of each group. layout, kv, storage: those of the first group; storage is [block, layer, K or
-        V, token, kv_head, head_dim].
+    layouts: one for each group of layers, see `group_layouts`.
+    groups_kv: for each group, a view of all blocks as its KV.
+    layout, kv, storage: those of the first group. storage is
+        [block, layer, K or V, token, kv_head, head_dim].
     states: layout of recurrent states, which are then the last group.
     pinned: host memory, page-locked as its blocks come into use, so that a GPU copies without
         staging. In other pools a spare block follows the last one. Kernels write there what is not
@@ -368,7 +369,7 @@ class BlockPool(BlockLedger):
                 by_block = self._locked.memory.by_block
             else:
                 by_block = zeros(size, device).view(num_blocks, self.bytes_per_block)
-        except (MemoryError, RuntimeError, OSError, ValueError) as error:  # numpy's, torch's
+        except (MemoryError, RuntimeError, OSError, ValueError) as error:  # from numpy or torch
             option = "--memory or --kv-memory" if budget.tier == DEVICE_TIER else "--host-memory"
             raise DeviceMemoryError(
                 f"the {budget.tier} of {format_bytes(size)} cannot be allocated", f"lower {option}"
@@ -395,8 +396,8 @@ class BlockPool(BlockLedger):
         """Return an array, or a tensor where the pool is on a GPU or pinned for one."""
         return self._bytes[block]
 
-    def give_back(self) -> range:
-        if given := super().give_back():
+    def forget_outside(self) -> range:
+        if given := super().forget_outside():
             ends = sorted([abs(self._first - given[0]), abs(self._first - given[-1])])
             self.by_block[ends[0] : ends[1] + 1] = 0
         return given
@@ -439,11 +440,11 @@ class KVBlocks:
         if self.exponents is None:
             return picked(self.storage)
         codes, exponents = picked(self.storage), picked(self.exponents)
-        return decoded(codes, exponents, self.layout.kept, self.layout.dtype)
+        return dequantise(codes, exponents, self.layout.kept, self.layout.dtype)
 
     def put(self, at: Any, values: torch.Tensor) -> None:
         """Write values at an index tuple of `storage` before head_dim; quantise if blocks are."""
         if self.exponents is None:
             self.storage[at] = values.to(self.storage.dtype)
         else:
-            self.storage[at], self.exponents[at] = encoded(values, self.layout.kept)
+            self.storage[at], self.exponents[at] = quantise(values, self.layout.kept)

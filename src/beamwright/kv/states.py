@@ -168,12 +168,12 @@ class _Table:
 
     def __init__(self, states: StateCells, blocks: Tensor) -> None:
         self.blocks, self._states = blocks, states
-        self._found: dict[Key, Tensor] = {}
+        self._indices: dict[Key, Tensor] = {}
 
     def at(self, key: Key) -> Tensor:
-        if key not in self._found:
-            self._found[key] = self._states.index(key, self.blocks)
-        return self._found[key]
+        if key not in self._indices:
+            self._indices[key] = self._states.index(key, self.blocks)
+        return self._indices[key]
 
 
 class StateTables:
@@ -195,12 +195,12 @@ class StateTables:
 
     def load(self, rows: StateRows) -> None:
         """Fill the tables with these rows, which are before their first pass."""
-        found = rows.sources, rows.targets, rows.ways
-        self._count = len(found[0])
+        contents = rows.sources, rows.targets, rows.ways
+        self._count = len(contents[0])
         if self._count > len(self._most.ways):
             most = max(self._count, _LEAST_ROWS)
             self._most, self.num_moves = self._empty(most), self.num_moves + 1
-        for table, values in zip(self.blocks[1:], found, strict=True):
+        for table, values in zip(self.blocks[1:], contents, strict=True):
             table.copy_(values)
 
     def begun(self) -> None:
@@ -210,7 +210,7 @@ class StateTables:
         ways.mul_(GOES_ON).clamp_(max=GOES_ON)
 
     def stop(self, rows: Sequence[int]) -> None:
-        """Mark these rows as idle, so that no state of theirs is written from now on."""
+        """Mark these rows as idle, so that their states are not written from now on."""
         self._most.ways[list(rows)] = IDLE
 
     def _empty(self, rows: int) -> StateBlocks:
@@ -286,24 +286,24 @@ class StateRows:
 
     def read(self, layer: int) -> dict[str, Tensor]:
         """Return a layer's parts by kind, each [rows, *size]."""
-        found = {}
+        parts = {}
         for kind in self.states.layout.by_layer[layer]:
             key = layer, kind
-            found[kind] = self.states.read(key, self._read.at(key))
+            parts[kind] = self.states.read(key, self._read.at(key))
             if self._zeros is not None:
-                found[kind].index_fill_(0, self._zeros, 0)
-        return found
+                parts[kind].index_fill_(0, self._zeros, 0)
+        return parts
 
     def write(self, layer: int, values: Mapping[str, Tensor]) -> None:
         """Store a layer's parts, shaped as `read` returns them, for rows whose states are kept."""
         for kind, value in values.items():
             key = layer, kind
             kept = value if self._picked is None else value.index_select(0, self._picked)
-            found = self._written.at(key), self.states.cells(key, kept)
+            entry = self._written.at(key), self.states.cells(key, kept)
             if self._later is None:
-                self.states.put(*found)
+                self.states.put(*entry)
             else:
-                self._later.append(found)
+                self._later.append(entry)
 
     def commit(self) -> None:
         """Write the states that were deferred, because the pass has succeeded.

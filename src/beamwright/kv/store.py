@@ -170,7 +170,7 @@ class SegmentStore(CacheManager, KVReader):
         follow each other. Raises as `writer` does.
         """
         self.reserve({s: s.length + n for s, n in zip(segments, lengths, strict=True)})
-        found = []
+        slots_by_group = []
         for number, kv in enumerate(self.pool.groups_kv):
             slots, size = list[int](), kv.block_tokens
             for segment, length in zip(segments, lengths, strict=True):
@@ -181,8 +181,8 @@ class SegmentStore(CacheManager, KVReader):
                         low, high = max(begin, at * size), min(end, at * size + size)
                         first = (blocks[at] - at) * size
                         slots += range(first + low, first + high)
-            found.append(np.array(slots, dtype=np.int64))
-        return found
+            slots_by_group.append(np.array(slots, dtype=np.int64))
+        return slots_by_group
 
     def _places(
         self,

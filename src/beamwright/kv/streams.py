@@ -67,8 +67,8 @@ class LockedBlocks:
     A piece ends where both a block and a page end. So each page is locked once, and no copy may
     reach from one piece into the next. If locking the first piece fails, all memory is allocated
     with `pin_memory=True`. That is not the first choice, because that allocator rounds up to a
-    power of two and keeps freed memory. If a later piece cannot be locked, it stays as it is:
-    copies are correct, but slower.
+    power of two and keeps freed memory. If a later piece cannot be locked, it stays
+    pageable: copies are correct, but slower.
 
     memory: the blocks, in these pieces.
     """
@@ -122,7 +122,7 @@ class Copied(Protocol):
 
     def synchronize(self) -> None: ...
 
-    def recall(self) -> int:
+    def take_back(self) -> int:
         """Cancel copies that have not begun, wait for the rest, and return the bytes cancelled."""
 
 
@@ -198,13 +198,13 @@ class CudaStreams:
             numbers, block_bytes = np.array(lists, np.int32), there.by_block.shape[1]
             runs = _runs(numbers, there.stretch, here.stretch)
             small = len(runs) >= _MANY and numbers.shape[1] * block_bytes < len(runs) * _LARGE_BYTES
-            if small and self._kernel_takes(there, here, numbers):
+            if small and self._copy_by_kernel(there, here, numbers):
                 continue
             for to, source, count in runs:
                 sides = there.by_block[to : to + count], here.by_block[source : source + count]
                 yield Piece(*sides, count * block_bytes)
 
-    def _kernel_takes(
+    def _copy_by_kernel(
         self, there: BlockMemory, here: BlockMemory, numbers: NDArray[np.int32]
     ) -> bool:
         """Copy blocks by number in one launch. Return False, without copying, if that is
@@ -285,7 +285,7 @@ class _CudaCopied:
     def synchronize(self) -> None:
         self.end.synchronize()
 
-    def recall(self) -> int:
+    def take_back(self) -> int:
         self.end.synchronize()
         return 0
 
@@ -361,7 +361,7 @@ class _HostCopies:
         if error is not None:
             raise RuntimeError(repr(error)) from error
 
-    def recall(self) -> int:
+    def take_back(self) -> int:
         if self.done.cancel():
             return sum(piece.num_bytes for piece in self._pieces)
         self.done.exception()  # waits until the copies have ended

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from beamwright.attention.protocols import AttentionView
-from beamwright.kv.codes import hadamard, rounded
+from beamwright.kv.codes import hadamard, round_to_grid
 from beamwright.models.shape import ModelShape
 from beamwright.sections import KVDtype
 
@@ -187,7 +187,7 @@ class RoundedView(AttentionView):
         self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
         both = torch.stack([self.turned(key_value[:, 0]), key_value[:, 1]], dim=1)
-        fresh = rounded(both, self._decoder.kv_dtype)
+        fresh = round_to_grid(both, self._decoder.kv_dtype)
         context: Tensor = self._view.attend(layer, self._asking(query), fresh, sinks)
         return context
 

@@ -42,7 +42,7 @@ class Scorer:
 
 
 def in_verifier_tokens(workload: Workload) -> Workload:
-    """Return the same search in the verifier's tokens: every step is longer by a mark."""
+    """Return the same search in the verifier's tokens: every step has MARK_TOKENS more."""
     return replace(
         workload,
         step_tokens=workload.step_tokens + MARK_TOKENS,

@@ -196,7 +196,7 @@ class Spread:
 
 
 def held_tokens(workload: Workload, num_nodes: Counts) -> Spread:
-    """Return the most tokens that blocks of a search hold room for at the end of any of its steps.
+    """Return the most tokens that the blocks of a search can hold at the end of any of its steps.
 
     num_nodes [searches, steps]: distinct nodes above the beams when each step starts.
     """

@@ -115,9 +115,9 @@ class HostStore(HostedStore):
     def gather(self, segment: Segment, visible: int, copy: int = 0) -> torch.Tensor:
         """Return the KV of the first `visible` tokens on the device. All of it crosses the link."""
         held = super().gather(segment, visible, copy).contiguous()
-        found = torch.empty_like(held, device=self.compute_device)
-        self._cross(Direction.H2D, [Piece(found, held, held.nbytes)])
-        return found
+        on_device = torch.empty_like(held, device=self.compute_device)
+        self._cross(Direction.H2D, [Piece(on_device, held, held.nbytes)])
+        return on_device
 
     def keys_of(self, segment: Segment, visible: int) -> torch.Tensor:
         """Return the keys on the host, where they are scored, so that none crosses the link."""
@@ -132,7 +132,7 @@ class HostStore(HostedStore):
         Raises:
             CapacityError: if the device's budget is too small for the selected tokens.
         """
-        kv_heads, found, missing = self.pool.layout.num_kv_heads, [], []
+        kv_heads, lookups, missing = self.pool.layout.num_kv_heads, [], []
         with self._one_at_a_time:  # the cache rank's thread and the computing thread may both fetch
             for layer, slots in wanted.items():
                 held_ids, held = self._hot[layer]
@@ -147,14 +147,14 @@ class HostStore(HostedStore):
                 missing.append(self._of_ids(layer, ids[~there].cpu()))
                 of_each = places.split([one.numel() for one in each])
                 asked = [p.view(one.shape) for p, one in zip(of_each, each, strict=True)]
-                found.append((layer, asked, ids, values, there))
+                lookups.append((layer, asked, ids, values, there))
             pack = torch.cat(missing)
             brought = torch.empty_like(pack, device=self.compute_device)
             pieces = [Piece(brought, pack, pack.nbytes)]
             self.counts.rank_link_s += self._cross(Direction.H2D, pieces)
             fetched = {}
             of_layers = brought.split([len(each) for each in missing])
-            for (layer, asked, ids, values, there), fresh in zip(found, of_layers, strict=True):
+            for (layer, asked, ids, values, there), fresh in zip(lookups, of_layers, strict=True):
                 values[~there] = fresh
                 self._charge(len(ids) - len(self._hot[layer][0]))
                 self._hot[layer] = ids, values

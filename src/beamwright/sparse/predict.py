@@ -45,8 +45,8 @@ def regress(values: Tensor) -> Tensor:
     # rows are those of the identity with target 0, so their weights are 0.
     both = inside[:, :, None] & inside[:, None, :]
     systems = torch.where(both, (gram + RIDGE * scale * eye)[..., None, :, :], eye)
-    found: Tensor = torch.linalg.solve(systems, torch.where(inside, target[..., None, :], 0.0))
-    return found
+    weights: Tensor = torch.linalg.solve(systems, torch.where(inside, target[..., None, :], 0.0))
+    return weights
 
 
 def inside_of(weights: Tensor) -> Tensor:
@@ -59,8 +59,8 @@ def weigh(values: Tensor) -> Tensor:
 
     This is `regress` followed by a softmax, which makes the weights nearly equal.
     """
-    found = regress(values)
-    return torch.where(inside_of(found), found, -torch.inf).softmax(-1)
+    weights = regress(values)
+    return torch.where(inside_of(weights), weights, -torch.inf).softmax(-1)
 
 
 def predict(queries: Tensor, weigh: Callable[[Tensor], Tensor] = weigh) -> Tensor:
@@ -76,5 +76,5 @@ def predict(queries: Tensor, weigh: Callable[[Tensor], Tensor] = weigh) -> Tenso
         return queries[..., -1, :]
     values = queries.float()
     shifted = values[..., 1:, :].flip(-2)
-    found = torch.einsum("...kw,...wd->...d", weigh(values), shifted)
-    return found.div(width).to(queries.dtype)
+    summed = torch.einsum("...kw,...wd->...d", weigh(values), shifted)
+    return summed.div(width).to(queries.dtype)

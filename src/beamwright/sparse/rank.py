@@ -86,8 +86,8 @@ class CacheRank:
 
     def forget(self) -> None:
         """Discard everything pushed so far, and wait until no work is running."""
-        for found in self._running:
-            found.cancel()
+        for future in self._running:
+            future.cancel()
         self.settle()
         self._work.clear()
 
@@ -105,10 +105,10 @@ class CacheRank:
         finally:
             self._counts.rank_s += time.perf_counter() - began
 
-    def _wait(self, found: Future[Pack]) -> Pack:
-        began, late = time.perf_counter(), not found.done()
+    def _wait(self, future: Future[Pack]) -> Pack:
+        began, late = time.perf_counter(), not future.done()
         try:
-            return found.result()
+            return future.result()
         finally:
             self._running = [each for each in self._running if not each.done()]
             self._counts.rank_takes += 1

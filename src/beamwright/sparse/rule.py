@@ -60,7 +60,7 @@ class Method:
 
     @property
     def page(self) -> int:
-        """Tokens of a page, where pages are scored."""
+        """Number of tokens per page, for methods that score pages."""
         return COARSE_PAGE if self.scores == "pages" else PAGE
 
 

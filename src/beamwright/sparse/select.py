@@ -81,7 +81,7 @@ def page_bounds(keys: Tensor, seen: Tensor, page: int) -> Tensor:
     return torch.cat([least, most], -1).masked_fill(~inside.any(-2), 0.0)
 
 
-def bounded(query: Tensor, bounds: Tensor, times: int) -> Tensor:
+def score_bounds(query: Tensor, bounds: Tensor, times: int) -> Tensor:
     """Return an upper bound on the product of a query with any key of a page (Quest).
 
     query: [items, kv_heads, rows, head_dim].
@@ -92,11 +92,11 @@ def bounded(query: Tensor, bounds: Tensor, times: int) -> Tensor:
     pages = bounds.shape[-2]
     if missing := -pages % KEY_MULTIPLE:  # a GEMM over whole vectors always rounds in one way
         bounds = F.pad(bounds, (0, 0, 0, missing))
-    found = (either @ bounds.transpose(-1, -2))[..., :pages].to(query.dtype)
-    return found if times == 1 else found.repeat_interleave(times, -1)
+    scores = (either @ bounds.transpose(-1, -2))[..., :pages].to(query.dtype)
+    return scores if times == 1 else scores.repeat_interleave(times, -1)
 
 
-def in_few_bits(bounds: Tensor) -> tuple[Tensor, Tensor]:
+def quantise_bounds(bounds: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise page bounds to 4 bits each, rounding outwards.
 
     The scale of a dimension is the range of its bounds over all pages, in `_STEPS` steps.
@@ -114,11 +114,11 @@ def in_few_bits(bounds: Tensor) -> tuple[Tensor, Tensor]:
     return up << 4 | down, torch.cat([low, step], -2)
 
 
-def of_few_bits(both: Tensor, scale: Tensor) -> Tensor:
-    """Dequantise the bounds that `in_few_bits` returned."""
+def dequantise_bounds(both: Tensor, scale: Tensor) -> Tensor:
+    """Dequantise the bounds that `quantise_bounds` returned."""
     low, step = scale.split(1, -2)
-    found: Tensor = low + step * torch.cat([both & _STEPS, both >> 4], -1)
-    return found
+    bounds: Tensor = low + step * torch.cat([both & _STEPS, both >> 4], -1)
+    return bounds
 
 
 class _Keys(LayerSource):
@@ -146,18 +146,18 @@ class _Pages(LayerSource):
             whole = round_up(entry.num_tokens, page)
             keys = _keys_of(store, entry, whole)
             seen = torch.arange(whole, device=keys.device) < entry.num_tokens
-            found = page_bounds(keys, seen, page)
+            bounds = page_bounds(keys, seen, page)
             if page == PAGE:
-                found, scale = in_few_bits(found)
+                bounds, scale = quantise_bounds(bounds)
                 scales.append(scale)
             num_pages = round_up(num_tokens // page, KEY_MULTIPLE)
-            held.append(F.pad(found, (0, 0, 0, num_pages - whole // page)))
+            held.append(F.pad(bounds, (0, 0, 0, num_pages - whole // page)))
         self._held = torch.stack(held, 1)
         self._scales = torch.stack(scales, 1) if scales else None
 
     def layer(self, number: int) -> Tensor:
         held = self._held[number]
-        return held if self._scales is None else of_few_bits(held, self._scales[number])
+        return held if self._scales is None else dequantise_bounds(held, self._scales[number])
 
 
 def _keys_of(store: SegmentStore, entry: Entry, num_tokens: int) -> Tensor:
@@ -266,36 +266,38 @@ class Selector:
         unseen = places > (token.places - foreseen.long())[:, None]
         if self._pages:
             page = self._rule.how.page
-            own = bounded(grouped, page_bounds(keys, ~unseen[:, None], page), page // self._unit)
+            own = score_bounds(
+                grouped, page_bounds(keys, ~unseen[:, None], page), page // self._unit
+            )
             unseen = unseen[:, :: self._unit]
         else:
             own = grouped @ keys.transpose(-1, -2)
         own = (own * guess.shape[-1] ** -0.5).masked_fill(unseen[:, None, None], -torch.inf)
         missing = self._num_own(token) // self._unit - own.shape[-1]
         own = F.pad(own, (0, missing), value=-torch.inf)
-        found = torch.cat([self._stored_scores(layer, guess), own], -1)
-        return found if self._rule.how.each == "kv" else found.flatten(1, 2).unsqueeze(2)
+        scores = torch.cat([self._stored_scores(layer, guess), own], -1)
+        return scores if self._rule.how.each == "kv" else scores.flatten(1, 2).unsqueeze(2)
 
     def _stored_scores(self, layer: int, query: Tensor) -> Tensor:
         rows, heads, head_dim = query.shape
         kv_heads = self._kv_heads
         group = heads // kv_heads
         flat = query.reshape(rows * kv_heads, group * head_dim).to(self._home)
-        found = []
+        scores_by_bucket = []
         for bucket, (index, real) in zip(self._shared.buckets, self._queries, strict=True):
             chosen = flat.index_select(0, index.to(self._home))
             queries = chosen.view(len(bucket.mask), kv_heads, -1, head_dim)
             held = bucket.layers.layer(layer)
             if self._pages:
-                scored = bounded(queries, held, self._rule.how.page // self._unit)
+                scored = score_bounds(queries, held, self._rule.how.page // self._unit)
             else:
                 scored = queries @ held.transpose(-1, -2)
             scored = scored[:, :, : real * group, : bucket.mask.shape[-1] // self._unit]
             scored = scored.unflatten(2, (real, group))
             # [item, slot, unit, kv_head * group]: scores that move together are contiguous.
-            found.append(scored.permute(0, 2, 4, 1, 3).reshape(-1, heads))
+            scores_by_bucket.append(scored.permute(0, 2, 4, 1, 3).reshape(-1, heads))
         out = flat.new_full((rows * self._num_units, heads), -torch.inf)
-        picked = torch.cat(found).index_select(0, self._sources)
+        picked = torch.cat(scores_by_bucket).index_select(0, self._sources)
         out.index_copy_(0, self._places, picked * head_dim**-0.5)
         scores = out.view(rows, self._num_units, kv_heads, group).permute(0, 2, 3, 1)
         return scores.to(query.device)
@@ -319,8 +321,8 @@ class Selector:
             token.masks[count] = self._masks(token, rows)
         columns, seen, forced = token.masks[count]
         if self._unit == 1:
-            found = choose(probabilities(scores), seen[..., 0], forced[..., 0], count)
-            return found, self._rest(scores, found)
+            chosen = choose(probabilities(scores), seen[..., 0], forced[..., 0], count)
+            return chosen, self._rest(scores, chosen)
         most = min(CANDIDATES * count // self._unit, scores.shape[-1])
         units = choose(probabilities(scores), seen.any(-1), forced.any(-1), most)
         some = torch.arange(len(rows), device=rows.device)[:, None, None], 0, units
@@ -329,11 +331,11 @@ class Selector:
         known = seen & ~((columns == newest) & foreseen[:, None, None])
         keys = self._scores_of(layer, rows, query, columns, known)
         seen, forced = (F.pad(e, (0, keys.shape[-1] - e.shape[-1])) for e in (seen, forced))
-        found = choose(probabilities(keys), seen, forced, count)
-        bound, rest = self._rest(scores, units), self._rest(keys, found)
+        chosen = choose(probabilities(keys), seen, forced, count)
+        bound, rest = self._rest(scores, units), self._rest(keys, chosen)
         if bound is not None and rest is not None:
             rest = torch.logaddexp(bound + math.log(self._unit), rest)
-        return columns.gather(2, found), rest
+        return columns.gather(2, chosen), rest
 
     def _rest(self, scores: Tensor, chosen: Tensor) -> Tensor | None:
         """Return the log-sum-exp [rows, sets, group] of all scores but those in `chosen`.
@@ -363,8 +365,8 @@ class Selector:
         positions = torch.where(behind >= 0, behind + stored, columns)
         seen = (columns >= 0) & (positions < visible)
         forced = seen & ((positions < SINKS) | (positions >= visible - RECENT))
-        found = columns.clamp_min(0), seen, forced
-        columns, seen, forced = (e.unflatten(1, (1, -1, self._unit)) for e in found)
+        parts = columns.clamp_min(0), seen, forced
+        columns, seen, forced = (e.unflatten(1, (1, -1, self._unit)) for e in parts)
         return columns, seen, forced
 
     def _scores_of(

@@ -96,11 +96,11 @@ class SparseDecode(DecodeView):
             self._memories.append(Memory() if segment is None else segment.memory)
 
     def foresee(self, layer: int, query: Tensor) -> None:
-        """Start selecting with the query that a layer has if the layer before adds nothing."""
+        """Start selecting by the query that a layer has if the one before changes nothing."""
         token = self._begin_token()
         if token.classes and layer >= self._rule.full_layers and layer == self._packs[layer][0]:
             guesses = {layer: query.clone()}
-            work = partial(self._find, token, self._packs[layer], guesses, _every(query))
+            work = partial(self._find, token, self._packs[layer], guesses, _all_rows(query))
             self._rank.push(layer, work)
 
     def attend(
@@ -110,8 +110,8 @@ class SparseDecode(DecodeView):
             raise InputError("--sparse knows no sinks")
         token, full = self._begin_token(), layer < self._rule.full_layers
         selects, pack = bool(token.classes) and not full, self._packs[layer]
-        if selects and layer == pack[0]:  # after `take`, the rank reads the pack's tails no more
-            self._found.update(self._rank.take(layer) or {})
+        if selects and layer == pack[0]:  # after `take`, the rank no longer reads this pack's tails
+            self._selections.update(self._rank.take(layer) or {})
         if self._dense is not None and (full or self._some_dense):
             context = self._dense.attend(layer, query, key_value)
         else:
@@ -122,8 +122,8 @@ class SparseDecode(DecodeView):
             self._remember(layer, query)
             if not full and layer == pack[-1]:
                 self._push_next(pack)
-        for found in selected:
-            context[found.rows] = self._attend(layer, query[found.rows], found)
+        for chosen in selected:
+            context[chosen.rows] = self._attend(layer, query[chosen.rows], chosen)
         if layer + 1 == self._layout.num_layers:
             self._token = None
         return context
@@ -167,7 +167,7 @@ class SparseDecode(DecodeView):
     def _forget(self) -> None:
         """Discard all selections, so that those of the next token begin anew."""
         self._rank.forget()
-        self._found: Pack = {}
+        self._selections: Pack = {}
         self._token = self._next = None
 
     def _held_paths(self) -> list[Path]:
@@ -249,19 +249,19 @@ class SparseDecode(DecodeView):
         Sets of heads whose true query differs too much from the foreseen one select by the true
         query.
         """
-        pack, found = self._packs[layer], self._found.pop(layer, None)
+        pack, selection = self._packs[layer], self._selections.pop(layer, None)
         if self._rule.leader(layer) != layer:
-            assert found is not None
-            return found.selected
-        if found is None:
+            assert selection is not None
+            return selection.selected
+        if selection is None:
             if self._rule.how.query == "predicted":
                 known = {layer: [each.queries.get(layer) for each in self._memories]}
                 guess, foreseen = self._predicted(token, known, query)
                 guess = guess[0]
             else:
-                guess, foreseen = query, ~_every(query)
+                guess, foreseen = query, ~_all_rows(query)
         else:
-            guess, foreseen = found.guess, found.foreseen
+            guess, foreseen = selection.guess, selection.foreseen
         layers = range(layer, min(layer + self._rule.how.share, pack.stop))
         if self._rule.correct is not None:
             sets = query.shape[1] if self._rule.how.each == "query" else self._layout.num_kv_heads
@@ -272,11 +272,11 @@ class SparseDecode(DecodeView):
             self._counts.corrections += off
             if off:
                 keep = near.repeat_interleave(query.shape[1] // sets, 1).unsqueeze(-1)
-                guess, found = torch.where(keep, guess, query), None
-        if found is None:
-            self._found.update(self._find(token, layers, {layer: guess}, foreseen))
-            found = self._found.pop(layer)
-        return found.selected
+                guess, selection = torch.where(keep, guess, query), None
+        if selection is None:
+            self._selections.update(self._find(token, layers, {layer: guess}, foreseen))
+            selection = self._selections.pop(layer)
+        return selection.selected
 
     def _find_predicted(
         self, token: Token, pack: range, known: Mapping[int, Sequence[Tensor | None]]
@@ -313,12 +313,12 @@ class SparseDecode(DecodeView):
                 columns, rest = selector.select(token, layer, count, guess, scores, foreseen)
                 chosen[layer].append((rows, columns, rest))
                 slots[layer].append(selector.slots(rows, columns))
-        stored, found = self._store.fetch(slots), {}
+        stored, by_layer = self._store.fetch(slots), {}
         for layer in layers:
             parts = zip(chosen[layer], stored[layer], strict=True)
             selected = [Selected(*each, held) for each, held in parts]
-            found[layer] = LayerSelection(guesses[self._rule.leader(layer)], foreseen, selected)
-        return found
+            by_layer[layer] = LayerSelection(guesses[self._rule.leader(layer)], foreseen, selected)
+        return by_layer
 
     def _predicted(
         self, token: Token, known: Mapping[int, Sequence[Tensor | None]], query: Tensor
@@ -335,7 +335,7 @@ class SparseDecode(DecodeView):
             if (one := some[row]) is not None:
                 alike.setdefault(min(len(one), WINDOW + 1), []).append(row)
         guess = query.repeat(len(known), 1, 1, 1)
-        foreseen = ~_every(query)
+        foreseen = ~_all_rows(query)
         for count, rows in alike.items():
             held = [[of[row][-count:] for row in rows] for of in known.values()]  # type: ignore[index]
             windows = torch.stack([torch.stack(each) for each in held]).transpose(2, 3)
@@ -344,21 +344,21 @@ class SparseDecode(DecodeView):
             foreseen[index] = True
         return guess, foreseen
 
-    def _attend(self, layer: int, query: Tensor, found: Selected) -> Tensor:
+    def _attend(self, layer: int, query: Tensor, chosen: Selected) -> Tensor:
         """Return the contexts [rows, heads, head_dim] of rows over their selected tokens."""
         assert self._selector is not None
-        own = (part[found.rows] for part in self._tail.read(layer))
-        keys, values = self._selector.with_own(found.columns, found.stored, own)
+        own = (part[chosen.rows] for part in self._tail.read(layer))
+        keys, values = self._selector.with_own(chosen.columns, chosen.stored, own)
         grouped = query.unflatten(1, (keys.shape[1], -1))
         context, lse = attend_few(grouped, keys, values, None)
-        if found.rest is not None:
-            left_out = torch.sigmoid(found.rest - lse)
+        if chosen.rest is not None:
+            left_out = torch.sigmoid(chosen.rest - lse)
             self._counts.left_out += float(left_out.sum(dtype=torch.float64))
             self._counts.sparse_heads += left_out.numel()
         return context.flatten(1, 2)
 
 
-def _every(query: Tensor) -> Tensor:
+def _all_rows(query: Tensor) -> Tensor:
     """Return a mask [rows] that is true for all rows of [rows, heads, head_dim]."""
     return torch.ones(len(query), dtype=torch.bool, device=query.device)
 

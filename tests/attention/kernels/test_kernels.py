@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from attention.conftest import Batch, largest_difference
-from beamwright.kv.codes import rounded
+from beamwright.kv.codes import round_to_grid
 from beamwright.kv.segments import PathPart
 
 NAMES = ["triton-tree", "triton-dense"]
@@ -103,7 +103,7 @@ def test_what_a_chunk_keeps_is_what_would_be_put_there(make_small, kernels, kept
     sizes = torch.tensor([0, 2.0**-20, 2.0**-7, 1, 3, 100, 3000], device=drawn.device)
     drawn = (drawn * sizes.repeat(3)[:, None, None, None, None]).to(dtype)
     if kept != "auto":
-        drawn = rounded(drawn, kept)
+        drawn = round_to_grid(drawn, kept)
     segments = [store.create(), store.create()]
     (slots,) = store.slots(segments, [9, 12])
     view = kernels("triton-tree", dtype).prefill_view(store, [(), ()], [9, 12], [slots])
@@ -160,7 +160,7 @@ def test_the_current_token_is_stored_where_the_next_one_reads_it(make_small, ker
     product = forest.draw(8, 3, 6 + 4, 16)
     query, key_value = product[:, :6], product[:, 6:].unflatten(1, (2, 2))
     if kept != "auto":
-        key_value.copy_(rounded(key_value, kept))
+        key_value.copy_(round_to_grid(key_value, kept))
     pool = forest.store.pool
     before = pool.by_block.clone()
     found = batch.view.attend(1, query, key_value)
