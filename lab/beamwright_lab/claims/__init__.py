@@ -31,11 +31,11 @@ NEAR = 0.1
 """A figure within this share of the paper's is the paper's."""
 
 KEY = (
-    "*Reproduced*: the paper's figure within a tenth, or what it says holds. *Partly*: its "
-    "direction, not its size. *As printed*, *another way*: of what has no figure. *Computed*: "
-    "from equations and data sheets. *Simulated*: the real schedules on a virtual clock, with the "
-    "card's data sheet. *Measured*: on two CPU cores, but where a card is named. Files are below "
-    "`src/beamwright/`, recipes below `recipes/`."
+    "*Reproduced*: our figure is within a tenth of the paper's, or its statement holds. *Partly*: "
+    "the direction agrees, the size does not. *As printed* and *another way*: how a mechanism "
+    "without a figure is built. *Computed*: from equations and data sheets. *Simulated*: the real "
+    "schedules on a virtual clock, with the card's data sheet. *Measured*: on two CPU cores unless "
+    "a card is named. Files are below `src/beamwright/`, recipes below `recipes/`."
 )
 
 
