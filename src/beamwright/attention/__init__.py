@@ -1,7 +1,8 @@
-"""Attention over tree-structured KV: `reference` oracle, `dense` per-beam copy, `tree`.
+"""Attention over tree-structured KV.
 
-One row of the table per backend. `tree` and `dense` have Triton kernels (`kernels`), which
-`make_attention` takes where they can run. Knows no strategies and no schedules.
+The backend `reference` is a slow oracle. `dense` reads one copy of the path per beam. `tree` reads
+each shared segment once. `tree` and `dense` also exist as Triton kernels (`kernels`), which
+`make_attention` chooses where they can run. The package knows no strategies and no schedules.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ BACKENDS: dict[str, type[ReferenceAttention] | type[DenseAttention] | type[TreeA
     "dense": DenseAttention,
     "tree": TreeAttention,
 }
-"""Plain torch, on any device."""
+"""Backends in plain torch, which run on any device."""
 
 KERNEL_BACKENDS = ("triton-tree", "triton-dense")
-"""The same layouts with Triton kernels."""
+"""Names of the backends that run `tree` and `dense` in Triton kernels."""
 
 _CPU = torch.device("cpu")
 
@@ -31,13 +32,14 @@ _CPU = torch.device("cpu")
 def make_attention(
     name: str, device: torch.device = _CPU, dtype: torch.dtype = torch.float32
 ) -> AttentionBackend:
-    """The backend of that name for tensors of this kind; `auto` is `tree`.
+    """Return the backend `name` for tensors of `dtype` on `device`; `auto` means `tree`.
 
-    On CUDA, `tree` and `dense` run Triton kernels if Triton is there and knows the dtype, else
-    plain torch: the backend's own `name` says which. `triton-tree` and `triton-dense` insist.
+    On CUDA, `tree` and `dense` run Triton kernels if Triton is installed and supports the dtype,
+    otherwise plain torch. The `name` of the returned backend tells which. `triton-tree` and
+    `triton-dense` require the kernels.
 
     Raises:
-        InputError: if there is no such backend, or its kernels cannot run here.
+        InputError: if `name` is unknown, or if the required kernels cannot run here.
     """
     chosen = "tree" if name == "auto" else name
     if chosen in KERNEL_BACKENDS:
@@ -57,10 +59,14 @@ def make_attention(
 def check_deterministic(
     backend: AttentionBackend, device: torch.device, dtype: torch.dtype
 ) -> None:
-    """Raises InputError if a row's bits would follow its batch in this attention on a GPU.
+    """Check that `backend` is batch-invariant on `device`.
 
-    The kernels have fixed tiles, and `reference` attends row by row. Plain torch packs a batch into
-    products whose sizes, and with them a GPU's kernels and their order of sums, follow the batch.
+    The Triton kernels have fixed tiles, and `reference` attends to one row at a time. On a GPU,
+    `tree` and `dense` in plain torch are not batch-invariant: the batch decides the sizes of the
+    matrix products, and the GPU library chooses kernels and their order of summation by size.
+
+    Raises:
+        InputError: if a row's result would depend on its batch.
     """
     if device.type != "cuda" or backend.name not in ("tree", "dense"):
         return

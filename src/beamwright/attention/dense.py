@@ -1,7 +1,7 @@
-"""Dense layout: every beam has its own contiguous copy of its path, as in the LBS paper.
+"""Backend `dense`: every beam has its own contiguous copy of its path, as in the LBS paper.
 
-The copies are working memory, packed from the blocks of each beam's own copy in the pool. They are
-what decoding reads; given tokens are read once for all rows, as in `tree`.
+Decoding reads these copies. They are working memory, packed from the blocks of each beam's own
+copy in the pool. Prefill reads shared segments once for all rows, like the backend `tree`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from beamwright.kv.tails import Tail, padded_path
 
 
 class DenseDecode(DecodeView):
-    """A `DecodeView`, one new token per row: over the row's own copy and tail in one piece.
+    """A `DecodeView` that attends to each row's own copy of its path and tail as one tensor.
 
-    Copies [layer, K or V, row, kv_head, token, head_dim] of whole paths are padded to the longest.
-    Room for a tail is free behind each row's own path, so that a row's tokens are at the same
-    offsets whoever shares the batch.
+    The copies [layer, K or V, row, kv_head, token, head_dim] are padded to the longest path. A row
+    has free space for its tail directly after its own path, so the offsets of its tokens do not
+    depend on the other rows of the batch. (A tail is a row's newest tokens, not yet in blocks.)
     """
 
     def __init__(
@@ -46,8 +46,11 @@ class DenseDecode(DecodeView):
         self._layers.restore(tail)
 
     def _causal_mask(self, num_tokens: int) -> Tensor:
-        """Additive [rows, tokens of a tail, tokens]: what a row's token there sees, of its path and
-        of its tail, as far as a window reaches."""
+        """Build the additive mask [rows, tokens of a tail, tokens].
+
+        Entry [row, i, j] is 0 if the row's i-th tail token attends to position j of its copy, and
+        minus infinity otherwise. Later tokens and tokens outside the window are masked.
+        """
         tokens = torch.arange(num_tokens, device=self._lengths.device)
         new = torch.arange(self._tail.capacity, device=tokens.device)
         last = (self._lengths.unsqueeze(1) + new).unsqueeze(2)
@@ -86,13 +89,13 @@ class DenseDecode(DecodeView):
         self._rows = kept if rows is None else rows if kept is None else kept[rows]
 
     def close(self) -> None:
-        """Give back the copies' bytes."""
+        """Return the bytes of the copies to the budget."""
         self._scratch.add(-self._counted)
         self._counted = 0
 
 
 class DenseAttention(AttentionBackend):
-    """Backend `dense`."""
+    """The backend `dense` in plain torch."""
 
     name = "dense"
     copies_per_beam = True

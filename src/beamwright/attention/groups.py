@@ -1,7 +1,8 @@
-"""Attention of models whose layers are in groups: a view and tails for each, and who reads what.
+"""Attention for models with several groups of layers: each group has its own view and tails.
 
-A group's view is the backend's own, over the group's KV and tail, and over what its window reaches
-of each path (`kv.segments.within_reach`).
+Layers with the same KV layout and window form a group. The wrapped backend makes the view of each
+group. This view reads the group's KV and tail, and only the part of each path that the group's
+window reaches (`kv.segments.within_reach`).
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from beamwright.kv.tails import SessionTail
 from beamwright.library import Attention
 
 Places = Mapping[int, tuple[int, int]]
-"""By layer: its group, and its place among the group's. A layer without KV has its source's."""
+"""Per layer, the number of its group and its index among the layers of the group.
+
+A layer that reuses the KV of another layer has the entry of that layer.
+"""
 
 
 def to_each(name: str) -> Callable[..., None]:
-    """A method that calls the one of that name of every one of `self.parts`, in order."""
+    """Return a method that calls the method `name` of each object in `self.parts`, in order."""
 
     def call(self: Any, *args: Any) -> None:
         for part in self.parts:
@@ -33,9 +37,9 @@ def to_each(name: str) -> Callable[..., None]:
 
 
 class GroupTails:
-    """Tails of all groups, whose rows are the same, as one `SessionTail`.
+    """The tails of all groups as one `SessionTail`; all groups have the same rows.
 
-    What is restored and taken of a row are a group's tokens, by group.
+    `restore` and `take` handle one tensor per group.
     """
 
     def __init__(self, parts: Sequence[SessionTail]) -> None:
@@ -48,36 +52,36 @@ class GroupTails:
 
     @property
     def num_rows(self) -> int:
-        """Of any group."""
+        """Number of rows, which is the same in all groups."""
         return self.parts[0].num_rows
 
     @property
     def num_tokens(self) -> int:
-        """Of any group."""
+        """Number of tokens per row, which is the same in all groups."""
         return self.parts[0].num_tokens
 
     @property
     def num_moves(self) -> int:
-        """How often memory was allocated anew."""
+        """How often memory was reallocated, summed over the groups."""
         return sum(part.num_moves for part in self.parts)
 
     @property
     def num_bytes(self) -> int:
-        """Of all groups."""
+        """Bytes of the tails of all groups."""
         return sum(part.num_bytes for part in self.parts)
 
     def restore(self, row: int, held: Sequence[torch.Tensor]) -> None:
-        """Put back a row's tokens, [layers, 2, tokens, kv_heads, head_dim] by group."""
+        """Put back the tokens of `row`: one [layers, 2, tokens, kv_heads, head_dim] per group."""
         for part, tokens in zip(self.parts, held, strict=True):
             part.restore(row, [tokens])
 
     def take(self, parts: Sequence[tuple[int, int, int]]) -> list[torch.Tensor]:
-        """Tokens of rows, by group."""
+        """Return the tokens of `parts`, (row, first, end) each, with one tensor per group."""
         return [values for each in self.parts for values in each.take(parts)]
 
 
 class GroupedView(DecodeView):
-    """A view of each group, as one."""
+    """The views of all groups as one view."""
 
     def __init__(self, places: Places, views: Sequence[Any]) -> None:
         self._places, self.parts = places, views
@@ -99,7 +103,7 @@ class GroupedView(DecodeView):
 
 
 class GroupedWorkspace:
-    """The `Workspace` of each group's views."""
+    """The workspaces of all groups as one `Workspace`."""
 
     def __init__(self, parts: Sequence[Workspace]) -> None:
         self.parts = parts
@@ -108,12 +112,12 @@ class GroupedWorkspace:
 
     @property
     def num_moves(self) -> int:
-        """Of all groups."""
+        """How often memory was reallocated, summed over the groups."""
         return sum(part.num_moves for part in self.parts)
 
 
 class GroupedAttention(AttentionBackend):
-    """A backend, for every group of a model's layers."""
+    """A backend that runs the wrapped backend `inner` for each group of a model's layers."""
 
     def __init__(self, inner: AttentionBackend, places: Places) -> None:
         self.name, self.tail_tokens = inner.name, inner.tail_tokens
@@ -147,7 +151,11 @@ class GroupedAttention(AttentionBackend):
     def prefill_view(
         self, store: Any, paths: Sequence[Path], lengths: Any, slots: Any = (), *workspace: Any
     ) -> GroupedView:
-        """slots: of each group, where views keep KV by themselves."""
+        """Make a view for `lengths[i]` new tokens after path i.
+
+        slots: per group, the places in the pool for the KV of the new tokens, for backends whose
+        views write KV themselves; otherwise empty.
+        """
         own = [[lengths] * len(store.groups), [[each] for each in slots]]
         own += [each.parts for each in workspace]
         return self._view(self._inner.prefill_view, store, paths, [each for each in own if each])
@@ -155,7 +163,10 @@ class GroupedAttention(AttentionBackend):
     def _view(
         self, make: Any, store: SegmentStore, paths: Sequence[Path], own: Sequence[Any]
     ) -> GroupedView:
-        """own: what views are made of beside their paths, each by group."""
+        """Make a view of each group, and combine them.
+
+        own: the remaining arguments of `make`, with one value per group each.
+        """
         views = [
             make(group, [within_reach(path, number) for path in paths], *mine)
             for number, (group, *mine) in enumerate(zip(store.groups, *own, strict=True))

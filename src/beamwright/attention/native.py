@@ -1,6 +1,6 @@
-"""Attention of a decode step by the library: a row's whole path, whatever segments it is in.
+"""Decode attention in the C library (`csrc/step.c`), over the whole path of a row.
 
-What a row gets depends on its tokens alone: on no other row, and on no cut between segments.
+A row's result depends only on its own tokens, not on other rows or on segment boundaries.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from beamwright.library import (
     library,
 )
 
-_ATTENDS = 1  # the stage of a layer, see `csrc/step.c`
+_ATTENDS = 1  # number of the attention stage within a layer, see `csrc/step.c`
 
 
 def attends(layout: KVLayout, device: torch.device) -> bool:
-    """Whether the library attends to KV of this kind."""
+    """Return True if the library supports attention over KV of this layout on `device`."""
     known = layout.dtype in (torch.float32, torch.bfloat16) and layout.head_dim % LANES == 0
     return device.type == "cpu" and known and library() is not None
 
 
 class NativePaths:
-    """Packed segments and a tail, as the library reads them."""
+    """Packed segments and a tail in the form that the library reads."""
 
     def __init__(self, layout: KVLayout, shared: SharedSegments, tail: Tail) -> None:
         self._layout, self._tail, self._buckets = layout, tail, shared.buckets
@@ -44,15 +44,19 @@ class NativePaths:
         for number, (bucket, tokens) in enumerate(zip(shared.buckets, shared.visible, strict=True)):
             size = layout.num_kv_heads * bucket.mask.shape[-1] * layout.head_dim
             entries += [(number, place * size, count) for place, count in enumerate(tokens)]
-        self._entries = np.array([*entries, (0, 0, 0)])  # the last one is what is absent
+        # Per item: bucket, offset in elements, tokens. The last entry stands for absent parts.
+        self._entries = np.array([*entries, (0, 0, 0)])
         self._places = torch.empty(0)
 
     def arrange(self, items: Table) -> None:
-        """items: [rows, parts] on each row's path, see `Slots`."""
+        """Set the item numbers `items` [rows, parts] on the path of each row, see `Slots`."""
         self._places = torch.from_numpy(self._entries[items])
 
     def described(self) -> list[Attention] | None:
-        """All layers at once, where they are all on the device."""
+        """Describe the attention of all layers at once, so that the library runs whole passes.
+
+        Return None if some layers are not resident, or if the tail is not a `RowTails`.
+        """
         if not isinstance(self._tail, RowTails):
             return None
         whole = [
@@ -75,7 +79,7 @@ class NativePaths:
     def attend(
         self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
-        """See `AttentionView`; layers may have to be waited for."""
+        """Attend in one layer, see `AttentionView`. The call may wait for a transfer."""
         self._tail.write(layer, key_value)
         keys, values = (each.contiguous() for each in self._tail.read(layer))
         held = [bucket.layers.layer(layer).contiguous() for bucket in self._buckets]
@@ -109,10 +113,10 @@ class NativePaths:
 
 
 def run(model: Model, given: Pass, attentions: Sequence[Attention] = ()) -> None:
-    """Stages of a model.
+    """Run the stages in `given` of `model` in the library.
 
     Raises:
-        MemoryError: if there is none for them.
+        MemoryError: if the library cannot allocate its working memory.
     """
     pointers = [ctypes.pointer(each) for each in attentions]
     given.attentions = (ctypes.POINTER(Attention) * len(pointers))(*pointers)

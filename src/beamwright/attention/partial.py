@@ -1,11 +1,12 @@
-"""Attention over a part of the keys, with the log-sum-exp that lets parts be merged.
+"""Attention over a part of the keys, with the log-sum-exp that is needed to merge parts.
 
-`attend_part` uses torch's CPU flash operator where it can (it returns the log-sum-exp);
-`attend_part_oracle` is the same in plain matrix products.
+`attend_part` uses torch's CPU flash operator where possible, because it returns the log-sum-exp.
+`attend_part_oracle` computes the same with plain matrix products.
 
-A row's bits depend neither on the other rows nor on masked keys behind its own, as long as queries
-come in multiples of 8 and padded keys in multiples of 16 (a vector register of floats: a shorter
-rest is summed in another order). The start-up self-test checks it on the machine at hand.
+A row's result is bitwise independent of other rows and of masked keys after its own keys. This
+holds if the number of queries is a multiple of 8 and the padded number of keys a multiple of 16.
+Sixteen floats fill a vector register, and a shorter remainder is summed in another order. The
+start-up self-test checks this property on the current machine.
 """
 
 from __future__ import annotations
@@ -19,21 +20,26 @@ KEY_MULTIPLE = 16
 HALF = (torch.float16, torch.bfloat16)
 
 Partial = tuple[Tensor, Tensor]
+"""The context of a part of the keys, and its log-sum-exp."""
 
 
 def round_up(count: int, multiple: int) -> int:
-    """`count` rounded up to a multiple."""
+    """Round `count` up to a multiple of `multiple`."""
     return -(-count // multiple) * multiple
 
 
 def attend_part(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, softcap: float | None = None
 ) -> Partial:
-    """Softmax attention of `query` over this part of the keys.
+    """Compute softmax attention of `query` over this part of the keys.
 
-    query [items, kv_heads, rows, head_dim]; key, value [items, kv_heads, tokens, head_dim];
-    mask is additive and broadcastable to [items, kv_heads, rows, tokens]; of a row that sees no
-    token nothing is told, see `hide`. softcap: see `KVLayout`; the flash operator knows none.
+    Results of a row with all keys masked are undefined, see `hide`.
+
+    Args:
+        query: [items, kv_heads, rows, head_dim].
+        key, value: [items, kv_heads, tokens, head_dim].
+        mask: additive, broadcastable to [items, kv_heads, rows, tokens]; None for no mask.
+        softcap: see `KVLayout`; the flash operator does not support it.
 
     Returns:
         (context [items, rows, kv_heads, head_dim], log-sum-exp [items, rows, kv_heads]), both
@@ -44,20 +50,21 @@ def attend_part(
     context, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, False, attn_mask=mask
     )
-    # The operator allocates [items, rows, heads, dim]; the transpose undoes its view.
+    # The operator allocates [items, rows, heads, dim], so the transposed view is contiguous.
     return context.transpose(1, 2).contiguous(), lse.transpose(1, 2).contiguous()
 
 
 def attend_few(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, softcap: float | None = None
 ) -> Partial:
-    """The same as `attend_part`, for the few queries of a decode step, and heads before rows.
+    """Compute `attend_part` for the few queries of a decode step, with heads before rows.
 
-    In float32 by two batched products: the flash operator gives each (item, head) to one thread as
-    a product of its own; with two threads and a few rows a head that is slower than with one
-    (docs/log/2026-11.md#operators-and-layout). The scores [items * kv_heads, rows, tokens] are
-    written out, which a prefill could not afford. In bfloat16 the flash operator is faster than
-    anything in float32.
+    In float32 and float64 it uses two batched products. The flash operator runs each (item, head)
+    as a separate product on one thread, and with few rows per head two threads are slower than one
+    (docs/log/2026-11.md#operators-and-layout). The batched products store all scores
+    [items * kv_heads, rows, tokens], which would need too much memory in a prefill. In 16-bit
+    dtypes it calls `attend_part`, because the flash operator in bfloat16 is faster than any
+    computation in float32.
 
     Returns:
         (context [items, kv_heads, rows, head_dim], log-sum-exp [items, kv_heads, rows]), both
@@ -69,7 +76,7 @@ def attend_few(
         if mask is not None:
             mask = mask.expand(items, kv_heads, -1, -1).flatten(0, 1).unsqueeze(1)
         queries, keys, values = (part.unsqueeze(1) for part in (queries, keys, values))
-        context, lse = attend_part(queries, keys, values, mask, softcap)  # an item per head
+        context, lse = attend_part(queries, keys, values, mask, softcap)  # one item per head
         return context.view(query.shape), lse.view(items, kv_heads, rows)
     scores = torch.bmm(queries * head_dim**-0.5, keys.transpose(1, 2))
     if softcap is not None:
@@ -87,7 +94,7 @@ def attend_few(
 def attend_part_oracle(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, softcap: float | None = None
 ) -> Partial:
-    """The same as `attend_part`, by plain matrix products (at least float32 inside)."""
+    """Compute `attend_part` with plain matrix products, in at least float32."""
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     scores = query.to(wide) @ key.to(wide).transpose(-1, -2) / query.shape[-1] ** 0.5
     if softcap is not None:
@@ -100,20 +107,27 @@ def attend_part_oracle(
 
 
 def hide(part: Partial, blind: Tensor) -> Partial:
-    """A part without weight, and without NaN, for the rows [items, rows] that see none of it."""
+    """Give zero weight to a part for the rows that see none of its keys.
+
+    blind: True for these rows [items, rows]. Their context becomes 0 instead of NaN, and their
+    log-sum-exp becomes minus infinity.
+    """
     context, lse = part
     blind = blind.unsqueeze(-1)
     return context.masked_fill(blind.unsqueeze(-1), 0.0), lse.masked_fill(blind, float("-inf"))
 
 
 def with_sinks(context: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor:
-    """What is left of the context [rows, heads, head_dim] where sinks [heads] join the softmax.
+    """Rescale a context [rows, heads, head_dim] as if `sinks` had joined the softmax.
 
-    lse: of all that a row sees, in the order of the context's heads.
+    Args:
+        lse: log-sum-exp over all keys that a row sees, in the order of the context's heads.
+        sinks: one score per head [heads]; None returns the context unchanged.
     """
     if sinks is None:
         return context
-    # Torch rounds `sigmoid` otherwise in the rest of a vector, which others may shift; not `exp`.
+    # Not `torch.sigmoid`: it rounds the remainder after the last full vector differently, and the
+    # other rows decide which elements are in the remainder. `exp` rounds all elements alike.
     left = 1 / (1 + (sinks.to(lse.dtype) - lse.view(context.shape[:2])).exp())
     return context * left.unsqueeze(-1).to(context.dtype)
 
@@ -121,8 +135,12 @@ def with_sinks(context: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor:
 def merge_parts(context: Tensor, lse: Tensor, sinks: Tensor | None = None) -> Tensor:
     """Merge partial results along dimension 1, in path order.
 
-    context [rows, parts, heads..., head_dim], lse [rows, parts, heads...] with -inf where a row
-    has fewer parts. Absent parts come last, so a row's sum does not depend on how many there are.
+    Absent parts come last, so a row's sum does not depend on their number.
+
+    Args:
+        context: [rows, parts, heads..., head_dim].
+        lse: [rows, parts, heads...]; minus infinity for absent parts of rows with fewer parts.
+        sinks: see `with_sinks`.
     """
     weights = lse.softmax(dim=1).to(context.dtype)
     merged = (weights.unsqueeze(-1) * context).sum(dim=1)

@@ -1,4 +1,7 @@
-"""What a model's layers ask of attention, and what makes it; with what most do by themselves."""
+"""Interfaces of attention: views, which a model's layers call, and backends, which make views.
+
+The base classes implement what most views and backends have in common.
+"""
 
 from __future__ import annotations
 
@@ -17,114 +20,140 @@ from beamwright.library import Attention
 
 
 class AttentionView:
-    """KV of a fixed batch of rows, read and extended layer by layer.
-
-    looks_ahead: it is told what a layer's queries would be if the one before it changed nothing.
-    states: those of recurrent layers, see `models.recurrent`; None: rows begin from zeros, and
-        nobody keeps theirs.
-    """
+    """The KV of a fixed batch of rows, which a model reads and extends layer by layer."""
 
     looks_ahead: bool = False
+    """True if the model calls `foresee` before each layer."""
     states: Any = None
+    """The states of recurrent layers, see `models.recurrent`.
+
+    None: rows start from zero states, and their states are not kept.
+    """
 
     def attend(self, layer: int, query: Any, key_value: Any, sinks: Any = None) -> Any:
-        """Store tokens' own keys and values [tokens, 2, kv_heads, head_dim], then give their
-        context [tokens, heads, head_dim] for `query` [tokens, heads, head_dim].
+        """Store the keys and values of the current tokens, and return their attention context.
 
-        Scores are divided by the root of head_dim. It may wait (for a transfer) before it answers.
-        sinks: a score per head [heads] that joins the softmax, and brings no value.
+        Scores are divided by the square root of head_dim. The call may wait for a transfer.
+
+        Args:
+            query: [tokens, heads, head_dim].
+            key_value: keys and values of the same tokens [tokens, 2, kv_heads, head_dim].
+            sinks: one score per head [heads] that joins the softmax without a value.
+
+        Returns:
+            The context [tokens, heads, head_dim].
         """
         raise NotImplementedError
 
     def foresee(self, layer: int, query: Any) -> None:
-        """query [tokens, heads, head_dim]; only where it `looks_ahead`."""
+        """Receive an estimate of a layer's `query` [tokens, heads, head_dim] before the layer runs.
+
+        The estimate assumes that the previous layer changes nothing. Models call this method only
+        if `looks_ahead` is true.
+        """
 
     def prepare(self, num_heads: int, num_tokens: int = 1) -> None:
-        """Write what layers only read from here on; of a pass over so many tokens."""
+        """Write the tables that all layers of the next pass over `num_tokens` tokens only read."""
 
     def close(self) -> None:
-        """Give back what the view charged to the budget."""
+        """Return the bytes that the view has charged to the budget."""
 
 
 class DecodeView(AttentionView):
-    """One token per row and call; rows share a tail that `advance` moves on."""
+    """A view for decoding: each pass computes one token of every row.
+
+    The rows share a tail object, which holds the newest tokens of each row that are not yet in
+    blocks. The tail's `advance` moves all rows on to the next token.
+    """
 
     def described(self) -> Sequence[Attention] | None:
-        """What the library attends to, by group of layers, where it can do so layer by layer by
-        itself; None: `attend` is to be called."""
+        """Describe the attention per group of layers, so that the C library can run all layers.
+
+        Return None if the model has to call `attend` for each layer.
+        """
         return None
 
     def keep_rows(self, rows: Any) -> None:
-        """Continue with these rows only (a compacted batch)."""
+        """Continue with only the rows with indices `rows` (a compacted batch)."""
 
     def spread(self, rows: Any) -> None:
-        """Compute several tokens of some rows and none of others: number i is one of row rows[i],
-        at the place that the tail says; None: one of every row again."""
+        """Let the next pass compute any number of tokens per row.
+
+        Token i of the pass belongs to row rows[i], at the place that the tail holds for the token.
+        None: each pass computes one token of every row again.
+        """
 
     def count_rows(self, num_rows: int) -> None:
-        """The first `num_rows` rows are real; the others pad the batch and move no bytes."""
+        """Set the number of real rows. The rows after them pad the batch and move no KV."""
 
     def drop_rows(self, rows: Sequence[int]) -> None:
-        """Nobody reads these rows' context: their KV may be evicted or freed at any time."""
+        """Stop reading the KV of `rows`, which may be evicted or freed. Their context is unused."""
 
     def own(self, segments: Sequence[Segment | None]) -> None:
-        """Who writes these rows, for a view that keeps something of them; None pads the batch."""
+        """Set the segment that each row writes; None for a padding row.
+
+        A view may store data of its own for a row with the row's segment.
+        """
 
     def settle(self) -> None:
-        """Nothing that is done ahead of its token reads the tail or the store any more."""
+        """Wait until no work that was started ahead of its token reads the tail or the store."""
 
 
 class Workspace(Protocol):
-    """What views share, one after the other."""
+    """Working memory that consecutive views share, one view at a time."""
 
     @property
     def num_moves(self) -> int:
-        """How often memory was allocated anew."""
+        """How often memory was reallocated. A step captured before then must be captured again."""
 
     def release(self) -> None:
-        """Give working memory back."""
+        """Free the working memory."""
 
 
 class AttentionBackend:
-    """Makes views over stored paths.
-
-    decode_view(store, paths, tail): for one token per row; where there is a workspace, with it.
-    prefill_view(store, paths, lengths): for `lengths[i]` new tokens after path i.
-    tail_tokens: most tokens of a row that are in its tail before attention reads them as sealed.
-    copies_per_beam: every beam reads its own copy of its path (the LBS paper's layout).
-    spreads: its decode views do. writes_blocks: they write a token's KV straight into blocks, and
-        a tail says where. keeps: its prefill views may write KV to the pool themselves.
-    holds_places: its decode views know where tokens are in the pool; others have copies of them.
-    tested: the one that the start-up self-test checks in its place, where it stands around another.
-    """
+    """A way to compute attention; makes views over stored paths."""
 
     name: str
     tail_tokens: int
+    """The most tokens in a row's tail. The tokens of a full tail are sealed: they are stored in
+    blocks, and attention reads them as part of the row's path."""
     decode_view: Callable[..., DecodeView]
+    """(store, paths, tail) to a view for one token per row. If the backend has a workspace, it is
+    the fourth argument."""
     prefill_view: Callable[..., AttentionView]
+    """(store, paths, lengths) to a view for `lengths[i]` new tokens after path i."""
     copies_per_beam: bool = False
+    """True if every beam reads its own copy of its path (the LBS paper's layout)."""
     spreads: bool = False
+    """True if the decode views implement `spread`."""
     writes_blocks: bool = False
+    """True if decode views write a token's KV directly into blocks; the tail then only holds the
+    addresses of these blocks."""
     keeps: bool = False
+    """True if prefill views can write KV to the pool themselves."""
     holds_places: bool = False
+    """True if decode views hold addresses of blocks in the pool, so that a view must be rebuilt
+    when blocks move. Other decode views hold copies of the KV."""
     tested: AttentionBackend | None = None
+    """The backend that the start-up self-test checks instead of this wrapper; None if this backend
+    is not a wrapper."""
 
     def make_tail(self, store: KVReader, group: int = 0, *, stays: bool = False) -> SessionTail:
-        """Rows' newest tokens in this group's layers. stays: see `RowTails`."""
+        """Make the tail for the layers of `group`; `stays` is explained in `RowTails`."""
         del group
         return RowTails(store, self.tail_tokens, stays=stays)
 
     def workspace(self, store: Any) -> Workspace | None:
-        """Of decode views of this store; None: they share nothing."""
+        """Make the workspace of decode views over `store`; None if views share no memory."""
         return None
 
     def prefill_workspace(self, store: Any, num_heads: int, num_tokens: int) -> Workspace:
-        """Of prefill views of passes over up to so many tokens, where the backend `keeps`."""
+        """Make the workspace of prefill views of up to `num_tokens` tokens; only if it `keeps`."""
         raise NotImplementedError
 
 
 StoreMaker = Callable[[BlockPool, torch.device, Link, ByteBudget], SegmentStore]
-"""(host pool, compute device, link, device budget) to the store of all KV on the host."""
+"""(host pool, compute device, link, device budget) to a store that keeps all KV on the host."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""The oracle: every row gathers its whole path and does one plain softmax. Slow and plain."""
+"""Backend `reference`, a slow and simple oracle.
+
+Every row gathers the KV of its whole path and computes one plain softmax.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from beamwright.kv.tails import Tail
 
 
 def gather_path(store: SegmentStore, path: Path, layer: int) -> tuple[Tensor, Tensor]:
-    """Keys and values [tokens, kv_heads, head_dim] of a whole path in one layer."""
+    """Return keys and values [tokens, kv_heads, head_dim] of a whole path in one layer."""
     layout = store.kv.layout
     empty = torch.zeros(
         (2, 0, layout.num_kv_heads, layout.head_dim),
@@ -30,10 +33,12 @@ def gather_path(store: SegmentStore, path: Path, layer: int) -> tuple[Tensor, Te
 def plain_attention(
     query: Tensor, key: Tensor, value: Tensor, layout: KVLayout, sinks: Tensor | None = None
 ) -> Tensor:
-    """Causal attention of the last positions.
+    """Compute causal attention of the last positions, and return their context.
 
-    query [tokens, heads, head_dim] are the *last* tokens of key, value [all, kv_heads, head_dim].
-    sinks: a column of scores [heads] that the softmax has in addition, and that is dropped.
+    Args:
+        query: [tokens, heads, head_dim], the queries of the *last* tokens of `key`.
+        key, value: [all tokens, kv_heads, head_dim].
+        sinks: one additional score per head [heads] that joins the softmax without a value.
     """
     num_new, num_heads, head_dim = query.shape
     group = num_heads // key.shape[1]
@@ -57,7 +62,7 @@ def plain_attention(
 
 
 class ReferenceDecode(DecodeView):
-    """A `DecodeView`: one new token per row."""
+    """A `DecodeView` that computes each row separately."""
 
     def __init__(self, store: SegmentStore, paths: Sequence[Path], tail: Tail) -> None:
         self._store, self._paths, self._tail = store, list(paths), tail
@@ -95,7 +100,7 @@ class ReferenceDecode(DecodeView):
 
 
 class ReferencePrefill(AttentionView):
-    """An `AttentionView`: several new tokens per path, packed one path after the other."""
+    """A prefill view over several new tokens per path, packed path after path."""
 
     def __init__(self, store: SegmentStore, paths: Sequence[Path], lengths: Sequence[int]) -> None:
         self._store, self._paths, self._lengths = store, list(paths), list(lengths)
@@ -116,7 +121,7 @@ class ReferencePrefill(AttentionView):
 
 
 class ReferenceAttention(AttentionBackend):
-    """Backend `reference`."""
+    """The backend `reference`."""
 
     name = "reference"
     spreads = True

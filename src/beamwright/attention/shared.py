@@ -1,8 +1,9 @@
-"""Sealed segments as attention reads them: packed copies, layer by layer, in buckets of alike size.
+"""Packed copies of sealed segments for attention, in buckets of segments of similar size.
 
-Attention asks a source for one layer at a time, and the answer may wait: resident layers are plain
-indexing, others may be streamed (LBS section 4.1, the token-by-token baseline). Knows no
-operator, no attention and no link.
+Sealed tokens are stored in blocks, unlike the tokens of a tail. Attention reads one layer at a time
+from a `LayerSource`, and reading may wait. Resident layers are indexed directly; other sources may
+stream layers over the link (LBS section 4.1, the token-by-token baseline). This module knows no
+attention operator and no link.
 """
 
 from __future__ import annotations
@@ -25,47 +26,49 @@ from beamwright.kv.tails import Tail, padded_path
 
 Table = npt.NDArray[np.int64]
 LEAST_KEYS = 32
-"""Keys of the smallest size class."""
+"""Number of keys in the smallest size class."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What is at one place along the entries of a packed copy.
+    """The content of one entry of a packed copy."""
 
-    parts: the segments whose tokens are there, one after the other.
-    rows: the rows of the batch that read it.
-    room: free tokens behind the parts, where a row's own tokens are written as they come.
-    """
-
-    parts: Path
-    rows: tuple[int, ...]
-    room: int = 0
+    parts: Path  # the segments with their visible tokens, packed one after the other
+    rows: tuple[int, ...]  # the rows of the batch that read the entry
+    room: int = 0  # free tokens after the parts, for the row's own tokens
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the parts."""
+        """Number of tokens in all parts."""
         return sum(part.visible for part in self.parts)
 
 
 class LayerSource:
-    """Packed KV [layer, K or V, entry, kv_head, token, head_dim], one layer at a time."""
+    """Packed KV [layer, K or V, entry, kv_head, token, head_dim], read one layer at a time."""
 
     def layer(self, number: int) -> Tensor:
-        """[K or V, entry, kv_head, token, head_dim], to be read and written; it may wait."""
+        """Return layer `number` [K or V, entry, kv_head, token, head_dim] to read and write.
+
+        The call may wait for a transfer.
+        """
         raise NotImplementedError
 
     def restore(self, tail: Tail) -> None:
-        """Rows that have decoded before, one per entry, keep their tails, which follow the parts.
+        """Copy the tails of rows that have decoded before to the positions after the parts.
 
-        What is there beyond a row's own tokens is masked. Nothing is to be done where a source has
-        them by itself, or where tails are attended to on their own.
+        There is one row per entry. Positions after a row's own tokens are masked, so their content
+        does not matter. A source does nothing here if it keeps the tails itself, or if attention
+        reads tails separately.
         """
 
 
 def pack(store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> Tensor:
-    """The parts of every entry, one after the other, with zeros up to `num_tokens` behind them.
+    """Copy the parts of every entry one after the other, padded with zeros to `num_tokens`.
 
-    An entry reads a device copy of a segment of its own, where there are several.
+    If a segment has several device copies, each entry that reads it takes the next copy.
+
+    Returns:
+        A tensor [layer, K or V, entry, kv_head, token, head_dim].
     """
     layout = store.kv.layout
     data = torch.zeros(
@@ -85,7 +88,7 @@ def pack(store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> Tens
 
 
 class ResidentLayers(LayerSource):
-    """A `LayerSource` with all layers on the device."""
+    """A `LayerSource` that keeps all layers on the device."""
 
     def __init__(self, store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> None:
         self._data = pack(store, entries, num_tokens)
@@ -94,7 +97,7 @@ class ResidentLayers(LayerSource):
 
     @property
     def whole(self) -> Tensor:
-        """[layer, K or V, entry, kv_head, token, head_dim]."""
+        """All layers as one tensor [layer, K or V, entry, kv_head, token, head_dim]."""
         return self._data
 
     def layer(self, number: int) -> Tensor:
@@ -109,12 +112,16 @@ class ResidentLayers(LayerSource):
 
 
 class WrittenLayers(LayerSource):
-    """A `LayerSource` of segments that the pass which reads them writes: each layer is gathered
-    when it is asked for, and is there by then."""
+    """A `LayerSource` for segments that the current pass both writes and reads.
+
+    Each layer is gathered from the blocks when attention reads it. The pass has written the layer's
+    KV by then.
+    """
 
     def __init__(self, store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> None:
         self._kv, size = store.kv, store.kv.block_tokens
-        places = np.zeros((len(entries), num_tokens), dtype=np.int64)  # the first one, where masked
+        # Masked positions read the segment's first token.
+        places = np.zeros((len(entries), num_tokens), dtype=np.int64)
         for mine, entry in zip(places, entries, strict=True):
             (part,) = entry.parts
             mine[: part.visible] = np.arange(part.visible)
@@ -130,14 +137,17 @@ class WrittenLayers(LayerSource):
 
 
 Hold = Callable[[SegmentStore, Sequence[Entry], int], LayerSource]
-"""Packs entries of so many tokens each, see `pack`; decides where the layers reside."""
+"""(store, entries, tokens per entry) to a source of the packed entries, see `pack`.
+
+The function decides on which tier the layers reside.
+"""
 
 
 # --- segments that rows share ------------------------------------------------------------------
 
 
 def size_class(value: int, least: int) -> int:
-    """`value` rounded up to `least` times a power of four."""
+    """Round `value` up to `least` times a power of four."""
     size = least
     while size < value:
         size *= 4
@@ -148,21 +158,26 @@ def size_class(value: int, least: int) -> int:
 class Bucket:
     """Items of one size class, padded to the same number of tokens.
 
-    layers: packed KV, per layer [K or V, item, kv_head, token, head_dim].
-    mask: additive [item, 1, 1, token].
+    An item is a segment with its visible tokens and the rows that read it (`SeenPart`).
     """
 
-    layers: LayerSource
-    mask: Tensor
+    layers: LayerSource  # packed KV, per layer [K or V, item, kv_head, token, head_dim]
+    mask: Tensor  # additive [item, 1, 1, token]: minus infinity for padding
 
     def within(
         self, window: int, ends: Tensor, places: Tensor, group: int
     ) -> tuple[Tensor, Tensor]:
-        """What rows that are so many tokens behind their paths see, with `group` heads each.
+        """Build the bucket's mask for rows with a window.
 
-        ends: of the bucket, see `Slots`. places: of the row in each slot [item, slot].
-        Returns (mask [item, 1, slot * group, token], which of those see nothing at all [item,
-        slot * group]), padded as those of `query_index`.
+        Args:
+            window: number of tokens that a token attends to, itself included.
+            ends: the bucket's entry of `Slots.ends` [item, slot].
+            places: the current token's place in the tail of the slot's row [item, slot].
+            group: number of query heads per KV head.
+
+        Returns:
+            The additive mask [item, 1, slot * group, token], and a bool tensor [item, slot * group]
+            that is True for queries with all tokens masked. Both are padded like `query_index`.
         """
         tokens = torch.arange(self.mask.shape[-1], device=ends.device)
         far = (ends + places).unsqueeze(2) - tokens >= window
@@ -172,14 +187,23 @@ class Bucket:
 
 
 class Slots:
-    """Which row is in which slot of the items, and which slots are on a row's path.
+    """The assignment of rows to slots of items.
 
-    An item has a slot for every row that reads it, and as many as any other of its bucket. Empty
-    ones repeat the first row, and are never read.
-    items: [rows, parts] on each row's path in its order, then `sum(counts)`. counts: items of each
-    bucket, which are numbered in the order of buckets. ends: [rows, parts] tokens from each part's
-    first one to the path's end.
-    rows, ends: of each bucket [item, slot]. parts: [rows, parts] slots, then `num_slots`.
+    An item has one slot for each row that reads it. All items of a bucket have the same number of
+    slots; an empty slot names row 0, and its result is never read.
+
+    Args:
+        items: [rows, parts] item numbers along each row's path, padded with `sum(counts)`. Items
+            are numbered bucket by bucket.
+        counts: number of items per bucket.
+        ends: [rows, parts] tokens from the first token of each part to the end of the path.
+
+    Attributes:
+        items: the argument `items`.
+        rows: per bucket, the row in each slot [item, slot].
+        ends: per bucket, the value of `ends` for the row and item of each slot [item, slot].
+        num_slots: number of slots of all items.
+        parts: [rows, parts] slot numbers along each row's path, padded with `num_slots`.
     """
 
     def __init__(
@@ -206,14 +230,14 @@ class Slots:
         self.rows, self.ends = [rows for rows, _ in shaped], [ends for _, ends in shaped]
 
     def picked(self, rows: Tensor) -> Slots:
-        """Of these rows, each any number of times."""
+        """Return the slots for a batch of `rows`, in which a row may occur several times."""
         items, counts, ends, device = self._given
         index = rows.cpu().numpy()
         return Slots(items[index], counts, ends[index], device)
 
 
 def _padded(queries: Tensor, dim: int) -> Tensor:
-    """As many along `dim` as a multiple of 8: the first one is repeated."""
+    """Pad `queries` along `dim` to a multiple of 8 by repeating the first query."""
     missing = -queries.shape[dim] % QUERY_MULTIPLE
     if not missing:
         return queries
@@ -222,9 +246,10 @@ def _padded(queries: Tensor, dim: int) -> Tensor:
 
 
 def part_width(visible: int, layout: KVLayout) -> int:
-    """Keys that a packed part of a path is padded to.
+    """Return the number of keys to which a packed part of a path is padded.
 
-    The flash operator takes multiples of 16 alike; plain products do not, see `kv.store`.
+    The flash operator gives bitwise equal results for all multiples of 16. Plain matrix products,
+    which the softcap requires, need other lengths; see `kv.tails`.
     """
     if layout.softcap is None:
         return round_up(visible, KEY_MULTIPLE)
@@ -232,36 +257,34 @@ def part_width(visible: int, layout: KVLayout) -> int:
 
 
 def tokens_behind(path: Path) -> list[int]:
-    """For each part of a path, how many of its tokens follow it."""
+    """Return, for each part of a path, the number of path tokens after the part."""
     return [*accumulate((part.visible for part in path[:0:-1]), initial=0)][::-1][: len(path)]
 
 
 @dataclass
 class SeenPart:
-    """A segment as some rows see it.
-
-    rows: each with the segment's place in its path. num_tokens: new ones, of all these rows.
-    """
+    """A segment with its visible tokens, and the rows that read exactly these tokens."""
 
     part: PathPart
     rows: list[tuple[int, int]] = field(default_factory=list)
-    num_tokens: int = 0
+    """(row, index of the segment in the row's path) for each row."""
+    num_tokens: int = 0  # number of new tokens of all these rows
 
     @property
     def written(self) -> bool:
-        """False where the pass that reads it has to write it first."""
+        """True if the segment holds all visible tokens; False if this pass writes them first."""
         return self.part.visible <= self.part.segment.length
 
     @property
     def entry(self) -> Entry:
-        """In a packed copy."""
+        """The entry of this part in a packed copy."""
         return Entry((self.part,), tuple(row for row, _ in self.rows))
 
 
 def seen_parts(paths: Sequence[Path], lengths: Sequence[int]) -> list[SeenPart]:
-    """The segments of these paths, each as often as it is seen differently.
+    """Return one `SeenPart` per segment and number of visible tokens in `paths`.
 
-    lengths: how many new tokens each row has.
+    lengths: number of new tokens per row.
     """
     found: dict[tuple[int, int], SeenPart] = {}
     for row, path in enumerate(paths):
@@ -275,7 +298,9 @@ def seen_parts(paths: Sequence[Path], lengths: Sequence[int]) -> list[SeenPart]:
 class SharedSegments:
     """The sealed segments of a batch of paths, packed once and attended once per layer.
 
-    visible: tokens of each item, by bucket.
+    buckets: the items in buckets of similar size.
+    visible: per bucket, the number of visible tokens of each item.
+    slots: the assignment of the batch's rows to slots of the items.
     """
 
     def __init__(
@@ -315,15 +340,20 @@ class SharedSegments:
         self._scratch.add(num_bytes)
 
     def close(self) -> None:
-        """Give back the packed copies' bytes."""
+        """Return the bytes of the packed copies to the budget."""
         self._scratch.add(-self._counted)
         self._counted = 0
 
     def query_index(self, rows: Tensor, group: int) -> tuple[Tensor, int]:
-        """Where each padded query of a bucket comes from. rows: in its slots [item, slot].
+        """Return the source of each padded query of a bucket.
 
-        Returns an index into [row * kv_heads * group] queries in the order (item, kv_head, slot,
-        group), and how many of an item and kv_head are real.
+        Args:
+            rows: the row in each slot [item, slot].
+            group: number of query heads per KV head.
+
+        Returns:
+            An index into queries [row * kv_heads * group], in the order (item, kv_head, slot,
+            group), and the number of real queries per item and KV head.
         """
         heads = torch.arange(self._num_kv_heads * group, device=self._device)
         index = rows[:, None, :, None] * len(heads) + heads.view(1, -1, 1, group)

@@ -1,12 +1,12 @@
-"""Tree attention: each stored segment is attended once for all rows under it.
+"""Backend `tree`: each stored segment is attended once for all rows below it.
 
-A work item is (segment, visible tokens) with the rows whose paths pass through it. Items of
-similar size are batched into buckets; the partial results of a row are merged by log-sum-exp in
-path order. 32 beams over a prefix of 1,024 tokens, on two cores: 4.6 times as fast as a copy per
-beam. LBS keeps copies here "due to CUDA kernel layout constraints".
+A work item is a segment with its visible tokens and all rows that read these tokens. Items of
+similar size are batched into buckets. The partial results of a row are merged by log-sum-exp in
+path order. With 32 beams over a prefix of 1,024 tokens on two cores, this is 4.6 times as fast as a
+copy per beam. The LBS paper keeps copies "due to CUDA kernel layout constraints".
 
-Sameness: an item's queries are padded to a multiple of 8 and a row's parts are merged in the
-order of its path, so a row's bits do not depend on who else is in the batch.
+The backend is batch-invariant: the queries of an item are padded to a multiple of 8, and the parts
+of a row are merged in path order. So a row's result is bitwise equal in every batch.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ from beamwright.library import Attention
 
 
 class TreeDecode(DecodeView):
-    """A `DecodeView`, one new token per row: shared segments, then the row's own tail.
+    """A `DecodeView` that attends to shared segments, then to each row's own tail.
 
-    What is attended is contexts [head_dim], one per head of a slot or tail. In slots heads are
-    ordered (group, kv_head), in tails of whole precision (kv_head, group), as in queries and in
-    what comes out: the index of heads undoes it, so that nothing is transposed.
+    (A tail is a row's newest tokens, not yet in blocks.) All partial contexts [head_dim] are
+    collected in one list, with one context per head of a slot or tail. The heads of a slot are
+    ordered (group, kv_head). The heads of a float32 or float64 tail are ordered (kv_head, group),
+    like the query and the result. The index that picks a row's contexts also reorders the heads, so
+    that no tensor has to be transposed.
     """
 
     def __init__(
@@ -50,10 +52,11 @@ class TreeDecode(DecodeView):
         self._arrange(self._of_all)
 
     def _arrange(self, slots: Slots) -> None:
-        """The tables of these rows: what each bucket is asked, and where a row's parts are.
+        """Build the tables for the rows of `slots`.
 
-        [rows, parts]: a row's slots in path order, then its own tokens, which are slot
-        `num_slots + row`, then absent parts: the slot after all of those.
+        The table `_slots` [rows, parts] holds a row's slots in path order, then the slot of its
+        tail, `num_slots + row`. The rest of the row is filled with the slot of absent parts, which
+        comes after all others.
         """
         if self._native is not None:
             self._native.arrange(slots.items)
@@ -92,7 +95,10 @@ class TreeDecode(DecodeView):
         return merge_parts(picked, self._lse.index_select(0, self._index).view(shape), sinks)
 
     def _locate(self, partials: Sequence[Partial], heads: int) -> None:
-        """Where the contexts of a row's parts [rows, parts, heads] are among those of all."""
+        """Build the index of each row's contexts [rows, parts, heads] among all partial contexts.
+
+        Also allocate the tensors in which all partial contexts are collected.
+        """
         kv_heads, group = self._kv_heads, heads // self._kv_heads
         total, starts = 0, list[Tensor]()
         for rows, (context, lse) in zip(self._now.rows, partials, strict=False):
@@ -100,7 +106,8 @@ class TreeDecode(DecodeView):
             queries = items[:, None] * context.shape[1] + slots * group
             starts.append(total + queries.flatten() * kv_heads)
             total += lse.numel()
-        # Behind the tails is what an absent part reads: no weight, and no NaN of some row.
+        # Absent parts read the entry after the tails. It has zero weight and no NaN, unlike the
+        # results of some padding rows.
         starts.append(total + torch.arange(len(self._slots) + 1) * heads)
         total = int(starts[-1][-1]) + heads
         own, slots = torch.arange(heads), self._slots.unsqueeze(2)
@@ -113,8 +120,11 @@ class TreeDecode(DecodeView):
         self._lse = lse.new_full((total,), float("-inf"))
 
     def _attend_shared(self, layer: int, query: Tensor) -> list[Partial]:
-        """Per bucket (context [items, queries, kv_heads, head_dim], log-sum-exp [items, queries,
-        kv_heads]): those of slots * group, and padding."""
+        """Attend to all shared segments, and return one partial result per bucket.
+
+        A partial result is (context [items, queries, kv_heads, head_dim], log-sum-exp
+        [items, queries, kv_heads]). There are slots * group queries, and padding.
+        """
         rows, heads, head_dim = query.shape
         group, partials = heads // self._kv_heads, list[Partial]()
         flat = query.reshape(rows * heads, head_dim)
@@ -134,7 +144,10 @@ class TreeDecode(DecodeView):
         return partials
 
     def _within(self, window: int, group: int) -> list[tuple[Tensor, Tensor]]:
-        """What the rows see of each bucket; made once per token, as the tail's mask is."""
+        """Return `Bucket.within` of each bucket.
+
+        The masks are computed once per token: the tail creates a new mask tensor for each token.
+        """
         token, places = self._tail.mask, self._tail.places
         if self._seen[0] is not token:
             now = zip(self._shared.buckets, self._now.rows, self._now.ends, strict=True)
@@ -146,7 +159,7 @@ class TreeDecode(DecodeView):
         return None if self._native is None else self._native.described()
 
     def keep_rows(self, rows: Tensor) -> None:
-        """Packed segments stay; only the tables change."""
+        """Continue with only `rows`. The packed segments stay; only the tables change."""
         self._of_all = self._of_all.picked(rows)
         self._arrange(self._of_all)
 
@@ -158,7 +171,7 @@ class TreeDecode(DecodeView):
 
 
 class TreeAttention(AttentionBackend):
-    """Backend `tree`."""
+    """The backend `tree` in plain torch."""
 
     name = "tree"
     spreads = True

@@ -1,9 +1,9 @@
-"""Prefill with tree attention: each stored segment is attended once by all new tokens under it.
+"""Prefill with tree attention: each stored segment is attended once by all new tokens below it.
 
-The queries of a segment are the new tokens of its rows, packed one after the other: no row is
-padded to the longest. Segments that about as many tokens read are attended in one product; which
-ones go together is a matter of speed alone, since no token's bits depend on the others in its
-product (`partial`).
+The queries of a segment are the new tokens of its rows, packed one after the other, so no row is
+padded to the longest. Segments that are read by similar numbers of tokens are attended in one
+product. The grouping affects only speed, because the result of a token is bitwise independent of
+the other tokens in its product (`partial`).
 """
 
 from __future__ import annotations
@@ -37,27 +37,31 @@ from beamwright.kv.store import SegmentStore
 Table = npt.NDArray[np.int64]
 
 SPARE_TOKENS = 128
-"""Tokens of padding that a product may have: they cost about what one product more would."""
+"""The most padding tokens of a product; more of them would cost as much as a second product."""
 
 
 @dataclass
 class _Product:
-    """Items that one call attends.
+    """Items that one call of the attention operator computes.
 
-    layers: sealed keys and values; None for new tokens, which see those of their own row.
-    tokens: [item, slot], the token that asks there; padding repeats one, and is never read.
-    mask: additive, [item, 1, 1, key] of sealed keys, [1, 1, slot, key] of new ones; with a window
-    [item, 1, slot, key]. blind: who sees nothing of it then [item, slot].
+    An item is a sealed segment, or a row with its new tokens. Each slot of an item is one query
+    token.
     """
 
     layers: LayerSource | None
+    """Sealed keys and values; None for new tokens, which attend to new tokens of their own row."""
     tokens: Tensor
+    """The query token of each slot [item, slot]. Padding repeats a token and is never read."""
     mask: Tensor
+    """Additive mask: [item, 1, 1, key] for sealed keys, [1, 1, slot, key] for new keys, and
+    [item, 1, slot, key] for sealed keys with a window. `_open` repeats the slots for all query
+    heads of a group."""
     blind: Tensor | None = None
+    """True for queries outside the window of all keys [item, slot * group]; None without one."""
 
 
 class TreePrefill(AttentionView):
-    """An `AttentionView`: shared segments, then the new tokens causally."""
+    """A prefill view: new tokens attend to shared segments, then causally to their own row."""
 
     def __init__(
         self,
@@ -69,7 +73,8 @@ class TreePrefill(AttentionView):
         self._store, self._hold, self._layout = store, hold, store.kv.layout
         self._lengths, self._starts = lengths, [0, *accumulate(lengths)]
         self._num_slots = self._counted = 0
-        # The slot of each part of a token's path, then of its row's new tokens; -1 for absent ones.
+        # Per new token, the slots of the parts of its path and of its row's new tokens; -1 for
+        # absent parts.
         most = max(len(path) for path in paths) + 1
         self._behind = [tokens_behind(path) for path in paths]
         self._slots: Table = np.full((self._starts[-1], most), -1)
@@ -100,7 +105,7 @@ class TreePrefill(AttentionView):
             self._context[at : at + len(part)] = part
             self._lse[at : at + len(part)] = lse.view(-1, *self._lse.shape[1:])
             at += len(part)
-        # By token and part: context [group, kv_head, head_dim], and its weight.
+        # Per token and part: the context [group, kv_head, head_dim], and its log-sum-exp.
         shape, index = self._flat.shape, self._flat.flatten()
         picked = self._context.index_select(0, index).view(*shape, *self._context.shape[1:])
         weights = self._lse.index_select(0, index).view(*shape, *self._lse.shape[1:])
@@ -117,7 +122,7 @@ class TreePrefill(AttentionView):
     # --- tables ------------------------------------------------------------------------------
 
     def _shared(self, items: Sequence[SeenPart]) -> _Product:
-        """A product of sealed segments, packed."""
+        """Pack sealed segments into one product, and enter its slots into the table of tokens."""
         layout, device = self._layout, self._store.compute_device
         width = round_up(max(item.num_tokens for item in items), KEY_MULTIPLE)
         num_keys = part_width(max(item.part.visible for item in items), layout)
@@ -132,7 +137,7 @@ class TreePrefill(AttentionView):
                 first = self._num_slots + number * width + at
                 self._slots[begin:end, place] = np.arange(first, first + end - begin)
                 if layout.window is not None:
-                    # The newest token's distance from the part's first one, then on to the right.
+                    # Distance of each new token from the part's first token, then from each key.
                     ahead = self._behind[row][place] + item.part.visible + np.arange(end - begin)
                     far = ahead[:, None] - np.arange(item.part.visible) >= layout.window
                     seen = mask[number, 0, at : at + end - begin, : item.part.visible]
@@ -154,7 +159,10 @@ class TreePrefill(AttentionView):
         )
 
     def _new(self, places: Sequence[int]) -> Iterator[_Product]:
-        """Products of rows of about the same length. places: of the new tokens, behind a path."""
+        """Yield a product of new tokens for each class of rows with the same padded length.
+
+        places: per row, the column of the new tokens in the table of slots, after the path's parts.
+        """
         dtype, device, window = self._layout.dtype, self._store.compute_device, self._layout.window
         classes: dict[int, list[int]] = {}
         for row, length in enumerate(self._lengths):
@@ -173,8 +181,11 @@ class TreePrefill(AttentionView):
             yield _Product(None, torch.from_numpy(tokens).to(device), causal.to(device))
 
     def _open(self, query: Tensor, kv_heads: int) -> None:
-        """What all layers use. The batch's padding reads what its first token does; the last slot
-        of partial results stays without weight, for absent parts."""
+        """Allocate the tensors that all layers use.
+
+        Padding tokens at the end of the batch read the same slots as the first token. The last
+        slot of the partial results keeps zero weight and stands for absent parts.
+        """
         num_tokens, heads, head_dim = query.shape
         padding = np.repeat(self._slots[:1], num_tokens - len(self._slots), axis=0)
         slots = np.concatenate([self._slots, padding])
@@ -191,7 +202,10 @@ class TreePrefill(AttentionView):
 
 
 def _keys_values(product: _Product, layer: int, fresh: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values, each [item, kv_head, key, head_dim]. fresh: of the new tokens."""
+    """Return a product's keys and values, each [item, kv_head, key, head_dim].
+
+    fresh: keys and values of the new tokens [tokens, 2, kv_heads, head_dim].
+    """
     if product.layers is not None:
         keys, values = product.layers.layer(layer)
         return keys, values
@@ -201,7 +215,10 @@ def _keys_values(product: _Product, layer: int, fresh: Tensor) -> tuple[Tensor, 
 
 
 def _together(items: Sequence[SeenPart]) -> list[list[SeenPart]]:
-    """Items of about as many keys and queries; those that are to be written apart."""
+    """Group items with similar numbers of keys and queries into products.
+
+    Items that this pass has to write first get products of their own.
+    """
     classes: dict[tuple[int, bool], list[SeenPart]] = {}
     for item in items:
         key = size_class(item.part.visible, LEAST_KEYS), item.written

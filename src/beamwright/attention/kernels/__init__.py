@@ -1,8 +1,8 @@
-"""Attention kernels in Triton, over paged KV. Triton is loaded only when a kernel backend is made.
+"""Attention kernels in Triton over paged KV, and whether they can run on a device.
 
-`worklist` cuts paths into parts, `programs` holds the kernels, `launch` starts them on tensors, and
-`views` are the backends. Their oracle is `attention.reference`. Here: can they run? Knows devices
-and dtypes; loads no Triton unless it has to.
+`worklist` cuts paths into parts, `programs` and `tiles` contain the kernels, `launch` starts them
+on tensors, and `views` contains the backends. `attention.reference` is their oracle. This module
+checks devices and dtypes. Triton is imported only when it is needed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def triton_version() -> str | None:
-    """Version of the installed Triton, or None."""
+    """Return the version of the installed Triton, or None."""
     if find_spec("triton") is None:
         return None
     try:
@@ -28,7 +28,10 @@ def triton_version() -> str | None:
 
 @cache
 def is_interpreted() -> bool:
-    """True if Triton's interpreter runs the kernels (TRITON_INTERPRET=1). Needs Triton."""
+    """Return True if Triton's interpreter runs the kernels (TRITON_INTERPRET=1).
+
+    Triton must be installed.
+    """
     from triton import JITFunction  # noqa: PLC0415 (optional)
 
     from beamwright.attention.kernels.programs import attend_parts  # noqa: PLC0415
@@ -37,8 +40,9 @@ def is_interpreted() -> bool:
 
 
 def why_no_kernels(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why the kernels cannot run on such tensors, in half a sentence; None if they can."""
-    if find_spec("triton") is None:  # its version is read from files, and views ask this
+    """Return why the kernels cannot run on tensors of `dtype` on `device`; None if they can."""
+    # Not `triton_version`, which reads files: every view calls this function.
+    if find_spec("triton") is None:
         return "triton is not installed (pip install triton)"
     if device.type == "cuda" and not has_matrix_units(device):
         return "the kernels need compute capability 8.0, which this card has not"
@@ -50,29 +54,38 @@ def why_no_kernels(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def has_matrix_units(device: torch.device) -> bool:
-    """True if this card multiplies bfloat16 itself (compute capability 8.0); so if none is here."""
+    """Return True if the card has bfloat16 matrix units (capability 8.0), or if no card exists."""
     return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def begins_early(device: torch.device) -> bool:
-    """True if a kernel may begin there before the one ahead of it has ended (capability 9.0)."""
+    """Return True if a kernel can start before the previous kernel has ended.
+
+    Programmatic dependent launch needs compute capability 9.0.
+    """
     return _capability(device) >= (9, 0)
 
 
 def is_hopper(device: torch.device) -> bool:
-    """True if this card multiplies for groups of four warps."""
+    """Return True if the card has matrix products of warp groups (compute capability 9.x)."""
     return _capability(device)[0] == 9
 
 
 def is_small(device: torch.device) -> bool:
-    """True if a multiprocessor has 100 KiB to share: RTX cards' (8.6, 8.9, 12.0)."""
+    """Return True if a multiprocessor has only 100 KiB of shared memory.
+
+    These are RTX cards with compute capability 8.6, 8.9 or 12.0.
+    """
     capability = _capability(device)
     return capability in ((8, 6), (8, 9)) or capability >= (12, 0)
 
 
 @cache
 def _capability(device: torch.device) -> tuple[int, int]:
-    """Of an NVIDIA card; none of anything else. AMD's cards are called `cuda`, too."""
+    """Return the compute capability of an NVIDIA card, and (0, 0) for any other device.
+
+    Torch also uses the device type `cuda` for AMD cards.
+    """
     if device.type != "cuda" or torch.version.hip is not None:
         return 0, 0
     return torch.cuda.get_device_capability(device)

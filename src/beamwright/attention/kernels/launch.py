@@ -1,4 +1,7 @@
-"""Starts the kernels on blocks of KV. Knows work lists as tensors, no segments and no stores."""
+"""Launch the kernels on blocks of KV, with work lists as device tensors.
+
+This module knows no segments and no stores.
+"""
 
 from __future__ import annotations
 
@@ -24,26 +27,32 @@ from beamwright.kv.pool import KVBlocks
 _LOG2_E = 1.4426950408889634
 _PARTS = 16
 _MERGE_WARPS = 2
-_CODES: dict[str, int] = {"auto": 0, "int8": 1, "fp8": 2}  # as `programs` calls them
+_CODES: dict[str, int] = {"auto": 0, "int8": 1, "fp8": 2}  # values of CODES in `programs`
 
 
 def heads_of(kv: KVBlocks, num_heads: int) -> HeadLayout:
-    """How a layer's query heads read these KV heads."""
+    """Return the layout in which `num_heads` query heads read the KV heads of `kv`."""
     layout = kv.layout
     return HeadLayout(layout.num_kv_heads, num_heads // layout.num_kv_heads, layout.head_dim)
 
 
 def tile_of_prefill(kv: KVBlocks, num_heads: int) -> Tile:
-    """The tile of a prefill over this KV."""
+    """Return the tile of a prefill kernel over `kv`."""
     size, hopper = kv.layout.dtype.itemsize, is_hopper(kv.storage.device)
     return prefill_tile(heads_of(kv, num_heads), size, hopper=hopper)
 
 
 class Partials:
-    """Partial results: context [slots, heads, head_dim] and base-2 log-sum-exp [slots, heads].
+    """Partial results of a batch, one per slot.
 
-    Of so many slots of work items; a slot per row, of its own tokens, follows the `first_own` ones.
-    early: options of the kernels that write and read them.
+    The `num_slots` slots of work items come first. Then each row has one slot for its own newest
+    tokens.
+
+    Attributes:
+        context: [slots, heads, head_dim], float32.
+        lse: base-2 log-sum-exp [slots, heads], float32.
+        first_own: the first slot of rows' own tokens.
+        early: launch options of the kernels that write and read the partial results.
     """
 
     def __init__(
@@ -59,12 +68,12 @@ class Partials:
 
     @property
     def num_rows(self) -> int:
-        """Rows whose own tokens have a slot."""
+        """Number of rows that have a slot for their own tokens."""
         return self.lse.shape[0] - self.first_own
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of both."""
+        """Bytes of the contexts and log-sum-exps."""
         return self.context.nbytes + self.lse.nbytes
 
 
@@ -78,11 +87,17 @@ def decode_attention(
     partials: Partials,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Context [rows, heads, head_dim] of one token per row, in the dtype of `query`.
+    """Compute the context [rows, heads, head_dim] of one token per row, in the dtype of `query`.
 
-    query: [rows, heads, head_dim]; key_value: [rows, 2, kv_heads, head_dim].
-    own: where each row's newest tokens are, at least one; the last is the current token, stored
-        here. work: the lists of a `DecodeWork` on the device.
+    The kernel also stores the keys and values of the current tokens in their blocks.
+
+    Args:
+        query: [rows, heads, head_dim].
+        key_value: keys and values of the current tokens [rows, 2, kv_heads, head_dim].
+        own: the blocks of each row's newest tokens, of which the last is the current token.
+        work: the lists of a `DecodeWork` on the device.
+        partials: working memory for the partial results.
+        sinks: one score per head [heads] that joins the softmax without a value.
     """
     query, key_value = _packed_heads(query), _packed_heads(key_value)
     items, *entries, slot_rows, slot_reach, row_parts, row_slots = work
@@ -115,11 +130,17 @@ def prefill_attention(
     num_tiles: int,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Context [tokens, heads, head_dim] of packed chunks: what is in none is whatever was there.
+    """Compute the context [tokens, heads, head_dim] of packed chunks.
 
-    query: [tokens, heads, head_dim]; key_value: [tokens, 2, kv_heads, head_dim].
-    work: the lists of a `PrefillWork` on the device, with so many tiles; None for its slots where
-        nothing is kept.
+    The context of a token that is in no chunk is uninitialised.
+
+    Args:
+        query: [tokens, heads, head_dim].
+        key_value: keys and values of the same tokens [tokens, 2, kv_heads, head_dim].
+        work: the lists of a `PrefillWork` on the device; None in place of its slots if the kernel
+            does not store keys and values.
+        num_tiles: number of tiles in `work`, including empty ones.
+        sinks: one score per head [heads] that joins the softmax without a value.
     """
     query, key_value = _packed_heads(query), _packed_heads(key_value)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -134,7 +155,10 @@ def prefill_attention(
 
 
 def _packed_heads(numbers: Tensor) -> Tensor:
-    """What is of a token next to each other; tokens may lie apart (they are cut from a product)."""
+    """Return `numbers` with the values of each token contiguous.
+
+    The stride between tokens may be larger, because `numbers` may be a slice of a larger product.
+    """
     return numbers if numbers[:1].is_contiguous() else numbers.contiguous()
 
 
@@ -143,15 +167,18 @@ def _scale(heads: HeadLayout) -> float:
 
 
 def _pool(kv: KVBlocks, layer: int) -> tuple[list[Tensor | None], tuple[int, int]]:
-    """A layer's keys and values [block, token, kv_head, head_dim], the exponents of both, None
-    where there are no codes; and the strides of a block and of a token."""
+    """Return the pool's tensors of a layer, and their strides.
+
+    The tensors are keys and values [block, token, kv_head, head_dim], and the scale exponents of
+    both, which are None if KV is not quantised. The strides are of a block and of a token.
+    """
     numbers = kv.storage[:, layer]
     codes = (None, None) if kv.exponents is None else kv.exponents[:, layer].unbind(1)
     return [*numbers.unbind(1), *codes], (numbers.stride(0), numbers.stride(2))
 
 
 def _rule(kv: KVBlocks) -> dict[str, Any]:
-    """What a layer's attention does beside attending, see `programs`; 0 for none of it."""
+    """Return the kernel arguments for softcap, window and codes, see `programs`; 0 means none."""
     layout = kv.layout
     window, softcap = layout.window or 0, layout.softcap or 0.0
     return {"SOFTCAP": softcap, "WINDOW": window, "CODES": _CODES[layout.kept]}

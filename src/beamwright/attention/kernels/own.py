@@ -1,8 +1,9 @@
-"""OwnBlocks: where the kernels find the newest tokens of the rows of a decode session.
+"""OwnBlocks: the tail of a decode session for the kernels, as addresses of blocks.
 
-They are where they stay, in the blocks of the rows' segments: whoever decodes has reserved these
-before a token is computed, and what is stored is only counted. Rows without a segment, and tokens
-beyond what is reserved, which nobody keeps, are in the pool's spare block.
+The kernels write a row's newest tokens directly into the blocks of the row's segment, where they
+stay. The session reserves these blocks before a token is computed, so storing tokens only updates
+counts. Rows without a segment, and tokens past the reserved blocks, use the pool's spare block;
+their KV is discarded.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ _LEAST_ROWS = 64
 
 
 class OwnBlocks:
-    """Of one group of layers: a `kv.tails.Tail` that holds no KV, for a view of the kernels.
+    """A tail of one group of layers that holds no KV, for the views of the kernels.
 
-    table: [rows, entries] int32, entries of the pool that hold up to `capacity` tokens a row.
-    counts: [rows] int32, tokens of these, the current one included.
-    group: number of the group.
+    An entry is a block of the pool, or a piece of a block with `entry_size` tokens.
+
+    table: [rows, entries] int32, the entries that hold up to `capacity` newest tokens per row.
+    counts: [rows] int32, the number of newest tokens per row, the current token included.
     """
 
     def __init__(self, store: KVReader, capacity: int, group: int = 0) -> None:
@@ -33,7 +35,7 @@ class OwnBlocks:
         self._entry, self._group = entry_size(self._size), group
         self.capacity = self.num_tokens = capacity
         self.num_rows, self.num_moves = 0, 0
-        self._spare = len(store.kv.storage) - 1  # see `BlockPool`
+        self._spare = len(store.kv.storage) - 1  # the pool's last block, which has no owner
         self._per_row = capacity // self._entry
         self._flat = torch.zeros(0, dtype=torch.int32, device=store.compute_device)
         self._blocks = np.zeros((0, 1), dtype=np.int32)
@@ -53,7 +55,7 @@ class OwnBlocks:
         return used.view(self.num_rows, self._per_row)
 
     def arrange(self, kept: Sequence[int], num_rows: int) -> None:
-        """Go on with so many rows."""
+        """Continue with `num_rows` rows."""
         needed = max(_LEAST_ROWS, num_rows) * (1 + self._per_row)
         if needed > len(self._flat):
             self._flat = self._flat.new_zeros(needed)
@@ -61,14 +63,17 @@ class OwnBlocks:
         self.num_rows = num_rows
 
     def restore(self, row: int, held: object) -> None:
-        """Nothing: a row's tokens are in its blocks."""
+        """Do nothing: the tokens of `row` are already in its blocks."""
 
     def take(self, parts: Sequence[tuple[int, int, int]]) -> list[torch.Tensor]:
-        """Nothing is missing in the blocks of segments."""
+        """Return no tokens: the blocks of the segments already contain all of them."""
         return []
 
     def find(self, rows: Sequence[tuple[Segment, int] | None]) -> None:
-        """Rows go on in the blocks of these segments, behind so many tokens of them."""
+        """Set, per row, its segment and the number of tokens before the row's newest ones.
+
+        None: a row without a segment, which uses the spare block.
+        """
         size, shape = self._size, (self.num_rows, max(1, self.capacity // self._size))
         self._blocks = np.full(shape, self._spare, dtype=np.int32)
         self._firsts = np.zeros((self.num_rows, 1), dtype=np.int32)
@@ -80,7 +85,7 @@ class OwnBlocks:
                 self._firsts[place] = row[1] % size // self._entry
 
     def begin(self, lengths: Sequence[int | None], max_tokens: int) -> None:
-        """Rows hold so many tokens each; None for unread rows."""
+        """Set the number of newest tokens that each row already has; None for unread rows."""
         del max_tokens
         pieces = self._size // self._entry
         held = self._blocks.repeat(self._per_row // self._blocks.shape[1], axis=1) * pieces
@@ -90,12 +95,12 @@ class OwnBlocks:
         self._flat[: len(both)].copy_(sent(both, self._flat.device))
 
     def advance(self) -> None:
-        """The current token is complete, on the device."""
+        """Count the current token as complete, with an operation on the device."""
         self.counts.add_(1)
 
     def close(self) -> None:
-        """No rows are left."""
+        """Remove all rows."""
         self.num_rows = 0
 
     def release(self) -> None:
-        """Give the memory back: it is little, and stays."""
+        """Do nothing: the tables are small, so their memory is kept."""

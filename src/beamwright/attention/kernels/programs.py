@@ -1,17 +1,23 @@
-"""The kernels. Each runs one program per (work item, KV head); what an item is, `worklist` says.
+"""The attention kernels. Each runs one program per (work item, KV head), see `worklist`.
 
-Scores are kept in base 2: `scale` is head_dim ** -0.5 * log2(e), and log-sum-exps are base 2 too.
-Products of float32 are IEEE, never TF32. Sums are taken in float32 in an order that depends only on
-tile sizes and on the row's own path.
+Scores are in base 2: `scale` is head_dim ** -0.5 * log2(e), and log-sum-exps are in base 2 too.
+Products of float32 use IEEE arithmetic, never TF32. Sums are in float32. The order of summation
+depends only on the tile size and on the row's own path.
 
-SOFTCAP: scores become softcap * tanh(score / softcap); 0 for none. WINDOW: tokens that a token
-sees, itself included; 0 for all. SINKS: a score per head joins the softmax when a row is complete.
-What a model has not is compiled away. CODES: blocks hold 0 numbers, 1 int8 or 2 float8_e4m3, with
-an exponent for each token and head, see `kv.codes`; what is read is exact in the model's dtype.
-EARLY: a kernel begins while the one before it ends (programmatic dependent launch). What it reads
-before it waits was written long ago: work lists, and how many tokens of their own rows have.
+Compile-time arguments; code for an option that is off is compiled away:
+SOFTCAP: scores become softcap * tanh(score / softcap); 0 for none.
+WINDOW: number of tokens that a token attends to, itself included; 0 for all.
+SINKS: one score per head joins the softmax after all keys of a row.
+CODES: blocks contain plain numbers (0), int8 codes (1) or float8_e4m3 codes (2). Codes have one
+    scale exponent per token and head, see `kv.codes`. Dequantised values are exact in the model's
+    dtype.
+EARLY: the kernel starts before the previous kernel has ended (programmatic dependent launch).
+    Before `gdc_wait` it may only read data that is older than the previous kernel: work lists and
+    the counts of rows' own tokens.
+WIDE: Triton's interpreter runs bfloat16 products in float32, see `tiles.fold`.
 
-No annotations are postponed here: Triton reads `tl.constexpr` from them.
+This module has no `from __future__ import annotations`, because Triton reads `tl.constexpr` from
+the annotations.
 """
 
 import triton
@@ -33,8 +39,9 @@ def _store_partial(
     context, lse, slots, heads, real, best, total, found,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
+    """Store the partial results of one program in its slots."""
     dim = tl.arange(0, DIM)
-    if WINDOW > 0:  # what sees none of the keys has no weight
+    if WINDOW > 0:  # a query whose window reaches none of the keys gets zero weight, not NaN
         best = tl.where(total > 0, best, float("-inf"))
         total = tl.where(total > 0, total, 1.0)
     place = slots.to(tl.int64) * HEADS + heads
@@ -53,7 +60,7 @@ def _attend_own(
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr, CODES: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """A row's own newest tokens, where they stay. The current one is stored behind the others."""
+    """Store the current token of a row in its block, then attend to the row's newest tokens."""
     pair = tl.arange(0, PAIRS)
     real = pair < GROUP
     num_tokens = tl.load(num_own + row)
@@ -80,7 +87,7 @@ def _attend_own(
     scale_place = first + piece * (token_stride // HEAD_DIM) + head
     keep_token(keys, key_exponents, key, place, scale_place, HEAD_DIM, CODES)
     keep_token(values, value_exponents, value, place, scale_place, HEAD_DIM, CODES)
-    tl.debug_barrier()  # other threads of the program read it
+    tl.debug_barrier()  # other threads of this program read the stored token below
     best = tl.full([PAIRS], float("-inf"), tl.float32)
     total = tl.full([PAIRS], 0.0, tl.float32)
     found = tl.full([PAIRS, DIM], 0.0, tl.float32)
@@ -108,6 +115,7 @@ def _attend_item(
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr, CODES: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
+    """Attend to one work item: the rows of its slots over the entries of its part."""
     first_entry = tl.load(items + item * 4)
     num_entries = tl.load(items + item * 4 + 1)
     first_slot = tl.load(items + item * 4 + 2)
@@ -158,13 +166,17 @@ def attend_parts(
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr, CODES: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Partial (context, log-sum-exp) of every slot: the rows' own tokens first, then work items.
+    """Compute the partial (context, log-sum-exp) of every slot for a decode step.
 
-    new [rows, K or V, kv_heads, head_dim]: of the current tokens, which are stored here.
-    own_blocks [rows, MOST]: entries of the pool with each row's newest tokens. num_own [rows]: how
-    many these are, the current one included. slot_reach [slots]: those of its path before them.
-    items [items, 4]: first entry, entries, first slot, slots; an item without slots is empty.
-    context [slots, heads, head_dim], lse [slots, heads], float32.
+    The first programs attend to the rows' own newest tokens, the others to work items.
+
+    new: [rows, K or V, kv_heads, head_dim] of the current tokens, which this kernel stores.
+    own_blocks: [rows, MOST] entries of the pool with each row's newest tokens.
+    num_own: [rows] number of newest tokens, the current token included.
+    slot_reach: [slots] path tokens from the first token of the part to the row's newest tokens.
+    items: [items, 4] first entry, number of entries, first slot, number of slots. An item without
+        slots is empty.
+    context, lse: [slots, heads, head_dim] and [slots, heads], float32, written by this kernel.
     """
     program = tl.program_id(0)
     item = program // KV_HEADS
@@ -195,11 +207,14 @@ def merge_rows(
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PARTS: tl.constexpr,
     SINKS: tl.constexpr, WINDOW: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Partials of each row in the order of its path, its own tokens last, PARTS at a time.
+    """Merge the partial results of each row in path order, its own tokens last, PARTS at a time.
 
-    One program per (row, query head). row_parts [rows, 2]: where a row's slots start in row_slots,
-    and its number of parts, its own tokens included. sinks [heads], in natural units.
-    out [rows, heads, head_dim].
+    One program runs per (row, query head).
+
+    row_parts: [rows, 2] start of the row's slots in `row_slots`, and the row's number of parts, its
+        own tokens included.
+    sinks: [heads] scores, not converted to base 2.
+    out: [rows, heads, head_dim], written by this kernel.
     """
     program = tl.program_id(0)
     row = program // HEADS
@@ -249,13 +264,17 @@ def attend_chunks(
     SINKS: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr,
     CODES: tl.constexpr,
 ):  # fmt: skip
-    """Prefill: each tile of a chunk's tokens over its whole path, then causally over the chunk.
+    """Compute a prefill: each tile attends to its whole path, then causally to its own chunk.
 
-    tiles [tiles, 7]: first entry and entries of the path; first token of the chunk among the packed
-    ones; first token and tokens of the tile, none in an empty one; tokens of the chunk that come
-    no later than the tile's last; tokens of the path. sinks [heads].
-    slots [tokens]: places in the pool where a tile keeps its own keys and values, less than nought
-    for nowhere; no tile reads them there. out [tokens, heads, head_dim].
+    A chunk is the new tokens of one path; a tile is a range of these tokens.
+
+    tiles: [tiles, 7] first entry and number of entries of the path; the chunk's first token in the
+        packed batch; the tile's first token and number of tokens, 0 for an empty tile; number of
+        tokens from the chunk's first to the tile's last; number of tokens of the path.
+    slots: [tokens] places in the pool where a tile stores its own keys and values; negative for
+        tokens that are not stored. No tile reads these places.
+    sinks: [heads] scores, not converted to base 2.
+    out: [tokens, heads, head_dim], written by this kernel.
     """
     program = tl.program_id(0)
     tile = tiles + program // KV_HEADS * 7

@@ -1,11 +1,12 @@
-"""What the kernels are made of: tiles of queries, of keys and values, how one joins a softmax, and
-how a pass keeps the keys and values of its own tokens in the pool.
+"""Functions that the kernels share: load tiles, fold them into a softmax, and store new KV.
 
-What arguments in capitals mean, `programs` says. Prefill keeps a tile's tokens where it begins,
-when it needs few registers; decoding a row's. With CODES the numbers are codes of `kv.codes`
-already, as a model hands over no others, so that coding them rounds nothing.
+`programs` explains the arguments in capitals. A prefill program stores the keys and values of its
+tile at the start, when it needs few registers. A decode program stores the current token of its
+row. With CODES, a model has already rounded these values with `kv.codes`, so coding them again is
+exact.
 
-No annotations are postponed here: Triton reads `tl.constexpr` from them.
+This module has no `from __future__ import annotations`, because Triton reads `tl.constexpr` from
+the annotations.
 """
 
 import triton
@@ -17,10 +18,15 @@ def fold(
     query, key, value, seen, scale, best, total, context,
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """A tile of keys and values [tokens, dim] into a running softmax; seen: [1 or pairs, tokens].
+    """Fold a tile of keys and values [tokens, dim] into a running (online) softmax.
 
-    best, total [pairs]: largest score so far, and the sum of weights relative to it.
-    WIDE: the interpreter would multiply bfloat16 as integers; as float32 the products are exact.
+    A pair is a (query token, query head of the group).
+
+    seen: [1 or pairs, tokens] True where a query attends to a token.
+    best, total: [pairs] the largest score so far, and the sum of weights relative to it.
+    context: [pairs, dim] the weighted sum of values so far.
+    WIDE: compute in float32, because Triton's interpreter would multiply bfloat16 as integers. The
+        products are exact in float32.
     """
     if WIDE:
         query, key = query.to(tl.float32), key.to(tl.float32)
@@ -32,7 +38,7 @@ def fold(
     larger = tl.maximum(best, tl.max(scores, axis=1))
     offset = larger
     if WINDOW > 0:
-        offset = tl.where(larger == float("-inf"), 0.0, larger)  # nothing is in reach until now
+        offset = tl.where(larger == float("-inf"), 0.0, larger)  # no key was in the window so far
     weights = tl.exp2(scores - offset[:, None])
     shrink = tl.exp2(best - offset)
     total = total * shrink + tl.sum(weights, axis=1)
@@ -45,7 +51,11 @@ def fold(
 
 @triton.jit
 def read_tile(numbers, exponents, place, inside, scale_place, seen, query, CODES: tl.constexpr):
-    """A tile of a pool [tokens, dim] at `place`, in the query's dtype; exponents at [tokens]."""
+    """Load and dequantise a tile [tokens, dim] of the pool, in the query's dtype.
+
+    place: [tokens, dim] offsets of the numbers. scale_place: [tokens] offsets of the exponents.
+    inside, seen: masks of the two loads.
+    """
     if CODES == 0:
         found = tl.load(numbers + place, mask=inside, other=0.0)
     else:
@@ -54,7 +64,7 @@ def read_tile(numbers, exponents, place, inside, scale_place, seen, query, CODES
         power = ((exponent + 127) << 23).to(tl.float32, bitcast=True)
         if CODES == 1:
             wide = codes.to(tl.float32)
-        else:  # the bits of a float32, too small by as much as its exponent has another bias
+        else:  # fp8 bits moved into a float32; 2 ** 120 corrects for the other exponent bias
             bits = ((codes & 0x80) << 24) | ((codes & 0x7F) << 20)
             wide = bits.to(tl.float32, bitcast=True) * 1329227995784915872903807060280344576.0
         found = (wide * power[:, None]).to(query.dtype)
@@ -63,9 +73,12 @@ def read_tile(numbers, exponents, place, inside, scale_place, seen, query, CODES
 
 @triton.jit
 def entries_of(blocks, tokens, first, entry, num_entries, num_tokens, ENTRY_TOKENS: tl.constexpr):
-    """Blocks of some entries, and how many tokens of each count.
+    """Load the blocks of the entries `entry`, and return them with their numbers of valid tokens.
 
-    tokens: of each; None: all of an entry, and in all of them num_tokens.
+    An entry is a block of the pool, or a piece of a block.
+
+    tokens: number of valid tokens of each entry. None: the entries hold `num_tokens` tokens in all,
+        and only the last entry may be partly filled.
     """
     listed = entry < num_entries
     block = tl.load(blocks + first + entry, mask=listed, other=0)
@@ -85,13 +98,18 @@ def fold_entries(
     PIECES: tl.constexpr, TOKENS: tl.constexpr,
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
-    """All tokens of some entries: blocks of the pool, or PIECES of each block, one after the other.
+    """Fold all tokens of `num_entries` entries into a running softmax, tile by tile.
 
-    keys, values: this layer and head of block 0; exponents of both: this layer of it.
-    entry_tokens, num_tokens: see `entries_of`. entry_firsts: tokens before each; None: all of them.
-    block, held [tokens]: the first tile's entries. Those of the tile that follows are read while
-    one is folded: a copy that waits for its address cannot begin ahead of its turn.
-    reach [pairs]: tokens of each query's path from the first of these up to the query's own.
+    An entry is a block of the pool, or one of PIECES pieces of a block.
+
+    keys, values: address of block 0 in this layer, at this head; key_exponents, value_exponents:
+        address of block 0 in this layer.
+    entry_tokens, num_tokens: see `entries_of`.
+    entry_firsts: number of the part's tokens before each entry; None: all earlier entries are full.
+    block, held: [tokens] result of `entries_of` for the first tile. The loop loads the entries of
+        the next tile while it folds the current one: the copy of keys and values needs the block
+        address, and could otherwise not be started in advance.
+    reach: [pairs] number of path tokens from the first of these tokens up to the query's own token.
     """
     tl.static_assert(TOKENS % ENTRY_TOKENS == 0, "a tile holds whole entries")
     STEP: tl.constexpr = TOKENS // ENTRY_TOKENS
@@ -132,7 +150,10 @@ def load_queries(
     query, rows, head, real, query_stride,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Queries [pairs, dim] of these rows (one per pair), and the heads [pairs] they belong to."""
+    """Load the queries [pairs, dim], and return them with their query heads [pairs].
+
+    rows: [pairs] the row of each pair. real: [pairs] False for padding.
+    """
     dim = tl.arange(0, DIM)
     heads = head * GROUP + tl.arange(0, PAIRS) % GROUP
     place = rows.to(tl.int64) * query_stride + heads * HEAD_DIM
@@ -142,7 +163,10 @@ def load_queries(
 
 @triton.jit
 def _coded(found, CODES: tl.constexpr):
-    """int8 codes and exponents of numbers [tokens, dim] that are some, as `kv.codes.encoded`."""
+    """Return codes, as int8 bytes, and exponents of `found` [tokens, dim], like `kv.codes.encoded`.
+
+    The numbers must be exactly representable, because nothing is rounded here.
+    """
     BITS: tl.constexpr = 7 if CODES == 1 else 9
     LIMIT: tl.constexpr = 127 / 128 if CODES == 1 else 448 / 512
     wide = found.to(tl.float32)
@@ -156,7 +180,9 @@ def _coded(found, CODES: tl.constexpr):
         exponent = tl.minimum(tl.maximum(exponent, -100), 100)
     wide *= ((127 - exponent) << 23).to(tl.float32, bitcast=True)[:, None]
     codes = wide.to(tl.int32)
-    if CODES == 2:  # the bits of a float32, or so many of the least number there is
+    # fp8: the upper bits of a float32 with another exponent bias, or, below 2 ** -6 (subnormal
+    # numbers), a multiple of 2 ** -9.
+    if CODES == 2:
         bits = wide.to(tl.int32, bitcast=True)
         large = ((bits >> 20) & 0x7FF) - (120 << 3)
         codes = tl.where(tl.abs(wide) < 0.015625, (tl.abs(wide) * 512).to(tl.int32), large)
@@ -166,6 +192,7 @@ def _coded(found, CODES: tl.constexpr):
 
 @triton.jit
 def _keep_each(own, pool, exponents, source, target, scales, kept, inside, CODES: tl.constexpr):
+    """Store a tile of keys or of values in the pool, as codes if CODES is set."""
     found = tl.load(own + source, mask=inside, other=0.0)
     if CODES > 0:
         found, exponent = _coded(found, CODES)
@@ -180,7 +207,11 @@ def keep_tokens(
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
     CODES: tl.constexpr,
 ):  # fmt: skip
-    """Write a tile's tokens of a head to their places in the pool, of BLOCK tokens a block."""
+    """Store keys and values of a tile's tokens for one head in the pool.
+
+    slots: [tokens] places in the pool, counted in tokens with BLOCK tokens per block; negative for
+        tokens that are not stored.
+    """
     dim = tl.arange(0, DIM)[None, :]
     for start in range(0, count, TOKENS):
         at = start + tl.arange(0, TOKENS)
@@ -199,7 +230,7 @@ def keep_tokens(
 def keep_token(
     numbers, exponents, found, place, scale, HEAD_DIM: tl.constexpr, CODES: tl.constexpr
 ):  # fmt: skip
-    """Write one token's keys or values of a head [1, dim] to a place in the pool."""
+    """Store the keys or values [1, dim] of one token and head at `place` in the pool."""
     dim = tl.arange(0, found.shape[1])[None, :]
     if CODES > 0:
         found, exponent = _coded(found, CODES)

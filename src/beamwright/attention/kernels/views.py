@@ -1,9 +1,9 @@
-"""Backends `triton-tree` and `triton-dense`: views that run the kernels on the paged pool itself.
+"""Backends `triton-tree` and `triton-dense`: views that run the kernels on the paged pool.
 
-Nothing is packed: kernels read blocks in place, so a view holds block tables and partial
-results, and everything that its rows read must stay on the device (a lease sees to that). Where
-rows are dropped their blocks may go; a tree's table may go on naming them until it is rebuilt, as
-what such rows compute is never used.
+Kernels read blocks in place, so a view only holds work lists with block numbers and partial
+results. All KV that its rows read must stay on the device; a lease pins it. The blocks of dropped
+rows may be freed. The work lists of `triton-tree` may still name freed blocks until they are
+rebuilt, because the results of dropped rows are never used.
 """
 
 from __future__ import annotations
@@ -41,15 +41,17 @@ from beamwright.kv.store import KVReader, SegmentStore
 from beamwright.plan.costs import ROW_PARTS
 
 _LEAST_ROWS, _LEAST_ITEMS = 64, 256
-_ROW_ENTRIES = 64  # where much is shared
+_ROW_ENTRIES = 64  # entries reserved per row, enough if rows share much of their paths
 
 
 class KernelWorkspace:
-    """Work lists and partial results of decode views that follow one another.
+    """Work lists and partial results that consecutive decode views share.
 
-    They keep their addresses until they grow. num_moves: how often they did; then a captured step
-    has to be captured again.
-    stays: it outlives its first view, so it takes the room that most searches of so many rows need.
+    Their addresses stay the same until the memory has to grow. `num_moves` counts reallocations; a
+    step captured before then must be captured again.
+
+    stays: the workspace outlives its first view, so it reserves the memory that most searches with
+        the same number of rows need.
     """
 
     def __init__(self, store: SegmentStore, *, stays: bool) -> None:
@@ -66,7 +68,7 @@ class KernelWorkspace:
     def write(
         self, work: DecodeWork, heads: HeadLayout, num_rows: int
     ) -> tuple[list[Tensor], Partials]:
-        """The lists on the device, and room for the partial results of so many rows."""
+        """Write `work` to the device; return its lists, and partial results for `num_rows` rows."""
         num_rows = max(num_rows, _LEAST_ROWS) if self._stays else num_rows
         lists = self._buffers.write(work, _rooms(num_rows) if self._stays else {})
         num_slots, held = len(lists[4]), self._partials
@@ -79,7 +81,7 @@ class KernelWorkspace:
         return lists, held
 
     def release(self) -> None:
-        """Give the partial results back; lists are small."""
+        """Free the partial results. The work lists are small and stay."""
         self._partials = None
         self._count(0)
 
@@ -89,7 +91,10 @@ class KernelWorkspace:
 
 
 def _rooms(num_rows: int) -> dict[str, int]:
-    """Of items there is room for few more than there are as a rule: each is a program."""
+    """Return the reserved length of each work list for `num_rows` rows.
+
+    Only few spare items are reserved, because every item costs a program, even an empty one.
+    """
     slots, entries = num_rows * ROW_PARTS, num_rows * _ROW_ENTRIES
     return {
         "items": 4 * max(_LEAST_ITEMS, 2 * num_rows),
@@ -100,9 +105,9 @@ def _rooms(num_rows: int) -> dict[str, int]:
 
 
 class KernelDecode(DecodeView):
-    """A `DecodeView`, one new token per row: parts of the paths, the rows' own tokens, the merge.
+    """A `DecodeView` that runs the kernels: parts of paths, the rows' own tokens, and the merge.
 
-    workspace: of a caller who keeps it for the views to come; else the view has its own.
+    workspace: a workspace that the caller keeps for later views; None: the view creates its own.
     """
 
     def __init__(
@@ -123,7 +128,7 @@ class KernelDecode(DecodeView):
         self._stale = True
 
     def prepare(self, num_heads: int, num_tokens: int = 1) -> None:
-        """Rewrite the work lists if rows or paths have changed, so that tokens only read them."""
+        """Rewrite the work lists if rows or paths have changed. Tokens then only read the lists."""
         if not self._stale:
             return
         kv, heads = self._store.kv, heads_of(self._store.kv, num_heads)
@@ -145,15 +150,18 @@ class KernelDecode(DecodeView):
         return decode_attention(*given, self._tail, self._work, self._partials, sinks)
 
     def keep_rows(self, rows: Tensor) -> None:
-        """The tables are rebuilt before the next token."""
+        """Continue with only `rows`. The work lists are rebuilt before the next token."""
         kept = rows.tolist()
         self._paths = [self._paths[row] for row in kept]
         self._live = [self._live[row] for row in kept]
         self._stale = True
 
     def drop_rows(self, rows: Sequence[int]) -> None:
-        """Nobody reads for them any more. Where each row has copies of its own, others move up to
-        theirs; else the lists may go on naming them, and are made anew when rows are arranged."""
+        """Stop reading the KV of `rows`.
+
+        With a copy per row, other rows then read other copies, so the work lists are rebuilt before
+        the next token. Otherwise the lists may name the dropped rows until they are rebuilt anyway.
+        """
         for row in rows:
             self._live[row] = False
         self._stale = self._stale or (self._cuts.copy_per_row and bool(rows))
@@ -165,11 +173,14 @@ class KernelDecode(DecodeView):
 
 
 class KernelPrefill(AttentionView):
-    """An `AttentionView`: each chunk over its path's blocks, then causally over itself.
+    """A prefill view that runs the kernel: each chunk attends to its path, then to itself causally.
 
-    Tokens behind the chunks pad the batch: they see one another, and change nothing.
-    slots: places in the pool of the chunks' tokens, which `attend` keeps there; None: their caller
-    does. workspace: of a caller who keeps it for the views to come; else the view has its own.
+    A chunk is the new tokens of one path. Tokens after the last chunk pad the batch: they form a
+    chunk of their own without a path, and do not affect other tokens.
+
+    slots: places in the pool where `attend` stores the KV of the new tokens; None: the caller
+        stores the KV.
+    workspace: buffers that the caller keeps for later views; None: the view creates its own.
     """
 
     def __init__(
@@ -187,8 +198,10 @@ class KernelPrefill(AttentionView):
         self._num_tiles = 0
 
     def prepare(self, num_heads: int, num_tokens: int = 1) -> None:
-        """Write the work lists of a pass over so many tokens, with padding, that is captured: as
-        many programs for any chunks."""
+        """Write the work lists of a captured pass over `num_tokens` tokens, padding included.
+
+        The number of programs is the same for all chunks, because a replay cannot change it.
+        """
         queries = self._build(num_tokens, num_heads)
         self._num_tiles = most_tiles(num_tokens, queries)
 
@@ -201,7 +214,7 @@ class KernelPrefill(AttentionView):
         return prefill_attention(*given, self._work, self._num_tiles, sinks)
 
     def _build(self, num_tokens: int, num_heads: int) -> int:
-        """Write the work lists; returns query tokens of a tile."""
+        """Write the work lists, and return the number of query tokens per tile."""
         queries_per_tile = tile_of_prefill(self._store.kv, num_heads).queries
         kv, padding = self._store.kv, num_tokens - sum(self._lengths)
         slots = () if self._slots is None else np.pad(self._slots, (0, padding), constant_values=-1)
@@ -224,10 +237,10 @@ _CUTS = {"triton-tree": Cuts(), "triton-dense": Cuts(256, copy_per_row=True)}
 
 
 class KernelAttention(AttentionBackend):
-    """A backend that runs the kernels.
+    """The backend `triton-tree` or `triton-dense`.
 
-    `triton-tree` reads every stored segment once for all rows under it. In `triton-dense` every row
-    reads its own copy: nothing is shared, so all is joined.
+    `triton-tree` reads every stored segment once for all rows below it. In `triton-dense` every row
+    reads its own copy of its path. No part is shared there, so parts are longer.
 
     Raises:
         InputError: from its views, if the kernels cannot run on the store's tensors.
@@ -254,14 +267,14 @@ class KernelAttention(AttentionBackend):
         tail: OwnBlocks,
         workspace: KernelWorkspace | None = None,
     ) -> KernelDecode:
-        """A view for one token per row."""
+        """Make a view for one token per row."""
         self._check(store)
         return KernelDecode(store, paths, tail, self._cuts, workspace)
 
     def prefill_workspace(
         self, store: SegmentStore, num_heads: int, num_tokens: int
     ) -> WorkBuffers:
-        """What prefill views of passes over up to so many tokens may share, one after the other."""
+        """Make work buffers for consecutive prefill views of up to `num_tokens` tokens."""
         queries = tile_of_prefill(store.kv, num_heads).queries
         room = power_of_two(7 * most_tiles(num_tokens, queries))
         return WorkBuffers(store.kv.storage.device, room, headroom=2)
@@ -274,8 +287,10 @@ class KernelAttention(AttentionBackend):
         slots: Sequence[Ints] | None = None,
         workspace: WorkBuffers | None = None,
     ) -> KernelPrefill:
-        """A view for `lengths[i]` new tokens after path i. slots: of the one group of
-        layers; for these and workspace see there."""
+        """Make a view for `lengths[i]` new tokens after path i.
+
+        slots: a sequence with the slots of the only group of layers, see `KernelPrefill`.
+        """
         self._check(store)
         own = None if slots is None else slots[0]
         return KernelPrefill(store, paths, lengths, self._cuts, own, workspace)

@@ -1,19 +1,18 @@
-"""Tiles, and work lists: which parts of segments are attended for which rows. Knows no kernel.
+"""Tile sizes, and work lists: the parts of segments that are attended for each row.
 
-A path is cut into parts by a pure function of the lengths on it. Each part gives one partial result
-per row, and a row's parts are merged in path order. So the cuts may depend on the row's own path
-and on constants, and on nothing else: then its bits are the same whoever is in the batch
-(docs/concepts/sameness.md).
+A path is cut into parts. Each part gives one partial result per row, and a row's parts are merged
+in path order. The cuts depend only on the segment lengths of the row's own path and on constants.
+So a row's result is bitwise equal in every batch (docs/concepts/sameness.md).
 
-A part is attended once for all rows that share it. Its rows are cut into items of as
-many rows as a tile holds; sessions order rows depth-first, so these are ranges. Every (part, row)
-is a slot, where a partial result is kept until the row's parts are merged.
+A part is attended once for all rows that share it. The rows of a part are cut into items, each with
+as many rows as a tile holds. Sessions order rows depth-first, so these rows are contiguous. Each
+(part, row) has a slot for its partial result until the row's parts are merged.
 
-Tile sizes are constants of the model's shape, never of the batch: a tile decides in which order a
-row's sums are taken.
+Tile sizes depend on the model's shape, never on the batch, because a tile decides the order of
+summation.
 
-Lists are flat int32 tensors with room to spare: unused items have no slots and cost a program that
-ends at once. They are rewritten in place, so that a captured CUDA graph can go on reading them.
+Lists are flat int32 tensors with spare capacity: an unused item has no slots, and its program ends
+at once. Lists are rewritten in place, so that a captured CUDA graph can keep reading them.
 """
 
 from __future__ import annotations
@@ -33,15 +32,16 @@ from beamwright.kv.segments import Path, Segment
 Ints = npt.NDArray[np.int32]
 
 _LEAST_ROOM = 8
-_STAGE_BYTES = 32 * 1024  # keys and values of one tile
-_SHARED_BYTES, _HOPPER_BYTES = 99 * 1024, 227 * 1024  # of a program: the least since Ampere, H100's
-_HALF_BYTES = 49 * 1024  # of 100 KiB, which is what two programs of an RTX card share
-_LEAST = 16  # a matrix instruction's rows, and the least depth of a product
-_FOUR_WARPS = 64 * 128 * 32  # pairs x dim x tokens
+_STAGE_BYTES = 32 * 1024  # the most bytes of keys and values in one tile
+# Shared memory of one program: the smallest since Ampere, and that of an H100.
+_SHARED_BYTES, _HOPPER_BYTES = 99 * 1024, 227 * 1024
+_HALF_BYTES = 49 * 1024  # shared memory of one program if two share the 100 KiB of an RTX card
+_LEAST = 16  # rows of a matrix instruction, and the least depth of a product
+_FOUR_WARPS = 64 * 128 * 32  # a tile with more pairs x dim x tokens gets eight warps
 LEAST_CHUNK = 8
-"""Tokens of a captured pass for each of its chunks: its programs are counted beforehand."""
+"""Least average tokens per chunk of a captured pass; bounds its number of programs."""
 MOST_ENTRY_TOKENS = 16
-"""Tokens of an entry: a tile holds whole entries, and a block may hold more."""
+"""Most tokens of an entry. A tile holds whole entries, and a block may have several entries."""
 
 # --- tiles ---------------------------------------------------------------------------------------
 
@@ -56,41 +56,36 @@ class HeadLayout:
 
     @property
     def heads(self) -> int:
-        """Query heads."""
+        """Number of query heads."""
         return self.kv_heads * self.group
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Sizes of one program.
+    """Sizes of one program."""
 
-    pairs: (query token, head of the group) pairs, the rows of the matrix products.
-    queries: whole query tokens that fit in `pairs`.
-    tokens: keys per step of the loop.
-    dim: head_dim, padded to a power of two.
-    stages: of the loop; keys and values of one less are on the chip together.
-    """
-
-    pairs: int
-    queries: int
-    tokens: int
-    dim: int
+    pairs: int  # (query token, query head of the group) pairs: the rows of the matrix products
+    queries: int  # whole query tokens that fit in `pairs`
+    tokens: int  # keys per iteration of the loop
+    dim: int  # head_dim, padded to a power of two
     warps: int
-    stages: int
+    stages: int  # pipeline stages; stages - 1 tiles of keys and values are in shared memory
 
 
 def power_of_two(value: int, least: int = 1) -> int:
-    """The smallest power of two that is at least `value` and at least `least`."""
+    """Return the smallest power of two that is at least `value` and at least `least`."""
     return max(least, 1 << max(0, value - 1).bit_length())
 
 
 @cache
 def decode_tile(heads: HeadLayout, element_bytes: int, *, small: bool = False) -> Tile:
-    """Few queries per key: small groups get few rows, as the rest of a tile would be idle.
+    """Choose the tile of a decode kernel.
 
-    On an H100, of 32 tokens a tile three programs fit a multiprocessor, of 64 two: 256 rows took
-    35 us a layer, not 44 (docs/log/2026-11.md#attention-on-a-card). small: see `is_small`; there
-    two fit, if need be with a stage less.
+    Few queries read each key, so small groups get few pairs; otherwise most of the tile would be
+    idle. On an H100, three programs with 32 tokens per tile fit a multiprocessor, but only two with
+    64. Then 256 rows take 35 us per layer instead of 44 (docs/log/2026-11.md#attention-on-a-card).
+
+    small: see `is_small`; two programs fit there, if necessary with one stage less.
     """
     pairs = 16 if heads.group <= 2 else 32 if heads.group <= 4 else 64
     most_bytes = _HALF_BYTES if small else _SHARED_BYTES
@@ -99,11 +94,14 @@ def decode_tile(heads: HeadLayout, element_bytes: int, *, small: bool = False) -
 
 @cache
 def prefill_tile(heads: HeadLayout, element_bytes: int, *, hopper: bool = False) -> Tile:
-    """Many queries per key. float32 has no matrix unit, and larger tiles spill registers.
+    """Choose the tile of a prefill kernel, in which many queries read each key.
 
-    hopper: products of a group of warps take tiles from shared memory. Heads of 128 were faster by
-    an eighth with 128 rows and eight warps behind a path, those of 64 slower. On other cards they
-    come by way of registers: of heads of 64 two tiles of 64 tokens, in eight bits, do not fit.
+    float32 has no matrix unit, and its larger tiles would spill registers.
+
+    hopper: see `is_hopper`; products read tiles from shared memory. With head_dim 128, 128 pairs
+    and eight warps were an eighth faster after a path; with head_dim 64 they were slower. On other
+    cards tiles pass through registers: with head_dim 64 and 8-bit KV, two tiles of 64 tokens do not
+    fit.
     """
     dim = power_of_two(heads.head_dim)
     pairs = 128 if hopper and dim == 128 else 64
@@ -123,7 +121,8 @@ def _tile(
     dim = power_of_two(heads.head_dim, _LEAST)
     tokens = min(most_tokens, max(_LEAST, _STAGE_BYTES // (2 * dim * element_bytes)))
     warps = 8 if pairs * dim * tokens > _FOUR_WARPS else 4
-    # Beside keys and values of two tiles: queries, and weights. Stages change no bits.
+    # Shared memory holds keys and values of two tiles, queries and weights. The number of stages
+    # does not change results.
     three = (4 * tokens * dim + pairs * (dim + tokens)) * element_bytes
     return Tile(pairs, pairs // heads.group, tokens, dim, warps, 3 if three <= most_bytes else 2)
 
@@ -133,14 +132,14 @@ def _tile(
 
 @dataclass(frozen=True)
 class Cuts:
-    """The constants.
+    """Constants that decide how paths are cut into parts.
 
-    part_tokens: most tokens of a part, a multiple of a block: longer segments are split (split-K),
-        shorter ones joined, though siblings that share some of them read those more than once: on
-        an H100 the number of programs is what counts, not bytes that are in its cache
-        (docs/log/2026-11.md#attention-on-a-card). 128: few rows wait for the longest part.
-    copy_per_row: every row reads its own device copy of its path: the k-th row through a segment
-        its k-th copy, or the last there is.
+    part_tokens: the most tokens of a part, a multiple of the block size. Longer segments are split
+        (split-K), and shorter ones are joined, though siblings then read shared segments more than
+        once: on an H100 time depends on the number of programs, not on bytes in its cache
+        (docs/log/2026-11.md#attention-on-a-card). With 128, few rows wait for the longest part.
+    copy_per_row: every row reads its own device copy of its path. The k-th row through a segment
+        reads the k-th copy, or the last one if there are fewer.
     """
 
     part_tokens: int = 128
@@ -148,7 +147,7 @@ class Cuts:
 
 
 class TokenRun(NamedTuple):
-    """Tokens [first, first + tokens) of the `part`-th segment of a path; `first` starts a block."""
+    """Tokens [first, first + tokens) of segment number `part` of a path; `first` starts a block."""
 
     part: int
     first: int
@@ -156,10 +155,10 @@ class TokenRun(NamedTuple):
 
 
 def cut_path(visible: Sequence[int], block_tokens: int, cuts: Cuts) -> list[list[TokenRun]]:
-    """The parts of a path whose segments show so many tokens; empty segments are left out."""
+    """Cut a path with visible[i] tokens in segment i into parts; skip empty segments."""
     most, most_blocks = cuts.part_tokens, cuts.part_tokens // block_tokens
     parts: list[list[TokenRun]] = []
-    open_blocks = most_blocks  # nothing to join to
+    open_blocks = most_blocks  # the first run always starts a part
     for number, tokens in enumerate(visible):
         for first in range(0, tokens, most):
             run = TokenRun(number, first, min(most, tokens - first))
@@ -174,14 +173,14 @@ def cut_path(visible: Sequence[int], block_tokens: int, cuts: Cuts) -> list[list
 
 @dataclass(frozen=True)
 class DecodeWork:
-    """Work of a decode step.
+    """Work lists of a decode step.
 
-    items: [items * 4] first entry, entries, first slot and slots of each item.
-    entry_blocks, entry_tokens, entry_firsts: [entries] a block of the pool, or a piece of one of
-        `entry_size` tokens, how many of its tokens count, and the tokens of the part before them.
-    slot_rows, slot_reach: [slots] the row of each slot, and the tokens from the part's first up to
-        the row's tail.
-    row_parts: [rows * 2] where a row's slots start in row_slots, and its parts with the tail.
+    items: [items * 4] first entry, number of entries, first slot and number of slots of each item.
+    entry_blocks: [entries] a block of the pool, or a piece of a block with `entry_size` tokens.
+    entry_tokens, entry_firsts: [entries] its valid tokens, and the part's tokens before them.
+    slot_rows: [slots] the row of each slot.
+    slot_reach: [slots] path tokens from the first token of the part up to the row's tail.
+    row_parts: [rows * 2] start of a row's slots in row_slots, and its number of parts and tail.
     row_slots: [slots] the slots of each row, in path order.
     """
 
@@ -197,13 +196,12 @@ class DecodeWork:
 
 @dataclass(frozen=True)
 class PrefillWork:
-    """Work of a prefill.
+    """Work lists of a prefill.
 
-    tiles: [tiles * 7] first entry and entries of the path; first token of the chunk; first token
-        and tokens of the tile; tokens of the chunk up to the tile's last; tokens of the path.
-    entry_blocks, entry_tokens, entry_firsts: as in decode, of the whole path.
-    slots: [tokens] where in the pool a token's keys and values are kept, counted in tokens; less
-        than nought for nowhere. Empty: the caller keeps them.
+    tiles: [tiles * 7] see `programs.attend_chunks`.
+    entry_blocks, entry_tokens, entry_firsts: as in `DecodeWork`, for the whole path.
+    slots: [tokens] place of a token's keys and values in the pool, counted in tokens; negative for
+        tokens that are not stored. Empty: the caller stores the KV.
     """
 
     tiles: Ints
@@ -214,17 +212,18 @@ class PrefillWork:
 
 
 def entry_size(block_tokens: int) -> int:
-    """Tokens of an entry in blocks of so many."""
+    """Return the tokens of an entry for blocks of `block_tokens` tokens."""
     return min(block_tokens, MOST_ENTRY_TOKENS)
 
 
 class _Entries:
-    """Blocks, and of each run of them how many, the last one's tokens, and how many came before."""
+    """The entries of work lists, collected run by run."""
 
     def __init__(self, block_tokens: int) -> None:
         self.size = entry_size(block_tokens)
-        self.pieces = block_tokens // self.size  # of a block
+        self.pieces = block_tokens // self.size  # entries per block
         self.blocks: list[int] = []
+        # Per run: number of entries, tokens of its last entry, and tokens of the part before it.
         self._runs: list[int] = []
 
     def add(self, segment: Segment, copy: int, first: int, tokens: int, before: int) -> None:
@@ -242,7 +241,7 @@ class _Entries:
         self._runs += count, tokens - (count - 1) * size, before
 
     def lists(self) -> tuple[Ints, Ints, Ints]:
-        """Of every entry its block, its tokens, and those of its part before them."""
+        """Return each entry's block, its valid tokens, and the part's tokens before the entry."""
         counts, last, before = np.array(self._runs, dtype=np.int32).reshape(-1, 3).T
         ends = counts.cumsum(dtype=np.int32)
         tokens = np.full(len(self.blocks), self.size, dtype=np.int32)
@@ -257,9 +256,9 @@ class _Entries:
 
 @dataclass(eq=False)
 class _Part:
-    """Runs of a path (segment, device copy, first, tokens), and the rows that share them.
+    """A part of a path: runs (segment, device copy, first, tokens), and the rows that share them.
 
-    reach: of each row, the tokens of its path from here on.
+    reach: per row, the tokens of its path from the part's first token on.
     """
 
     runs: Sequence[tuple[Segment, int, int, int]]
@@ -272,7 +271,7 @@ class _Part:
 def decode_work(
     paths: Sequence[Path | None], block_tokens: int, cuts: Cuts, queries_per_tile: int
 ) -> DecodeWork:
-    """Work for one token per row; None: a row that nobody reads."""
+    """Build the work lists for one token per row; None in place of a path: the row is unused."""
     by_row = _share([path or () for path in paths], entry_size(block_tokens), cuts)
     entries = _Entries(block_tokens)
     items: list[int] = []
@@ -301,11 +300,11 @@ def decode_work(
 
 
 def _share(paths: Sequence[Path], block_tokens: int, cuts: Cuts) -> list[list[tuple[_Part, int]]]:
-    """The parts of each row in path order, and the row's place among the part's rows."""
+    """Return each row's parts in path order, with the row's index among the rows of the part."""
     seen: Counter[Segment] = Counter()
     known: dict[Hashable, _Part] = {}
-    of_path: dict[Hashable, list[_Part]] = {}  # siblings have the very same one
-    of_lengths: dict[Hashable, list[list[TokenRun]]] = {}  # steps of a fixed length have few
+    of_path: dict[Hashable, list[_Part]] = {}  # by id: siblings have the same path object
+    of_lengths: dict[Hashable, list[list[TokenRun]]] = {}  # few, if step lengths are fixed
     by_row: list[list[tuple[_Part, int]]] = []
     for row, path in enumerate(paths):
         whole = row if cuts.copy_per_row else id(path)
@@ -316,7 +315,7 @@ def _share(paths: Sequence[Path], block_tokens: int, cuts: Cuts) -> list[list[tu
             if lengths not in of_lengths:
                 of_lengths[lengths] = cut_path(lengths, block_tokens, cuts)
             for runs in of_lengths[lengths]:
-                # Cuts are of the path: a run of a segment's shared beginning is equal in all of it.
+                # Paths with the same beginning are cut alike there, so equal runs are shared.
                 found = tuple([(path[at].segment, copies[at], begin, n) for at, begin, n in runs])
                 key = (row, found) if cuts.copy_per_row else found
                 if (part := known.get(key)) is None:
@@ -342,7 +341,7 @@ def prefill_work(
     copy_per_row: bool,
     slots: Sequence[int] | Ints = (),
 ) -> PrefillWork:
-    """Work for `lengths[i]` new tokens behind path i, packed one path after the other."""
+    """Build the work lists for `lengths[i]` new tokens after path i, packed path after path."""
     seen: Counter[Segment] = Counter()
     entries = _Entries(block_tokens)
     tiles: list[int] = []
@@ -365,12 +364,12 @@ def prefill_work(
 
 
 def most_tiles(num_tokens: int, queries_per_tile: int) -> int:
-    """Tiles that a captured pass over so many tokens starts, whatever its chunks are."""
+    """Return an upper bound on the tiles of a captured pass over `num_tokens`, for any chunks."""
     return num_tokens // queries_per_tile + num_tokens // LEAST_CHUNK
 
 
 def _copies(path: Path, seen: Counter[Segment]) -> list[int]:
-    """Which copy of each segment this row reads; counts the rows that have passed."""
+    """Return the copy of each segment that this row reads, and count the row in `seen`."""
     found = []
     for part in path:
         found.append(max(0, min(seen[part.segment], len(part.segment.copies) - 1)))
@@ -383,12 +382,11 @@ def _ints(values: object) -> Ints:
 
 
 class WorkBuffers:
-    """Device tensors that work lists are written into.
+    """Device tensors for work lists, with capacities that are powers of two.
 
-    They grow by doubling. `num_moves` counts how often they were allocated anew: a graph that was
-    captured before has to be captured again.
-    least_room: entries that every list has room for. headroom: a list that grows gets room for so
-    many times what it holds.
+    `num_moves` counts reallocations: a graph captured before then must be captured again.
+    least_room: the least capacity of every list. headroom: when lists grow, each list gets at
+    least this multiple of its length.
     """
 
     def __init__(
@@ -402,9 +400,9 @@ class WorkBuffers:
     def write(
         self, work: DecodeWork | PrefillWork, rooms: Mapping[str, int] = {}
     ) -> list[torch.Tensor]:
-        """The lists of `work` on the device, in the order of its fields, behind them zeros.
+        """Write `work` to the device, and return its lists in field order, padded with zeros.
 
-        rooms: what lists of these names get at least, where any has to grow.
+        rooms: the least capacity by name of a list, applied when any list has to grow.
         """
         lists: list[Ints] = [getattr(work, each.name) for each in fields(work)]
         needed = [len(each) for each in lists]
@@ -424,4 +422,4 @@ class WorkBuffers:
         return list(self._flat.split(list(self._sizes)))
 
     def release(self) -> None:
-        """Nothing: lists are small, and stay."""
+        """Do nothing: the lists are small, so their memory is kept."""
