@@ -14,18 +14,20 @@ def steps(tree, parent, *lengths):
 
 def test_a_short_branch_keeps_what_a_long_one_has_left_behind():
     tree = fakes.new_tree(num_prompt_tokens=10)
-    assert tree.beyond(2) == []  # the prompt itself is to be followed
+    assert tree.outside_window(2) == []  # the prompt itself is to be followed
     long, short = steps(tree, tree.root, 6, 6)
     (below,) = steps(tree, long, 5)
     (deepest,) = steps(tree, below, 3)
     # A leaf's step may be computed again: `short` follows the prompt, `deepest` what ends at 21.
-    assert tree.beyond(7) == []
-    assert tree.beyond(6) == [long]
+    assert tree.outside_window(7) == []
+    assert tree.outside_window(6) == [long]
     tree.expand(short, 2)  # behind 16 tokens
-    assert tree.beyond(6) == [long, tree.root]
-    assert tree.beyond(7) == [tree.root]
-    assert tree.beyond(8) == []
-    assert tree.beyond(8, begins=lambda leaf: 100) == tree.beyond(2, begins=lambda leaf: 100)
+    assert tree.outside_window(6) == [long, tree.root]
+    assert tree.outside_window(7) == [tree.root]
+    assert tree.outside_window(8) == []
+    assert tree.outside_window(8, begins=lambda leaf: 100) == tree.outside_window(
+        2, begins=lambda leaf: 100
+    )
     held = {tree.root, long, short, below, deepest, *short.children}
     assert held == tree.held
 
@@ -34,4 +36,4 @@ def test_nothing_of_a_tree_that_is_over_is_seen():
     tree = fakes.new_tree()
     steps(tree, tree.root, 6)
     tree.done = True
-    assert set(tree.beyond(100)) == tree.held
+    assert set(tree.outside_window(100)) == tree.held

@@ -2,7 +2,7 @@
 
 import pytest
 
-from beamwright.tree import Parting, StopReason, first_other, round_digests, where_they_part
+from beamwright.tree import Parting, StopReason, find_parting, first_differing_round, round_digests
 from fakes import new_tree
 
 
@@ -35,8 +35,8 @@ def build(second=(5, 6), stop=StopReason.DELIMITER, keep=0, state="prune"):
 )
 def test_the_first_difference(changes, expected):
     was, now = build(), build(**changes)
-    assert where_they_part(was, now) == expected
-    other = first_other(round_digests(was), round_digests(now))
+    assert find_parting(was, now) == expected
+    other = first_differing_round(round_digests(was), round_digests(now))
     assert other == (None if expected is None else expected.round)
 
 
@@ -44,7 +44,7 @@ def test_open_steps_are_not_written_yet():
     was, now = build(), build()
     now.keep(now.candidates()[0])
     now.expand(now.root.children[0].children[0], 3)
-    assert where_they_part(was, now) is None
+    assert find_parting(was, now) is None
     assert round_digests(was) == round_digests(now)
 
 
@@ -57,4 +57,4 @@ def test_a_tree_without_steps():
     [("ab", "ab", None), ("ab", "xb", 1), ("ab", "ax", 2), ("ab", "abc", 3), ("ab", "a", 2)],
 )
 def test_the_first_other_round(was, now, expected):
-    assert first_other(was, now) == expected
+    assert first_differing_round(was, now) == expected

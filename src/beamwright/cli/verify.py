@@ -30,7 +30,7 @@ from beamwright.evaluate.run import parse_records
 from beamwright.io import read_file, read_object
 from beamwright.registry import extra_of, flag_of
 from beamwright.saved.identity import CODE, plugin_code
-from beamwright.tree import first_other, round_digests, where_they_part
+from beamwright.tree import find_parting, first_differing_round, round_digests
 from beamwright.verify.find import check_models
 
 if TYPE_CHECKING:
@@ -316,7 +316,7 @@ class _Report:
         was, now = claim.receipt, solution.receipt
         if was.prompt != now["prompt"]:
             return {"what": "prompt"}, "the prompt has other tokens"
-        number = first_other(was.rounds, now["rounds"])
+        number = first_differing_round(was.rounds, now["rounds"])
         if number is None:
             if was.tree_hash != solution.tree_hash:
                 line = "all steps are equal; they were kept or pruned otherwise"
@@ -331,7 +331,7 @@ class _Report:
             )
             line = f"the tree is equal, but its {', '.join(words)}"
             return ({"what": "answer", "said": said}, line) if said else ({}, "")
-        parting = None if claim.tree is None else where_they_part(claim.tree, solution.tree)
+        parting = None if claim.tree is None else find_parting(claim.tree, solution.tree)
         if parting is None:
             line = f"in round {number} of {len(was.rounds)}"
             return {"what": "round", "round": number}, line

@@ -62,7 +62,7 @@ class Changes:
     def of(self, tree: SearchTree, report: RoundReport | None = None) -> TreeNews:
         """Return all changes; in a round, known pruned branches are skipped."""
         fresh, self._tree = tree is not self._tree, tree
-        steps = tree.changed(self._change, whole=report is None)
+        steps = tree.collect_changes(self._change, whole=report is None)
         told: dict[str, Any] = {}
         if report is not None:
             told = {"round": report.round, "elapsed_s": report.elapsed_s}
@@ -107,7 +107,7 @@ class Mirror:
         if news.fresh and self._tree is not None:
             self._before |= self._nodes
             self._nodes = {}
-            self._tree.cut()
+            self._tree.reset()
         for step in news.steps:
             node = self._nodes.get(step.ordinals) or self._born(news.problem_id, step)
             for name, value in step.attributes.items():

@@ -156,7 +156,7 @@ class Capacity:
         that none begins from, but a prompt's, which may get children at any time."""
         groups = self._cache.device.groups
         for window, fixed in sorted({(g.window, g.fixed) for g in groups if g.window is not None}):
-            for node in tree.beyond(window, _begins):
+            for node in tree.outside_window(window, _begins):
                 stays = fixed and node.parent is None
                 if (state := state_of(node)) is not None and state.row is None and not stays:
                     self._cache.forget(state.segment, window)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from beamwright.counters import Counters
 from beamwright.protocols import Prospect
-from beamwright.tree import Node, NodeState, SearchTree, unborn
+from beamwright.tree import Node, NodeState, SearchTree, make_child
 
 _MARGIN = 1.25
 _CALLS, _TOKENS_PER_CALL = 4, 16  # of a round: slots are filled when a quarter has ended
@@ -54,11 +54,11 @@ class SpeculativeChildren:
         ordinals = range(first, first + prospect.children)
         for ordinal in ordinals:
             if ordinal not in known:
-                known[ordinal] = unborn(parent, ordinal, greedy=greedy)
+                known[ordinal] = make_child(parent, ordinal, greedy=greedy)
         return [known[i] for i in ordinals if known[i].state is NodeState.OPEN]
 
     def give(self, path: Sequence[Node]) -> None:
-        """Steps that somebody has written (`tree.given_path`): selection takes them as they are."""
+        """Add given steps (`tree.make_given_path`), which selection opens without decoding them."""
         for node in path:
             self._children.setdefault((node.parent, node.greedy), {})[node.lineage[-1]] = node
 

@@ -32,7 +32,7 @@ from beamwright.protocols import (
     traits_of,
 )
 from beamwright.search.answers import Mathematics
-from beamwright.tree import Node, NodeState, SearchTree, Turn, given_path, on_paths
+from beamwright.tree import Node, NodeState, SearchTree, Turn, make_given_path, on_paths
 
 Aggregate = Callable[[Sequence[float | None]], float | None]
 # Token ids of a turn behind an ended reply; None where it does not fit the context.
@@ -170,7 +170,7 @@ class TreeRun:
         selection opens them as it would what was decoded ahead."""
         self.given = True
         for number, texts in enumerate(paths):
-            self.speculative.give(given_path(self.tree.root, number, texts))
+            self.speculative.give(make_given_path(self.tree.root, number, texts))
 
     def begin_round(self, spent: Counters) -> None:
         """Its open nodes are this round's beams, and those that have their steps already."""

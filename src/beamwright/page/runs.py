@@ -130,7 +130,7 @@ class PageTree:
 
     def changes(self, tree: SearchTree) -> list[StepEvent]:
         """New nodes and what has changed of others, parents first; looks past pruned branches."""
-        return tree.changed(self._change)
+        return tree.collect_changes(self._change)
 
     def over(self, tree: SearchTree) -> list[StepEvent]:
         """What has changed last; that no step has KV any more goes without saying."""

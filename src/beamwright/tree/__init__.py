@@ -16,12 +16,18 @@ from beamwright.tree.node import (
     by_root,
     on_paths,
 )
-from beamwright.tree.parting import Parting, first_other, round_digests, where_they_part
-from beamwright.tree.search_tree import SearchTree, given_path, repeated_tokens, tree_hash, unborn
+from beamwright.tree.parting import Parting, find_parting, first_differing_round, round_digests
+from beamwright.tree.search_tree import (
+    SearchTree,
+    make_child,
+    make_given_path,
+    repeated_tokens,
+    tree_hash,
+)
 
 __all__ = [
     "COMPLETE_STOPS", "Conversation", "Lineage", "Node", "NodeState", "Parting", "Problem",
-    "RawPrompt", "SearchTree", "Sees", "StopReason", "TopTokens", "Turn", "by_root", "first_other",
-    "given_path", "on_paths", "repeated_tokens", "round_digests", "tree_hash", "unborn",
-    "where_they_part",
+    "RawPrompt", "SearchTree", "Sees", "StopReason", "TopTokens", "Turn", "by_root",
+    "find_parting", "first_differing_round", "make_child", "make_given_path", "on_paths",
+    "repeated_tokens", "round_digests", "tree_hash",
 ]  # fmt: skip

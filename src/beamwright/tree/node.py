@@ -261,18 +261,18 @@ class Node:
 
 def on_paths(leaves: Iterable[Node]) -> set[Node]:
     """Return all nodes on the paths from the roots to `leaves`, each once."""
-    found: set[Node] = set()
+    nodes: set[Node] = set()
     for leaf in leaves:
         node: Node | None = leaf
-        while node is not None and node not in found:
-            found.add(node)
+        while node is not None and node not in nodes:
+            nodes.add(node)
             node = node.parent
-    return found
+    return nodes
 
 
 def by_root(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
     """Group `nodes` by the root of their tree."""
-    found: dict[Node, list[Node]] = {}
+    by_tree: dict[Node, list[Node]] = {}
     for node in nodes:
-        found.setdefault(node.root, []).append(node)
-    return found
+        by_tree.setdefault(node.root, []).append(node)
+    return by_tree

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from beamwright.tree.node import Lineage, Node, NodeState
-from beamwright.tree.search_tree import SearchTree, written
+from beamwright.tree.search_tree import SearchTree, step_line
 
 _DIGITS = 8
 
@@ -38,14 +38,14 @@ def round_digests(tree: SearchTree) -> list[str]:
     A digest covers lineages, tokens and stop reasons. It leaves out the states of nodes, because a
     later round may still change them.
     """
-    steps = _steps(tree)
+    steps = _decoded_steps(tree)
     digests = [hashlib.sha256() for _ in range(max((node.round for node in steps), default=0))]
     for node in steps:
-        digests[node.round - 1].update(f"{written(node)}\n".encode())
+        digests[node.round - 1].update(f"{step_line(node)}\n".encode())
     return [digest.hexdigest()[:_DIGITS] for digest in digests]
 
 
-def first_other(was: Sequence[str], now: Sequence[str]) -> int | None:
+def first_differing_round(was: Sequence[str], now: Sequence[str]) -> int | None:
     """Return the first round whose digests differ, or None if all digests are equal.
 
     If one list is longer, its first extra round counts as a difference.
@@ -57,21 +57,24 @@ def first_other(was: Sequence[str], now: Sequence[str]) -> int | None:
     return None
 
 
-def where_they_part(was: SearchTree, now: SearchTree) -> Parting | None:
+def find_parting(was: SearchTree, now: SearchTree) -> Parting | None:
     """Return the first difference between the decoded steps of two trees, or None."""
-    trees = [{(node.round, node.lineage[1:]): node for node in _steps(tree)} for tree in (was, now)]
+    trees = [
+        {(node.round, node.lineage[1:]): node for node in _decoded_steps(tree)}
+        for tree in (was, now)
+    ]
     for number, lineage in sorted(trees[0].keys() | trees[1].keys()):
         one, other = (steps.get((number, lineage)) for steps in trees)
         if one is None or other is None:
             return Parting("steps", number, lineage)
         if one.token_ids != other.token_ids:
-            return Parting("tokens", number, lineage, *_first_token(one, other))
+            return Parting("tokens", number, lineage, *_first_differing_token(one, other))
         if one.stop != other.stop:
             return Parting("stop", number, lineage)
     return None
 
 
-def _first_token(one: Node, other: Node) -> tuple[int, int | None, int | None]:
+def _first_differing_token(one: Node, other: Node) -> tuple[int, int | None, int | None]:
     """Return the path position of the first differing token, and both token ids there.
 
     An id is None if its step has already ended.
@@ -83,7 +86,7 @@ def _first_token(one: Node, other: Node) -> tuple[int, int | None, int | None]:
     return one.start + place, was, now
 
 
-def _steps(tree: SearchTree) -> list[Node]:
+def _decoded_steps(tree: SearchTree) -> list[Node]:
     """Return the decoded steps in lineage order, without the root and open nodes."""
     nodes = (node for node in tree.nodes() if node.parent is not None)
     return [node for node in nodes if node.state is not NodeState.OPEN]

@@ -63,7 +63,7 @@ class SearchTree:
             raise ValueError(f"{node!r} cannot be extended")
         first, begun = len(node.children), begun or {}
         ordinals = range(first, first + num_children)
-        children = [begun.get(i) or unborn(node, i, greedy=greedy) for i in ordinals]
+        children = [begun.get(i) or make_child(node, i, greedy=greedy) for i in ordinals]
         for child in children:
             child.speculative, child.round = False, self.rounds + 1
         node.children.extend(children)
@@ -77,7 +77,7 @@ class SearchTree:
         node.parent.children.append(node)
         self._leaves.append(node)
 
-    def cut(self) -> None:
+    def reset(self) -> None:
         """Reset the tree to its root, which owns the prompt."""
         self.root.children.clear()
         self.rounds, self.done, self.reason_fewer = 0, False, None
@@ -119,17 +119,17 @@ class SearchTree:
 
     def keep(self, node: Node) -> None:
         """Mark a candidate as kept, so that it can get children."""
-        _judge(node, NodeState.KEPT)
+        _set_state(node, NodeState.KEPT)
 
     def finish(self, node: Node) -> None:
         """Mark a candidate whose path has ended as a final candidate."""
-        _judge(node, NodeState.FINISHED)
+        _set_state(node, NodeState.FINISHED)
 
     def prune(self, node: Node) -> None:
         """Prune a candidate, a final candidate, or a kept node that has only pruned children."""
         states = {child.state for child in node.children}
         empty = node.state is NodeState.KEPT and states == {NodeState.PRUNED}
-        _judge(node, NodeState.PRUNED, empty or node.state is NodeState.FINISHED)
+        _set_state(node, NodeState.PRUNED, empty or node.state is NodeState.FINISHED)
 
     # --- looking -----------------------------------------------------------------------------
 
@@ -141,24 +141,26 @@ class SearchTree:
             yield node
             stack.extend(reversed(node.children))
 
-    def changed(self, change: Callable[[Node], T | None], *, whole: bool = False) -> list[T]:
-        """Call `change` on nodes, parents first, and return its results that are not None.
+    def collect_changes(
+        self, read_change: Callable[[Node], T | None], *, whole: bool = False
+    ) -> list[T]:
+        """Call `read_change` on nodes, parents first, and return its results that are not None.
 
-        Descendants of a pruned node are skipped if `change` returns None for the node.
+        Descendants of a pruned node are skipped if `read_change` returns None for the node.
 
         Args:
             whole: visit every node, also below pruned nodes without a result.
         """
-        found: list[T] = []
+        changes: list[T] = []
         stack = [self.root]
         while stack:
             node = stack.pop()
-            each = change(node)
-            if each is not None:
-                found.append(each)
-            if whole or node.state is not NodeState.PRUNED or each is not None:
+            change = read_change(node)
+            if change is not None:
+                changes.append(change)
+            if whole or node.state is not NodeState.PRUNED or change is not None:
                 stack.extend(reversed(node.children))
-        return found
+        return changes
 
     def node(self, lineage: Lineage) -> Node:
         """Return the node with the given lineage.
@@ -211,7 +213,7 @@ class SearchTree:
         ]
         return sorted(dead, key=_lineage, reverse=True)
 
-    def beyond(
+    def outside_window(
         self, window: int, begins: Callable[[Node], int] = lambda leaf: leaf.start
     ) -> list[Node]:
         """Return the held nodes outside the attention window of every token still to come.
@@ -247,13 +249,13 @@ class SearchTree:
         return live if self.root.children else [self.root]
 
 
-def _judge(node: Node, state: NodeState, anyway: bool = False) -> None:
+def _set_state(node: Node, state: NodeState, anyway: bool = False) -> None:
     if node.state is not NodeState.CANDIDATE and not anyway:
         raise ValueError(f"{node!r} is not a candidate")
     node.state = state
 
 
-def unborn(parent: Node, ordinal: int, *, greedy: bool = False) -> Node:
+def make_child(parent: Node, ordinal: int, *, greedy: bool = False) -> Node:
     """Create a speculative child of `parent` without adding it to `parent.children`.
 
     The child samples the same tokens whether or not it is speculative, because sampling depends
@@ -263,7 +265,7 @@ def unborn(parent: Node, ordinal: int, *, greedy: bool = False) -> Node:
     return Node(lineage, parent, parent.end, text=parent.text, greedy=greedy, speculative=True)
 
 
-def given_path(root: Node, ordinal: int, texts: Sequence[str]) -> list[Node]:
+def make_given_path(root: Node, ordinal: int, texts: Sequence[str]) -> list[Node]:
     """Create a path of given steps below `root`, and return its nodes without the root.
 
     The steps have text but no tokens, because no model generated them. The last one ends the path.
@@ -274,7 +276,7 @@ def given_path(root: Node, ordinal: int, texts: Sequence[str]) -> list[Node]:
     """
     nodes = [root]
     for text in texts:
-        node = unborn(nodes[-1], ordinal if len(nodes) == 1 else 0)
+        node = make_child(nodes[-1], ordinal if len(nodes) == 1 else 0)
         node.state, node.text = NodeState.CANDIDATE, node.text + text
         node.stop = StopReason.EOS if len(nodes) == len(texts) else StopReason.DELIMITER
         nodes.append(node)
@@ -292,11 +294,11 @@ def tree_hash(tree: SearchTree) -> str:
         if node.state is NodeState.OPEN:
             continue
         kept = "pruned" if node.state is NodeState.PRUNED else "kept"
-        digest.update(f"{written(node)}|{kept}\n".encode())
+        digest.update(f"{step_line(node)}|{kept}\n".encode())
     return digest.hexdigest()
 
 
-def written(node: Node) -> str:
+def step_line(node: Node) -> str:
     """Return a line for digests with the step's lineage, token ids and stop reason."""
     ordinals = ".".join(map(str, node.lineage[1:]))
     return f"{ordinals}|{','.join(map(str, node.token_ids))}|{node.stop}"

@@ -18,7 +18,7 @@ from beamwright.models.named import named_shape
 from beamwright.models.shape import ModelShape
 from beamwright.protocols import Verifier
 from beamwright.sections import ModelSettings
-from beamwright.tree import SearchTree, given_path
+from beamwright.tree import SearchTree, make_given_path
 from beamwright.verify.family import AnySpec, family, load_spec
 from beamwright.verify.scorers import PROBE, WITHOUT_MODEL, CallableVerifier, ObjectVerifier, scorer
 from beamwright.verify.spec import LIKELIHOOD_SPEC, JudgeSpec, VerifierSpec, aggregate, load_judge
@@ -257,7 +257,7 @@ def show_verifier(settings: ModelSettings) -> dict[str, Any]:
             f"--show: --verifier {settings.scorer} is no reward model, which is read at tokens"
         )
     root = SearchTree(0, (0,), PROBLEM).root
-    nodes = given_path(root, 0, [*(f"{step}\n\n" for step in STEPS[:-1]), STEPS[-1]])
+    nodes = make_given_path(root, 0, [*(f"{step}\n\n" for step in STEPS[:-1]), STEPS[-1]])
     source = resolve_verifier(settings)
     assert source.model is not None
     assert source.model.codec is not None
