@@ -8,7 +8,7 @@ from beamwright.plan.machines import PassCosts
 from beamwright.protocols import KVDemand, Parking, ScheduleView
 from beamwright.schedule import make_schedule
 from beamwright.schedule.forest import Forest
-from beamwright.schedule.locality import parking_of
+from beamwright.schedule.locality import choose_parking
 from beamwright.sections import ScheduleSettings
 from beamwright.tree import SearchTree
 
@@ -67,9 +67,10 @@ def test_rows_go_in_even_waves_of_what_arithmetic_has_room_for(
 ):
     costs = PassCosts(weights_s=weights_s, row_s=1.0, byte_s=byte_s)
     view = view_of(num_beams, capacity, costs)
-    assert parking_of(view, Forest(view.demand)).most_rows == most_rows
+    assert choose_parking(view, Forest(view.demand)).most_rows == most_rows
 
 
 def test_the_last_rows_are_those_that_the_device_holds_a_few_times():
     view = view_of(16, 40)
-    assert parking_of(view, Forest(view.demand)) == Parking(None, level_from=9)  # 2.5 * 40 bytes
+    # 2.5 * 40 bytes
+    assert choose_parking(view, Forest(view.demand)) == Parking(None, level_from=9)

@@ -61,7 +61,7 @@ class LocalitySchedule(Schedule):
         batching = self.settings.batching
         if batching == "grouped" or forest.copy_per_beam:
             return None
-        parking = parking_of(view, forest)
+        parking = choose_parking(view, forest)
         asked = batching == "continuous" or not view.exact
         return parking if asked or parking_pays(view, forest, groups, parking) else None
 
@@ -121,15 +121,15 @@ _LEVEL_FROM = 2.5
 _FEWEST_ROWS = 64  # a pass with fewer rows takes longer than a roofline model predicts
 # Passes, relative to a device that is always full: a prefix stays on the device even while only
 # some of its rows run.
-_MORE_AREA = 1.2
+_EXTRA_PASSES = 1.2
 # The number of rows is limited only if a wave needs at most this multiple of the capacity: larger
 # waves park rows at any limit.
 _WAVE = 1.25
 _DRAIN = 0.25  # passes with few rows at the end of a round, as a fraction of a step
-_LOADED_AGAIN = 0.4  # bytes loaded again, as a fraction of the bytes that do not fit the device
+_RELOADED_SHARE = 0.4  # bytes loaded again, as a fraction of the bytes that do not fit the device
 
 
-def parking_of(view: ScheduleView, forest: Forest) -> Parking:
+def choose_parking(view: ScheduleView, forest: Forest) -> Parking:
     """Choose the parking parameters for the beams of `view`.
 
     Beyond some number of rows, arithmetic makes a pass slower, so the beams run in waves of even
@@ -157,8 +157,10 @@ def parking_pays(
     num_beams, capacity, costs = len(forest), forest.capacity_bytes, view.costs or PassCosts()
     need = forest.need(0, num_beams)
     grouped_s = view.step_tokens * sum(costs.seconds(len(group)) for group in groups)
-    area = (need - sum(forest.growth_bytes) / 2) / capacity  # steps with a full device
-    waves = max(1.0, num_beams / (parking.most_rows or num_beams), _MORE_AREA * area + _DRAIN)
+    full_steps = (need - sum(forest.growth_bytes) / 2) / capacity  # steps with a full device
+    waves = max(
+        1.0, num_beams / (parking.most_rows or num_beams), _EXTRA_PASSES * full_steps + _DRAIN
+    )
     passes_s = view.step_tokens * waves * costs.seconds(num_beams / waves)
-    loads_s = _LOADED_AGAIN * max(0, need - capacity) / costs.link_bandwidth
+    loads_s = _RELOADED_SHARE * max(0, need - capacity) / costs.link_bandwidth
     return passes_s + loads_s < grouped_s

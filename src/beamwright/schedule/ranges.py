@@ -48,7 +48,7 @@ def plan_ranges(
     candidates: list[GroupOrder] = []
     for backwards in (False, True):
         sweep = Sweep(forest, backwards=backwards, max_batch=max_batch)
-        ends = sweep.cut(balance=balance)
+        ends = sweep.group_ends(balance=balance)
         candidates.append((sweep.ranges(ends), union - sweep.survivors(ends)))
     num_groups = len(candidates[0][0])
     loss = min(loaded for _, loaded in candidates) - (union - resident)
@@ -85,27 +85,27 @@ def inner_orders(num_groups: int) -> list[tuple[int, ...]]:
     """
     if num_groups <= _ALL_ORDERS:
         return list(permutations(range(num_groups)))
-    found: dict[tuple[int, ...], None] = {}
+    orders: dict[tuple[int, ...], None] = {}
     for begin in range(num_groups):
         below, above = range(begin), range(begin + 1, num_groups)
         for first, rest in ((above, below), (below[::-1], above)):
-            found[(begin, *first, *rest)] = None
-            found[(begin, *first, *rest[::-1])] = None
-    return list(found)
+            orders[(begin, *first, *rest)] = None
+            orders[(begin, *first, *rest[::-1])] = None
+    return list(orders)
 
 
 def shared_classes(forest: Forest, ranges: Sequence[range]) -> list[Shared]:
     """Return the classes of shared segments of groups that are adjacent in depth-first order."""
-    totals = _covers(ranges, forest.path_bytes, forest.shared_bytes)
-    residents = _covers(ranges, forest.resident_path_bytes, forest.resident_shared_bytes)
+    totals = _covered_bytes(ranges, forest.path_bytes, forest.shared_bytes)
+    residents = _covered_bytes(ranges, forest.resident_path_bytes, forest.resident_shared_bytes)
     num_groups = len(ranges)
-    found = []
+    classes = []
     for first in range(num_groups):
         for last in range(first, num_groups):
-            total = _exactly(totals, first, last)
+            total = _exact_bytes(totals, first, last)
             if total:
-                found.append(Shared(first, last, total, _exactly(residents, first, last)))
-    return found
+                classes.append(Shared(first, last, total, _exact_bytes(residents, first, last)))
+    return classes
 
 
 def estimated_loads(
@@ -135,7 +135,7 @@ def estimated_loads(
 Covers = dict[tuple[int, int], int]
 
 
-def _covers(ranges: Sequence[range], paths: Sequence[int], shared: Sequence[int]) -> Covers:
+def _covered_bytes(ranges: Sequence[range], paths: Sequence[int], shared: Sequence[int]) -> Covers:
     """Return, per pair (i, j), the bytes of the segments that all groups from i to j use.
 
     For i == j this is the union of the group. Otherwise it is the minimum that neighbouring beams
@@ -157,7 +157,7 @@ def _covers(ranges: Sequence[range], paths: Sequence[int], shared: Sequence[int]
     return covers
 
 
-def _exactly(covers: Covers, first: int, last: int) -> int:
+def _exact_bytes(covers: Covers, first: int, last: int) -> int:
     """Return the bytes that exactly the groups `first` to `last` use (inclusion-exclusion)."""
     return (
         covers[first, last]
@@ -204,30 +204,30 @@ class Sweep:
             return [0, *shared[1:][way]]
 
         shared = running(forest.shared_bytes)
-        fresh = _less(forest.path_bytes[way], [] if forest.copy_per_beam else shared)
+        fresh = _minus(forest.path_bytes[way], [] if forest.copy_per_beam else shared)
         self._until = [0, *accumulate(map(int.__add__, fresh, forest.growth_bytes[way]))]
-        self._offset = self._until if forest.copy_per_beam else _less(self._until, shared)
-        resident = _less(forest.resident_path_bytes[way], running(forest.resident_shared_bytes))
+        self._offset = self._until if forest.copy_per_beam else _minus(self._until, shared)
+        resident = _minus(forest.resident_path_bytes[way], running(forest.resident_shared_bytes))
         self._resident = [0, *accumulate(resident)]
-        self._waiting = _less(self._until, self._resident)
+        self._waiting = _minus(self._until, self._resident)
 
     # --- limits ------------------------------------------------------------------------------
 
-    def cut(self, *, balance: bool) -> list[int]:
+    def group_ends(self, *, balance: bool) -> list[int]:
         """Return the ends of the fewest groups.
 
         With `balance`, the groups also load the fewest bytes, and then have even needs.
         """
-        ends = self._jumps(self._capacity, 0, self._size)
+        ends = self._ends_within(self._capacity, 0, self._size)
         assert ends is not None, "without limits every beam finds a group"
         if not balance or len(ends) <= 1:
             return ends
         most = len(ends)
         bound = min(self._capacity, self._until[-1])
         step = max(1, bound // _STEPS)
-        keep = _largest(self._resident[-1], step, lambda keep: self._jumps(bound, keep, most))
-        spare = _largest(bound, step, lambda spare: self._jumps(bound - spare, keep, most))
-        return self._spread(bound - spare, keep, most)
+        keep = _largest(self._resident[-1], step, lambda keep: self._ends_within(bound, keep, most))
+        spare = _largest(bound, step, lambda spare: self._ends_within(bound - spare, keep, most))
+        return self._even_ends(bound - spare, keep, most)
 
     def survivors(self, ends: list[int]) -> int:
         """Return the resident bytes that survive until their first use, exact to one segment."""
@@ -246,9 +246,9 @@ class Sweep:
             return [range(self._size - end, self._size - start) for start, end in pairs]
         return [range(start, end) for start, end in pairs]
 
-    # --- jumps -------------------------------------------------------------------------------
+    # --- ends --------------------------------------------------------------------------------
 
-    def _jumps(self, largest: int, keep: int, most: int) -> list[int] | None:
+    def _ends_within(self, largest: int, keep: int, most: int) -> list[int] | None:
         """Return the ends of at most `most` groups, or None if the limits allow no such groups.
 
         Each group needs at most `largest` bytes, and at least `keep` resident bytes survive.
@@ -256,14 +256,14 @@ class Sweep:
         ends: list[int] = []
         start = 0
         while start < self._size:
-            end = self._farthest(start, largest, keep)
+            end = self._last_end(start, largest, keep)
             if end == start or len(ends) == most:
                 return None
             ends.append(end)
             start = end
         return ends
 
-    def _farthest(self, start: int, largest: int, keep: int) -> int:
+    def _last_end(self, start: int, largest: int, keep: int) -> int:
         """Return the last possible end of a group from `start`, or `start` if none exists."""
         offset = self._offset[start]
         end = min(
@@ -276,7 +276,7 @@ class Sweep:
         too_large = self._until[start + 1] - offset > self._capacity
         return start + 1 if too_large and self._resident[start + 1] >= keep else start
 
-    def _nearest(self, end: int, largest: int, keep: int) -> int:
+    def _first_start(self, end: int, largest: int, keep: int) -> int:
         """Return the first possible start of a group that ends at `end`; one must exist."""
         offset, until = self._offset, self._until[end]
         start = max(
@@ -286,14 +286,14 @@ class Sweep:
         )
         return min(start, end - 1)
 
-    def _spread(self, largest: int, keep: int, num_groups: int) -> list[int]:
+    def _even_ends(self, largest: int, keep: int, num_groups: int) -> list[int]:
         """Return the ends of groups with even needs within the limits.
 
         Smaller groups come first, because they leave free memory to prefetch the next group.
         """
         lows = [self._size]
         for _ in range(num_groups - 1):
-            lows.append(self._nearest(lows[-1], largest, keep))
+            lows.append(self._first_start(lows[-1], largest, keep))
         ends: list[int] = []
         start = 0
         until = self._until
@@ -301,13 +301,13 @@ class Sweep:
             share = until[start] + (until[-1] - until[start]) // left
             even = bisect_right(until, share) - 1
             low = max(lows[left - 1], start + 1)
-            end = min(max(even, low), self._farthest(start, largest, keep))
+            end = min(max(even, low), self._last_end(start, largest, keep))
             ends.append(end)
             start = end
         return ends
 
 
-def _less(values: list[int], others: list[int]) -> list[int]:
+def _minus(values: list[int], others: list[int]) -> list[int]:
     """Return `values` minus `others` by element; values past the end of `others` are unchanged."""
     return [*map(int.__sub__, values, others), *values[len(others) :]]
 
