@@ -8,7 +8,7 @@ import torch
 from attention.conftest import Batch, largest_difference, plain_softmax
 from beamwright.attention import BACKENDS, make_attention
 from beamwright.attention.dense import DenseDecode
-from beamwright.attention.shared import tokens_behind
+from beamwright.attention.shared import tokens_after
 from beamwright.kv.tails import RowTails
 
 CLOSE = {torch.float64: 1e-10, torch.float32: 2e-5}
@@ -92,7 +92,7 @@ def test_what_lies_before_every_window_may_be_left_out(make_forest, backend):
     whole = forest.decode(backend, range(11), 20)
     short = []
     for path in forest.paths:
-        reach = zip(path, tokens_behind(path), strict=True)
+        reach = zip(path, tokens_after(path), strict=True)
         short.append(tuple(part for part, behind in reach if behind + 1 < 16))
     assert sum(map(len, short)) < sum(map(len, forest.paths)) / 2
     forest.paths = short

@@ -57,5 +57,5 @@ def test_has_the_same_bits_in_any_batch_and_however_a_path_is_cut(make_forest, w
 def test_without_the_library_torch_attends(make_forest, monkeypatch):
     forest, rows = make_forest(5, **HOW), list(range(9))
     found = forest.decode("tree", rows, 3)
-    monkeypatch.setattr(tree, "attends", lambda *_: False)
+    monkeypatch.setattr(tree, "can_attend", lambda *_: False)
     assert largest_difference(found, forest.decode("tree", rows, 3)) < 1e-5

@@ -72,7 +72,7 @@ def test_sums_that_follow_the_longest_tail_are_found_out(monkeypatch):
         context, lse = real(query, key, value, mask)
         return context * (1 + 1e-4 * key.shape[2]), lse
 
-    monkeypatch.setattr(tree, "attends", lambda *_: False)  # not by our own library
+    monkeypatch.setattr(tree, "can_attend", lambda *_: False)  # not by our own library
     monkeypatch.setattr(tree, "attend_few", attend_few)
     assert not batches_are_exact(decoder_of(), make_attention("tree"))
 

@@ -29,7 +29,7 @@ from beamwright.library import (
 _ATTENDS = 1  # number of the attention stage within a layer, see `csrc/step.c`
 
 
-def attends(layout: KVLayout, device: torch.device) -> bool:
+def can_attend(layout: KVLayout, device: torch.device) -> bool:
     """Return True if the library supports attention over KV of this layout on `device`."""
     known = layout.dtype in (torch.float32, torch.bfloat16) and layout.head_dim % LANES == 0
     return device.type == "cpu" and known and library() is not None
@@ -67,14 +67,14 @@ class NativePaths:
         sources = [NativeSource(x.data_ptr(), x.stride(0), x.stride(1), x.stride(3)) for x in whole]
         held = self._tail.storage
         slots, written, rows = self._tail.passes
-        found = self._described(sources)
-        found.own = NativeSource(held.data_ptr(), held.stride(0), held.stride(1), held.stride(3))
-        found.own_row, found.slots = held.stride(2), slots.data_ptr()
-        found.num_written = len(slots) // (2 * self._layout.num_kv_heads)
-        found.written = None if written is None else written.data_ptr()
-        found.own_rows = None if rows is None else rows.data_ptr()
-        found.kept = found.kept, slots, written, rows
-        return [found]
+        spec = self._described(sources)
+        spec.own = NativeSource(held.data_ptr(), held.stride(0), held.stride(1), held.stride(3))
+        spec.own_row, spec.slots = held.stride(2), slots.data_ptr()
+        spec.num_written = len(slots) // (2 * self._layout.num_kv_heads)
+        spec.written = None if written is None else written.data_ptr()
+        spec.own_rows = None if rows is None else rows.data_ptr()
+        spec.kept = spec.kept, slots, written, rows
+        return [spec]
 
     def attend(
         self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
@@ -86,12 +86,12 @@ class NativePaths:
         sources = [
             NativeSource(data.data_ptr(), 0, data.stride(0), data.stride(2)) for data in held
         ]
-        found = self._described(sources)
+        spec = self._described(sources)
         apart = (values.data_ptr() - keys.data_ptr()) // keys.itemsize
-        found.own = NativeSource(keys.data_ptr(), 0, apart, keys.stride(1))
-        found.own_row = keys.stride(0)
+        spec.own = NativeSource(keys.data_ptr(), 0, apart, keys.stride(1))
+        spec.own_row = keys.stride(0)
         wide = None if sinks is None else sinks.float()
-        found.sinks = None if wide is None else wide.data_ptr()
+        spec.sinks = None if wide is None else wide.data_ptr()
         rows, heads, head_dim = query.shape
         kv_heads = self._layout.num_kv_heads
         turned = torch.empty(rows, heads + 2 * kv_heads, head_dim)
@@ -99,17 +99,17 @@ class NativePaths:
         context = torch.empty(query.shape)
         model = Model((NativeLayer * 1)(), heads=heads, kv_heads=kv_heads, head_dim=head_dim)
         places = {"turned": turned.data_ptr(), "context": context.data_ptr()}
-        run(model, Pass(_ATTENDS, _ATTENDS + 1, rows, **places), [found])
+        run(model, Pass(_ATTENDS, _ATTENDS + 1, rows, **places), [spec])
         return context.to(query.dtype)
 
     def _described(self, sources: Sequence[NativeSource]) -> Attention:
         ends, layout = self._tail.places.contiguous(), self._layout
-        found = Attention((NativeSource * len(sources))(*sources))
-        found.places, found.most = self._places.data_ptr(), self._places.shape[1]
-        found.ends, found.kept = ends.data_ptr(), ends
-        found.window, found.softcap = layout.window or 0, layout.softcap or 0.0
-        found.narrow = layout.dtype == torch.bfloat16
-        return found
+        spec = Attention((NativeSource * len(sources))(*sources))
+        spec.places, spec.most = self._places.data_ptr(), self._places.shape[1]
+        spec.ends, spec.kept = ends.data_ptr(), ends
+        spec.window, spec.softcap = layout.window or 0, layout.softcap or 0.0
+        spec.narrow = layout.dtype == torch.bfloat16
+        return spec
 
 
 def run(model: Model, given: Pass, attentions: Sequence[Attention] = ()) -> None:

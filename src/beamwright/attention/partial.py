@@ -33,7 +33,7 @@ def attend_part(
 ) -> Partial:
     """Compute softmax attention of `query` over this part of the keys.
 
-    Results of a row with all keys masked are undefined, see `hide`.
+    Results of a row with all keys masked are undefined, see `hide_blind_rows`.
 
     Args:
         query: [items, kv_heads, rows, head_dim].
@@ -106,7 +106,7 @@ def attend_part_oracle(
     return context.to(query.dtype).transpose(1, 2).contiguous(), lse.transpose(1, 2).contiguous()
 
 
-def hide(part: Partial, blind: Tensor) -> Partial:
+def hide_blind_rows(part: Partial, blind: Tensor) -> Partial:
     """Give zero weight to a part for the rows that see none of its keys.
 
     blind: True for these rows [items, rows]. Their context becomes 0 instead of NaN, and their

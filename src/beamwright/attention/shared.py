@@ -164,7 +164,7 @@ class Bucket:
     layers: LayerSource  # packed KV, per layer [K or V, item, kv_head, token, head_dim]
     mask: Tensor  # additive [item, 1, 1, token]: minus infinity for padding
 
-    def within(
+    def window_mask(
         self, window: int, ends: Tensor, places: Tensor, group: int
     ) -> tuple[Tensor, Tensor]:
         """Build the bucket's mask for rows with a window.
@@ -229,7 +229,7 @@ class Slots:
         shaped = [f.unflatten(1, (n, -1)) for f, n in zip(found, counts, strict=True)]
         self.rows, self.ends = [rows for rows, _ in shaped], [ends for _, ends in shaped]
 
-    def picked(self, rows: Tensor) -> Slots:
+    def select_rows(self, rows: Tensor) -> Slots:
         """Return the slots for a batch of `rows`, in which a row may occur several times."""
         items, counts, ends, device = self._given
         index = rows.cpu().numpy()
@@ -256,7 +256,7 @@ def part_width(visible: int, layout: KVLayout) -> int:
     return padded_path(visible, layout.head_dim)
 
 
-def tokens_behind(path: Path) -> list[int]:
+def tokens_after(path: Path) -> list[int]:
     """Return, for each part of a path, the number of path tokens after the part."""
     return [*accumulate((part.visible for part in path[:0:-1]), initial=0)][::-1][: len(path)]
 
@@ -286,13 +286,13 @@ def seen_parts(paths: Sequence[Path], lengths: Sequence[int]) -> list[SeenPart]:
 
     lengths: number of new tokens per row.
     """
-    found: dict[tuple[int, int], SeenPart] = {}
+    parts: dict[tuple[int, int], SeenPart] = {}
     for row, path in enumerate(paths):
         for place, part in enumerate(path):
-            item = found.setdefault((id(part.segment), part.visible), SeenPart(part))
+            item = parts.setdefault((id(part.segment), part.visible), SeenPart(part))
             item.rows.append((row, place))
             item.num_tokens += lengths[row]
-    return list(found.values())
+    return list(parts.values())
 
 
 class SharedSegments:
@@ -328,11 +328,11 @@ class SharedSegments:
             num_bytes += layout.read_bytes_per_token * len(items) * tokens
         size = len(paths), max(map(len, paths))
         of_rows, ends = np.full(size, len(seen)), np.zeros(size, int)
-        behind = [tokens_behind(path) for path in paths]
+        after = [tokens_after(path) for path in paths]
         for number, item in enumerate(chain(*classes.values())):
             for row, place in item.rows:
                 of_rows[row, place] = number
-                ends[row, place] = item.part.visible + behind[row][place]
+                ends[row, place] = item.part.visible + after[row][place]
         counts = [len(items) for items in classes.values()]
         self.visible = [[item.part.visible for item in items] for items in classes.values()]
         self.slots = Slots(of_rows, counts, ends, self._device)

@@ -18,8 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from beamwright.attention.native import NativePaths, attends
-from beamwright.attention.partial import HALF, Partial, attend_few, attend_part, hide, merge_parts
+from beamwright.attention.native import NativePaths, can_attend
+from beamwright.attention.partial import (
+    HALF,
+    Partial,
+    attend_few,
+    attend_part,
+    hide_blind_rows,
+    merge_parts,
+)
 from beamwright.attention.protocols import AttentionBackend, DecodeView
 from beamwright.attention.shared import Hold, ResidentLayers, SharedSegments, Slots
 from beamwright.attention.tree_prefill import TreePrefill
@@ -46,10 +53,10 @@ class TreeDecode(DecodeView):
         self._shared = SharedSegments(store, paths, hold)
         self._device = store.compute_device
         self._window, self._softcap = store.kv.layout.window, store.kv.layout.softcap
-        is_native = attends(store.kv.layout, self._device)
+        is_native = can_attend(store.kv.layout, self._device)
         self._native = NativePaths(store.kv.layout, self._shared, tail) if is_native else None
-        self._of_all = self._shared.slots
-        self._arrange(self._of_all)
+        self._all_slots = self._shared.slots
+        self._arrange(self._all_slots)
 
     def _arrange(self, slots: Slots) -> None:
         """Build the tables for the rows of `slots`.
@@ -130,7 +137,7 @@ class TreeDecode(DecodeView):
         flat = query.reshape(rows * heads, head_dim)
         if not self._queries:
             self._queries = [self._shared.query_index(each, group)[0] for each in self._now.rows]
-        within = [] if self._window is None else self._within(self._window, group)
+        within = [] if self._window is None else self._window_masks(self._window, group)
         for number, bucket in enumerate(self._shared.buckets):
             index = self._queries[number]
             mask, blind = within[number] if within else (bucket.mask, None)
@@ -139,19 +146,19 @@ class TreeDecode(DecodeView):
             queries = picked.view(keys.shape[0], self._kv_heads, -1, head_dim)
             context, lse = attend_part(queries, keys, values, mask, self._softcap)
             if blind is not None:
-                context, lse = hide((context, lse), blind)
+                context, lse = hide_blind_rows((context, lse), blind)
             partials.append((context, lse))
         return partials
 
-    def _within(self, window: int, group: int) -> list[tuple[Tensor, Tensor]]:
-        """Return `Bucket.within` of each bucket.
+    def _window_masks(self, window: int, group: int) -> list[tuple[Tensor, Tensor]]:
+        """Return `Bucket.window_mask` of each bucket.
 
         The masks are computed once per token: the tail creates a new mask tensor for each token.
         """
         token, places = self._tail.mask, self._tail.places
         if self._seen[0] is not token:
             now = zip(self._shared.buckets, self._now.rows, self._now.ends, strict=True)
-            seen = [each.within(window, ends, places[rows], group) for each, rows, ends in now]
+            seen = [each.window_mask(window, ends, places[rows], group) for each, rows, ends in now]
             self._seen = token, seen
         return self._seen[1]
 
@@ -160,11 +167,11 @@ class TreeDecode(DecodeView):
 
     def keep_rows(self, rows: Tensor) -> None:
         """Continue with only `rows`. The packed segments stay; only the tables change."""
-        self._of_all = self._of_all.picked(rows)
-        self._arrange(self._of_all)
+        self._all_slots = self._all_slots.select_rows(rows)
+        self._arrange(self._all_slots)
 
     def spread(self, rows: Tensor | None) -> None:
-        self._arrange(self._of_all if rows is None else self._of_all.picked(rows))
+        self._arrange(self._all_slots if rows is None else self._all_slots.select_rows(rows))
 
     def close(self) -> None:
         self._shared.close()

@@ -17,7 +17,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from beamwright.attention.partial import KEY_MULTIPLE, attend_part, hide, round_up, with_sinks
+from beamwright.attention.partial import (
+    KEY_MULTIPLE,
+    attend_part,
+    hide_blind_rows,
+    round_up,
+    with_sinks,
+)
 from beamwright.attention.protocols import AttentionView
 from beamwright.attention.shared import (
     LEAST_KEYS,
@@ -29,7 +35,7 @@ from beamwright.attention.shared import (
     part_width,
     seen_parts,
     size_class,
-    tokens_behind,
+    tokens_after,
 )
 from beamwright.kv.segments import Path
 from beamwright.kv.store import SegmentStore
@@ -54,7 +60,7 @@ class _Product:
     """The query token of each slot [item, slot]. Padding repeats a token and is never read."""
     mask: Tensor
     """Additive mask: [item, 1, 1, key] for sealed keys, [1, 1, slot, key] for new keys, and
-    [item, 1, slot, key] for sealed keys with a window. `_open` repeats the slots for all query
+    [item, 1, slot, key] for sealed keys with a window. `_allocate` repeats the slots for all query
     heads of a group."""
     blind: Tensor | None = None
     """True for queries outside the window of all keys [item, slot * group]; None without one."""
@@ -76,10 +82,12 @@ class TreePrefill(AttentionView):
         # Per new token, the slots of the parts of its path and of its row's new tokens; -1 for
         # absent parts.
         most = max(len(path) for path in paths) + 1
-        self._behind = [tokens_behind(path) for path in paths]
+        self._tokens_after = [tokens_after(path) for path in paths]
         self._slots: Table = np.full((self._starts[-1], most), -1)
-        self._products = [self._shared(items) for items in _together(seen_parts(paths, lengths))]
-        self._products += self._new([len(path) for path in paths])
+        self._products = [
+            self._sealed_product(items) for items in _group_items(seen_parts(paths, lengths))
+        ]
+        self._products += self._new_products([len(path) for path in paths])
         heads = torch.arange(store.kv.layout.num_kv_heads, device=store.compute_device)
         self._index = [
             (product.tokens[:, None, :] * len(heads) + heads[None, :, None]).flatten()
@@ -93,14 +101,14 @@ class TreePrefill(AttentionView):
         num_tokens, heads, head_dim = query.shape
         kv_heads, at = key_value.shape[2], 0
         if not self._flat.numel():
-            self._open(query, kv_heads)
+            self._allocate(query, kv_heads)
         queries = query.reshape(num_tokens * kv_heads, -1)
         for product, index in zip(self._products, self._index, strict=True):
             keys, values = _keys_values(product, layer, key_value)
             asking = queries.index_select(0, index).view(len(keys), kv_heads, -1, head_dim)
             context, lse = attend_part(asking, keys, values, product.mask, self._layout.softcap)
             if product.blind is not None:
-                context, lse = hide((context, lse), product.blind)
+                context, lse = hide_blind_rows((context, lse), product.blind)
             part = context.view(-1, *self._context.shape[1:])
             self._context[at : at + len(part)] = part
             self._lse[at : at + len(part)] = lse.view(-1, *self._lse.shape[1:])
@@ -121,7 +129,7 @@ class TreePrefill(AttentionView):
 
     # --- tables ------------------------------------------------------------------------------
 
-    def _shared(self, items: Sequence[SeenPart]) -> _Product:
+    def _sealed_product(self, items: Sequence[SeenPart]) -> _Product:
         """Pack sealed segments into one product, and enter its slots into the table of tokens."""
         layout, device = self._layout, self._store.compute_device
         width = round_up(max(item.num_tokens for item in items), KEY_MULTIPLE)
@@ -138,7 +146,9 @@ class TreePrefill(AttentionView):
                 self._slots[begin:end, place] = np.arange(first, first + end - begin)
                 if layout.window is not None:
                     # Distance of each new token from the part's first token, then from each key.
-                    ahead = self._behind[row][place] + item.part.visible + np.arange(end - begin)
+                    ahead = (
+                        self._tokens_after[row][place] + item.part.visible + np.arange(end - begin)
+                    )
                     far = ahead[:, None] - np.arange(item.part.visible) >= layout.window
                     seen = mask[number, 0, at : at + end - begin, : item.part.visible]
                     seen[~far] = 0.0
@@ -158,7 +168,7 @@ class TreePrefill(AttentionView):
             torch.from_numpy(mask).to(device, layout.dtype),
         )
 
-    def _new(self, places: Sequence[int]) -> Iterator[_Product]:
+    def _new_products(self, places: Sequence[int]) -> Iterator[_Product]:
         """Yield a product of new tokens for each class of rows with the same padded length.
 
         places: per row, the column of the new tokens in the table of slots, after the path's parts.
@@ -180,7 +190,7 @@ class TreePrefill(AttentionView):
             causal = hidden.triu(1) if window is None else hidden.triu(1) + hidden.tril(-window)
             yield _Product(None, torch.from_numpy(tokens).to(device), causal.to(device))
 
-    def _open(self, query: Tensor, kv_heads: int) -> None:
+    def _allocate(self, query: Tensor, kv_heads: int) -> None:
         """Allocate the tensors that all layers use.
 
         Padding tokens at the end of the batch read the same slots as the first token. The last
@@ -214,7 +224,7 @@ def _keys_values(product: _Product, layer: int, fresh: Tensor) -> tuple[Tensor, 
     return own[:, :, 0].transpose(1, 2), own[:, :, 1].transpose(1, 2)
 
 
-def _together(items: Sequence[SeenPart]) -> list[list[SeenPart]]:
+def _group_items(items: Sequence[SeenPart]) -> list[list[SeenPart]]:
     """Group items with similar numbers of keys and queries into products.
 
     Items that this pass has to write first get products of their own.
@@ -223,14 +233,14 @@ def _together(items: Sequence[SeenPart]) -> list[list[SeenPart]]:
     for item in items:
         key = size_class(item.part.visible, LEAST_KEYS), item.written
         classes.setdefault(key, []).append(item)
-    found: list[list[SeenPart]] = []
+    groups: list[list[SeenPart]] = []
     for alike in classes.values():
         alike.sort(key=lambda item: -item.num_tokens)
         spare = 0
         for number, item in enumerate(alike):
-            spare += found[-1][0].num_tokens - item.num_tokens if number else 0
+            spare += groups[-1][0].num_tokens - item.num_tokens if number else 0
             if not number or spare > SPARE_TOKENS:
-                found.append([])
+                groups.append([])
                 spare = 0
-            found[-1].append(item)
-    return found
+            groups[-1].append(item)
+    return groups

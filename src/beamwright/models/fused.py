@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from beamwright.attention.kernels import begins_early
+from beamwright.attention.kernels import can_overlap
 
 GATED = ("silu", "gelu", "gelu_tanh")
 _PIECE, _PIECE_WARPS = 1024, 4
@@ -215,7 +215,7 @@ def launch(
     for tensor in tensors:
         if tensor is not None:
             places |= tensor.data_ptr()
-    early = begins_early(first.device)
+    early = can_overlap(first.device)
     key = id(kernel), first.dtype, first.get_device(), tensors[-1] is None, sizes
     handle = _handles().get(key)
     if handle is not None and places % _ALIGNED == 0:

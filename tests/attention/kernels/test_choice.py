@@ -12,7 +12,12 @@ import pytest
 import torch
 
 from beamwright.attention import KERNEL_BACKENDS, kernels, make_attention
-from beamwright.attention.kernels import begins_early, is_hopper, is_small, triton_version
+from beamwright.attention.kernels import (
+    can_overlap,
+    has_small_shared_memory,
+    is_hopper,
+    triton_version,
+)
 from beamwright.attention.kernels.worklist import (
     HeadLayout,
     decode_tile,
@@ -75,8 +80,12 @@ def test_what_a_card_can_do_is_said_by_its_capability(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(kernels, "_capability", kernels._capability.__wrapped__)
-    assert (begins_early(CUDA), is_hopper(CUDA), is_small(CUDA)) == (early, hopper, small)
-    assert not begins_early(torch.device("cpu"))
+    assert (can_overlap(CUDA), is_hopper(CUDA), has_small_shared_memory(CUDA)) == (
+        early,
+        hopper,
+        small,
+    )
+    assert not can_overlap(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("choose", [decode_tile, prefill_tile, partial(prefill_tile, hopper=True)])

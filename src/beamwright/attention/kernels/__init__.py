@@ -58,7 +58,7 @@ def has_matrix_units(device: torch.device) -> bool:
     return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def begins_early(device: torch.device) -> bool:
+def can_overlap(device: torch.device) -> bool:
     """Return True if a kernel can start before the previous kernel has ended.
 
     Programmatic dependent launch needs compute capability 9.0.
@@ -71,7 +71,7 @@ def is_hopper(device: torch.device) -> bool:
     return _capability(device)[0] == 9
 
 
-def is_small(device: torch.device) -> bool:
+def has_small_shared_memory(device: torch.device) -> bool:
     """Return True if a multiprocessor has only 100 KiB of shared memory.
 
     These are RTX cards with compute capability 8.6, 8.9 or 12.0.

@@ -12,7 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beamwright.attention.kernels import begins_early, is_hopper, is_interpreted, is_small
+from beamwright.attention.kernels import (
+    can_overlap,
+    has_small_shared_memory,
+    is_hopper,
+    is_interpreted,
+)
 from beamwright.attention.kernels.own import OwnBlocks
 from beamwright.attention.kernels.programs import attend_chunks, attend_parts, merge_rows
 from beamwright.attention.kernels.worklist import (
@@ -63,7 +68,7 @@ class Partials:
         self.lse = torch.empty(size, dtype=torch.float32, device=device)
         self.first_own = num_slots
         self.early = (
-            {"EARLY": True, "launch_pdl": True} if begins_early(device) else {"EARLY": False}
+            {"EARLY": True, "launch_pdl": True} if can_overlap(device) else {"EARLY": False}
         )
 
     @property
@@ -103,20 +108,20 @@ def decode_attention(
     items, *entries, slot_rows, slot_reach, row_parts, row_slots = work
     num_rows, num_items = query.shape[0], items.shape[0] // 4
     heads = heads_of(kv, query.shape[1])
-    tile = decode_tile(heads, query.element_size(), small=is_small(query.device))
+    tile = decode_tile(heads, query.element_size(), small=has_small_shared_memory(query.device))
     pool, strides = _pool(kv, layer)
-    rule = _rule(kv)
+    flags = _kernel_flags(kv)
     attend_parts[((num_rows + num_items) * heads.kv_heads,)](
         query, key_value, *pool, own.table, own.counts, partials.context, partials.lse,
         items, *entries, slot_rows, slot_reach, num_rows, partials.first_own, _scale(heads),
         query.stride(0), key_value.stride(0), *strides,
-        **_sizes(heads, tile, kv, query.dtype), MOST=own.table.shape[1], **rule, **partials.early,
+        **_sizes(heads, tile, kv, query.dtype), MOST=own.table.shape[1], **flags, **partials.early,
     )  # fmt: skip
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     merge_rows[(num_rows * heads.heads,)](
         partials.context, partials.lse, row_parts, row_slots, sinks, out, partials.first_own,
         HEADS=heads.heads, HEAD_DIM=heads.head_dim, DIM=tile.dim, PARTS=_PARTS,
-        SINKS=sinks is not None, WINDOW=rule["WINDOW"], num_warps=_MERGE_WARPS, **partials.early,
+        SINKS=sinks is not None, WINDOW=flags["WINDOW"], num_warps=_MERGE_WARPS, **partials.early,
     )  # fmt: skip
     return out
 
@@ -149,7 +154,7 @@ def prefill_attention(
     attend_chunks[(num_tiles * heads.kv_heads,)](
         query, *pool, key_value[:, 0], key_value[:, 1], sinks, out, *work, _scale(heads),
         query.stride(0), key_value.stride(0), *strides,
-        **_sizes(heads, tile, kv, query.dtype), SINKS=sinks is not None, **_rule(kv),
+        **_sizes(heads, tile, kv, query.dtype), SINKS=sinks is not None, **_kernel_flags(kv),
     )  # fmt: skip
     return out
 
@@ -177,7 +182,7 @@ def _pool(kv: KVBlocks, layer: int) -> tuple[list[Tensor | None], tuple[int, int
     return [*numbers.unbind(1), *codes], (numbers.stride(0), numbers.stride(2))
 
 
-def _rule(kv: KVBlocks) -> dict[str, Any]:
+def _kernel_flags(kv: KVBlocks) -> dict[str, Any]:
     """Return the kernel arguments for softcap, window and codes, see `programs`; 0 means none."""
     layout = kv.layout
     window, softcap = layout.window or 0, layout.softcap or 0.0

@@ -28,15 +28,15 @@ from beamwright.attention.kernels.tiles import (
     entries_of,
     fold,
     fold_entries,
-    keep_token,
-    keep_tokens,
     load_queries,
+    store_token,
+    store_tokens,
 )
 
 
 @triton.jit
 def _store_partial(
-    context, lse, slots, heads, real, best, total, found,
+    context, lse, slots, heads, real, best, total, weighted,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Store the partial results of one program in its slots."""
@@ -46,7 +46,7 @@ def _store_partial(
         total = tl.where(total > 0, total, 1.0)
     place = slots.to(tl.int64) * HEADS + heads
     inside = real[:, None] & (dim < HEAD_DIM)[None, :]
-    tl.store(context + place[:, None] * HEAD_DIM + dim[None, :], found / total[:, None], inside)
+    tl.store(context + place[:, None] * HEAD_DIM + dim[None, :], weighted / total[:, None], inside)
     tl.store(lse + place, best + tl.log2(total), real)
 
 
@@ -85,23 +85,23 @@ def _attend_own(
     first = (last // PIECES).to(tl.int64) * block_stride
     place = first + piece * token_stride + head * HEAD_DIM
     scale_place = first + piece * (token_stride // HEAD_DIM) + head
-    keep_token(keys, key_exponents, key, place, scale_place, HEAD_DIM, CODES)
-    keep_token(values, value_exponents, value, place, scale_place, HEAD_DIM, CODES)
+    store_token(keys, key_exponents, key, place, scale_place, HEAD_DIM, CODES)
+    store_token(values, value_exponents, value, place, scale_place, HEAD_DIM, CODES)
     tl.debug_barrier()  # other threads of this program read the stored token below
     best = tl.full([PAIRS], float("-inf"), tl.float32)
     total = tl.full([PAIRS], 0.0, tl.float32)
-    found = tl.full([PAIRS, DIM], 0.0, tl.float32)
-    best, total, found = fold_entries(
+    weighted = tl.full([PAIRS, DIM], 0.0, tl.float32)
+    best, total, weighted = fold_entries(
         queries, keys + head * HEAD_DIM, values + head * HEAD_DIM,
         key_exponents, value_exponents, head,
         own_blocks, None, None, first_entry, num_entries, num_tokens, block, held,
-        past + pair * 0, scale, block_stride, token_stride, best, total, found,
+        past + pair * 0, scale, block_stride, token_stride, best, total, weighted,
         HEAD_DIM, DIM, ENTRY_TOKENS, PIECES, TOKENS, SOFTCAP, WINDOW, WIDE, CODES,
     )  # fmt: skip
     slots = first_own_slot + row + pair * 0
     HEADS: tl.constexpr = KV_HEADS * GROUP
     _store_partial(
-        context, lse, slots, heads, real, best, total, found, HEADS, HEAD_DIM, DIM, WINDOW
+        context, lse, slots, heads, real, best, total, weighted, HEADS, HEAD_DIM, DIM, WINDOW
     )
 
 
@@ -140,17 +140,17 @@ def _attend_item(
             reach += tl.load(num_own + rows, mask=real, other=1) - 1
         best = tl.full([PAIRS], float("-inf"), tl.float32)
         total = tl.full([PAIRS], 0.0, tl.float32)
-        found = tl.full([PAIRS, DIM], 0.0, tl.float32)
-        best, total, found = fold_entries(
+        weighted = tl.full([PAIRS, DIM], 0.0, tl.float32)
+        best, total, weighted = fold_entries(
             queries, keys + head * HEAD_DIM, values + head * HEAD_DIM,
             key_exponents, value_exponents, head,
             entry_blocks, entry_tokens, entry_firsts, first_entry, num_entries, 0, block, held,
-            reach, scale, block_stride, token_stride, best, total, found,
+            reach, scale, block_stride, token_stride, best, total, weighted,
             HEAD_DIM, DIM, ENTRY_TOKENS, PIECES, TOKENS, SOFTCAP, WINDOW, WIDE, CODES,
         )  # fmt: skip
         HEADS: tl.constexpr = KV_HEADS * GROUP
         _store_partial(
-            context, lse, slots, heads, real, best, total, found, HEADS, HEAD_DIM, DIM, WINDOW
+            context, lse, slots, heads, real, best, total, weighted, HEADS, HEAD_DIM, DIM, WINDOW
         )
 
 
@@ -287,7 +287,7 @@ def attend_chunks(
     num_own = tl.load(tile + 5)
     if num_queries > 0:
         if slots is not None:
-            keep_tokens(
+            store_tokens(
                 own_keys, own_values, keys, values, key_exponents, value_exponents,
                 slots, first_query, num_queries, head, own_stride, block_stride, token_stride,
                 HEAD_DIM, DIM, ENTRY_TOKENS * PIECES, TOKENS, CODES,
@@ -305,13 +305,13 @@ def attend_chunks(
         )
         best = tl.full([PAIRS], float("-inf"), tl.float32)
         total = tl.full([PAIRS], 0.0, tl.float32)
-        found = tl.full([PAIRS, DIM], 0.0, tl.float32)
-        best, total, found = fold_entries(
+        weighted = tl.full([PAIRS, DIM], 0.0, tl.float32)
+        best, total, weighted = fold_entries(
             queries, keys + head * HEAD_DIM, values + head * HEAD_DIM,
             key_exponents, value_exponents, head,
             entry_blocks, entry_tokens, entry_firsts, first_entry, num_entries, 0, block, held,
             tl.load(tile + 6) + token - first_own, scale,
-            block_stride, token_stride, best, total, found,
+            block_stride, token_stride, best, total, weighted,
             HEAD_DIM, DIM, ENTRY_TOKENS, PIECES, TOKENS, SOFTCAP, WINDOW, WIDE, CODES,
         )  # fmt: skip
         for start in range(0, num_own, TOKENS):
@@ -324,13 +324,13 @@ def attend_chunks(
             seen = at[None, :] <= (token - first_own)[:, None]
             if WINDOW > 0:
                 seen = seen & ((token - first_own)[:, None] - at[None, :] < WINDOW)
-            best, total, found = fold(
-                queries, key, value, seen, scale, best, total, found, SOFTCAP, WINDOW, WIDE
+            best, total, weighted = fold(
+                queries, key, value, seen, scale, best, total, weighted, SOFTCAP, WINDOW, WIDE
             )
         if SINKS:
             bias = tl.load(sinks + heads, mask=real, other=0.0).to(tl.float32)
             total += tl.exp2(bias * 1.4426950408889634 - best)
         place = (token.to(tl.int64) * (KV_HEADS * GROUP) + heads) * HEAD_DIM
         inside = real[:, None] & (dim < HEAD_DIM)[None, :]
-        found = (found / total[:, None]).to(out.dtype.element_ty)
-        tl.store(out + place[:, None] + dim[None, :], found, inside)
+        weighted = (weighted / total[:, None]).to(out.dtype.element_ty)
+        tl.store(out + place[:, None] + dim[None, :], weighted, inside)

@@ -57,7 +57,7 @@ def read_tile(numbers, exponents, place, inside, scale_place, seen, query, CODES
     inside, seen: masks of the two loads.
     """
     if CODES == 0:
-        found = tl.load(numbers + place, mask=inside, other=0.0)
+        values = tl.load(numbers + place, mask=inside, other=0.0)
     else:
         codes = tl.load(numbers + place, mask=inside, other=0).to(tl.int32)
         exponent = tl.load(exponents + scale_place, mask=seen, other=0).to(tl.int32)
@@ -67,8 +67,8 @@ def read_tile(numbers, exponents, place, inside, scale_place, seen, query, CODES
         else:  # fp8 bits moved into a float32; 2 ** 120 corrects for the other exponent bias
             bits = ((codes & 0x80) << 24) | ((codes & 0x7F) << 20)
             wide = bits.to(tl.float32, bitcast=True) * 1329227995784915872903807060280344576.0
-        found = (wide * power[:, None]).to(query.dtype)
-    return found
+        values = (wide * power[:, None]).to(query.dtype)
+    return values
 
 
 @triton.jit
@@ -162,18 +162,18 @@ def load_queries(
 
 
 @triton.jit
-def _coded(found, CODES: tl.constexpr):
-    """Return codes, as int8 bytes, and exponents of `found` [tokens, dim], like `kv.codes.encoded`.
+def _coded(numbers, CODES: tl.constexpr):
+    """Return int8 codes and exponents of `numbers` [tokens, dim], like `kv.codes.encoded`.
 
     The numbers must be exactly representable, because nothing is rounded here.
     """
     BITS: tl.constexpr = 7 if CODES == 1 else 9
     LIMIT: tl.constexpr = 127 / 128 if CODES == 1 else 448 / 512
-    wide = found.to(tl.float32)
+    wide = numbers.to(tl.float32)
     bits = tl.max(tl.abs(wide), axis=1).to(tl.int32, bitcast=True)
     mantissa = ((bits & 0x7FFFFF) | 0x3F000000).to(tl.float32, bitcast=True)
     exponent = tl.where(bits == 0, 0, (bits >> 23) - 126) - BITS + (mantissa > LIMIT).to(tl.int32)
-    if found.dtype == tl.float16:
+    if numbers.dtype == tl.float16:
         LOW: tl.constexpr = -24 if CODES == 1 else -15
         exponent = tl.minimum(tl.maximum(exponent, LOW), 9 if CODES == 1 else 7)
     else:
@@ -191,17 +191,17 @@ def _coded(found, CODES: tl.constexpr):
 
 
 @triton.jit
-def _keep_each(own, pool, exponents, source, target, scales, kept, inside, CODES: tl.constexpr):
+def _store(own, pool, exponents, source, target, scales, kept, inside, CODES: tl.constexpr):
     """Store a tile of keys or of values in the pool, as codes if CODES is set."""
-    found = tl.load(own + source, mask=inside, other=0.0)
+    values = tl.load(own + source, mask=inside, other=0.0)
     if CODES > 0:
-        found, exponent = _coded(found, CODES)
+        values, exponent = _coded(values, CODES)
         tl.store(exponents + scales, exponent, kept)
-    tl.store(pool + target, found, inside)
+    tl.store(pool + target, values, inside)
 
 
 @triton.jit
-def keep_tokens(
+def store_tokens(
     own_keys, own_values, keys, values, key_exponents, value_exponents,
     slots, first, count, head, own_stride, block_stride, token_stride,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
@@ -222,17 +222,17 @@ def keep_tokens(
         block = (slot // BLOCK).to(tl.int64) * block_stride
         target = (block + slot % BLOCK * token_stride)[:, None] + head * HEAD_DIM + dim
         scales = block + slot % BLOCK * (token_stride // HEAD_DIM) + head
-        _keep_each(own_keys, keys, key_exponents, source, target, scales, kept, inside, CODES)
-        _keep_each(own_values, values, value_exponents, source, target, scales, kept, inside, CODES)
+        _store(own_keys, keys, key_exponents, source, target, scales, kept, inside, CODES)
+        _store(own_values, values, value_exponents, source, target, scales, kept, inside, CODES)
 
 
 @triton.jit
-def keep_token(
-    numbers, exponents, found, place, scale, HEAD_DIM: tl.constexpr, CODES: tl.constexpr
+def store_token(
+    numbers, exponents, values, place, scale, HEAD_DIM: tl.constexpr, CODES: tl.constexpr
 ):  # fmt: skip
     """Store the keys or values [1, dim] of one token and head at `place` in the pool."""
-    dim = tl.arange(0, found.shape[1])[None, :]
+    dim = tl.arange(0, values.shape[1])[None, :]
     if CODES > 0:
-        found, exponent = _coded(found, CODES)
+        values, exponent = _coded(values, CODES)
         tl.store(exponents + scale + tl.zeros_like(exponent), exponent)
-    tl.store(numbers + place + dim, found, dim < HEAD_DIM)
+    tl.store(numbers + place + dim, values, dim < HEAD_DIM)

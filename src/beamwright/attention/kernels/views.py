@@ -70,7 +70,7 @@ class KernelWorkspace:
     ) -> tuple[list[Tensor], Partials]:
         """Write `work` to the device; return its lists, and partial results for `num_rows` rows."""
         num_rows = max(num_rows, _LEAST_ROWS) if self._stays else num_rows
-        lists = self._buffers.write(work, _rooms(num_rows) if self._stays else {})
+        lists = self._buffers.write(work, _reserved_lengths(num_rows) if self._stays else {})
         num_slots, held = len(lists[4]), self._partials
         if held is None or held.first_own < num_slots or held.num_rows < num_rows:
             num_rows = max(num_rows, held.num_rows if held is not None else 0)
@@ -90,7 +90,7 @@ class KernelWorkspace:
         self._counted = num_bytes
 
 
-def _rooms(num_rows: int) -> dict[str, int]:
+def _reserved_lengths(num_rows: int) -> dict[str, int]:
     """Return the reserved length of each work list for `num_rows` rows.
 
     Only few spare items are reserved, because every item costs a program, even an empty one.

@@ -85,7 +85,7 @@ def decode_tile(heads: HeadLayout, element_bytes: int, *, small: bool = False) -
     idle. On an H100, three programs with 32 tokens per tile fit a multiprocessor, but only two with
     64. Then 256 rows take 35 us per layer instead of 44 (docs/log/2026-11.md#attention-on-a-card).
 
-    small: see `is_small`; two programs fit there, if necessary with one stage less.
+    small: see `has_small_shared_memory`; two programs fit there, if necessary with one stage less.
     """
     pairs = 16 if heads.group <= 2 else 32 if heads.group <= 4 else 64
     most_bytes = _HALF_BYTES if small else _SHARED_BYTES
@@ -309,7 +309,7 @@ def _share(paths: Sequence[Path], block_tokens: int, cuts: Cuts) -> list[list[tu
     for row, path in enumerate(paths):
         whole = row if cuts.copy_per_row else id(path)
         if (parts := of_path.get(whole)) is None:
-            copies = _copies(path, seen) if cuts.copy_per_row else [0] * len(path)
+            copies = _copy_numbers(path, seen) if cuts.copy_per_row else [0] * len(path)
             parts = of_path[whole] = []
             lengths = tuple([each.visible for each in path])
             if lengths not in of_lengths:
@@ -348,7 +348,7 @@ def prefill_work(
     first_own = 0
     for path, length in zip(paths, lengths, strict=True):
         first_entry = len(entries.blocks)
-        copies = _copies(path, seen) if copy_per_row else [0] * len(path)
+        copies = _copy_numbers(path, seen) if copy_per_row else [0] * len(path)
         before = 0
         for part, copy in zip(path, copies, strict=True):
             if part.visible:
@@ -368,13 +368,13 @@ def most_tiles(num_tokens: int, queries_per_tile: int) -> int:
     return num_tokens // queries_per_tile + num_tokens // LEAST_CHUNK
 
 
-def _copies(path: Path, seen: Counter[Segment]) -> list[int]:
+def _copy_numbers(path: Path, seen: Counter[Segment]) -> list[int]:
     """Return the copy of each segment that this row reads, and count the row in `seen`."""
-    found = []
+    numbers = []
     for part in path:
-        found.append(max(0, min(seen[part.segment], len(part.segment.copies) - 1)))
+        numbers.append(max(0, min(seen[part.segment], len(part.segment.copies) - 1)))
         seen[part.segment] += 1
-    return found
+    return numbers
 
 
 def _ints(values: object) -> Ints:
