@@ -57,7 +57,7 @@ def attend_part(
 def attend_few(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, softcap: float | None = None
 ) -> Partial:
-    """Compute `attend_part` for the few queries of a decode step, with heads before rows.
+    """Compute `attend_part` for the few queries of a decode step. Heads come before rows.
 
     In float32 and float64 it uses two batched products. The flash operator runs each (item, head)
     as a separate product on one thread, and with few rows per head two threads are slower than one

@@ -53,7 +53,7 @@ class AttentionView:
         """
 
     def prepare(self, num_heads: int, num_tokens: int = 1) -> None:
-        """Write the tables that all layers of the next pass over `num_tokens` tokens only read."""
+        """Write the tables for a pass over `num_tokens` tokens; layers then only read them."""
 
     def close(self) -> None:
         """Return the bytes that the view has charged to the budget."""
@@ -167,11 +167,12 @@ class KVMethod:
     home_option: the option that keeps all KV on the host, in the store that `make_store` returns.
         The generator's device budget then belongs to that store and never moves to the verifier.
     has_tier: KV may be evicted to the host.
-    attend: (settings, backend, decoder) to the backend that wraps this one. Raises InputError where
-        the three do not go together.
-    tails_apart: the rows' newest tokens are not charged to the KV budget, so the memory plan keeps
-        room for them.
-    most_rows: (shape, bytes of a token, KV bytes) to the most rows whose reads fit that budget.
+    attend: (settings, backend, decoder) to a backend that wraps `backend`. The call raises
+        InputError if the three are incompatible.
+    tails_apart: tails (the rows' newest tokens) are not charged to the KV budget, so the memory
+        plan reserves memory for them.
+    most_rows: (shape, bytes per token, KV budget in bytes) to the largest number of rows for which
+        the KV that they read fits the budget.
     """
 
     option: str | None = None

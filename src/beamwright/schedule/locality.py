@@ -29,9 +29,10 @@ _EAGER_ABOVE = 1.5  # a round that needs more than this multiple of the capacity
 @schedule("auto", meaning="locality, and in-gpu where all KV has its home on the host")
 @schedule("locality", meaning="group by group, each to the end of its step")
 class LocalitySchedule(Schedule):
-    """Groups of beams whose KV fits the device, in depth-first order; or rows with parking.
+    """Groups of beams with KV that fits the device; or parking, which preempts rows on demand.
 
-    It reads the settings batching, planner, balance, inter_beam, max_batch and write_back.
+    The beams of a group are in depth-first order. The schedule reads the settings batching,
+    planner, balance, inter_beam, max_batch and write_back.
     """
 
     def plan(self, view: ScheduleView) -> Plan:
@@ -97,7 +98,7 @@ class LocalitySchedule(Schedule):
 
 
 def outgrows(demand: KVDemand, need_bytes: int) -> bool:
-    """Return True if this round does not fit in one group, or the next round is not expected to.
+    """Return True if this round does not fit in one group, or if the next round probably does not.
 
     The next round is expected to grow by as much as this round did.
     """

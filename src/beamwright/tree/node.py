@@ -158,14 +158,14 @@ class Node:
 
     @property
     def depth(self) -> int:
-        """Number of nodes between the root and this node, this node included."""
+        """Number of nodes on the path after the root."""
         return len(self.lineage) - 1
 
     @property
     def goes_on(self) -> bool:
         """True if the node was opened in the same round as its parent.
 
-        The parent's step then has no score, and the strategy did not select the parent.
+        The parent is then a turn, or a step without a score that the strategy did not select.
         """
         parent = None if self.speculative else self.parent
         return parent is not None and parent.round == self.round

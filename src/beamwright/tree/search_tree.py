@@ -188,10 +188,10 @@ class SearchTree:
         return self._in_state(NodeState.FINISHED)
 
     def ended(self) -> list[Node]:
-        """Return the final candidates and the candidates with an ended answer, in lineage order.
+        """Return the final candidates and the candidates with an ended path, in lineage order.
 
-        Candidates count because selection of the current round may not have run yet.
-        Greedy rollouts and comments on an answer are left out.
+        The latter count because selection may not have decided about them yet. Greedy rollouts and
+        comments on an answer are left out.
         """
         fresh = [n for n in self.candidates() if n.ended and n.answers and not n.greedy]
         return sorted([*self.finished(), *fresh], key=_lineage)

@@ -109,7 +109,7 @@ def fold_entries(
     block, held: [tokens] result of `entries_of` for the first tile. The loop loads the entries of
         the next tile while it folds the current one: the copy of keys and values needs the block
         address, and could otherwise not be started in advance.
-    reach: [pairs] number of path tokens from the first of these tokens up to the query's own token.
+    reach: [pairs] number of path tokens from the first token of the entries to the query's token.
     """
     tl.static_assert(TOKENS % ENTRY_TOKENS == 0, "a tile holds whole entries")
     STEP: tl.constexpr = TOKENS // ENTRY_TOKENS
