@@ -14,8 +14,29 @@ from beamwright.solver import machinery
 from beamwright.tree import tree_hash
 from beamwright.verify.prm import PrmVerifier
 from engines import assert_nothing_allocated, exact_dtype, tiny_solver
+from fakes import new_tree
 from streams import LateStreams
 from worker_parts import OPEN, Scorer, Writer, by_lineage, overlapped, plain, search, workers
+
+
+def test_a_tree_that_has_failed_is_not_scored_any_more():
+    """Its other steps may wait already, where steps are scored as they end."""
+    tree, other = new_tree(), new_tree()
+    first, second = tree.expand(tree.root, 2)
+    (third,) = other.expand(other.root, 1)
+
+    def script(node):
+        if node is first:
+            raise InputError("no step")
+        return None, 0.5
+
+    scorer = Scorer(script, opened=3)
+    executor = plain(Writer(), scorer)
+    for batch in ((first,), (second,), (third,)):
+        executor.verify(batch)
+    assert [event.node for _ in range(3) for event in executor.wait()] == [first, third]
+    assert scorer.scored == [(first,), (third,)]
+
 
 # --- whole searches by a script --------------------------------------------------------------
 

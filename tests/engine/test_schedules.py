@@ -51,13 +51,3 @@ def test_a_declared_schedule_goes_by_its_name(make_solver, chunks):
 def test_what_does_not_fit_is_one_line(chunks, options, words):
     with pytest.raises(InputError, match=words):
         make_schedule(ScheduleSettings.model_validate(options))
-
-
-def test_a_name_and_a_setting_are_taken_once(chunks):
-    with pytest.raises(InputError, match="--schedule locality is declared twice"):
-        schedule("locality", meaning="another")(chunks)
-    with pytest.raises(InputError, match="--prefetch is a setting of its own"):
-
-        @schedule("other", meaning="takes a setting")
-        class Other(Schedule):
-            prefetch: bool = option(False, help="Taken.")

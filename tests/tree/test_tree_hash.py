@@ -37,17 +37,6 @@ def test_hash_does_not_see_scores_or_open_nodes():
     assert tree_hash(tree) == expected
 
 
-def test_hash_does_not_depend_on_the_order_of_commits():
-    hashes = set()
-    for order in ([0, 1, 2], [2, 0, 1]):
-        tree = new_tree()
-        nodes = tree.expand(tree.root, 3)
-        for i in order:
-            tree.commit(nodes[i], (i, i + 1), (0.0, 0.0), StopReason.DELIMITER, str(i))
-        hashes.add(tree_hash(tree))
-    assert len(hashes) == 1
-
-
 def test_hash_tells_the_places_of_equal_steps_apart():
     left, right = new_tree(), new_tree()
     for tree, place in ((left, 0), (right, 1)):
