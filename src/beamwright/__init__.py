@@ -37,12 +37,16 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """`import beamwright` alone stays quick, and what needs no torch waits for none."""
+    """Import a public name at its first use.
+
+    `import beamwright` alone is fast for this reason, and a program that needs no torch does not
+    wait for torch.
+    """
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    """What Tab shows: what people call, imported or not, and none of the package's own names."""
+    """Return the public names for Tab completion, without internal names of the package."""
     return list(__all__)

@@ -1,4 +1,4 @@
-"""`python -m beamwright`: the command line."""
+"""Entry point of `python -m beamwright`: the command line."""
 
 import sys
 

@@ -1,6 +1,7 @@
-"""All settings of a run, from a recipe and flat options. Knows names; no torch, no models.
+"""All settings of a run, built from a recipe and flat options.
 
-A recipe is a YAML file with the sections of `sections`; command-line options override it.
+A recipe is a YAML file with the sections of `sections`. Command-line options override it. This
+module knows the names of settings, but imports no torch and no models.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from beamwright.registry import declared_options, unknown
 from beamwright.sections import Section
 
 _LONGEST_SHOWN = 120
-_OF_SEVERAL = ("base", "settings", "grid", "dataset")  # of `evaluate.recipes`
+_OF_SEVERAL = ("base", "settings", "grid", "dataset")  # sections of `evaluate.recipes` alone
 
 
 class Settings(Section):
-    """Everything one run depends on; the same sections as a recipe file."""
+    """All settings that one run depends on, in the same sections as a recipe file."""
 
     model: sections.ModelSettings = sections.ModelSettings()
     sampling: sections.SamplingSettings = sections.SamplingSettings()
@@ -36,7 +37,7 @@ class Settings(Section):
     sparse: sections.SparseSettings = sections.SparseSettings()
 
     def __repr__(self) -> str:
-        """What differs from the defaults, as `build` takes it."""
+        """Return the settings that differ from their defaults, in the form that `build` accepts."""
         usual, shown = type(self)(), []
         for name, _ in self:
             section, plain = dict(getattr(self, name)), dict(getattr(usual, name))
@@ -47,10 +48,14 @@ class Settings(Section):
 
     @classmethod
     def build(cls, recipe: str | os.PathLike[str] | None = None, **options: Any) -> Settings:
-        """Settings from an optional recipe and flat options, which override it.
+        """Build settings from an optional recipe and flat options. Options override the recipe.
 
-        A flat option belongs to the one section that has a field of its name; `None` means
-        "not given". Raises InputError with one line on an unknown or impossible value.
+        A flat option belongs to the one section that has a field with its name. `None` means "not
+        given".
+
+        Raises:
+            InputError: if an option is unknown or a value is impossible, with a message of one
+                line.
         """
         given = load_recipe(Path(recipe)) if recipe else {}
         source = f"recipe {recipe}: " if recipe else ""
@@ -64,10 +69,12 @@ class Settings(Section):
         return cls._with(given, options, source)
 
     def changed(self, **options: Any) -> Settings:
-        """The same settings but for these flat options; `None` means "not given".
+        """Return the same settings with these flat options changed; `None` means "not given".
 
-        Another strategy does not inherit the options of the present one. Raises InputError as
-        `build`.
+        If the strategy changes, the options of the old strategy are dropped.
+
+        Raises:
+            InputError: for the same reasons as `build`.
         """
         given = self.model_dump(exclude_unset=True)
         if options.get("search") not in (None, self.search.search):
@@ -93,28 +100,29 @@ class Settings(Section):
 
 @cache
 def gone() -> dict[str, str]:
-    """Options that there were, and values (`--choose pairwise`), with what became of each."""
+    """Return what became of each removed option, or removed value such as `--choose pairwise`."""
     became: dict[str, str] = read_yaml(Path(__file__).with_name("gone.yaml"), "options")
     return became
 
 
 def section_fields() -> dict[str, dict[str, FieldInfo]]:
-    """The fields of every section by name."""
+    """Return the fields of every section, by section and by name."""
     sections: Any = Settings.model_fields.items()
     return {name: info.annotation.model_fields for name, info in sections}
 
 
 def option_owners() -> dict[str, str]:
-    """The section of every option: fields of the sections, and what strategies and others declare.
+    """Return the section of every option, by the option's name.
 
-    Strategies and schedules are known once their rooms are imported.
+    Options are the fields of the sections, and the options that strategies, schedules and verifiers
+    declare. Declared options are known once the packages that declare them are imported.
     """
     fields = {name: section for section, names in section_fields().items() for name in names}
     return {**declared_options(), **fields}
 
 
 def load_recipe(path: Path) -> dict[str, dict[str, Any]]:
-    """The sections of a YAML recipe, not yet validated.
+    """Return the sections of a YAML recipe, not yet validated.
 
     Raises:
         InputError: if the file is missing, is not YAML, or is not a mapping of mappings.
@@ -131,7 +139,7 @@ def load_recipe(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _no_section(key: str, owners: dict[str, str]) -> str:
-    """What is wrong with a key of a recipe that is no section."""
+    """Return the error message for a recipe's key that is not a section."""
     if key in _OF_SEVERAL:
         return f"{key!r} makes it a recipe of several settings, for `beamwright eval --recipe`"
     if key in owners:
@@ -140,7 +148,7 @@ def _no_section(key: str, owners: dict[str, str]) -> str:
 
 
 def _unknown(name: str, owners: dict[str, str], section: str | None = None) -> str:
-    """What is wrong with a name that no option has, or none of this section."""
+    """Return the error message for an option that is unknown, or unknown in `section`."""
     where = name if section is None else f"{section}.{name}"
     if section is not None and name in owners:
         return f"unknown option {where!r}: {name} belongs in section {owners[name]!r}"
@@ -150,18 +158,22 @@ def _unknown(name: str, owners: dict[str, str], section: str | None = None) -> s
 
 
 def describe_invalid(error: ValidationError, where: str = "") -> str:
-    """One line of what pydantic found. where: of the settings, what goes before the option."""
+    """Return one line about the first error that pydantic reports.
+
+    where: text before the option's place, such as "search.".
+    """
     first = error.errors()[0]
     place = where + ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         return f"unknown option {place!r}"
-    names = [part for part in first["loc"] if isinstance(part, str)]  # numbers are list places
+    names = [part for part in first["loc"] if isinstance(part, str)]  # numbers are indices of lists
     option = (names or [place])[-1].replace("_", "-")
-    if first["type"] == "value_error":  # of a parser above, whose words hold the value
+    # raised by a parser of `units`, whose message contains the value
+    if first["type"] == "value_error":
         return f"{place} (--{option}): {first['ctx']['error']}"
     if (written := f"--{option} {first['input']}") in gone():
         return f"{written}: {gone()[written]}"
-    value = repr(first["input"])  # of any length: a file may hold it
+    value = repr(first["input"])  # may be long: a recipe is a file
     if len(value) > _LONGEST_SHOWN:
         value = f"{value[:_LONGEST_SHOWN]}..."
     return f"{place} (--{option}): {first['msg']}, got {value}"

@@ -1,14 +1,15 @@
 """The cores that this process may use, and how its OpenMP threads wait for one another.
 
-PyTorch's OpenMP threads wait by spinning: 300,000 turns in GNU's library, 200 ms in LLVM's. Where
-another process runs on one of the cores, each of thousands of parallel regions then lasts until
-the scheduler takes the spinning thread away. A short spin bridges the gaps between two operators of
-a decoding step, and costs little beside other processes (docs/log/2026-11.md#a-busy-machine).
+PyTorch's OpenMP threads wait by spinning: for 300,000 iterations in GNU's library, for 200 ms in
+LLVM's. If another process runs on one of the cores, each of thousands of parallel regions lasts
+until the scheduler preempts the spinning thread. A short spin bridges the gaps between two
+operators of a decode step, and costs little next to other processes
+(docs/log/2026-11.md#a-busy-machine).
 
-The libraries read their policy from the environment while PyTorch is imported, so this module sets
-it when `beamwright` is imported. It is the only one that reads or writes the environment, a
-decided exception: the variables are the libraries' own, and change no result. A policy that the
-user has set stays; `engine.threads` sees to programs that have imported PyTorch before.
+The libraries read their wait policy from the environment while PyTorch is imported, so this module
+sets it when `beamwright` is imported. No other module reads or writes the environment. This is a
+deliberate exception: the variables belong to the libraries and change no result. A policy that the
+user has set is kept. `engine.threads` handles programs that imported PyTorch first.
 """
 
 from __future__ import annotations
@@ -25,36 +26,44 @@ _POLICIES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 def shorten_spins() -> None:
-    """Set a short spin for PyTorch's import, unless it is too late or the user has set a policy."""
+    """Set a short spin for PyTorch's threads.
+
+    Do nothing if PyTorch is already imported, or if the user has set a wait policy.
+    """
     if "torch" not in sys.modules and wait_policy() is None:
-        # LLVM's library counts in milliseconds.
+        # LLVM's library takes milliseconds, GNU's takes iterations.
         os.environ.update(GOMP_SPINCOUNT=str(SPINS), KMP_BLOCKTIME="1")
 
 
 def wait_policy() -> str | None:
-    """The environment's wait policy; None if PyTorch was imported without one."""
+    """Return the wait policy from the environment; None if no policy is set."""
     return next((f"{n}={os.environ[n]}" for n in _POLICIES if n in os.environ), None)
 
 
 def num_cores(root: Path = Path("/")) -> int:
-    """Cores that this process may use: its affinity, or its container's CPU quota if that is less.
+    """Return the number of cores that this process may use.
 
-    A fraction of a core counts as one. root: where /proc and /sys are.
+    It is the smaller of the process's CPU affinity and its container's CPU quota. A fraction of a
+    core counts as one core.
+
+    root: the folder that contains /proc and /sys.
     """
     affinity = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
     return min([len(affinity(0)), *map(math.ceil, _quotas(root))])
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """Cores' worth of time that the container may use; None without a limit."""
+    """Return the container's CPU quota in cores; None without a quota."""
     return min(_quotas(root), default=None)
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Limits of this process's control group and of its parents, in cores (cgroup v1 and v2).
+    """Yield the CPU quotas of this process's control group and its parents, in cores.
 
-    Inside a container the group's own path may be the host's, whose folders are not there. The
-    mounted folder is then the container's.
+    Both cgroup v1 and v2 are read.
+
+    Inside a container, the group's path may be the path on the host, which does not exist here. The
+    mounted folder, a parent of that path, then holds the container's quota.
     """
     groups = root / "proc/self/cgroup"
     for line in groups.read_text(encoding="utf-8").splitlines() if groups.exists() else ():
@@ -64,7 +73,7 @@ def _quotas(root: Path) -> Iterator[float]:
         for home in homes:
             folder = root / "sys/fs/cgroup" / home / group.strip("/")
             for each in (folder, *folder.parents):
-                with suppress(OSError, ValueError):  # no such folder; "max"
+                with suppress(OSError, ValueError):  # no such folder, or "max"
                     texts = [(each / name).read_text(encoding="utf-8") for name in files]
                     quota, period = map(int, " ".join(texts).split())
                     if quota > 0:

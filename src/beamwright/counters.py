@@ -1,8 +1,9 @@
-"""Counters: what was done, and what it took, counted once; all statistics are differences of two.
+"""Counters of what an engine did and how long it took.
 
-The clock of a run, the running batch, a generator elsewhere, the verifier and every model's KV add
-to one of these each. Knows fields, `+` and `-`; no room of the package. What a solution, a metric
-or a gauge says is a view of the difference between two moments.
+Each event is counted once. All statistics are differences between two copies of the counters. The
+running batch, the clock of a run, a remote server, the verifier and the KV of each model have one
+`Counters` object each. Solutions, metrics and gauges are views of a difference. This module imports
+no other package of Beamwright.
 """
 
 from __future__ import annotations
@@ -17,96 +18,69 @@ PHASES = ("decode", "verify", "both", "schedule", "stall")
 
 @dataclass
 class Counters:
-    """Counts since somebody began to count.
+    """Counts since this object was created, in tokens, bytes, seconds or events.
 
-    Phases of the loop, every instant counted once: decode_s, verify_s, schedule_s; both_s: decoding
-    beside scoring; stall_s: waiting for transfers.
-
-    The running batch. groups: how often it was filled from empty. iterations: of at most 16 tokens;
-    steps: forward passes in them. admitted: rows that joined, again after a preemption. row_tokens:
-    tokens of real rows, speculative ones included; slot_tokens: of all rows that were computed,
-    padding included. preempted: rows that had to leave in the middle of their step. parking_plans:
-    whose rows park instead of waiting behind barriers.
-    speculative_rows: that were begun before selection had opened their nodes.
-
-    The verifier. verifier_calls: its passes; scored_steps: in them; scored_tokens: of these steps.
-
-    KV of a model. transfer_wait_s: of whoever computes. recomputed_tokens: written again.
-    needed_tokens: of whole paths of rows that joined, and of what was prefilled; of these
-    prefilled_tokens were new, and loaded_tokens and dropped_tokens had left the device since they
-    were needed last: they came back over the link, or were computed again. evicted_blocks: left the
-    device whole; of these needed again: loaded_blocks, recomputed_blocks: the thrashing that the
-    decoupled-exploration thesis counts (Algorithm 1).
-
-    The link, and memory that went from one model to the other: h2d_bytes, d2h_bytes; moves,
-    moved_bytes.
-
-    A generator elsewhere. requests: that were answered, or failed; retries: of them, repeated ones.
-    prompt_tokens, cached_tokens: as the server says; of so many replies it has not said it:
-    untold_prompts, untold_cached.
-
-    Sparse decoding. sparse_tokens: of rows that selected; visible_tokens, selected_tokens: that
-    these saw, and attended to. left_out: of the attention of so many `sparse_heads` (layers, heads
-    and tokens), what was not selected, or at most; none where the scores do not say. corrections:
-    heads whose predicted query was too far off. Of a rank beside the decoder: rank_takes:
-    selections that a layer took; rank_late: of them, those it waited for, rank_waited_s in all.
-    rank_s: of the rank's own work; rank_link_s: of it, on the link.
+    The first fields divide all time of the loop into phases, so that each instant counts once.
     """
 
-    decode_s: float = 0.0
-    verify_s: float = 0.0
-    both_s: float = 0.0
-    schedule_s: float = 0.0
-    stall_s: float = 0.0
+    decode_s: float = 0.0  # decoding alone
+    verify_s: float = 0.0  # scoring alone
+    both_s: float = 0.0  # decoding and scoring at the same time
+    schedule_s: float = 0.0  # planning and selection
+    stall_s: float = 0.0  # waiting for transfers
 
-    groups: int = 0
-    iterations: int = 0
-    steps: int = 0
-    admitted: int = 0
-    row_tokens: int = 0
-    slot_tokens: int = 0
-    preempted: int = 0
-    parking_plans: int = 0
-    speculative_rows: int = 0
+    groups: int = 0  # times that the running batch was filled from empty
+    iterations: int = 0  # iterations of at most 16 tokens
+    steps: int = 0  # forward passes in these iterations
+    admitted: int = 0  # rows admitted; a preempted row counts again
+    row_tokens: int = 0  # tokens of real rows, speculative rows included
+    slot_tokens: int = 0  # tokens of all computed rows, padding included
+    preempted: int = 0  # rows that left the batch in the middle of their step
+    parking_plans: int = 0  # plans with parking, which has no barriers (`protocols.Parking`)
+    speculative_rows: int = 0  # rows begun before selection had opened their nodes
 
-    verifier_calls: int = 0
-    scored_steps: int = 0
-    scored_tokens: int = 0
+    verifier_calls: int = 0  # forward passes of the verifier
+    scored_steps: int = 0  # steps scored in these calls
+    scored_tokens: int = 0  # tokens of these steps
 
-    transfer_wait_s: float = 0.0
-    cancelled_transfers: int = 0
-    recomputed_tokens: int = 0
-    needed_tokens: int = 0
-    prefilled_tokens: int = 0
-    loaded_tokens: int = 0
-    dropped_tokens: int = 0
-    evicted_blocks: int = 0
+    transfer_wait_s: float = 0.0  # time that computation waited for transfers
+    cancelled_transfers: int = 0  # queued copies dropped because their KV was no longer needed
+    recomputed_tokens: int = 0  # tokens whose KV was computed again
+    needed_tokens: int = 0  # tokens on the paths of admitted rows, and prefilled tokens
+    prefilled_tokens: int = 0  # needed tokens that were new
+    loaded_tokens: int = 0  # needed tokens that had left the device and were loaded from the host
+    dropped_tokens: int = 0  # needed tokens that had left the device and were computed again
+    evicted_blocks: int = 0  # blocks that left the device
+    # Evicted blocks that were needed again, and loaded. With `recomputed_blocks`, this is the
+    # thrashing that the thesis on decoupled exploration counts (Algorithm 1).
     loaded_blocks: int = 0
-    recomputed_blocks: int = 0
+    recomputed_blocks: int = 0  # evicted blocks that were needed again, and computed again
 
-    h2d_bytes: int = 0
-    d2h_bytes: int = 0
-    moves: int = 0
-    moved_bytes: int = 0
+    h2d_bytes: int = 0  # bytes from host to device over the link
+    d2h_bytes: int = 0  # bytes from device to host over the link
+    moves: int = 0  # times that KV budget moved from one model to the other
+    moved_bytes: int = 0  # bytes of budget that moved
 
-    requests: int = 0
-    retries: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    untold_prompts: int = 0
-    untold_cached: int = 0
+    requests: int = 0  # requests to a remote server, answered or failed, retries included
+    retries: int = 0  # requests that repeated a failed one
+    prompt_tokens: int = 0  # prompt tokens, as the server reports them
+    cached_tokens: int = 0  # prompt tokens in the server's cache, as it reports them
+    untold_prompts: int = 0  # replies without a count of prompt tokens
+    untold_cached: int = 0  # replies without a count of cached tokens
 
-    sparse_tokens: int = 0
-    visible_tokens: int = 0
-    selected_tokens: int = 0
+    sparse_tokens: int = 0  # tokens decoded with a selection of the visible tokens
+    visible_tokens: int = 0  # tokens visible to these tokens, summed
+    selected_tokens: int = 0  # tokens that these tokens attended to, summed
+    # Attention on tokens that were not selected, or an upper bound of it, as a share of each head's
+    # attention, summed over `sparse_heads`. Both stay 0 if a method's scores do not tell it.
     left_out: float = 0.0
-    sparse_heads: int = 0
-    corrections: int = 0
-    rank_takes: int = 0
-    rank_late: int = 0
-    rank_waited_s: float = 0.0
-    rank_s: float = 0.0
-    rank_link_s: float = 0.0
+    sparse_heads: int = 0  # layers times heads times tokens, as far as `left_out` is known
+    corrections: int = 0  # heads whose predicted query was too far from the real one
+    rank_takes: int = 0  # selections that a layer took from the thread that ranks tokens
+    rank_late: int = 0  # selections that a layer had to wait for
+    rank_waited_s: float = 0.0  # time that layers waited for selections
+    rank_s: float = 0.0  # time that the ranking thread worked
+    rank_link_s: float = 0.0  # part of `rank_s` that was spent on transfers
 
     def __add__(self, other: Counters) -> Counters:
         return self._combined(add, other)
@@ -115,7 +89,7 @@ class Counters:
         return self._combined(sub, other)
 
     def copy(self) -> Counters:
-        """The counts at this moment."""
+        """Return a copy of the counts at this moment."""
         return replace(self)
 
     def _combined(self, combine: Callable[[Any, Any], Any], other: Counters) -> Counters:
@@ -124,36 +98,39 @@ class Counters:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Of each phase that there was any of."""
+        """Seconds of each phase that took any time, by phase."""
         taken = {phase: getattr(self, f"{phase}_s") for phase in PHASES}
         return {phase: seconds for phase, seconds in taken.items() if seconds}
 
     @property
     def reused_tokens(self) -> int:
-        """Of those needed, on the device ever since they were written or needed last."""
+        """Needed tokens whose KV had stayed on the device since it was last written or needed."""
         missed = self.prefilled_tokens + self.loaded_tokens + self.dropped_tokens
         return self.needed_tokens - missed
 
 
 def figure(counter: str, *, per: str | None = None, unless: str | None = None) -> Any:
-    """A field of a `CounterView` that is a counter of another name.
+    """Declare a field of a `CounterView` that is computed from a counter with another name.
 
-    per: the counter that it is divided by; None of nothing. unless: None where this counter has
-    counted.
+    per: the counter to divide by; None to divide by nothing.
+    unless: a counter; the field is None if it is not 0.
     """
     return field(metadata={"counter": counter, "per": per, "unless": unless})
 
 
 @dataclass(frozen=True)
 class CounterView:
-    """Figures for people and JSON, of what was counted between two moments.
+    """Figures for people and JSON, computed from the counts between two moments.
 
-    A field is the counter of its name, or what `figure` says, or known from elsewhere.
+    A field is the counter with its name, or what `figure` declares, or a value passed to `of`.
     """
 
     @classmethod
     def of(cls, counted: Counters, **own: Any) -> Self:
-        """The view of these counts. own: fields that are no counters."""
+        """Build the view of these counts.
+
+        own: values of the fields that are not counters.
+        """
         for each in fields(cls):
             if each.name in own:
                 continue
@@ -166,12 +143,12 @@ class CounterView:
 
 
 def share_of(total: float, num: int) -> float | None:
-    """A mean or a share; None of nothing."""
+    """Return `total` divided by `num`, a mean or a share; None if `num` is 0."""
     return total / num if num else None
 
 
 class Level(NamedTuple):
-    """Bytes of KV on one tier at one moment, and the most that there may be."""
+    """Bytes of KV on one tier at one moment, and the tier's budget."""
 
     used_bytes: int
     budget_bytes: int
@@ -179,18 +156,19 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True)
 class Usage:
-    """What an engine holds at one moment, and has counted so far; any thread may read it.
+    """Memory that an engine holds at one moment, and its counts so far. Any thread may read it.
 
-    It is read while the engine works, so numbers may be of slightly different moments.
-    levels: by model ("generator", "verifier") and tier ("device", "host"), where it has any.
-    counters: of the "engine" itself, and of each model's KV.
+    It is read while the engine works, so its numbers may belong to slightly different moments.
+
+    levels: by model ("generator", "verifier") and tier ("device", "host"), where the model has it.
+    counters: by owner: the "engine" itself, and each model's KV.
     """
 
     levels: Mapping[tuple[str, str], Level]
     counters: Mapping[str, Counters]
 
     def __add__(self, other: Usage) -> Usage:
-        """Of two engines of one kind."""
+        """Add the usage of another engine of the same kind."""
         levels, counters = dict(self.levels), dict(self.counters)
         for key, level in other.levels.items():
             mine = levels.get(key, Level(0, 0))
@@ -202,31 +180,32 @@ class Usage:
         return Usage(levels, counters)
 
     def over(self) -> Usage:
-        """What stays of an engine that is gone: its counts."""
+        """Return the usage that remains of a stopped engine: its counts without any memory."""
         return Usage({}, self.counters)
 
     @property
     def engine(self) -> Counters:
-        """What the running batch, the clock and the link have counted."""
+        """Counts of the running batch, the clock and the link."""
         return self.counters["engine"]
 
     @property
     def has_link(self) -> bool:
-        """True if KV is on two tiers."""
+        """True if KV is kept on two tiers."""
         return any(tier == "host" for _, tier in self.levels)
 
 
 class Progress:
-    """Hears of phases and tokens. This one does nothing; a subclass shows them.
+    """Receiver of phases and token counts while an engine works. This class does nothing.
 
-    Called between iterations, from the thread that works. Policies neither see nor steer it.
+    Subclasses show the progress. The engine calls it between iterations, from its own thread. No
+    policy reads it.
     """
 
     def doing(self, what: str) -> None:
-        """A phase begins: "loading the verifier bundled", "round 3: decoding 16 beams"."""
+        """Begin a phase, such as "loading the verifier bundled" or "round 3: decoding 16 beams"."""
 
     def wrote(self, num_tokens: int) -> None:
-        """So many tokens were decoded, of all beams together."""
+        """Take notice that `num_tokens` tokens were decoded, summed over all beams."""
 
     def ended(self) -> None:
-        """What was begun is over: loading, or a call's searches."""
+        """End what was begun: loading, or the searches of a call."""

@@ -1,4 +1,4 @@
-"""How a part is declared by name, verifiers, and the plugins whose declarations join on import.
+"""Declarations of verifiers, the decorator behind all declarations, and the loading of plugins.
 
 ```python
 @verifier("short-steps", meaning="the shorter a step, the better")
@@ -6,9 +6,10 @@ def short_steps(problem, steps):
     return 1 / (1 + len(steps[-1]))
 ```
 
-A file runs only if its user names it (`--plugin FILE.py`, `Solver(plugins=[...])`); no recipe and
-no checkpoint can. Installed packages name themselves in the entry point group `beamwright.plugins`.
-Imports no torch, so that a plugin is read before it is known whether anything will be computed.
+A plugin file runs only if the user names it (`--plugin FILE.py`, `Solver(plugins=[...])`). A recipe
+or a checkpoint cannot load one. Installed packages declare themselves in the entry point group
+`beamwright.plugins`. This module imports no torch, because plugins are loaded before it is known
+whether anything will be computed.
 """
 
 from __future__ import annotations
@@ -34,17 +35,20 @@ from beamwright.sections import OpenSection
 R = TypeVar("R", bound=TableRow)
 M = TypeVar("M", bound=Callable[..., Any])
 
-_NAME = re.compile(r"\w[\w.-]*")  # none of ":", "/" and ",", which part names from what follows
+# A name contains no ":", "/" or ",", because these separate a name from the text after it.
+_NAME = re.compile(r"\w[\w.-]*")
 
 
 def declaration(
     table: Table[R], row: type[R], name: str, meaning: str, **facts: Any
 ) -> Callable[[M], M]:
-    """A decorator that takes what it decorates into a table. facts: of the row.
+    """Return a decorator that adds the decorated class or function to `table`.
+
+    facts: further fields of the row.
 
     Raises:
-        InputError: if the name cannot be one, or it or an option of it means something else, or if
-            what is declared lacks a method.
+        InputError: if the name is not valid, if the name or an option already has another meaning,
+            or if the class lacks a method.
     """
     if not _NAME.fullmatch(name):
         raise InputError(f"{table.flag} {name!r}: a name is of letters, digits, '-', '_' and '.'")
@@ -80,9 +84,9 @@ Such a class is made without arguments, or is a `config.Section` whose fields ar
 def declared_values(
     table: Table[Any], rows: Sequence[TableRow], settings: OpenSection, named: str | None = None
 ) -> list[dict[str, Any]]:
-    """The options that a section holds for each of these rows, which are what it names.
+    """Return, for each row, the values that the section `settings` holds for the row's options.
 
-    named: what it names, where that is no row.
+    named: the chosen name to show in an error, if it is not the name of a row.
 
     Raises:
         InputError: for an option that none of the rows has.
@@ -102,12 +106,13 @@ def declared_values(
 
 
 def made(table: Table[Any], make: Callable[..., Any], given: dict[str, Any], **shared: Any) -> Any:
-    """What a declaration makes: a function is itself, of a class an instance with these options.
+    """Return a declared function itself, or an instance of a declared class with its options.
 
-    shared: what every one of its kind is given.
+    given: the values of the class's own options.
+    shared: arguments that every class of the table takes.
 
     Raises:
-        InputError: for a value that it cannot use.
+        InputError: for a value that the class cannot use.
     """
     if not isinstance(make, type):
         return make
@@ -117,19 +122,23 @@ def made(table: Table[Any], make: Callable[..., Any], given: dict[str, Any], **s
         raise InputError(describe_invalid(error, f"{table.section}.")) from error
     except BeamwrightError:
         raise
-    except Exception as error:  # whatever a user's class raises
+    except Exception as error:  # a user's class may raise anything
         raise InputError(f"{table.flag}: {make.__qualname__} raised {line_of(error)}") from error
 
 
 def _source_of(make: Callable[..., Any]) -> str | None:
-    """The file of a plugin's declaration as it is now; None of a built-in one, or where the file
-    is a program that does more than declare."""
+    """Return the source of the plugin file that declares `make`, as the file is now.
+
+    Return None for a built-in declaration, and for a declaration in `__main__`, a program that does
+    more than declare.
+    """
     if make.__module__ == "__main__" or make.__module__.startswith("beamwright."):
         return None
     file = getattr(sys.modules.get(make.__module__), "__file__", None)
     try:
         return None if file is None else decode_source(Path(file).read_bytes())
-    except (OSError, SyntaxError, UnicodeError):  # there is no text, as in an archive
+    # the module has no source file, for example inside an archive
+    except (OSError, SyntaxError, UnicodeError):
         return None
 
 
@@ -139,10 +148,10 @@ GROUP = "beamwright.plugins"
 
 
 def load_plugin(file: str | os.PathLike[str]) -> None:
-    """Run a file for what it declares.
+    """Run a plugin file, so that its declarations join the tables.
 
     Raises:
-        InputError: if it is no Python file, or fails.
+        InputError: if it is not a Python file, or fails.
     """
     path = Path(file)
     name = f"{PLUGIN_MODULE}{path.stem}"
@@ -157,16 +166,16 @@ def load_plugin(file: str | os.PathLike[str]) -> None:
         raise InputError(f"--plugin {path}: {error}") from error
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # whatever a user's file raises, `sys.exit()` too
+    except BaseException as error:  # a user's file may raise anything, `sys.exit()` included
         del sys.modules[name]
         raise InputError(f"--plugin {path}: it raised {line_of(error)}") from error
 
 
 def load_all(files: Iterable[str | os.PathLike[str]] = ()) -> list[str]:
-    """Installed plugins, then these files; a line about each of the former that fails.
+    """Load installed plugins and then `files`, and return one line per failed installed plugin.
 
     Raises:
-        InputError: as `load_plugin`.
+        InputError: if one of the files fails, see `load_plugin`.
     """
     failed = []
     for point in sorted(installed(GROUP), key=lambda point: (point.name, point.value)):

@@ -1,4 +1,4 @@
-"""Every error Beamwright raises on purpose. Knows nothing of any other room.
+"""Every error that Beamwright raises on purpose. Imports no other module of the package.
 
 ```
 BeamwrightError            exit 1   something failed; one line says what
@@ -8,7 +8,7 @@ BeamwrightError            exit 1   something failed; one line says what
 ├── CapacityError          exit 1   a KV budget (device or host) is exhausted
 ├── DeviceMemoryError      exit 1   the device has no working memory for even one beam
 ├── NotFiniteError         exit 1   a model's numbers are NaN or infinite: a bad weight, an overflow
-├── PolicyError            exit 1   a strategy or schedule asked for what cannot be done
+├── PolicyError            exit 1   a strategy or schedule returned an invalid action or plan
 ├── LinkError              exit 1   a transfer between host and device failed
 └── UnavailableError       exit 1   something outside (the hub, a package) cannot be reached
 ```
@@ -23,7 +23,7 @@ _LONGEST_LINE = 200
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Bytes with a binary unit: `12.3 MiB`."""
+    """Return a number of bytes with a binary unit: `12.3 MiB`."""
     for unit in ("B", "KiB", "MiB"):
         if num_bytes < 1024:
             return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
@@ -32,24 +32,27 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def said_by(error: BaseException) -> str:
-    """What an error that is none of these says, on one line."""
+    """Return the message of an error from outside Beamwright, on one line and shortened."""
     return " ".join(str(error).split())[:_LONGEST_LINE]
 
 
 def line_of(error: BaseException) -> str:
-    """The same with its kind: `ValueError: ...`."""
+    """Return the same line with the error's class in front: `ValueError: ...`."""
     return f"{type(error).__name__}: {said_by(error)}"
 
 
 class BeamwrightError(Exception):
-    """Base of all deliberate errors; `str(error)` is one line fit to show a user."""
+    """Base class of all deliberate errors. `str(error)` is one line that can be shown to a user."""
 
     exit_code = 1
-    # The `Solution` of what was finished before the error, where a search had begun.
+    # The `Solution` with the paths finished before the error; None if no search had begun.
     partial: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Crosses processes whatever its class is made of, without what was finished."""
+        """Pickle the error by its attributes, whatever arguments its class takes.
+
+        The partial solution is left out: it is large and stays in the process that has the tree.
+        """
         facts = {name: value for name, value in vars(self).items() if name != "partial"}
         return _again, (type(self), self.args, facts)
 
@@ -64,32 +67,33 @@ def _again(
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C in the middle of a search; `partial` as in BeamwrightError."""
+    """Ctrl-C in the middle of a search; `partial` is the same as in BeamwrightError."""
 
     partial: Any = None
 
 
 class Cancelled(BeamwrightError):
-    """Whoever submitted the problem has cancelled it; `partial` has the best until then."""
+    """The submitter cancelled the problem; `partial` has the best candidates found until then."""
 
     def __init__(self) -> None:
         super().__init__("the search was cancelled")
 
 
 class InputError(BeamwrightError):
-    """A bad option, file, recipe or problem. Shown as one line; exit code 2, HTTP 4xx."""
+    """A bad option, file, recipe or problem. Shown as one line, with exit code 2 or HTTP 4xx."""
 
     exit_code = 2
 
 
 class UnsupportedModelError(InputError):
-    """The checkpoint needs something the decoder does not implement."""
+    """The checkpoint needs a feature that the decoder does not implement."""
 
 
 class ProblemTooLongError(InputError):
     """The prompt leaves no room for an answer inside the model's context.
 
-    num_tokens, context: in tokens; of a text of very many, those counted.
+    num_tokens: the prompt's length in tokens. A very long text is counted only in part.
+    context: the model's context in tokens.
     """
 
     def __init__(self, what: str, num_tokens: int, context: int) -> None:
@@ -100,7 +104,7 @@ class ProblemTooLongError(InputError):
 class CapacityError(BeamwrightError):
     """A KV budget cannot hold what the search needs.
 
-    hint: what would help.
+    hint: advice to the user.
     """
 
     def __init__(
@@ -127,7 +131,7 @@ class CapacityError(BeamwrightError):
 
 
 class DeviceMemoryError(BeamwrightError):
-    """No memory is left, beside the KV budget, for the least piece of work; or not for the KV."""
+    """The device is out of memory, for the KV or for the smallest piece of work besides it."""
 
     def __init__(
         self,
@@ -138,15 +142,15 @@ class DeviceMemoryError(BeamwrightError):
 
 
 class NotFiniteError(BeamwrightError):
-    """A weight, a logit or a score is NaN, infinite, or too large to reckon with."""
+    """A weight, a logit or a score is NaN, infinite, or too large for sums."""
 
 
 class PolicyError(BeamwrightError):
-    """A strategy or a schedule asked for what cannot be done, or for nothing at all."""
+    """A strategy or a schedule returned an invalid action or plan, or nothing at all."""
 
 
 class LinkError(BeamwrightError):
-    """A transfer between the tiers failed; nothing that was finished is lost."""
+    """A transfer between the tiers failed. Candidates that were finished before are not lost."""
 
 
 class UnavailableError(BeamwrightError):

@@ -1,9 +1,10 @@
-"""Reads files and YAML within bounds, and writes files whole or not at all.
+"""Functions that read files and YAML within limits, and write files as a whole or not at all.
 
-Knows paths, bytes and plain data, no content. Readers of a file see the old one or the whole of
-the other, and two processes that write the same file do not disturb each other. A few lines of YAML
-can stand for billions of values, and its tags for Python objects: the safe loader refuses the
-latter, and the file, with what its aliases stand for, is bounded.
+This module knows paths, bytes and plain data, but nothing about their content. A reader sees either
+the old file or the whole new one, and two processes that write the same file do not disturb each
+other. A few lines of YAML can expand to billions of values through aliases, and YAML tags can
+create Python objects. The safe loader refuses tags, and the size of a file and of its expansion is
+limited.
 """
 
 from __future__ import annotations
@@ -30,19 +31,23 @@ if TYPE_CHECKING:
     import yaml
     from pydantic import ValidationError
 
-MOST_BYTES = 256 * 1024  # of a YAML file
+MOST_BYTES = 256 * 1024  # limit on a YAML file
 MOST_VALUES = 20_000
-_NAME_CHARACTERS = 100  # of the target's name, which may be as long as a name can be
+# Only part of the target's name goes into the partial file's name, because the target's name may
+# have the maximal length already.
+_NAME_CHARACTERS = 100
 
 
 def read_regular(path: Path, max_bytes: int = -1) -> bytes:
-    """The content of a regular file, or of a pipe that this process was handed by the shell.
+    """Return the content of a regular file, or of a pipe that the shell passed to this process.
 
-    Other pipes and devices may never end, or never begin; nor may a file whose size says nothing
-    of what it gives (`/proc/kmsg`), of which its size is read. max_bytes: bytes, -1 for all.
+    Other pipes and devices are refused, because reading them might never end or never begin. At
+    most the file's stated size is read, since files such as `/proc/kmsg` never end either.
+
+    max_bytes: the limit in bytes; -1 for none.
 
     Raises:
-        OSError: if it cannot be read, or is neither.
+        OSError: if the file cannot be read, or is neither a regular file nor such a pipe.
     """
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     status = os.fstat(handle)
@@ -61,20 +66,26 @@ def read_regular(path: Path, max_bytes: int = -1) -> bytes:
 
 
 def read_file(path: Path, option: str = "") -> bytes:
-    """What `read_regular` reads. option: what an error begins with.
+    """Return the bytes of a file, see `read_regular`.
+
+    option: text in front of an error message.
 
     Raises:
-        InputError: if it cannot be read.
+        InputError: if the file cannot be read.
     """
     try:
         return read_regular(path)
-    except (OSError, ValueError) as error:  # ValueError: no path has such a name
+    except (OSError, ValueError) as error:  # ValueError: not a valid path
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{option}{path}: cannot be read ({reason})") from error
 
 
 def read_text(path: Path, option: str = "") -> str:
-    """The same as text; raises InputError for what is not UTF-8, too."""
+    """Return the text of a file, see `read_file`.
+
+    Raises:
+        InputError: if the file cannot be read, or is not UTF-8.
+    """
     try:
         return read_file(path, option).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -82,10 +93,13 @@ def read_text(path: Path, option: str = "") -> str:
 
 
 def read_object(path: Path, what: str = "a JSON object", option: str = "") -> dict[str, Any]:
-    """The JSON object that a file holds. what, option: what an error calls it, and begins with.
+    """Return the JSON object that a file contains.
+
+    what: a name for the content in error messages.
+    option: text in front of an error message.
 
     Raises:
-        InputError: if it cannot be read, or holds none.
+        InputError: if the file cannot be read, or does not contain an object.
     """
     try:
         content = json.loads(read_file(path, option))
@@ -97,7 +111,7 @@ def read_object(path: Path, what: str = "a JSON object", option: str = "") -> di
 
 
 def describe_fault(error: ValidationError) -> str:
-    """What pydantic found first, with its place: `nodes.1.tokens: ..., got 0`."""
+    """Return pydantic's first error with its place: `nodes.1.tokens: ..., got 0`."""
     fault = error.errors()[0]
     what = f"{'.'.join(map(str, fault['loc'])):.80}: {fault['msg']}"
     missing = fault["type"] in ("missing", "missing_argument")
@@ -105,19 +119,20 @@ def describe_fault(error: ValidationError) -> str:
 
 
 def private(path: str, flags: int) -> int:
-    """For `open`: a file that it makes is its user's alone, since it holds problems and texts."""
+    """Open a file with mode 0600, as the `opener` of `open`: files hold problems and texts."""
     return os.open(path, flags, 0o600)
 
 
 def write_whole(path: Path, content: str | bytes, option: str = "") -> None:
-    """Replace a file as a whole; it is on the disk when this returns. Text is ASCII.
+    """Replace a file as a whole. The content is on the disk when this returns. Text must be ASCII.
 
-    What a regular file held before stays until all of it is written, and who may read it stays;
-    a new one is its user's alone. A pipe or a device is written to, never replaced.
-    option: what an error puts before the path.
+    Until then, a regular file keeps its old content. The new file keeps the old permissions; a file
+    that did not exist gets mode 0600. A pipe or a device is written to and never replaced.
+
+    option: text in front of an error message.
 
     Raises:
-        InputError: if it cannot be written.
+        InputError: if the file cannot be written.
     """
     content = content.encode("ascii") if isinstance(content, str) else content
     try:
@@ -126,13 +141,16 @@ def write_whole(path: Path, content: str | bytes, option: str = "") -> None:
                 stream.write(content)
         else:
             _replace(path.resolve(), content)
-    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+    except (OSError, RuntimeError) as error:  # RuntimeError: symbolic links in a circle
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{option}{path}: cannot be written ({reason})") from error
 
 
 def _open_pipe(path: Path) -> int:
-    """Without a reader, opening a pipe would wait for ever. A device is there at once."""
+    """Open a pipe or a device for writing, and wait at most 10 seconds for a reader of the pipe.
+
+    A plain `open` would wait for a reader without a limit.
+    """
     for tries_left in reversed(range(1000)):
         try:
             handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
@@ -149,10 +167,10 @@ def _open_pipe(path: Path) -> int:
 
 
 def check_writable(path: Path, option: str = "") -> None:
-    """Find out early that a file cannot be written there.
+    """Check early whether a file can be written at `path`.
 
     Raises:
-        InputError: if it is a folder, or its folder is not there.
+        InputError: if the path is a folder, or its parent folder does not exist.
     """
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise InputError(f"{option}{path}: cannot be written there")
@@ -173,7 +191,8 @@ def _replace(path: Path, content: bytes) -> None:
         partial.unlink(missing_ok=True)
     if sys.platform == "win32":
         return
-    with suppress(OSError):  # the name, too, has to survive a power cut, where that can be promised
+    # Make the rename survive a power cut, on file systems that can sync a folder.
+    with suppress(OSError):
         handle = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -182,7 +201,13 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def extra(module: str, needs: str) -> Any:
-    """A module of an optional package. Raises UnavailableError with this line where it is not."""
+    """Return a module of an optional package.
+
+    needs: the error message if it cannot be imported.
+
+    Raises:
+        UnavailableError: if the module cannot be imported.
+    """
     try:
         return import_module(module)
     except ImportError as error:
@@ -190,19 +215,22 @@ def extra(module: str, needs: str) -> Any:
 
 
 def installed(group: str) -> EntryPoints:
-    """What installed packages add here; looked for once for all groups, 20 ms."""
+    """Return the entry points of a group.
+
+    The search for all groups takes 20 ms and happens once.
+    """
     points: EntryPoints = _entry_points(tuple(sys.path)).select(group=group)
     return points
 
 
 @cache
-def _entry_points(path: tuple[str, ...]) -> Any:  # whose type is another from Python 3.12 on
-    """path: where packages are looked for, `sys.path`."""
+def _entry_points(path: tuple[str, ...]) -> Any:  # its type differs from Python 3.12 on
+    """Return all entry points on `path`, the value of `sys.path`, which is the cache's key."""
     return entry_points()
 
 
 def finite(value: Any) -> Any:
-    """The same with null for what JSON has no number for: a figure that does not apply."""
+    """Return the same value with None for each NaN or infinity, which JSON has no number for."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -212,17 +240,22 @@ def finite(value: Any) -> Any:
 
 @cache
 def read_beside(module: str) -> dict[str, Any]:
-    """The TOML table of package data that lies beside a module. module: its `__file__`."""
+    """Return the TOML table that lies next to a module and has its name.
+
+    module: the module's `__file__`.
+    """
     import tomllib  # noqa: PLC0415 - --help waits for none
 
     return tomllib.loads(Path(module).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def read_yaml(file: Path, whose: str) -> Any:
-    """What a YAML file holds; mappings have text as keys. whose: what an error names it by.
+    """Return the content of a YAML file; keys of mappings must be text.
+
+    whose: a name for the file in error messages.
 
     Raises:
-        InputError: if it cannot be read, is not YAML, or is too large.
+        InputError: if the file cannot be read, is not YAML, or is too large.
     """
     import yaml  # noqa: PLC0415 - --help waits for none
 
@@ -246,20 +279,25 @@ def read_yaml(file: Path, whose: str) -> Any:
     except RecursionError as error:
         raise InputError(f"{where}: not YAML (nested too deeply)") from error
     except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
-        # Dates that are none and numbers of thousands of digits are ValueErrors.
+        # Invalid dates and numbers with thousands of digits raise a ValueError.
         raise InputError(f"{where}: not YAML ({said_by(error)})") from error
     return value
 
 
 def _num_values(node: yaml.Node, known: dict[int, int]) -> int:
-    """Values below a node, itself included, each as often as it is written or referred to.
+    """Return the number of values in a node, itself included.
+
+    An alias counts as all values that it refers to.
+
+    known: counts of nodes so far, by `id`.
 
     Raises:
-        ValueError: for a node that holds itself.
+        ValueError: for a node that contains itself.
     """
     if id(node) not in known:
-        known[id(node)] = -1  # until all below is counted
-        parts = node.value if isinstance(node.value, list) else []  # a mapping's are pairs
+        known[id(node)] = -1  # -1 until all values below are counted: a second visit means a cycle
+        # a mapping's values are (key, value) pairs
+        parts = node.value if isinstance(node.value, list) else []
         below = [part for each in parts for part in (each if isinstance(each, tuple) else (each,))]
         known[id(node)] = 1 + sum(_num_values(part, known) for part in below)
     if known[id(node)] < 0:

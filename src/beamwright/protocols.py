@@ -1,7 +1,11 @@
-"""The seams between rooms: what each room promises the loop. Types and data only, no torch.
+"""The seams between packages: the types that policies, step writers and the engine exchange.
 
-Work goes down to a step writer, events come back up; policies get views and return data
-(docs/develop/architecture.md). The imports under TYPE_CHECKING name types and are never executed.
+A seam is an interface with several implementations. Plans go down to a step writer, and events come
+back up. Policies (strategy, schedule, verifier) receive views and return data
+(docs/develop/architecture.md).
+
+This module holds types and data only and imports no torch. The imports under TYPE_CHECKING name
+types and are never executed.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Direction(StrEnum):
-    """Which way a transfer goes over the link."""
+    """Direction of a transfer over the link: host to device or device to host."""
 
     H2D = "h2d"
     D2H = "d2h"
@@ -31,12 +35,15 @@ class Direction(StrEnum):
 
 @dataclass(frozen=True)
 class StepDecoded:
-    """A node's step is complete.
+    """Event: the step of `node` is decoded.
 
-    token_ids: the step's tokens, the one that completed the stop included.
-    logprobs: log-probability of each token under the model's untempered distribution.
-    stats: what was asked for (`Traits.token_stats`) of the distribution of each token, by name.
-    top: the likeliest tokens beside each, where they were asked for. thought: see `Node`.
+    token_ids: the tokens of the step, including the token that completed the stop.
+    logprobs: the log-probability of each token under the model's distribution at temperature 1.
+    stop: the reason why the step ended.
+    text: the text of the whole reply up to the end of this step (`Node.text`).
+    stats: the requested statistics of each token's distribution, by name (`Traits.token_stats`).
+    top: the most likely tokens at each position; empty unless they were requested.
+    thought: True if the step is part of a thought.
     """
 
     node: Node
@@ -51,7 +58,7 @@ class StepDecoded:
 
 @dataclass(frozen=True)
 class StepScored:
-    """A node's step has its verifier score; None where the verifier has no opinion."""
+    """Event: the verifier has scored the step of `node`; the score is None if it gave none."""
 
     node: Node
     score: float | None
@@ -59,7 +66,7 @@ class StepScored:
 
 @dataclass(frozen=True)
 class StepFailed:
-    """A node's step cannot be decoded or scored, and so its tree cannot be finished."""
+    """Event: the step of `node` cannot be decoded or scored, so its tree cannot be finished."""
 
     node: Node
     error: BeamwrightError
@@ -67,14 +74,20 @@ class StepFailed:
 
 @dataclass(frozen=True)
 class StepDropped:
-    """A speculative child has lost what it had: its room was needed."""
+    """Event: a speculative child has lost its tokens and KV, because their memory was needed.
+
+    A speculative child is a child that is decoded before selection has opened it.
+    """
 
     node: Node
 
 
 @dataclass(frozen=True)
 class StepAwaited:
-    """A node's step has not begun: of what it follows a part was read, and there is more."""
+    """Event: the step of `node` has not begun; its prompt or turn is only partly prefilled.
+
+    A long prompt is prefilled in chunks, and each iteration prefills one chunk.
+    """
 
     node: Node
 
@@ -83,19 +96,19 @@ Event = StepDecoded | StepScored | StepFailed | StepDropped | StepAwaited
 
 
 class StepWriter(Protocol):
-    """Writes the steps of open nodes: running batch, remote generator, simulation, script.
+    """Interface of a writer: it decodes the steps of open nodes.
 
-    running_nodes: whose steps are under way; a plan says nothing about them. busy: steps are under
-    way, or wait in the order of a plan. counts: groups begun so far, and what else it counts.
+    running_nodes: the nodes whose steps are being decoded; a plan does not contain them.
+    busy: True if a step is being decoded or waits to be decoded.
 
-    A writer that decodes children before selection has opened them (FlashTTS 4.1) says more.
-    speculation: whether it ever does ("off"), always ("exact", "truncate"), or where it pays.
-    speculating: it has some to go on with. last_rows: of the last iteration, rows whose nodes are
-    open, and speculative ones; None where it has no rows.
+    A writer that also decodes speculative children, before selection has opened them (FlashTTS,
+    section 4.1), overrides `speculation`, `speculating` and `speculate`.
     """
 
-    counts: Counters
-    speculation: str = "off"
+    counts: Counters  # what the writer has done, such as groups begun
+    speculation: str = "off"  # "off": never. "exact", "truncate": always. "auto": if it pays
+    # Open rows and speculative rows in the last iteration; None for a writer without rows. A row is
+    # a path's place in the running batch.
     last_rows: tuple[int, int] | None = None
 
     @property
@@ -104,36 +117,41 @@ class StepWriter(Protocol):
     def busy(self) -> bool: ...
     @property
     def speculating(self) -> bool:
+        """True if the writer has speculative children to decode now."""
         return False
 
     def view(self, beams: tuple[Node, ...]) -> ScheduleView:
-        """What a schedule may know of these open nodes."""
+        """Return the view that a schedule gets of these open nodes."""
 
     def submit(self, plan: Plan) -> None:
-        """Decode what the plan says instead of what waited; steps under way go on."""
+        """Replace the waiting steps by the steps of `plan`. Steps being decoded continue."""
 
     def iterate(self) -> Sequence[Event]:
-        """One bounded piece of work; no event where no step has ended."""
+        """Do one bounded piece of work, and return its events; none if no step has ended."""
 
     def cancel(self, nodes: Sequence[Node]) -> None:
-        """Give up open steps and free what they hold."""
+        """Cancel the open steps of these nodes, and free their memory."""
 
     def release(self, nodes: Sequence[Node]) -> None:
-        """Free every KV segment that these nodes own."""
+        """Free the KV segments that these nodes own."""
 
     def speculate(self, nodes: Sequence[Node]) -> None:
-        """Decode these speculative children, the likeliest first, where nothing else can be.
+        """Decode speculative children in slots that no open step needs, likeliest first.
 
-        Instead of those that waited; what is under way goes on until it is cancelled.
+        They replace the speculative children that waited until now. Children that are being decoded
+        continue until they are cancelled.
         """
         return
 
     def begin_like(self, node: Node, begun: Node, share: float) -> None:
-        """Let an open node begin with this share of its sibling's tokens (`truncate`)."""
+        """Start the step of `node` with the first `share` of the tokens of its sibling `begun`.
+
+        Only `--speculation truncate` uses this (FlashTTS).
+        """
         return
 
     def forget_unseen(self, tree: SearchTree) -> None:
-        """Free KV that no window of a row to come of this tree reaches."""
+        """Free the KV of `tree` that lies outside the attention windows of all its future rows."""
         return
 
 
@@ -142,40 +160,44 @@ class StepWriter(Protocol):
 
 @dataclass(frozen=True)
 class Traits:
-    """What a verifier or a strategy says of itself beside its methods.
+    """Properties that a verifier or a strategy declares about itself, in addition to its methods.
 
-    token_stats: names of statistics of each token's distribution that it reads in `node.stats`
-    (`engine.sampling.TOKEN_STATS`); what nobody reads is never computed.
-
-    Of a verifier. listwise: scores may depend on the other nodes of a call, which are then all of a
-    round's; otherwise a score is a function of its node's path alone. beside_decoding: it may be
-    called on a thread of its own while steps are decoded; it reads nothing but the nodes that it is
-    given, with those above them, and what it keeps itself. takes_paths: some nodes of a call may be
-    above others, and come first. reads_drawn: it reads what the generator drew (`token_ids`,
-    `logprobs`, `stats`), so steps given as texts have no score. reads_states: the generator keeps
-    the hidden states of new tokens for it (`engine.row.GeneratorState`). answers_each_step: it
-    has to be given every step. sees: what of a reply it is given (`Node.seen`).
-
-    Of a strategy with prospects. foresees_by_score: scores of this round's steps are worth having
-    before the round is over. certain: every complete step goes on, whatever the scores are.
+    The engine reads them to decide which statistics to compute and when to call the policy. A
+    plugin sets `traits`, or attributes of the same names.
     """
 
+    # Names of the statistics of each token's distribution that the policy reads in `node.stats`.
+    # Only these are computed (`engine.sampling.TOKEN_STATS`).
     token_stats: frozenset[str] = frozenset()
+    # Verifier: a score may depend on the other nodes of the same call, which then contains all
+    # steps of a round. If False, a score depends on its node's path alone.
     listwise: bool = False
+    # Verifier: it may be called on its own thread while steps are decoded. It may then read only
+    # the given nodes, their ancestors, and its own state.
     beside_decoding: bool = False
+    # Verifier: one call may contain a node and its ancestors, the ancestors first.
     takes_paths: bool = False
+    # Verifier: it reads sampled tokens (`token_ids`, `logprobs` or `stats`), so it cannot score
+    # steps that are given as text.
     reads_drawn: bool = False
+    # Verifier: the generator keeps the hidden states of new tokens for it
+    # (`engine.row.GeneratorState`).
     reads_states: bool = False
+    # Verifier: it must receive every step of a path, so `--verify-every` must be 1.
     answers_each_step: bool = False
+    # Verifier: the part of a reply that it scores: "answer", "thought" or "both" (`Node.seen`).
     sees: Sees = "answer"
+    # Strategy with `prospects`: scores that arrive before the end of the round improve its
+    # prospects.
     foresees_by_score: bool = False
+    # Strategy with `prospects`: every complete step is extended, whatever its score is.
     certain: bool = False
 
 
 def traits_of(policy: object, **usual: Any) -> Traits:
-    """What a policy carries as `traits`, or says by attributes of the same names.
+    """Return `policy.traits`, or build the traits from the policy's attributes of the same names.
 
-    usual: what holds where it does not say.
+    usual: values for traits that the policy does not declare.
     """
     traits = getattr(policy, "traits", None)
     if isinstance(traits, Traits):
@@ -186,13 +208,13 @@ def traits_of(policy: object, **usual: Any) -> Traits:
 
 
 def stats_read_by(*policies: object) -> frozenset[str]:
-    """Names of the token statistics that these verifiers and strategies read."""
+    """Return the names of the token statistics that these verifiers and strategies read."""
     return frozenset[str]().union(*(traits_of(policy).token_stats for policy in policies))
 
 
 @dataclass(frozen=True)
 class Extend:
-    """Give `node` this many children; greedy ones take the likeliest token every time."""
+    """Action: give `node` new children; greedy children always take the most likely token."""
 
     node: Node
     children: int
@@ -201,9 +223,9 @@ class Extend:
 
 @dataclass(frozen=True)
 class Ask:
-    """Answer an ended reply with a turn of the user's, and begin the next reply with one step.
+    """Action: answer an ended reply with a user turn, and start one step of the next reply.
 
-    Where the turn does not fit the model's context, the node is a final candidate instead.
+    If the turn does not fit the model's context, the node becomes a final candidate instead.
     """
 
     node: Node
@@ -212,21 +234,24 @@ class Ask:
 
 @dataclass(frozen=True)
 class Prune:
-    """Drop `node` from the search."""
+    """Action: drop `node` from the search."""
 
     node: Node
 
 
 @dataclass(frozen=True)
 class Complete:
-    """Set `node` aside as a final candidate: its path has ended."""
+    """Action: make `node` a final candidate, because its path has ended."""
 
     node: Node
 
 
 @dataclass(frozen=True)
 class Finish:
-    """Stop searching; `reason` says why when there are fewer candidates than asked for."""
+    """Action: end the search.
+
+    reason: why the search has fewer final candidates than requested, or None.
+    """
 
     reason: str | None = None
 
@@ -235,10 +260,11 @@ Action = Extend | Ask | Prune | Complete | Finish
 
 
 class Strategy(Protocol):
-    """Policy: what to extend, prune or finish in a tree whose round is complete.
+    """Policy that extends, prunes or finishes the nodes of a tree after each round.
 
-    rng: this round's random stream, the same whenever this round of this problem is decided.
-    turns, where it has them: what it answers ended replies with (`Ask`).
+    select: returns the actions for the candidates of `tree`, whose round is complete. `rng` is the
+        random stream of this round. It is the same each time this round of this problem is decided,
+        so that a resumed search gives the same tree.
     """
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]: ...
@@ -246,9 +272,10 @@ class Strategy(Protocol):
 
 @dataclass(frozen=True)
 class Prospect:
-    """What selection may do with a finished step: open so many children, or none.
+    """Prediction that selection will give a finished step this number of children.
 
-    greedy: of the children. potential: those with a higher one are more likely to be opened.
+    greedy: True if the children take the most likely token at each position.
+    potential: the priority for speculation; children of a larger potential are decoded first.
     """
 
     node: Node
@@ -259,11 +286,11 @@ class Prospect:
 
 @runtime_checkable
 class Foresees(Protocol):
-    """A strategy that says what it may extend when the round is over.
+    """Interface of a strategy that predicts which steps it will extend when the round is over.
 
-    beams: of the round that is under way; candidates have their step, and some of them a score.
-    ahead: speculative children that have their step. A wrong prospect costs time and changes
-    nothing.
+    prospects: returns the steps that selection may extend. A wrong prediction costs time and never
+        changes the tree. `beams` are the nodes of the current round: candidates among them have
+        their step, and some have a score. `ahead` are speculative children whose step is complete.
     """
 
     def prospects(
@@ -273,83 +300,87 @@ class Foresees(Protocol):
 
 @dataclass(frozen=True)
 class KVDemand:
-    """The KV that a round's beams need on the device. Segments are numbered, parents first.
+    """The KV that a round's beams need on the device, for a schedule.
 
-    parent: per segment, the number of the segment before it on the path, or None for a root.
-    segment_bytes: per segment, its device bytes (whole blocks).
-    resident: per segment, how many copies of it the device holds now (at most one if shared).
-    leaf: per beam, the number of the deepest segment that it reads; None for a beam without any.
-    growth_bytes: per beam, what its step will write (whole blocks; expected where not exact).
-    capacity_bytes: device bytes that one group may use: what is free now, or can be evicted.
-    copy_per_beam: every beam of a group needs its own copy (the LBS paper's layout); otherwise a
-        segment is held once for all beams under it.
-    previous_need_bytes: what the round before needed in one group, growth included.
+    A segment is the KV of one node. Segments are numbered, parents before children.
     """
 
+    # For each segment: the number of the segment before it on the path; None for a root.
     parent: Sequence[int | None]
-    segment_bytes: Sequence[int]
+    segment_bytes: Sequence[int]  # for each segment: its bytes on the device, in whole blocks
+    # For each segment: the number of its copies on the device now; at most one if it is shared.
     resident: Sequence[int]
+    # For each beam: the number of the deepest segment that it reads; None if it reads none.
     leaf: Sequence[int | None]
+    # For each beam: the bytes that its step will write, in whole blocks; an estimate if not exact.
     growth_bytes: Sequence[int]
-    capacity_bytes: int
+    capacity_bytes: int  # bytes of KV that fit the device, the limit for one group
+    # True if each beam needs its own copy of a segment, the layout of the LBS paper. Otherwise all
+    # beams below a segment share one copy.
     copy_per_beam: bool = False
+    # Bytes that the previous round needed in one group, growth included; None in the first round.
     previous_need_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class ScheduleView:
-    """What a schedule may look at: the open nodes of all trees in depth-first order.
+    """Data that a schedule may read: the open nodes of all trees, and their demand for memory."""
 
-    demand: their KV; None where there is one tier and nothing to decide. max_beams: how many the
-    device has working memory for at present (LBS section 4.2, #Beam); None where it does not say.
-    step_tokens: that the longest step will have; exact: and all of them, unless a path ends.
-    """
-
-    beams: tuple[Node, ...]
+    beams: tuple[Node, ...]  # open nodes that wait for their step, in depth-first order
+    # The KV that these beams need; None if KV never leaves the device.
     demand: KVDemand | None = None
+    # Beams for which the device has working memory now (#Beam in LBS, section 4.2); None: unknown.
     max_beams: int | None = None
-    step_tokens: int = 1
+    step_tokens: int = 1  # tokens of the longest step; an estimate if not exact
+    # True if step lengths are fixed: a step is shorter only where its path ends.
     exact: bool = False
+    # Estimated times of a pass and of the link; None if they are unknown.
     costs: PassCosts | None = None
 
     def limit(self, max_batch: int | None) -> int | None:
-        """The most beams of a group: what the user allows and what the device can."""
+        """Return the largest number of beams of a group, or None without a limit.
+
+        It is the smaller of `max_batch`, the user's limit, and the device's limit `max_beams`.
+        """
         known = [limit for limit in (max_batch, self.max_beams) if limit is not None]
         return min(known, default=None)
 
 
 @dataclass(frozen=True)
 class Parking:
-    """Rows without barriers and without blocks for all of their step: where none is left, the one
-    that came last waits on the host with its tokens.
+    """Parameters of parking: rows are admitted without reserving the blocks of a full step.
 
-    most_rows: more at a time would be no faster. level_from: with so many steps left or fewer, the
-    one that has the fewest tokens goes first, so that the last ones end together.
+    When blocks run out, the row that was admitted last is preempted: it waits on the host with its
+    tokens. There are no barriers between groups.
     """
 
+    # Limit on the rows, because more rows would not be faster; None: no limit.
     most_rows: int | None = None
+    # When at most this many steps are left, the row with the fewest tokens is admitted first, so
+    # that the last rows end at about the same time.
     level_from: int = 0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The order in which beams join the running batch, in groups.
+    """Order in which beams join the running batch, in groups."""
 
-    groups: with `--batching grouped` the next one begins when the one before it has ended.
-    parking: rows park instead; None: what a row is expected to write is kept free for it.
-    write_back: KV has to go to the host, because the tree outgrows the device.
-    eager: it goes while it is decoded; otherwise shortly before its room is needed, so that most
-        of what is pruned never goes.
-    """
-
+    # With `--batching grouped`, a group starts when the previous group has ended.
     groups: tuple[tuple[Node, ...], ...]
+    # True if KV has to be written back to the host because the tree outgrows the device.
     write_back: bool = False
+    # True: KV is written back while it is decoded. False: it is written back shortly before its
+    # memory is needed, so most KV of pruned paths never crosses the link.
     eager: bool = False
+    # Parameters of parking. None: blocks for the expected length of each row's step stay reserved.
     parking: Parking | None = None
 
 
 class SchedulePolicy(Protocol):
-    """Policy: arrange beams into groups. Changes the time, never the tree."""
+    """Policy that arranges beams into groups. It changes the time of a search, never its tree.
+
+    plan: returns the order and the groups of the beams in `view`.
+    """
 
     @property
     def name(self) -> str: ...
@@ -357,11 +388,13 @@ class SchedulePolicy(Protocol):
 
 
 class Answers(Protocol):
-    """What a reply states, and when two replies state the same.
+    """Interface of an answer format: how an answer is read, and when two answers are equal.
 
-    read: its answer; None without one. key: the same text for equal answers. notes: what the
-    verifier wrote about the reply last, by kind. about, where it has that: the way for one problem,
-    by its text.
+    read: returns the answer that the reply `text` states; None if it states none.
+    key: returns a text that is the same for all equal answers. `notes` are the latest notes that
+        the verifier wrote about the reply, by kind.
+
+    A format may also have `about(problem)`, which returns the format for the text of one problem.
     """
 
     def read(self, text: str) -> str | None: ...
@@ -370,13 +403,17 @@ class Answers(Protocol):
 
 
 class Verifier(Protocol):
-    """Scores finished steps; keeps what it needs on the nodes (`node.handles['verifier']`).
+    """Interface of a verifier: it scores finished steps.
 
-    probabilities: every score lies between 0 and 1, whatever the step. What else holds of it, its
-    `Traits` say.
+    score: returns a score for the step of each node; None for a step without a score. Without
+        `Traits.takes_paths`, no node of a call is an ancestor of another: an ancestor was scored in
+        an earlier call, or is never scored (`engine.scoring.Judged`). With it, ancestors come
+        first.
+    release: frees the state that the verifier keeps on these nodes, in `node.handles["verifier"]`.
+    default_aggregate: how a path's score follows from its steps: "last", "min", "prod" or "mean".
+    probabilities: True if every score lies between 0 and 1.
 
-    No node of a call is above another: what is above was scored in an earlier one, or is not
-    (`engine.scoring.Judged`). With `Traits.takes_paths` some may be, and come first.
+    `Traits` describes the further properties that a verifier can declare.
     """
 
     default_aggregate: str
@@ -392,13 +429,11 @@ class Verifier(Protocol):
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What a callback sees after every round of a tree.
-
-    candidates: what the strategy judged; some waited since earlier rounds, and some may wait on.
-    """
+    """Data that a callback gets after every round of a tree."""
 
     tree: SearchTree
     round: int
+    # Nodes that the strategy selected from; some waited since earlier rounds, and some may wait on.
     candidates: tuple[Node, ...]
     survivors: tuple[Node, ...]
     pruned: tuple[Node, ...]
