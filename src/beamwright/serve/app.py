@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pkgutil
+from importlib import import_module
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -11,19 +13,14 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 import beamwright
+from beamwright import serve
 from beamwright.engine.row import OWNER, GeneratorState
 from beamwright.serve.body import NEUTRAL, ApiError, AsciiJSON, api_error, log
-from beamwright.serve.chat import ChatEndpoint, CompletionsEndpoint
-from beamwright.serve.endpoint import Endpoint
+from beamwright.serve.endpoint import ENDPOINTS, Endpoint
 from beamwright.serve.feed import Feed, feed_routes, page_routes
 from beamwright.serve.metrics import Metrics, health
 from beamwright.serve.queue import RequestQueue
-from beamwright.serve.responses import ResponsesEndpoint, ScoreEndpoint
 from beamwright.tree import Node
-
-ENDPOINTS: tuple[type[Endpoint], ...] = (
-    ChatEndpoint, CompletionsEndpoint, ResponsesEndpoint, ScoreEndpoint,
-)  # fmt: skip
 
 
 def make_app(queue: RequestQueue) -> FastAPI:
@@ -32,7 +29,9 @@ def make_app(queue: RequestQueue) -> FastAPI:
     version = beamwright.__version__
     # FastAPI's own pages load scripts of others: `page_routes` has one.
     app = FastAPI(title="Beamwright", version=version, docs_url=None, redoc_url=None)
-    for endpoint in ENDPOINTS:
+    for module in pkgutil.iter_modules(serve.__path__):  # each may declare endpoints
+        import_module(f"{serve.__name__}.{module.name}")
+    for endpoint in sorted(ENDPOINTS, key=lambda each: each.path):
         _add_endpoint(app, queue, endpoint)
     _add_states(app, queue)
     feed, counted = Feed(places=kv_place), Metrics(queue)

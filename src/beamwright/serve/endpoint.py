@@ -1,7 +1,7 @@
 """Endpoint: one route that answers by searches, whole or as server-sent events.
 
-An endpoint is a file with a subclass: what is searched for a body, and how a reply is written.
-`app.ENDPOINTS` names it.
+An endpoint is a file in this package with a subclass of `Endpoint`: it turns a body into searches
+and their solutions into a reply. A subclass that names a `path` is served without further mention.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ COMMENT, QUIET_S = b": keep-alive\n\n", 10.0
 """Sent after so many silent seconds, so that neither client nor proxy takes the stream for dead."""
 
 
+ENDPOINTS: list[type[Endpoint]] = []
+"""Every imported subclass of `Endpoint` that names a path."""
+
+
 class Endpoint(ABC):
     """One request to a route, and its reply. takes: model of the body; end: last bytes of every
     stream. An endpoint that never streams needs neither `parts` nor `failed`."""
@@ -35,6 +39,11 @@ class Endpoint(ABC):
     path: ClassVar[str]
     takes: ClassVar[type[BaseModel]]
     end: ClassVar[bytes] = b""
+
+    def __init_subclass__(cls) -> None:
+        """Declare the subclass as an endpoint if it names a path."""
+        if "path" in vars(cls):
+            ENDPOINTS.append(cls)
 
     def __init__(self, queue: RequestQueue) -> None:
         self.queue = queue
